@@ -1,0 +1,3 @@
+"""What is watched while a method trains."""
+
+__all__: list[str] = []

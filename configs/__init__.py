@@ -1,0 +1,1 @@
+"""YAML for ``fedlit fit --config``, installed with the package."""

@@ -1,0 +1,30 @@
+"""Federated domain adaptation as PyTorch Lightning modules."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedlit.federation import Client, Federation
+    from fedlit.module import FederatedModule
+    from fedlit.strategy import FederatedStrategy
+
+__all__ = ["Client", "FederatedModule", "FederatedStrategy", "Federation"]
+
+__version__ = version("fedlit")
+
+_HOMES = {
+    "Client": "fedlit.federation",
+    "Federation": "fedlit.federation",
+    "FederatedModule": "fedlit.module",
+    "FederatedStrategy": "fedlit.strategy",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Importing lightning takes seconds; `import fedlit` alone should not.
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'fedlit' has no attribute {name!r}")

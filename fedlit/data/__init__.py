@@ -1,0 +1,30 @@
+"""Lightning data modules that give every client of a federation a domain of its own.
+
+Each data set is one class on `DomainDataModule`: `Digits` and `HeartDisease` ship with the package; `ImageDomains` and
+`FeatureDomains` read folders and files; `FashionMNIST` and `ColoredMNIST` shift known data sets.
+"""
+
+from __future__ import annotations
+
+from fedlit.data.base import DatasetLayoutError, DatasetNotFoundError, DomainDataModule, DomainDataset
+from fedlit.data.colored_mnist import ColoredMNIST
+from fedlit.data.digits import Digits
+from fedlit.data.fashion_mnist import FashionMNIST
+from fedlit.data.feature_domains import FeatureDomains
+from fedlit.data.heart import HeartDisease
+from fedlit.data.image_domains import ImageDomains
+from fedlit.federation.loader import FederatedLoader
+
+__all__ = [
+    "ColoredMNIST",
+    "DatasetLayoutError",
+    "DatasetNotFoundError",
+    "Digits",
+    "DomainDataModule",
+    "DomainDataset",
+    "FashionMNIST",
+    "FeatureDomains",
+    "FederatedLoader",
+    "HeartDisease",
+    "ImageDomains",
+]

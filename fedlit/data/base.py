@@ -1,0 +1,635 @@
+"""What every data set shares: splits per client, hidden target labels, one loader over the clients of a process."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import lightning as L
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from fedlit.federation.client import Client, make_roster
+from fedlit.federation.errors import RosterError
+from fedlit.federation.labels import UNLABELLED
+from fedlit.federation.loader import FederatedLoader
+from fedlit.federation.streams import global_seed, stable_seed
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Stage = Literal["train", "val", "test"]
+Transform = Callable[[Tensor], Tensor]
+
+
+class DatasetNotFoundError(FileNotFoundError):
+    """The data are not where they were looked for; the message says where that was and where to get them."""
+
+
+class DatasetLayoutError(ValueError):
+    """Data were found but are laid out in another way than the data module reads."""
+
+
+class DomainDataset(Dataset[tuple[Tensor, Tensor]]):
+    """Samples of one client, in memory and read a batch at a time.
+
+    Args:
+        x: Samples, shape (n, ...).
+        y: Class of each sample, int64, shape (n,); -1 (`UNLABELLED`) where the class is hidden.
+        transform: Applied to each batch of samples: conversion to floats, normalisation, augmentation. It may draw from
+            torch's global random generator, which the loader points at a stream of its own for each batch.
+        augments: Whether ``transform`` draws random numbers.
+
+    Attributes:
+        labelled_indices: Positions whose class is known, or ``None`` when all are.
+
+    Raises:
+        ValueError: If ``x`` and ``y`` differ in length.
+    """
+
+    def __init__(self, x: Tensor, y: Tensor, transform: Transform | None = None, augments: bool = False) -> None:
+        if len(x) != len(y):
+            raise ValueError(f"x and y must hold the same number of samples, got {len(x)} and {len(y)}")
+        self.x = x
+        self.y = y.long()
+        self.transform = transform
+        self.augments = augments
+        self.labelled_indices = labelled_positions(self.y)
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Transformed samples and classes at ``indices`` (int64, shape (b,))."""
+        x = self.x[indices]
+        return (x if self.transform is None else self.transform(x)), self.y[indices]
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        x, y = self.batch(torch.tensor([index]))
+        return x[0], y[0]
+
+
+def labelled_positions(y: Tensor) -> Tensor | None:
+    """Positions of ``y`` that are not `UNLABELLED`, or ``None`` when all are."""
+    known = y != UNLABELLED
+    return None if bool(known.all()) else known.nonzero().squeeze(1)
+
+
+@dataclass(frozen=True)
+class Domain:
+    """All samples of one domain, before they are split.
+
+    Args:
+        x: Samples: a tensor of shape (n, ...), or whatever `DomainDataModule.dataset` of the subclass reads.
+        y: Class of each sample, int64, shape (n,).
+    """
+
+    x: Any
+    y: Tensor
+
+
+@dataclass(frozen=True)
+class Split:
+    """Positions of a client's samples, each ascending.
+
+    Args:
+        train: Training samples.
+        val: Validation samples.
+        test: Test samples.
+        labelled: Those of ``train`` whose labels are seen in training.
+    """
+
+    train: Tensor
+    val: Tensor
+    test: Tensor
+    labelled: Tensor
+
+
+class DomainDataModule(L.LightningDataModule, ABC):
+    """One domain per client, and one loader over the clients that this process hosts.
+
+    A subclass names its domains and classes and loads one domain at a time; everything else is here. What a data set
+    *is* (which samples, which noise) never depends on ``seed``: the seed rules splits, kept labels and order.
+
+    Splits are stratified by class, and a client's split depends on its own samples and the seed alone, not on who else
+    takes part. At least one sample of each of a client's classes stays in its training split.
+
+    Args:
+        clients: Domains that take part, in this order; ``None`` takes all.
+        target: The domain that is adapted to; ``None`` takes the last of the clients.
+        batch_size: Training samples per client and batch.
+        eval_batch_size: Validation, test and prediction samples per client and batch.
+        val_fraction: Share of each client's samples held out for validation, in [0, 1); 0 means no validation.
+        test_fraction: Share of each client's samples held out for testing, in [0, 1); 0 means no test.
+        target_labels: Training samples of the target that keep their labels, as balanced over classes as possible:
+            a number (an integer from 1) or a share (a float in (0, 1]). 0 makes the target unlabelled. Note that 1 is
+            one sample and 1.0 is all of them.
+        transductive: Train and test on all samples of the target, as adaptation benchmarks do; its labels stay hidden
+            in training. Samples whose labels are kept (``target_labels``) are left out of its test set.
+        drop_last: Leave out the last training batch of a pass if it is smaller.
+        num_workers: Worker processes for data that are decoded from files.
+        seed: Of splits, kept labels and order; ``None`` takes the one given to ``seed_everything``.
+
+    Raises:
+        RosterError: If a client or the target is unknown, a name occurs twice, or there are fewer than two clients.
+        ValueError: If a number is out of its range.
+    """
+
+    unshared_classes = False
+    """Whether a class may occur at one client only, which is an error unless the data set makes such shifts."""
+
+    def __init__(
+        self,
+        *,
+        clients: list[str] | None = None,
+        target: str | None = None,
+        batch_size: int = 32,
+        eval_batch_size: int = 512,
+        val_fraction: float = 0.1,
+        test_fraction: float = 0.2,
+        target_labels: int | float = 0,
+        transductive: bool = False,
+        drop_last: bool = False,
+        num_workers: int = 0,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__()
+        for name, value, least in (
+            ("batch_size", batch_size, 1),
+            ("eval_batch_size", eval_batch_size, 1),
+            ("num_workers", num_workers, 0),
+        ):
+            if value < least:
+                raise ValueError(f"{name} must be at least {least}, got {value}")
+        for name, fraction in (("val_fraction", val_fraction), ("test_fraction", test_fraction)):
+            if not 0 <= fraction < 1:
+                raise ValueError(f"{name} must lie in [0, 1), got {fraction}: it is a share of each client's samples")
+        if val_fraction + test_fraction >= 1:
+            raise ValueError(
+                f"val_fraction ({val_fraction}) and test_fraction ({test_fraction}) must leave samples to train on: "
+                "their sum must stay below 1"
+            )
+        if (
+            isinstance(target_labels, bool)
+            or target_labels < 0
+            or (isinstance(target_labels, float) and not target_labels <= 1)
+        ):
+            raise ValueError(
+                "target_labels must be a number of samples (an integer, at least 0) or a share of them (a float in "
+                f"(0, 1]), got {target_labels!r}"
+            )
+        self.batch_size = batch_size
+        self.eval_batch_size = eval_batch_size
+        self.val_fraction = val_fraction
+        self.test_fraction = test_fraction
+        self.target_labels = target_labels
+        self.transductive = transductive
+        self.drop_last = drop_last
+        self.num_workers = num_workers
+        self._client_names = clients
+        self._target_name = target
+        self._given_seed = seed
+        self._seed: int | None = None
+        self._roster: tuple[Client, ...] | None = None
+        self._domains: dict[str, Domain] = {}
+        self._splits: dict[str, Split] = {}
+        self._datasets: dict[tuple[str, str], Dataset[Any]] = {}
+        self._agreed = False
+
+    # What a subclass says about its data.
+
+    @abstractmethod
+    def domain_names(self) -> list[str]:
+        """Names of all domains, in the order in which they are the clients by default."""
+
+    @abstractmethod
+    def class_names(self) -> list[str]:
+        """Names of the classes, in the order of the labels."""
+
+    @abstractmethod
+    def load(self, domain: str) -> Domain:
+        """All samples of one domain, with their true labels."""
+
+    def finish(self, x: Tensor, train: Tensor) -> Tensor:
+        """Normalise a client's samples, with statistics of the samples at ``train`` (positions) only."""
+        return x
+
+    def transform(self, training: bool) -> Transform | None:
+        """What is done to each batch of samples; ``None`` for nothing."""
+        return None
+
+    # Who takes part.
+
+    @property
+    def seed(self) -> int:
+        """Seed of splits, kept labels and order; read when first needed and the same ever after."""
+        if self._seed is None:
+            self._seed = global_seed() if self._given_seed is None else self._given_seed
+        return self._seed
+
+    def check_roster(self) -> tuple[Client, ...]:
+        """The clients without their sample counts; a subclass calls this at the end of its constructor."""
+        if self._roster is None:
+            known = self.domain_names()
+            names = known if self._client_names is None else list(self._client_names)
+            unknown = [name for name in names if name not in known]
+            if unknown:
+                raise RosterError(f"clients {unknown} are not among the domains of {type(self).__name__}: {known}")
+            target = self._target_name
+            if target is None:
+                if not names:
+                    raise RosterError(f"clients is empty: name at least 2 of the domains {known}")
+                target = names[-1]
+            elif target not in known:
+                raise RosterError(f"target {target!r} is not among the domains of {type(self).__name__}: {known}")
+            self._roster = make_roster(names, target)
+        return self._roster
+
+    @property
+    def clients(self) -> list[Client]:
+        """The clients in order, with their numbers of training samples (of labelled ones, if some labels are kept)."""
+        self._check_agreement()
+        clients = []
+        for client in self.check_roster():
+            split = self.split(client.name)
+            partly = client.is_target and len(split.labelled) > 0
+            num_samples = len(split.labelled if partly else split.train)
+            labelled = not client.is_target or partly
+            clients.append(replace(client, labelled=labelled, num_samples=num_samples))
+        return clients
+
+    @property
+    def target(self) -> str:
+        """Name of the client that is adapted to."""
+        return next(client.name for client in self.check_roster() if client.is_target)
+
+    @property
+    def classes(self) -> list[str]:
+        """Names of the classes, in the order of the labels."""
+        return self.class_names()
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes."""
+        return len(self.class_names())
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one sample as a model sees it."""
+        self._check_agreement()
+        sample = self._domain(self.target).x[:1]
+        transform = self.transform(training=False)
+        return tuple((sample if transform is None else transform(sample)).shape[1:])
+
+    @property
+    def in_features(self) -> int:
+        """Numbers in one sample: the width of a model that takes it flattened."""
+        return int(torch.Size(self.input_shape).numel())
+
+    # Samples.
+
+    def split(self, client: str) -> Split:
+        """Positions of the samples of ``client`` in each stage."""
+        self._domain(client)
+        return self._splits[client]
+
+    def dataset(self, client: str, stage: Stage) -> Dataset[Any]:
+        """Samples of one client in one stage.
+
+        Labels of the target are -1 in training, except for those that ``target_labels`` keeps, and true in validation
+        and testing.
+        """
+        key = (client, stage)
+        if key not in self._datasets:
+            positions: Tensor = getattr(self.split(client), stage)
+            y = self._labels(client, stage, positions)
+            self._datasets[key] = self.make_dataset(client, positions, y, stage == "train")
+        return self._datasets[key]
+
+    def make_dataset(self, client: str, positions: Tensor, y: Tensor, training: bool) -> Dataset[Any]:
+        """The samples of ``client`` at ``positions``, with the labels ``y`` that they may show."""
+        return DomainDataset(self._domain(client).x[positions], y, self.transform(training))
+
+    def _labels(self, client: str, stage: Stage, positions: Tensor) -> Tensor:
+        y = self._domain(client).y
+        if stage != "train" or client != self.target:
+            return y[positions]
+        shown = torch.full_like(y, UNLABELLED)
+        labelled = self.split(client).labelled
+        shown[labelled] = y[labelled]
+        return shown[positions]
+
+    def _domain(self, name: str) -> Domain:
+        if name not in self._domains:
+            self.check_roster()
+            domain = self.load(name)
+            self._check_domain(name, domain)
+            self._splits[name] = split = self._make_split(name, domain.y)
+            self._domains[name] = replace(domain, x=self.finish(domain.x, split.train))
+        return self._domains[name]
+
+    def _check_domain(self, name: str, domain: Domain) -> None:
+        if len(domain.x) != len(domain.y):
+            raise DatasetLayoutError(
+                f"domain {name!r} has {len(domain.x)} samples but {len(domain.y)} labels: give each sample one label"
+            )
+        if len(domain.y) == 0:
+            raise RosterError(f"client {name!r} has no samples: leave it out of clients or give it data")
+        low, high = int(domain.y.min()), int(domain.y.max())
+        if low < 0 or high >= self.num_classes:
+            raise DatasetLayoutError(
+                f"labels of domain {name!r} must lie in 0..{self.num_classes - 1} ({self.num_classes} classes), got "
+                f"{low}..{high}: renumber them or name all classes"
+            )
+
+    def _check_agreement(self) -> None:
+        """Check that the clients' data fit together; loads all of them once."""
+        if self._agreed:
+            return
+        names = [client.name for client in self.check_roster()]
+        domains = {name: self._domain(name) for name in names}
+        shapes = {name: tuple(d.x.shape[1:]) for name, d in domains.items() if isinstance(d.x, Tensor)}
+        if len(set(shapes.values())) > 1:
+            raise DatasetLayoutError(
+                f"samples of all clients must have one shape, got {shapes}: extract the same features at each client, "
+                "or leave the odd one out of clients"
+            )
+        if not self.unshared_classes:
+            holders = {
+                label: [name for name in names if bool((domains[name].y == label).any())]
+                for label in range(self.num_classes)
+            }
+            for label, who in holders.items():
+                if len(who) == 1:
+                    raise DatasetLayoutError(
+                        f"class {self.class_names()[label]!r} occurs at client {who[0]!r} only, and at none of the "
+                        "others: leave the class out of the data, or choose clients that share it"
+                    )
+        self._agreed = True
+
+    def _make_split(self, name: str, y: Tensor) -> Split:
+        generator = torch.Generator().manual_seed(stable_seed(self.seed, "split", name))
+        train, val, test = stratified_split(y, self.val_fraction, self.test_fraction, generator)
+        for part, positions, fraction in (("val", val, self.val_fraction), ("test", test, self.test_fraction)):
+            if fraction > 0 and len(positions) == 0:
+                raise RosterError(
+                    f"client {name!r} has {len(y)} samples, too few for a {part} split with {part}_fraction={fraction} "
+                    f"and one training sample of each class: raise {part}_fraction, set it to 0, or leave the client "
+                    "out of clients"
+                )
+        if name != self.target:
+            return Split(train, val, test, train)
+        candidates = train
+        if self.transductive:
+            train = test = torch.arange(len(y))
+            candidates = torch.tensor(sorted(set(train.tolist()) - set(val.tolist())), dtype=torch.int64)
+        wanted = self._num_target_labels(len(train), len(candidates))
+        generator = torch.Generator().manual_seed(stable_seed(self.seed, "target_labels", name))
+        labelled = balanced_choice(y, candidates, wanted, generator)
+        if self.transductive:
+            test = test[~torch.isin(test, labelled)]
+        return Split(train, val, test, labelled)
+
+    def _num_target_labels(self, num_train: int, num_candidates: int) -> int:
+        wanted = self.target_labels
+        number = max(1, round(wanted * num_train)) if isinstance(wanted, float) and wanted > 0 else int(wanted)
+        if number > num_candidates:
+            held_out = "; transductive holds out the validation samples" if self.transductive else ""
+            raise ValueError(
+                f"target_labels={wanted!r} asks for {number} labelled samples, but target {self.target!r} has "
+                f"{num_candidates} training samples to choose from{held_out}: lower target_labels"
+            )
+        if self.transductive and number == num_train:
+            raise ValueError(
+                f"target_labels={wanted!r} keeps the labels of all {num_train} samples of target {self.target!r}, "
+                "which leaves transductive none to test on: lower target_labels or set transductive=False"
+            )
+        return number
+
+    # Loaders.
+
+    def _local_names(self) -> list[str]:
+        names = [client.name for client in self.check_roster()]
+        federation = getattr(getattr(self.trainer, "lightning_module", None), "federation", None)
+        if federation is None:
+            return names
+        members = [client.name for client in getattr(federation, "clients", self.check_roster())]
+        if sorted(members) != sorted(names):
+            raise RosterError(
+                f"the model's clients {members} and the data module's {names} must be the same: give the model "
+                "clients=data.clients"
+            )
+        return [client.name for client in federation.local_clients]
+
+    def _eval_loader(self, stage: Stage, names: Sequence[str], fraction: float) -> FederatedLoader | list[Any]:
+        self._check_agreement()
+        everyone = [client.name for client in self.check_roster()]
+        if fraction == 0 and not any(len(getattr(self.split(name), stage)) for name in everyone):
+            return []  # Lightning's way to say that there is nothing to evaluate
+        # With fraction 0 only a transductive target has samples; otherwise every client does.
+        local = [name for name in names if len(getattr(self.split(name), stage)) > 0]
+        return FederatedLoader(
+            {name: self.dataset(name, stage) for name in local},
+            self.eval_batch_size,
+            training=False,
+            num_workers=self.num_workers,
+            seed=self.seed,
+        )
+
+    def train_dataloader(self) -> FederatedLoader:
+        """Shuffled training batches of the local clients."""
+        self._check_agreement()
+        return FederatedLoader(
+            {name: self.dataset(name, "train") for name in self._local_names()},
+            self.batch_size,
+            training=True,
+            drop_last=self.drop_last,
+            num_workers=self.num_workers,
+            seed=self.seed,
+        )
+
+    def val_dataloader(self) -> FederatedLoader | list[Any]:
+        """Validation batches of the local clients, in order; empty if ``val_fraction`` is 0."""
+        return self._eval_loader("val", self._local_names(), self.val_fraction)
+
+    def test_dataloader(self) -> FederatedLoader | list[Any]:
+        """Test batches of the local clients, in order; empty if ``test_fraction`` is 0."""
+        return self._eval_loader("test", self._local_names(), self.test_fraction)
+
+    def predict_dataloader(self) -> FederatedLoader | list[Any]:
+        """The target's test samples, in order."""
+        return self._eval_loader("test", [name for name in self._local_names() if name == self.target], 0.0)
+
+    def __str__(self) -> str:
+        # Lightning's own builds every loader, which decodes every image.
+        clients = ", ".join(f"{client.name} ({client.role}, {client.num_samples})" for client in self.clients)
+        return f"{type(self).__name__}: {clients}; {self.num_classes} classes, input {self.input_shape}"
+
+    # A look at the data.
+
+    def pixels(self, client: str, positions: Tensor) -> Tensor | None:
+        """Images of ``client`` to look at: floats in [0, 1], shape (n, channels, height, width).
+
+        ``None`` for data that are not images.
+        """
+        x = self._domain(client).x
+        if not isinstance(x, Tensor) or x.dim() != 4:
+            return None
+        images = x[positions]
+        return (images.float() / 255 if images.dtype == torch.uint8 else images.float()).clamp(0, 1)
+
+    def plot(self, num_samples: int = 10) -> Figure:
+        """A look at the domains: their images by class, or their features in two principal components.
+
+        It is for people and shows the target's true classes as well.
+
+        Args:
+            num_samples: For images, samples per client (of as many classes); for features unused.
+
+        Raises:
+            ValueError: If ``num_samples`` is below 1.
+        """
+        if num_samples < 1:
+            raise ValueError(f"num_samples must be at least 1, got {num_samples}")
+        self._check_agreement()
+        if self.pixels(self.target, torch.tensor([0])) is not None:
+            return self._plot_images(num_samples)
+        return self._plot_features()
+
+    def _plot_images(self, num_samples: int) -> Figure:
+        from matplotlib.figure import Figure
+
+        clients, classes = self.clients, self.class_names()
+        figure = Figure(figsize=(1.1 * num_samples + 0.8, 1.3 * len(clients) + 0.3), layout="constrained")
+        axes = figure.subplots(len(clients), num_samples, squeeze=False)
+        for row, client in zip(axes, clients, strict=True):
+            y = self._domain(client.name).y
+            present = [label for label in range(len(classes)) if bool((y == label).any())]
+            # One sample of each class, and more of each if there is room, from all over the class.
+            labels = [present[place % len(present)] for place in range(num_samples)]
+            positions = []
+            for place, label in enumerate(labels):
+                members = (y == label).nonzero().squeeze(1)
+                positions.append(members[place // len(present) * len(members) // labels.count(label)])
+            images = cast(Tensor, self.pixels(client.name, torch.stack(positions)))
+            if images.shape[1] == 2:  # red and green, as in ColoredMNIST
+                images = torch.cat([images, torch.zeros_like(images[:, :1])], dim=1)
+            for axis, image, label in zip(row, images, labels, strict=True):
+                axis.imshow(image.permute(1, 2, 0).numpy(), cmap="gray", vmin=0, vmax=1)
+                axis.set_title(classes[label], fontsize=8)
+                axis.set_xticks([])
+                axis.set_yticks([])
+            row[0].set_ylabel(f"{client.name}\n({client.role})", fontsize=9)
+        return figure
+
+    def _plot_features(self) -> Figure:
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(12, 5), layout="constrained")
+        scatter, histogram = figure.subplots(1, 2, width_ratios=[1.2, 1])
+        self._scatter(scatter)
+        self._class_shares(histogram)
+        return figure
+
+    def _scatter(self, axis: Any, most: int = 500) -> None:
+        """Two principal components of (at most ``most`` evenly picked samples of) all clients together."""
+        samples = []
+        for client in self.clients:
+            x = self._domain(client.name).x
+            positions = torch.linspace(0, len(x) - 1, min(len(x), most)).round().long()
+            samples.append(x[positions].flatten(1).double())
+        centred = torch.cat(samples)
+        centred = centred - centred.mean(0)
+        _, values, directions = torch.linalg.svd(centred, full_matrices=False)
+        shares = values.square() / values.square().sum().clamp(min=1e-12)
+        points = (centred @ directions[:2].T).split([len(sample) for sample in samples])
+        for client, point in zip(self.clients, points, strict=True):
+            marker = "x" if client.is_target else "o"
+            axis.scatter(*point.T.numpy(), s=14, alpha=0.6, marker=marker, label=f"{client.name} ({client.role})")
+        axis.set_xlabel(f"component 1 ({shares[0]:.0%} of the variance)")
+        axis.set_ylabel(f"component 2 ({shares[1]:.0%} of the variance)")
+        axis.set_title("Two principal components of all clients' samples")
+        axis.legend(fontsize=8)
+
+    def _class_shares(self, axis: Any) -> None:
+        clients, classes = self.clients, self.class_names()
+        width = 0.8 / len(clients)
+        for place, client in enumerate(clients):
+            counts = torch.bincount(self._domain(client.name).y, minlength=len(classes)).double()
+            where = torch.arange(len(classes)) + (place - (len(clients) - 1) / 2) * width
+            axis.bar(
+                where.numpy(), (counts / counts.sum()).numpy(), width, label=f"{client.name} (n={int(counts.sum())})"
+            )
+        axis.set_xticks(
+            range(len(classes)),
+            classes,
+            rotation=45 if len(classes) > 3 else 0,
+            ha="right" if len(classes) > 3 else "center",
+        )
+        axis.set_ylim(0, 1.3 * axis.get_ylim()[1])  # room for the legend
+        axis.set_ylabel("share of the client's samples")
+        axis.set_title("Classes")
+        axis.legend(fontsize=8, ncols=2)
+
+
+def stratified_split(
+    y: Tensor, val_fraction: float, test_fraction: float, generator: torch.Generator
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Positions of training, validation and test samples: disjoint, covering, ascending, with equal class shares.
+
+    Of each class, the number held out is within one of its exact share, and one sample always stays in training.
+
+    Args:
+        y: Classes, shape (n,).
+        val_fraction: Share of all n samples to validate on, in [0, 1).
+        test_fraction: Share of all n samples to test on, in [0, 1).
+        generator: Of the permutation.
+    """
+    order = torch.randperm(len(y), generator=generator)
+    labels = _labels_in(y)
+    labels = labels[torch.randperm(len(labels), generator=generator)]  # so that ties in `apportion` favour no class
+    groups = [order[y[order] == label] for label in labels]
+    counts = torch.tensor([len(group) for group in groups])
+    num_test = apportion(counts, test_fraction, counts - 1)
+    num_val = apportion(counts, val_fraction, counts - 1 - num_test)
+    train, val, test = [], [], []
+    for group, tests, vals in zip(groups, num_test.tolist(), num_val.tolist(), strict=True):
+        test.append(group[:tests])
+        val.append(group[tests : tests + vals])
+        train.append(group[tests + vals :])
+    return tuple(torch.cat(part).sort().values for part in (train, val, test))  # type: ignore[return-value]
+
+
+def _labels_in(y: Tensor) -> Tensor:
+    return torch.tensor(sorted(set(y.tolist())), dtype=torch.int64)
+
+
+def apportion(counts: Tensor, fraction: float, room: Tensor) -> Tensor:
+    """Deal ``round(fraction * counts.sum())`` seats to groups in proportion (largest remainders).
+
+    Args:
+        counts: Sizes of the groups.
+        fraction: In [0, 1].
+        room: The most that each group can give.
+    """
+    exact = counts.double() * fraction
+    seats = torch.minimum(exact.floor().long(), room)
+    left = round(fraction * int(counts.sum())) - int(seats.sum())
+    for group in (exact - seats).argsort(descending=True, stable=True).tolist():
+        if left > 0 and exact[group] > seats[group] and seats[group] < room[group]:
+            seats[group] += 1
+            left -= 1
+    return seats
+
+
+def balanced_choice(y: Tensor, candidates: Tensor, number: int, generator: torch.Generator) -> Tensor:
+    """``number`` of the ``candidates`` (positions in ``y``), ascending, with as equal class counts as possible."""
+    order = candidates[torch.randperm(len(candidates), generator=generator)]
+    labels = _labels_in(y)
+    labels = labels[torch.randperm(len(labels), generator=generator)]
+    # Take a first sample of each class, then a second of each, and so on.
+    queue = [(nth, place, int(i)) for place, c in enumerate(labels) for nth, i in enumerate(order[y[order] == c])]
+    return torch.tensor(sorted(position for _, _, position in sorted(queue)[:number]), dtype=torch.int64)

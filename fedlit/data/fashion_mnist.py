@@ -1,0 +1,140 @@
+"""Fashion-MNIST dealt out to one target and several sources, with the controlled shifts of FedGP."""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedlit.data.base import Domain, DomainDataModule, Transform
+from fedlit.data.idx import load_idx
+from fedlit.data.shifts import add_noise, check_shifts, label_share, source_labels
+from fedlit.federation.errors import RosterError
+from fedlit.federation.streams import stable_seed
+
+CLASSES = ["T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot"]
+TARGET = "target"
+
+
+class FashionMNIST(DomainDataModule):
+    """Fashion-MNIST (Xiao et al., 2017) for one target and several sources, shifted as in FedGP (Jiang et al., 2024).
+
+    The 70,000 images are pooled and dealt out by class, and each client splits its own into training, validation and
+    test; 28x28 grey, in [0, 1] before noise. Without a label shift each client gets an equal share. The paper's
+    settings (appendix C.7): ``noise_level`` 0.2 to 0.8 with ``target_labels=100``; or ``noise_level=0`` with
+    ``label_shift`` 0.45 to 0 and ``target_labels=0.15``.
+
+    Args:
+        root: Folder with the four idx files (gzipped or not), or with them in ``raw/`` or ``FashionMNIST/raw/``.
+        download: Let torchvision download them into ``root`` if they are not there.
+        num_sources: Number of sources, ``source_1`` and so on; the target is called ``target``.
+        noise_level: Standard deviation of the noise added to the target's images, at least 0, not clipped.
+        source_noise: The same for the sources: one number, or one for each source.
+        label_shift: The paper's eta in [0, 0.5]: the target holds 1 - eta of the images of the first three classes and
+            eta of the others, and the sources share the rest equally. ``None`` for no shift.
+        labels_per_source: Classes that each source has, 1 to 10 (the paper's "labels available", table 14); an image
+            whose class no source has is used by none. ``None`` for all. At most one of this and ``label_shift``.
+        target: Always ``"target"``.
+        kwargs: See `DomainDataModule`.
+
+    Raises:
+        ValueError: If a number is out of its range.
+        DatasetNotFoundError: If the files are not there.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        *,
+        download: bool = False,
+        num_sources: int = 9,
+        noise_level: float = 0.4,
+        source_noise: float | list[float] = 0.0,
+        label_shift: float | None = None,
+        labels_per_source: int | None = None,
+        target: str = TARGET,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(target=target, **kwargs)
+        if target != TARGET:
+            raise RosterError(
+                f"target of FashionMNIST is always {TARGET!r}, got {target!r}: the shifts are made for it"
+            )
+        if num_sources < 1:
+            raise ValueError(f"num_sources must be at least 1, got {num_sources}")
+        levels = source_noise if isinstance(source_noise, list) else [source_noise] * num_sources
+        if len(levels) != num_sources:
+            raise ValueError(f"source_noise must be one number or {num_sources} (num_sources), got {source_noise}")
+        for level in (noise_level, *levels):
+            if not (level >= 0 and math.isfinite(level)):
+                raise ValueError(
+                    f"noise_level and source_noise must be standard deviations of at least 0, got {noise_level} and "
+                    f"{source_noise}"
+                )
+        check_shifts(len(CLASSES), label_shift, labels_per_source)
+        self.root = root
+        self.download = download
+        self.num_sources = num_sources
+        self.label_shift = label_shift
+        self.labels_per_source = labels_per_source
+        self.unshared_classes = label_shift is not None or labels_per_source is not None
+        self._levels = dict(zip(self.domain_names(), [*levels, noise_level], strict=True))
+        self.check_roster()
+
+    def domain_names(self) -> list[str]:
+        """The sources, then the target."""
+        return [*(f"source_{number}" for number in range(1, self.num_sources + 1)), TARGET]
+
+    def class_names(self) -> list[str]:
+        """Kinds of clothing."""
+        return CLASSES
+
+    @cached_property
+    def _images(self) -> tuple[Tensor, Tensor]:
+        hint = " (Debian: apt-get install dataset-fashion-mnist, root=/usr/share/datasets/fashion-mnist)"
+        return load_idx(self.root, "FashionMNIST", self.download, hint)
+
+    @cached_property
+    def _shares(self) -> dict[str, Tensor]:
+        """Positions of each client's images, ascending; the same in every run."""
+        y = self._images[1]
+        order = torch.randperm(len(y), generator=torch.Generator().manual_seed(stable_seed("FashionMNIST", "shares")))
+        names = self.domain_names()
+        shares: dict[str, list[Tensor]] = {name: [] for name in names}
+        holds = {
+            name: range(len(CLASSES))
+            if self.labels_per_source is None
+            else source_labels(number, self.labels_per_source, len(CLASSES))
+            for number, name in enumerate(names[:-1])
+        }
+        for label in range(len(CLASSES)):
+            members = order[y[order] == label]
+            share = 1 / len(names) if self.label_shift is None else label_share(label, self.label_shift, is_target=True)
+            first = round(share * len(members))
+            shares[TARGET].append(members[:first])
+            holders = [name for name in names[:-1] if label in holds[name]]
+            if holders:
+                for name, part in zip(holders, members[first:].tensor_split(len(holders)), strict=True):
+                    shares[name].append(part)
+        return {name: torch.cat(parts).sort().values for name, parts in shares.items()}
+
+    def load(self, domain: str) -> Domain:
+        """One client's images with their noise."""
+        images, labels = self._images
+        share = self._shares[domain]
+        x, level = images[share][:, None], self._levels[domain]
+        if level > 0:  # otherwise they stay bytes, a quarter of the memory
+            x = add_noise(to_unit(x), level, "FashionMNIST", "noise", domain)
+        return Domain(x, labels[share])
+
+    def transform(self, training: bool) -> Transform:
+        """Bytes to floats in [0, 1]."""
+        return to_unit
+
+
+def to_unit(x: Tensor) -> Tensor:
+    """Bytes to floats in [0, 1]; floats stay as they are."""
+    return x.float() / 255 if x.dtype == torch.uint8 else x

@@ -1,0 +1,230 @@
+"""Features that were extracted before: one vector per sample, from an .npz file or a folder of .mat files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedlit.data.base import DatasetLayoutError, DatasetNotFoundError, Domain, DomainDataModule
+
+_MAT_FEATURES = ("fts", "feas", "features")
+_MAT_LABELS = ("labels", "label")
+
+
+class FeatureDomains(DomainDataModule):
+    """Feature vectors of several domains, from one ``.npz`` file or a folder of ``.mat`` files.
+
+    - ``.npz``: arrays ``DOMAIN_x`` (n, d) and ``DOMAIN_y`` (n,) with labels 0..C-1 for each domain, and optionally
+      ``classes``, the C class names. Other entries must be scalars and are ignored.
+    - folder: one ``DOMAIN.mat`` per domain, with ``fts``, ``feas`` or ``features`` (n, d) and ``labels`` or ``label``,
+      1..C, as the DeCAF and SURF features of Office-Caltech are published.
+
+    Args:
+        path: The ``.npz`` file, or the folder of ``.mat`` files.
+        normalise: ``"unit"`` scales each sample to Euclidean length 1 (a sample of zeros stays); ``"zscore"``
+            standardises each feature with mean and standard deviation of the client's own training split; ``"none"``
+            leaves them.
+        classes: Names of the classes to keep, in the order of their new labels; ``None`` keeps all. Samples of
+            other classes are left out.
+        target: The domain that is adapted to; ``None`` takes the last of the clients.
+        kwargs: See `DomainDataModule`.
+
+    Raises:
+        DatasetNotFoundError: If there is nothing at ``path``.
+        DatasetLayoutError: If it is laid out in another way.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        normalise: Literal["none", "unit", "zscore"] = "unit",
+        classes: list[str] | None = None,
+        target: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(target=target, **kwargs)
+        if normalise not in ("none", "unit", "zscore"):
+            raise ValueError(f"normalise must be 'none', 'unit' or 'zscore', got {normalise!r}")
+        self.path = Path(path)
+        self.normalise = normalise
+        self._wanted = classes
+        self._arrays = self._open()
+        self._all_classes = self._name_classes()
+        for name in classes or ():
+            if name not in self._all_classes:
+                raise ValueError(f"classes has {name!r}, which is not among the classes {self._all_classes}")
+        if classes is not None and len(set(classes)) < max(2, len(classes)):
+            raise ValueError(f"classes must name at least 2 classes, each once, got {classes}")
+        self.check_roster()
+
+    def _open(self) -> _Arrays:
+        if not self.path.exists():
+            raise DatasetNotFoundError(
+                f"no features at path={str(self.path)!r} (looked for {str(self.path.absolute())!r}): give the .npz "
+                "file, or the folder with one .mat file per domain. FeatureDomains documents the layout: save "
+                "the output of any extractor with numpy.savez, or get the DeCAF or SURF features that others published"
+            )
+        if self.path.is_dir():
+            return _MatFolder(self.path)
+        if self.path.suffix != ".npz":
+            raise DatasetLayoutError(
+                f"path must be an .npz file or a folder of .mat files, got the file {str(self.path)!r}"
+                + (": give the folder it is in" if self.path.suffix == ".mat" else "")
+            )
+        return _NpzFile(self.path)
+
+    def _name_classes(self) -> list[str]:
+        if self._arrays.classes is not None:
+            return self._arrays.classes
+        highest = max(int(self._arrays.labels(name).max(initial=0)) for name in self._arrays.names)
+        return [str(label) for label in range(highest + 1)]
+
+    def domain_names(self) -> list[str]:
+        """Domains found at the path, in the order in which they are stored."""
+        return self._arrays.names
+
+    def class_names(self) -> list[str]:
+        """The classes kept; those that have no names are called by their labels."""
+        return self._all_classes if self._wanted is None else self._wanted
+
+    def load(self, domain: str) -> Domain:
+        """Features of one domain as floats."""
+        x, y = self._arrays.features(domain), torch.from_numpy(self._arrays.labels(domain))
+        if len(x) == len(y) and self._wanted is not None:
+            if len(y) and int(y.max()) >= len(self._all_classes):
+                return Domain(x, y)  # the base class refuses the labels
+            new = torch.tensor([self._wanted.index(c) if c in self._wanted else -1 for c in self._all_classes])
+            kept = new[y] >= 0
+            x, y = x[kept], new[y[kept]]
+        if not bool(x.isfinite().all()):
+            raise DatasetLayoutError(f"features of domain {domain!r} in {str(self.path)!r} hold NaN or infinity")
+        return Domain(x, y)
+
+    def finish(self, x: Tensor, train: Tensor) -> Tensor:
+        """Normalise, for ``"zscore"`` with the statistics of the training split at ``train``."""
+        if self.normalise == "unit":
+            length = torch.linalg.vector_norm(x, dim=1, keepdim=True)
+            x = x / length.clamp(min=torch.finfo(x.dtype).tiny)
+        if self.normalise == "zscore":
+            seen = x[train]
+            # A constant feature has nothing to scale; its computed deviation may be a rounding error instead of 0.
+            constant = seen.amin(dim=0) == seen.amax(dim=0)
+            x = (x - seen.mean(dim=0)) / seen.std(dim=0, correction=0).masked_fill(constant, 1.0)
+        return x
+
+
+class _Arrays:
+    """Names of the domains at a path, and their arrays when asked for."""
+
+    names: list[str]
+    classes: list[str] | None = None
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def raw(self, domain: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """Features and labels (from 0) of one domain, as stored."""
+        raise NotImplementedError
+
+    def labels(self, domain: str) -> npt.NDArray[np.int64]:
+        y = self.raw(domain)[1]
+        if y.ndim != 1 or not np.issubdtype(y.dtype, np.number) or not np.array_equal(y, y.astype(np.int64)):
+            raise DatasetLayoutError(
+                f"labels of domain {domain!r} in {str(self.path)!r} must be whole numbers of shape (n,), got shape "
+                f"{y.shape} of {y.dtype}"
+            )
+        return y.astype(np.int64)
+
+    def features(self, domain: str) -> Tensor:
+        x = self.raw(domain)[0]
+        if x.ndim != 2 or not np.issubdtype(x.dtype, np.number) or x.shape[1] == 0:
+            raise DatasetLayoutError(
+                f"features of domain {domain!r} in {str(self.path)!r} must be numbers of shape (n, d), got shape "
+                f"{x.shape} of {x.dtype}: give one vector per sample"
+            )
+        return torch.from_numpy(x.astype(np.float32))  # also out of uint8, in which arithmetic wraps around
+
+
+class _NpzFile(_Arrays):
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                self.arrays = {key: file[key] for key in file.files}
+        except (ValueError, OSError, EOFError) as error:
+            raise DatasetLayoutError(
+                f"{str(path)!r} cannot be read as .npz ({error}): save plain arrays with numpy.savez"
+            ) from error
+        self.names = [key[:-2] for key in self.arrays if key.endswith("_x") and len(key) > 2]
+        if not self.names:
+            raise DatasetLayoutError(
+                f"{str(path)!r} must hold arrays DOMAIN_x and DOMAIN_y for each domain, got {sorted(self.arrays)}"
+            )
+        for name in self.names:
+            if f"{name}_y" not in self.arrays:
+                raise DatasetLayoutError(f"{str(path)!r} has {name}_x but no {name}_y: add the labels of {name!r}")
+        known = {"classes"} | {f"{name}_{part}" for name in self.names for part in "xy"}
+        for key, array in self.arrays.items():
+            if key not in known and array.ndim > 0:
+                raise DatasetLayoutError(
+                    f"{str(path)!r} has an array {key!r} of shape {array.shape} that is neither DOMAIN_x, DOMAIN_y nor "
+                    "classes: rename it or leave it out"
+                )
+        if "classes" in self.arrays:
+            self.classes = [str(name) for name in np.atleast_1d(self.arrays["classes"])]
+
+    def raw(self, domain: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        return self.arrays[f"{domain}_x"], self.arrays[f"{domain}_y"]
+
+
+class _MatFolder(_Arrays):
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.names = sorted(file.stem for file in path.glob("*.mat"))
+        self.cache: dict[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]] = {}
+        if not self.names:
+            raise DatasetLayoutError(
+                f"folder {str(path)!r} must hold one .mat file per domain, got none: give the folder with the .mat "
+                "files, or an .npz file"
+            )
+
+    def raw(self, domain: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        if domain not in self.cache:
+            self.cache[domain] = self._read(self.path / f"{domain}.mat")
+        return self.cache[domain]
+
+    def _read(self, file: Path) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        from scipy.io import loadmat
+
+        try:
+            content = loadmat(str(file))
+        except (NotImplementedError, ValueError, TypeError) as error:  # version 7.3 is HDF5, which scipy does not read
+            raise DatasetLayoutError(
+                f"{str(file)!r} cannot be read ({error}): save it from MATLAB with version '-v7' or as .npz"
+            ) from error
+        found = {key: value for key, value in content.items() if not key.startswith("__")}
+        x, y = (next((found[key] for key in keys if key in found), None) for keys in (_MAT_FEATURES, _MAT_LABELS))
+        if x is None or y is None:
+            raise DatasetLayoutError(
+                f"{str(file)!r} must hold features as one of {list(_MAT_FEATURES)} and labels as one of "
+                f"{list(_MAT_LABELS)}, got {sorted(found)}"
+            )
+        x = x.toarray() if hasattr(x, "toarray") else x  # MATLAB's sparse matrices
+        y = y.reshape(-1)
+        if x.ndim == 2 and len(x) != len(y) and x.shape[1] == len(y):
+            raise DatasetLayoutError(
+                f"features in {str(file)!r} must have one row per sample, got shape {x.shape} with {len(y)} labels: "
+                "transpose them"
+            )
+        if y.size and y.min() < 1:
+            raise DatasetLayoutError(
+                f"labels in {str(file)!r} must count from 1, got {y.min()}: add 1, or save the data as .npz, whose "
+                "labels count from 0"
+            )
+        return x, y.astype(np.float64) - 1

@@ -1,0 +1,182 @@
+"""Heart disease in four hospitals: a small real federation that ships with the package."""
+
+from __future__ import annotations
+
+import csv
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from fedlit.data.base import Domain, DomainDataModule
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+HOSPITALS = {
+    "cleveland": "Cleveland",
+    "hungary": "Hungary",
+    "switzerland": "Switzerland",
+    "va_long_beach": "VA Long Beach",
+}
+NUMERIC = {
+    "age": "age in years",
+    "trestbps": "resting blood pressure, mm Hg",
+    "chol": "serum cholesterol, mg/dl",
+    "thalch": "highest heart rate reached, per minute",
+    "oldpeak": "ST depression by exercise, mm",
+}
+ZERO_IS_MISSING = ("trestbps", "chol")  # nobody alive has a blood pressure or a cholesterol of 0
+CATEGORIES = {
+    # The code book's categories, fixed in advance: a hospital's columns do not depend on the patients of another.
+    "sex": ("Female", "Male"),
+    "cp": ("typical angina", "atypical angina", "non-anginal", "asymptomatic"),
+    "fbs": ("FALSE", "TRUE"),
+    "restecg": ("normal", "st-t abnormality", "lv hypertrophy"),
+    "exang": ("FALSE", "TRUE"),
+    "slope": ("upsloping", "flat", "downsloping"),
+    "ca": ("0", "1", "2", "3"),
+    "thal": ("normal", "fixed defect", "reversable defect"),
+}
+NEVER_MISSING = ("age", "sex", "cp")
+
+
+class HeartDisease(DomainDataModule):
+    """Does a patient have heart disease? Four hospitals, 920 patients (UCI, as in Fed-Heart); embedded.
+
+    Hospitals: ``cleveland`` (304 patients), ``hungary`` (293), ``switzerland`` (123), ``va_long_beach`` (200). They
+    differ in how many are ill (38 to 94%) and in what was measured: whole columns are missing, and Switzerland has no
+    cholesterol at all. Zeros for blood pressure and cholesterol are missing values too.
+
+    Each patient is a vector of 38 numbers: five measurements, a mark for each of the four that can be missing, and
+    one-hot categories with one more place for "missing" where that happens. Which category comes where is fixed by the
+    code book, so no hospital learns anything from another one to write its table.
+
+    Args:
+        normalise: ``"local"`` standardises the measurements with mean and standard deviation of the client's own
+            training split and puts its mean where one is missing (0 where it never measured); nothing is shared.
+            ``"none"`` keeps the physical units, with 0 where one is missing.
+        target: The hospital that is adapted to.
+        kwargs: See `DomainDataModule`.
+
+    References:
+        Janosi, Steinbrunn, Pfisterer, Detrano: Heart Disease, UCI Machine Learning Repository 1988, CC BY 4.0.
+    """
+
+    def __init__(
+        self, *, normalise: Literal["local", "none"] = "local", target: str = "va_long_beach", **kwargs: Any
+    ) -> None:
+        super().__init__(target=target, **kwargs)
+        if normalise not in ("local", "none"):
+            raise ValueError(f"normalise must be 'local' or 'none', got {normalise!r}")
+        self.normalise = normalise
+        self.check_roster()
+
+    def domain_names(self) -> list[str]:
+        """The four hospitals."""
+        return list(HOSPITALS)
+
+    def class_names(self) -> list[str]:
+        """Healthy and ill."""
+        return ["healthy", "disease"]
+
+    def feature_names(self) -> list[str]:
+        """What each of the 38 numbers of a patient is."""
+        names = list(NUMERIC)
+        names += [f"{name} missing" for name in NUMERIC if name not in NEVER_MISSING]
+        for name in CATEGORIES:
+            names += [f"{name}={place}" for place in _places(name)]
+        return names
+
+    def load(self, domain: str) -> Domain:
+        """One hospital's patients; missing measurements are NaN until `finish`."""
+        rows = [row for row in patients() if row["dataset"] == HOSPITALS[domain]]
+        x = torch.tensor([_vector(row) for row in rows])
+        y = torch.tensor([int(int(row["num"]) > 0) for row in rows])
+        return Domain(x, y)
+
+    def finish(self, x: Tensor, train: Tensor) -> Tensor:
+        """Standardise and fill in the measurements, with the statistics of the training split at ``train``."""
+        x = x.clone()
+        numbers = x[:, : len(NUMERIC)]
+        if self.normalise == "local":
+            for column in numbers.T:
+                known = column[train]
+                known = known[~known.isnan()]
+                if len(known) > 0:
+                    # A measurement that is the same for all its known patients has nothing to scale.
+                    scale = known.std(correction=0) if known.min() < known.max() else 1.0
+                    column.sub_(known.mean()).div_(scale)
+        numbers.nan_to_num_(nan=0.0)  # after standardisation 0 is the client's own mean
+        return x
+
+    def plot(self, num_samples: int = 10) -> Figure:
+        """Patients in two principal components, share of ill patients, and what each hospital did not measure.
+
+        It is for people and shows the target's true classes as well.
+
+        Args:
+            num_samples: Unused.
+        """
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(15, 4.8), layout="constrained")
+        scatter, histogram, missing = figure.subplots(1, 3, width_ratios=[1.2, 0.8, 1.2])
+        self._scatter(scatter)
+        self._class_shares(histogram)
+        columns = [*NUMERIC, *CATEGORIES]
+        shares = torch.tensor([[_missing_share(HOSPITALS[c.name], column) for c in self.clients] for column in columns])
+        missing.imshow(shares.numpy(), cmap="Reds", vmin=0, vmax=1, aspect="auto")
+        for (row, column), share in zip(
+            torch.cartesian_prod(*map(torch.arange, shares.shape)), shares.flatten(), strict=True
+        ):
+            missing.text(
+                column,
+                row,
+                f"{share:.0%}",
+                ha="center",
+                va="center",
+                fontsize=8,
+                color="white" if share > 0.6 else "black",
+            )
+        missing.set_xticks(range(len(self.clients)), [c.name for c in self.clients], fontsize=8)
+        missing.set_yticks(range(len(columns)), columns, fontsize=8)
+        missing.set_title("Share of patients without a value")
+        return figure
+
+
+@cache
+def patients() -> list[dict[str, str]]:
+    """The rows of the table as they stand, one per patient."""
+    table = resources.files("fedlit.data").joinpath("heart_disease_uci.csv").read_text(encoding="utf-8")
+    return list(csv.DictReader(table.splitlines()))
+
+
+def _measurement(row: dict[str, str], name: str) -> float:
+    value = float(row[name]) if row[name] else float("nan")
+    return float("nan") if value == 0 and name in ZERO_IS_MISSING else value
+
+
+def _places(name: str) -> tuple[str, ...]:
+    return CATEGORIES[name] if name in NEVER_MISSING else (*CATEGORIES[name], "missing")
+
+
+def _vector(row: dict[str, str]) -> list[float]:
+    numbers = [_measurement(row, name) for name in NUMERIC]
+    marks = [float(value != value) for name, value in zip(NUMERIC, numbers, strict=True) if name not in NEVER_MISSING]
+    one_hot: list[float] = []
+    for name in CATEGORIES:
+        places = _places(name)
+        chosen = places.index(row[name] or "missing")
+        one_hot += [float(place == chosen) for place in range(len(places))]
+    return numbers + marks + one_hot
+
+
+def _missing_share(hospital: str, column: str) -> float:
+    rows = [row for row in patients() if row["dataset"] == hospital]
+    gone = [
+        _measurement(row, column) != _measurement(row, column) if column in NUMERIC else not row[column] for row in rows
+    ]
+    return sum(gone) / len(rows)

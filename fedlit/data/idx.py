@@ -1,0 +1,98 @@
+"""The idx files of MNIST and its relatives, gzipped or not, from wherever they were put."""
+
+from __future__ import annotations
+
+import gzip
+import math
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlit.data.base import DatasetLayoutError, DatasetNotFoundError
+
+_PARTS = ("train", "t10k")
+
+
+def load_idx(root: str, name: str, download: bool, elsewhere: str = "") -> tuple[Tensor, Tensor]:
+    """All 70,000 images of an MNIST-like data set, the 60,000 training images first.
+
+    Args:
+        root: Folder with the four idx files, or with them in ``raw/`` or, as torchvision does, ``NAME/raw/``.
+        name: Class in ``torchvision.datasets`` that can download them.
+        download: Let torchvision download them into ``root`` if they are not there.
+        elsewhere: Another way to get them, for the error message.
+
+    Returns:
+        Images, uint8, shape (n, height, width), and labels, int64, shape (n,).
+
+    Raises:
+        DatasetNotFoundError: If a file is missing.
+        DatasetLayoutError: If a file is not what its name says.
+    """
+    places = [Path(root), Path(root) / "raw", Path(root) / name / "raw"]
+    files = _find(places)
+    if files is None and download:
+        _download(root, name)
+        files = _find(places)
+    if files is None:
+        raise DatasetNotFoundError(
+            f"no idx files of {name} ({', '.join(_file_names())}, each with or without .gz) in "
+            f"{[str(place) for place in places]}: set download=True, or root to the folder that has them{elsewhere}"
+        )
+    images = torch.cat([_read(files[f"{part}-images-idx3-ubyte"], num_dims=3) for part in _PARTS])
+    labels = torch.cat([_read(files[f"{part}-labels-idx1-ubyte"], num_dims=1) for part in _PARTS]).long()
+    if len(images) != len(labels):
+        raise DatasetLayoutError(
+            f"the idx files in {str(next(iter(files.values())).parent)!r} hold {len(images)} images but {len(labels)} "
+            "labels: they do not belong together, get them again"
+        )
+    return images, labels
+
+
+def _file_names() -> list[str]:
+    return [f"{part}-{kind}-ubyte" for part in _PARTS for kind in ("images-idx3", "labels-idx1")]
+
+
+def _find(places: list[Path]) -> dict[str, Path] | None:
+    """The four files, if one of the places has all of them."""
+    for place in places:
+        found = {}
+        for name in _file_names():
+            file = next((f for f in (place / name, place / f"{name}.gz") if f.is_file()), None)
+            if file is not None:
+                found[name] = file
+        if len(found) == len(_file_names()):
+            return found
+    return None
+
+
+def _download(root: str, name: str) -> None:
+    from filelock import FileLock  # comes with torch
+    from torchvision import datasets
+
+    Path(root).mkdir(parents=True, exist_ok=True)
+    with FileLock(Path(root) / f".{name}.lock"):  # several processes of one run may get here at once
+        try:
+            getattr(datasets, name)(root, download=True)
+        except (RuntimeError, OSError) as error:
+            raise DatasetNotFoundError(
+                f"{name} could not be downloaded into root={root!r} ({error}): look at the connection, or get "
+                "the idx files another way and set root to their folder"
+            ) from error
+
+
+def _read(file: Path, num_dims: int) -> Tensor:
+    try:
+        content = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+    except (OSError, EOFError) as error:
+        raise DatasetLayoutError(f"{str(file)!r} cannot be read ({error}): get it again") from error
+    # Two zeros, 8 for unsigned bytes, the number of dimensions, and each dimension as a big-endian int32.
+    start = 4 + 4 * num_dims
+    shape = [int(size) for size in np.frombuffer(content[4:start], dtype=">i4")] if len(content) >= start else []
+    if content[:4] != bytes([0, 0, 8, num_dims]) or math.prod(shape) != len(content) - start:
+        raise DatasetLayoutError(
+            f"{str(file)!r} is not an idx file of bytes with {num_dims} dimensions, or is cut short: get it again"
+        )
+    return torch.from_numpy(np.frombuffer(content, dtype=np.uint8, offset=start).copy()).view(shape)

@@ -1,0 +1,340 @@
+"""Photographs in folders: root/domain/class/*.jpg."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from fedlit.data.base import (
+    DatasetLayoutError,
+    DatasetNotFoundError,
+    Domain,
+    DomainDataModule,
+    DomainDataset,
+    Transform,
+    labelled_positions,
+)
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
+_CLUTTER = ("thumbs.db", "desktop.ini")
+# Of the photographs that nearly all published extractors were trained on.
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+class ImageDomains(DomainDataModule):
+    """Images in folders ``root/domain/class/*``: Office-Caltech, Office-Home, PACS, VLCS, VisDA, DomainNet, Office-31.
+
+    Also reads Office-31 as it is published, with one more folder: ``root/domain/images/class/*``. Files are JPEG, PNG,
+    BMP or WebP. Hidden files and folders (``.name``) and files beside the folders are not looked at; other files in a
+    class folder give a warning.
+
+    Images are scaled so that the shorter side is 8/7 of ``image_size`` (256 for 224), cut to the middle square, and
+    normalised with ImageNet's mean and standard deviation. They are decoded once and kept in memory as bytes, or, if
+    they do not fit ``cache_limit_mb``, decoded each time by ``num_workers`` processes; the pixels are the same.
+
+    Args:
+        root: Folder of the domains.
+        image_size: Side of the square that a model sees, in pixels.
+        augment: Cut the square out at a random place and mirror half of the images, in training.
+        classes: Names of the classes to keep, in the order of their labels. ``None`` keeps all, which must be the same
+            in each domain. Images of other classes are left out.
+        cache_limit_mb: Memory for decoded images of all clients, in MiB; 0 always decodes on the fly.
+        target: The domain that is adapted to; ``None`` takes the last of the clients.
+        kwargs: See `DomainDataModule`.
+
+    Raises:
+        DatasetNotFoundError: If there is no folder ``root``.
+        DatasetLayoutError: If it is laid out in another way.
+        ValueError: If a number is out of its range.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        *,
+        image_size: int = 224,
+        augment: bool = False,
+        classes: list[str] | None = None,
+        cache_limit_mb: int = 2048,
+        target: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(target=target, **kwargs)
+        if image_size < 1:
+            raise ValueError(f"image_size must be at least 1 pixel, got {image_size}")
+        if cache_limit_mb < 0:
+            raise ValueError(f"cache_limit_mb must be at least 0 MiB, got {cache_limit_mb}")
+        if classes is not None and len(set(classes)) < max(2, len(classes)):
+            raise ValueError(f"classes must name at least 2 classes, each once, got {classes}")
+        self.root = Path(root)
+        self.image_size = image_size
+        self.augment = augment
+        self.cache_limit_mb = cache_limit_mb
+        self._wanted = classes
+        self._decoded: dict[tuple[str, int, bytes], Tensor] = {}
+        self.check_roster()
+        self.class_names()
+
+    @property
+    def resized_side(self) -> int:
+        """Shorter side of an image before the square is cut out: 8/7 of ``image_size``.
+
+        Rounded so that the margins are even, and cutting twice gives the same pixels as cutting once.
+        """
+        return self.image_size + max(4, 4 * round(self.image_size / 28))
+
+    @cached_property
+    def _folders(self) -> dict[str, dict[str, Path]]:
+        """Class folders by domain and class name, for each domain."""
+        if not self.root.is_dir():
+            raise DatasetNotFoundError(
+                f"no folder root={str(self.root)!r} (looked for {str(self.root.absolute())!r}): give the folder that "
+                "holds one folder per domain, as in root/domain/class/*.jpg; data sets in that layout are listed in "
+                "the documentation of ImageDomains and come from their authors' pages"
+            )
+        domains = {folder.name: folder for folder in _subfolders(self.root)}
+        if not domains:
+            raise DatasetLayoutError(
+                f"root={str(self.root)!r} must hold one folder per domain (root/domain/class/*.jpg), got no folder"
+            )
+        found = {}
+        for name, folder in domains.items():
+            inner = _subfolders(folder)
+            if [child.name for child in inner] == ["images"]:  # Office-31 as published
+                inner = _subfolders(inner[0])
+            found[name] = {child.name: child for child in inner}
+        return found
+
+    @cached_property
+    def _class_names(self) -> list[str]:
+        by_client = {client.name: list(self._folders[client.name]) for client in self.check_roster()}
+        for name, classes in by_client.items():
+            if not classes:
+                raise DatasetLayoutError(
+                    f"domain folder {str(self.root / name)!r} must hold one folder per class "
+                    "(root/domain/class/*.jpg), got none: if it is not a domain, name the domains in clients"
+                )
+        if self._wanted is not None:
+            for name, classes in by_client.items():
+                missing = [wanted for wanted in self._wanted if wanted not in classes]
+                if missing:
+                    raise DatasetLayoutError(
+                        f"classes {missing} have no folder in domain {str(self.root / name)!r}, which has {classes}: "
+                        "name classes that all clients share"
+                    )
+            return self._wanted
+        common = sorted(set.intersection(*map(set, by_client.values())))
+        extra = {name: sorted(set(classes) - set(common)) for name, classes in by_client.items()}
+        if any(extra.values()):
+            raise DatasetLayoutError(
+                f"all domains in {str(self.root)!r} must have the same class folders, but some are not in each of "
+                f"them: { {name: names for name, names in extra.items() if names} }; name the classes to keep, such as "
+                f"classes={common}"
+            )
+        return common
+
+    def domain_names(self) -> list[str]:
+        """Folders in ``root``, sorted."""
+        return list(self._folders)
+
+    def class_names(self) -> list[str]:
+        """Class folders that all clients share, sorted, or ``classes`` as given."""
+        return self._class_names
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one image as a model sees it: (3, image_size, image_size)."""
+        return (3, self.image_size, self.image_size)
+
+    def load(self, domain: str) -> Domain:
+        """Paths of a domain's images, sorted by class and name; they are decoded later."""
+        paths: list[Path] = []
+        labels: list[int] = []
+        for label, name in enumerate(self.class_names()):
+            found = _images(self._folders[domain][name])
+            paths += found
+            labels += [label] * len(found)
+        return Domain(paths, torch.tensor(labels, dtype=torch.int64))
+
+    @cached_property
+    def cached(self) -> bool:
+        """Whether the decoded images of all clients fit ``cache_limit_mb``."""
+        side = self._side(training=True)
+        count = sum(len(self._domain(client.name).y) for client in self.check_roster())
+        return count * 3 * side**2 <= self.cache_limit_mb * 2**20
+
+    def _side(self, training: bool) -> int:
+        """Side of the decoded square; augmentation needs a margin to cut from."""
+        return self.resized_side if training and self.augment else self.image_size
+
+    def transform(self, training: bool) -> Transform:
+        """Normalise; in training, augment first if asked to."""
+        return ImageTransform(self.image_size, training and self.augment)
+
+    def make_dataset(self, client: str, positions: Tensor, y: Tensor, training: bool) -> Dataset[Any]:
+        """Decoded images if they fit in memory, else files that are decoded on the fly."""
+        side, transform = self._side(training), self.transform(training)
+        paths: list[Path] = [self._domain(client).x[i] for i in positions.tolist()]
+        files = ImageFiles(paths, y, self.resized_side, side, transform, training and self.augment)
+        if not self.cached:
+            return files
+        key = (client, side, positions.numpy().tobytes())
+        if key not in self._decoded:  # a transductive target trains and tests on the same pixels
+            self._decoded[key] = files.decode_all(self.num_workers)
+        return DomainDataset(self._decoded[key], y, transform, training and self.augment)
+
+    def pixels(self, client: str, positions: Tensor) -> Tensor:
+        """Images to look at, before normalisation: floats in [0, 1], shape (n, 3, image_size, image_size)."""
+        paths = [self._domain(client).x[i] for i in positions.tolist()]
+        return torch.stack([decode(path, self.resized_side, self.image_size) for path in paths]).float() / 255
+
+
+def _subfolders(folder: Path) -> list[Path]:
+    return sorted(child for child in folder.iterdir() if child.is_dir() and not child.name.startswith("."))
+
+
+def _images(folder: Path) -> list[Path]:
+    files = sorted(f for f in folder.iterdir() if not f.name.startswith(".") and f.name.lower() not in _CLUTTER)
+    images = [file for file in files if file.suffix.lower() in SUFFIXES and file.is_file()]
+    others = [file.name for file in files if file not in set(images)]
+    if not images:
+        raise DatasetLayoutError(
+            f"class folder {str(folder)!r} must hold images ({', '.join(SUFFIXES)}), got {others or 'nothing'}: add "
+            "images, or leave the class out with classes"
+        )
+    if others:
+        warnings.warn(
+            f"left out {len(others)} entries of {str(folder)!r} that are not images ({', '.join(SUFFIXES)}): "
+            f"{others[:3]}{' and more' if len(others) > 3 else ''}",
+            stacklevel=2,
+        )
+    return images
+
+
+def decode(path: Path, resized_side: int, side: int) -> Tensor:
+    """Read an image, scale its shorter side to ``resized_side`` and cut out the middle square of ``side`` pixels.
+
+    Args:
+        path: The image file.
+        resized_side: Pixels.
+        side: Pixels, at most ``resized_side``.
+
+    Returns:
+        uint8, shape (3, side, side).
+
+    Raises:
+        DatasetLayoutError: If the file is not an image.
+    """
+    from PIL import Image
+    from torchvision.transforms.v2 import functional as F
+
+    try:
+        with Image.open(path) as file:
+            image = file.convert("RGB")
+    except OSError as error:
+        raise DatasetLayoutError(f"{str(path)!r} cannot be read as an image ({error}): mend or remove it") from error
+    image = F.center_crop(F.resize(image, [resized_side]), [side, side])
+    pixels: Tensor = F.pil_to_tensor(image)
+    return pixels
+
+
+@dataclass(frozen=True)
+class ImageTransform:
+    """Bytes to normalised floats, with or without augmentation.
+
+    Args:
+        image_size: Side of the result, in pixels.
+        augment: Cut a random square and mirror half of the images; drawn from torch's global generator.
+    """
+
+    image_size: int
+    augment: bool = False
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Transform uint8 images, shape (n, 3, side, side)."""
+        if self.augment:
+            size = self.image_size
+            places = torch.randint(0, x.shape[-1] - size + 1, (len(x), 2)).tolist()
+            x = torch.stack(
+                [im[:, top : top + size, left : left + size] for im, (top, left) in zip(x, places, strict=True)]
+            )
+            mirrored = torch.rand(len(x)) < 0.5
+            x = torch.where(mirrored.view(-1, 1, 1, 1), x.flip(-1), x)
+        mean, std = (torch.tensor(values).view(3, 1, 1) for values in (IMAGENET_MEAN, IMAGENET_STD))
+        return (x.float() / 255 - mean) / std
+
+
+class ImageFiles(Dataset[tuple[Tensor, Tensor]]):
+    """Images of one client that are decoded sample by sample.
+
+    Args:
+        paths: Image files.
+        y: Class of each image, int64, shape (n,); -1 where it is hidden.
+        resized_side: Shorter side after scaling, in pixels.
+        side: Side of the decoded square, in pixels.
+        transform: Applied to a batch of decoded images.
+        augments: Whether ``transform`` draws random numbers.
+
+    Attributes:
+        labelled_indices: Positions whose class is known, or ``None`` when all are.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        y: Tensor,
+        resized_side: int,
+        side: int,
+        transform: Transform,
+        augments: bool = False,
+    ) -> None:
+        self.paths = list(paths)
+        self.y = y
+        self.resized_side = resized_side
+        self.side = side
+        self.transform = transform
+        self.augments = augments
+        self.labelled_indices = labelled_positions(y)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        pixels = decode(self.paths[index], self.resized_side, self.side)
+        return self.transform(pixels[None])[0], self.y[index]
+
+    def decode_all(self, num_workers: int) -> Tensor:
+        """All images as one uint8 tensor, shape (n, 3, side, side), decoded by ``num_workers`` processes."""
+        pixels = torch.empty(len(self), 3, self.side, self.side, dtype=torch.uint8)
+        loader = DataLoader(
+            _Pixels(self),
+            batch_size=64,
+            num_workers=num_workers,
+            # The default start-up draws a seed from torch's global generator, which would make the cache visible there.
+            generator=torch.Generator().manual_seed(0),
+        )
+        start = 0
+        for batch in loader:
+            pixels[start : start + len(batch)] = batch
+            start += len(batch)
+        return pixels
+
+
+class _Pixels(Dataset[Tensor]):
+    def __init__(self, files: ImageFiles) -> None:
+        self.files = files
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> Tensor:
+        return decode(self.files.paths[index], self.files.resized_side, self.files.side)

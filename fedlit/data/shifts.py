@@ -1,0 +1,82 @@
+"""Controlled shifts of FedGP (Jiang et al., 2024, appendix C.7): noisy features, label shift, few labels per source."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedlit.federation.streams import stable_seed
+
+NUM_FIRST_CLASSES = 3
+"""Classes in the first of the two sets that a label shift moves apart; the paper says how many, not which."""
+
+
+def check_shifts(num_classes: int, label_shift: float | None, labels_per_source: int | None) -> None:
+    """Check the arguments that data sets with controlled label shifts share.
+
+    Args:
+        num_classes: Number of classes of the data set.
+        label_shift: The paper's eta, or ``None``.
+        labels_per_source: Classes that each source has, or ``None``.
+
+    Raises:
+        ValueError: If one is out of range, or both are given.
+    """
+    if label_shift is not None and not 0 <= label_shift <= 0.5:
+        raise ValueError(
+            f"label_shift (eta) must lie in [0, 0.5], got {label_shift}: 0.5 is no shift, 0 gives sources and target "
+            "no class in common"
+        )
+    if labels_per_source is not None and not 1 <= labels_per_source <= num_classes:
+        raise ValueError(f"labels_per_source must lie in 1..{num_classes}, got {labels_per_source}")
+    if label_shift is not None and labels_per_source is not None:
+        raise ValueError(
+            f"label_shift ({label_shift}) and labels_per_source ({labels_per_source}) both decide which classes a "
+            "source has: give one of them"
+        )
+
+
+def label_share(label: int, label_shift: float, is_target: bool) -> float:
+    """Share of a class's samples that the sources together (or the target) hold under a label shift of eta.
+
+    With D1 the first three classes and D2 the others, the sources hold eta of D1 and 1 - eta of D2, and the target
+    1 - eta of D1 and eta of D2. At 0.5 both hold the same mixture; at 0 they have no class in common.
+
+    Args:
+        label: The class.
+        label_shift: The paper's eta, in [0, 0.5].
+        is_target: Whose share is asked for.
+    """
+    return label_shift if (label < NUM_FIRST_CLASSES) != is_target else 1 - label_shift
+
+
+def source_labels(source: int, labels_per_source: int, num_classes: int) -> list[int]:
+    """Classes that a source has when it has only some, ascending.
+
+    Following NIID-Bench (Li et al., 2022), as FedGP does: source i has class i modulo the number of classes, and others
+    at random (the same ones in each run).
+
+    Args:
+        source: Number of the source, from 0.
+        labels_per_source: How many classes it has.
+        num_classes: How many there are.
+    """
+    first = source % num_classes
+    others = torch.tensor([label for label in range(num_classes) if label != first], dtype=torch.int64)
+    generator = torch.Generator().manual_seed(stable_seed("source_labels", source))
+    chosen = others[torch.randperm(len(others), generator=generator)[: labels_per_source - 1]]
+    return sorted([first, *chosen.tolist()])
+
+
+def add_noise(x: Tensor, std: float, *stream: object) -> Tensor:
+    """Add Gaussian noise to images, without clipping, as FedGP and NIID-Bench do.
+
+    Args:
+        x: Images as floats.
+        std: Standard deviation, in units of ``x``; 0 returns ``x`` itself.
+        stream: Names the draw: the same name gives the same noise.
+    """
+    if std == 0:
+        return x
+    generator = torch.Generator().manual_seed(stable_seed(*stream))
+    return x + std * torch.randn(x.shape, generator=generator)

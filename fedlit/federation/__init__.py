@@ -1,0 +1,54 @@
+"""Who takes part, who is present, what is said, and what it costs."""
+
+from fedlit.federation.client import Client, Facts
+from fedlit.federation.errors import (
+    DivergedError,
+    FederationError,
+    FederationTimeoutError,
+    LabelGuardError,
+    OutOfStepError,
+    PayloadError,
+    PeerFailedError,
+    RosterError,
+)
+from fedlit.federation.federation import Federation
+from fedlit.federation.labels import UNLABELLED, GuardedLabels, reveal_for_oracle
+from fedlit.federation.ledger import SERVER, Ledger, LedgerEntry
+from fedlit.federation.loader import BatchedDataset, FederatedLoader, RoundPlan
+from fedlit.federation.participation import (
+    Everyone,
+    Fraction,
+    OneByOne,
+    Participation,
+    Schedule,
+    UniformSubset,
+)
+
+__all__ = [
+    "SERVER",
+    "UNLABELLED",
+    "BatchedDataset",
+    "Client",
+    "DivergedError",
+    "Everyone",
+    "Facts",
+    "FederatedLoader",
+    "Federation",
+    "FederationError",
+    "FederationTimeoutError",
+    "Fraction",
+    "GuardedLabels",
+    "LabelGuardError",
+    "Ledger",
+    "LedgerEntry",
+    "OneByOne",
+    "OutOfStepError",
+    "Participation",
+    "PayloadError",
+    "PeerFailedError",
+    "RosterError",
+    "RoundPlan",
+    "Schedule",
+    "UniformSubset",
+    "reveal_for_oracle",
+]

@@ -1,0 +1,138 @@
+"""Client: one data holder, and the rules that make a list of them a roster."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+from fedlit.federation.errors import RosterError
+
+Role = Literal["source", "target"]
+
+_NAME = re.compile(r"[^\s./:][^./:\n]*")
+_RESERVED = ("server",)
+
+
+@dataclass(frozen=True)
+class Client:
+    """One data holder.
+
+    Args:
+        name: Unique in the federation; the key of this client's batches, metrics and weights.
+            Dots, slashes and colons are refused: names become parts of metric names and checkpoint keys.
+        role: ``"source"`` (labelled) or ``"target"`` (the domain adapted to).
+        labelled: Whether its training data carry labels, some or all. ``None`` means: sources do, the target does not.
+        num_samples: Number of training samples, the weight of this client in a mean weighted by samples.
+            ``None`` is filled in from the client's data when training starts.
+
+    Raises:
+        RosterError: If the name or role is unusable, ``num_samples`` is below 1, or a source is unlabelled.
+    """
+
+    name: str
+    role: Role = "source"
+    labelled: bool | None = None
+    num_samples: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name) or self.name in _RESERVED:
+            raise RosterError(
+                f"client name must be a non-empty string without '.', '/' or ':' other than {_RESERVED}, "
+                f"got {self.name!r}: rename the client"
+            )
+        if self.role not in ("source", "target"):
+            raise RosterError(f"role of client {self.name!r} must be 'source' or 'target', got {self.role!r}")
+        if self.labelled is None:
+            object.__setattr__(self, "labelled", self.role == "source")
+        if self.role == "source" and not self.labelled:
+            raise RosterError(f"source client {self.name!r} must be labelled: only the target may be unlabelled")
+        if self.num_samples is not None and self.num_samples < 1:
+            raise RosterError(
+                f"client {self.name!r} has {self.num_samples} training samples, at least 1 is needed: "
+                "leave the client out or give it data"
+            )
+
+    @property
+    def is_target(self) -> bool:
+        """Whether this client is the domain adapted to."""
+        return self.role == "target"
+
+
+class Facts(NamedTuple):
+    """What a client tells about its data when it joins: sizes and shapes, never samples.
+
+    Args:
+        num_samples: Training samples it will use.
+        input_shape: Shape of one input.
+    """
+
+    num_samples: int
+    input_shape: tuple[int, ...]
+
+
+def make_roster(clients: Iterable[Client | str], target: str) -> tuple[Client, ...]:
+    """Turn client names or `Client` objects into a checked roster, in the order given.
+
+    Args:
+        clients: At least two clients, names unique.
+        target: Name of the one client that is the target; its role is set accordingly.
+
+    Raises:
+        RosterError: If there are fewer than two clients, a name occurs twice, or the target is not among them.
+    """
+    roster = tuple(client if isinstance(client, Client) else Client(client) for client in clients)
+    names = [client.name for client in roster]
+    if len(roster) < 2:
+        raise RosterError(f"a federation needs at least 2 clients, got {len(roster)}: {names}")
+    duplicates = sorted({name for name in names if names.count(name) > 1})
+    if duplicates:
+        raise RosterError(f"client names must be unique, got {duplicates} more than once in {names}")
+    if target not in names:
+        raise RosterError(f"target {target!r} is not one of the clients {names}")
+    return tuple(_with_role(client, target) for client in roster)
+
+
+def _with_role(client: Client, target: str) -> Client:
+    if client.name == target:
+        # A client named without a role starts as a labelled source; becoming the target takes its labels away.
+        return client if client.is_target else replace(client, role="target", labelled=False)
+    return client if not client.is_target else replace(client, role="source", labelled=True)
+
+
+def names_of(clients: Iterable[Client | str]) -> list[str]:
+    """Names of ``clients``, which may already be names."""
+    return [client.name if isinstance(client, Client) else client for client in clients]
+
+
+def place(clients: Sequence[Client], world_size: int, placement: Sequence[Sequence[str]] | None = None) -> list[int]:
+    """Rank that hosts each client, in roster order.
+
+    Args:
+        clients: The roster, K of them.
+        world_size: Number of processes, at most K.
+        placement: Client names per rank; ``None`` deals out contiguous shares of near-equal size.
+
+    Returns:
+        One rank per client.
+
+    Raises:
+        RosterError: If there are more processes than clients, or ``placement`` does not place each client once and
+            give every rank at least one.
+    """
+    names = [client.name for client in clients]
+    if world_size > len(clients):
+        raise RosterError(
+            f"{world_size} processes for {len(clients)} clients {names}: a process without a client has nothing to "
+            f"train, use devices={len(clients)} or fewer"
+        )
+    if placement is None:
+        return [index * world_size // len(clients) for index in range(len(clients))]
+    if len(placement) != world_size:
+        raise RosterError(f"placement has {len(placement)} entries for {world_size} processes: give one list per rank")
+    placed = [name for share in placement for name in share]
+    if sorted(placed) != sorted(names) or not all(placement):
+        raise RosterError(f"placement must name each of {names} once and leave no rank empty, got {list(placement)}")
+    rank_of = {name: rank for rank, share in enumerate(placement) for name in share}
+    return [rank_of[name] for name in names]

@@ -1,0 +1,115 @@
+"""The label guard: labels of the target that may be scored against, never trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from torch import Tensor
+
+from fedlit.federation.errors import LabelGuardError
+
+UNLABELLED = -1
+"""Label value of a training sample whose class is not known."""
+
+
+class GuardedLabels:
+    """Stands in a batch where labels would be, and raises on any use of them.
+
+    Batches of an unlabelled target hold this object instead of a label tensor. In training it is empty; in validation
+    and testing it carries the labels to `reveal_for_oracle`, which only the ``oracle/...`` metrics call.
+
+    Args:
+        client: Whose labels these are, for the error message.
+        labels: The sealed labels, shape (batch,), or ``None`` when there are none to reveal.
+    """
+
+    __slots__ = ("_client", "_labels")
+
+    def __init__(self, client: str, labels: Tensor | None = None) -> None:
+        self._client = client
+        self._labels = labels
+
+    def to(self, *args: Any, **kwargs: Any) -> GuardedLabels:
+        """Move the sealed labels, as `Tensor.to` does; Lightning calls this on every batch."""
+        moved = None if self._labels is None else self._labels.to(*args, **kwargs)
+        return GuardedLabels(self._client, moved)
+
+    def __repr__(self) -> str:
+        return f"GuardedLabels({self._client!r})"
+
+    def _refuse(self) -> NoReturn:
+        raise LabelGuardError(
+            f"the labels of target client {self._client!r} are not available: it is unlabelled in training, and its "
+            "test labels are an oracle that only metrics named 'oracle/...' may read. To train on target labels, "
+            "give the data module target_labels"
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # protocol look-ups by copy, pickle and hasattr must fail the ordinary way
+            raise AttributeError(name)
+        self._refuse()
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        stack: list[Any] = [args, kwargs or {}]
+        while stack:
+            item = stack.pop()
+            if isinstance(item, GuardedLabels):
+                item._refuse()
+            if isinstance(item, dict):
+                stack.extend(item.values())
+            elif isinstance(item, list | tuple):
+                stack.extend(item)
+        return NotImplemented
+
+    def __len__(self) -> int:
+        self._refuse()
+
+    def __iter__(self) -> Any:
+        self._refuse()
+
+    def __getitem__(self, index: Any) -> Any:
+        self._refuse()
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        self._refuse()
+
+    def __eq__(self, other: object) -> bool:
+        self._refuse()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __bool__(self) -> bool:
+        self._refuse()
+
+
+def guard(batch: Mapping[str, Any], client: str, keep: bool) -> Mapping[str, Any]:
+    """``{client: (inputs, labels)}`` with the labels of ``client`` behind the guard.
+
+    Args:
+        batch: Batches by client; one without labels is left as it is.
+        client: Whose labels to guard.
+        keep: Whether the ``oracle/...`` metrics may read them; otherwise they are thrown away.
+    """
+    samples = batch.get(client)
+    if not isinstance(samples, list | tuple) or len(samples) < 2 or isinstance(samples[1], GuardedLabels):
+        return batch
+    inputs, labels, *rest = samples
+    return {**batch, client: (inputs, GuardedLabels(client, labels if keep else None), *rest)}
+
+
+def reveal_for_oracle(labels: Tensor | GuardedLabels) -> Tensor:
+    """Labels behind the guard, for a metric whose name starts with ``oracle/`` and for nothing else.
+
+    Args:
+        labels: Of an evaluation batch; labels that are not guarded are returned as they are.
+
+    Raises:
+        LabelGuardError: If the guard is empty, as it is in every training batch.
+    """
+    if not isinstance(labels, GuardedLabels):
+        return labels
+    if labels._labels is None:
+        labels._refuse()
+    return labels._labels

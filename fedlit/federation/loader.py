@@ -1,0 +1,284 @@
+"""One iterable per process that yields ``{client: batch}``, with an order that no process count changes.
+
+Lightning's own `CombinedLoader` hangs when ranks hold different numbers of loaders or loaders of different length
+(every step is a collective). A `FederatedLoader` has one length, agreed from the sizes of *all* clients.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from fedlit.federation.client import Facts
+from fedlit.federation.errors import RosterError
+from fedlit.federation.labels import guard
+from fedlit.federation.streams import enter_stream, global_seed, stable_seed, torch_streams
+
+
+@runtime_checkable
+class BatchedDataset(Protocol):
+    """A dataset that fetches many samples at once, which spares one Python call per sample.
+
+    One whose ``augments`` attribute is False draws no random numbers, and is read without a random stream.
+    """
+
+    def __len__(self) -> int: ...
+
+    def batch(self, indices: Tensor) -> Any:
+        """Samples at ``indices`` (int64, shape (b,)), collated, with any random augmentation drawn from torch."""
+
+
+@dataclass(frozen=True)
+class RoundPlan:
+    """How a `FederatedLoader` cuts a client's samples into rounds.
+
+    Args:
+        sizes: Training samples of every client of the federation, also of those hosted elsewhere.
+        learners: Names of clients that train in a round, by round index; batches of the others are not fetched.
+        position: The round and the batch within it at which the next epoch starts.
+        local_steps: Batches per client and round; ``None`` is one local epoch.
+        rounds_per_epoch: Rounds in one epoch of the Trainer.
+        accumulate: Batches per optimiser step; the batches of a round are padded to a multiple of it.
+        labelled_only: Clients that train on their labelled samples alone.
+    """
+
+    sizes: Mapping[str, int]
+    learners: Callable[[int], Collection[str]]
+    position: Callable[[], tuple[int, int]]
+    local_steps: int | None = None
+    rounds_per_epoch: int = 1
+    accumulate: int = 1
+    labelled_only: Collection[str] = ()
+
+
+class FederatedLoader:
+    """Batches of several clients at a time: ``{client: batch}``.
+
+    In training, the samples of client c in pass p are ordered by a permutation that depends on (seed, c, p) alone, so
+    the order survives a resume and does not depend on where c is hosted. A client that has run out of samples within
+    a round (local epochs differ in length) is missing from the later batches of that round.
+
+    Args:
+        datasets: A map-style dataset per local client. One with a ``batch(indices)`` method, or a `TensorDataset`, is
+            read a batch at a time; others sample by sample, through ``num_workers`` processes.
+        batch_size: Samples per client and batch; a mapping sets it by client.
+        training: Permute the samples in each pass and cut them into rounds; ``False`` for evaluation, in order.
+        drop_last: Leave out a pass's last batch if it is smaller (networks with BatchNorm cannot train on 1 sample).
+        num_workers: Worker processes per client for datasets that are read sample by sample.
+        guarded: Client whose labels are kept behind the label guard: `GuardedLabels` take their place, empty in
+            training, and readable for ``oracle/...`` metrics in evaluation. The strategy sets it to the target where
+            the target is unlabelled or evaluated.
+        seed: Of the permutations; ``None`` takes the one given to ``seed_everything``.
+
+    Raises:
+        RosterError: If a client has no samples, or too few for one batch with ``drop_last``.
+        ValueError: If ``batch_size`` is below 1.
+    """
+
+    def __init__(
+        self,
+        datasets: Mapping[str, Dataset[Any]],
+        batch_size: int | Mapping[str, int] = 32,
+        *,
+        training: bool = True,
+        drop_last: bool = False,
+        num_workers: int = 0,
+        guarded: str | None = None,
+        seed: int | None = None,
+    ) -> None:
+        self.datasets = dict(datasets)
+        self.training = training
+        self.drop_last = drop_last
+        self.num_workers = num_workers
+        self.guarded = guarded
+        self.seed = global_seed() if seed is None else seed
+        self.batch_size = batch_size
+        for name, dataset in self.datasets.items():
+            if self.batch_size_of(name) < 1:
+                raise ValueError(f"batch_size must be at least 1, got {self.batch_size_of(name)} for client {name!r}")
+            if len(dataset) == 0:  # type: ignore[arg-type]
+                raise RosterError(f"client {name!r} has no samples: leave it out of the federation or give it data")
+        self._plan: RoundPlan | None = None
+        self._readers: dict[str, _Reader] = {}
+
+    def batch_size_of(self, client: str) -> int:
+        """Samples per batch of ``client``."""
+        return self.batch_size[client] if isinstance(self.batch_size, Mapping) else self.batch_size
+
+    def sizes(self, labelled_only: Collection[str] = ()) -> dict[str, int]:
+        """Samples per local client; for those in ``labelled_only``, of the labelled ones."""
+        return {name: len(self._pool(name, labelled_only)) for name in self.datasets}
+
+    def facts(self, labelled_only: Collection[str] = ()) -> dict[str, Facts]:
+        """Size and shape of each local client's data."""
+        sizes = self.sizes(labelled_only)
+        return {name: Facts(sizes[name], _input_shape(dataset)) for name, dataset in self.datasets.items()}
+
+    def plan(self, plan: RoundPlan) -> None:
+        """Cut the data into rounds; called by the strategy before the first epoch."""
+        if plan.local_steps is not None and plan.local_steps < 1:
+            raise ValueError(f"local_steps must be at least 1 optimiser step, got {plan.local_steps}")
+        for name, size in plan.sizes.items():
+            if self._num_batches(size, name) == 0:
+                raise RosterError(
+                    f"client {name!r} has {size} samples, fewer than one batch of {self.batch_size_of(name)}, and "
+                    "drop_last leaves it none: lower batch_size or set drop_last=False"
+                )
+        self._plan = plan
+        self._readers.clear()
+
+    def _num_batches(self, size: int, client: str) -> int:
+        batches = size / self.batch_size_of(client)
+        return math.floor(batches) if self.drop_last else math.ceil(batches)
+
+    @property
+    def batches_per_round(self) -> int:
+        """Batches that each process goes through in one round; equal on all of them."""
+        plan = self._plan
+        if plan is not None and plan.local_steps is not None:
+            return plan.local_steps * plan.accumulate
+        sizes = self.sizes() if plan is None else plan.sizes
+        longest = max(self._num_batches(size, name) for name, size in sizes.items())
+        accumulate = 1 if plan is None else plan.accumulate
+        return math.ceil(longest / accumulate) * accumulate
+
+    def __len__(self) -> int:
+        return self.batches_per_round * (1 if self._plan is None else self._plan.rounds_per_epoch)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        plan = self._plan
+        if plan is None:
+            yield from self._batches(0, 0, self.datasets)
+            return
+        round_idx, start = plan.position()
+        for _ in range(plan.rounds_per_epoch):
+            learners = plan.learners(round_idx)
+            yield from self._batches(round_idx, start, [name for name in self.datasets if name in learners])
+            round_idx, start = round_idx + 1, 0
+
+    def _batches(self, round_idx: int, start: int, clients: Collection[str]) -> Iterator[dict[str, Any]]:
+        steps = self.batches_per_round
+        readers = {name: self._reader(name).read(round_idx, start, steps) for name in clients}
+        for _ in range(start, steps):
+            batches = {name: next(reader, None) for name, reader in readers.items()}
+            step = {name: batch for name, batch in batches.items() if batch is not None}
+            yield step if self.guarded is None else guard(step, self.guarded, keep=not self.training)
+
+    def _pool(self, client: str, labelled_only: Collection[str]) -> Tensor:
+        dataset = self.datasets[client]
+        if client in labelled_only:
+            labelled = getattr(dataset, "labelled_indices", None)
+            if labelled is not None:
+                return labelled  # type: ignore[no-any-return]
+        return torch.arange(len(dataset))  # type: ignore[arg-type]
+
+    def _reader(self, client: str) -> _Reader:
+        if client not in self._readers:
+            plan = self._plan
+            pool = self._pool(client, () if plan is None else plan.labelled_only)
+            endless = plan is not None and plan.local_steps is not None
+            self._readers[client] = _Reader(self, client, pool, endless)
+        return self._readers[client]
+
+
+def _input_shape(dataset: Any) -> tuple[int, ...]:
+    if isinstance(dataset, TensorDataset):
+        return tuple(dataset.tensors[0].shape[1:])
+    if isinstance(dataset, BatchedDataset):
+        return tuple(dataset.batch(torch.tensor([0]))[0].shape[1:])
+    return tuple(getattr(dataset[0][0], "shape", ()))
+
+
+class _Reader:
+    """Reads one client's batches of a round."""
+
+    def __init__(self, loader: FederatedLoader, client: str, pool: Tensor, endless: bool) -> None:
+        self.client = client
+        self.pool = pool
+        self.endless = endless
+        self.seed = loader.seed
+        self.training = loader.training
+        self.size = loader.batch_size_of(client)
+        self.per_pass = loader._num_batches(len(pool), client)
+        dataset = loader.datasets[client]
+        self.augments = getattr(dataset, "augments", True) and not isinstance(dataset, TensorDataset)
+        self.fetch: Callable[[Tensor], Any] | None = None
+        if isinstance(dataset, TensorDataset):
+            tensors = dataset.tensors
+            self.fetch = lambda indices: tuple(tensor[indices] for tensor in tensors)
+        elif isinstance(dataset, BatchedDataset):
+            self.fetch = dataset.batch
+        else:
+            self.sampler = _RoundSampler()
+            self.workers = DataLoader(
+                _SeededItems(dataset),
+                batch_sampler=self.sampler,
+                num_workers=loader.num_workers,
+                persistent_workers=loader.num_workers > 0,
+            )
+        self._order: tuple[int, Tensor] | None = None
+
+    def read(self, round_idx: int, start: int, steps: int) -> Iterator[Any]:
+        if self.endless:  # local steps go on where the last round stopped
+            numbers = range(round_idx * steps + start, (round_idx + 1) * steps)
+        else:  # a local epoch is the pass of this round
+            numbers = range(round_idx * self.per_pass + start, (round_idx + 1) * self.per_pass)
+        if self.fetch is None:
+            self.sampler.batches = [(self._stream(number), self._indices(number).tolist()) for number in numbers]
+            yield from self.workers
+            return
+        for number in numbers:
+            indices = self._indices(number)
+            if self.augments:
+                with torch_streams():
+                    enter_stream(*self._stream(number))
+                    batch = self.fetch(indices)
+            else:
+                batch = self.fetch(indices)
+            yield batch
+
+    def _stream(self, number: int) -> tuple[object, ...]:
+        return (self.seed, "augment", self.client, number)
+
+    def _indices(self, number: int) -> Tensor:
+        pass_idx, position = divmod(number, self.per_pass)
+        if self._order is None or self._order[0] != pass_idx:
+            order = self.pool
+            if self.training:
+                generator = torch.Generator().manual_seed(stable_seed(self.seed, "order", self.client, pass_idx))
+                order = order[torch.randperm(len(order), generator=generator)]
+            self._order = (pass_idx, order)
+        return self._order[1][position * self.size : (position + 1) * self.size]
+
+
+class _RoundSampler:
+    """Yields the batches that a reader has set for the coming round, each sample with its own random stream."""
+
+    def __init__(self) -> None:
+        self.batches: Sequence[tuple[tuple[object, ...], list[int]]] = ()
+
+    def __iter__(self) -> Iterator[list[tuple[int, tuple[object, ...]]]]:
+        for stream, indices in self.batches:
+            yield [(index, (*stream, place)) for place, index in enumerate(indices)]
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
+class _SeededItems(Dataset[Any]):
+    """Gives each sample a random stream of its own, so that augmentation does not depend on the worker count."""
+
+    def __init__(self, dataset: Dataset[Any]) -> None:
+        self.dataset = dataset
+
+    def __getitem__(self, item: tuple[int, tuple[object, ...]]) -> Any:
+        index, stream = item
+        with torch_streams():
+            enter_stream(*stream)
+            return self.dataset[index]

@@ -1,0 +1,46 @@
+"""Random streams that are pure functions of who draws and when, so that there is no generator state to lose.
+
+A stream is named by (seed, client, purpose, round, step). The same name gives the same numbers in one process and in
+many, before and after a resume.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+def stable_seed(*parts: object) -> int:
+    """A 63-bit seed from the text of ``parts``; equal on every machine and Python version."""
+    digest = hashlib.blake2b("\x1f".join(map(str, parts)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def global_seed() -> int:
+    """The seed given to ``lightning.seed_everything``, or 0 if it was never called."""
+    return int(os.environ.get("PL_GLOBAL_SEED", "0"))
+
+
+@contextmanager
+def torch_streams(device: torch.device | None = None) -> Iterator[None]:
+    """Keep torch's own random state untouched by what `enter_stream` does inside the block."""
+    cpu_state = torch.random.get_rng_state()
+    device_state = torch.cuda.get_rng_state(device) if device is not None and device.type == "cuda" else None
+    try:
+        yield
+    finally:
+        torch.random.set_rng_state(cpu_state)
+        if device_state is not None:
+            torch.cuda.set_rng_state(device_state, device)
+
+
+def enter_stream(*name: object, device: torch.device | None = None) -> None:
+    """Point torch's generators at the start of the stream called ``name``; use inside `torch_streams`."""
+    seed = stable_seed(*name)
+    torch.random.default_generator.manual_seed(seed)
+    if device is not None and device.type == "cuda":
+        torch.cuda.manual_seed(seed)

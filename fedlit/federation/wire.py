@@ -1,0 +1,90 @@
+"""How a message looks on the wire: a header that describes named tensors, then their bytes.
+
+The header is JSON (``[[name, dtype, shape], ...]``), preceded by its length in 4 bytes. The payload is the tensors'
+raw little-endian bytes in the order of the header. Nothing is pickled, so a message cannot run code.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+Payload: TypeAlias = Mapping[str, Tensor]
+Schema: TypeAlias = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
+
+_LENGTH = struct.Struct("<I")
+_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
+    torch.uint64, torch.uint32, torch.uint16, torch.uint8, torch.bool,
+)}  # fmt: skip
+
+
+def schema_of(payload: Payload) -> Schema:
+    """Names, types and shapes of a payload, in its order."""
+    return tuple((name, tensor.dtype, tuple(tensor.shape)) for name, tensor in payload.items())
+
+
+@lru_cache(maxsize=4096)
+def schema_text(schema: Schema) -> bytes:
+    """A schema as JSON."""
+    fields = [[name, str(dtype).removeprefix("torch."), shape] for name, dtype, shape in schema]
+    return json.dumps(fields, separators=(",", ":")).encode()
+
+
+@lru_cache(maxsize=4096)
+def schema_from(text: bytes) -> Schema:
+    """Inverse of `schema_text`; raises a `ValueError`, `KeyError` or `TypeError` on anything else."""
+    return tuple((str(name), _DTYPES[dtype], tuple(shape)) for name, dtype, shape in json.loads(text))
+
+
+@lru_cache(maxsize=4096)
+def _header(schema: Schema) -> tuple[bytes, int]:
+    text = schema_text(schema)
+    body = sum(dtype.itemsize * torch.Size(shape).numel() for _, dtype, shape in schema)
+    return _LENGTH.pack(len(text)) + text, body
+
+
+def wire_size(payload: Payload) -> int:
+    """Bytes of ``payload`` on the wire, without making them."""
+    header, body = _header(schema_of(payload))
+    return len(header) + body
+
+
+def encode(payload: Payload) -> Tensor:
+    """Bytes of ``payload``, as a uint8 tensor of shape (`wire_size`,)."""
+    header, _ = _header(schema_of(payload))
+    parts = [torch.frombuffer(bytearray(header), dtype=torch.uint8)]
+    parts += [t.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for t in payload.values() if t.numel()]
+    return torch.cat(parts)
+
+
+def decode(message: Tensor) -> dict[str, Tensor]:
+    """Named tensors of a message made by `encode`.
+
+    Raises:
+        ValueError: If the bytes are not such a message, or fewer or more than its header announces.
+    """
+    try:
+        if len(message) < _LENGTH.size:
+            raise ValueError("shorter than its length field")
+        (length,) = _LENGTH.unpack(message[: _LENGTH.size].numpy().tobytes())
+        start = _LENGTH.size + length
+        schema = schema_from(message[_LENGTH.size : start].numpy().tobytes())
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"message of {len(message)} bytes has no readable header: {error}") from error
+    expected = start + _header(schema)[1]
+    if len(message) != expected:
+        raise ValueError(f"message has {len(message)} bytes, its header announces {expected}")
+    payload: dict[str, Tensor] = {}
+    for name, dtype, shape in schema:
+        stop = start + dtype.itemsize * torch.Size(shape).numel()
+        # clone(): the slice may start at an address that the dtype does not allow
+        payload[name] = message[start:stop].clone().view(dtype).reshape(shape)
+        start = stop
+    return payload

@@ -1,0 +1,9 @@
+"""One file per method."""
+
+from fedlit.methods.fedavg import FedAvg
+from fedlit.methods.fedprox import FedProx
+from fedlit.methods.finetune_offline import FinetuneOffline
+from fedlit.methods.source_only import SourceOnly
+from fedlit.methods.target_only import Oracle, TargetOnly
+
+__all__ = ["FedAvg", "FedProx", "FinetuneOffline", "Oracle", "SourceOnly", "TargetOnly"]

@@ -1,0 +1,28 @@
+"""FedAvg (McMahan, Moore, Ramage, Hampson and Aguera y Arcas, AISTATS 2017), Algorithm 1.
+
+The smallest federated method; copy this file to start another.
+
+Differences from the paper: none. The mean runs over all floating-point and integer state, BatchNorm statistics
+included (`FederatedModule`'s ``local_norm`` keeps those at home).
+"""
+
+from __future__ import annotations
+
+from fedlit.module import FederatedModule
+
+
+class FedAvg(FederatedModule):
+    """Local training at every client with labels, then the mean of their weights for everyone.
+
+    The target trains along if it has labels (``target_labels`` of the data module); without, FedAvg is `SourceOnly`.
+
+    Sends: "weights", up from each learner and down to every client, in every round.
+    """
+
+    def on_round_start(self, round_idx: int) -> None:
+        """A client that was away fetches the current model first."""
+        self.load_shared_(self.federation.catch_up("weights"))
+
+    def on_round_end(self, round_idx: int) -> None:
+        """w <- sum over learners k of (n_k / n) w_k."""
+        self.average_("weights", among=self.learners(round_idx))

@@ -1,0 +1,74 @@
+"""FedProx (Li, Sahu, Zaheer, Sanjabi, Talwalkar and Smith, MLSys 2020), Algorithm 2.
+
+Differences from the paper: clients are weighted as in FedAvg (by samples, or uniformly) rather than sampled in
+proportion to their data; inexact local solutions are given by the local steps, not by a gamma.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedlit.federation import Client
+from fedlit.methods.fedavg import FedAvg
+
+
+class FedProx(FedAvg):
+    """FedAvg whose local losses hold clients near the model of the round's start: loss + (mu / 2) |w - w_round|^2.
+
+    Sends: "weights", as FedAvg.
+
+    Args:
+        mu: Strength of the proximal term, at least 0; 0 is FedAvg. The paper tries 0.001 to 1.
+
+    Raises:
+        ValueError: If ``mu`` is negative.
+    """
+
+    def __init__(self, *args: Any, mu: float = 0.01, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if mu < 0:
+            raise ValueError(f"mu must be at least 0, got {mu}: it weighs the pull towards the round's first model")
+        self.mu = mu
+
+    def build_replica(self) -> nn.Module:
+        """A network and its anchor w_round, as buffers, so that a checkpoint within a round has it."""
+        replica = super().build_replica()
+        anchor = nn.Module()
+        for index, param in enumerate(replica.parameters()):
+            anchor.register_buffer(str(index), param.detach().clone())
+        replica.add_module("anchor", anchor)
+        return replica
+
+    def on_round_start(self, round_idx: int) -> None:
+        """Fetch the current model, and remember it as the anchor."""
+        super().on_round_start(round_idx)
+        self.anchor_()
+
+    @torch.no_grad()
+    def anchor_(self) -> None:
+        """Set w_round to the current weights of each local client."""
+        for client in self.federation.local_clients:
+            replica = self.replicas[client.name]
+            torch._foreach_copy_(self._anchor(client), list(replica.parameters()))
+
+    def loss(self, client: Client, batch: Sequence[Any]) -> Tensor:
+        """Cross-entropy plus the proximal term."""
+        params = list(self.replicas[client.name].parameters())
+        pulls = torch._foreach_sub(params, self._anchor(client))
+        distance = torch.stack([pull.square().sum() for pull in pulls]).sum()
+        return super().loss(client, batch) + 0.5 * self.mu * distance
+
+    def shared_state(self, client: str) -> dict[str, Tensor]:
+        """The anchor stays at home: everybody knows it already."""
+        state = super().shared_state(client)
+        for name in [name for name in state if name.startswith("anchor.")]:
+            del state[name]
+        return state
+
+    def _anchor(self, client: Client) -> list[Tensor]:
+        anchor = self.replicas[client.name].get_submodule("anchor")
+        return list(anchor.buffers())

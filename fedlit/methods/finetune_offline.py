@@ -1,0 +1,50 @@
+"""FinetuneOffline: FedAvg over the sources, then training at the target alone.
+
+As "Finetune_Offline" in Jiang, Zhang and Koyejo (Principled Federated Domain Adaptation, ICLR 2024, section 5 and
+appendix C): the same number of local epochs of fine-tuning as rounds of FedAvg before.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedlit.federation import Client
+from fedlit.methods.fedavg import FedAvg
+
+
+class FinetuneOffline(FedAvg):
+    """`SourceOnly` for some rounds, then `TargetOnly` from the model that it reached.
+
+    Sends: "weights" as FedAvg over the sources while federated, and nothing afterwards.
+
+    Args:
+        federated_rounds: Rounds over the sources, at least 1; the rounds after them train the target alone. Give the
+            Trainer twice as many rounds for the paper's setting.
+
+    Raises:
+        ValueError: If ``federated_rounds`` is below 1, or (when training starts) the target has no labels.
+    """
+
+    def __init__(self, *args: Any, federated_rounds: int = 25, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if federated_rounds < 1:
+            raise ValueError(f"federated_rounds must be at least 1, got {federated_rounds}")
+        self.federated_rounds = federated_rounds
+
+    def learners(self, round_idx: int) -> tuple[Client, ...]:
+        """The sources, then the target."""
+        return self.sources if round_idx < self.federated_rounds else (self.target,)
+
+    def on_fit_start(self) -> None:
+        """Refuse a target without labels."""
+        super().on_fit_start()
+        if not self.target.labelled:
+            raise ValueError(
+                f"FinetuneOffline trains on target labels, but target {self.target.name!r} has none: give the data "
+                "module target_labels (a number of samples, or a share such as 1.0)"
+            )
+
+    def on_round_end(self, round_idx: int) -> None:
+        """Average the sources while federated; fine-tuning is offline."""
+        if round_idx < self.federated_rounds:
+            super().on_round_end(round_idx)

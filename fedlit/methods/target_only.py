@@ -1,0 +1,54 @@
+"""TargetOnly and Oracle: the target trains alone, on its few labels or on all of them.
+
+As "Target Only" and "Oracle" in Jiang, Zhang and Koyejo (Principled Federated Domain Adaptation, ICLR 2024, section
+5): the target's own gradient alone, and supervised training with all target data.
+"""
+
+from __future__ import annotations
+
+from fedlit.federation import Client
+from fedlit.module import FederatedModule
+
+
+class TargetOnly(FederatedModule):
+    """The target trains on its own labelled samples; nothing is sent.
+
+    Raises:
+        ValueError: When training starts, if the target has no labels.
+    """
+
+    def learners(self, round_idx: int) -> tuple[Client, ...]:
+        """The target."""
+        return (self.target,)
+
+    def on_fit_start(self) -> None:
+        """Refuse a target without labels."""
+        super().on_fit_start()
+        if not self.target.labelled:
+            raise ValueError(
+                f"{type(self).__name__} trains on target labels, but target {self.target.name!r} has none: give the "
+                "data module target_labels (a number of samples, or a share such as 1.0)"
+            )
+
+
+class Oracle(TargetOnly):
+    """`TargetOnly` with all of the target's training labels: what no adaptation can be expected to beat.
+
+    Its data module must be given ``target_labels: 1.0``.
+
+    Raises:
+        ValueError: When training starts, if the target is not fully labelled.
+    """
+
+    def on_train_start(self) -> None:
+        """Refuse a target that hides some labels."""
+        super().on_train_start()
+        loader = self.trainer.train_dataloader
+        name = self.target.name
+        if name in getattr(loader, "datasets", {}):
+            given, all_of_them = loader.sizes({name})[name], loader.sizes()[name]
+            if given < all_of_them:
+                raise ValueError(
+                    f"Oracle trains on all target labels, but {given} of {all_of_them} training samples of target "
+                    f"{name!r} have one: set target_labels to 1.0, or use TargetOnly"
+                )

@@ -1,0 +1,144 @@
+"""Small feature extractors, trained from scratch. Each says the width of its features in ``out_features``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from torch import Tensor, nn
+
+
+def _check_at_least_one(**values: int) -> None:
+    for name, value in values.items():
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+
+
+class MLP(nn.Module):
+    """Fully connected layers, each followed by a ReLU.
+
+    Inputs of any shape are flattened. The last layer has a ReLU too, so the features are not negative.
+
+    Args:
+        in_features: Number of values in one flattened input, at least 1.
+        hidden: Width of each hidden layer; may be empty if ``out_features`` is given.
+        out_features: Width of the features; ``None`` takes the last hidden layer as it is.
+        dropout: Probability in [0, 1) of dropping a unit after each layer.
+
+    Raises:
+        ValueError: If a width is below 1, there is no layer, or ``dropout`` is outside [0, 1).
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        hidden: Sequence[int] = (64, 64),
+        out_features: int | None = None,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        widths = [*hidden] if out_features is None else [*hidden, out_features]
+        if not widths:
+            raise ValueError("hidden must name at least one layer unless out_features is given, got none")
+        _check_at_least_one(in_features=in_features, **{f"width of layer {i}": width for i, width in enumerate(widths)})
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {dropout}: it is the probability of dropping a unit")
+        self.in_features = in_features
+        self.out_features = widths[-1]
+        layers: list[nn.Module] = []
+        for fan_in, fan_out in zip([in_features, *widths], widths, strict=False):
+            layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
+            if dropout:
+                layers.append(nn.Dropout(dropout))
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features (batch, out_features) of inputs (batch, ...)."""
+        features: Tensor = self.layers(x.flatten(1))
+        return features
+
+
+Norm = Literal["batch", "group", "none"]
+
+_GROUPS = 4
+
+
+def _norm(kind: Norm, channels: int) -> list[nn.Module]:
+    if kind == "batch":
+        return [nn.BatchNorm2d(channels)]
+    if kind == "group":
+        return [nn.GroupNorm(_GROUPS, channels)]
+    return []
+
+
+class SmallCNN(nn.Module):
+    """Three 3x3 convolutions and two poolings, for images of 8x8 to 32x32 pixels.
+
+    The last pooling averages over 2x2 cells whatever the image size, so images of any size from 4x4 fit.
+
+    Args:
+        in_channels: 1 for grey images, 3 for colour.
+        width: Channels of the first convolution, at least 1; the others have twice as many.
+        norm: ``"batch"`` (its statistics are averaged between clients like weights), ``"group"`` (4 groups, no
+            statistics, better for clients with different data) or ``"none"``.
+
+    Raises:
+        ValueError: If a number is below 1, ``norm`` is unknown, or ``width`` is not a multiple of 4 with group norm.
+    """
+
+    def __init__(self, in_channels: int = 1, width: int = 16, norm: Norm = "batch") -> None:
+        super().__init__()
+        _check_at_least_one(in_channels=in_channels, width=width)
+        if norm not in ("batch", "group", "none"):
+            raise ValueError(f"norm must be 'batch', 'group' or 'none', got {norm!r}")
+        if norm == "group" and width % _GROUPS:
+            raise ValueError(f"width must be a multiple of {_GROUPS} with norm='group', got {width}")
+        self.in_channels = in_channels
+        self.out_features = 8 * width
+        layers: list[nn.Module] = []
+        for fan_in, fan_out, pool in [
+            (in_channels, width, None),
+            (width, 2 * width, nn.MaxPool2d(2)),
+            (2 * width, 2 * width, nn.AdaptiveAvgPool2d(2)),
+        ]:
+            # a bias before a normalisation would be subtracted again
+            layers += [nn.Conv2d(fan_in, fan_out, 3, padding=1, bias=norm == "none"), *_norm(norm, fan_out), nn.ReLU()]
+            if pool is not None:
+                layers.append(pool)
+        self.layers = nn.Sequential(*layers, nn.Flatten())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features (batch, 8 * width) of images (batch, in_channels, height, width)."""
+        features: Tensor = self.layers(x)
+        return features
+
+
+class Features(nn.Module):
+    """The identity, for features computed beforehand: inputs are flattened and passed on.
+
+    Args:
+        in_features: Number of values in one flattened input, at least 1.
+
+    Raises:
+        ValueError: If ``in_features`` is below 1; later, if an input has another width.
+    """
+
+    def __init__(self, in_features: int) -> None:
+        super().__init__()
+        _check_at_least_one(in_features=in_features)
+        self.in_features = in_features
+        self.out_features = in_features
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Inputs (batch, ...) as (batch, in_features)."""
+        flat = x.flatten(1)
+        if flat.shape[1] != self.in_features:
+            raise ValueError(
+                f"in_features is {self.in_features}, but an input of shape {tuple(x.shape[1:])} has {flat.shape[1]} "
+                "values: set in_features to the width of the data"
+            )
+        return flat
+
+    def extra_repr(self) -> str:
+        """The width, for `print`."""
+        return f"in_features={self.in_features}"

@@ -1,0 +1,54 @@
+"""What one client holds: an extractor and a classifier on its features."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+
+class Replica(nn.Module):
+    """A client's own network: ``classifier(extractor(x))``.
+
+    Args:
+        extractor: Turns a batch of inputs into features, shape (batch, width).
+        classifier: Turns features into logits, shape (batch, num_classes).
+    """
+
+    extractor: nn.Module
+    classifier: nn.Module
+
+    def __init__(self, extractor: nn.Module, classifier: nn.Module) -> None:
+        super().__init__()
+        self.extractor = extractor
+        self.classifier = classifier
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of a batch of inputs."""
+        logits: Tensor = self.classifier(self.extractor(x))
+        return logits
+
+
+def make_classifier(extractor: nn.Module, num_classes: int) -> nn.Linear:
+    """A linear classifier as wide as an extractor's features, initialised by torch's global generator.
+
+    Args:
+        extractor: A network with an integer attribute ``out_features``, its feature width.
+        num_classes: Number of classes, at least 1.
+
+    Returns:
+        A layer from ``extractor.out_features`` features to ``num_classes`` logits.
+
+    Raises:
+        TypeError: If the extractor does not say its width.
+        ValueError: If ``num_classes`` is below 1.
+    """
+    if num_classes < 1:
+        raise ValueError(f"num_classes must be at least 1, got {num_classes}: it is the number of labels in the data")
+    width: Any = getattr(extractor, "out_features", None)
+    if not isinstance(width, int):
+        raise TypeError(
+            f"extractor must have an integer attribute out_features, the width of its features, got {width!r} on "
+            f"{type(extractor).__name__}: set it in the network's __init__, or pass a classifier of your own"
+        )
+    return nn.Linear(width, num_classes)

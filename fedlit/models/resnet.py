@@ -1,0 +1,109 @@
+"""ResNets of torchvision as feature extractors, pretrained or not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+Freeze: TypeAlias = Literal["none", "stem", "layer1", "layer2", "layer3", "all"]
+
+# the parts of torchvision's ResNet in forward order; ``freeze`` names the last part that is kept fixed
+_STAGES = ("stem", "layer1", "layer2", "layer3", "all")
+_PARTS_OF = {
+    "stem": ("conv1", "bn1"),
+    "layer1": ("layer1",),
+    "layer2": ("layer2",),
+    "layer3": ("layer3",),
+    "all": ("layer4",),
+}
+
+
+def _load_file(network: nn.Module, path: Path) -> None:
+    if not path.is_file():
+        raise FileNotFoundError(f"weights names the file '{path}', which does not exist")
+    state = torch.load(path, map_location="cpu", weights_only=True)
+    # the file may or may not hold the classifier that this extractor leaves out
+    state = {name: tensor for name, tensor in state.items() if not name.startswith("fc.")}
+    try:
+        network.load_state_dict(state)
+    except RuntimeError as error:
+        raise ValueError(f"weights file '{path}' does not hold a state dict of this ResNet: {error}") from error
+
+
+class ResNet(nn.Module):
+    """ResNet of torchvision without its classifier: features are the globally averaged last feature maps.
+
+    Args:
+        depth: 18 (features of width 512), 50 or 101 (2048).
+        weights: ``None`` (random), a name of torchvision's weights (``"DEFAULT"``, ``"IMAGENET1K_V1"``,
+            ``"IMAGENET1K_V2"``), downloaded into torch's hub cache at first use, or the path of a state dict ending
+            in ``.pth`` or ``.pt``.
+        freeze: Last part that is not trained, counted from the input: ``"none"``, ``"stem"``, ``"layer1"``,
+            ``"layer2"``, ``"layer3"`` or ``"all"``. Frozen parts keep their BatchNorm statistics too.
+
+    Raises:
+        ValueError: If ``depth``, ``weights`` or ``freeze`` is unknown, or the file holds another network.
+        FileNotFoundError: If ``weights`` is a path and nothing is there.
+        RuntimeError: If the weights cannot be downloaded.
+    """
+
+    def __init__(self, depth: Literal[18, 50, 101] = 18, weights: str | None = None, freeze: Freeze = "none") -> None:
+        super().__init__()
+        # imported here because it costs a second, which every user of fedlit.models would pay
+        from torchvision import models
+
+        if depth not in (18, 50, 101):
+            raise ValueError(f"depth must be 18, 50 or 101, got {depth!r}")
+        if freeze not in ("none", *_STAGES):
+            raise ValueError(f"freeze must be one of {('none', *_STAGES)}, got {freeze!r}")
+        build = getattr(models, f"resnet{depth}")
+        from_file = weights is not None and weights.endswith((".pth", ".pt"))
+        choice = None
+        if weights is not None and not from_file:
+            known = getattr(models, f"ResNet{depth}_Weights").__members__
+            if weights not in known:
+                raise ValueError(
+                    f"weights must be null, one of {list(known)} for depth {depth}, or a path ending in .pth or .pt, "
+                    f"got {weights!r}"
+                )
+            choice = known[weights]
+        try:
+            network = build(weights=choice)
+        except OSError as error:  # urllib's errors are OSErrors, and so is a full disk
+            assert choice is not None, "a network without weights downloads nothing"
+            raise RuntimeError(
+                f"cannot download weights {weights!r} from {choice.url} ({error}): fetch that file on a machine with "
+                "a connection and give its path as weights, or set TORCH_HOME to a folder whose hub/checkpoints "
+                "holds it"
+            ) from error
+        self.depth = depth
+        self.freeze = freeze
+        self.out_features: int = network.fc.in_features
+        network.fc = nn.Identity()
+        if from_file:
+            _load_file(network, Path(str(weights)))
+        self.network: nn.Module = network
+        for part in self._frozen():
+            part.requires_grad_(False)
+        self.train()
+
+    def _frozen(self) -> list[nn.Module]:
+        if self.freeze == "none":
+            return []
+        last = _STAGES.index(self.freeze)
+        return [self.network.get_submodule(part) for stage in _STAGES[: last + 1] for part in _PARTS_OF[stage]]
+
+    def train(self, mode: bool = True) -> ResNet:
+        """Switch training mode; frozen parts stay in evaluation mode, so their BatchNorm statistics stay fixed."""
+        super().train(mode)
+        for part in self._frozen():
+            part.eval()
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features (batch, out_features) of images (batch, 3, height, width)."""
+        features: Tensor = self.network(x)
+        return features

@@ -1,0 +1,537 @@
+"""FederatedModule: what every method shares. A method adds its loss and what it sends."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Literal, TypeAlias
+
+import lightning.pytorch as pl
+import torch
+import torch.nn.functional as F
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torchmetrics import MeanMetric
+from torchmetrics.classification import MulticlassAccuracy
+
+from fedlit.federation import (
+    UNLABELLED,
+    Client,
+    DivergedError,
+    FederatedLoader,
+    Federation,
+    RoundPlan,
+)
+from fedlit.federation.client import make_roster
+from fedlit.federation.labels import guard
+from fedlit.federation.streams import enter_stream, torch_streams
+from fedlit.functional import information_score
+from fedlit.models import Replica, make_classifier
+from fedlit.optim import ClientSchedules, clip_client_gradients, default_optimizer
+from fedlit.rounds import Rounds
+from fedlit.vectorized import StackedReplicas
+
+Batch: TypeAlias = Mapping[str, Sequence[Any]]
+"""``{client: (inputs, labels)}`` of local clients; those that sit out a step are missing."""
+
+_NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
+
+
+class Replicas(nn.Module):
+    """Sub-modules by client name, any name a `Client` may have (``nn.ModuleDict`` refuses "type" or "keys")."""
+
+    def __getitem__(self, client: str) -> nn.Module:
+        try:
+            module = self._modules[client]
+        except KeyError:
+            raise KeyError(f"client {client!r} is not hosted by this process, which has {list(self._modules)}") from None
+        assert module is not None
+        return module
+
+    def __setitem__(self, client: str, module: nn.Module) -> None:
+        self._modules[client] = module
+
+    def __contains__(self, client: object) -> bool:
+        return client in self._modules
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+
+class FederatedModule(pl.LightningModule):
+    """Base of all methods: supervised local training, and the hooks in which a method communicates.
+
+    A method says who trains (`learners`), on what loss (`loss`), and what is exchanged when a round starts
+    (`on_round_start`) and ends (`on_round_end`). It reads ``self.federation`` and never asks which process it is on.
+
+    Metrics: ``source/NAME/loss`` and ``target/loss`` (training loss, mean over the round), ``train/loss`` (their mean
+    over clients), ``source/NAME/acc`` and ``source/acc`` (validation accuracy of each source's own replica and their
+    mean), ``target/score`` (label-free: mutual information between the target's inputs and predicted classes, in
+    [0, 1]). All processes log the same numbers.
+
+    Args:
+        clients: The roster, at least two names or `Client` objects.
+        target: Name of the client adapted to.
+        num_classes: Number of classes.
+        extractor: Network from inputs to features; each client gets a copy with the same initial weights.
+        classifier: Network from features to logits; ``None`` is a linear layer on ``extractor.out_features``.
+        optimizer: Makes the optimiser from parameter groups.
+        lr_scheduler: Makes a learning-rate schedule from an optimiser; each client has its own.
+        schedule_interval: What advances a client's schedule: the ``"round"`` s or ``"step"`` s it took part in.
+        weighting: Weights of clients in a mean: by number of training ``"samples"``, or ``"uniform"``.
+        local_norm: Keep normalisation layers local, parameters and statistics (FedBN, Li et al., ICLR 2021).
+        warmup_rounds: Rounds of FedAvg over the sources before the method proper starts.
+        vectorize: Train all local clients in one vectorised call; pays for many clients with tiny equal networks.
+
+    Raises:
+        RosterError: If the clients make no federation.
+        ValueError: If an argument is out of range, or the extractor does not tell its ``out_features``.
+    """
+
+    uses_unlabelled_target: ClassVar[bool] = False
+    """Whether the target trains on its unlabelled samples too, rather than on its labelled ones alone."""
+
+    def __init__(
+        self,
+        clients: Sequence[Client | str],
+        target: str,
+        num_classes: int,
+        extractor: nn.Module,
+        classifier: nn.Module | None = None,
+        *,
+        optimizer: OptimizerCallable = default_optimizer,
+        lr_scheduler: LRSchedulerCallable | None = None,
+        schedule_interval: Literal["round", "step"] = "round",
+        weighting: Literal["samples", "uniform"] = "samples",
+        local_norm: bool = False,
+        warmup_rounds: int = 0,
+        vectorize: bool = False,
+    ) -> None:
+        super().__init__()
+        if num_classes < 2:
+            raise ValueError(f"num_classes must be at least 2, got {num_classes}")
+        if warmup_rounds < 0:
+            raise ValueError(f"warmup_rounds must be at least 0, got {warmup_rounds}")
+        if weighting not in ("samples", "uniform"):
+            raise ValueError(f"weighting must be 'samples' or 'uniform', got {weighting!r}")
+        if schedule_interval not in ("round", "step"):
+            raise ValueError(f"schedule_interval must be 'round' or 'step', got {schedule_interval!r}")
+        self.clients = make_roster(clients, target)
+        self.target = next(client for client in self.clients if client.is_target)
+        self.num_classes = num_classes
+        # In a tuple, so that the originals are not registered: only clients' copies belong in the checkpoint.
+        self.originals = (extractor, make_classifier(extractor, num_classes) if classifier is None else classifier)
+        self.optimizer = optimizer
+        self.lr_scheduler = lr_scheduler
+        self.schedule_interval = schedule_interval
+        self.weighting = weighting
+        self.local_norm = local_norm
+        self.warmup_rounds = warmup_rounds
+        self.vectorize = vectorize
+        self.replicas = Replicas()
+        self.save_hyperparameters(
+            ignore=["clients", "extractor", "classifier", "optimizer", "lr_scheduler"], logger=False
+        )
+        self.save_hyperparameters({"clients": [client.name for client in self.clients]}, logger=False)
+        self._own_federation: Federation | None = None
+        self._stacked: StackedReplicas | None = None
+        self._step_losses: list[tuple[list[str], Tensor]] = []
+        self._resumed_losses: list[tuple[list[str], Tensor]] = []
+        self._shared: dict[str, dict[str, Tensor]] = {}
+        self._meters: dict[str, _Meter] = {}
+
+    # ---------------------------------------------------------------- what a method overrides
+
+    def build_replica(self) -> nn.Module:
+        """What one client holds; called once per client, each time from the same random state."""
+        extractor, classifier = self.originals
+        return Replica(copy.deepcopy(extractor), copy.deepcopy(classifier))
+
+    def learners(self, round_idx: int) -> tuple[Client, ...]:
+        """Clients that take local steps in round ``round_idx`` if they are present; default: all with labels."""
+        return tuple(client for client in self.clients if client.labelled)
+
+    def loss(self, client: Client, batch: Sequence[Any]) -> Tensor:
+        """Loss of one client on its batch, a scalar; default: cross-entropy on its labelled samples."""
+        inputs, labels = batch[0], batch[1]
+        logits = self.replicas[client.name](inputs)
+        if not client.is_target:
+            return F.cross_entropy(logits, labels)
+        total = F.cross_entropy(logits, labels, ignore_index=UNLABELLED, reduction="sum")
+        return total / (labels != UNLABELLED).sum().clamp(min=1)
+
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        """Losses of local clients in this step, by name. Override it to exchange something in every local step."""
+        if self._stacked is not None:
+            return self._stacked.losses(batch)
+        method = FederatedModule.loss if self.warming_up else type(self).loss
+        losses: dict[str, Tensor] = {}
+        federation = self.federation
+        with torch_streams(self.device):
+            for client in self.clients:
+                if client.name in batch:
+                    moment = (federation.round_idx, federation.batch_idx)
+                    enter_stream(federation.seed, "train", client.name, *moment, device=self.device)
+                    losses[client.name] = method(self, client, batch[client.name])
+        return losses
+
+    def on_round_start(self, round_idx: int) -> None:
+        """Exchange what a method needs before its local steps; default: nothing."""
+
+    def on_round_end(self, round_idx: int) -> None:
+        """Exchange what a method has learnt in its local steps; default: nothing."""
+
+    # ---------------------------------------------------------------- what a method uses
+
+    @property
+    def federation(self) -> Federation:
+        """The strategy's federation; under any other strategy, one of this process's own with the plain backend."""
+        federation = None if self._trainer is None else getattr(self._trainer.strategy, "federation", None)
+        if isinstance(federation, Federation):
+            return federation
+        if self._own_federation is None:
+            self._own_federation = Federation(self.clients, self.target.name)
+        return self._own_federation
+
+    @property
+    def sources(self) -> tuple[Client, ...]:
+        """Labelled clients other than the target, in roster order."""
+        return tuple(client for client in self.clients if not client.is_target)
+
+    @property
+    def warming_up(self) -> bool:
+        """Whether this round is one of the ``warmup_rounds``."""
+        return self.federation.round_idx < self.warmup_rounds
+
+    def present_learners(self) -> tuple[Client, ...]:
+        """Clients that take local steps in this round."""
+        return self._present_learners(self.federation.round_idx)
+
+    def average_(self, channel: str, among: Iterable[Client], to: Iterable[Client] | None = None) -> None:
+        """Replace the shared weights of ``to`` by the mean over ``among``, as far as they are present.
+
+        Args:
+            channel: Under which it is sent.
+            among: Clients whose weights are averaged, weighted as ``weighting`` says.
+            to: Clients that receive the mean; ``None`` is everyone.
+        """
+        federation = self.federation
+        among = tuple(among)
+        present = {client.name for client in federation.present(channel)}
+        payloads = {
+            client.name: self.shared_state(client.name)
+            for client in among
+            if client.name in present and federation.is_local(client)
+        }
+        weights = federation.weights if self.weighting == "samples" else None
+        self.load_shared_(federation.mean(channel, payloads, among=among, to=to, weights=weights))
+
+    def shared_state(self, client: str) -> dict[str, Tensor]:
+        """Weights of a local client that leave it, by name: all, less normalisation layers with ``local_norm``."""
+        if client not in self._shared:
+            replica = self.replicas[client]
+            local: set[str] = set()
+            if self.local_norm:
+                for prefix, module in replica.named_modules():
+                    if isinstance(module, _NORMS):
+                        local.update(f"{prefix}.{name}" for name in module.state_dict())
+            state = replica.state_dict(keep_vars=True)
+            self._shared[client] = {name: tensor for name, tensor in state.items() if name not in local}
+        return self._shared[client]
+
+    @torch.no_grad()
+    def load_shared_(self, received: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Write received weights into local replicas: ``{client: {name: tensor}}``."""
+        for client, state in received.items():
+            own = self.shared_state(client)
+            torch._foreach_copy_([own[name] for name in state], list(state.values()))
+
+    # ---------------------------------------------------------------- set-up
+
+    def configure_model(self) -> None:
+        """Build the replicas of local clients, all from the same random state."""
+        if len(self.replicas):
+            return
+        federation = self.federation
+        with torch_streams():
+            for client in federation.local_clients:
+                enter_stream(federation.seed, "initial weights")
+                self.replicas[client.name] = self.build_replica()
+
+    def configure_callbacks(self) -> list[pl.Callback]:
+        """Count rounds."""
+        return [Rounds()]
+
+    def client_param_groups(self) -> list[dict[str, Any]]:
+        """One parameter group per local client, which carries its name under ``"client"``.
+
+        Clipping, schedules and checkpoints go by that key; a method with several optimisers gives each of them such
+        groups.
+        """
+        groups: list[dict[str, Any]] = []
+        for client in self.federation.local_clients:
+            params = [param for param in self.replicas[client.name].parameters() if param.requires_grad]
+            groups.append({"params": params, "client": client.name})
+        return groups
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        """One optimiser over all local clients, and a schedule per client."""
+        optimizer = self.optimizer(self.client_param_groups())
+        if self.lr_scheduler is None:
+            return optimizer
+        schedules = ClientSchedules(optimizer, self.lr_scheduler, self.schedule_interval)  # type: ignore[arg-type]
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedules, "interval": "step"}}  # type: ignore[typeddict-item,return-value]
+
+    def plan_rounds(self, loader: FederatedLoader, local_steps: int | None, rounds_per_epoch: int) -> None:
+        """Cut the training data into rounds; called by the strategy on all processes.
+
+        Raises:
+            RosterError: On every process, if clients' data do not fit together.
+        """
+        federation = self.federation
+        labelled_only = () if self.uses_unlabelled_target or not self.target.labelled else (self.target.name,)
+        federation.introduce(loader.facts(labelled_only))
+        trainer = self.trainer
+        endless = trainer.max_epochs is None or trainer.max_epochs < 0
+        ever = self._ever_learners(1000 if endless else int(trainer.max_epochs or 0) * rounds_per_epoch)
+        loader.plan(
+            RoundPlan(
+                sizes={client.name: client.num_samples or 0 for client in federation.clients if client.name in ever},
+                learners=lambda round_idx: {client.name for client in self._present_learners(round_idx)},
+                position=lambda: (federation.round_idx, federation.batch_idx),
+                local_steps=local_steps,
+                rounds_per_epoch=rounds_per_epoch,
+                accumulate=trainer.accumulate_grad_batches,
+                labelled_only=labelled_only,
+            )
+        )
+
+    def _ever_learners(self, num_rounds: int) -> set[str]:
+        """Clients that take local steps in some round; the largest of them sets the length of a round."""
+        learners = {client.name for round_idx in range(num_rounds) for client in self.learners(round_idx)}
+        return learners | ({client.name for client in self.sources} if self.warmup_rounds else set())
+
+    def on_fit_start(self) -> None:
+        """Forget what a previous run left, and stack the replicas if asked to."""
+        self._shared.clear()
+        self._step_losses, self._resumed_losses = self._resumed_losses, []
+        self._stacked = None
+        if self.vectorize:
+            if type(self).loss is not FederatedModule.loss or type(self).losses is not FederatedModule.losses:
+                raise ValueError(f"vectorize=True needs the plain supervised loss, {type(self).__name__} has its own")
+            replicas = {client.name: self.replicas[client.name] for client in self.federation.local_clients}
+            self._stacked = StackedReplicas(replicas)
+
+    # ---------------------------------------------------------------- training
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """One local step of every client in ``batch``: the sum of their losses.
+
+        Each client's parameters only meet the gradient of its own loss, so this is exactly independent training.
+        """
+        if not self.target.labelled:  # the loader has seen to it, unless it is not fedlit's
+            batch = guard(batch, self.target.name, keep=False)
+        learners = {client.name for client in self.present_learners()}
+        losses = self.losses({name: samples for name, samples in batch.items() if name in learners})
+        # A step in which no local client trains must still have a graph: never None with several processes.
+        total = torch.zeros((), device=self.device, requires_grad=True)
+        if losses:
+            stacked = torch.stack(list(losses.values()))
+            self._step_losses.append((list(losses), stacked.detach()))
+            total = stacked.sum()
+        return total
+
+    def on_after_backward(self) -> None:
+        """Hand stacked gradients back to the clients' own parameters."""
+        if self._stacked is not None:
+            self._stacked.scatter_gradients()
+
+    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Optimizer) -> None:
+        """Clear gradients to None, so that an absent client's optimiser state stands still."""
+        optimizer.zero_grad(set_to_none=True)
+        if self._stacked is not None:
+            self._stacked.zero_grad()
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clip each client's gradient by itself."""
+        if gradient_clip_val:
+            clip_client_gradients(optimizer, gradient_clip_val, str(gradient_clip_algorithm or "norm"))
+
+    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+        """Advance per-client schedules that count steps; those that count rounds advance with `close_round`."""
+        if not isinstance(scheduler, ClientSchedules):
+            super().lr_scheduler_step(scheduler, metric)
+        elif scheduler.interval == "step" and self._step_losses:
+            names, values = self._step_losses[-1]
+            scheduler.step(names, dict(zip(names, values.tolist(), strict=True)))
+
+    def open_round(self) -> None:
+        """Start a round; called by the round counter, not by users."""
+        self._step_losses.clear()
+        if not self.warming_up:
+            self.on_round_start(self.federation.round_idx)
+        else:
+            self.load_shared_(self.federation.catch_up("weights"))
+
+    def close_round(self) -> None:
+        """End a round: check and log the losses, communicate, advance the schedules."""
+        federation = self.federation
+        losses = self._round_losses()
+        for name, loss in losses.items():
+            if not math.isfinite(loss):
+                federation.fail(
+                    DivergedError(
+                        f"the training loss of client {name!r} is {loss} in round {federation.round_idx}: lower the "
+                        "learning rate, clip gradients (Trainer(gradient_clip_val=...)), or look at its data"
+                    )
+                )
+        told = federation.report({name: {"loss": loss} for name, loss in losses.items()}, ["loss"])
+        if self.warming_up:
+            self.average_("weights", among=self.sources)
+        else:
+            self.on_round_end(federation.round_idx)
+        for config in self.trainer.lr_scheduler_configs:
+            if isinstance(config.scheduler, ClientSchedules) and config.scheduler.interval == "round":
+                config.scheduler.step(list(losses), losses)
+        metrics = {f"{self._prefix(name)}/loss": numbers["loss"] for name, numbers in told.items()}
+        if metrics:
+            metrics["train/loss"] = sum(metrics.values()) / len(metrics)
+        metrics["round"] = float(federation.round_idx)
+        self.log_now(metrics)
+
+    def log_now(self, metrics: Mapping[str, float]) -> None:
+        """Log numbers that are equal on all processes, at once and without the cost of `self.log`."""
+        trainer = self.trainer
+        trainer.callback_metrics.update({name: torch.tensor(value) for name, value in metrics.items()})
+        for logger in trainer.loggers:
+            logger.log_metrics(dict(metrics), step=trainer.global_step)
+
+    def _present_learners(self, round_idx: int) -> tuple[Client, ...]:
+        present = {client.name for client in self.federation.present_in(round_idx)}
+        learners = self.sources if round_idx < self.warmup_rounds else self.learners(round_idx)
+        return tuple(client for client in learners if client.name in present)
+
+    def _round_losses(self) -> dict[str, float]:
+        """Mean training loss of local clients over the round."""
+        return {name: math.fsum(values) / len(values) for name, values in self._losses_so_far().items()}
+
+    def _losses_so_far(self) -> dict[str, list[float]]:
+        losses: dict[str, list[float]] = {}
+        for names, values in self._step_losses:
+            for name, value in zip(names, values.tolist(), strict=True):
+                losses.setdefault(name, []).append(value)
+        return losses
+
+    def _prefix(self, client: str) -> str:
+        return "target" if client == self.target.name else f"source/{client}"
+
+    # ---------------------------------------------------------------- evaluation
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Logits of the target's replica, shape (batch, num_classes)."""
+        logits: Tensor = self.replicas[self.target.name](inputs)
+        return logits
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+        """Logits of each local client's replica on its own samples, by name; the target's labels are not read."""
+        return self._evaluate(batch)
+
+    def test_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+        """As `validation_step`."""
+        return self._evaluate(batch)
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+        """Class probabilities of each client in ``batch``, by name, each of shape (batch, num_classes)."""
+        return {name: self.replicas[name](samples[0]).softmax(dim=1) for name, samples in batch.items()}
+
+    def _evaluate(self, batch: Batch) -> dict[str, Tensor]:
+        logits: dict[str, Tensor] = {}
+        for name, samples in guard(batch, self.target.name, keep=True).items():
+            logits[name] = self.replicas[name](samples[0])
+            if name not in self._meters:
+                self._meters[name] = _Meter(self.num_classes, name == self.target.name, self.device)
+            self._meters[name].update(logits[name], samples[1])
+        return logits
+
+    def on_validation_epoch_start(self) -> None:
+        """Start counting afresh."""
+        self._meters.clear()
+
+    def on_test_epoch_start(self) -> None:
+        """Start counting afresh."""
+        self._meters.clear()
+
+    def on_validation_epoch_end(self) -> None:
+        """Share and log the metrics."""
+        self._log_evaluation()
+
+    def on_test_epoch_end(self) -> None:
+        """Share and log the metrics."""
+        self._log_evaluation()
+
+    def _log_evaluation(self) -> None:
+        if self.trainer.sanity_checking:
+            return
+        values = {name: meter.compute() for name, meter in self._meters.items()}
+        told = self.federation.report(values, ["acc", "eval_loss", "score"])
+        metrics = {f"{self._prefix(name)}/{key}": value for name, row in told.items() for key, value in row.items()}
+        accuracies = [row["acc"] for row in told.values() if "acc" in row]
+        if accuracies:
+            metrics["source/acc"] = sum(accuracies) / len(accuracies)
+        # Equal numbers on all processes: no reduction, no warning, and the key exists everywhere.
+        self.log_dict(metrics, batch_size=1, sync_dist=True, rank_zero_only=True)
+
+    # ---------------------------------------------------------------- checkpoints
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add the federation's state, and the losses of a round under way."""
+        checkpoint["federation"] = self.federation.state_dict()
+        checkpoint["round_losses"] = self._losses_so_far() if self.federation.batch_idx else {}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Go on where the checkpoint stopped.
+
+        Raises:
+            RosterError: If it belongs to another roster.
+        """
+        if "federation" in checkpoint:
+            self.federation.load_state_dict(checkpoint["federation"])
+            for name, values in checkpoint["round_losses"].items():
+                if self.federation.is_local(name):
+                    self._resumed_losses += [([name], torch.tensor([value])) for value in values]
+
+
+class _Meter:
+    """Evaluation of one client: accuracy and loss for a source, a label-free score for the target."""
+
+    def __init__(self, num_classes: int, is_target: bool, device: torch.device) -> None:
+        self.is_target = is_target
+        self.probabilities = torch.zeros(num_classes, device=device, dtype=torch.float64)
+        self.entropy, self.samples = 0.0, 0
+        self.accuracy = MulticlassAccuracy(num_classes, average="micro", sync_on_compute=False).to(device)
+        self.loss = MeanMetric(sync_on_compute=False).to(device)
+
+    def update(self, logits: Tensor, labels: Any) -> None:
+        if self.is_target:
+            log_p = logits.detach().double().log_softmax(dim=1)
+            self.probabilities += log_p.exp().sum(dim=0)
+            self.entropy -= float((log_p.exp() * log_p).sum())
+            self.samples += len(logits)
+            return
+        self.accuracy.update(logits, labels)
+        self.loss.update(F.cross_entropy(logits, labels), weight=len(labels))
+
+    def compute(self) -> dict[str, float]:
+        if self.is_target:
+            return {"score": float(information_score(self.probabilities / self.samples, self.entropy / self.samples))}
+        return {"acc": float(self.accuracy.compute()), "eval_loss": float(self.loss.compute())}
+
+

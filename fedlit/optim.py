@@ -1,0 +1,102 @@
+"""Per-client pieces of optimisation: parameter groups, clipping and learning-rate schedules.
+
+All clients of a process share one optimiser, with one parameter group per client. A client's parameters only meet
+their own gradient, so this is exactly independent local training, at the price of one optimiser step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import SGD, Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+
+def default_optimizer(params: Iterable[Any]) -> Optimizer:
+    """SGD with learning rate 0.01 and momentum 0.9, in its fused form (one call for all clients' tensors)."""
+    return SGD(params, lr=0.01, momentum=0.9, fused=True)
+
+
+def client_norms(optimizer: Optimizer) -> dict[str, Tensor]:
+    """Norm of each client's gradient over all of its parameter groups; clients without a gradient are left out."""
+    norms: dict[str, Tensor] = {}
+    for client, params in _by_client(optimizer).items():
+        gradients = [param.grad for param in params if param.grad is not None]
+        if gradients:
+            norms[client] = torch.nn.utils.get_total_norm(gradients)
+    return norms
+
+
+def clip_client_gradients(optimizer: Optimizer, clip_val: float, algorithm: str = "norm") -> None:
+    """Clip each client's gradient by itself, never the sum over clients.
+
+    Args:
+        optimizer: With parameter groups that carry a ``"client"`` key.
+        clip_val: Greatest norm, or greatest absolute entry.
+        algorithm: ``"norm"`` or ``"value"``.
+    """
+    for params in _by_client(optimizer).values():
+        if algorithm == "value":
+            torch.nn.utils.clip_grad_value_(params, clip_val)
+        else:
+            torch.nn.utils.clip_grad_norm_(params, clip_val)
+
+
+def _by_client(optimizer: Optimizer) -> dict[str, list[Tensor]]:
+    params: dict[str, list[Tensor]] = {}
+    for group in optimizer.param_groups:
+        params.setdefault(group["client"], []).extend(group["params"])
+    return params
+
+
+class _ClientView(Optimizer):
+    """One client's parameter groups, seen as an optimiser by a scheduler; shares the groups, never steps."""
+
+    def __init__(self, optimizer: Optimizer, client: str) -> None:
+        # Not Optimizer.__init__: it would copy the groups, and the scheduler must write into the shared ones.
+        self.param_groups = [group for group in optimizer.param_groups if group["client"] == client]
+        self.defaults = optimizer.defaults
+        self.state = optimizer.state
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Only counts, so that the scheduler knows its client has taken a step."""
+
+
+class ClientSchedules:
+    """A learning-rate schedule for each client, which advances only when that client takes part.
+
+    Args:
+        optimizer: With parameter groups that carry a ``"client"`` key.
+        build: Makes a scheduler for one client's groups.
+        interval: ``"round"`` or ``"step"``: what advances a schedule.
+    """
+
+    def __init__(self, optimizer: Optimizer, build: Callable[[Optimizer], LRScheduler], interval: str) -> None:
+        self.optimizer = optimizer
+        self.interval = interval
+        clients = dict.fromkeys(group["client"] for group in optimizer.param_groups)
+        self.views = {client: _ClientView(optimizer, client) for client in clients}
+        self.schedules = {client: build(view) for client, view in self.views.items()}
+
+    def step(self, clients: Collection[str], losses: Mapping[str, float]) -> None:
+        """Advance the schedules of ``clients``; those that react to a plateau are given the client's own loss."""
+        for client, schedule in self.schedules.items():
+            if client in clients:
+                self.views[client].step()
+                if isinstance(schedule, ReduceLROnPlateau):
+                    if client in losses:
+                        schedule.step(losses[client])
+                else:
+                    schedule.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of each client's schedule, by client name."""
+        return {client: schedule.state_dict() for client, schedule in self.schedules.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the schedules of local clients; the state may hold others too."""
+        for client, schedule in self.schedules.items():
+            schedule.load_state_dict(state[client])

@@ -1,0 +1,236 @@
+"""FederatedStrategy: puts the clients of a federation on the processes of a Trainer."""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import os
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, Literal
+
+import lightning.pytorch as pl
+import torch
+import torch.distributed as dist
+from torch import nn
+from lightning.fabric.plugins.io.torch_io import _PATH
+from lightning.pytorch.strategies import DDPStrategy, Strategy, StrategyRegistry
+from lightning.pytorch.trainer.states import TrainerStatus
+from lightning.pytorch.utilities import rank_zero_warn
+
+from fedlit.checkpoints import keep_clients, merge
+from fedlit.federation import FederatedLoader, Federation, Participation
+from fedlit.federation.client import place
+from fedlit.federation.transport import OneProcess, ProcessGroup, Transport
+from fedlit.module import FederatedModule
+from fedlit.privacy import SecureAggregation
+
+_START_UP = timedelta(minutes=10)
+"""Processes may start at different times (imports, data); only then is the federation's own timeout in force."""
+
+_joined: dict[timedelta, Transport] = {}
+"""Process groups made so far: they outlive a Trainer, and a script may run several."""
+
+
+class FederatedStrategy(DDPStrategy):
+    """Hosts the clients on ``devices`` processes, or all of them on one; neither wraps nor syncs the module.
+
+    Every process trains its own clients; they meet in exchanges only. Results do not depend on the number of
+    processes: to the last bit on CPU with `Plain` sums and the same ``num_threads``.
+
+    Args:
+        local_steps: Optimiser steps per client and round; ``None`` is one local epoch, in which clients with less
+            data take fewer steps.
+        rounds_per_epoch: Rounds in one epoch of the Trainer. With 1, validation, patience and checkpoints count
+            rounds; raise it for rounds of few steps, as Lightning spends milliseconds on each epoch.
+        participation: Who is present in a round; default everyone.
+        drops: Per channel, who of those present is heard, nested in the order given.
+        privacy: Backend for secure sums, one for all channels or one per channel; default `Plain`.
+        placement: Client names per process; ``None`` deals out contiguous shares.
+        timeout: Seconds that a process waits for the others before it gives up.
+        num_threads: CPU threads per process; ``None`` leaves Lightning's choice, which depends on the number of
+            processes. Fix it (1) to compare runs bit by bit.
+        start_method: How ``devices=N`` starts processes: as torch.distributed and Lightning's DDP name it.
+
+    Raises:
+        RosterError: When a run starts, if there are more processes than clients.
+        ValueError: If a number is out of range.
+    """
+
+    strategy_name = "federated"
+
+    def __init__(
+        self,
+        local_steps: int | None = None,
+        rounds_per_epoch: int = 1,
+        participation: Participation | None = None,
+        drops: dict[str, Participation] | None = None,
+        privacy: SecureAggregation | dict[str, SecureAggregation] | None = None,
+        placement: list[list[str]] | None = None,
+        timeout: float = 600.0,
+        num_threads: int | None = None,
+        start_method: Literal["popen", "spawn", "fork", "forkserver"] = "popen",
+    ) -> None:
+        if local_steps is not None and local_steps < 1:
+            raise ValueError(f"local_steps must be at least 1 optimiser step or None for a local epoch, got {local_steps}")
+        if rounds_per_epoch < 1:
+            raise ValueError(f"rounds_per_epoch must be at least 1, got {rounds_per_epoch}")
+        if timeout <= 0:
+            raise ValueError(f"timeout must be positive seconds, got {timeout}")
+        if num_threads is not None and num_threads < 1:
+            raise ValueError(f"num_threads must be at least 1, got {num_threads}")
+        super().__init__(
+            process_group_backend="gloo", timeout=timedelta(seconds=timeout), start_method=start_method
+        )
+        self.local_steps = local_steps
+        self.rounds_per_epoch = rounds_per_epoch
+        self.participation = participation
+        self.drops = drops
+        self.privacy = privacy
+        self.placement = placement
+        self.num_threads = num_threads
+        self._federation: Federation | None = None
+
+    @property
+    def federation(self) -> Federation | None:
+        """The clients on their processes; ``None`` before a run has started."""
+        return self._federation
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        """No sampler splits a client's data between processes."""
+        return {"num_replicas": 1, "rank": 0}
+
+    # ---------------------------------------------------------------- starting up
+
+    def setup_environment(self) -> None:
+        """Join the processes and put the clients on them; ranks are known only from here on."""
+        super().setup_environment()
+        module = self._federated_module()
+        if self.num_threads is not None:
+            torch.set_num_threads(self.num_threads)
+        previous = self._federation
+        federation = Federation(
+            module.clients,
+            module.target.name,
+            transport=self._transport(),
+            placement=self.placement,
+            participation=self.participation,
+            drops=self.drops,
+            privacy=self.privacy,
+        )
+        if previous is None or [c.name for c in previous.clients] != [c.name for c in federation.clients]:
+            self._federation = federation
+        federation.agree("roster", [(client.name, client.role) for client in federation.clients])
+        federation.agree("method", f"{type(module).__module__}.{type(module).__qualname__}")
+        federation.agree("rounds", (self.local_steps, self.rounds_per_epoch))
+        federation.agree("seed (call seed_everything before building the module)", federation.seed)
+        if self.world_size > 1:
+            federation.agree("the initial network (call seed_everything before building it)", _digest(module))
+
+    def setup_distributed(self) -> None:
+        """Join the processes, on CPU tensors; one process needs no process group."""
+        self.set_world_ranks()
+        place(self._federated_module().clients, self.world_size, self.placement)  # too many processes: say so early
+        if self.world_size == 1 or dist.is_initialized():
+            return
+        environment = self.cluster_environment
+        assert environment is not None
+        elastic = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        store: dist.Store = dist.TCPStore(
+            environment.main_address,
+            environment.main_port,
+            None if elastic else self.world_size,
+            is_master=self.global_rank == 0 and not elastic,
+            timeout=_START_UP,
+        )
+        if elastic:  # a restarted job must not find the addresses of the one that failed
+            store = dist.PrefixStore(f"fedlit/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+        dist.init_process_group(
+            "gloo", store=store, rank=self.global_rank, world_size=self.world_size, timeout=self._timeout
+        )
+        atexit.register(_leave)
+
+    def setup(self, trainer: pl.Trainer) -> None:
+        """As the base strategy: DDP would wrap the module and overwrite every client by rank 0's."""
+        Strategy.setup(self, trainer)
+
+    def _setup_model(self, model: nn.Module) -> nn.Module:  # type: ignore[override]
+        return model
+
+    def process_dataloader(self, dataloader: object) -> object:
+        """Cut training data into rounds, and give all processes the same number of batches.
+
+        Raises:
+            TypeError: If the data are not a `FederatedLoader`.
+        """
+        module = self._federated_module()
+        if not isinstance(dataloader, FederatedLoader):
+            raise TypeError(
+                f"FederatedStrategy needs a FederatedLoader, got {type(dataloader).__name__}: use a "
+                "fedlit.data.DomainDataModule, or FederatedLoader({client: dataset}) from fedlit.data"
+            )
+        if not (dataloader.training and module.target.labelled):
+            dataloader.guarded = module.target.name
+        if dataloader.training:
+            module.plan_rounds(dataloader, self.local_steps, self.rounds_per_epoch)
+        return dataloader
+
+    def _transport(self) -> Transport:
+        if self.world_size == 1:
+            return OneProcess()
+        assert self._timeout is not None
+        if self._timeout not in _joined:
+            _joined[self._timeout] = ProcessGroup(self._timeout)
+        return _joined[self._timeout]
+
+    def _federated_module(self) -> FederatedModule:
+        module = self.lightning_module
+        if not isinstance(module, FederatedModule):
+            raise TypeError(f"FederatedStrategy trains a FederatedModule, got {type(module).__name__}")
+        return module
+
+    # ---------------------------------------------------------------- checkpoints
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: _PATH, storage_options: Any | None = None
+    ) -> None:
+        """Write one file for all clients, from rank 0; every process must call it."""
+        federation = self._federation
+        assert federation is not None
+        if self.world_size > 1:
+            if self._federated_module().trainer.state.status == TrainerStatus.INTERRUPTED:
+                # Another process may be gone: waiting for its part would hide the error that stopped this one.
+                rank_zero_warn(f"no checkpoint written to {filepath}: the run was interrupted by an error")
+                return
+            parts = federation.transport.gather_object(checkpoint)
+            if parts is not None:
+                checkpoint = merge(parts, [client.name for client in federation.clients])
+        super().save_checkpoint(checkpoint, filepath, storage_options)
+
+    def load_checkpoint(self, checkpoint_path: _PATH, weights_only: bool | None = None) -> dict[str, Any]:
+        """Read a file for all clients, and keep those hosted here."""
+        checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
+        federation = self._federation
+        assert federation is not None
+        return keep_clients(checkpoint, [client.name for client in federation.local_clients])
+
+
+def _digest(module: FederatedModule) -> str:
+    """Fingerprint of the networks that clients start from."""
+    digest = hashlib.sha256()
+    for network in module.originals:
+        for name, tensor in network.state_dict().items():
+            digest.update(name.encode())
+            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _leave() -> None:
+    with suppress(Exception):
+        dist.destroy_process_group()
+
+
+StrategyRegistry.register(
+    "federated", FederatedStrategy, description="Clients of a federation on the processes of a Trainer"
+)

@@ -1,0 +1,103 @@
+"""Many clients with tiny equal networks in one vectorised call (torch.func).
+
+The weights of all local clients lie in one stacked tensor per parameter name, and each client's own parameters are
+views into it. So optimisers, clipping, exchanges and checkpoints see ordinary parameters, while forward and backward
+are one batched call. Worth it when a network is so small that Python and dispatch dominate; not for convolutions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, stack_module_state, vmap
+
+_PADDING = -100
+
+
+class StackedReplicas:
+    """Replicas of local clients, trained together.
+
+    Args:
+        replicas: Equal networks by client name; their parameters become views of the stacked ones.
+
+    Raises:
+        ValueError: If the networks differ, or have buffers (BatchNorm statistics cannot be updated in a vmap).
+    """
+
+    def __init__(self, replicas: Mapping[str, nn.Module]) -> None:
+        self.names = list(replicas)
+        modules = list(replicas.values())
+        self.network = modules[0]
+        buffers = [name for name, _ in self.network.named_buffers()]
+        if buffers:
+            raise ValueError(f"vectorize=True needs networks without buffers, got {buffers[:3]}: use GroupNorm or none")
+        frozen = [name for name, param in self.network.named_parameters() if not param.requires_grad]
+        if frozen:
+            raise ValueError(f"vectorize=True needs trainable parameters throughout, {frozen[:3]} are frozen")
+        stacked, _ = stack_module_state(modules)
+        self.stacked: dict[str, Tensor] = {name: t.detach().requires_grad_() for name, t in stacked.items()}
+        # The parameter objects stay the same: an optimiser made before keeps them.
+        self.params: list[list[nn.Parameter]] = []
+        for name, whole in self.stacked.items():
+            own = [module.get_parameter(name) for module in modules]
+            for param, part in zip(own, whole.detach().unbind(0), strict=True):
+                param.data = part
+            self.params.append(own)
+        self._forward = vmap(self._call, randomness="different")
+        self._active: list[bool] = []
+
+    def _call(self, params: dict[str, Tensor], inputs: Tensor) -> Tensor:
+        logits: Tensor = functional_call(self.network, params, (inputs,))
+        return logits
+
+    def losses(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, Tensor]:
+        """Mean cross-entropy of each client in ``batch``; batches of unequal length are padded, clients missing
+        from it take no part.
+        """
+        if not batch:
+            self._active = []
+            return {}
+        longest = max(len(samples[1]) for samples in batch.values())
+        inputs, labels, counts = [], [], []
+        blank: tuple[Tensor, Tensor] | None = None
+        for name in self.names:
+            if name in batch:
+                x, y = batch[name][0], batch[name][1]
+                missing = longest - len(y)
+                if missing:
+                    x = torch.cat([x, x.new_zeros(missing, *x.shape[1:])])
+                    y = F.pad(y, (0, missing), value=_PADDING)
+                counts.append(longest - missing)
+            else:
+                if blank is None:
+                    x, y = next(iter(batch.values()))[:2]
+                    blank = x.new_zeros(longest, *x.shape[1:]), y.new_full((longest,), _PADDING)
+                x, y = blank
+                counts.append(0)
+            inputs.append(x)
+            labels.append(y)
+        self._active = [name in batch for name in self.names]
+        logits = self._forward(self.stacked, torch.stack(inputs))
+        flat = F.cross_entropy(
+            logits.flatten(0, 1), torch.stack(labels).flatten(), ignore_index=_PADDING, reduction="none"
+        )
+        means = flat.view(len(self.names), longest).sum(dim=1) / logits.new_tensor(counts).clamp(min=1)
+        return {name: mean for name, mean, active in zip(self.names, means.unbind(0), self._active, strict=True) if active}
+
+    def scatter_gradients(self) -> None:
+        """Give each active client's parameters their part of the stacked gradient."""
+        for own, whole in zip(self.params, self.stacked.values(), strict=True):
+            if whole.grad is None:
+                continue
+            for param, part, active in zip(own, whole.grad.unbind(0), self._active, strict=True):
+                if active:
+                    param.grad = part
+
+    def zero_grad(self) -> None:
+        """Forget the stacked gradient."""
+        for whole in self.stacked.values():
+            whole.grad = None
