@@ -57,9 +57,14 @@ class _ClientView(Optimizer):
 
     def __init__(self, optimizer: Optimizer, client: str) -> None:
         # Not Optimizer.__init__: it would copy the groups, and the scheduler must write into the shared ones.
-        self.param_groups = [group for group in optimizer.param_groups if group["client"] == client]
+        self.optimizer = optimizer
+        self.client = client
         self.defaults = optimizer.defaults
-        self.state = optimizer.state
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        # Looked up afresh each time: loading a checkpoint gives the optimiser new groups.
+        return [group for group in self.optimizer.param_groups if group["client"] == self.client]
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Only counts, so that the scheduler knows its client has taken a step."""

@@ -47,7 +47,7 @@ class HeartDisease(DomainDataModule):
     """Does a patient have heart disease? Four hospitals, 920 patients (UCI, as in Fed-Heart); embedded.
 
     Hospitals: ``cleveland`` (304 patients), ``hungary`` (293), ``switzerland`` (123), ``va_long_beach`` (200). They
-    differ in how many are ill (38 to 94%) and in what was measured: whole columns are missing, and Switzerland has no
+    differ in how many are ill (36 to 93%) and in what was measured: whole columns are missing, and Switzerland has no
     cholesterol at all. Zeros for blood pressure and cholesterol are missing values too.
 
     Each patient is a vector of 38 numbers: five measurements, a mark for each of the four that can be missing, and

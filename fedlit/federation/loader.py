@@ -118,7 +118,8 @@ class FederatedLoader:
     def facts(self, labelled_only: Collection[str] = ()) -> dict[str, Facts]:
         """Size and shape of each local client's data."""
         sizes = self.sizes(labelled_only)
-        return {name: Facts(sizes[name], _input_shape(dataset)) for name, dataset in self.datasets.items()}
+        with torch_streams():  # looking at a sample may draw an augmentation
+            return {name: Facts(sizes[name], _input_shape(dataset)) for name, dataset in self.datasets.items()}
 
     def plan(self, plan: RoundPlan) -> None:
         """Cut the data into rounds; called by the strategy before the first epoch."""
@@ -144,7 +145,7 @@ class FederatedLoader:
         if plan is not None and plan.local_steps is not None:
             return plan.local_steps * plan.accumulate
         sizes = self.sizes() if plan is None else plan.sizes
-        longest = max(self._num_batches(size, name) for name, size in sizes.items())
+        longest = max((self._num_batches(size, name) for name, size in sizes.items()), default=0)
         accumulate = 1 if plan is None else plan.accumulate
         return math.ceil(longest / accumulate) * accumulate
 

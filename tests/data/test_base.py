@@ -1,0 +1,376 @@
+"""What every data module promises: splits, hidden labels, loaders over local clients, and errors that help."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from torch import Tensor
+
+from fedlit.data import DatasetLayoutError, DomainDataModule, DomainDataset, FederatedLoader
+from fedlit.data.base import Domain, apportion, balanced_choice, stratified_split
+from fedlit.federation.client import Client
+from fedlit.federation.errors import RosterError
+from fedlit.federation.labels import UNLABELLED
+from fedlit.federation.loader import BatchedDataset
+
+CLASS_SHARES = {"a": [50, 30, 20], "b": [40, 40, 40], "c": [9, 40, 11], "d": [30, 30, 31]}
+
+
+class Blobs(DomainDataModule):
+    """Four domains whose samples carry their domain and position, so that a test can tell who they are."""
+
+    def __init__(
+        self, shares: dict[str, list[int]] | None = None, width: dict[str, int] | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self.shares = shares or CLASS_SHARES
+        self.width = width or {}
+        self.loads: list[str] = []
+        self.check_roster()
+
+    def domain_names(self) -> list[str]:
+        return list(self.shares)
+
+    def class_names(self) -> list[str]:
+        return ["red", "green", "blue"]
+
+    def load(self, domain: str) -> Domain:
+        self.loads.append(domain)
+        y = torch.cat([torch.full((n,), label) for label, n in enumerate(self.shares[domain])])
+        place = self.domain_names().index(domain)
+        x = torch.stack([torch.full((len(y),), float(place)), torch.arange(len(y)).float()], dim=1)
+        return Domain(x.repeat(1, self.width.get(domain, 1)), y)
+
+
+def truth(module: Blobs, name: str) -> Tensor:
+    return torch.cat([torch.full((n,), label) for label, n in enumerate(module.shares[name])])
+
+
+def test_splits_are_disjoint_covering_and_stratified():
+    module = Blobs(val_fraction=0.1, test_fraction=0.25)
+    for name, shares in CLASS_SHARES.items():
+        split = module.split(name)
+        together = torch.cat([split.train, split.val, split.test])
+        assert sorted(together.tolist()) == list(range(sum(shares)))
+        assert len(split.val) == round(0.1 * sum(shares))
+        assert len(split.test) == round(0.25 * sum(shares))
+        y = truth(module, name)
+        for part, fraction in ((split.val, 0.1), (split.test, 0.25)):
+            assert part.tolist() == sorted(part.tolist())
+            counts = torch.bincount(y[part], minlength=3)
+            assert ((counts - fraction * torch.tensor(shares)).abs() < 1).all()
+
+
+def test_a_clients_split_depends_on_neither_the_other_clients_nor_its_role():
+    everyone = Blobs(target="d")
+    some = Blobs(clients=["c", "a"], target="a")
+    for name in "ac":
+        assert all(
+            torch.equal(getattr(everyone.split(name), part), getattr(some.split(name), part))
+            for part in ("train", "val", "test")
+        )
+    assert not torch.equal(Blobs(seed=1).split("a").test, Blobs(seed=2).split("a").test)
+
+
+def test_seed_is_read_from_seed_everything_when_first_needed(monkeypatch):
+    module = Blobs()
+    monkeypatch.setenv("PL_GLOBAL_SEED", "7")
+    assert torch.equal(module.split("a").test, Blobs(seed=7).split("a").test)
+    monkeypatch.setenv("PL_GLOBAL_SEED", "8")
+    assert module.seed == 7
+
+
+def test_every_class_keeps_a_training_sample():
+    y = torch.tensor([0] * 20 + [1] + [2, 2])
+    train, val, test = stratified_split(y, 0.4, 0.4, torch.Generator().manual_seed(0))
+    assert set(y[train].tolist()) == {0, 1, 2}
+    assert len(train) + len(val) + len(test) == len(y)
+
+
+def test_apportion_deals_by_largest_remainders():
+    """Shares 2.5, 1.5, 1.0 of 5 seats: floors 2, 1, 1, and the one left to a remainder of 0.5 (the first)."""
+    seats = apportion(torch.tensor([5, 3, 2]), 0.5, torch.tensor([5, 3, 2]))
+    assert seats.tolist() == [3, 1, 1]
+    assert apportion(torch.tensor([5, 3, 2]), 0.5, torch.tensor([1, 3, 2])).tolist() == [1, 2, 1]
+
+
+def test_hidden_labels_are_nowhere_in_the_training_dataset():
+    module = Blobs(target="c")
+    dataset = module.dataset("c", "train")
+    assert isinstance(dataset, DomainDataset)
+    assert (dataset.y == UNLABELLED).all()
+    assert dataset.labelled_indices is not None
+    assert len(dataset.labelled_indices) == 0
+    tensors = [value for value in vars(dataset).values() if isinstance(value, Tensor)]
+    assert {id(t) for t in tensors} == {id(dataset.x), id(dataset.y), id(dataset.labelled_indices)}
+    assert all((batch["c"][1] == UNLABELLED).all() for batch in module.train_dataloader() if "c" in batch)
+    assert (module.dataset("a", "train").y >= 0).all()
+    assert module.dataset("a", "train").labelled_indices is None
+
+
+def test_held_out_labels_are_the_true_ones():
+    module = Blobs(target="c")
+    for loader, part in ((module.val_dataloader(), "val"), (module.test_dataloader(), "test")):
+        (batch,) = list(loader)
+        assert list(batch) == ["a", "b", "c", "d"]
+        for name, (x, y) in batch.items():
+            assert torch.equal(x[:, 1].long(), getattr(module.split(name), part))  # and they come in order
+            assert torch.equal(y, truth(module, name)[x[:, 1].long()])
+
+
+@pytest.mark.parametrize(("wanted", "number"), [(1, 1), (7, 7), (0.1, 4), (1.0, 42), (0.0001, 1)])
+def test_target_labels_is_a_number_or_a_share(wanted, number):
+    module = Blobs(target="c", target_labels=wanted)  # c has 60 samples, 42 of them for training
+    dataset = module.dataset("c", "train")
+    assert len(dataset.labelled_indices) == number if number < 42 else dataset.labelled_indices is None
+    assert int((dataset.y >= 0).sum()) == number
+    shown = dataset.y >= 0
+    assert torch.equal(dataset.y[shown], truth(module, "c")[dataset.x[shown][:, 1].long()])
+    client = next(client for client in module.clients if client.is_target)
+    assert client == Client("c", "target", labelled=True, num_samples=number)
+
+
+def test_kept_labels_are_balanced_as_far_as_classes_allow():
+    module = Blobs(target="c", target_labels=12)
+    y = module.dataset("c", "train").y
+    assert torch.bincount(y[y >= 0]).tolist() == [4, 4, 4]
+    y = torch.tensor([0] * 2 + [1] * 50 + [2] * 50)
+    chosen = balanced_choice(y, torch.arange(102), 11, torch.Generator().manual_seed(0))
+    counts = torch.bincount(y[chosen])
+    assert counts[0] == 2
+    assert sorted(counts[1:].tolist()) == [4, 5]
+
+
+def test_more_kept_labels_contain_fewer():
+    few = Blobs(target="c", target_labels=5).split("c").labelled.tolist()
+    assert set(few) < set(Blobs(target="c", target_labels=20).split("c").labelled.tolist())
+
+
+def test_transductive_target_trains_and_tests_on_all_its_samples():
+    module = Blobs(target="c", transductive=True)
+    split = module.split("c")
+    assert split.train.tolist() == split.test.tolist() == list(range(60))
+    assert (module.dataset("c", "train").y == UNLABELLED).all()
+    assert torch.equal(module.dataset("c", "test").y, truth(module, "c"))
+    assert next(client for client in module.clients if client.is_target).num_samples == 60
+    assert torch.equal(module.split("a").train, Blobs(target="c").split("a").train)
+
+
+def test_transductive_target_is_not_tested_on_samples_whose_labels_it_trained_on():
+    module = Blobs(target="c", transductive=True, target_labels=9)
+    split = module.split("c")
+    assert len(split.train) == 60
+    assert len(split.labelled) == 9
+    assert set(split.test.tolist()) == set(range(60)) - set(split.labelled.tolist())
+    assert not set(split.labelled.tolist()) & set(split.val.tolist())
+
+
+def test_clients_are_in_the_order_given_with_their_training_samples():
+    module = Blobs(clients=["d", "a", "b"], target="a")
+    assert module.clients == [
+        Client("d", "source", True, len(module.split("d").train)),
+        Client("a", "target", False, len(module.split("a").train)),
+        Client("b", "source", True, len(module.split("b").train)),
+    ]
+    assert module.target == "a"
+    assert module.num_classes == 3
+    assert module.classes == ["red", "green", "blue"]
+    assert module.input_shape == (2,)
+    assert module.in_features == 2
+    assert Blobs(clients=["d", "a"]).target == "a"
+
+
+def test_each_domain_is_loaded_once():
+    module = Blobs(clients=["a", "b"])
+    for _ in range(2):
+        assert len(module.clients) == 2
+        assert len(list(module.train_dataloader())) > 0
+        assert len(str(module)) > 0
+    assert sorted(module.loads) == ["a", "b"]
+
+
+def trainer_of(local: list[str], members: list[str]) -> Any:
+    federation = SimpleNamespace(
+        clients=[Client(name) for name in members], local_clients=[Client(name) for name in local]
+    )
+    return SimpleNamespace(lightning_module=SimpleNamespace(federation=federation))
+
+
+def test_loaders_hold_the_local_clients_only():
+    module = Blobs(target="b")
+    assert list(module.train_dataloader().datasets) == ["a", "b", "c", "d"]
+    module.trainer = trainer_of(["b", "d"], list("abcd"))
+    assert list(module.train_dataloader().datasets) == ["b", "d"]
+    assert list(module.val_dataloader().datasets) == list(module.test_dataloader().datasets) == ["b", "d"]
+    assert list(module.predict_dataloader().datasets) == ["b"]
+    assert len(module.clients) == 4
+    module.trainer = SimpleNamespace(lightning_module=torch.nn.Linear(1, 1))
+    assert list(module.train_dataloader().datasets) == ["a", "b", "c", "d"]
+
+
+def test_a_model_with_other_clients_is_refused():
+    module = Blobs(target="b")
+    module.trainer = trainer_of(["a"], ["a", "b"])
+    with pytest.raises(RosterError, match=r"model's clients \['a', 'b'\] and the data module's"):
+        module.train_dataloader()
+
+
+def test_a_pass_holds_every_training_sample_once():
+    module = Blobs(target="b", batch_size=7)
+    seen: dict[str, list[int]] = {name: [] for name in CLASS_SHARES}
+    for batch in module.train_dataloader():
+        for name, (x, _) in batch.items():
+            seen[name] += x[:, 1].long().tolist()
+    for name, positions in seen.items():
+        assert positions != sorted(positions)
+        assert sorted(positions) == module.split(name).train.tolist()
+
+
+def test_drop_last_and_batch_sizes_reach_the_loader():
+    module = Blobs(batch_size=8, eval_batch_size=3, drop_last=True)
+    assert all(len(y) == 8 for batch in module.train_dataloader() for _, y in batch.values())
+    assert max(len(y) for batch in module.test_dataloader() for _, y in batch.values()) == 3
+
+
+class Bystander(L.LightningModule):
+    """Trains nothing of note in a plain Trainer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 3)
+        self.stages: list[str] = []
+
+    def training_step(self, batch, batch_idx):
+        return sum(self.layer(x).square().mean() for x, _ in batch.values())
+
+    def validation_step(self, batch, batch_idx):
+        self.stages.append("val")
+
+    def test_step(self, batch, batch_idx):
+        self.stages.append("test")
+
+    def predict_step(self, batch, batch_idx):
+        return batch
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=1e-9)
+
+
+@pytest.mark.parametrize("val_fraction", [0.0, 0.1])
+def test_a_plain_trainer_runs_all_stages(val_fraction):
+    module, model = Blobs(target="b", val_fraction=val_fraction), Bystander()
+    trainer = L.Trainer(
+        max_epochs=1,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+    )
+    trainer.fit(model, module)
+    trainer.test(model, module, verbose=False)
+    assert model.stages == (["val"] if val_fraction else []) + ["test"]
+    (batch,) = trainer.predict(model, module)
+    assert list(batch) == ["b"]
+    assert torch.equal(batch["b"][0][:, 1].long(), module.split("b").test)
+
+
+def test_without_a_test_share_there_is_nothing_to_test_but_a_transductive_target():
+    assert Blobs(test_fraction=0.0).test_dataloader() == [] == Blobs(test_fraction=0.0).predict_dataloader()
+    module = Blobs(test_fraction=0.0, transductive=True, target="b")
+    assert list(module.test_dataloader().datasets) == ["b"]
+
+
+def test_dataset_is_read_a_batch_at_a_time_and_transformed_as_a_whole():
+    dataset = DomainDataset(torch.arange(10).view(5, 2), torch.tensor([0, -1, 2, -1, 1]), lambda x: x.float() / 2)
+    assert isinstance(dataset, BatchedDataset)
+    assert not dataset.augments
+    x, y = dataset.batch(torch.tensor([3, 0]))
+    assert x.tolist() == [[3.0, 3.5], [0.0, 0.5]]
+    assert y.tolist() == [-1, 0]
+    assert dataset[2][0].tolist() == [2.0, 2.5]
+    assert dataset[2][1].item() == 2
+    assert len(dataset) == 5
+    assert dataset.labelled_indices.tolist() == [0, 2, 4]
+    assert isinstance(Blobs().train_dataloader(), FederatedLoader)
+
+
+BAD_ROSTERS = [
+    ({"clients": ["a", "x"]}, r"clients \['x'\] are not among the domains of Blobs: \['a', 'b', 'c', 'd'\]"),
+    ({"target": "x"}, "target 'x' is not among the domains of Blobs"),
+    ({"clients": ["a", "b"], "target": "c"}, r"target 'c' is not one of the clients \['a', 'b'\]"),
+    ({"clients": ["a"]}, "at least 2 clients, got 1"),
+    ({"clients": []}, "clients is empty"),
+    ({"clients": ["a", "b", "a"]}, r"must be unique, got \['a'\]"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD_ROSTERS)
+def test_a_roster_that_cannot_work_is_refused_at_once(arguments, message):
+    with pytest.raises(RosterError, match=message):
+        Blobs(**arguments)
+
+
+BAD_NUMBERS = [
+    ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+    ({"eval_batch_size": 0}, "eval_batch_size must be at least 1"),
+    ({"num_workers": -1}, "num_workers must be at least 0"),
+    ({"val_fraction": 1.0}, r"val_fraction must lie in \[0, 1\), got 1.0"),
+    ({"test_fraction": -0.1}, r"test_fraction must lie in \[0, 1\)"),
+    ({"val_fraction": 0.5, "test_fraction": 0.5}, "their sum must stay below 1"),
+    ({"target_labels": -1}, "target_labels must be a number"),
+    ({"target_labels": 1.5}, "target_labels must be a number"),
+    ({"target_labels": float("nan")}, "target_labels must be a number"),
+    ({"target_labels": True}, "target_labels must be a number"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD_NUMBERS)
+def test_a_number_out_of_range_is_refused_at_once(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Blobs(**arguments)
+
+
+def test_more_labels_than_samples_are_refused():
+    with pytest.raises(ValueError, match="asks for 43 labelled samples, but target 'c' has 42"):
+        Blobs(target="c", target_labels=43).split("c")
+    with pytest.raises(ValueError, match="leaves transductive none to test on"):
+        Blobs(target="c", target_labels=1.0, transductive=True, val_fraction=0.0).split("c")
+
+
+BAD_DATA = [
+    ({"shares": {"a": [9, 9, 9], "b": [0, 0, 0]}}, RosterError, "client 'b' has no samples"),
+    ({"shares": {"a": [9, 9, 9], "b": [1, 1, 1]}}, RosterError, "client 'b' has 3 samples, too few for a test split"),
+    (
+        {"shares": {"a": [9, 9, 9], "b": [9, 9, 9, 5]}},
+        DatasetLayoutError,
+        r"labels of domain 'b' must lie in 0..2 \(3 classes\), got 0..3",
+    ),
+    (
+        {"shares": {"a": [9, 9, 9], "b": [20, 20]}},
+        DatasetLayoutError,
+        "class 'blue' occurs at client 'a' only",
+    ),
+    ({"width": {"b": 2}}, DatasetLayoutError, r"must have one shape, got \{'a': \(2,\), 'b': \(4,\)"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "error", "message"), BAD_DATA)
+def test_data_that_do_not_fit_are_refused_when_loaded(arguments, error, message):
+    module = Blobs(val_fraction=0.0, **arguments)
+    with pytest.raises(error, match=message):
+        _ = module.clients
+
+
+def test_importing_the_package_loads_no_heavy_library():
+    code = "import sys, lightning; a = set(sys.modules); import fedlit.data; print(*sorted(set(sys.modules) - a))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    heavy = {"sklearn", "torchvision", "matplotlib", "scipy", "PIL"}
+    assert not heavy & {name.split(".")[0] for name in done.stdout.split()}

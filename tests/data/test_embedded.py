@@ -1,0 +1,286 @@
+"""Digits and HeartDisease, which ship with the package or its requirements."""
+
+from __future__ import annotations
+
+import csv
+import math
+from importlib import resources
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+from sklearn.datasets import load_digits, load_sample_images
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import cross_val_score
+
+from fedlit.data import Digits, HeartDisease
+from fedlit.data.digits import photo_patches, written_digits
+from fedlit.data.shifts import label_share, source_labels
+
+# Digits.
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return Digits()
+
+
+def everything(module, name):
+    domain = module._domain(name)
+    return domain.x, domain.y
+
+
+def test_handwritten_domains_share_no_digit_and_use_all():
+    originals = torch.from_numpy(load_digits().images / 16).float().flatten(1)
+    seen = []
+    for part in range(3):
+        x, y = written_digits(part)
+        assert x.shape[1:] == (1, 8, 8)
+        assert x.dtype == torch.float32
+        assert y.dtype == torch.int64
+        assert ((torch.bincount(y, minlength=10) - 59.9).abs() < 5).all()
+        positions = torch.cdist(x.flatten(1), originals, compute_mode="donot_use_mm_for_euclid_dist").min(dim=1)
+        assert (positions.values == 0).all()
+        assert torch.equal(torch.from_numpy(load_digits().target)[positions.indices], y)
+        seen += positions.indices.tolist()
+    assert sorted(seen) == list(range(1797))  # no two digits of the data set are equal
+
+
+def test_each_domain_is_in_the_unit_interval_and_the_same_in_every_run(digits):
+    for name in ("clean", "blended", "fonts", "noisy"):
+        x, y = everything(digits, name)
+        assert 590 <= len(x) <= 610
+        assert x.min() >= 0
+        assert x.max() <= 1
+        again = Digits(seed=3, clients=["clean", name] if name != "clean" else None, target="clean").load(name)
+        assert torch.equal(again.x, x)
+        assert torch.equal(again.y, y)
+
+
+def test_blended_is_the_absolute_difference_of_patch_and_digit(digits):
+    written, y = written_digits(1)
+    patches = photo_patches(len(written))
+    x, labels = everything(digits, "blended")
+    by_hand = np.abs(0.5 * patches.numpy() - written.numpy())
+    np.testing.assert_array_equal(x.numpy(), by_hand)
+    assert torch.equal(labels, y)
+
+
+def test_patches_are_cut_from_the_two_photographs():
+    photos = [image.astype(float).sum(axis=2) / (3 * 255) for image in load_sample_images().images]
+    found = [0, 0]
+    for patch in photo_patches(20)[:, 0].numpy():
+        best = []
+        for photo in photos:  # each pixel of a patch averages 2x2 pixels, at any offset
+            coarse = (photo[:-1, :-1] + photo[1:, :-1] + photo[:-1, 1:] + photo[1:, 1:]) / 4
+            windows = np.lib.stride_tricks.sliding_window_view(coarse, (15, 15))[:, :, ::2, ::2]
+            near = np.argwhere(np.abs(windows[..., 0, 0] - patch[0, 0]) < 1e-6)
+            best.append(min((np.abs(windows[r, c] - patch).max() for r, c in near), default=1.0))
+        assert min(best) < 1e-6
+        found[int(np.argmin(best))] += 1
+    assert min(found) > 0
+
+
+def test_noisy_is_clipped_noise_of_the_level_asked_for():
+    written, _ = written_digits(2)
+    x = Digits(noisy_std=0.1).load("noisy").x
+    inside = (written > 0.4) & (written < 0.6)  # too far from both ends to be clipped
+    assert (x - written)[inside].std().item() == pytest.approx(0.1, rel=0.05)
+    assert abs((x - written)[inside].mean().item()) < 0.01
+    assert torch.equal(Digits(noisy_std=0.0).load("noisy").x, written)
+
+
+def test_noise_level_is_added_to_the_target_only_and_not_clipped():
+    plain, noised = Digits(target="clean"), Digits(target="clean", noise_level=0.4)
+    difference = noised.load("clean").x - plain.load("clean").x
+    assert difference.std().item() == pytest.approx(0.4, rel=0.02)
+    assert noised.load("clean").x.min() < -0.5
+    assert torch.equal(plain.load("fonts").x, noised.load("fonts").x)
+
+
+def test_the_shifts_are_real_but_each_domain_can_be_learnt(digits):
+    """A logistic regression on the clean domain loses 10 to 45 points elsewhere, and learns each domain itself."""
+    x, y = everything(digits, "clean")
+    model = LogisticRegression(max_iter=2000).fit(x.flatten(1).numpy(), y.numpy())
+    home = cross_val_score(LogisticRegression(max_iter=2000), x.flatten(1).numpy(), y.numpy(), cv=5).mean()
+    assert home > 0.9
+    for name in ("blended", "fonts", "noisy"):
+        x, y = everything(digits, name)
+        fall = home - model.score(x.flatten(1).numpy(), y.numpy())
+        assert 0.10 < fall < 0.45, name
+        own = cross_val_score(LogisticRegression(max_iter=2000), x.flatten(1).numpy(), y.numpy(), cv=5).mean()
+        assert own > 0.65, name
+
+
+def test_flatten_gives_the_same_numbers_as_vectors(digits):
+    flat = Digits(flatten=True)
+    assert flat.input_shape == (64,)
+    assert digits.input_shape == (1, 8, 8)
+    assert flat.in_features == digits.in_features == 64
+    ours, theirs = next(iter(flat.test_dataloader())), next(iter(digits.test_dataloader()))
+    assert all(torch.equal(ours[name][0], theirs[name][0].reshape(-1, 64)) for name in ours)
+
+
+@pytest.mark.parametrize("eta", [0.0, 0.1, 0.45, 0.5])
+def test_label_shift_keeps_eta_of_the_first_three_classes_at_sources_and_the_rest_at_the_target(digits, eta):
+    shifted = Digits(label_shift=eta)
+    for name in ("clean", "fonts"):
+        before = torch.bincount(everything(digits, name)[1], minlength=10)
+        after = torch.bincount(shifted.load(name).y, minlength=10)
+        first, others = (eta, 1 - eta) if name == "clean" else (1 - eta, eta)
+        expected = torch.tensor([first] * 3 + [others] * 7) * before
+        assert ((after - expected).abs() <= 0.5).all()
+    assert sum(client.num_samples for client in shifted.clients) > 0  # eta = 0 leaves no class in common, on purpose
+
+
+def test_label_share_follows_the_definition_of_the_paper():
+    """D_S = eta of D1 and 1 - eta of D2; D_T = 1 - eta of D1 and eta of D2; together they are everything."""
+    assert [label_share(label, 0.1, False) for label in (0, 2, 3, 9)] == [0.1, 0.1, 0.9, 0.9]
+    assert [label_share(label, 0.1, True) for label in (0, 2, 3, 9)] == [0.9, 0.9, 0.1, 0.1]
+
+
+def test_labels_per_source_leaves_the_target_whole():
+    module = Digits(labels_per_source=3)
+    for index, name in enumerate(module.domain_names()):
+        labels = sorted(set(module.load(name).y.tolist()))
+        assert labels == (list(range(10)) if name == "fonts" else source_labels(index, 3, 10))
+        assert len(labels) == (10 if name == "fonts" else 3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"noisy_std": -1.0}, "noisy_std must be a standard deviation of at least 0"),
+        ({"noise_level": math.nan}, "noise_level must be a standard deviation"),
+        ({"photo_strength": 2.0}, r"photo_strength must lie in \[0, 1\], got 2.0"),
+        ({"label_shift": 0.6}, r"label_shift \(eta\) must lie in \[0, 0.5\], got 0.6"),
+        ({"labels_per_source": 0}, r"labels_per_source must lie in 1..10, got 0"),
+        ({"labels_per_source": 3, "label_shift": 0.1}, "give one of them"),
+    ],
+)
+def test_levels_out_of_range_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Digits(**arguments)
+
+
+def test_digits_plot_shows_each_domain(digits):
+    figure = digits.plot(num_samples=10)
+    assert isinstance(figure, Figure)
+    assert len(figure.axes) == 40
+    assert [axis.get_title() for axis in figure.axes[:10]] == [str(digit) for digit in range(10)]
+    assert [axis.get_ylabel().split("\n")[0] for axis in figure.axes[::10]] == digits.domain_names()
+    with pytest.raises(ValueError, match="num_samples must be at least 1"):
+        digits.plot(num_samples=0)
+
+
+# HeartDisease.
+
+HOSPITALS = {
+    "cleveland": "Cleveland",
+    "hungary": "Hungary",
+    "switzerland": "Switzerland",
+    "va_long_beach": "VA Long Beach",
+}
+
+
+@pytest.fixture(scope="module")
+def table():
+    with (resources.files("fedlit.data") / "heart_disease_uci.csv").open(encoding="utf-8") as file:
+        rows = list(csv.reader(file))
+    return [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
+
+
+def rows_of(table, hospital):
+    return [row for row in table if row["dataset"] == HOSPITALS[hospital]]
+
+
+def test_hospitals_have_their_patients_and_prevalence(table):
+    module = HeartDisease(normalise="none")
+    sizes = {"cleveland": 304, "hungary": 293, "switzerland": 123, "va_long_beach": 200}
+    for name, size in sizes.items():
+        ill = [float(int(row["num"]) > 0) for row in rows_of(table, name)]
+        x, y = everything(module, name)
+        assert len(ill) == len(x) == size
+        assert y.tolist() == ill
+    assert everything(module, "switzerland")[1].float().mean().item() == pytest.approx(115 / 123)
+
+
+def test_the_licence_lies_beside_the_table():
+    text = (resources.files("fedlit.data") / "heart_disease_uci.LICENSE.txt").read_text()
+    assert "CC BY 4.0" in text
+    assert "Janosi" in text
+
+
+def test_features_without_normalisation_are_the_table_itself(table):
+    module = HeartDisease(normalise="none")
+    names = module.feature_names()
+    assert module.in_features == len(names) == len(set(names)) == 38
+    for hospital in HOSPITALS:
+        x, _ = everything(module, hospital)
+        for sample, row in zip(x.tolist(), rows_of(table, hospital), strict=True):
+            patient = dict(zip(names, sample, strict=True))
+            for column in ("age", "trestbps", "chol", "thalch", "oldpeak"):
+                text = row[column]
+                gone = text == "" or (column in ("chol", "trestbps") and float(text) == 0)
+                assert patient[column] == (0.0 if gone else pytest.approx(float(text), rel=1e-6))
+                assert patient.get(f"{column} missing", 0.0) == float(gone)
+            for column in ("sex", "cp", "fbs", "restecg", "exang", "slope", "ca", "thal"):
+                places = {key: value for key, value in patient.items() if key.startswith(f"{column}=")}
+                assert places.pop(f"{column}={row[column] or 'missing'}") == 1.0
+                assert not any(places.values())
+
+
+def test_normalisation_uses_the_clients_own_training_split_and_nothing_else(table):
+    module = HeartDisease()
+    for hospital in HOSPITALS:
+        x, _ = everything(module, hospital)
+        assert x.isfinite().all()
+        train = module.split(hospital).train.tolist()
+        rows = rows_of(table, hospital)
+        for place, column in enumerate(("age", "trestbps", "chol", "thalch", "oldpeak")):
+            values = [float(row[column]) if row[column] else math.nan for row in rows]
+            if column in ("chol", "trestbps"):
+                values = [math.nan if value == 0 else value for value in values]
+            known = [values[i] for i in train if not math.isnan(values[i])]
+            if not known:
+                assert (hospital, column) == ("switzerland", "chol")
+                assert (x[:, place] == 0).all()
+                continue
+            mean, std = np.mean(known), np.std(known)
+            expected = [0.0 if math.isnan(value) else (value - mean) / std for value in values]
+            np.testing.assert_allclose(x[:, place].numpy(), expected, atol=1e-4)
+
+
+def test_a_hospitals_features_do_not_depend_on_the_others():
+    everyone, two = HeartDisease(), HeartDisease(clients=["hungary", "va_long_beach"])
+    assert torch.equal(everything(everyone, "hungary")[0], everything(two, "hungary")[0])
+
+
+def test_zeros_are_not_taken_for_measurements():
+    module = HeartDisease(normalise="none")
+    names = module.feature_names()
+    marked = everything(module, "switzerland")[0][:, names.index("chol missing")]
+    assert (marked == 1).all()
+    assert everything(module, "va_long_beach")[0][:, names.index("chol missing")].sum() == 49 + 7
+    assert everything(module, "va_long_beach")[0][:, names.index("trestbps missing")].sum() == 1 + 56
+
+
+def test_disease_can_be_learnt_in_cleveland():
+    module = HeartDisease(seed=0)
+    x, y = everything(module, "cleveland")
+    assert cross_val_score(LogisticRegression(max_iter=1000), x.numpy(), y.numpy(), cv=5).mean() > 0.78
+
+
+def test_heart_plot_shows_what_is_missing():
+    figure = HeartDisease().plot()
+    assert isinstance(figure, Figure)
+    assert len(figure.axes) == 3
+    texts = [text.get_text() for text in figure.axes[2].texts]
+    assert len(texts) == 13 * 4
+    assert texts[2 * 4 + 2] == "100%"
+
+
+def test_unknown_normalisation_is_refused():
+    with pytest.raises(ValueError, match="normalise must be 'local' or 'none', got 'global'"):
+        HeartDisease(normalise="global")

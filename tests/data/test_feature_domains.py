@@ -1,0 +1,204 @@
+"""FeatureDomains: .npz files and folders of .mat files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+from scipy.io import savemat
+
+from fedlit.data import DatasetLayoutError, DatasetNotFoundError, FeatureDomains
+
+
+def arrays(**changes: Any):
+    rng = np.random.default_rng(0)
+    content = {}
+    for name, n in (("amazon", 60), ("dslr", 40)):
+        content[f"{name}_x"] = rng.integers(0, 256, (n, 6)).astype(np.uint8)
+        content[f"{name}_y"] = (np.arange(n) % 3).astype(np.uint8)
+    content["classes"] = np.array(["bike", "mug", "mouse"])
+    content.update(changes)
+    return {key: value for key, value in content.items() if value is not None}
+
+
+@pytest.fixture
+def npz(tmp_path):
+    def save(**changes: Any):
+        path = tmp_path / "features.npz"
+        np.savez(path, **arrays(**changes))
+        return str(path)
+
+    return save
+
+
+@pytest.fixture
+def mat(tmp_path):
+    def save(features="fts", labels="labels", first=1):
+        content = arrays()
+        folder = tmp_path / "surf"
+        folder.mkdir()
+        for name in ("dslr", "amazon"):
+            y = (content[f"{name}_y"] + first).astype(np.uint8).reshape(-1, 1)
+            savemat(folder / f"{name}.mat", {features: content[f"{name}_x"], labels: y})
+        return folder
+
+    return save
+
+
+def everything(module, name):
+    return module._domain(name).x, module._domain(name).y
+
+
+def test_features_are_read_as_they_stand_and_bytes_do_not_wrap(npz):
+    module = FeatureDomains(npz(), normalise="none")
+    assert module.domain_names() == ["amazon", "dslr"]
+    assert module.target == "dslr"
+    assert module.classes == ["bike", "mug", "mouse"]
+    assert module.in_features == 6
+    for name in ("amazon", "dslr"):
+        x, y = everything(module, name)
+        assert x.dtype == torch.float32
+        assert y.dtype == torch.int64
+        np.testing.assert_array_equal(x.numpy(), arrays()[f"{name}_x"].astype(float))
+        np.testing.assert_array_equal(y.numpy(), arrays()[f"{name}_y"])
+
+
+def test_unit_rows_have_length_one_and_keep_their_direction(npz):
+    raw = arrays()["amazon_x"].copy()
+    raw[5] = 0
+    x, _ = everything(FeatureDomains(npz(amazon_x=raw)), "amazon")
+    lengths = np.sqrt((raw.astype(float) ** 2).sum(axis=1, keepdims=True))
+    np.testing.assert_allclose(x.numpy(), raw / np.maximum(lengths, 1), atol=1e-6)
+    assert (x[5] == 0).all()
+
+
+def test_zscore_uses_the_clients_own_training_split(npz):
+    raw = arrays()["amazon_x"].astype(np.float32)
+    raw[:, 2] = 0.1  # a constant, in which a computed deviation may be a rounding error
+    module = FeatureDomains(npz(amazon_x=raw), normalise="zscore")
+    x, _ = everything(module, "amazon")
+    train = module.split("amazon").train.numpy()
+    mean, std = raw[train].mean(axis=0), raw[train].std(axis=0)
+    std[2] = 1
+    np.testing.assert_allclose(x.numpy(), (raw - mean) / std, atol=1e-4)
+    assert x[:, 2].abs().max() < 1e-6
+
+
+def test_classes_can_be_named_and_others_are_left_out(npz):
+    module = FeatureDomains(npz(), classes=["mouse", "bike"], normalise="none")
+    assert module.classes == ["mouse", "bike"]
+    assert module.num_classes == 2
+    x, y = everything(module, "dslr")
+    old = arrays()["dslr_y"]
+    np.testing.assert_array_equal(x.numpy(), arrays()["dslr_x"][old != 1])
+    assert y.tolist() == [0 if label == 2 else 1 for label in old if label != 1]
+
+
+def test_a_file_without_class_names_counts_them(npz):
+    assert FeatureDomains(npz(classes=None)).classes == ["0", "1", "2"]
+
+
+def test_scalars_beside_the_domains_are_ignored(npz):
+    assert FeatureDomains(npz(version=np.int64(3))).num_classes == 3
+
+
+@pytest.mark.parametrize(("features", "labels"), [("fts", "labels"), ("feas", "label"), ("features", "labels")])
+def test_mat_folders_give_the_same_as_npz(npz, mat, features, labels):
+    ours = FeatureDomains(str(mat(features, labels)), normalise="zscore")
+    theirs = FeatureDomains(npz(), normalise="zscore")
+    assert ours.domain_names() == ["amazon", "dslr"]
+    assert ours.classes == ["0", "1", "2"]
+    for name in ours.domain_names():
+        assert all(torch.equal(a, b) for a, b in zip(everything(ours, name), everything(theirs, name), strict=True))
+
+
+BAD_FILES = [
+    ({"dslr_y": None}, "has dslr_x but no dslr_y"),
+    ({"images": np.zeros((3, 2))}, r"has an array 'images' of shape \(3, 2\)"),
+    ({"dslr_x": np.zeros((40, 2, 3))}, r"must be numbers of shape \(n, d\), got shape \(40, 2, 3\)"),
+    ({"dslr_x": np.zeros((40, 5))}, r"must have one shape, got \{'amazon': \(6,\), 'dslr': \(5,\)\}"),
+    ({"dslr_x": np.zeros((39, 6))}, "has 39 samples but 40 labels"),
+    ({"dslr_x": np.full((40, 6), np.nan)}, "hold NaN or infinity"),
+    ({"dslr_y": np.full(40, 0.5)}, "must be whole numbers"),
+    ({"dslr_y": np.array(["a"] * 40)}, "must be whole numbers"),
+    ({"dslr_y": np.arange(40) % 4}, r"must lie in 0..2 \(3 classes\), got 0..3"),
+    ({"dslr_y": np.arange(40) % 2}, "class 'mouse' occurs at client 'amazon' only"),
+    ({"dslr_y": np.array([None] * 40)}, "cannot be read as .npz"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), BAD_FILES)
+def test_a_file_laid_out_wrongly_is_refused(npz, changes, message):
+    with pytest.raises(DatasetLayoutError, match=message):
+        _ = FeatureDomains(npz(**changes)).clients
+
+
+def test_a_class_held_by_one_client_can_be_left_out(npz):
+    module = FeatureDomains(npz(dslr_y=np.arange(40) % 2), classes=["bike", "mug"])
+    assert [client.name for client in module.clients] == ["amazon", "dslr"]
+
+
+def test_a_missing_path_says_where_it_looked(tmp_path):
+    with pytest.raises(DatasetNotFoundError, match=r"no features at path='.*nowhere.npz'.*give the .npz file"):
+        FeatureDomains(str(tmp_path / "nowhere.npz"))
+
+
+def test_files_of_other_kinds_are_refused(tmp_path, mat):
+    with pytest.raises(DatasetLayoutError, match=r"must hold one \.mat file per domain"):
+        FeatureDomains(str(tmp_path))
+    (tmp_path / "x.npz").write_bytes(b"not a zip file")
+    with pytest.raises(DatasetLayoutError, match=r"cannot be read as \.npz"):
+        FeatureDomains(str(tmp_path / "x.npz"))
+    np.savez(tmp_path / "y.npz", features=np.zeros(3))
+    with pytest.raises(DatasetLayoutError, match=r"must hold arrays DOMAIN_x and DOMAIN_y"):
+        FeatureDomains(str(tmp_path / "y.npz"))
+    with pytest.raises(DatasetLayoutError, match="give the folder it is in"):
+        FeatureDomains(str(mat() / "dslr.mat"))
+
+
+def test_mat_files_laid_out_wrongly_are_refused(mat):
+    folder = mat()
+    savemat(folder / "webcam.mat", {"x": np.zeros((4, 6)), "labels": np.ones(4)})
+    with pytest.raises(DatasetLayoutError, match=r"must hold features as one of \['fts', 'feas', 'features'\]"):
+        FeatureDomains(str(folder))
+    savemat(folder / "webcam.mat", {"fts": np.zeros((6, 4)), "labels": np.ones(4)})
+    with pytest.raises(DatasetLayoutError, match="transpose them"):
+        FeatureDomains(str(folder))
+    savemat(folder / "webcam.mat", {"fts": np.zeros((4, 6)), "labels": np.arange(4)})
+    with pytest.raises(DatasetLayoutError, match="must count from 1, got 0"):
+        FeatureDomains(str(folder))
+
+
+def test_arguments_that_cannot_be_are_refused(npz):
+    with pytest.raises(ValueError, match="normalise must be 'none', 'unit' or 'zscore', got 'l2'"):
+        FeatureDomains(npz(), normalise="l2")
+    with pytest.raises(ValueError, match="classes has 'cup', which is not among the classes"):
+        FeatureDomains(npz(), classes=["cup", "mug"])
+    with pytest.raises(ValueError, match="at least 2 classes"):
+        FeatureDomains(npz(), classes=["mug", "mug"])
+
+
+def test_plot_shows_components_and_class_shares(npz):
+    figure = FeatureDomains(npz()).plot()
+    assert isinstance(figure, Figure)
+    assert len(figure.axes) == 2
+    assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["amazon (source)", "dslr (target)"]
+    heights = [bar.get_height() for bar in figure.axes[1].patches]
+    assert sum(heights) == pytest.approx(2)
+
+
+def test_office_caltech_features_are_read(shared_data):
+    deep = FeatureDomains(str(shared_data / "office_caltech10_efficientnet_lite0.npz"), target="amazon")
+    assert deep.in_features == 1280
+    assert deep.num_classes == 10
+    sizes = {name: len(everything(deep, name)[1]) for name in deep.domain_names()}
+    assert sizes == {"amazon": 958, "caltech10": 1123, "dslr": 157, "webcam": 295}
+    torch.testing.assert_close(everything(deep, "dslr")[0].norm(dim=1), torch.ones(157))
+    surf = FeatureDomains(str(shared_data / "office_caltech10_surf.npz"), normalise="none", target="amazon")
+    raw = np.load(shared_data / "office_caltech10_surf.npz")["caltech10_x"]
+    np.testing.assert_array_equal(everything(surf, "caltech10")[0].sum(dim=1).numpy(), raw.sum(axis=1, dtype=np.int64))
+    with pytest.raises(DatasetLayoutError, match=r"got shape \(10000, 28, 28\)"):
+        _ = FeatureDomains(str(shared_data / "digits_mnist10k_usps.npz")).clients

@@ -1,0 +1,252 @@
+"""ImageDomains: folders of images, decoded once or on the fly."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+from PIL import Image
+
+from fedlit.data import DatasetLayoutError, DatasetNotFoundError, DomainDataset, ImageDomains
+from fedlit.data.image_domains import ImageFiles, ImageTransform
+from fedlit.federation.loader import BatchedDataset
+from fedlit.federation.streams import enter_stream, torch_streams
+
+MEAN, STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
+SUFFIXES = ["jpg", "png", "bmp", "webp", "JPEG"]
+
+
+@pytest.fixture
+def root(tmp_path):
+    rng = np.random.default_rng(0)
+    for domain in ("art", "photo", "sketch"):
+        for label, name in enumerate(("cat", "dog")):
+            folder = tmp_path / "office" / domain / name
+            folder.mkdir(parents=True)
+            for i in range(10):
+                size = [(50, 40), (40, 57), (33, 33)][i % 3]
+                blocks = Image.fromarray(rng.integers(0, 256, (5, 4, 3), dtype=np.uint8))
+                image = blocks.resize(size, Image.Resampling.BICUBIC)
+                if i == 4:
+                    image = image.convert("L") if label else image.convert("RGBA")
+                image = image.convert("RGB") if i % 5 == 4 else image
+                image.save(folder / f"{i:02d}.{SUFFIXES[i % 5]}")
+    return tmp_path / "office"
+
+
+def by_hand(path, image_size, resized):
+    """Resize the shorter side, cut the middle, normalise: with PIL and NumPy alone."""
+    image = Image.open(path).convert("RGB")
+    width, height = image.size
+    new = (resized, int(resized * height / width)) if width <= height else (int(resized * width / height), resized)
+    image = image.resize(new, Image.Resampling.BILINEAR)
+    left, top = (round((length - image_size) / 2) for length in image.size)
+    pixels = np.asarray(image.crop((left, top, left + image_size, top + image_size)))
+    return ((pixels / 255 - MEAN) / STD).transpose(2, 0, 1)
+
+
+def test_images_are_resized_cut_and_normalised_as_by_hand(root):
+    module = ImageDomains(str(root), image_size=28, target="photo")
+    assert module.resized_side == 32
+    assert module.input_shape == (3, 28, 28)
+    assert module.in_features == 3 * 28 * 28
+    assert ImageDomains(str(root), image_size=224).resized_side == 256
+    assert module.classes == ["cat", "dog"]
+    assert module.domain_names() == ["art", "photo", "sketch"]
+    for name in module.domain_names():
+        files = sorted((root / name / "cat").iterdir()) + sorted((root / name / "dog").iterdir())
+        dataset = module.dataset(name, "test")
+        for position, (x, y) in zip(module.split(name).test.tolist(), dataset, strict=False):
+            np.testing.assert_allclose(x.numpy(), by_hand(files[position], 28, 32), atol=1e-5)
+            assert y.item() == position // 10
+
+
+def collect(loader):
+    return [{name: (x, y) for name, (x, y) in batch.items()} for batch in loader]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_cached_images_equal_those_decoded_on_the_fly(root, num_workers):
+    cached = ImageDomains(str(root), image_size=20, batch_size=5, eval_batch_size=7, num_workers=num_workers)
+    lazy = ImageDomains(
+        str(root), image_size=20, batch_size=5, eval_batch_size=7, num_workers=num_workers, cache_limit_mb=0
+    )
+    assert cached.cached
+    assert not lazy.cached
+    assert isinstance(cached.dataset("art", "train"), DomainDataset)
+    assert isinstance(lazy.dataset("art", "train"), ImageFiles)
+    assert not isinstance(lazy.dataset("art", "train"), BatchedDataset)  # else the loader would not use its workers
+    for loader in ("train_dataloader", "val_dataloader", "test_dataloader", "predict_dataloader"):
+        ours, theirs = collect(getattr(cached, loader)()), collect(getattr(lazy, loader)())
+        assert len(ours) == len(theirs) > 0
+        for a, b in zip(ours, theirs, strict=True):
+            assert list(a) == list(b)
+            assert all(torch.equal(a[name][0], b[name][0]) and torch.equal(a[name][1], b[name][1]) for name in a)
+
+
+def test_augmented_batches_do_not_depend_on_the_number_of_workers(root):
+    runs = [
+        collect(
+            ImageDomains(str(root), image_size=20, augment=True, cache_limit_mb=0, num_workers=n).train_dataloader()
+        )
+        for n in (0, 2)
+    ]
+    for a, b in zip(*runs, strict=True):
+        assert all(torch.equal(a[name][0], b[name][0]) for name in a)
+
+
+def test_the_cache_holds_bytes_and_leaves_the_global_generator_alone(root):
+    module = ImageDomains(str(root), image_size=20)
+    state = torch.random.get_rng_state()
+    dataset = module.dataset("art", "train")
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert dataset.x.dtype == torch.uint8
+    assert dataset.x.shape[1:] == (3, 20, 20)
+
+
+def test_a_transductive_target_is_decoded_once(root):
+    module = ImageDomains(str(root), image_size=20, transductive=True, target="art")
+    assert module.dataset("art", "train").x is module.dataset("art", "test").x
+    assert (module.dataset("art", "train").y == -1).all()
+    assert (module.dataset("art", "test").y >= 0).all()
+
+
+def test_hidden_labels_are_hidden_on_the_fly_too(root):
+    dataset = ImageDomains(str(root), image_size=20, cache_limit_mb=0, target="art").dataset("art", "train")
+    assert (dataset.y == -1).all()
+    assert len(dataset.labelled_indices) == 0
+
+
+def test_augmentation_cuts_and_mirrors_the_stored_image(root):
+    plain = ImageDomains(str(root), image_size=20)
+    module = ImageDomains(str(root), image_size=20, augment=True)
+    train, test = module.dataset("art", "train"), module.dataset("art", "test")
+    assert train.augments
+    assert not test.augments
+    assert not plain.dataset("art", "train").augments
+    assert train.x.shape[-1] == module.resized_side == 24
+    assert torch.equal(test.batch(torch.arange(3))[0], plain.dataset("art", "test").batch(torch.arange(3))[0])
+    assert torch.equal(train.x[..., 2:-2, 2:-2], plain.dataset("art", "train").x)  # cut twice, the same as once
+    draws = []
+    for number in (0, 0, 1):
+        with torch_streams():
+            enter_stream("test", number)
+            draws.append(train.batch(torch.arange(len(train)))[0])
+    assert torch.equal(draws[0], draws[1])
+    assert not torch.equal(draws[0], draws[2])
+    stored = ImageTransform(24)(train.x)
+    mirrored = 0
+    for image, original in zip(draws[0], stored, strict=True):
+        windows = {
+            (top, left, flip): torch.equal(image, cut.flip(-1) if flip else cut)
+            for top in range(5)
+            for left in range(5)
+            for cut in [original[:, top : top + 20, left : left + 20]]
+            for flip in (False, True)
+        }
+        assert any(windows.values())
+        mirrored += any(hit for (_, _, flip), hit in windows.items() if flip)
+    assert 0 < mirrored < len(train)
+
+
+def test_datasets_can_be_sent_to_workers(root):
+    dataset = ImageDomains(str(root), image_size=20, cache_limit_mb=0).dataset("art", "test")
+    assert torch.equal(pickle.loads(pickle.dumps(dataset))[1][0], dataset[1][0])
+
+
+def test_office31_keeps_its_folder_of_images(root):
+    for domain in ("art", "photo", "sketch"):
+        (root / domain / "images").mkdir()
+        for name in ("cat", "dog"):
+            shutil.move(root / domain / name, root / domain / "images" / name)
+    module = ImageDomains(str(root))
+    assert module.classes == ["cat", "dog"]
+    assert len(module.load("art").y) == 20
+
+
+def test_class_folders_that_differ_need_classes(root):
+    (root / "art" / "bird").mkdir()
+    with pytest.raises(
+        DatasetLayoutError, match=r"\{'art': \['bird'\]\}; name the classes .* classes=\['cat', 'dog'\]"
+    ):
+        ImageDomains(str(root))
+    module = ImageDomains(str(root), classes=["dog", "cat"])
+    assert module.classes == ["dog", "cat"]
+    assert [path.parent.name for path in module.load("art").x] == ["dog"] * 10 + ["cat"] * 10
+    with pytest.raises(DatasetLayoutError, match=r"classes \['bird'\] have no folder in domain '.*photo'"):
+        ImageDomains(str(root), classes=["bird", "cat"])
+
+
+def test_folders_that_are_no_domains_can_be_left_out(root):
+    (root / "image_list").mkdir()
+    (root / "readme.txt").write_text("beside the folders")
+    (root / ".hidden").mkdir()
+    with pytest.raises(
+        DatasetLayoutError, match=r"'.*image_list' must hold one folder per class .* name the domains in"
+    ):
+        ImageDomains(str(root))
+    assert ImageDomains(str(root), clients=["art", "photo"]).num_classes == 2
+
+
+def test_other_files_in_a_class_folder_give_a_warning(root):
+    (root / "art" / "cat" / "notes.tif").write_text("x")
+    (root / "art" / "cat" / "Thumbs.db").write_text("x")
+    with pytest.warns(UserWarning, match=r"left out 1 entries of '.*cat' .*notes.tif"):
+        assert len(ImageDomains(str(root)).load("art").y) == 20
+
+
+def test_an_empty_class_folder_is_refused(root):
+    for file in (root / "art" / "cat").iterdir():
+        file.unlink()
+    with pytest.raises(DatasetLayoutError, match=r"class folder '.*cat' must hold images .* got nothing"):
+        _ = ImageDomains(str(root)).clients
+
+
+def test_a_file_that_is_no_image_is_named(root):
+    (root / "art" / "cat" / "00.jpg").write_bytes(b"not an image")
+    module = ImageDomains(str(root), image_size=20)
+    with pytest.raises(DatasetLayoutError, match=r"00.jpg' cannot be read as an image"):
+        list(map(module.dataset, ["art"] * 3, ["train", "val", "test"]))
+
+
+def test_a_missing_root_says_where_it_looked(tmp_path):
+    with pytest.raises(DatasetNotFoundError, match=r"no folder root='.*nowhere'.*root/domain/class"):
+        ImageDomains(str(tmp_path / "nowhere"))
+    with pytest.raises(DatasetLayoutError, match="must hold one folder per domain"):
+        ImageDomains(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"image_size": 0}, "image_size must be at least 1 pixel"),
+        ({"cache_limit_mb": -1}, "cache_limit_mb must be at least 0 MiB"),
+        ({"classes": ["cat"]}, "classes must name at least 2 classes"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(root, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        ImageDomains(str(root), **arguments)
+
+
+def test_plot_shows_each_domain_and_class(root):
+    figure = ImageDomains(str(root), image_size=20).plot(num_samples=4)
+    assert isinstance(figure, Figure)
+    assert len(figure.axes) == 12
+    assert [axis.get_title() for axis in figure.axes[:4]] == ["cat", "dog", "cat", "dog"]
+
+
+def test_office_caltech_photographs_are_read(shared_data):
+    module = ImageDomains(str(shared_data / "office_caltech10"), image_size=56, clients=["dslr", "webcam"])
+    assert [len(module.load(name).y) for name in ("dslr", "webcam")] == [157, 295]
+    features = np.load(shared_data / "office_caltech10_efficientnet_lite0.npz")
+    assert module.classes == features["classes"].tolist()
+    assert module.load("dslr").y.tolist() == features["dslr_y"].tolist()
+    x, y = module.dataset("dslr", "test").batch(torch.arange(2))
+    path = module.load("dslr").x[module.split("dslr").test[1]]
+    np.testing.assert_allclose(x[1].numpy(), by_hand(path, 56, 64), atol=1e-5)
+    assert path.parent.name == module.classes[y[1]]

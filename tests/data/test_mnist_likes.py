@@ -1,0 +1,221 @@
+"""FashionMNIST and ColoredMNIST, from idx files that the tests write themselves."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import struct
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+from fedlit.data import ColoredMNIST, DatasetLayoutError, DatasetNotFoundError, FashionMNIST
+from fedlit.data.shifts import source_labels
+from fedlit.federation.errors import RosterError
+
+NUM = 3000
+
+
+def fake():
+    rng = np.random.default_rng(0)
+    images = rng.integers(1, 256, (NUM, 28, 28)).astype(np.uint8)
+    images[:, 0, 0], images[:, 0, 2] = np.arange(NUM) // 250 + 1, np.arange(NUM) % 250 + 1  # tells which image it is
+    return images, (np.arange(NUM) % 10).astype(np.uint8)
+
+
+def write_idx(folder, packed=False, images=None):
+    folder.mkdir(parents=True, exist_ok=True)
+    all_images, labels = fake()
+    all_images = all_images if images is None else images
+    for part, chosen in (("train", slice(0, 2500)), ("t10k", slice(2500, None))):
+        for kind, array in (("images-idx3", all_images[chosen]), ("labels-idx1", labels[chosen])):
+            content = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}i", *array.shape) + array.tobytes()
+            name = f"{part}-{kind}-ubyte"
+            if packed:
+                (folder / f"{name}.gz").write_bytes(gzip.compress(content, 1))
+            else:
+                (folder / name).write_bytes(content)
+    return folder
+
+
+def numbers(x):
+    """Which images these are, from the marks in the first row."""
+    marks = (x[:, :, 0, [0, 2]] * (255 if x.dtype.is_floating_point else 1)).sum(dim=1).round().long()
+    return (marks[:, 0] - 1) * 250 + marks[:, 1] - 1
+
+
+@pytest.mark.parametrize("inside", [".", "raw", "FashionMNIST/raw"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_idx_files_are_found_and_read_raw_or_gzipped(tmp_path, inside, packed):
+    write_idx(tmp_path / inside, packed)
+    module = FashionMNIST(str(tmp_path), num_sources=2, noise_level=0.0)
+    images, labels = fake()
+    seen = []
+    for name in module.domain_names():
+        domain = module.load(name)
+        which = numbers(domain.x).numpy()
+        np.testing.assert_array_equal(domain.x[:, 0].numpy(), images[which])
+        np.testing.assert_array_equal(domain.y.numpy(), labels[which])
+        assert torch.bincount(domain.y).tolist() == [100] * 10
+        seen += which.tolist()
+    assert sorted(seen) == list(range(NUM))
+    x, _ = module.dataset("target", "test").batch(torch.arange(4))
+    assert x.dtype == torch.float32
+    assert x.max() <= 1
+    assert module.input_shape == (1, 28, 28)
+
+
+def test_missing_files_say_what_to_do(tmp_path):
+    module = FashionMNIST(str(tmp_path))
+    with pytest.raises(DatasetNotFoundError, match=r"set download=True, .*apt-get install dataset-fashion-mnist"):
+        _ = module.clients
+    write_idx(tmp_path)
+    (tmp_path / "t10k-labels-idx1-ubyte").unlink()
+    with pytest.raises(DatasetNotFoundError, match="no idx files of FashionMNIST"):
+        _ = module.clients
+
+
+def test_download_goes_through_torchvision(tmp_path, monkeypatch):
+    from torchvision import datasets
+
+    def pretend(root, download):
+        assert download
+        write_idx(tmp_path / "new" / "MNIST" / "raw")
+
+    monkeypatch.setattr(datasets, "MNIST", pretend)
+    assert len(ColoredMNIST(str(tmp_path / "new"), download=True).clients) == 3
+
+    def refuse(root, download):
+        raise RuntimeError("no connection")
+
+    monkeypatch.setattr(datasets, "MNIST", refuse)
+    with pytest.raises(DatasetNotFoundError, match=r"MNIST could not be downloaded .*no connection"):
+        _ = ColoredMNIST(str(tmp_path / "other"), download=True).clients
+
+
+def test_files_that_are_cut_short_are_refused(tmp_path):
+    write_idx(tmp_path)
+    file = tmp_path / "train-images-idx3-ubyte"
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(DatasetLayoutError, match=r"train-images-idx3-ubyte' is not an idx file .* cut short"):
+        _ = FashionMNIST(str(tmp_path)).clients
+    file.unlink()
+    (tmp_path / f"{file.name}.gz").write_bytes(b"no gzip")
+    with pytest.raises(DatasetLayoutError, match="cannot be read"):
+        _ = FashionMNIST(str(tmp_path)).clients
+
+
+@pytest.fixture(scope="module")
+def idx(tmp_path_factory):
+    return str(write_idx(tmp_path_factory.mktemp("idx")))
+
+
+def test_noise_has_its_level_at_each_client(idx):
+    plain = FashionMNIST(idx, num_sources=2, noise_level=0.0)
+    noised = FashionMNIST(idx, num_sources=2, noise_level=0.6, source_noise=[0.0, 0.2])
+    for name, level in (("source_1", 0.0), ("source_2", 0.2), ("target", 0.6)):
+        before, after = (module.transform(False)(module.load(name).x) for module in (plain, noised))
+        assert (after - before).std(correction=0).item() == pytest.approx(level, rel=0.01)
+        again = FashionMNIST(idx, num_sources=2, noise_level=0.6, source_noise=[0.0, 0.2], seed=9)
+        assert torch.equal(again.transform(False)(again.load(name).x), after)
+
+
+@pytest.mark.parametrize("eta", [0.45, 0.1, 0.0])
+def test_label_shift_deals_out_eta_and_the_rest(idx, eta):
+    module = FashionMNIST(idx, num_sources=3, noise_level=0.0, label_shift=eta)
+    counts = {name: torch.bincount(module.load(name).y, minlength=10) for name in module.domain_names()}
+    target = torch.tensor([1 - eta] * 3 + [eta] * 7) * 300
+    assert ((counts["target"] - target).abs() <= 0.5).all()
+    assert sum(counts.values()).tolist() == [300] * 10
+    sources = torch.stack([counts[f"source_{i}"] for i in (1, 2, 3)])
+    assert (sources.amax(dim=0) - sources.amin(dim=0) <= 1).all()
+    assert len(module.clients) == 4
+
+
+def test_labels_per_source_limits_the_sources(idx):
+    module = FashionMNIST(idx, num_sources=4, labels_per_source=3)
+    for number in range(4):
+        labels = set(module.load(f"source_{number + 1}").y.tolist())
+        assert labels == set(source_labels(number, 3, 10))
+        assert len(labels) == 3
+        assert number in labels
+    assert torch.bincount(module.load("target").y).tolist() == [60] * 10
+    assert module.num_classes == 10
+    assert len(module.clients) == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"target": "source_1"}, RosterError, "target of FashionMNIST is always 'target'"),
+        ({"num_sources": 0}, ValueError, "num_sources must be at least 1"),
+        ({"source_noise": [0.1, 0.2]}, ValueError, r"one number or 9 \(num_sources\)"),
+        ({"noise_level": -0.1}, ValueError, "standard deviations of at least 0"),
+        ({"source_noise": math.inf}, ValueError, "standard deviations of at least 0"),
+        ({"label_shift": 0.7}, ValueError, "label_shift"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(idx, arguments, error, message):
+    with pytest.raises(error, match=message):
+        FashionMNIST(idx, **arguments)
+
+
+def test_colours_and_labels_follow_the_recipe_by_hand(idx):
+    """Each image is its digit, every second pixel, in one channel; flips come at their rates."""
+    module = ColoredMNIST(idx)
+    images, digits = fake()
+    assert module.input_shape == (2, 14, 14)
+    assert module.domain_names() == ["plus90", "plus80", "minus90"]
+    seen = []
+    for name, disagreement in (("plus90", 0.1), ("plus80", 0.2), ("minus90", 0.9)):
+        domain = module.load(name)
+        which = module.positions(name).numpy()
+        seen += which.tolist()
+        np.testing.assert_array_equal(domain.x.sum(dim=1).numpy(), images[which][:, ::2, ::2])
+        colour = domain.x.flatten(2).any(dim=2).long()
+        assert (colour.sum(dim=1) == 1).all()
+        colour = colour.argmax(dim=1)
+        flipped = domain.y != torch.from_numpy(digits[which] < 5)
+        assert flipped.float().mean().item() == pytest.approx(0.25, abs=0.05)
+        assert (colour != domain.y).float().mean().item() == pytest.approx(disagreement, abs=0.04)
+    assert sorted(seen) == list(range(NUM))
+
+
+def test_coloured_digits_can_keep_their_size(idx):
+    module = ColoredMNIST(idx, image_size=28, label_noise=0.0, target="plus80")
+    domain = module.load("plus90")
+    images, digits = fake()
+    which = module.positions("plus90").numpy()
+    np.testing.assert_array_equal(domain.x.sum(dim=1).numpy(), images[which])
+    np.testing.assert_array_equal(domain.y.numpy(), digits[which] < 5)
+    with pytest.raises(ValueError, match="image_size must be 14 or 28"):
+        ColoredMNIST(idx, image_size=20)
+    with pytest.raises(ValueError, match=r"label_noise must lie in \[0, 0.5\]"):
+        ColoredMNIST(idx, label_noise=0.9)
+
+
+def test_plots_show_clothes_and_colours(idx):
+    for module in (FashionMNIST(idx, num_sources=2), ColoredMNIST(idx)):
+        figure = module.plot(num_samples=6)
+        assert isinstance(figure, Figure)
+        assert len(figure.axes) == 18
+
+
+def test_real_digits_can_be_coloured(shared_data, tmp_path):
+    """A logistic regression learns the colour and is misled where the colour misleads, as in Arjovsky et al."""
+    from sklearn.linear_model import LogisticRegression
+
+    data = np.load(shared_data / "digits_mnist10k_usps.npz")
+    for part, chosen in (("train", slice(0, 9000)), ("t10k", slice(9000, None))):
+        for kind, array in (("images-idx3", data["mnist_x"][chosen]), ("labels-idx1", data["mnist_y"][chosen])):
+            content = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}i", *array.shape) + array.tobytes()
+            (tmp_path / f"{part}-{kind}-ubyte").write_bytes(content)
+    module = ColoredMNIST(str(tmp_path))
+    sources = [module.load(name) for name in ("plus90", "plus80")]
+    x = torch.cat([domain.x for domain in sources]).flatten(1).float() / 255
+    model = LogisticRegression(max_iter=200, C=0.01).fit(x.numpy(), torch.cat([d.y for d in sources]).numpy())
+    target = module.load("minus90")
+    assert model.score(x.numpy(), torch.cat([d.y for d in sources]).numpy()) > 0.8
+    assert model.score(target.x.flatten(1).float().numpy() / 255, target.y.numpy()) < 0.35

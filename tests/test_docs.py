@@ -1,0 +1,143 @@
+"""The docstring is the manual: jsonargparse prints the class docstring's Args as ``--help``, so it must be complete."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import importlib
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+MODULES = [
+    "fedlit",
+    "fedlit.callbacks",
+    "fedlit.data",
+    "fedlit.federation",
+    "fedlit.functional",
+    "fedlit.methods",
+    "fedlit.models",
+    "fedlit.privacy",
+    *(["fedlit.shallow"] if (ROOT / "fedlit" / "shallow.py").exists() else []),
+]
+
+
+def documented(doc: str | None, *sections: str) -> set[str]:
+    """Names described under ``sections`` of a Google docstring."""
+    names: set[str] = set()
+    inside, indent = False, 0
+    for line in inspect.cleandoc(doc or "").splitlines():
+        depth = len(line) - len(line.lstrip())
+        if line and depth == 0:
+            inside, indent = line.rstrip(":") in sections and line.endswith(":"), 0
+        elif inside and line.strip():
+            indent = indent or depth
+            entry = re.match(r"\*{0,2}(\w+)( \(.*?\))?:", line.strip())
+            if depth == indent and entry:
+                names.add(entry.group(1))
+    return names
+
+
+def parameters(thing: Any, variadic: bool = False) -> set[str]:
+    """Names of parameters; those of ``*args`` and ``**kwargs`` may be described but need not be."""
+    try:
+        signature = inspect.signature(thing)
+    except ValueError:  # some built-in bases have none
+        return set()
+    stars = () if variadic else (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return {name for name, parameter in signature.parameters.items() if parameter.kind not in stars}
+
+
+def problems(name: str, thing: Any) -> list[str]:
+    """What the docstring of a public class or function leaves out or makes up."""
+    doc = thing.__doc__
+    # dataclasses and named tuples without a docstring get their signature as one
+    if not doc or doc.startswith(f"{name}("):
+        return [f"{name} has no docstring"]
+    if not isinstance(thing, type):
+        described = documented(doc, "Args")
+        missing, invented = parameters(thing) - described, described - parameters(thing, variadic=True)
+    elif issubclass(thing, enum.Enum):
+        return []
+    else:
+        family = [cls for cls in thing.__mro__ if cls.__module__.split(".")[0] == thing.__module__.split(".")[0]]
+        record = dataclasses.is_dataclass(thing) or issubclass(thing, tuple)
+        sections = ("Args", "Attributes") if record else ("Args",)
+        described = set().union(*(documented(cls.__doc__, *sections) for cls in family))
+        accepted = set().union(*(parameters(cls, variadic=True) for cls in family))
+        missing, invented = parameters(thing) - described, documented(doc, "Args") - accepted
+    found = [f"{name} does not describe {parameter!r} in its Args" for parameter in sorted(missing)]
+    return found + [f"{name} describes {parameter!r}, which it does not take" for parameter in sorted(invented)]
+
+
+def public(module: str) -> dict[str, Any]:
+    """Classes and functions in the module's ``__all__``; constants and type aliases have no docstring."""
+    package = importlib.import_module(module)
+    things = {name: getattr(package, name) for name in package.__all__}
+    return {name: thing for name, thing in things.items() if isinstance(thing, type) or inspect.isroutine(thing)}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_public_parameter_is_described(module: str) -> None:
+    found = [problem for name, thing in public(module).items() for problem in problems(name, thing)]
+    assert not found, "\n".join(found)
+
+
+class Base:
+    """A base.
+
+    Args:
+        shared: Described here,
+            over two lines: with a colon.
+    """
+
+    def __init__(self, shared: int) -> None:
+        self.shared = shared
+
+
+def test_the_checker_finds_what_is_left_out_and_made_up() -> None:
+    class Child(Base):
+        """A child.
+
+        Args:
+            own: Described.
+            gone: Renamed long ago.
+            **kwargs: May be described, need not be.
+
+        Raises:
+            ValueError: never.
+        """
+
+        def __init__(self, shared: int, own: int, forgotten: int, **kwargs: int) -> None:
+            super().__init__(shared)
+
+    @dataclasses.dataclass
+    class Record:
+        x: int
+
+    def bare(x: int) -> None: ...
+
+    def wrong(x: int, *args: int) -> None:
+        """Say little.
+
+        Args:
+            y: Not this one.
+        """
+
+    assert problems("Base", Base) == []
+    assert problems("Child", Child) == [
+        "Child does not describe 'forgotten' in its Args",
+        "Child describes 'gone', which it does not take",
+    ]
+    assert problems("Record", Record) == ["Record has no docstring"]
+    assert problems("X", Record) == ["X does not describe 'x' in its Args"]
+    assert problems("bare", bare) == ["bare has no docstring"]
+    assert problems("wrong", wrong) == [
+        "wrong does not describe 'x' in its Args",
+        "wrong describes 'y', which it does not take",
+    ]
