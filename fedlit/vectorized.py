@@ -35,7 +35,14 @@ class StackedReplicas:
         buffers = [name for name, _ in self.network.named_buffers()]
         if buffers:
             raise ValueError(f"vectorize=True needs networks without buffers, got {buffers[:3]}: use GroupNorm or none")
-        frozen = [name for name, param in self.network.named_parameters() if not param.requires_grad]
+        layout = _layout(self.network)
+        for client, module in replicas.items():
+            if type(module) is not type(self.network) or _layout(module) != layout:
+                raise ValueError(
+                    f"vectorize=True needs equal networks, that of client {client!r} differs from that of "
+                    f"{self.names[0]!r}: train them with vectorize=False"
+                )
+        frozen = [name for module in modules for name, param in module.named_parameters() if not param.requires_grad]
         if frozen:
             raise ValueError(f"vectorize=True needs trainable parameters throughout, {frozen[:3]} are frozen")
         stacked, _ = stack_module_state(modules)
@@ -48,7 +55,8 @@ class StackedReplicas:
                 param.data = part
             self.params.append(own)
         self._forward = vmap(self._call, randomness="different")
-        self._active: list[bool] = []
+        self._asked = [False] * len(self.names)  # clients in the last `losses`
+        self._active = [False] * len(self.names)  # clients with a gradient since `zero_grad`
 
     def _call(self, params: dict[str, Tensor], inputs: Tensor) -> Tensor:
         logits: Tensor = functional_call(self.network, params, (inputs,))
@@ -59,7 +67,7 @@ class StackedReplicas:
         from it take no part.
         """
         if not batch:
-            self._active = []
+            self._asked = [False] * len(self.names)
             return {}
         longest = max(len(samples[1]) for samples in batch.values())
         inputs, labels, counts = [], [], []
@@ -80,16 +88,22 @@ class StackedReplicas:
                 counts.append(0)
             inputs.append(x)
             labels.append(y)
-        self._active = [name in batch for name in self.names]
+        self._asked = [name in batch for name in self.names]
         logits = self._forward(self.stacked, torch.stack(inputs))
         flat = F.cross_entropy(
             logits.flatten(0, 1), torch.stack(labels).flatten(), ignore_index=_PADDING, reduction="none"
         )
         means = flat.view(len(self.names), longest).sum(dim=1) / logits.new_tensor(counts).clamp(min=1)
-        return {name: mean for name, mean, active in zip(self.names, means.unbind(0), self._active, strict=True) if active}
+        return {
+            name: mean for name, mean, active in zip(self.names, means.unbind(0), self._asked, strict=True) if active
+        }
 
     def scatter_gradients(self) -> None:
-        """Give each active client's parameters their part of the stacked gradient."""
+        """Give each active client's parameters their part of the stacked gradient; call it after each backward.
+
+        With accumulated gradients, a client that took part in any of the batches is active.
+        """
+        self._active = [before or now for before, now in zip(self._active, self._asked, strict=True)]
         for own, whole in zip(self.params, self.stacked.values(), strict=True):
             if whole.grad is None:
                 continue
@@ -99,5 +113,10 @@ class StackedReplicas:
 
     def zero_grad(self) -> None:
         """Forget the stacked gradient."""
+        self._active = [False] * len(self.names)
         for whole in self.stacked.values():
             whole.grad = None
+
+
+def _layout(module: nn.Module) -> list[tuple[str, torch.Size]]:
+    return [(name, param.shape) for name, param in module.named_parameters()]

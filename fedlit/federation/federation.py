@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -31,13 +31,18 @@ from fedlit.federation.wire import Payload, Schema, decode, encode, schema_from,
 from fedlit.privacy import Plain, RoundId, SecureAggregation
 
 _NUMBER = torch.zeros((), dtype=torch.float64)
+_T = TypeVar("_T")
 _NAME_BYTES = 32
 _FRAME_WORDS = 4 + _NAME_BYTES // 8  # kind, call, round, failed; channel name
+_KINDS = ("exchange", "sum", "mean", "download", "report")
 
 
 @dataclass
 class _Published:
-    """The server's memory of the last total of a channel, for clients that were away."""
+    """The server's memory of the last total of a channel, for clients that were away.
+
+    The total is plain where the server holds the key, so that no key need outlive its round.
+    """
 
     total: Tensor
     schema: Schema
@@ -217,21 +222,26 @@ class Federation:
                 itself; receivers that are not present are left out.
 
         Returns:
-            ``{receiver: {sender: {name: tensor}}}`` for local receivers.
+            ``{receiver: {sender: {name: tensor}}}`` for local receivers. Receivers of one process share the tensors:
+            copy before writing.
 
         Raises:
             OutOfStepError: On every process, if another one is in a different exchange.
             DivergedError: On every process, if a payload has NaN or infinite entries.
-            RosterError: If a sender is unknown or not hosted here.
+            RosterError: If a sender is unknown or not hosted here, or a receiver is unknown.
+            PayloadError: If an entry has a type that cannot be sent.
         """
         with self._timed("exchange"):
             heard = names_of(self.present(channel))
+            routing = {name: self._names("to", some) for name, some in to.items()} if isinstance(to, Mapping) else None
+            everyone = self._names("to", None if isinstance(to, Mapping) else to)
+            self._names("to", routing)
             outgoing = {name: _detached(payload) for name, payload in self._mine(payloads).items() if name in heard}
             self._check_finite(channel, outgoing)
-            sizes = self._announce(channel, {name: wire_size(payload) for name, payload in outgoing.items()})
+            sizes = self._announce(channel, {name: wire_size(payload) for name, payload in outgoing.items()}, 0)
             routes: list[tuple[str, str]] = []
             for sender in sizes:
-                wanted = names_of(to.get(sender, ()) if isinstance(to, Mapping) else to or self.clients)
+                wanted = everyone if routing is None else routing.get(sender, set())
                 routes += [(sender, name) for name in heard if name in wanted and name != sender]
             for sender, receiver in routes:
                 self.ledger.record(self.round_idx, channel, sender, receiver, sizes[sender])
@@ -262,8 +272,10 @@ class Federation:
         Raises:
             OutOfStepError: On every process, if another one is in a different exchange.
             DivergedError: On every process, if a payload has NaN or infinite entries.
-            PayloadError: On every process, if payloads differ in names, types or shapes.
-            ValueError: If a weight is missing or not positive.
+            PayloadError: On every process, if payloads differ in names, types or shapes, or the weight of a sender is
+                missing or not positive.
+            RosterError: If a sender, or a name in ``among`` or ``to``, is unknown.
+            FederationError: On every process, if fewer clients send than the backend needs to hide them.
         """
         shares = {name: 1.0 for name in self._rank_of} if weights is None else dict(weights)
         return self._aggregate(channel, payloads, among, to, shares)
@@ -279,7 +291,7 @@ class Federation:
         return self._aggregate(channel, payloads, among, to, None)
 
     def catch_up(self, channel: str) -> dict[str, dict[str, Tensor]]:
-        """Send the last mean or sum of ``channel`` to present clients that were away when it was made.
+        """Send the last mean or sum of ``channel`` to present clients that were away when it was sent to them.
 
         Returns:
             ``{receiver: {name: tensor}}`` for local receivers that were behind.
@@ -292,7 +304,9 @@ class Federation:
         if not behind:
             return {}
         with self._timed("exchange"):
-            return self._publish(channel, self._published.get(channel), behind)
+            result = self._publish(channel, self._published.get(channel), behind)
+        versions.update(dict.fromkeys(behind, newest))
+        return result
 
     def report(
         self, values: Mapping[str, Mapping[str, float]], names: Sequence[str], channel: str = "metrics"
@@ -308,9 +322,14 @@ class Federation:
 
         Returns:
             ``{client: {name: number}}`` of all clients that reported, in roster order.
+
+        Raises:
+            OutOfStepError: On every process, if another one is in a different exchange.
+            RosterError: If a client is unknown or not hosted here.
         """
         with self._timed("exchange"):
             clients = list(self._rank_of)
+            values = self._mine(values)
             # Flags say which numbers are given: NaN is a number that a metric may have.
             table = torch.zeros(2, len(clients), len(names), dtype=torch.float64)
             for row, client in enumerate(clients):
@@ -318,7 +337,9 @@ class Federation:
                     if name in values.get(client, {}):
                         table[0, row, column], table[1, row, column] = values[client][name], 1.0
             given = table[1].any(dim=1).tolist()
-            self._announce(channel, {name: 8 for name, some in zip(clients, given, strict=True) if some})
+            # The kind tells the number of names too: tables of unequal size cannot be gathered.
+            kind = _KINDS.index("report") + len(names)
+            self._announce(channel, {name: 8 for name, some in zip(clients, given, strict=True) if some}, kind)
             table = sum(self.transport.all_gather(table, f"exchange {channel!r} of round {self.round_idx}"))
             numbers, flags = table[0].tolist(), table[1].tolist()
             told = {
@@ -355,9 +376,10 @@ class Federation:
         protecting = self.seconds.get("protection", 0.0)
         backend = self.backend(channel)
         heard = names_of(self.present(channel))
-        wanted = heard if among is None else [name for name in heard if name in names_of(among)]
+        counted, addressed = self._names("among", among), self._names("to", to)
+        wanted = [name for name in heard if name in counted]
         mine = {name: payload for name, payload in self._mine(payloads).items() if name in wanted}
-        shares = None if weights is None else _relative(weights, wanted)
+        shares = None if weights is None else self._relative(weights, wanted, mine)
         vectors, schema = self._vectors(channel, mine, shares)
         self._check_finite(channel, {name: {"": vector} for name, vector in vectors.items()})
         messages: dict[str, dict[str, Tensor]] = {}
@@ -366,9 +388,16 @@ class Federation:
                 backend.open_round(wanted, RoundId(self.round_idx, channel, self._call))
                 for name, vector in vectors.items():
                     messages[name] = {"schema": schema, "sum": backend.protect(name, vector)}
-        sizes = self._announce(channel, {name: wire_size(message) for name, message in messages.items()})
+        kind = _KINDS.index("sum" if weights is None else "mean")
+        sizes = self._announce(channel, {name: wire_size(message) for name, message in messages.items()}, kind)
         if not sizes:
             return {}
+        if len(sizes) < backend.min_clients:
+            raise FederationError(
+                f"a sum over channel {channel!r} in round {self.round_idx} would run over {list(sizes)} alone, but "
+                f"{type(backend).__name__} hides nothing of fewer than {backend.min_clients} clients: let more clients "
+                "take part, or give this channel another backend"
+            )
         for name, size in sizes.items():
             self.ledger.record(self.round_idx, channel, name, SERVER, size)
         arrived = self._to_server(channel, messages, sizes)
@@ -378,18 +407,26 @@ class Federation:
             if self._check_schemas(channel, schemas):
                 with self._timed("protection"):
                     total = backend.aggregate({name: message["sum"] for name, message in arrived.items()})
+                    if backend.key_holder == "server":
+                        total = backend.reveal(total, len(arrived))
                 text = next(iter(schemas.values()))
                 published = _Published(total, _schema_in(text), len(arrived), shares is not None)
-        receivers = [name for name in heard if to is None or name in names_of(to)]
-        versions = self._version.setdefault(channel, dict.fromkeys(self._rank_of, 0))
-        newest = max(versions.values()) + 1
-        versions.update(dict.fromkeys(receivers, newest))
-        if published is not None and not isinstance(self.participation, Everyone):
-            self._published[channel] = published
+        receivers = [name for name in heard if name in addressed]
         result = self._publish(channel, published, receivers)
+        self._remember(channel, published, away=addressed.difference(heard))
         spent = time.perf_counter() - start - (self.seconds.get("protection", 0.0) - protecting)
         self.seconds["exchange"] = self.seconds.get("exchange", 0.0) + spent
         return result
+
+    def _remember(self, channel: str, published: _Published | None, away: set[str]) -> None:
+        """Note who missed a total that was addressed to them, and keep it for `catch_up` if somebody did."""
+        versions = self._version.setdefault(channel, dict.fromkeys(self._rank_of, 0))
+        newest = max(versions.values()) + 1
+        versions.update({name: newest for name in self._rank_of if name not in away})
+        self._published.pop(channel, None)
+        if published is not None and away:
+            # clone(): the entries of a sum that receivers got are views of its total
+            self._published[channel] = replace(published, total=published.total.clone())
 
     def _vectors(
         self, channel: str, mine: Mapping[str, Payload], shares: Mapping[str, float] | None
@@ -424,20 +461,17 @@ class Federation:
     def _publish(
         self, channel: str, published: _Published | None, receivers: Sequence[str]
     ) -> dict[str, dict[str, Tensor]]:
-        """Reveal a total and send it down, or send it down to be revealed, as the backend has it."""
+        """Send a total down, to be revealed there if clients hold the key."""
         backend = self.backend(channel)
         message: dict[str, Tensor] = {}
         if published is not None:
-            total = published.total
-            if backend.key_holder == "server":
-                with self._timed("protection"):
-                    total = backend.reveal(total, published.num_clients)
             message = {
                 "schema": _schema_bytes(published.schema),
                 "about": torch.tensor([published.num_clients, published.weighted], dtype=torch.int32),
-                "sum": total,
+                "sum": published.total,
             }
-        sizes = self._announce(channel, {SERVER: wire_size(message)} if message else {}, kind=1)
+        kind = _KINDS.index("download")
+        sizes = self._announce(channel, {SERVER: wire_size(message)} if message else {}, kind)
         for name in receivers:
             self.ledger.record(self.round_idx, channel, SERVER, name, sizes[SERVER])
         local = [name for name in receivers if self.is_local(name)]
@@ -456,7 +490,7 @@ class Federation:
 
     # ---------------------------------------------------------------- between processes
 
-    def _announce(self, channel: str, sizes: Mapping[str, int], kind: int = 0) -> dict[str, int]:
+    def _announce(self, channel: str, sizes: Mapping[str, int], kind: int) -> dict[str, int]:
         """Tell all processes which exchange this is and how long each message will be; returns the sizes of all.
 
         Also the place where a failure of one process becomes an error on all of them.
@@ -465,13 +499,13 @@ class Federation:
         if not 0 < len(name) <= _NAME_BYTES:
             raise ValueError(f"channel must have 1 to {_NAME_BYTES} bytes of UTF-8, got {channel!r}")
         failure, self._failure = self._failure, None
+        call, self._call = self._call, self._call + 1  # a call that fails is never repeated: see `RoundId`
         if self.transport.world_size == 1:
             if failure is not None:
                 raise failure
-            self._call += 1
             return dict(sizes)
         parties = [*self._rank_of, SERVER]
-        head = [kind, self._call, self.round_idx, failure is not None]
+        head = [kind, call, self.round_idx, failure is not None]
         words = torch.frombuffer(bytearray(name.ljust(_NAME_BYTES)), dtype=torch.int64)
         body = torch.tensor([sizes.get(party, 0) for party in parties], dtype=torch.int64)
         frame = torch.cat([torch.tensor(head, dtype=torch.int64), words, body])
@@ -484,7 +518,6 @@ class Federation:
                     f"processes are out of step: rank 0 is in {_describe(frames[0])}, rank {rank} in "
                     f"{_describe(other)}. Every process must call the same exchanges in the same order"
                 )
-        self._call += 1
         # The server's size is rank 0's word; a client's that of the rank which hosts it.
         largest = torch.stack([other[_FRAME_WORDS:] for other in frames]).max(dim=0).values.tolist()
         return {party: size for party, size in zip(parties, largest, strict=True) if size}
@@ -551,7 +584,31 @@ class Federation:
 
     # ---------------------------------------------------------------- small things
 
-    def _mine(self, payloads: Mapping[str, Payload]) -> dict[str, Payload]:
+    def _names(self, argument: str, clients: Iterable[Client | str] | None) -> set[str]:
+        """Names of ``clients``, or of the whole roster; ``argument`` is for the error message."""
+        if clients is None:
+            return set(self._rank_of)
+        names = {clients} if isinstance(clients, str) else set(names_of(clients))
+        unknown = sorted(names - self._rank_of.keys())
+        if unknown or isinstance(clients, str):
+            raise RosterError(f"{argument} must list clients of {list(self._rank_of)}, got {unknown or clients!r}")
+        return names
+
+    def _relative(self, weights: Mapping[str, float], among: Sequence[str], senders: Iterable[str]) -> dict[str, float]:
+        """Weights divided by the largest, so that premultiplied vectors stay within the bounds of plain ones."""
+        missing = [name for name in senders if name not in weights]
+        bad = {name: weights[name] for name in senders if name in weights and not 0 < weights[name] < float("inf")}
+        if missing:
+            self.fail(PayloadError(f"weights must name every client that sends, missing {missing}"))
+        elif bad:
+            self.fail(
+                PayloadError(f"weights must be positive and finite, got {bad}: leave a client out with `among` instead")
+            )
+        good = {name: float(weights[name]) for name in among if 0 < weights.get(name, 0) < float("inf")}
+        largest = max(good.values(), default=1.0)
+        return {name: good.get(name, largest) / largest for name in among}
+
+    def _mine(self, payloads: Mapping[str, _T]) -> dict[str, _T]:
         for name in payloads:
             if name not in self._rank_of:
                 raise RosterError(f"sender {name!r} is not one of the clients {list(self._rank_of)}")
@@ -625,9 +682,7 @@ class Federation:
         self._version = {channel: dict(versions) for channel, versions in state["versions"].items()}
         self._present.clear()
         self._published = {
-            channel: _Published(
-                item["total"], _schema_in(item["schema"]), item["num_clients"], bool(item["weighted"])
-            )
+            channel: _Published(item["total"], _schema_in(item["schema"]), item["num_clients"], bool(item["weighted"]))
             for channel, item in state["published"].items()
             if self.hosts_server
         }
@@ -639,18 +694,6 @@ class Federation:
 
 def _detached(payload: Payload) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in payload.items()}
-
-
-def _relative(weights: Mapping[str, float], among: Sequence[str]) -> dict[str, float]:
-    """Weights divided by the largest, so that premultiplied vectors stay within the bounds of plain ones."""
-    missing = [name for name in among if name not in weights]
-    if missing:
-        raise ValueError(f"weights must name every client that sends, missing {missing}")
-    bad = {name: weights[name] for name in among if not weights[name] > 0 or weights[name] == float("inf")}
-    if bad:
-        raise ValueError(f"weights must be positive and finite, got {bad}: leave a client out with `among` instead")
-    largest = max(weights.values())
-    return {name: weight / largest for name, weight in weights.items()}
 
 
 @lru_cache(maxsize=256)
@@ -672,7 +715,8 @@ def _schema_difference(channel: str, first: str, schema: Schema, name: str, othe
 
 def _describe(frame: Tensor) -> str:
     name = frame[4:_FRAME_WORDS].numpy().tobytes().decode(errors="replace").rstrip()
-    return f"channel {name!r} (call {int(frame[1])}, round {int(frame[2])})"
+    kind = _KINDS[min(int(frame[0]), len(_KINDS) - 1)]
+    return f"{kind} of channel {name!r} (call {int(frame[1])}, round {int(frame[2])})"
 
 
 def _roster_text(roster: Iterable[Sequence[str]]) -> str:

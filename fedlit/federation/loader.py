@@ -78,7 +78,7 @@ class FederatedLoader:
 
     Raises:
         RosterError: If a client has no samples, or too few for one batch with ``drop_last``.
-        ValueError: If ``batch_size`` is below 1.
+        ValueError: If ``batch_size`` is below 1, or is a mapping that lacks a client.
     """
 
     def __init__(
@@ -109,7 +109,11 @@ class FederatedLoader:
 
     def batch_size_of(self, client: str) -> int:
         """Samples per batch of ``client``."""
-        return self.batch_size[client] if isinstance(self.batch_size, Mapping) else self.batch_size
+        if not isinstance(self.batch_size, Mapping):
+            return self.batch_size
+        if client not in self.batch_size:
+            raise ValueError(f"batch_size must name every client of the federation, missing {client!r}: add it")
+        return self.batch_size[client]
 
     def sizes(self, labelled_only: Collection[str] = ()) -> dict[str, int]:
         """Samples per local client; for those in ``labelled_only``, of the labelled ones."""
@@ -162,6 +166,13 @@ class FederatedLoader:
             learners = plan.learners(round_idx)
             yield from self._batches(round_idx, start, [name for name in self.datasets if name in learners])
             round_idx, start = round_idx + 1, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: where to go on is in the federation's state. Tells Lightning that a resume within an epoch works."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See `state_dict`."""
 
     def _batches(self, round_idx: int, start: int, clients: Collection[str]) -> Iterator[dict[str, Any]]:
         steps = self.batches_per_round
@@ -222,6 +233,7 @@ class _Reader:
                 batch_sampler=self.sampler,
                 num_workers=loader.num_workers,
                 persistent_workers=loader.num_workers > 0,
+                generator=torch.Generator(),  # its own: a DataLoader draws a seed from torch's generator otherwise
             )
         self._order: tuple[int, Tensor] | None = None
 

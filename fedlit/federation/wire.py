@@ -7,6 +7,7 @@ raw little-endian bytes in the order of the header. Nothing is pickled, so a mes
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Mapping
 from functools import lru_cache
@@ -14,6 +15,8 @@ from typing import TypeAlias
 
 import torch
 from torch import Tensor
+
+from fedlit.federation.errors import PayloadError
 
 Payload: TypeAlias = Mapping[str, Tensor]
 Schema: TypeAlias = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
@@ -32,7 +35,14 @@ def schema_of(payload: Payload) -> Schema:
 
 @lru_cache(maxsize=4096)
 def schema_text(schema: Schema) -> bytes:
-    """A schema as JSON."""
+    """A schema as JSON.
+
+    Raises:
+        PayloadError: If an entry has a type that no message can hold.
+    """
+    for name, dtype, _ in schema:
+        if dtype not in _DTYPES.values():
+            raise PayloadError(f"entry {name!r} has type {dtype}, a message can hold {list(_DTYPES)}: convert it first")
     fields = [[name, str(dtype).removeprefix("torch."), shape] for name, dtype, shape in schema]
     return json.dumps(fields, separators=(",", ":")).encode()
 
@@ -40,13 +50,19 @@ def schema_text(schema: Schema) -> bytes:
 @lru_cache(maxsize=4096)
 def schema_from(text: bytes) -> Schema:
     """Inverse of `schema_text`; raises a `ValueError`, `KeyError` or `TypeError` on anything else."""
-    return tuple((str(name), _DTYPES[dtype], tuple(shape)) for name, dtype, shape in json.loads(text))
+    schema = tuple((name, _DTYPES[dtype], tuple(shape)) for name, dtype, shape in json.loads(text))
+    if not all(isinstance(name, str) for name, _, _ in schema) or len({name for name, _, _ in schema}) < len(schema):
+        raise ValueError("names are not different strings")
+    # type() and not isinstance(): True is no size, and 1.0 would meet the cache entry of 1
+    if not all(type(size) is int and size >= 0 for _, _, shape in schema for size in shape):
+        raise ValueError("a shape is not a list of sizes")
+    return schema
 
 
 @lru_cache(maxsize=4096)
 def _header(schema: Schema) -> tuple[bytes, int]:
     text = schema_text(schema)
-    body = sum(dtype.itemsize * torch.Size(shape).numel() for _, dtype, shape in schema)
+    body = sum(dtype.itemsize * math.prod(shape) for _, dtype, shape in schema)
     return _LENGTH.pack(len(text)) + text, body
 
 
@@ -76,15 +92,19 @@ def decode(message: Tensor) -> dict[str, Tensor]:
         (length,) = _LENGTH.unpack(message[: _LENGTH.size].numpy().tobytes())
         start = _LENGTH.size + length
         schema = schema_from(message[_LENGTH.size : start].numpy().tobytes())
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"message of {len(message)} bytes has no readable header: {error}") from error
     expected = start + _header(schema)[1]
     if len(message) != expected:
         raise ValueError(f"message has {len(message)} bytes, its header announces {expected}")
     payload: dict[str, Tensor] = {}
     for name, dtype, shape in schema:
-        stop = start + dtype.itemsize * torch.Size(shape).numel()
+        stop = start + dtype.itemsize * math.prod(shape)
         # clone(): the slice may start at an address that the dtype does not allow
-        payload[name] = message[start:stop].clone().view(dtype).reshape(shape)
+        part = message[start:stop].clone()
+        try:
+            payload[name] = (part != 0 if dtype == torch.bool else part.view(dtype)).reshape(shape)
+        except (RuntimeError, TypeError, OverflowError) as error:  # no elements, and sizes past any tensor's
+            raise ValueError(f"message has an entry {name!r} of impossible shape {shape}") from error
         start = stop
     return payload

@@ -1,0 +1,317 @@
+"""``fedlit {fit,validate,test,predict} --config ...``: the Lightning CLI, over methods, data and federation.
+
+``fedlit fit`` also runs small experiments: every combination of ``--seeds``, ``--targets`` and ``--compare`` is trained
+one after the other, and one closing table has them all.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import yaml
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.utilities import rank_zero_only
+
+import fedlit.strategy  # noqa: F401  (registers the strategy's short name)
+from fedlit.callbacks import (
+    CommunicationLedger,
+    OracleAccuracy,
+    RoundProgressBar,
+    RoundTimer,
+    RunSummary,
+    closing_table,
+    summarise,
+)
+from fedlit.data import DatasetLayoutError, DatasetNotFoundError, DomainDataModule
+from fedlit.federation import FederationError, RosterError
+from fedlit.module import FederatedModule
+
+_LINKED = ("clients", "target", "num_classes")
+"""Arguments of the model that come from the data module."""
+
+_EXTRAS = {"wandb": "wandb", "tensorboard": "tensorboard", "phe": "paillier", "gmpy2": "paillier", "tenseal": "he"}
+"""Optional libraries, and the extra that installs each."""
+
+_DEFAULT_CALLBACKS: tuple[type[Callback], ...] = (OracleAccuracy, RoundProgressBar, CommunicationLedger, RoundTimer)
+
+
+class FedlitCLI(LightningCLI):
+    """Lightning's CLI with the federation's defaults.
+
+    The clients, the target and the number of classes are written once, in the data module, and linked to the model.
+    """
+
+    summary: RunSummary | None = None
+
+    def __init__(self, args: list[str], run_classes: bool = True) -> None:
+        self._run_classes = run_classes
+        super().__init__(
+            FederatedModule,
+            DomainDataModule,
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            save_config_kwargs={"overwrite": True},
+            auto_configure_optimizers=False,
+            seed_everything_default=0,
+            trainer_defaults={
+                "strategy": "federated",
+                "accelerator": "cpu",
+                "max_epochs": 20,
+                "num_sanity_val_steps": 0,
+                "enable_model_summary": False,
+            },
+            args=args,
+        )
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Link the data's roster into the model; add the experiment's axes."""
+        for name in _LINKED:
+            parser.link_arguments(f"data.{name}", f"model.init_args.{name}", apply_on="instantiate")
+        parser.add_argument("--seeds", type=list[int] | None, default=None, help="Repeat the run with each seed.")
+        parser.add_argument(
+            "--targets",
+            type=list[str] | None,
+            default=None,
+            help="Repeat the run with each of these clients as the target; [all] takes every client in turn.",
+        )
+        parser.add_argument(
+            "--compare", type=list[str] | None, default=None, help="Train these methods too, on the same data."
+        )
+
+    def before_instantiate_classes(self) -> None:
+        """Say so if no data or model was chosen, which jsonargparse would leave for a later, darker error."""
+        for key, example in (("model", "FedAvg"), ("data", "fedlit.data.Digits")):
+            if self._get(self.config, key) is None:
+                self.parser.error(f"no {key} was given: add --{key} {example}, or a --config that has it")
+
+    def _parse_ckpt_path(self) -> None:
+        """Keep the configuration as given: Lightning would overwrite it by the checkpoint's without a word."""
+
+    def instantiate_classes(self) -> None:
+        """Build data, model and Trainer, unless only the configuration is wanted."""
+        if self._run_classes:
+            super().instantiate_classes()
+            assert self.model is not None
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """A Trainer with fedlit's callbacks, except those that the configuration has already."""
+        config = self._get(self.config_init, "trainer")
+        given = config.get("callbacks") or []
+        given = given if isinstance(given, list) else [given]
+        quiet = config.get("enable_progress_bar") is False
+        extra = [
+            kind()
+            for kind in _DEFAULT_CALLBACKS
+            if not any(isinstance(callback, kind) for callback in given) and not (quiet and kind is RoundProgressBar)
+        ]
+        kwargs["callbacks"] = [*given, *extra]
+        if config.get("logger") in (None, True):
+            kwargs["logger"] = CSVLogger(config.get("default_root_dir") or "runs", name=type(self.model).__name__)
+        local = os.environ.get("LOCAL_WORLD_SIZE")
+        if "TORCHELASTIC_RUN_ID" in os.environ and local is not None and config.get("devices") in ("auto", 1):
+            kwargs["devices"] = int(local)  # torchrun has started the processes already
+            kwargs["num_nodes"] = int(os.environ["WORLD_SIZE"]) // int(local)
+        return super().instantiate_trainer(**kwargs)
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        if not self._run_classes:
+            return
+        assert isinstance(self.model, FederatedModule)
+        start = time.perf_counter()
+        super()._run_subcommand(subcommand)
+        if subcommand != "fit":
+            return
+        seconds = time.perf_counter() - start
+        # The final model, which no target label has helped to choose.
+        self.trainer.test(self.model, datamodule=self.datamodule, verbose=False)
+        self.summary = summarise(self.trainer, self.model, seconds)
+        if self.trainer.is_global_zero and self.trainer.log_dir is not None:
+            folder = Path(self.trainer.log_dir)
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "summary.json").write_text(self.summary.to_json())
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """The runs that one ``fedlit fit`` stands for.
+
+    Args:
+        methods: Class paths; ``None`` is the method of the configuration.
+        targets: Client names; ``None`` is the target of the configuration.
+        seeds: ``None`` is the seed of the configuration.
+    """
+
+    methods: tuple[str | None, ...] = (None,)
+    targets: tuple[str | None, ...] = (None,)
+    seeds: tuple[int | None, ...] = (None,)
+
+    @classmethod
+    def parse(cls, args: list[str]) -> Experiment:
+        """Read the experiment's axes from command line and configuration files."""
+        config = FedlitCLI(args, run_classes=False).config
+        config = config.get(config.get("subcommand") or "", config)
+        targets: Sequence[str | None] = config.get("targets") or (None,)
+        if list(targets) == ["all"]:
+            targets = _all_clients(args)
+        methods = (None, *(config.get("compare") or ()))
+        return cls(methods, tuple(targets), tuple(config.get("seeds") or (None,)))
+
+    def runs(self) -> list[list[str]]:
+        """Command line arguments that each run adds."""
+        runs = []
+        for method, target, seed in product(self.methods, self.targets, self.seeds):
+            extra = [] if seed is None else [f"--seed_everything={seed}"]
+            extra += [] if target is None else [f"--data.target={target}"]
+            extra += [] if method is None else [f"--model={method}"]
+            runs.append(extra)
+        return runs
+
+
+def main(args: list[str] | None = None) -> None:
+    """Entry point of the ``fedlit`` command.
+
+    Args:
+        args: Command line arguments; ``None`` takes those of the process.
+    """
+    quieten()
+    try:
+        _main(_normalise(sys.argv[1:] if args is None else args))
+    except (RosterError, FederationError, DatasetNotFoundError, DatasetLayoutError) as error:
+        sys.exit(f"fedlit: {type(error).__name__}: {error}")
+    except ModuleNotFoundError as error:
+        extra = _EXTRAS.get((error.name or str(error)).split(".")[0].split()[-1].strip("`'\""))
+        if extra is None:
+            extra = next((extra for library, extra in _EXTRAS.items() if f"`{library}" in str(error)), None)
+        if extra is None:
+            raise
+        sys.exit(f"fedlit: this configuration needs an optional library: pip install 'fedlit[{extra}]' ({error})")
+
+
+def _main(args: list[str]) -> None:
+    _refuse_linked(args)
+    if "fit" not in args[:1] or {"-h", "--help", "--print_config"} & {arg.split("=")[0] for arg in args}:
+        FedlitCLI(args)
+        return
+    runs = Experiment.parse(args).runs()
+    summaries = []
+    for number, extra in enumerate(runs):
+        if len(runs) > 1:
+            _say(f"run {number + 1} of {len(runs)}: {' '.join(extra) or 'as configured'}")
+        cli = FedlitCLI(args + extra)
+        assert cli.summary is not None
+        summaries.append(cli.summary)
+    _print_table(summaries)
+
+
+@rank_zero_only
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+@rank_zero_only
+def _print_table(summaries: list[RunSummary]) -> None:
+    from rich.console import Console
+
+    Console(width=None if sys.stdout.isatty() else 140).print(closing_table(summaries))
+
+
+def _all_clients(args: list[str]) -> tuple[str, ...]:
+    """Names of the configuration's clients; builds the data module, and nothing else."""
+    cli = FedlitCLI(args, run_classes=False)
+    config = cli.config[cli.subcommand]
+    data = cli._parser(cli.subcommand).instantiate_classes(_only_data(config))["data"]
+    return tuple(client.name for client in data.clients)
+
+
+def _only_data(config: Any) -> Any:
+    config = config.clone()
+    for key in ("model", "trainer"):
+        config.pop(key, None)
+    return config
+
+
+def _normalise(args: list[str]) -> list[str]:
+    """Find installed configurations by name, and accept what W&B agents write."""
+    result: list[str] = []
+    for arg in args:
+        previous = result[-1] if result else ""
+        if previous in ("--config", "-c"):
+            arg = _find_config(arg)
+        elif arg.startswith(("--config=", "-c=")):
+            key, _, path = arg.partition("=")
+            arg = f"{key}={_find_config(path)}"
+        elif "=" in arg and not arg.startswith("-") and arg.split("=")[0].replace(".", "").replace("_", "").isalnum():
+            if result and not (previous.startswith("-") and "=" not in previous):
+                arg = f"--{arg}"  # wandb's ${args_no_hyphens}
+        if arg.endswith("=None"):
+            arg = arg.removesuffix("None") + "null"  # wandb writes Python's None
+        result.append(arg)
+    return result
+
+
+def _find_config(name: str) -> str:
+    """A file, or one of the configurations installed with fedlit: ``experiments/digits`` from any directory."""
+    if Path(name).exists() or "\n" in name:
+        return name
+    for candidate in (name.removeprefix("configs/"), f"{name.removeprefix('configs/')}.yaml"):
+        installed = files("fedlit.configs").joinpath(candidate)
+        if candidate and installed.is_file():
+            return str(installed)
+    return name
+
+
+def _refuse_linked(args: list[str]) -> None:
+    """Refuse model arguments that come from the data: jsonargparse would ignore them without a word."""
+    found = []
+    paths = []
+    for previous, arg in zip(["", *args], args, strict=False):
+        key = arg.split("=")[0]
+        if key in {f"--model.{infix}{name}" for name in _LINKED for infix in ("", "init_args.")}:
+            found.append(key.removeprefix("--"))
+        if previous in ("--config", "-c"):
+            paths.append(arg)
+        elif key in ("--config", "-c") and "=" in arg:
+            paths.append(arg.partition("=")[2])
+    for path in paths:
+        if Path(path).is_file():
+            content = yaml.safe_load(Path(path).read_text())
+            model = content.get("model") if isinstance(content, dict) else None
+            given = model.get("init_args") if isinstance(model, dict) else None
+            if isinstance(given, dict):
+                found += [f"model.init_args.{name} in {path}" for name in _LINKED if name in given]
+    if found:
+        sys.exit(
+            f"fedlit: {', '.join(found)}: clients, target and num_classes are taken from the data module; give them "
+            "there (--data.target, --data.clients)"
+        )
+
+
+def quieten() -> None:
+    """Silence messages of libraries that a user of fedlit can do nothing about."""
+    warnings.filterwarnings("ignore", message=".*LeafSpec.*")
+    warnings.filterwarnings("ignore", message=".*Checkpoint directory .* exists and is not empty.*")
+    warnings.filterwarnings("ignore", message=".*Experiment logs directory .* exists and is not empty.*")
+    for name in ("lightning.pytorch", "lightning.pytorch.utilities.rank_zero", "lightning.fabric"):
+        logging.getLogger(name).addFilter(_no_tips)
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def _no_tips(record: logging.LogRecord) -> bool:
+    text = record.getMessage()
+    return not any(word in text for word in ("litlogger", "litmodels", "💡 Tip"))
+
+
+if __name__ == "__main__":
+    main()

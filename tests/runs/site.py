@@ -1,0 +1,104 @@
+"""One run, started once per process by Lightning or torchrun: prints what its processes have at the end.
+
+Also the program that the multi-process tests stall, kill and feed with bad input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import lightning.pytorch as pl
+import torch
+from torch.optim import Adam
+from torch.optim.lr_scheduler import StepLR
+
+sys.path.insert(0, str(Path(__file__).parent))
+from helpers import build, digits, fingerprint, trainer, weights
+
+import fedlit.methods
+from fedlit.federation import Fraction
+from fedlit.methods import FedAvg
+
+
+class Trouble(pl.Callback):
+    """Something that happens to one process in round 1."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def on_round_start(self, trainer: pl.Trainer, module: pl.LightningModule, round_idx: int) -> None:
+        if round_idx != 1 or trainer.global_rank != 1:
+            return
+        if self.kind == "nan":
+            with torch.no_grad():
+                client = module.federation.local_clients[0]
+                next(module.replicas[client.name].parameters()).fill_(float("nan"))
+        elif self.kind == "stall":
+            time.sleep(20)
+        elif self.kind == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif self.kind == "raise":
+            raise ValueError("something went wrong at this site")
+
+
+class OutOfStep(FedAvg):
+    """Rank 1 communicates on another channel than the others."""
+
+    def on_round_end(self, round_idx: int) -> None:
+        rank = self.federation.transport.rank
+        self.average_("gossip" if rank == 1 else "weights", among=self.learners(round_idx))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--method", default="FedProx")
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--devices", type=int, default=1)
+    parser.add_argument("--resume")
+    parser.add_argument("--save")
+    parser.add_argument("--trouble", default="none")
+    parser.add_argument("--timeout", type=float, default=60)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    pl.seed_everything(options.seed, verbose=False)
+    data = digits(target_labels=30)
+    method = OutOfStep if options.method == "OutOfStep" else getattr(fedlit.methods, options.method)
+    torch.manual_seed(options.seed)
+    module = build(
+        method,
+        data,
+        dropout=0.2,
+        optimizer=lambda params: Adam(params, lr=0.01),
+        lr_scheduler=lambda optimizer: StepLR(optimizer, 2, 0.5),
+    )
+    if options.trouble == "init" and os.environ.get("LOCAL_RANK") == "1":
+        next(module.originals[0].parameters()).data.add_(1)
+    run = trainer(
+        options.rounds,
+        [Trouble(options.trouble)],
+        devices=options.devices,
+        gradient_clip_val=1.0,
+        strategy={"participation": Fraction(0.5), "timeout": options.timeout},
+    )
+    run.fit(module, data, ckpt_path=options.resume)
+    if options.save:
+        run.save_checkpoint(options.save)
+    federation = module.federation
+    result = {
+        "rank": run.global_rank,
+        "weights": {c.name: fingerprint(weights(module, c.name)) for c in federation.local_clients},
+        "ledger": [list(vars(entry).values()) for entry in federation.ledger],
+        "metrics": {name: float(value) for name, value in sorted(run.callback_metrics.items())},
+        "round_idx": federation.round_idx,
+    }
+    print("\nRESULT " + json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    main()

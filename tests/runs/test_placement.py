@@ -1,0 +1,89 @@
+"""The same run on 1, 2 and K+1 processes and under torchrun, and processes that fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SITE = Path(__file__).parent / "site.py"
+
+pytestmark = pytest.mark.multiprocess
+
+
+def start(*arguments: str, torchrun: int = 0, check: bool = True) -> tuple[list[dict], str]:
+    """Results of all processes of a run, and its output."""
+    command = [sys.executable, str(SITE), *arguments]
+    if torchrun:
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(torchrun)]
+        rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+        command = [*launcher, *rendezvous, str(SITE), "--devices", str(torchrun), *arguments]
+    clean = {key: value for key, value in os.environ.items() if key not in ("LOCAL_RANK", "WORLD_SIZE", "RANK")}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180, env=clean, check=False)
+    output = done.stdout + done.stderr
+    if check:
+        assert done.returncode == 0, output[-4000:]
+    results = [json.loads(line.split("RESULT ", 1)[1]) for line in done.stdout.splitlines() if "RESULT {" in line]
+    return results, output
+
+
+def merged(results: list[dict]) -> dict[str, str]:
+    """Fingerprints of all clients' weights, whichever process hosts them."""
+    return {client: digest for result in results for client, digest in result["weights"].items()}
+
+
+@pytest.fixture(scope="module")
+def one() -> dict:
+    """The run on one process, which all others are compared with."""
+    (result,), _ = start()
+    return result
+
+
+@pytest.mark.parametrize(("devices", "torchrun"), [(2, 0), (3, 0), (0, 2)], ids=["2", "3=K+1", "torchrun"])
+def test_placement_changes_neither_weights_nor_ledger_nor_metrics(one: dict, devices: int, torchrun: int) -> None:
+    arguments = [] if torchrun else ["--devices", str(devices)]
+    results, _ = start(*arguments, torchrun=torchrun)
+    assert len(results) == (devices or torchrun)
+    assert merged(results) == one["weights"]
+    for result in results:
+        assert result["ledger"] == one["ledger"]
+        assert result["metrics"] == one["metrics"]
+
+
+def test_one_process_resumes_on_three_and_three_on_two(one: dict, tmp_path: Path) -> None:
+    first, second = str(tmp_path / "one.ckpt"), str(tmp_path / "three.ckpt")
+    start("--rounds", "2", "--save", first)
+    start("--rounds", "4", "--resume", first, "--save", second, "--devices", "3")
+    results, _ = start("--resume", second, "--devices", "2")
+    assert merged(results) == one["weights"]
+    assert results[0]["ledger"] == one["ledger"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--trouble", "nan", "--method", "FedAvg"], "the training loss of client"),
+        (["--method", "OutOfStep"], "channel 'gossip'"),
+        (["--trouble", "init"], "the initial network"),
+        (["--trouble", "raise"], "something went wrong at this site"),
+        (["--trouble", "kill"], "lost the other processes"),
+        (["--trouble", "stall", "--timeout", "4"], "was silent for 4 s (timeout)"),
+    ],
+    ids=["nan", "out-of-step", "other-network", "exception", "killed", "stalled"],
+)
+def test_trouble_at_one_process_ends_all_with_a_clear_error(arguments: list[str], message: str) -> None:
+    begin = time.perf_counter()
+    _, output = start("--devices", "2", *arguments, check=False)
+    assert message in output, output[-3000:]
+    assert "RESULT" not in output
+    assert time.perf_counter() - begin < 60
+
+
+def test_more_processes_than_clients_are_refused() -> None:
+    _, output = start("--devices", "4", check=False)
+    assert "4 processes for 3 clients" in output
