@@ -1,3 +1,17 @@
-"""What is watched while a method trains."""
+"""What is watched while a method trains, and what is told about it afterwards."""
 
-__all__: list[str] = []
+from fedlit.callbacks.communication_ledger import CommunicationLedger
+from fedlit.callbacks.oracle_accuracy import OracleAccuracy
+from fedlit.callbacks.round_progress_bar import RoundProgressBar
+from fedlit.callbacks.round_timer import RoundTimer
+from fedlit.callbacks.summary import RunSummary, closing_table, summarise
+
+__all__ = [
+    "CommunicationLedger",
+    "OracleAccuracy",
+    "RoundProgressBar",
+    "RoundTimer",
+    "RunSummary",
+    "closing_table",
+    "summarise",
+]

@@ -11,7 +11,7 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from itertools import product
@@ -44,8 +44,6 @@ _LINKED = ("clients", "target", "num_classes")
 _EXTRAS = {"wandb": "wandb", "tensorboard": "tensorboard", "phe": "paillier", "gmpy2": "paillier", "tenseal": "he"}
 """Optional libraries, and the extra that installs each."""
 
-_DEFAULT_CALLBACKS: tuple[type[Callback], ...] = (OracleAccuracy, RoundProgressBar, CommunicationLedger, RoundTimer)
-
 
 class FedlitCLI(LightningCLI):
     """Lightning's CLI with the federation's defaults.
@@ -55,8 +53,9 @@ class FedlitCLI(LightningCLI):
 
     summary: RunSummary | None = None
 
-    def __init__(self, args: list[str], run_classes: bool = True) -> None:
+    def __init__(self, args: list[str], run_classes: bool = True, one_of_many: bool = False) -> None:
         self._run_classes = run_classes
+        self._one_of_many = one_of_many
         super().__init__(
             FederatedModule,
             DomainDataModule,
@@ -71,6 +70,7 @@ class FedlitCLI(LightningCLI):
                 "max_epochs": 20,
                 "num_sanity_val_steps": 0,
                 "enable_model_summary": False,
+                "log_every_n_steps": 1,
             },
             args=args,
         )
@@ -101,22 +101,28 @@ class FedlitCLI(LightningCLI):
 
     def instantiate_classes(self) -> None:
         """Build data, model and Trainer, unless only the configuration is wanted."""
-        if self._run_classes:
+        if not self._run_classes:
+            return
+        try:
             super().instantiate_classes()
-            assert self.model is not None
+        except (ValueError, TypeError) as error:
+            missing = next((item for item in _chain(error) if isinstance(item, ModuleNotFoundError)), None)
+            if missing is not None:
+                raise missing from error
+            sys.exit(f"fedlit: {type(error).__name__}: {_plain_words(error)}")
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """A Trainer with fedlit's callbacks, except those that the configuration has already."""
         config = self._get(self.config_init, "trainer")
         given = config.get("callbacks") or []
         given = given if isinstance(given, list) else [given]
-        quiet = config.get("enable_progress_bar") is False
-        extra = [
-            kind()
-            for kind in _DEFAULT_CALLBACKS
-            if not any(isinstance(callback, kind) for callback in given) and not (quiet and kind is RoundProgressBar)
-        ]
-        kwargs["callbacks"] = [*given, *extra]
+        extra: list[Callback] = [OracleAccuracy(), CommunicationLedger(print_table=not self._one_of_many), RoundTimer()]
+        if config.get("enable_progress_bar") is not False and (sys.stdout.isatty() or not self._one_of_many):
+            extra.append(RoundProgressBar())
+        else:
+            kwargs["enable_progress_bar"] = False
+        kinds = tuple(type(callback) for callback in given)
+        kwargs["callbacks"] = [*given, *(callback for callback in extra if not isinstance(callback, kinds))]
         if config.get("logger") in (None, True):
             kwargs["logger"] = CSVLogger(config.get("default_root_dir") or "runs", name=type(self.model).__name__)
         local = os.environ.get("LOCAL_WORLD_SIZE")
@@ -137,8 +143,9 @@ class FedlitCLI(LightningCLI):
         # The final model, which no target label has helped to choose.
         self.trainer.test(self.model, datamodule=self.datamodule, verbose=False)
         self.summary = summarise(self.trainer, self.model, seconds)
-        if self.trainer.is_global_zero and self.trainer.log_dir is not None:
-            folder = Path(self.trainer.log_dir)
+        log_dir = self.trainer.log_dir  # asked of every process: Lightning agrees on it between them
+        if self.trainer.is_global_zero and log_dir is not None:
+            folder = Path(log_dir)
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "summary.json").write_text(self.summary.to_json())
 
@@ -191,12 +198,24 @@ def main(args: list[str] | None = None) -> None:
     except (RosterError, FederationError, DatasetNotFoundError, DatasetLayoutError) as error:
         sys.exit(f"fedlit: {type(error).__name__}: {error}")
     except ModuleNotFoundError as error:
-        extra = _EXTRAS.get((error.name or str(error)).split(".")[0].split()[-1].strip("`'\""))
-        if extra is None:
-            extra = next((extra for library, extra in _EXTRAS.items() if f"`{library}" in str(error)), None)
+        extra = next((extra for library, extra in _EXTRAS.items() if library in str(error)), None)
         if extra is None:
             raise
         sys.exit(f"fedlit: this configuration needs an optional library: pip install 'fedlit[{extra}]' ({error})")
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _plain_words(error: Exception) -> str:
+    """What a constructor said, out of what jsonargparse makes of it when the argument could have other types."""
+    text = str(error)
+    reasons = [line.strip(" -") for line in text.splitlines() if line.strip().startswith("- ")]
+    reasons = [reason for reason in reasons if not reason.startswith(("Expected a", "Not a valid"))]
+    return "; ".join(reasons) if text.startswith("Does not validate") and reasons else text
 
 
 def _main(args: list[str]) -> None:
@@ -209,7 +228,7 @@ def _main(args: list[str]) -> None:
     for number, extra in enumerate(runs):
         if len(runs) > 1:
             _say(f"run {number + 1} of {len(runs)}: {' '.join(extra) or 'as configured'}")
-        cli = FedlitCLI(args + extra)
+        cli = FedlitCLI(args + extra, one_of_many=len(runs) > 1)
         assert cli.summary is not None
         summaries.append(cli.summary)
     _print_table(summaries)
@@ -301,6 +320,9 @@ def _refuse_linked(args: list[str]) -> None:
 def quieten() -> None:
     """Silence messages of libraries that a user of fedlit can do nothing about."""
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")
+    warnings.filterwarnings("ignore", message=".*LightningCLI's args parameter is intended.*")
+    warnings.filterwarnings("ignore", message=".*Total length of `list` across ranks is zero.*")
+    warnings.filterwarnings("ignore", message=".*does not have many workers which may be a bottleneck.*")
     warnings.filterwarnings("ignore", message=".*Checkpoint directory .* exists and is not empty.*")
     warnings.filterwarnings("ignore", message=".*Experiment logs directory .* exists and is not empty.*")
     for name in ("lightning.pytorch", "lightning.pytorch.utilities.rank_zero", "lightning.fabric"):

@@ -11,6 +11,7 @@ import lightning.pytorch as pl
 import torch
 import torch.nn.functional as F
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -263,7 +264,8 @@ class FederatedModule(pl.LightningModule):
 
     def configure_callbacks(self) -> list[pl.Callback]:
         """Count rounds."""
-        return [Rounds()]
+        attached = self._trainer is not None and any(isinstance(cb, Rounds) for cb in self.trainer.callbacks)  # type: ignore[attr-defined]
+        return [] if attached else [Rounds()]
 
     def client_param_groups(self) -> list[dict[str, Any]]:
         """One parameter group per local client, which carries its name under ``"client"``.
@@ -497,12 +499,15 @@ class FederatedModule(pl.LightningModule):
         checkpoint["round_losses"] = self._losses_so_far() if self.federation.batch_idx else {}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Go on where the checkpoint stopped.
+        """Go on where the checkpoint stopped; for validation and testing, only the weights are of interest.
 
         Raises:
             RosterError: If it belongs to another roster.
         """
-        if "federation" in checkpoint:
+        if "federation" not in checkpoint:
+            return
+        self.federation.check_roster(checkpoint["federation"])
+        if self._trainer is None or self.trainer.state.fn == TrainerFn.FITTING:
             self.federation.load_state_dict(checkpoint["federation"])
             for name, values in checkpoint["round_losses"].items():
                 if self.federation.is_local(name):

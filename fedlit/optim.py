@@ -39,6 +39,9 @@ def clip_client_gradients(optimizer: Optimizer, clip_val: float, algorithm: str 
         algorithm: ``"norm"`` or ``"value"``.
     """
     for params in _by_client(optimizer).values():
+        params = [param for param in params if param.grad is not None]
+        if not params:  # an absent client; torch refuses to clip nothing
+            continue
         if algorithm == "value":
             torch.nn.utils.clip_grad_value_(params, clip_val)
         else:

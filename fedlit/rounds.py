@@ -36,6 +36,8 @@ class Rounds(Callback):
         loader = trainer.train_dataloader
         whole = trainer.num_training_batches
         if isinstance(loader, FederatedLoader):
+            if not loader.planned:  # a Trainer without FederatedStrategy: all clients are here
+                module.federation.introduce(loader.facts())
             self.batches_per_round = min(loader.batches_per_round, int(whole))
         else:
             self.batches_per_round = int(whole)

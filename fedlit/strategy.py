@@ -176,6 +176,13 @@ class FederatedStrategy(DDPStrategy):
             module.plan_rounds(dataloader, self.local_steps, self.rounds_per_epoch)
         return dataloader
 
+    def _configure_launcher(self) -> None:
+        """No launcher for one process: Lightning's would leave variables behind that mislead the next Trainer."""
+        environment = self.cluster_environment
+        assert environment is not None
+        if self.num_processes * self.num_nodes > 1 or environment.creates_processes_externally:
+            super()._configure_launcher()
+
     def _transport(self) -> Transport:
         if self.world_size == 1:
             return OneProcess()

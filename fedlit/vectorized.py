@@ -63,8 +63,9 @@ class StackedReplicas:
         return logits
 
     def losses(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, Tensor]:
-        """Mean cross-entropy of each client in ``batch``; batches of unequal length are padded, clients missing
-        from it take no part.
+        """Mean cross-entropy of each client in ``batch``.
+
+        Batches of unequal length are padded; clients missing from ``batch`` take no part.
         """
         if not batch:
             self._asked = [False] * len(self.names)

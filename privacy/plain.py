@@ -26,8 +26,9 @@ class Plain(SecureAggregation):
         return vector
 
     def aggregate(self, messages: Mapping[str, Tensor]) -> Tensor:
-        """Sum in the order given: float addition does not commute bit by bit, and results must not depend on
-        where a client is hosted.
+        """Sum in the order given.
+
+        Float addition does not associate bit by bit, and results must not depend on where a client is hosted.
         """
         vectors = iter(messages.values())
         total = next(vectors).clone()

@@ -340,7 +340,8 @@ class Federation:
             # The kind tells the number of names too: tables of unequal size cannot be gathered.
             kind = _KINDS.index("report") + len(names)
             self._announce(channel, {name: 8 for name, some in zip(clients, given, strict=True) if some}, kind)
-            table = sum(self.transport.all_gather(table, f"exchange {channel!r} of round {self.round_idx}"))
+            tables = self.transport.all_gather(table, f"exchange {channel!r} of round {self.round_idx}")
+            table = torch.stack(tables).sum(dim=0)
             numbers, flags = table[0].tolist(), table[1].tolist()
             told = {
                 client: {name: numbers[row][column] for column, name in enumerate(names) if flags[row][column]}
@@ -348,10 +349,12 @@ class Federation:
                 if any(flags[row])
             }
             sizes = {client: wire_size(dict.fromkeys(mine, _NUMBER)) for client, mine in told.items()}
+            # Between two rounds, as in validation, a report is about the round that has ended.
+            about = self.round_idx if self.batch_idx else max(0, self.round_idx - 1)
             for client, size in sizes.items():
-                self.ledger.record(self.round_idx, channel, client, SERVER, size)
+                self.ledger.record(about, channel, client, SERVER, size)
             for client in clients if told else ():
-                self.ledger.record(self.round_idx, channel, SERVER, client, sum(sizes.values()))
+                self.ledger.record(about, channel, SERVER, client, sum(sizes.values()))
             return told
 
     def backend(self, channel: str) -> SecureAggregation:
@@ -383,7 +386,7 @@ class Federation:
         vectors, schema = self._vectors(channel, mine, shares)
         self._check_finite(channel, {name: {"": vector} for name, vector in vectors.items()})
         messages: dict[str, dict[str, Tensor]] = {}
-        if self._failure is None:
+        if self._failure is None and wanted:
             with self._timed("protection"):
                 backend.open_round(wanted, RoundId(self.round_idx, channel, self._call))
                 for name, vector in vectors.items():
@@ -669,12 +672,7 @@ class Federation:
         Raises:
             RosterError: If the state belongs to another roster.
         """
-        roster = [[client.name, client.role] for client in self.clients]
-        if [list(item) for item in state["roster"]] != roster:
-            raise RosterError(
-                f"the checkpoint belongs to another federation: it has {_roster_text(state['roster'])}, this run has "
-                f"{_roster_text(roster)}. Give the same clients, in the same order, and the same target"
-            )
+        self.check_roster(state)
         self.seed = state["seed"]
         self.round_idx, self.batch_idx, self._call = state["round_idx"], state["batch_idx"], state["calls"]
         self.ledger.load_state_dict(state["ledger"])
@@ -686,6 +684,15 @@ class Federation:
             for channel, item in state["published"].items()
             if self.hosts_server
         }
+
+    def check_roster(self, state: Mapping[str, Any]) -> None:
+        """Raise a `RosterError` unless ``state``, made by `state_dict`, belongs to this roster."""
+        roster = [[client.name, client.role] for client in self.clients]
+        if [list(item) for item in state["roster"]] != roster:
+            raise RosterError(
+                f"the checkpoint belongs to another federation: it has {_roster_text(state['roster'])}, this run has "
+                f"{_roster_text(roster)}. Give the same clients, in the same order, and the same target"
+            )
 
     def __repr__(self) -> str:
         names = ", ".join(client.name for client in self.sources)

@@ -42,6 +42,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self._book: dict[tuple[int, str, str, str], list[int]] = {}
+        self._by_round: dict[int, dict[str, int]] = {}
         self._total = 0
 
     def record(self, round_idx: int, channel: str, sender: str, receiver: str, num_bytes: int) -> None:
@@ -49,6 +50,11 @@ class Ledger:
         entry = self._book.setdefault((round_idx, channel, sender, receiver), [0, 0])
         entry[0] += 1
         entry[1] += num_bytes
+        self._add(round_idx, channel, num_bytes)
+
+    def _add(self, round_idx: int, channel: str, num_bytes: int) -> None:
+        channels = self._by_round.setdefault(round_idx, {})
+        channels[channel] = channels.get(channel, 0) + num_bytes
         self._total += num_bytes
 
     @property
@@ -71,9 +77,11 @@ class Ledger:
 
     def bytes_by_channel(self, round_idx: int | None = None) -> dict[str, int]:
         """Bytes per channel, of one round or of all of them."""
+        if round_idx is not None:
+            return dict(self._by_round.get(round_idx, {}))
         totals: dict[str, int] = {}
-        for (number, channel, _, _), (_, num_bytes) in self._book.items():
-            if round_idx is None or number == round_idx:
+        for channels in self._by_round.values():
+            for channel, num_bytes in channels.items():
                 totals[channel] = totals.get(channel, 0) + num_bytes
         return totals
 
@@ -109,4 +117,6 @@ class Ledger:
         self._book = {
             (row[0], words[row[1]], words[row[2]], words[row[3]]): [row[4], row[5]] for row in state["rows"].tolist()
         }
-        self._total = sum(entry[1] for entry in self._book.values())
+        self._by_round, self._total = {}, 0
+        for (round_idx, channel, _, _), (_, num_bytes) in self._book.items():
+            self._add(round_idx, channel, num_bytes)

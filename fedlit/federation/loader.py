@@ -138,6 +138,11 @@ class FederatedLoader:
         self._plan = plan
         self._readers.clear()
 
+    @property
+    def planned(self) -> bool:
+        """Whether a strategy has cut the data into rounds."""
+        return self._plan is not None
+
     def _num_batches(self, size: int, client: str) -> int:
         batches = size / self.batch_size_of(client)
         return math.floor(batches) if self.drop_last else math.ceil(batches)
@@ -180,7 +185,7 @@ class FederatedLoader:
         for _ in range(start, steps):
             batches = {name: next(reader, None) for name, reader in readers.items()}
             step = {name: batch for name, batch in batches.items() if batch is not None}
-            yield step if self.guarded is None else guard(step, self.guarded, keep=not self.training)
+            yield step if self.guarded is None else dict(guard(step, self.guarded, keep=not self.training))
 
     def _pool(self, client: str, labelled_only: Collection[str]) -> Tensor:
         dataset = self.datasets[client]

@@ -23,7 +23,7 @@ def unpack(vector: Tensor, schema: Schema) -> dict[str, Tensor]:
     """Inverse of `pack`; integer entries are rounded half to even."""
     sizes = [torch.Size(shape).numel() for _, _, shape in schema]
     payload: dict[str, Tensor] = {}
-    for (name, dtype, shape), part in zip(schema, vector.split(sizes), strict=True):
+    for (name, dtype, shape), part in zip(schema, torch.split(vector, sizes), strict=True):
         if not dtype.is_floating_point:
             part = part.round()
         payload[name] = part.to(dtype).reshape(shape)

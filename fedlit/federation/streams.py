@@ -34,13 +34,13 @@ def torch_streams(device: torch.device | None = None) -> Iterator[None]:
         yield
     finally:
         torch.random.set_rng_state(cpu_state)
-        if device_state is not None:
+        if device is not None and device_state is not None:
             torch.cuda.set_rng_state(device_state, device)
 
 
 def enter_stream(*name: object, device: torch.device | None = None) -> None:
     """Point torch's generators at the start of the stream called ``name``; use inside `torch_streams`."""
     seed = stable_seed(*name)
-    torch.random.default_generator.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
     if device is not None and device.type == "cuda":
         torch.cuda.manual_seed(seed)

@@ -94,7 +94,9 @@ class ProcessGroup(Transport):
         self.world_size = dist.get_world_size()
         self.timeout = timeout
         # A group of its own: a collective of Lightning's can never be mistaken for one of the federation's.
-        self._group = dist.new_group(backend="gloo", timeout=timeout)
+        group = dist.new_group(backend="gloo", timeout=timeout)
+        assert isinstance(group, dist.ProcessGroup), "all processes are in the group"
+        self._group = group
 
     def all_gather(self, frame: Tensor, doing: str) -> list[Tensor]:
         """``frame`` of every rank."""

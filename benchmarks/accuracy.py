@@ -1,0 +1,80 @@
+"""Target accuracies of the experiments in configs/experiments, as the README shows them.
+
+Run from the repository root: python benchmarks/accuracy.py [--out benchmarks/accuracy.json]
+
+Each experiment is one ``fedlit fit`` over its targets and seeds, in a directory of its own; the JSON keeps the mean and
+sample standard deviation over seeds, and the versions and cores they were measured with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import lightning
+import torch
+
+EXPERIMENTS = ("digits", "heart_fedavg", "office_caltech_features_fedavg")
+
+
+def run(name: str) -> list[dict[str, object]]:
+    """Summaries of all runs of one experiment."""
+    command = Path(sys.executable).with_name("fedlit")
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = ["fit", "--config", f"configs/experiments/{name}.yaml", f"--trainer.default_root_dir={folder}"]
+        subprocess.run([command, *arguments], check=True)
+        return [json.loads(path.read_text()) for path in sorted(Path(folder).rglob("summary.json"))]
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """Mean and sample standard deviation, in per cent."""
+    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+    return {"mean": round(100 * statistics.fmean(values), 1), "std": round(100 * deviation, 1)}
+
+
+def table(runs: list[dict[str, object]]) -> dict[str, dict[str, dict[str, float]]]:
+    """Accuracy by method and target, and the average over targets, which is taken within each seed."""
+    accuracy = {(str(r["method"]), str(r["target"]), r["seed"]): float(r["oracle_accuracy"]) for r in runs}  # type: ignore[arg-type]
+    result: dict[str, dict[str, dict[str, float]]] = {}
+    for method in sorted({key[0] for key in accuracy}):
+        targets = sorted({target for m, target, _ in accuracy if m == method})
+        seeds = sorted({seed for m, _, seed in accuracy if m == method})  # type: ignore[type-var]
+        result[method] = {t: spread([accuracy[method, t, seed] for seed in seeds]) for t in targets}
+        result[method]["average"] = spread(
+            [statistics.fmean(accuracy[method, t, seed] for t in targets) for seed in seeds]
+        )
+    return result
+
+
+def main() -> None:
+    """Run all experiments and write the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
+    options = parser.parse_args()
+    results = {}
+    for name in EXPERIMENTS:
+        runs = run(name)
+        results[name] = {
+            "command": f"fedlit fit --config configs/experiments/{name}.yaml",
+            "seeds": sorted({r["seed"] for r in runs}),  # type: ignore[type-var]
+            "target_accuracy_percent": table(runs),
+            "seconds": round(sum(float(r["seconds_total"]) for r in runs), 1),  # type: ignore[arg-type]
+        }
+        for method, row in results[name]["target_accuracy_percent"].items():  # type: ignore[attr-defined]
+            cells = "  ".join(f"{target} {cell['mean']:.1f} ± {cell['std']:.1f}" for target, cell in row.items())
+            print(f"{name}: {method}: {cells}")
+    versions = {"python": platform.python_version(), "torch": torch.__version__, "lightning": lightning.__version__}
+    options.out.write_text(
+        json.dumps({"results": results, "cores": os.cpu_count(), "versions": versions}, indent=2) + "\n"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""OracleAccuracy: how well the target really does, measured with the labels that it does not have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch.nn.functional as F
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torchmetrics import MeanMetric
+from torchmetrics.classification import MulticlassStatScores
+
+from fedlit.callbacks.shared import federated
+from fedlit.federation import UNLABELLED, reveal_for_oracle
+from fedlit.module import FederatedModule
+
+_PREFIX = "oracle/"
+
+
+class OracleAccuracy(Callback):
+    """Accuracy and loss on the target's hidden labels, in validation and test: what papers report.
+
+    Logs ``oracle/target/acc`` (in [0, 1]) and ``oracle/target/loss`` (cross-entropy), equal on all processes. No
+    federation could know these numbers, so nothing may be selected by them. They travel over the channel "oracle",
+    which tables of communication keep apart from what the method sends.
+
+    Args:
+        per_class: Also log the accuracy on each class c that the target has, as ``oracle/target/acc/c``.
+
+    Raises:
+        ValueError: When a run starts, if EarlyStopping, ModelCheckpoint or a schedule monitors an ``oracle/`` metric.
+    """
+
+    def __init__(self, per_class: bool = False) -> None:
+        self.per_class = per_class
+        self._hits: MulticlassStatScores | None = None
+        self._loss: MeanMetric | None = None
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Refuse callbacks that would select by the target's labels."""
+        federated(pl_module, self)
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            _refuse(getattr(callback, "monitor", None), type(callback).__name__)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Refuse schedules that would learn from the target's labels; they exist only from here on."""
+        for config in trainer.lr_scheduler_configs:
+            _refuse(config.monitor, type(config.scheduler).__name__)
+
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start counting afresh."""
+        self._hits = self._loss = None
+
+    def on_test_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start counting afresh."""
+        self._hits = self._loss = None
+
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Count a batch of the target, if this process hosts it."""
+        if not trainer.sanity_checking:
+            self._update(federated(pl_module, self), outputs, batch)
+
+    def on_test_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Count a batch of the target, if this process hosts it."""
+        self._update(federated(pl_module, self), outputs, batch)
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Share and log the numbers."""
+        if not trainer.sanity_checking:
+            self._log(federated(pl_module, self))
+
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Share and log the numbers."""
+        self._log(federated(pl_module, self))
+
+    def _update(self, module: FederatedModule, outputs: Any, batch: Mapping[str, Any]) -> None:
+        name = module.target.name
+        if not isinstance(outputs, Mapping) or name not in outputs or len(batch[name]) < 2:
+            return
+        labels = reveal_for_oracle(batch[name][1])
+        known = labels != UNLABELLED
+        logits, labels = outputs[name].detach()[known], labels[known]
+        if len(labels) == 0:
+            return
+        if self._hits is None or self._loss is None:
+            # The other processes have no target: torchmetrics' own synchronisation would wait for them for ever.
+            self._hits = MulticlassStatScores(module.num_classes, average=None, sync_on_compute=False).to(logits.device)
+            self._loss = MeanMetric(sync_on_compute=False).to(logits.device)
+        self._hits.update(logits, labels)
+        self._loss.update(F.cross_entropy(logits.float(), labels), weight=len(labels))
+
+    def _log(self, module: FederatedModule) -> None:
+        classes = [f"acc/{index}" for index in range(module.num_classes)] if self.per_class else []
+        mine: dict[str, dict[str, float]] = {}
+        if self._hits is not None and self._loss is not None:
+            scores = self._hits.compute()  # per class: true and false positives, true and false negatives, samples
+            hits, samples = scores[:, 0].tolist(), scores[:, 4].tolist()
+            numbers = {"acc": sum(hits) / sum(samples), "loss": float(self._loss.compute())}
+            for index in range(len(classes)):
+                if samples[index]:
+                    numbers[f"acc/{index}"] = hits[index] / samples[index]
+            mine[module.target.name] = numbers
+        told = module.federation.report(mine, ["acc", "loss", *classes], channel="oracle")
+        metrics = {f"{_PREFIX}target/{key}": value for row in told.values() for key, value in row.items()}
+        # Equal numbers on all processes: no reduction, no warning, and the key exists everywhere.
+        module.log_dict(metrics, batch_size=1, sync_dist=True, rank_zero_only=True)
+
+
+def _refuse(monitor: object, who: str) -> None:
+    if isinstance(monitor, str) and monitor.startswith(_PREFIX):
+        raise ValueError(
+            f"{who}(monitor={monitor!r}) would select by the target's hidden labels, which no federation has: monitor "
+            "'target/score' (label-free, mode='max') or 'source/acc' (mode='max') instead"
+        )

@@ -1,0 +1,155 @@
+"""RoundProgressBar: one bar over communication rounds."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ProgressBar
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+
+from fedlit.callbacks.shared import federated, megabytes
+from fedlit.module import FederatedModule
+from fedlit.rounds import Rounds
+
+_SECONDS_BETWEEN_REFRESHES = 0.1
+_LINES = 10
+"""Lines that a run leaves in a log file."""
+
+
+class RoundProgressBar(ProgressBar):
+    """Shows ``round 12/50 | target score 0.71 | loss 0.35 | 3.2 MB | ETA 0:41``.
+
+    A bar on a terminal; elsewhere a line for every tenth of the rounds. MB are all bytes sent so far. It takes no time
+    in local steps, and shows nothing while validating or testing.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._enabled = True
+        self._progress: Progress | None = None
+        self._task = TaskID(0)
+        self._total: int | None = None
+        self._done = 0
+        self._shown = 0  # rounds done when last shown
+        self._refreshed = 0.0
+        self._start: tuple[int, float] | None = None
+
+    @property
+    def is_enabled(self) -> bool:
+        """Whether this process shows the bar; Lightning asks before it prints."""
+        return self._enabled
+
+    def disable(self) -> None:
+        """Show nothing, as on all processes but the first."""
+        self._enabled = False
+        self._stop()
+
+    def enable(self) -> None:
+        """Show the bar again."""
+        self._enabled = True
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Forget a previous run."""
+        self._stop()
+        self._start = None
+        self._done = self._shown = federated(pl_module, self).federation.round_idx
+
+    def on_round_start(self, trainer: Trainer, module: FederatedModule, round_idx: int) -> None:
+        """Set up the bar in the first round, when the number of rounds is known."""
+        if self._start is not None or not self._enabled:
+            return
+        self._start = (round_idx, time.perf_counter())
+        self._total = _total_rounds(trainer, module)
+        if sys.stdout.isatty():
+            # Refreshed by hand: a refreshing thread would take its share of every local step.
+            self._progress = Progress(
+                BarColumn(bar_width=20),
+                TextColumn("{task.description}", markup=False),
+                console=Console(),
+                auto_refresh=False,
+            )
+            self._task = self._progress.add_task("", total=self._total, completed=round_idx)
+            self._progress.start()
+            self._show(trainer, module)
+
+    def on_round_end(self, trainer: Trainer, module: FederatedModule, round_idx: int) -> None:
+        """Move on by one round; the last one of an epoch is shown after its validation."""
+        self._done = round_idx + 1
+        if not trainer.is_last_batch:
+            self._show(trainer, module)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Show the round together with the score of its validation."""
+        self._show(trainer, federated(pl_module, self))
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Leave the final state on the screen."""
+        self._show(trainer, federated(pl_module, self), last=True)
+        self._stop()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Give the terminal back."""
+        self._stop()
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Give the terminal back."""
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+    def _show(self, trainer: Trainer, module: FederatedModule, last: bool = False) -> None:
+        if not self._enabled or self._start is None:
+            return
+        if self._progress is not None:
+            now = time.perf_counter()
+            if last or now - self._refreshed >= _SECONDS_BETWEEN_REFRESHES:
+                self._refreshed = now
+                self._progress.update(self._task, description=self._line(trainer, module), completed=self._done)
+                self._progress.refresh()
+        elif not sys.stdout.isatty() and (self._due() or (last and self._done > self._shown)):
+            self._shown = self._done
+            print(self._line(trainer, module), flush=True)
+
+    def _due(self) -> bool:
+        if self._total is None:
+            return self._done // _LINES > self._shown // _LINES
+        return self._done * _LINES // self._total > self._shown * _LINES // self._total
+
+    def _line(self, trainer: Trainer, module: FederatedModule) -> str:
+        parts = [f"round {self._done}" + ("" if self._total is None else f"/{self._total}")]
+        for name, metric in (("target score", "target/score"), ("loss", "train/loss")):
+            value: Any = trainer.callback_metrics.get(metric)
+            if value is not None:
+                parts.append(f"{name} {float(value):.2f}")
+        parts.append(f"{megabytes(module.federation.ledger.total_bytes)} MB")
+        assert self._start is not None
+        first, since = self._start
+        if self._total is not None and first < self._done < self._total:
+            pace = (time.perf_counter() - since) / (self._done - first)
+            parts.append(f"ETA {_clock(pace * (self._total - self._done))}")
+        return " | ".join(parts)
+
+
+def _total_rounds(trainer: Trainer, module: FederatedModule) -> int | None:
+    """Rounds until the Trainer stops by itself; ``None`` if it does not."""
+    rounds = next(callback for callback in trainer.callbacks if isinstance(callback, Rounds))  # type: ignore[attr-defined]
+    limits = []
+    if trainer.max_epochs is not None and trainer.max_epochs >= 0:
+        limits.append(trainer.max_epochs * -(-int(trainer.num_training_batches) // rounds.batches_per_round))
+    if trainer.max_steps > 0 and module.automatic_optimization:
+        limits.append(trainer.max_steps // -(-rounds.batches_per_round // trainer.accumulate_grad_batches))
+    # A run that goes on from another Trainer's federation has rounds behind it that this one does not count.
+    return max(min(limits), module.federation.round_idx + 1) if limits else None
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

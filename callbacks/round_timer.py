@@ -1,0 +1,58 @@
+"""RoundTimer: where the time of each round goes."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from fedlit.callbacks.shared import federated
+from fedlit.module import FederatedModule
+
+PHASES = ("local", "exchange", "protection")
+
+
+class RoundTimer(Callback):
+    """Logs the seconds of each round, by phase.
+
+    ``time/local_s`` (local steps), ``time/exchange_s`` (messages, and waiting for the other processes),
+    ``time/protection_s`` (the privacy backend) and ``time/round_s`` (all of it, and the validation since
+    the last round). They are those of process 0 and go to the loggers alone: processes differ in them, so nothing may
+    monitor them. Sums over the rounds equal ``federation.seconds``, also over a resume.
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[str, float] = {}
+        self._spent = 0.0
+        self._since = time.perf_counter()
+        self._resumed = False
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Count from here, or from where a resumed round was left."""
+        if not self._resumed:
+            self._before = dict(federated(pl_module, self).federation.seconds)
+            self._spent = 0.0
+        self._resumed = False
+        self._since = time.perf_counter()
+
+    def on_round_end(self, trainer: Trainer, module: FederatedModule, round_idx: int) -> None:
+        """Log the seconds since the last round ended."""
+        seconds = dict(module.federation.seconds)
+        metrics = {f"time/{phase}_s": seconds.get(phase, 0.0) - self._before.get(phase, 0.0) for phase in PHASES}
+        metrics["time/round_s"] = self._elapsed()
+        self._before, self._spent, self._since = seconds, 0.0, time.perf_counter()
+        for logger in trainer.loggers:
+            logger.log_metrics(metrics, step=trainer.global_step)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the round under way has used, so that a resumed run's sums are whole."""
+        return {"before": dict(self._before), "spent": self._elapsed()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on where `state_dict` left off."""
+        self._before, self._spent = dict(state_dict["before"]), float(state_dict["spent"])
+        self._resumed = True
+
+    def _elapsed(self) -> float:
+        return self._spent + time.perf_counter() - self._since

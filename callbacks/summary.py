@@ -1,0 +1,264 @@
+"""What a run came to, and the table that closes one or several runs."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean, stdev
+
+from lightning.pytorch import Trainer
+from rich import box
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from fedlit.callbacks.shared import LOGGING_CHANNELS, megabytes
+from fedlit.federation import SERVER
+from fedlit.module import FederatedModule
+from fedlit.privacy import Description
+
+FLOOR = "SourceOnly"
+"""The method that adapts nothing, with which the others are compared."""
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """What one run of one method on one target came to.
+
+    Args:
+        method: Name in the table; runs of equal method and target count as repetitions.
+        target: Client adapted to.
+        seed: Of the run.
+        oracle_accuracy: On the target's hidden labels, in [0, 1]; ``None`` if nobody looked.
+        target_score: Label-free score of the target, in [0, 1]; ``None`` without validation or test.
+        rounds: Communication rounds.
+        bytes_by_channel: Bytes sent, all rounds.
+        seconds: By phase, of this process: "local", "exchange", "protection".
+        seconds_total: From start to end.
+        processes: That hosted the clients.
+        backends: Of each channel whose messages are summed by the server: what it hides. Channels between clients,
+            and those of watched numbers, go through no backend.
+    """
+
+    method: str
+    target: str
+    seed: int
+    oracle_accuracy: float | None
+    target_score: float | None
+    rounds: int
+    bytes_by_channel: dict[str, int]
+    seconds: dict[str, float]
+    seconds_total: float
+    processes: int
+    backends: dict[str, Description]
+
+    def to_json(self) -> str:
+        """The fields as a JSON object."""
+        return json.dumps(asdict(self), indent=2, allow_nan=False)
+
+
+def summarise(trainer: Trainer, module: FederatedModule, seconds: float) -> RunSummary:
+    """Sum up a run; called on any process after ``fit``, or after the ``test`` that follows.
+
+    After a ``test`` with ``ckpt_path``, rounds and bytes are those of that checkpoint.
+
+    Args:
+        trainer: The run's; its latest ``oracle/target/acc`` and ``target/score`` are taken.
+        module: The method trained.
+        seconds: From start to end.
+    """
+    federation = module.federation
+    summed = {
+        entry.channel
+        for entry in federation.ledger
+        if SERVER in (entry.sender, entry.receiver) and entry.channel not in LOGGING_CHANNELS
+    }
+    sent = federation.ledger.bytes_by_channel()
+    return RunSummary(
+        method=type(module).__name__,
+        target=module.target.name,
+        seed=federation.seed,
+        oracle_accuracy=_metric(trainer, "oracle/target/acc"),
+        target_score=_metric(trainer, "target/score"),
+        rounds=federation.round_idx,
+        bytes_by_channel=sent,
+        seconds=dict(federation.seconds),
+        seconds_total=seconds,
+        processes=trainer.world_size,
+        backends={channel: federation.backend(channel).describe() for channel in sent if channel in summed},
+    )
+
+
+def closing_table(summaries: Sequence[RunSummary]) -> RenderableType:
+    """One row per method and target, an average over several targets, and below it what is hidden from whom.
+
+    Repetitions with several seeds are shown as mean ± sample standard deviation of the accuracy, and the mean of the
+    other columns. An average over targets is taken within each seed first, over the seeds that have all targets.
+
+    Args:
+        summaries: Of all runs, in the order of the rows.
+
+    Returns:
+        Something for rich to print: one table, or two of the same rows where the terminal is too narrow for one.
+
+    Raises:
+        ValueError: If there is no run.
+    """
+    if not summaries:
+        raise ValueError("summaries must hold at least one run, got none")
+    rows: list[_Row] = []
+    for method in _methods(summaries):
+        runs = [run for run in summaries if run.method == method]
+        targets = _targets(runs)
+        for target in targets:
+            here = [run for run in runs if run.target == target]
+            rows.append(_Row([method, target, *_cells(here, _accuracies(here))]))
+        if len(targets) > 1:
+            rows.append(_Row([method, "average", *_cells(runs, _averages(runs))], style="bold"))
+        rows[-1].last = True
+    repeated = len({run.seed for run in summaries}) > 1
+    notes = [*_differences(summaries), *_privacy(summaries)]
+    return _ClosingTable(rows, "mean ± standard deviation over seeds" if repeated else None, notes)
+
+
+_COLUMNS = (
+    *("method", "target", "target accuracy (oracle)", "target\nscore", "rounds"),
+    *("MB by\nchannel", "logging\nMB", "local\ns", "exchange\ns", "protection\ns", "total\ns"),
+)
+_CHANNELS = 5
+"""The column that may be folded; names and numbers are left whole."""
+
+
+@dataclass
+class _Row:
+    cells: list[str]
+    style: str | None = None
+    last: bool = False
+    """Of its method."""
+
+
+@dataclass
+class _ClosingTable:
+    rows: Sequence[_Row]
+    title: str | None
+    notes: Sequence[str]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        whole = self._table(range(len(_COLUMNS)))
+        if console.measure(whole, options=options.update(width=1000)).maximum <= options.max_width:
+            yield whole
+        else:
+            yield self._table(range(5))
+            yield self._table([0, 1, *range(5, len(_COLUMNS))])
+        yield Text("\n".join(self.notes))
+
+    def _table(self, columns: Sequence[int]) -> Table:
+        table = Table(title=self.title, box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
+        for column in columns:
+            words = column in (0, 1, _CHANNELS)
+            table.add_column(
+                _COLUMNS[column], justify="left" if words else "right", no_wrap=column != _CHANNELS, overflow="fold"
+            )
+        for row in self.rows:
+            table.add_row(*(row.cells[column] for column in columns), style=row.style, end_section=row.last)
+        return table
+
+
+def _methods(runs: Iterable[RunSummary]) -> list[str]:
+    return list(dict.fromkeys(run.method for run in runs))
+
+
+def _targets(runs: Iterable[RunSummary]) -> list[str]:
+    return list(dict.fromkeys(run.target for run in runs))
+
+
+def _accuracies(runs: Iterable[RunSummary]) -> list[float]:
+    return [run.oracle_accuracy for run in runs if run.oracle_accuracy is not None]
+
+
+def _averages(runs: Sequence[RunSummary]) -> list[float]:
+    """Mean accuracy over targets, one per seed; a seed that lacks a target would shift the mean and is left out."""
+    averages = []
+    for seed in dict.fromkeys(run.seed for run in runs):
+        by_target = [_accuracies(run for run in runs if run.seed == seed and run.target == t) for t in _targets(runs)]
+        if all(by_target):
+            averages.append(fmean(fmean(accuracies) for accuracies in by_target))
+    return averages
+
+
+def _cells(runs: Sequence[RunSummary], accuracies: Sequence[float]) -> list[str]:
+    scores = [run.target_score for run in runs if run.target_score is not None]
+    sent = {channel: fmean(run.bytes_by_channel.get(channel, 0) for run in runs) for channel in _channels(runs)}
+    own = [f"{channel} {megabytes(sent[channel])}" for channel in sent if channel not in LOGGING_CHANNELS]
+    seconds = [fmean(run.seconds.get(phase, 0.0) for run in runs) for phase in ("local", "exchange", "protection")]
+    return [
+        _percent(accuracies),
+        f"{fmean(scores):.3f}" if scores else "-",
+        f"{fmean(run.rounds for run in runs):.1f}".removesuffix(".0"),
+        "\n".join(own) or "-",
+        megabytes(sum(sent.get(channel, 0) for channel in LOGGING_CHANNELS)),
+        *(f"{phase:.1f}" for phase in seconds),
+        f"{fmean(run.seconds_total for run in runs):.1f}",
+    ]
+
+
+def _channels(runs: Iterable[RunSummary]) -> list[str]:
+    return list(dict.fromkeys(channel for run in runs for channel in run.bytes_by_channel))
+
+
+def _percent(accuracies: Sequence[float]) -> str:
+    if not accuracies:
+        return "-"
+    text = f"{100 * fmean(accuracies):.1f}"
+    return f"{text} ± {100 * stdev(accuracies):.1f}" if len(accuracies) > 1 else text
+
+
+def _differences(summaries: Sequence[RunSummary]) -> list[str]:
+    """How many points of accuracy each method is above or below the floor, on the targets that both have."""
+    floor = {
+        t: _accuracies(run for run in summaries if run.method == FLOOR and run.target == t) for t in _targets(summaries)
+    }
+    lines = []
+    for method in _methods(summaries):
+        gains = {}
+        for target, base in floor.items():
+            own = _accuracies(run for run in summaries if run.method == method and run.target == target)
+            if own and base:
+                gains[target] = 100 * (fmean(own) - fmean(base))
+        if method == FLOOR or not gains:
+            continue
+        each = ", ".join(f"{target} {gain:+.1f}" for target, gain in gains.items())
+        whole = f"{fmean(gains.values()):+.1f} points on average ({each})" if len(gains) > 1 else f"{each} points"
+        lines.append(f"{method} - {FLOOR}: {whole}")
+    return lines
+
+
+def _privacy(summaries: Sequence[RunSummary]) -> list[str]:
+    """What each channel's backend hides and reveals; a method is named where the others differ."""
+    said: dict[str, list[str]] = {}
+    for run in summaries:
+        for channel in run.bytes_by_channel:
+            if channel in LOGGING_CHANNELS:
+                continue
+            about = run.backends.get(channel)
+            if about is None:
+                text = f"{channel} -> between clients, no secure sum"
+            else:
+                text = f"{channel} -> {about.backend}, hides {about.hidden}, reveals {about.revealed}"
+            methods = said.setdefault(text, [])
+            if run.method not in methods:
+                methods.append(run.method)
+    if not said:
+        return ["privacy: nothing is sent"]
+    everyone = _methods(summaries)
+    return [
+        f"privacy: {text}" if methods == everyone else f"privacy ({', '.join(methods)}): {text}"
+        for text, methods in said.items()
+    ]
+
+
+def _metric(trainer: Trainer, name: str) -> float | None:
+    value = trainer.callback_metrics.get(name)
+    return None if value is None or not math.isfinite(value) else float(value)

@@ -1,0 +1,109 @@
+"""A federation of four clients that trains in a blink, for the tests of callbacks; also run by several processes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch.utils.data import TensorDataset
+
+from fedlit import FederatedModule, FederatedStrategy
+from fedlit.callbacks import CommunicationLedger, OracleAccuracy, RoundTimer, summarise
+from fedlit.data import FederatedLoader
+from fedlit.methods import FedAvg
+from fedlit.models import MLP
+
+CLIENTS = ["amazon", "dslr", "caltech", "webcam"]
+TARGET = "webcam"
+NUM_CLASSES = 4
+
+
+class Blobs(pl.LightningDataModule):
+    """Shifted blobs of 4 classes; 30 samples per client, and others to evaluate on.
+
+    Args:
+        unknown: Evaluation samples of the target without a label.
+    """
+
+    def __init__(self, unknown: int = 0) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        centres = 2 * torch.randn(NUM_CLASSES, 5, generator=generator)
+        self.parts: dict[str, dict[str, TensorDataset]] = {}
+        for part in ("train", "val", "test"):
+            self.parts[part] = {}
+            for shift, name in enumerate(CLIENTS):
+                y = torch.randint(NUM_CLASSES, (30,), generator=generator)
+                x = centres[y] + 0.3 * shift + torch.randn(30, 5, generator=generator)
+                self.parts[part][name] = TensorDataset(x, y)
+            self.parts[part][TARGET].tensors[1][:unknown] = -1
+
+    def loader(self, part: str) -> FederatedLoader:
+        """Of the clients hosted by this process."""
+        assert self.trainer is not None
+        module = self.trainer.lightning_module
+        assert isinstance(module, FederatedModule)
+        mine = {client.name: self.parts[part][client.name] for client in module.federation.local_clients}
+        return FederatedLoader(mine, batch_size=8, training=part == "train", guarded=TARGET, seed=0)
+
+    def train_dataloader(self) -> FederatedLoader:
+        return self.loader("train")
+
+    def val_dataloader(self) -> FederatedLoader:
+        return self.loader("val")
+
+    def test_dataloader(self) -> FederatedLoader:
+        return self.loader("test")
+
+
+def build(method: type[FederatedModule] = FedAvg, **kwargs: Any) -> FederatedModule:
+    """A method on a tiny network, always from the same weights."""
+    torch.manual_seed(0)
+    return method(CLIENTS, TARGET, NUM_CLASSES, MLP(5, [8]), **kwargs)
+
+
+def trainer(
+    rounds: int, callbacks: list[pl.Callback], folder: Path, federated: bool = True, **kwargs: Any
+) -> pl.Trainer:
+    """A Trainer with nothing but the given callbacks; the strategy's arguments are given as ``strategy={...}``."""
+    given = {"num_threads": 1} | kwargs.pop("strategy", {})
+    if federated:
+        kwargs["strategy"] = FederatedStrategy(**given)
+    defaults = {
+        "accelerator": "cpu",
+        "devices": 1,
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "num_sanity_val_steps": 0,
+        "max_epochs": rounds,
+        "default_root_dir": str(folder),
+    }
+    return pl.Trainer(**(defaults | {"callbacks": callbacks} | kwargs))
+
+
+class EveryMetric(pl.Callback):
+    """Remembers the metrics as they were after each epoch."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, float]] = []
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.rows.append({name: float(value) for name, value in trainer.callback_metrics.items()})
+
+
+if __name__ == "__main__":  # folder, number of processes: leaves what each process saw
+    out, processes = Path(sys.argv[1]), int(sys.argv[2])
+    seen = EveryMetric()
+    watching: list[pl.Callback] = [OracleAccuracy(per_class=True), CommunicationLedger(), RoundTimer(), seen]
+    run, method = trainer(3, watching, out, devices=processes), build()
+    run.fit(method, Blobs())
+    run.test(method, Blobs(), verbose=False)
+    seen.rows.append({name: float(value) for name, value in run.callback_metrics.items()})
+    summary = json.loads(summarise(run, method, 1.0).to_json())
+    (out / f"rank{run.global_rank}.json").write_text(json.dumps({"rows": seen.rows, "summary": summary}))

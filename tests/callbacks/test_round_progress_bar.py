@@ -1,0 +1,159 @@
+"""RoundProgressBar: lines in a file, one bar on a terminal."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+
+sys.path.insert(0, str(Path(__file__).parent))
+from small_federation import Blobs, build, trainer
+
+from fedlit.callbacks import OracleAccuracy, RoundProgressBar
+from fedlit.callbacks.round_progress_bar import _clock
+
+LINE = re.compile(
+    r"round (\d+)(/\d+)?( \| target score -?\d\.\d\d)?( \| loss \d+\.\d\d)? \| ([\d.]+) MB( \| ETA \d+:\d\d)?"
+)
+
+
+def bar_trainer(rounds: int, folder: Path, callbacks: Any = (), **kwargs: Any) -> pl.Trainer:
+    return trainer(rounds, [RoundProgressBar(), *callbacks], folder, enable_progress_bar=True, **kwargs)
+
+
+def lines(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith("round")]
+
+
+class Terminal(io.StringIO):
+    """A stream that claims to be a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("rounds", "rounds_per_epoch"), [(25, 1), (50, 5)])
+def test_a_file_gets_a_line_every_tenth_of_the_rounds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], rounds: int, rounds_per_epoch: int
+):
+    module = build()
+    strategy = {"rounds_per_epoch": rounds_per_epoch, "local_steps": 1}
+    bar_trainer(rounds // rounds_per_epoch, tmp_path, strategy=strategy).fit(module, Blobs())
+    told = lines(capsys.readouterr().out)
+    found = [LINE.fullmatch(line) for line in told]
+    assert all(found), told
+    # the first round of each tenth that is over
+    due = sorted({-(-rounds * tenth // 10) for tenth in range(1, 11)})
+    assert [int(match[1]) for match in found if match] == due
+    assert told[-1].startswith(f"round {rounds}/{rounds} | target score ")
+    assert "ETA" in told[0]
+    assert "ETA" not in told[-1]
+    score = float(module.trainer.callback_metrics["target/score"])
+    assert f"target score {score:.2f} | loss {float(module.trainer.callback_metrics['train/loss']):.2f}" in told[-1]
+
+
+def test_every_line_shows_the_score_of_its_own_round(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    scores: list[float] = []
+
+    class Scores(pl.Callback):
+        def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+            scores.append(float(trainer.callback_metrics["target/score"]))
+
+    bar_trainer(4, tmp_path, [Scores()]).fit(build(), Blobs())
+    shown = [re.search(r"score ([-\d.]+)", line)[1] for line in lines(capsys.readouterr().out)]  # type: ignore[index]
+    assert shown == [f"{score:.2f}" for score in scores]
+
+
+def test_max_steps_and_an_endless_run_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    bar_trainer(-1, tmp_path, max_steps=12).fit(build(), Blobs())  # 4 steps a round
+    assert [line.split(" | ")[0] for line in lines(capsys.readouterr().out)] == [f"round {i}/3" for i in (1, 2, 3)]
+    stop = EarlyStopping("round", stopping_threshold=11, mode="max", patience=100)
+    bar_trainer(-1, tmp_path, [stop]).fit(build(), Blobs())
+    told = [line.split(" | ")[0] for line in lines(capsys.readouterr().out)]
+    assert told[0] == "round 10"
+    assert len(told) == 2, "and where it stopped"
+
+
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
+def test_a_resumed_run_goes_on_counting(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    saving = ModelCheckpoint(tmp_path, filename="half")
+    bar_trainer(2, tmp_path, [saving], enable_checkpointing=True).fit(build(), Blobs())
+    capsys.readouterr()
+    bar_trainer(4, tmp_path).fit(build(), Blobs(), ckpt_path=str(tmp_path / "half.ckpt"))
+    assert [line.split(" | ")[0] for line in lines(capsys.readouterr().out)] == ["round 3/4", "round 4/4"]
+
+
+def test_it_needs_neither_the_strategy_nor_validation(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    run = bar_trainer(2, tmp_path, federated=False, limit_val_batches=0)
+    run.fit(build(weighting="uniform"), Blobs())
+    told = lines(capsys.readouterr().out)
+    assert [line.split(" | ")[0] for line in told] == ["round 1/2", "round 2/2"]
+    assert "score" not in told[0]
+
+
+def test_other_processes_and_evaluation_show_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    run = bar_trainer(2, tmp_path, [OracleAccuracy()])
+    run.test(build(), Blobs(), verbose=False)
+    run.validate(build(), Blobs(), verbose=False)
+    run.progress_bar_callback.disable()  # type: ignore[union-attr]
+    run.fit(build(), Blobs())
+    assert capsys.readouterr().out == ""
+
+
+def test_a_terminal_gets_one_bar_and_prints_stay_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("TERM", "xterm")
+
+    class Talks(pl.Callback):
+        def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+            pl_module.print("hello", trainer.current_epoch, sep="-")
+
+    bar_trainer(3, tmp_path, [Talks()]).fit(build(), Blobs())
+    assert sys.stdout is terminal, "the stream is given back"
+    plain = re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", "", terminal.getvalue()).replace("\r", "\n")
+    assert "round 0/3" in plain
+    assert "round 3/3 | target score" in plain
+    assert plain.count("hello-2") == 1
+    assert "━" in plain
+
+
+def test_a_bar_is_refreshed_ten_times_a_second_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from rich.progress import Progress
+
+    refreshes = []
+    original = Progress.refresh
+    monkeypatch.setattr(Progress, "refresh", lambda self: (refreshes.append(1), original(self))[1])
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    monkeypatch.setattr("fedlit.callbacks.round_progress_bar._SECONDS_BETWEEN_REFRESHES", 1000.0)
+    bar_trainer(20, tmp_path).fit(build(), Blobs())
+    few = len(refreshes)
+    monkeypatch.setattr("fedlit.callbacks.round_progress_bar._SECONDS_BETWEEN_REFRESHES", 0.0)
+    bar_trainer(20, tmp_path).fit(build(), Blobs())
+    assert len(refreshes) - few >= 20
+    assert few <= 6, "at the start and the end"
+
+
+def test_an_error_gives_the_terminal_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+
+    class Fails(pl.Callback):
+        def on_round_end(self, trainer: pl.Trainer, module: Any, round_idx: int) -> None:
+            raise RuntimeError("lost")
+
+    with pytest.raises(RuntimeError, match="lost"):
+        bar_trainer(2, tmp_path, [Fails()]).fit(build(), Blobs())
+    assert sys.stdout is terminal
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.2, "0:00"), (41.4, "0:41"), (60, "1:00"), (3725, "1:02:05")])
+def test_clock(seconds: float, text: str):
+    assert _clock(seconds) == text

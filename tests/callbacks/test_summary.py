@@ -1,0 +1,165 @@
+"""RunSummary and the closing table, on numbers worked out by hand."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+sys.path.insert(0, str(Path(__file__).parent))
+from small_federation import Blobs, build, trainer
+
+from fedlit.callbacks import OracleAccuracy, RunSummary, closing_table, summarise
+from fedlit.methods import SourceOnly
+from fedlit.privacy import Description, Plain
+
+SEALED = Description("Sealed", "the server", "every vector", "the sum", "none", "none", 8.0, "0")
+
+
+def run(method: str, target: str, accuracy: float | None, seed: int = 0, **kwargs: object) -> RunSummary:
+    values: dict[str, object] = {
+        "method": method,
+        "target": target,
+        "seed": seed,
+        "oracle_accuracy": accuracy,
+        "target_score": 0.5,
+        "rounds": 10,
+        "bytes_by_channel": {"weights": 1_500_000, "metrics": 2000, "oracle": 1000},
+        "seconds": {"local": 1.25, "exchange": 0.5},
+        "seconds_total": 3.0,
+        "processes": 1,
+        "backends": {"weights": Plain().describe()},
+    }
+    return RunSummary(**(values | kwargs))  # type: ignore[arg-type]
+
+
+def render(summaries: list[RunSummary], width: int = 140) -> str:
+    """As the command line prints it into a file."""
+    console = Console(width=width)
+    with console.capture() as capture:
+        console.print(closing_table(summaries))
+    return capture.get()
+
+
+def cells(text: str) -> dict[tuple[str, str], list[str]]:
+    lines = text[text.index("───") :].splitlines()[1:]
+    rows = [re.split(r"\s{2,}", line.strip()) for line in lines if "  " in line.strip() and "─" not in line]
+    return {(row[0], row[1]): row[2:] for row in rows}
+
+
+def test_one_run_is_one_row():
+    text = render([run("FedAvg", "webcam", 0.876)])
+    assert "target accuracy (oracle)" in text
+    assert cells(text) == {
+        ("FedAvg", "webcam"): ["87.6", "0.500", "10", "weights 1.50", "0.00300", "1.2", "0.5", "0.0", "3.0"]
+    }
+    assert "privacy: weights -> Plain, hides nothing, reveals every client's vector, to the server" in text
+    assert "SourceOnly" not in text
+    assert "standard deviation" not in text
+
+
+def test_seeds_are_a_mean_and_a_sample_standard_deviation():
+    """Accuracies 80, 82 and 87 %: mean 83, deviations -3, -1, 4, so std = sqrt(26 / 2) = 3.606."""
+    runs = [run("FedAvg", "webcam", a, seed, rounds=seed) for seed, a in enumerate((0.80, 0.82, 0.87))]
+    text = render([*runs, run("FedAvg", "webcam", None, 3, rounds=3)])
+    assert cells(text)["FedAvg", "webcam"][0] == "83.0 ± 3.6"
+    assert cells(text)["FedAvg", "webcam"][2] == "1.5"
+    assert "mean ± standard deviation over seeds" in text
+
+
+def test_an_average_is_taken_within_each_seed_first():
+    """Seed 0: (80 + 90) / 2 = 85; seed 1: (84 + 94) / 2 = 89; mean 87, std = sqrt((4 + 4) / 1) = 2.83.
+
+    Seed 2 has no dslr, and is left out. Over SourceOnly: amazon (80 + 84 + 10) / 3 - 50 = 8.0, dslr 92 - 90 = 2.0.
+    """
+    text = render(
+        [
+            run("SourceOnly", "amazon", 0.50),
+            run("SourceOnly", "dslr", 0.90),
+            run("FedGP", "amazon", 0.80, 0),
+            run("FedGP", "dslr", 0.90, 0),
+            run("FedGP", "amazon", 0.84, 1),
+            run("FedGP", "dslr", 0.94, 1),
+            run("FedGP", "amazon", 0.10, 2),
+        ]
+    )
+    table = cells(text)
+    assert list(table) == [
+        (method, target) for method in ("SourceOnly", "FedGP") for target in ("amazon", "dslr", "average")
+    ]
+    assert table["SourceOnly", "average"][0] == "70.0"
+    assert table["FedGP", "average"][0] == "87.0 ± 2.8"
+    assert "FedGP - SourceOnly: +5.0 points on average (amazon +8.0, dslr +2.0)" in text
+
+
+def test_losses_against_the_floor_are_negative_and_unknown_ones_left_out():
+    text = render([run("SourceOnly", "dslr", 0.9), run("FedGP", "dslr", 0.85), run("FedDA", "dslr", None)])
+    assert "FedGP - SourceOnly: dslr -5.0 points" in text
+    assert "FedDA - SourceOnly" not in text
+    assert cells(text)["FedDA", "dslr"][0] == "-"
+
+
+def test_privacy_names_methods_where_they_differ():
+    sealed = {"bytes_by_channel": {"weights": 1, "atoms": 2, "metrics": 3}, "backends": {"weights": SEALED}}
+    alone = {"bytes_by_channel": {"metrics": 3}, "backends": {}}
+    text = render(
+        [run("FedAvg", "dslr", 0.9), run("FedDaDiL", "dslr", 0.9, **sealed), run("TargetOnly", "dslr", 0.5, **alone)]
+    )
+    assert "privacy (FedAvg): weights -> Plain, hides nothing" in text
+    assert "privacy (FedDaDiL): weights -> Sealed, hides every vector, reveals the sum" in text
+    assert "privacy (FedDaDiL): atoms -> between clients, no secure sum" in text
+    assert "metrics ->" not in text
+    assert "privacy: nothing is sent" in render([run("TargetOnly", "dslr", 0.5, **alone)])
+
+
+def test_a_narrow_terminal_gets_two_tables_and_loses_nothing():
+    runs = [run("FedRFTCA", "caltech10", a, seed) for seed, a in enumerate((0.80, 0.82, 0.87))]
+    wide, narrow = render(runs, width=140), render(runs, width=80)
+    assert wide.count("caltech10") == 1
+    assert narrow.count("caltech10") == 2
+    assert {word.strip("─") for word in wide.split()} == {word.strip("─") for word in narrow.split()}
+    assert max(len(line) for line in narrow.splitlines()) <= 80
+
+
+def test_no_runs_make_no_table():
+    with pytest.raises(ValueError, match="summaries must hold at least one run"):
+        closing_table([])
+
+
+def test_a_real_run_is_summed_up(tmp_path: Path):
+    module, data = build(SourceOnly), Blobs()
+    ran = trainer(2, [OracleAccuracy()], tmp_path)
+    ran.fit(module, data)
+    ran.test(module, data, verbose=False)
+    summary = summarise(ran, module, 1.5)
+    assert (summary.method, summary.target, summary.seed, summary.rounds) == ("SourceOnly", "webcam", 0, 2)
+    assert summary.oracle_accuracy == float(ran.callback_metrics["oracle/target/acc"])
+    assert summary.target_score == float(ran.callback_metrics["target/score"])
+    assert summary.bytes_by_channel == module.federation.ledger.bytes_by_channel()
+    assert summary.backends == {"weights": Plain().describe()}
+    assert summary.seconds == module.federation.seconds
+    assert (summary.seconds_total, summary.processes) == (1.5, 1)
+    record = json.loads(summary.to_json())
+    assert record["backends"]["weights"]["backend"] == "Plain"
+    assert RunSummary(**(record | {"backends": summary.backends})) == summary
+    assert f"{100 * summary.oracle_accuracy:.1f}" in render([summary])
+
+
+def test_without_an_oracle_there_is_no_accuracy(tmp_path: Path):
+    module = build()
+    ran = trainer(1, [], tmp_path, limit_val_batches=0)
+    ran.fit(module, Blobs())
+    summary = summarise(ran, module, 1.5)
+    assert summary.oracle_accuracy is None
+    assert summary.target_score is None
+
+
+def test_a_method_with_many_channels_fits_into_a_log_file():
+    sent = {"features": 123_456, "aligner": 1_234_567, "classifier": 9_876, "metrics": 99_000_000}
+    texts = render([run("FedRFTCA", "caltech10", a, seed, bytes_by_channel=sent) for seed, a in enumerate((0.9, 1.0))])
+    for channel in ("features 0.123", "aligner 1.23", "classifier 0.00988"):
+        assert channel in texts

@@ -1,0 +1,214 @@
+"""The ``fedlit`` command as a user meets it: configurations, experiments, loggers, and what it says to mistakes."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from fedlit.cli import main
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = ROOT / "configs"
+METHODS = sorted(path.stem for path in (CONFIGS / "methods").glob("*.yaml"))
+ONE_BATCH = ["--trainer.fast_dev_run", "1"]
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run in an empty directory that has the real data beside it, as the repository has."""
+    (tmp_path / "work").mkdir()
+    shared = ROOT.parent / "shared"
+    if shared.is_dir():
+        (tmp_path / "shared").symlink_to(shared)
+    monkeypatch.chdir(tmp_path / "work")
+
+
+def needs_files(config: Path) -> None:
+    """Skip where the data that a configuration names are not on this machine."""
+    arguments = yaml.safe_load(config.read_text())["data"]["init_args"]
+    place = arguments.get("path") or arguments.get("root")
+    if place is not None and not Path(place).exists():
+        pytest.skip(f"{config.name} reads {place}, which is not there: see data/README in the shared folder")
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_configuration_runs_one_batch(name: str) -> None:
+    main(["fit", "--config", "data/digits", "--config", f"methods/{name}", *ONE_BATCH])
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (CONFIGS / "data").glob("*.yaml")))
+def test_every_data_configuration_runs_one_batch(name: str) -> None:
+    needs_files(CONFIGS / "data" / f"{name}.yaml")
+    smaller = ["--data.image_size=64"] if name == "office_caltech_images" else []
+    main(["fit", "--config", f"data/{name}", "--config", "methods/fedavg", *smaller, *ONE_BATCH])
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (CONFIGS / "experiments").glob("*.yaml")))
+def test_every_experiment_runs_one_batch(name: str) -> None:
+    config = CONFIGS / "experiments" / f"{name}.yaml"
+    needs_files(config)
+    target = yaml.safe_load(config.read_text())["data"]["init_args"]["target"]
+    main(["fit", "--config", f"experiments/{name}", "--seeds=[0]", f"--targets=[{target}]", *ONE_BATCH])
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (CONFIGS / "loggers").glob("*.yaml")))
+def test_every_logger_configuration_gets_the_figures(name: str) -> None:
+    pytest.importorskip({"wandb": "wandb", "tensorboard": "tensorboard"}[name])
+    main(["fit", "--config", "data/digits", "--config", f"loggers/{name}", "--trainer.max_epochs=1"])
+    assert any(path.is_file() for path in Path("runs").rglob("*"))
+
+
+def rows(pattern: str) -> list[dict[str, str]]:
+    """Rows of the one CSV file that ``pattern`` finds."""
+    (path,) = Path().glob(pattern)
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_fit_prints_the_closing_table_and_writes_what_it_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["fit", "--config", "experiments/digits", "--trainer.max_epochs=2"])
+    printed = capsys.readouterr().out
+    summaries = {p.parts[-3]: json.loads(p.read_text()) for p in Path("runs").glob("*/version_0/summary.json")}
+    assert set(summaries) == {"FedAvg", "SourceOnly"}
+    for method, summary in summaries.items():
+        assert method in printed
+        assert f"{100 * summary['oracle_accuracy']:.1f}" in printed
+        assert summary["rounds"] == 2
+    booked = rows("runs/FedAvg/version_0/ledger.csv")
+    sent = sum(int(row["bytes"]) for row in booked if row["channel"] == "weights")
+    assert sent == summaries["FedAvg"]["bytes_by_channel"]["weights"]
+    metrics = rows("runs/FedAvg/version_0/metrics.csv")
+    for name in ("train/loss", "source/acc", "target/score", "oracle/target/acc", "comm/MB", "time/local_s"):
+        assert any(row.get(name) for row in metrics), name
+
+
+def test_targets_and_seeds_make_one_run_each(capsys: pytest.CaptureFixture[str]) -> None:
+    axes = ["--targets=[all]", "--seeds=[0,1]", "--data.clients=[clean,noisy,fonts]"]
+    main(["fit", "--config", "data/digits", *axes, "--trainer.max_epochs=1"])
+    printed = capsys.readouterr().out
+    found = [json.loads(p.read_text()) for p in Path("runs").rglob("summary.json")]
+    assert {(run["target"], run["seed"]) for run in found} == {(t, s) for t in ("clean", "noisy", "fonts") for s in (0, 1)}
+    assert "run 6 of 6" in printed
+    assert "average" in printed
+    assert "±" in printed
+
+
+def test_the_seed_decides_the_result_and_repeats_it() -> None:
+    def accuracy(seed: int) -> float:
+        before = set(Path("runs").rglob("summary.json"))
+        main(["fit", "--config", "data/digits", "--trainer.max_epochs=1", f"--seed_everything={seed}"])
+        (new,) = set(Path("runs").rglob("summary.json")) - before
+        return float(json.loads(new.read_text())["target_score"])
+
+    assert accuracy(1) == accuracy(1)
+    assert accuracy(1) != accuracy(2)
+
+
+def test_resuming_from_a_checkpoint_continues_the_run() -> None:
+    run = ["fit", "--config", "data/digits", "--config", "methods/fedprox"]
+    main([*run, "--trainer.max_epochs=4"])
+    main([*run, "--trainer.max_epochs=2"])
+    (half,) = Path("runs/FedProx/version_1").rglob("*.ckpt")
+    main([*run, "--trainer.max_epochs=4", f"--ckpt_path={half}"])
+    (straight,) = Path("runs/FedProx/version_0").rglob("*.ckpt")
+    (resumed,) = Path("runs/FedProx/version_2").rglob("*.ckpt")
+    one, two = (torch.load(path, weights_only=True)["state_dict"] for path in (straight, resumed))
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+@pytest.mark.parametrize("command", ["validate", "test", "predict"])
+def test_the_other_subcommands_run_from_a_checkpoint(command: str) -> None:
+    main(["fit", "--config", "data/digits", "--trainer.max_epochs=1"])
+    (path,) = Path("runs").rglob("*.ckpt")
+    main([command, "--config", "data/digits", f"--ckpt_path={path}"])
+
+
+def test_what_wandb_agents_write_is_understood() -> None:
+    tokens = ["trainer.max_epochs=1", "data.batch_size=16", "model.classifier=None"]
+    main(["fit", "--config", "data/digits", *tokens])
+    (config,) = Path("runs").rglob("config.yaml")
+    written = yaml.safe_load(config.read_text())
+    assert written["data"]["init_args"]["batch_size"] == 16
+    assert written["trainer"]["max_epochs"] == 1
+    assert written["model"]["init_args"]["classifier"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model.wieghting=uniform"], "wieghting"),
+        (["--trainer.strategy.local_setps=3"], "local_setps"),
+        (["--trainer.strategy.rounds_per_epoch=0"], "fedlit: ValueError: rounds_per_epoch must be at least 1, got 0"),
+        (["--data.batch_size=0"], "batch_size must be at least 1, got 0"),
+        (["--data.target=nowhere"], "nowhere"),
+        (["--data.clients=[fonts]"], "at least 2 clients"),
+        (["--data.clients=[clean,clean,fonts]"], "clean"),
+        (["--model.clients=[a,b]"], "taken from the data module"),
+        (["--model.num_classes=3"], "taken from the data module"),
+        (["--data=fedlit.data.FeatureDomains", "--data.path=missing.npz"], "missing.npz"),
+        (["--data=fedlit.data.ImageDomains", "--data.root=missing"], "missing"),
+        (["--config=missing.yaml"], "missing.yaml"),
+        (["--model=fedlit.methods.Oracle"], "target_labels"),
+        (["--compare=[fedlit.methods.Nothing]"], "Nothing"),
+    ],
+)
+def test_mistakes_are_told_by_name(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises((SystemExit, ValueError)) as caught:
+        main(["fit", "--config", "experiments/digits", *ONE_BATCH, *arguments])
+    assert message in str(caught.value) + capsys.readouterr().err
+
+
+def test_a_typo_in_a_file_is_told_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    config = yaml.safe_load((CONFIGS / "data" / "digits.yaml").read_text())
+    config["model"]["init_args"]["optimiser"] = None
+    Path("typo.yaml").write_text(yaml.safe_dump(config))
+    with pytest.raises(SystemExit):
+        main(["fit", "--config", "typo.yaml"])
+    assert "optimiser" in capsys.readouterr().err
+
+
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    monkeypatch.setattr("lightning.fabric.loggers.tensorboard._TENSORBOARD_AVAILABLE", False)
+    monkeypatch.setattr("lightning.fabric.loggers.tensorboard._TENSORBOARDX_AVAILABLE", False)
+    with pytest.raises(SystemExit, match=r"fedlit\[tensorboard\]"):
+        main(["fit", "--config", "data/digits", "--config", "loggers/tensorboard", "--trainer.max_epochs=1"])
+
+
+def test_help_prints_the_class_docstrings(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["fit", "--model.help=fedlit.methods.FedProx"])
+    printed = capsys.readouterr().out
+    assert "Strength of the proximal term" in printed
+    assert "Rounds of FedAvg over the sources" in printed
+
+
+@pytest.mark.multiprocess
+def test_the_command_runs_on_several_processes() -> None:
+    command = Path(sys.executable).with_name("fedlit")
+    arguments = ["fit", "--config", "experiments/digits", "--trainer.max_epochs=2", "--compare=null"]
+    environment = {key: value for key, value in os.environ.items() if key not in ("LOCAL_RANK", "WORLD_SIZE")}
+    ledgers, accuracies = [], []
+    for number, devices in enumerate((1, 2)):
+        done = subprocess.run(
+            [command, *arguments, f"--trainer.devices={devices}"],
+            capture_output=True, text=True, timeout=120, check=False, env=environment,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stdout.count("target accuracy") == 1
+        folder = Path(f"runs/FedAvg/version_{number}")
+        ledgers.append((folder / "ledger.csv").read_text())
+        accuracies.append(json.loads((folder / "summary.json").read_text())["oracle_accuracy"])
+    assert ledgers[0] == ledgers[1]
+    assert accuracies[0] == accuracies[1]

@@ -1,0 +1,523 @@
+"""Exchanges, means and sums of a federation in one process."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fedlit.federation import (
+    SERVER,
+    Client,
+    DivergedError,
+    Facts,
+    Federation,
+    Fraction,
+    Ledger,
+    PayloadError,
+    RosterError,
+    Schedule,
+)
+from fedlit.functional import fedavg
+
+NAMES = ["a", "b", "c", "t"]
+X = torch.tensor([1.0, 2.0])
+
+
+def federation(**arguments: Any) -> Federation:
+    return Federation(NAMES, "t", **arguments)
+
+
+def same(value: float, names: list[str] = NAMES) -> dict[str, dict[str, Tensor]]:
+    return {name: {"x": torch.full((2,), value)} for name in names}
+
+
+def size(payload: Mapping[str, Tensor]) -> int:
+    """Bytes of a message, from the description of the wire format alone."""
+    header = [[name, str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in payload.items()]
+    body = sum(t.numel() * t.element_size() for t in payload.values())
+    return 4 + len(json.dumps(header, separators=(",", ":"))) + body
+
+
+def description(payload: Mapping[str, Tensor]) -> Tensor:
+    """What a message of a sum says about the entries in its vector: as many bytes as the header of the payload."""
+    body = sum(t.numel() * t.element_size() for t in payload.values())
+    return torch.zeros(size(payload) - 4 - body, dtype=torch.uint8)
+
+
+def uplink(payload: Mapping[str, Tensor], vector: Tensor) -> int:
+    return size({"schema": description(payload), "sum": vector})
+
+
+def downlink(payload: Mapping[str, Tensor], vector: Tensor) -> int:
+    return size({"schema": description(payload), "about": torch.zeros(2, dtype=torch.int32), "sum": vector})
+
+
+def routes(received: Mapping[str, Mapping[str, Any]]) -> set[tuple[str, str]]:
+    return {(sender, receiver) for receiver, messages in received.items() for sender in messages}
+
+
+# ---------------------------------------------------------------- roster
+
+
+def test_the_roster_is_seen_from_all_sides() -> None:
+    fed = federation()
+    assert [client.name for client in fed.sources] == ["a", "b", "c"]
+    assert fed.target.name == "t"
+    assert fed.local_clients == fed.clients
+    assert fed.hosts_server
+    assert fed.is_local("a")
+    assert repr(fed) == "Federation(sources=[a, b, c], target='t', round_idx=0)"
+
+
+def test_introductions_tell_sizes() -> None:
+    fed = federation()
+    with pytest.raises(RosterError, match=r"number of training samples of \['a', 'b', 'c', 't'\] is not known"):
+        _ = fed.weights
+    fed.introduce({name: Facts(10 * (i + 1), (3, 8, 8)) for i, name in enumerate(NAMES)})
+    assert fed.weights == {"a": 10, "b": 20, "c": 30, "t": 40}
+    assert fed.present()[1].num_samples == 20
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        ({"a": (1, (2,)), "b": (1, (2,)), "t": (1, (2,))}, r"clients \['c'\] have no training data"),
+        (
+            {"a": (1, (2,)), "b": (1, (2,)), "c": (1, (3,)), "t": (1, (2,))},
+            r"samples of client 'c' have shape \(3,\), those of 'a' have \(2,\)",
+        ),
+    ],
+)
+def test_introductions_that_do_not_fit_are_refused(facts: dict[str, Any], message: str) -> None:
+    with pytest.raises(RosterError, match=message):
+        federation().introduce({name: Facts(*fact) for name, fact in facts.items()})
+
+
+# ---------------------------------------------------------------- exchange
+
+
+def test_a_broadcast_reaches_everybody_else() -> None:
+    received = federation().exchange("x", same(1.0, ["a"]))
+    assert routes(received) == {("a", "b"), ("a", "c"), ("a", "t")}
+    assert received["t"]["a"]["x"].tolist() == [1.0, 1.0]
+
+
+def test_receivers_can_be_chosen_for_all_senders_or_one_by_one() -> None:
+    fed = federation()
+    assert routes(fed.exchange("x", same(1.0, ["a", "b"]), to=["t", "b"])) == {("a", "b"), ("a", "t"), ("b", "t")}
+    assert routes(fed.exchange("x", same(1.0), to={"a": ["b"], "t": fed.sources})) == {
+        ("a", "b"), ("t", "a"), ("t", "b"), ("t", "c"),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("to", [[], {}, {"a": []}])
+def test_no_receivers_means_nobody_and_not_everybody(to: Any) -> None:
+    fed = federation()
+    assert fed.exchange("x", same(1.0, ["a"]), to=to) == {}
+    assert len(fed.ledger) == 0
+    assert fed.mean("x", same(1.0), to=[]) == {}
+
+
+def test_receivers_may_come_from_a_generator() -> None:
+    fed = federation()
+    assert routes(fed.exchange("x", same(1.0, ["a", "b"]), to=(name for name in ["t", "c"]))) == {
+        ("a", "c"), ("a", "t"), ("b", "c"), ("b", "t"),
+    }  # fmt: skip
+    received = fed.mean("x", same(1.0), among=(name for name in ["a", "b"]), to=(name for name in ["c", "t"]))
+    assert list(received) == ["c", "t"]
+
+
+@pytest.mark.parametrize("to", [["zoe"], {"zoe": ["a"]}, {"a": ["zoe"]}, "zoe", "t"])
+def test_unknown_receivers_are_refused(to: Any) -> None:
+    with pytest.raises(RosterError, match=r"to must list clients of \['a', 'b', 'c', 't'\], got"):
+        federation().exchange("x", same(1.0, ["a"]), to=to)
+
+
+@pytest.mark.parametrize("argument", ["among", "to"])
+def test_unknown_names_are_refused_in_a_mean(argument: str) -> None:
+    with pytest.raises(RosterError, match=rf"{argument} must list clients of .*, got \['zoe'\]"):
+        federation().mean("x", same(1.0), **{argument: ["a", "zoe"]})
+
+
+@pytest.mark.parametrize("verb", ["exchange", "mean", "sum"])
+def test_an_unknown_sender_is_refused(verb: str) -> None:
+    with pytest.raises(RosterError, match="sender 'zoe' is not one of the clients"):
+        getattr(federation(), verb)("x", {"zoe": {"x": X}})
+
+
+def test_shapes_may_differ_between_clients() -> None:
+    received = federation().exchange("x", {"a": {"x": torch.zeros(3)}, "b": {"y": torch.zeros(1, 2)}}, to=["t"])
+    assert received["t"]["a"]["x"].shape == (3,)
+    assert received["t"]["b"]["y"].shape == (1, 2)
+
+
+def test_absent_clients_neither_send_nor_receive() -> None:
+    fed = federation(participation=Schedule([["a", "t"]]))
+    assert routes(fed.exchange("x", same(1.0))) == {("a", "t"), ("t", "a")}
+    assert {(entry.sender, entry.receiver) for entry in fed.ledger} == {("a", "t"), ("t", "a")}
+    assert list(fed.mean("w", same(1.0))) == ["a", "t"]
+
+
+def test_a_drop_concerns_its_channel_alone() -> None:
+    fed = federation(drops={"x": Schedule([["a", "t"]])})
+    assert routes(fed.exchange("x", same(1.0), to=["t"])) == {("a", "t")}
+    assert routes(fed.exchange("y", same(1.0), to=["t"])) == {("a", "t"), ("b", "t"), ("c", "t")}
+
+
+@pytest.mark.parametrize("verb", ["exchange", "mean", "sum"])
+def test_what_leaves_a_client_is_detached_and_copied(verb: str) -> None:
+    parameter = torch.nn.Parameter(torch.ones(2))
+    received = getattr(federation(), verb)("x", {"a": {"x": parameter}}, to=["t"])["t"]
+    tensor = (received["a"] if verb == "exchange" else received)["x"]
+    with torch.no_grad():
+        parameter.fill_(7.0)
+    assert tensor.tolist() == [1.0, 1.0]
+    assert not tensor.requires_grad
+    tensor.zero_()
+    assert parameter.tolist() == [7.0, 7.0]
+
+
+def test_an_exchange_with_nobody_present_is_skipped() -> None:
+    fed = federation(participation=Schedule([[]]))
+    assert fed.exchange("x", same(1.0)) == {}
+    assert fed.mean("x", same(1.0)) == {}
+    assert fed.sum("x", same(1.0)) == {}
+    assert fed.catch_up("x") == {}
+    assert len(fed.ledger) == 0
+
+
+# ---------------------------------------------------------------- mean and sum
+
+
+def test_a_weighted_mean_by_hand() -> None:
+    # (1 * 10 + 3 * 20) / 4
+    fed = federation()
+    mean = fed.mean("w", {"a": {"x": torch.tensor(10.0)}, "b": {"x": torch.tensor(20.0)}}, weights={"a": 1, "b": 3})
+    assert {name: value["x"].item() for name, value in mean.items()} == dict.fromkeys(NAMES, 17.5)
+
+
+vectors = st.integers(1, 4).flatmap(
+    lambda clients: st.tuples(
+        st.lists(
+            st.lists(st.floats(-1e6, 1e6, allow_nan=False), min_size=3, max_size=3), min_size=clients, max_size=clients
+        ),
+        st.lists(st.floats(1e-3, 1e6), min_size=clients, max_size=clients),
+    )
+)
+
+
+@settings(deadline=None)
+@given(vectors)
+def test_the_mean_agrees_with_fedavg_and_numpy(drawn: tuple[list[list[float]], list[float]]) -> None:
+    values, weights = drawn
+    updates = [{"x": torch.tensor(row[:2]).double(), "y": torch.tensor(row[2]).double()} for row in values]
+    names = NAMES[: len(values)]
+    mean = federation().mean(
+        "w", dict(zip(names, updates, strict=True)), weights=dict(zip(names, weights, strict=True))
+    )["t"]
+    expected = fedavg(updates, weights)
+    for name in ("x", "y"):
+        stacked = np.stack([update[name].numpy() for update in updates])
+        bound = 1e-12 * max(1.0, float(np.abs(stacked).max()))
+        np.testing.assert_allclose(mean[name].numpy(), np.average(stacked, axis=0, weights=weights), rtol=0, atol=bound)
+        np.testing.assert_allclose(mean[name].numpy(), expected[name].numpy(), rtol=0, atol=bound)
+
+
+@settings(deadline=None)
+@given(vectors)
+def test_the_sum_is_numpys_in_roster_order(drawn: tuple[list[list[float]], list[float]]) -> None:
+    values, _ = drawn
+    names = NAMES[: len(values)]
+    payloads = {name: {"x": torch.tensor(row)} for name, row in zip(names, values, strict=True)}
+    total = federation().sum("w", dict(reversed(payloads.items())))["a"]["x"]
+    expected = np.zeros(3, dtype=np.float32) + np.asarray(values[0], dtype=np.float32)
+    for row in values[1:]:
+        expected += np.asarray(row, dtype=np.float32)
+    assert np.array_equal(total.numpy(), expected)
+
+
+def test_types_and_shapes_are_kept_and_integers_rounded() -> None:
+    def payload(count: int, value: float) -> dict[str, Tensor]:
+        return {
+            "n": torch.tensor(count),
+            "w": torch.full((2, 2), value),
+            "h": torch.full((1,), value, dtype=torch.float16),
+            "none": torch.zeros(0, 3),
+        }
+
+    mean = federation().mean("w", {"a": payload(3, 1.0), "b": payload(6, 2.0)}, weights={"a": 1, "b": 1})["t"]
+    assert {name: (t.dtype, t.shape) for name, t in mean.items()} == {
+        name: (t.dtype, t.shape) for name, t in payload(0, 0.0).items()
+    }
+    assert mean["n"].item() == 4  # 4.5, half to even
+    assert mean["w"].tolist() == [[1.5, 1.5], [1.5, 1.5]]
+
+
+def test_among_chooses_whose_payloads_count_and_to_who_receives() -> None:
+    fed = federation()
+    payloads = {name: {"x": torch.tensor(float(index))} for index, name in enumerate(NAMES)}
+    mean = fed.mean("w", payloads, among=fed.sources[1:], to=[fed.target])
+    assert list(mean) == ["t"]
+    assert mean["t"]["x"].item() == 1.5
+    senders = {entry.sender for entry in fed.ledger}
+    assert senders == {"b", "c", SERVER}
+
+
+def test_the_scale_of_weights_does_not_matter_even_at_the_ends_of_float32() -> None:
+    payloads = {"a": {"x": torch.tensor([1e30])}, "b": {"x": torch.tensor([3e30])}}
+    for unit in (1e-30, 1.0, 1e30):
+        mean = federation().mean("w", payloads, weights={"a": unit, "b": unit})
+        assert math.isclose(mean["t"]["x"].item(), 2e30, rel_tol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ({"a": 1.0}, r"weights must name every client that sends, missing \['b'\]"),
+        ({"a": 1.0, "b": 0.0}, r"weights must be positive and finite, got \{'b': 0.0\}"),
+        ({"a": 1.0, "b": -1.0}, r"weights must be positive and finite"),
+        ({"a": 1.0, "b": math.inf}, r"weights must be positive and finite"),
+        ({"a": 1.0, "b": math.nan}, r"weights must be positive and finite"),
+    ],
+)
+def test_missing_or_useless_weights_are_refused(weights: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        federation().mean("w", same(1.0, ["a", "b"]), weights=weights)
+
+
+def test_weights_of_clients_that_do_not_send_do_not_matter() -> None:
+    fed = federation()
+    assert fed.mean("w", same(2.0, ["a"]), weights={"a": 1.0})["t"]["x"].tolist() == [2.0, 2.0]
+    weights = {"a": 1.0, "b": 1.0, "c": math.inf, "t": 0.0}
+    assert fed.mean("w", same(2.0), among=["a", "b"], weights=weights)["t"]["x"].tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("other", "detail"),
+    [
+        ({"x": torch.zeros(3)}, r"'x' is \(torch.float32, \(2,\)\) there and \(torch.float32, \(3,\)\) here"),
+        ({"x": torch.zeros(2).double()}, r"'x' is \(torch.float32, \(2,\)\) there and \(torch.float64"),
+        ({"y": torch.zeros(2)}, r"'x' is \(torch.float32, \(2,\)\) there and None here"),
+    ],
+)
+def test_payloads_that_cannot_be_added_are_refused_by_client_and_entry(other: dict[str, Tensor], detail: str) -> None:
+    message = rf"payloads of channel 'w' must agree to be added: client 'b' differs from 'a', {detail}"
+    with pytest.raises(PayloadError, match=message):
+        federation().mean("w", {"a": {"x": X}, "b": other})
+
+
+def test_entries_in_another_order_are_refused() -> None:
+    with pytest.raises(PayloadError, match="client 'b' differs from 'a', the order differs"):
+        federation().sum("w", {"a": {"x": X, "y": X}, "b": {"y": X, "x": X}})
+
+
+@pytest.mark.parametrize("verb", ["exchange", "mean", "sum"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_diverged_client_is_named(verb: str, value: float) -> None:
+    fed = federation()
+    fed.round_idx = 12
+    message = "client 'b' would send NaN or infinity over channel 'w' in round 12"
+    with pytest.raises(DivergedError, match=message):
+        getattr(fed, verb)("w", {"a": {"x": X}, "b": {"x": torch.tensor([0.0, value])}})
+    assert len(fed.ledger) == 0
+    fed.exchange("w", same(1.0))  # the failure has been told, and is over
+
+
+def test_a_failure_is_kept_until_the_next_exchange_and_the_first_counts() -> None:
+    fed = federation()
+    fed.fail(DivergedError("the first"))
+    fed.fail(DivergedError("the second"))
+    with pytest.raises(DivergedError, match="the first"):
+        fed.report({}, ["loss"])
+    assert fed.report({}, ["loss"]) == {}
+
+
+@pytest.mark.parametrize("channel", ["", "x" * 33, "ü" * 17])
+def test_a_channel_has_1_to_32_bytes(channel: str) -> None:
+    with pytest.raises(ValueError, match="channel must have 1 to 32 bytes of UTF-8, got"):
+        federation().exchange(channel, same(1.0))
+
+
+# ---------------------------------------------------------------- away and back
+
+
+def test_a_client_that_was_away_catches_up_once() -> None:
+    fed = federation(participation=Schedule([["a", "t"], ["a", "b", "t"], ["a", "b", "c", "t"]]))
+    fed.mean("w", same(3.0))
+    before = fed.ledger.total_bytes
+    fed.round_idx = 1
+    caught = fed.catch_up("w")
+    assert {name: value["x"].tolist() for name, value in caught.items()} == {"b": [3.0, 3.0]}
+    assert fed.ledger.total_bytes - before == downlink(same(0.0)["a"], torch.zeros(3))
+    assert fed.catch_up("w") == {}
+    fed.round_idx = 2
+    assert list(fed.catch_up("w")) == ["c"]
+    assert fed.catch_up("other") == {}
+
+
+def test_who_took_part_in_the_next_mean_is_not_behind() -> None:
+    fed = federation(participation=Schedule([["a", "t"], ["b", "c", "t"], NAMES]))
+    fed.mean("w", same(3.0))
+    fed.round_idx = 1
+    fed.mean("w", same(5.0))
+    fed.round_idx = 2
+    assert {name: value["x"].tolist() for name, value in fed.catch_up("w").items()} == {"a": [5.0, 5.0]}
+
+
+def test_a_mean_that_was_for_others_is_not_caught_up_with() -> None:
+    fed = federation(participation=Schedule([["a", "t"], NAMES]))
+    fed.mean("w", same(3.0), to=["a", "b"])
+    fed.round_idx = 1
+    assert list(fed.catch_up("w")) == ["b"]  # neither "c", who was away, nor "t", who was there, had been addressed
+
+
+def test_clients_unheard_on_one_channel_catch_up_too() -> None:
+    fed = federation(drops={"w": Schedule([["a", "t"], NAMES])})
+    fed.mean("w", same(3.0))
+    fed.round_idx = 1
+    assert list(fed.catch_up("w")) == ["b", "c"]
+
+
+def test_what_is_caught_up_with_is_not_what_a_receiver_made_of_it() -> None:
+    fed = federation(participation=Schedule([["a", "t"], NAMES]))
+    fed.sum("w", same(3.0))["a"]["x"].zero_()
+    fed.round_idx = 1
+    assert fed.catch_up("w")["b"]["x"].tolist() == [6.0, 6.0]
+
+
+def test_a_sum_over_nobody_leaves_the_last_one_in_place() -> None:
+    fed = federation(participation=Schedule([["a"], [], ["b"]]))
+    fed.sum("w", same(3.0))
+    fed.round_idx = 1
+    assert fed.sum("w", same(4.0)) == {}
+    fed.round_idx = 2
+    assert fed.catch_up("w")["b"]["x"].tolist() == [3.0, 3.0]
+
+
+# ---------------------------------------------------------------- report
+
+
+def test_a_report_tells_everyone_what_was_given() -> None:
+    fed = federation()
+    told = fed.report({"c": {"acc": 0.5}, "a": {"loss": 1.5, "acc": math.nan}}, ["acc", "loss"])
+    assert list(told) == ["a", "c"]
+    assert math.isnan(told["a"]["acc"])
+    assert (told["a"]["loss"], told["c"]) == (1.5, {"acc": 0.5})
+    up = {"a": size({"acc": torch.zeros((), dtype=torch.float64), "loss": torch.zeros((), dtype=torch.float64)})}
+    up["c"] = size({"acc": torch.zeros((), dtype=torch.float64)})
+    assert {(e.sender, e.receiver): e.num_bytes for e in fed.ledger} == {
+        ("a", SERVER): up["a"],
+        ("c", SERVER): up["c"],
+        **{(SERVER, name): up["a"] + up["c"] for name in NAMES},
+    }
+
+
+def test_a_report_of_a_stranger_is_refused() -> None:
+    with pytest.raises(RosterError, match="sender 'zoe' is not one of the clients"):
+        federation().report({"zoe": {"acc": 1.0}}, ["acc"])
+
+
+# ---------------------------------------------------------------- ledger
+
+
+def test_an_exchange_is_booked_at_its_wire_size_for_each_receiver() -> None:
+    fed = federation()
+    payload = {"x": torch.zeros(3, 2), "n": torch.tensor(1)}
+    fed.round_idx = 4
+    fed.exchange("features", {"a": payload}, to=["b", "t"])
+    fed.exchange("features", {"a": payload}, to=["t"])
+    assert {(e.round_idx, e.channel, e.sender, e.receiver): (e.messages, e.num_bytes) for e in fed.ledger} == {
+        (4, "features", "a", "b"): (1, size(payload)),
+        (4, "features", "a", "t"): (2, 2 * size(payload)),
+    }
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
+def test_a_mean_and_a_sum_are_booked_at_their_wire_size(weighted: bool, dtype: torch.dtype) -> None:
+    fed = federation()
+    payload = {"x": torch.zeros(3, 2, dtype=dtype), "h": torch.zeros(5, dtype=torch.float16)}
+    vector = torch.zeros(11 + weighted, dtype=torch.float32 if dtype == torch.float32 else torch.float64)
+    payloads = {name: payload for name in ["a", "c"]}
+    if weighted:
+        fed.mean("w", payloads, to=["t", "a"])
+    else:
+        fed.sum("w", payloads, to=["t", "a"])
+    assert {(e.sender, e.receiver): e.num_bytes for e in fed.ledger} == {
+        ("a", SERVER): uplink(payload, vector),
+        ("c", SERVER): uplink(payload, vector),
+        (SERVER, "a"): downlink(payload, vector),
+        (SERVER, "t"): downlink(payload, vector),
+    }
+
+
+def test_time_is_kept_by_phase() -> None:
+    fed = federation()
+    fed.mean("w", same(1.0))
+    fed.exchange("x", same(1.0))
+    assert set(fed.seconds) == {"exchange", "protection"}
+    assert all(seconds >= 0 for seconds in fed.seconds.values())
+
+
+# ---------------------------------------------------------------- checkpoints
+
+
+def saved_and_loaded(state: dict[str, Any]) -> dict[str, Any]:
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    loaded: dict[str, Any] = torch.load(file, weights_only=True)
+    return loaded
+
+
+def test_a_federation_goes_on_where_its_state_left_off() -> None:
+    rule = Fraction(0.4)
+    one = federation(participation=rule, seed=3)
+    for one.round_idx in range(4):
+        one.mean("w", same(float(one.round_idx)))
+    one.batch_idx = 2
+    other = federation(participation=rule, seed=99)
+    other.load_state_dict(saved_and_loaded(one.state_dict()))
+    assert (other.round_idx, other.batch_idx, other.seed) == (3, 2, 3)
+    assert other.ledger == one.ledger
+    assert other.ledger is not one.ledger
+    for round_idx in range(4, 12):
+        one.round_idx = other.round_idx = round_idx
+        assert one.present() == other.present()
+        left, right = one.catch_up("w"), other.catch_up("w")
+        assert left.keys() == right.keys()
+        assert all(torch.equal(left[name]["x"], right[name]["x"]) for name in left)
+        one.mean("w", same(float(round_idx)))
+        other.mean("w", same(float(round_idx)))
+    assert other.ledger == one.ledger
+
+
+@pytest.mark.parametrize(
+    ("clients", "target"),
+    [(["a", "b", "t"], "t"), (["a", "b", "t", "c"], "t"), (NAMES, "a"), (["a", "b", "d", "t"], "t")],
+)
+def test_the_state_of_another_roster_is_refused(clients: list[str], target: str) -> None:
+    state = federation().state_dict()
+    with pytest.raises(RosterError, match=r"the checkpoint belongs to another federation: it has a .source., b"):
+        Federation(clients, target).load_state_dict(state)
+
+
+def test_an_empty_federation_has_a_state_too() -> None:
+    fed = federation()
+    fed.load_state_dict(saved_and_loaded(federation().state_dict()))
+    assert fed.ledger == Ledger()
+
+
+def test_clients_may_be_given_with_their_weights() -> None:
+    fed = Federation([Client("a", num_samples=3), Client("t", "target", num_samples=4)], "t")
+    assert fed.weights == {"a": 3, "t": 4}

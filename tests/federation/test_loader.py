@@ -1,0 +1,286 @@
+"""FederatedLoader: what each client gets to see, in which order, and after a resume."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Collection
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils.data import Dataset, TensorDataset
+
+from fedlit.federation import Facts, FederatedLoader, LabelGuardError, RosterError, RoundPlan, reveal_for_oracle
+
+SIZES = {"a": 7, "b": 12, "t": 5}
+
+
+def numbered(size: int, start: int = 0) -> TensorDataset:
+    """Samples that know their own index."""
+    index = torch.arange(start, start + size)
+    return TensorDataset(index[:, None].float().expand(-1, 2).clone(), index % 3)
+
+
+class OneByOneSamples(Dataset[Any]):
+    """A map-style dataset; with noise, each reading of a sample draws from torch."""
+
+    def __init__(self, size: int, noise: bool = False) -> None:
+        self.tensors = numbered(size).tensors
+        self.noise = noise
+
+    def __len__(self) -> int:
+        return len(self.tensors[0])
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        inputs = self.tensors[0][index]
+        return (inputs + torch.rand(2) if self.noise else inputs), self.tensors[1][index]
+
+
+class Batched:
+    """A `BatchedDataset` that augments, of which some samples are labelled."""
+
+    def __init__(self, size: int) -> None:
+        self.tensors = numbered(size).tensors
+        self.labelled_indices = torch.arange(0, size, 3)
+
+    def __len__(self) -> int:
+        return len(self.tensors[0])
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        return self.tensors[0][indices] + 0.5 * torch.rand(len(indices), 2), self.tensors[1][indices]
+
+
+class Position:
+    """The federation's counters, moved by hand."""
+
+    def __init__(self, round_idx: int = 0, batch_idx: int = 0) -> None:
+        self.now = (round_idx, batch_idx)
+
+    def __call__(self) -> tuple[int, int]:
+        return self.now
+
+
+def planned(
+    names: Collection[str] = tuple(SIZES),
+    make: Callable[[int], Any] = numbered,
+    *,
+    position: tuple[int, int] = (0, 0),
+    learners: Callable[[int], Collection[str]] = lambda round_idx: SIZES,
+    loader: dict[str, Any] | None = None,
+    **plan: Any,
+) -> FederatedLoader:
+    made = FederatedLoader(
+        {name: make(SIZES[name]) for name in names}, **{"batch_size": 3, "seed": 0, **(loader or {})}
+    )
+    made.plan(RoundPlan(sizes=plan.pop("sizes", SIZES), learners=learners, position=Position(*position), **plan))
+    return made
+
+
+def indices(batch: Any) -> list[int]:
+    return [int(value) for value in batch[0][:, 0]]
+
+
+def seen(loader: FederatedLoader) -> list[dict[str, list[int]]]:
+    return [{name: indices(batch) for name, batch in step.items()} for step in loader]
+
+
+def flat(steps: list[dict[str, list[int]]], client: str) -> list[int]:
+    return [index for step in steps for index in step.get(client, [])]
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(1, 30), st.integers(1, 8), st.integers(0, 5), st.integers(0, 100))
+def test_each_pass_visits_each_sample_exactly_once(size: int, batch_size: int, round_idx: int, seed: int) -> None:
+    loader = FederatedLoader({"a": numbered(size)}, batch_size, seed=seed)
+    loader.plan(RoundPlan({"a": size}, lambda _: {"a"}, Position(round_idx)))
+    assert sorted(flat(seen(loader), "a")) == list(range(size))
+    assert len(loader) == -(-size // batch_size)
+
+
+def test_passes_clients_and_seeds_are_permuted_differently() -> None:
+    def order(name: str = "b", round_idx: int = 0, seed: int = 0) -> list[int]:
+        loader = FederatedLoader({name: numbered(12)}, 12, seed=seed)
+        loader.plan(RoundPlan({name: 12}, lambda _: {name}, Position(round_idx)))
+        return flat(seen(loader), name)
+
+    orders = [order(), order("c"), order(round_idx=1), order(seed=1)]
+    assert all(one != other for one, other in itertools.combinations([*orders, list(range(12))], 2))
+    assert order() == orders[0]
+
+
+@pytest.mark.parametrize("local_steps", [None, 4])
+def test_the_order_does_not_depend_on_who_else_is_hosted(local_steps: int | None) -> None:
+    together = seen(planned(local_steps=local_steps))
+    for name in SIZES:
+        alone = seen(planned([name], local_steps=local_steps))
+        assert len(alone) == len(together)  # every process goes through the same number of batches
+        assert [step.get(name) for step in alone] == [step.get(name) for step in together]
+
+
+def test_a_client_that_has_run_out_is_missing_from_later_batches() -> None:
+    # 7, 12 and 5 samples in batches of 3: 3, 4 and 2 batches
+    assert [sorted(step) for step in seen(planned())] == [["a", "b", "t"], ["a", "b", "t"], ["a", "b"], ["b"]]
+
+
+def test_batch_sizes_by_client() -> None:
+    loader = planned(loader={"batch_size": {"a": 7, "b": 6, "t": 1}})
+    assert [[len(step.get(name, [])) for name in SIZES] for step in seen(loader)] == [
+        [7, 6, 1], [0, 6, 1], [0, 0, 1], [0, 0, 1], [0, 0, 1],
+    ]  # fmt: skip
+
+
+def test_local_steps_go_on_where_the_last_round_stopped() -> None:
+    steps = [step for round_idx in range(6) for step in seen(planned(local_steps=2, position=(round_idx, 0)))]
+    # 12 batches of "a" at 3 batches a pass: 4 passes in one go
+    drawn = flat(steps, "a")
+    assert [sorted(drawn[7 * p : 7 * p + 7]) for p in range(4)] == [list(range(7))] * 4
+
+
+@pytest.mark.parametrize("make", [numbered, OneByOneSamples, Batched])
+@pytest.mark.parametrize("local_steps", [None, 3])
+@pytest.mark.parametrize("rounds_per_epoch", [1, 2])
+def test_a_resume_yields_the_remaining_batches(
+    make: Callable[[int], Any], local_steps: int | None, rounds_per_epoch: int
+) -> None:
+    arguments = {"make": make, "local_steps": local_steps, "rounds_per_epoch": rounds_per_epoch}
+    whole = list(planned(position=(2, 0), **arguments))
+    for start in (1, 2):
+        rest = list(planned(position=(2, start), **arguments))
+        for one, other in zip(rest, whole[start:], strict=True):
+            assert one.keys() == other.keys()
+            assert all(torch.equal(x, y) for name in one for x, y in zip(one[name], other[name], strict=True))
+
+
+def test_many_rounds_in_an_epoch_are_those_rounds_one_after_the_other() -> None:
+    epoch = planned(rounds_per_epoch=3, position=(1, 0))
+    assert seen(epoch) == [step for round_idx in (1, 2, 3) for step in seen(planned(position=(round_idx, 0)))]
+    assert len(epoch) == 3 * epoch.batches_per_round == 12
+
+
+def test_only_learners_are_read() -> None:
+    loader = planned(rounds_per_epoch=2, learners=lambda round_idx: {"a"} if round_idx == 0 else {"b", "elsewhere"})
+    assert [sorted(step) for step in seen(loader)] == [["a"]] * 3 + [[]] + [["b"]] * 4
+
+
+def test_rounds_are_padded_to_whole_optimiser_steps() -> None:
+    # 4 batches of the longest client, accumulated by 3: 6 batches in 2 optimiser steps, the last two of them empty
+    loader = planned(accumulate=3)
+    assert loader.batches_per_round == len(loader) == 6
+    assert [sorted(step) for step in seen(loader)][3:] == [["b"], [], []]
+
+
+def test_accumulation_multiplies_the_batches_of_local_steps() -> None:
+    assert len(seen(planned(accumulate=3, local_steps=2))) == 6
+
+
+def test_drop_last_leaves_out_smaller_batches() -> None:
+    steps = seen(planned(loader={"drop_last": True}))
+    assert {len(batch) for step in steps for batch in step.values()} == {3}
+    assert Counter(name for step in steps for name in step) == {"a": 2, "b": 4, "t": 1}
+
+
+def test_drop_last_with_local_steps_takes_another_permutation_each_pass() -> None:
+    steps = seen(planned(["t"], loader={"drop_last": True}, local_steps=40))
+    assert set(flat(steps, "t")) == set(range(5))  # nobody is left out for ever
+
+
+def test_labelled_only_reads_labelled_samples() -> None:
+    # 0, 3, 6, 9 of the 12 samples of "b" are labelled
+    loader = planned(["b"], Batched, labelled_only=["b"], sizes={"b": 4})
+    assert sorted(flat(seen(loader), "b")) == [0, 3, 6, 9]
+    assert loader.sizes(["b"]) == {"b": 4}
+    assert loader.sizes() == {"b": 12}
+
+
+def test_facts_tell_sizes_and_shapes_without_touching_random_numbers() -> None:
+    before = torch.get_rng_state()
+    datasets = {"a": numbered(7), "b": OneByOneSamples(12, noise=True), "t": Batched(5)}
+    assert FederatedLoader(datasets).facts() == {"a": Facts(7, (2,)), "b": Facts(12, (2,)), "t": Facts(5, (2,))}
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("local_steps", [None, 5])
+def test_a_tensor_dataset_and_samples_one_by_one_give_equal_batches(local_steps: int | None) -> None:
+    arguments = {"local_steps": local_steps, "rounds_per_epoch": 2}
+    one, other = planned(make=numbered, **arguments), planned(make=OneByOneSamples, **arguments)
+    for left, right in zip(one, other, strict=True):
+        assert left.keys() == right.keys()
+        assert all(torch.equal(x, y) for name in left for x, y in zip(left[name], right[name], strict=True))
+
+
+def test_workers_change_nothing_not_even_augmentation() -> None:
+    def batches(num_workers: int) -> list[dict[str, Any]]:
+        loader = planned(
+            ["a", "t"], lambda size: OneByOneSamples(size, noise=True), rounds_per_epoch=2,
+            loader={"num_workers": num_workers},
+        )  # fmt: skip
+        return list(loader)
+
+    for one, other in zip(batches(0), batches(2), strict=True):
+        assert one.keys() == other.keys()
+        assert all(torch.equal(x, y) for name in one for x, y in zip(one[name], other[name], strict=True))
+
+
+@pytest.mark.parametrize("make", [numbered, lambda size: OneByOneSamples(size, noise=True), Batched])
+def test_reading_leaves_torchs_generator_alone(make: Callable[[int], Any]) -> None:
+    before = torch.get_rng_state()
+    list(planned(make=make))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_augmentation_differs_between_samples_and_passes() -> None:
+    def noise(round_idx: int) -> set[float]:
+        loader = planned(["b"], lambda size: OneByOneSamples(size, noise=True), position=(round_idx, 0))
+        return {float(value) % 1 for step in loader for value in step["b"][0].flatten()}
+
+    assert len(noise(0) | noise(1)) == 48  # 2 passes over 12 samples of 2 numbers, no two alike
+
+
+def test_evaluation_goes_through_everybody_in_order() -> None:
+    steps = seen(FederatedLoader({name: numbered(size) for name, size in SIZES.items()}, 5, training=False))
+    assert {name: flat(steps, name) for name in SIZES} == {name: list(range(size)) for name, size in SIZES.items()}
+
+
+def test_guarded_labels_are_empty_in_training() -> None:
+    for step in planned(loader={"guarded": "t"}):
+        assert all(torch.equal(step["a"][1], step["a"][0][:, 0].long() % 3) for _ in "a" if "a" in step)
+        if "t" in step:
+            with pytest.raises(LabelGuardError):
+                reveal_for_oracle(step["t"][1])
+
+
+def test_guarded_labels_are_sealed_in_evaluation() -> None:
+    loader = FederatedLoader({"t": numbered(5)}, 5, training=False, guarded="t")
+    (step,) = loader
+    with pytest.raises(LabelGuardError):
+        len(step["t"][1])
+    assert reveal_for_oracle(step["t"][1]).tolist() == [0, 1, 2, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("datasets", "arguments", "error", "message"),
+    [
+        ({"a": numbered(3)}, {"batch_size": 0}, ValueError, "batch_size must be at least 1, got 0 for client 'a'"),
+        ({"a": numbered(3)}, {"batch_size": {"b": 1}}, ValueError, "batch_size must name every client .* missing 'a'"),
+        ({"a": numbered(0)}, {}, RosterError, "client 'a' has no samples: leave it out"),
+    ],
+)
+def test_unusable_settings_are_refused(
+    datasets: dict[str, Any], arguments: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        FederatedLoader(datasets, **arguments)
+
+
+def test_a_client_elsewhere_with_too_few_samples_is_refused_here_too() -> None:
+    with pytest.raises(RosterError, match="client 't' has 5 samples, fewer than one batch of 6, and drop_last"):
+        planned(["b"], loader={"batch_size": 6, "drop_last": True})
+
+
+def test_a_round_needs_a_step() -> None:
+    with pytest.raises(ValueError, match="local_steps must be at least 1 optimiser step, got 0"):
+        planned(local_steps=0)

@@ -1,0 +1,149 @@
+"""Who is present: every rule is a pure function of the seed and the round."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedlit.federation import (
+    Client,
+    Everyone,
+    Federation,
+    Fraction,
+    OneByOne,
+    Participation,
+    RosterError,
+    Schedule,
+    UniformSubset,
+)
+from fedlit.federation.client import make_roster, names_of
+
+ROSTER = make_roster(["t", *"abcde"], target="t")
+RULES = [Everyone(), Fraction(0.4), UniformSubset(), OneByOne(), OneByOne("random")]
+
+
+def present(rule: Participation, round_idx: int, seed: int = 0, stream: str = "") -> list[str]:
+    return names_of(rule.present(ROSTER, round_idx, seed, stream))
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
+@given(seed=st.integers(0, 2**32), rounds=st.permutations(range(6)))
+def test_a_draw_depends_on_seed_and_round_alone(rule: Participation, seed: int, rounds: list[int]) -> None:
+    forwards = {round_idx: present(rule, round_idx, seed) for round_idx in range(6)}
+    state = random.getstate()
+    assert {round_idx: present(rule, round_idx, seed) for round_idx in rounds} == forwards
+    assert random.getstate() == state
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
+def test_the_target_is_always_present_and_the_order_is_the_rosters(rule: Participation) -> None:
+    for round_idx in range(50):
+        names = present(rule, round_idx)
+        assert names[0] == "t"
+        assert names == [client.name for client in ROSTER if client.name in names]
+
+
+@pytest.mark.parametrize("rule", RULES[1:3] + RULES[4:], ids=lambda rule: type(rule).__name__)
+def test_another_seed_or_stream_draws_otherwise(rule: Participation) -> None:
+    drawn = [present(rule, round_idx) for round_idx in range(30)]
+    assert [present(rule, round_idx, seed=1) for round_idx in range(30)] != drawn
+    assert [present(rule, round_idx, stream="x") for round_idx in range(30)] != drawn
+
+
+@pytest.mark.parametrize(("p", "number"), [(0.01, 1), (0.2, 1), (0.4, 2), (0.5, 2), (0.7, 4), (1.0, 5)])
+def test_a_fraction_is_rounded_to_at_least_one_source(p: float, number: int) -> None:
+    # round(p * 5), half to even: 0.5 * 5 = 2.5 -> 2 and 0.7 * 5 = 3.5 -> 4
+    for round_idx in range(20):
+        assert len(present(Fraction(p), round_idx)) == number + 1
+
+
+@pytest.mark.parametrize("p", [0.0, -0.1, 1.01, float("nan")])
+def test_a_fraction_outside_its_range_is_refused(p: float) -> None:
+    with pytest.raises(ValueError, match=r"p must be in \(0, 1\], got"):
+        Fraction(p)
+
+
+def test_a_fraction_takes_every_source_equally_often() -> None:
+    counts = Counter(name for round_idx in range(2000) for name in present(Fraction(0.4), round_idx) if name != "t")
+    # 2000 draws of 2 among 5: each source 800 times, standard deviation sqrt(2000 * 0.4 * 0.6) = 22
+    assert all(abs(counts[name] - 800) < 4 * 22 for name in "abcde")
+
+
+def test_sizes_of_a_uniform_subset_are_uniform() -> None:
+    rounds = 3000
+    counts = Counter(len(present(UniformSubset(), round_idx)) - 1 for round_idx in range(rounds))
+    expected = rounds / 6
+    chi_squared = sum((counts[size] - expected) ** 2 / expected for size in range(6))
+    assert chi_squared < 20.5  # 0.999 quantile with 5 degrees of freedom
+    assert set(counts) == set(range(6))
+
+
+def test_one_by_one_in_order_goes_round_the_sources() -> None:
+    assert [present(OneByOne(), round_idx)[1] for round_idx in range(7)] == list("abcdeab")
+
+
+def test_one_by_one_at_random_meets_every_source() -> None:
+    drawn = [present(OneByOne("random"), round_idx) for round_idx in range(100)]
+    assert {len(names) for names in drawn} == {2}
+    assert {names[1] for names in drawn} == set("abcde")
+
+
+def test_one_by_one_refuses_another_order() -> None:
+    with pytest.raises(ValueError, match="order must be 'ordered' or 'random', got 'sorted'"):
+        OneByOne("sorted")  # type: ignore[arg-type]
+
+
+def test_a_schedule_is_followed_target_included_or_not_and_starts_again() -> None:
+    rule = Schedule([["b", "a"], [], ["t"]])
+    assert [present(rule, round_idx) for round_idx in range(5)] == [["a", "b"], [], ["t"], ["a", "b"], []]
+
+
+def test_an_empty_schedule_is_refused() -> None:
+    with pytest.raises(ValueError, match="rounds must list the clients of at least one round"):
+        Schedule([])
+
+
+@pytest.mark.parametrize("where", ["participation", "drops"])
+def test_a_schedule_of_strangers_is_refused_when_the_federation_is_made(where: str) -> None:
+    rule = Schedule([["a"], ["zoe"]])
+    arguments = {"participation": rule} if where == "participation" else {"drops": {"x": rule}}
+    with pytest.raises(RosterError, match=r"Schedule names \['zoe'\] in round 1"):
+        Federation(ROSTER, "t", **arguments)  # type: ignore[arg-type]
+
+
+@given(st.integers(0, 1000), st.integers(0, 30))
+def test_drops_are_nested_in_the_order_of_the_channels(seed: int, round_idx: int) -> None:
+    federation = Federation(
+        ROSTER,
+        "t",
+        participation=Fraction(0.8),
+        drops={"A": UniformSubset(), "B": Fraction(0.5), "C": OneByOne("random")},
+        seed=seed,
+    )
+    federation.round_idx = round_idx
+    whole, a, b, c = (set(names_of(federation.present(channel))) for channel in (None, "A", "B", "C"))
+    assert {"t"} <= c <= b <= a <= whole
+    assert set(names_of(federation.present("other"))) == whole
+
+
+def test_two_channels_with_the_same_rule_do_not_draw_alike() -> None:
+    federation = Federation(ROSTER, "t", drops={"A": Fraction(0.6), "B": Fraction(0.6)})
+    pairs = []
+    for round_idx in range(30):
+        federation.round_idx = round_idx
+        pairs.append((federation.present("A"), federation.present("B")))
+    assert any(a != b for a, b in pairs)
+
+
+def test_a_rule_of_ones_own_needs_one_method() -> None:
+    class Alphabetical(Participation):
+        def draw(self, clients: list[Client], round_idx: int, rng: random.Random) -> list[Client]:  # type: ignore[override]
+            return sorted(clients, key=lambda client: client.name)[: round_idx + 1]
+
+    federation = Federation(ROSTER, "t", participation=Alphabetical())
+    assert names_of(federation.present()) == ["a"]
+    assert names_of(federation.present_in(5)) == ["t", *"abcde"]

@@ -1,0 +1,175 @@
+"""A federation over several processes: the same results as in one, and clear errors instead of hangs."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedlit.federation import Ledger
+from fedlit.federation.transport import OneProcess
+
+PEERS = Path(__file__).with_name("peers.py")
+
+pytestmark = pytest.mark.multiprocess
+
+
+def load_peers() -> Any:
+    spec = importlib.util.spec_from_file_location("peers", PEERS)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module", params=[2, 3], ids=["2 processes", "3 processes"])
+def ranks(request: pytest.FixtureRequest) -> Iterator[list[dict[str, Any]]]:
+    """What each process saw; one start serves all tests, as starting costs more than talking."""
+    world_size = request.param
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+        processes = [
+            subprocess.Popen(
+                [sys.executable, str(PEERS), str(rank), str(world_size), folder],
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for rank in range(world_size)
+        ]
+        try:
+            outputs = [process.communicate(timeout=90)[0] for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+        codes = [process.returncode for process in processes]
+        assert codes == [0] * (world_size - 1) + [9], "\n".join(outputs)
+        yield [torch.load(Path(folder) / f"{rank}.pt", weights_only=True) for rank in range(world_size)]
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, Any]:
+    result: dict[str, Any] = load_peers().script(OneProcess())
+    return result
+
+
+def assert_same_bits(one: Any, other: Any) -> None:
+    assert type(one) is type(other)
+    if isinstance(one, Tensor):
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other)
+    elif isinstance(one, dict):
+        assert list(one) == list(other)
+        for key in one:
+            assert_same_bits(one[key], other[key])
+    else:
+        assert one == other
+
+
+def joined(ranks: list[dict[str, Any]], run: str, step: int) -> dict[str, Any]:
+    return {name: value for rank in ranks for name, value in rank[run]["got"][step].items()}
+
+
+def ledger(result: dict[str, Any]) -> Ledger:
+    made = Ledger()
+    made.load_state_dict(result["ledger"])
+    return made
+
+
+@pytest.mark.parametrize("run", ["script", "placed"])
+def test_every_client_gets_the_bits_that_it_would_get_in_one_process(
+    ranks: list[dict[str, Any]], alone: dict[str, Any], run: str
+) -> None:
+    if run not in ranks[0]:
+        pytest.skip("a placement by name is tried on two processes")
+    assert len(alone["got"]) == 4 * 8
+    for step, expected in enumerate(alone["got"]):
+        if step % 8 == 7:  # a report: all of it, on every process
+            for rank in ranks:
+                assert_same_bits(rank[run]["got"][step], expected)
+        else:
+            found = joined(ranks, run, step)
+            assert found.keys() == expected.keys()
+            assert_same_bits({name: found[name] for name in expected}, expected)
+
+
+@pytest.mark.parametrize("run", ["script", "placed"])
+def test_every_process_books_what_one_process_books(
+    ranks: list[dict[str, Any]], alone: dict[str, Any], run: str
+) -> None:
+    for rank in ranks:
+        if run in rank:
+            assert ledger(rank[run]) == ledger(alone)
+            assert (rank[run]["weights"], rank[run]["calls"]) == (alone["weights"], alone["calls"])
+
+
+def test_another_backend_works_over_processes_and_only_the_server_aggregates(
+    ranks: list[dict[str, Any]], alone: dict[str, Any]
+) -> None:
+    for step in range(4, 7):
+        found, expected = joined(ranks, "pads", step), alone["got"][step]
+        for name in expected:
+            torch.testing.assert_close(found[name]["w"], expected[name]["w"], rtol=0, atol=1e-5)
+            assert torch.equal(found[name]["n"], expected[name]["n"])
+    assert ["aggregate" in rank["log"] for rank in ranks] == [True] + [False] * (len(ranks) - 1)
+    assert all({"open_round", "protect", "reveal"} <= set(rank["log"]) for rank in ranks)
+
+
+@pytest.mark.parametrize(
+    ("case", "kind", "words"),
+    [
+        ("out_of_step", "OutOfStepError", ["rank 0 is in mean of channel 'one'", "rank 1 in mean of channel 'other'"]),
+        ("other_verb", "OutOfStepError", ["in mean of channel 'same'", "rank 1 in exchange of channel 'same'"]),
+        ("other_report", "OutOfStepError", ["in report of channel 'metrics'"]),
+        ("other_round", "OutOfStepError", ["round 0", "rank 1", "round 1"]),
+        ("diverged", "DivergedError", ["client 't' would send NaN or infinity over channel 'w' in round 0"]),
+        ("mismatched", "PayloadError", ["client 't' differs from", "'w' is (torch.float32, (4, 3)) there", "(5,)"]),
+        ("weightless", "PayloadError", ["weights must be positive and finite, got {'t': 0.0}"]),
+        ("kept", "DivergedError", ["kept by one"]),
+        ("shapes", "RosterError", ["samples of client 't' have shape (3,), those of 'a' have (2,)"]),
+        ("disagree", "OutOfStepError", ["seed differs between processes: rank 0 has 1, rank 1 2"]),
+        ("not_mine", "RosterError", ["is hosted by rank", "give the payloads of local clients only"]),
+        ("too_few", "FederationError", ["would run over ['a'] alone"]),
+    ],
+)
+def test_a_failure_of_one_process_is_an_error_on_all(
+    ranks: list[dict[str, Any]], case: str, kind: str, words: list[str]
+) -> None:
+    for rank in ranks:
+        found, text, seconds = rank["failures"][case]
+        assert found == kind, text
+        assert all(word in text for word in words), text
+        assert seconds < 10
+
+
+def test_an_error_says_which_process_raised_it(ranks: list[dict[str, Any]]) -> None:
+    last = len(ranks) - 1
+    assert f"[raised by rank {last}]" in ranks[0]["failures"]["diverged"][1]
+    assert "raised by" not in ranks[last]["failures"]["diverged"][1]
+
+
+def test_a_process_that_stalls_is_given_up_after_the_timeout(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks[:-1]:
+        kind, text, seconds = rank["stalled"]
+        assert kind == "FederationTimeoutError", text
+        assert "lost the other processes during exchange 'w' of round 0" in text
+        assert "was silent for 3 s (timeout)" in text
+        assert seconds < 15
+
+
+def test_a_process_that_dies_is_an_error_and_no_hang(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks[:-1]:
+        kind, text, seconds = rank["died"]
+        assert kind == "FederationTimeoutError", text
+        assert seconds < 20

@@ -1,0 +1,217 @@
+"""Messages on the wire, and payloads as flat vectors."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pickle
+import struct
+import time
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fedlit.federation import PayloadError
+from fedlit.federation.packing import pack, unpack, vector_dtype
+from fedlit.federation.wire import _DTYPES, decode, encode, schema_of, wire_size
+
+shapes = st.lists(st.integers(0, 4), max_size=3)
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> Tensor:
+    dtype, shape = draw(st.sampled_from(list(_DTYPES.values()))), draw(shapes)
+    count = torch.Size(shape).numel() * dtype.itemsize
+    data = draw(st.binary(min_size=count, max_size=count))
+    if dtype == torch.bool:
+        return torch.tensor([byte % 2 == 1 for byte in data], dtype=torch.bool).reshape(shape)
+    return torch.frombuffer(bytearray(data) or bytearray(8), dtype=dtype)[: torch.Size(shape).numel()].reshape(shape)
+
+
+payloads = st.dictionaries(st.text(max_size=8), tensors(), max_size=4)
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    views = [t.contiguous().reshape(-1).view(torch.uint8) if t.numel() else torch.empty(0) for t in (one, other)]
+    return one.dtype == other.dtype and one.shape == other.shape and torch.equal(*views)
+
+
+def message(header: object, body: bytes = b"") -> Tensor:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return torch.frombuffer(bytearray(struct.pack("<I", len(text)) + text + body), dtype=torch.uint8)
+
+
+def test_a_message_by_hand() -> None:
+    # 4 bytes of length, 19 bytes of header, then 1 and 2
+    wire = encode({"a": torch.tensor([1, 2], dtype=torch.uint8)})
+    assert wire.numpy().tobytes() == b'\x13\0\0\0[["a","uint8",[2]]]\x01\x02'
+
+
+@settings(deadline=None)
+@given(payloads)
+def test_every_payload_survives_the_wire_bit_by_bit_at_its_announced_size(payload: dict[str, Tensor]) -> None:
+    wire = encode(payload)
+    assert len(wire) == wire_size(payload)
+    back = decode(wire)
+    assert list(back) == list(payload)
+    assert all(same_bits(back[name], tensor) for name, tensor in payload.items())
+
+
+def test_strided_and_differentiable_tensors_can_be_sent() -> None:
+    parameter = torch.nn.Parameter(torch.arange(6.0).reshape(2, 3))
+    back = decode(encode({"w": parameter.t(), "column": parameter[:, 1]}))
+    assert torch.equal(back["w"], parameter.detach().t())
+    assert back["column"].tolist() == [1.0, 4.0]
+    assert not back["w"].requires_grad
+
+
+def test_what_was_decoded_does_not_share_memory_with_the_message() -> None:
+    wire = encode({"a": torch.zeros(3)})
+    back = decode(wire)
+    wire.fill_(255)
+    assert back["a"].tolist() == [0.0, 0.0, 0.0]
+
+
+@settings(deadline=None)
+@given(payloads, st.data())
+def test_every_truncated_or_lengthened_message_is_refused(payload: dict[str, Tensor], data: st.DataObject) -> None:
+    wire = encode(payload)
+    cut = wire[: data.draw(st.integers(0, len(wire) - 1))]
+    for bad in (cut, torch.cat([wire, torch.zeros(1, dtype=torch.uint8)])):
+        with pytest.raises(ValueError, match="message "):
+            decode(bad)
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.binary(max_size=80))
+def test_garbage_never_raises_anything_but_a_value_error(garbage: bytes) -> None:
+    for bad in (garbage, struct.pack("<I", max(0, len(garbage) - 1)) + garbage):
+        with contextlib.suppress(ValueError):
+            decode(torch.frombuffer(bytearray(bad), dtype=torch.uint8) if bad else torch.empty(0, dtype=torch.uint8))
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        [["a", "float32", [2**32, 2**32]]],  # the number of elements wraps to 0 in 64 bits
+        [["a", "float32", [10**12]]],
+        [["a", "float32", [0, 2**62, 2**62]]],
+        [["a", "float32", [0, 10**40]]],
+        [["a", "float32", [-1]]],
+        [["a", "float32", [-1, -1]]],
+        [["a", "float32", [1.0]]],
+        [["a", "float32", [True]]],
+        [["a", "float32", ["x"]]],
+        [["a", "float32", "abc"]],
+        [["a", "float32", [None]]],
+        [["a", "complex64", [1]]],
+        [["a", "nonsense", [1]]],
+        [["a", ["float32"], [1]]],
+        [["a", "float32"]],
+        [["a", "float32", [0], 1]],
+        [[1, "float32", [0]]],
+        [["a", "uint8", [0]], ["a", "uint8", [0]]],
+        {"a": 1},
+        5,
+        None,
+        "text",
+        b"[" * 100_000,
+        b"\xff\xfe",
+        b'[["a","float32",[' + b"9" * 5000 + b"]]]",
+        pickle.dumps([("a", "float32", [0])]),
+    ],
+    ids=lambda header: str(header)[:40],
+)
+def test_hostile_headers_are_refused_at_once(header: object) -> None:
+    start = time.perf_counter()
+    with pytest.raises(ValueError, match="message "):
+        decode(message(header, b"\0" * 4))
+    assert time.perf_counter() - start < 1.0
+
+
+def test_a_float_size_does_not_meet_the_cached_header_of_an_integer() -> None:
+    decode(message([["a", "uint8", [1]]], b"\x07"))
+    with pytest.raises(ValueError, match="a shape is not a list of sizes"):
+        decode(message(b'[["a","uint8",[1.0]]]', b"\x07"))
+
+
+def test_bytes_that_are_no_booleans_become_booleans() -> None:
+    back = decode(message([["a", "bool", [3]]], b"\x00\x01\x07"))["a"]
+    assert back.view(torch.uint8).tolist() == [0, 1, 1]
+
+
+def test_no_pickle_is_on_the_wire() -> None:
+    wire = encode({"a": torch.zeros(2)}).numpy().tobytes()
+    assert b"torch" not in wire
+    with pytest.raises(pickle.UnpicklingError):
+        pickle.loads(wire)
+
+
+def test_a_type_that_no_message_can_hold_is_refused_by_the_sender() -> None:
+    with pytest.raises(PayloadError, match=r"entry 'z' has type torch\.complex64, a message can hold"):
+        encode({"a": torch.zeros(1), "z": torch.zeros(1, dtype=torch.complex64)})
+
+
+# ---------------------------------------------------------------- packing
+
+
+def test_a_payload_is_packed_in_its_order() -> None:
+    payload = {"b": torch.tensor([[1.0, 2.0], [3.0, 4.0]]), "a": torch.tensor(5.0), "none": torch.zeros(0, 3)}
+    assert pack(payload, torch.float32).tolist() == [1.0, 2.0, 3.0, 4.0, 5.0]
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "expected"),
+    [
+        ([torch.float32], torch.float32),
+        ([torch.float16, torch.bfloat16], torch.float32),
+        ([torch.float32, torch.float64], torch.float64),
+        ([torch.float32, torch.int64], torch.float64),
+        ([torch.bool], torch.float64),
+    ],
+)
+def test_the_vector_is_wide_enough_for_every_entry(dtypes: list[torch.dtype], expected: torch.dtype) -> None:
+    schema = schema_of({str(index): torch.zeros(1, dtype=dtype) for index, dtype in enumerate(dtypes)})
+    assert vector_dtype(schema) == expected
+
+
+@settings(deadline=None)
+@given(
+    st.dictionaries(
+        st.text(max_size=4),
+        st.tuples(
+            st.sampled_from(
+                [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.int8, torch.bool]
+            ),
+            shapes,
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+    st.integers(0, 1000),
+)
+def test_packing_and_unpacking_give_the_payload_back(
+    layout: dict[str, tuple[torch.dtype, list[int]]], seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    payload = {
+        name: (10 * torch.randn(shape, generator=generator)).to(dtype) for name, (dtype, shape) in layout.items()
+    }
+    schema = schema_of(payload)
+    back = unpack(pack(payload, vector_dtype(schema)), schema)
+    assert list(back) == list(payload)
+    assert all(same_bits(back[name], tensor) for name, tensor in payload.items())
+
+
+def test_integer_entries_are_rounded_half_to_even() -> None:
+    schema = schema_of({"n": torch.zeros(4, dtype=torch.int64)})
+    assert unpack(torch.tensor([0.5, 1.5, -2.5, 2.4999], dtype=torch.float64), schema)["n"].tolist() == [0, 2, -2, 2]
+
+
+def test_integers_up_to_two_to_the_53_are_exact() -> None:
+    payload = {"n": torch.tensor([2**53, -(2**53) + 1])}
+    schema = schema_of(payload)
+    assert unpack(pack(payload, vector_dtype(schema)), schema)["n"].tolist() == [2**53, -(2**53) + 1]

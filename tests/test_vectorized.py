@@ -1,0 +1,160 @@
+"""Replicas trained in one vectorised call against the loop over clients."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import SGD
+
+from fedlit.vectorized import StackedReplicas
+
+NAMES = ["a", "b", "c"]
+Batch = dict[str, tuple[Tensor, Tensor]]
+
+
+def networks() -> dict[str, nn.Module]:
+    made: dict[str, nn.Module] = {}
+    for index, name in enumerate(NAMES):
+        torch.manual_seed(index)
+        made[name] = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    return made
+
+
+def batch(generator: torch.Generator, **sizes: int) -> Batch:
+    return {
+        name: (
+            torch.randn(size, 3, generator=generator, dtype=torch.float64),
+            torch.randint(0, 2, (size,), generator=generator),
+        )
+        for name, size in sizes.items()
+    }
+
+
+def looped(replicas: dict[str, nn.Module], batches: list[Batch]) -> list[dict[str, Tensor]]:
+    """The reference: losses of one client after the other, and their gradients added up over the batches."""
+    losses = [{name: F.cross_entropy(replicas[name](x), y) for name, (x, y) in one.items()} for one in batches]
+    for one in losses:
+        for loss in one.values():
+            loss.backward()
+    return losses
+
+
+def vectorised(stacked: StackedReplicas, batches: list[Batch]) -> list[dict[str, Tensor]]:
+    losses = []
+    for one in batches:
+        losses.append(stacked.losses(one))
+        if losses[-1]:
+            torch.stack(list(losses[-1].values())).sum().backward()
+        stacked.scatter_gradients()
+    return losses
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        [{"a": 4, "b": 4, "c": 4}],
+        [{"a": 5, "b": 1, "c": 3}],
+        [{"a": 2, "c": 6}],
+        [{"b": 1}],
+        [{"a": 4, "b": 2, "c": 3}, {"a": 1, "b": 5, "c": 3}],
+        [{"a": 4, "b": 2, "c": 3}, {"b": 5}],  # "a" and "c" have run out of samples
+        [{"a": 4, "c": 3}, {}],
+        [{}, {"a": 4, "c": 3}],
+        [{}],
+    ],
+    ids=str,
+)
+def test_losses_and_gradients_are_those_of_the_loop(sizes: list[dict[str, int]], generator: torch.Generator) -> None:
+    batches = [batch(generator, **one) for one in sizes]
+    replicas = networks()
+    reference = copy.deepcopy(replicas)
+    found, expected = vectorised(StackedReplicas(replicas), batches), looped(reference, batches)
+    for one, other in zip(found, expected, strict=True):
+        assert list(one) == list(other)
+        for name in one:
+            torch.testing.assert_close(one[name], other[name], rtol=1e-12, atol=1e-12)
+    for name in NAMES:
+        for param, twin in zip(replicas[name].parameters(), reference[name].parameters(), strict=True):
+            assert (param.grad is None) == (twin.grad is None)  # who was away in all batches has no gradient
+            if twin.grad is not None:
+                torch.testing.assert_close(param.grad, twin.grad, rtol=1e-12, atol=1e-12)
+
+
+def test_parameters_are_the_same_objects_and_views_of_the_stack() -> None:
+    replicas = networks()
+    before = {name: list(module.parameters()) for name, module in replicas.items()}
+    values = {name: [param.detach().clone() for param in params] for name, params in before.items()}
+    stacked = StackedReplicas(replicas)
+    for index, name in enumerate(NAMES):
+        for param, old, value in zip(replicas[name].parameters(), before[name], values[name], strict=True):
+            assert param is old
+            assert torch.equal(param, value)
+        assert torch.equal(stacked.stacked["0.weight"][index], replicas[name].get_parameter("0.weight"))
+    with torch.no_grad():
+        replicas["b"].get_parameter("2.bias").fill_(9.0)
+    assert stacked.stacked["2.bias"][1].tolist() == [9.0, 9.0]
+
+
+def test_training_with_momentum_and_absences_is_that_of_the_loop(generator: torch.Generator) -> None:
+    replicas = networks()
+    reference = copy.deepcopy(replicas)
+    # one optimiser was made before the parameters became views, and goes on with them
+    optimizers = [
+        SGD([param for module in nets.values() for param in module.parameters()], lr=0.1, momentum=0.9)
+        for nets in (replicas, reference)
+    ]
+    stacked = StackedReplicas(replicas)
+    for sizes in [{"a": 3, "b": 2}, {"b": 5}, {}, {"a": 1, "b": 1, "c": 1}, {"c": 4, "a": 2}]:
+        one = batch(generator, **sizes)
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        stacked.zero_grad()
+        vectorised(stacked, [one])
+        looped(reference, [one])
+        for optimizer in optimizers:
+            optimizer.step()
+    for name in NAMES:
+        for param, twin in zip(replicas[name].parameters(), reference[name].parameters(), strict=True):
+            torch.testing.assert_close(param, twin, rtol=1e-10, atol=1e-10)
+    assert torch.equal(stacked.stacked["0.weight"][2], replicas["c"].get_parameter("0.weight"))
+
+
+def test_lightnings_order_of_clearing_between_loss_and_backward_works(generator: torch.Generator) -> None:
+    replicas = networks()
+    stacked = StackedReplicas(replicas)
+    vectorised(stacked, [batch(generator, a=2, b=2, c=2)])
+    losses = stacked.losses(batch(generator, a=2))
+    for module in replicas.values():
+        module.zero_grad(set_to_none=True)
+    stacked.zero_grad()
+    losses["a"].backward()
+    stacked.scatter_gradients()
+    assert [replicas[name].get_parameter("0.bias").grad is not None for name in NAMES] == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda nets: dict.fromkeys(nets, nn.BatchNorm1d(3)), "needs networks without buffers, got .'running_mean'"),
+        (lambda nets: nets["a"].requires_grad_(False), "needs trainable parameters throughout, .'0.weight'"),
+        (lambda nets: nets["b"][2].requires_grad_(False), "needs trainable parameters throughout, .'2.weight'"),
+        (
+            lambda nets: nets.update(b=nn.Sequential(nn.Linear(3, 9))),
+            "equal networks, that of client 'b' differs",
+        ),
+        (
+            lambda nets: nets.update(c=nn.Linear(3, 2)),
+            "equal networks, that of client 'c' differs from that",
+        ),
+    ],
+)
+def test_networks_that_cannot_be_stacked_are_refused(change: Any, message: str) -> None:
+    replicas = networks()
+    changed = change(replicas)
+    with pytest.raises(ValueError, match=message):
+        StackedReplicas(changed if isinstance(changed, dict) else replicas)
