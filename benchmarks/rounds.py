@@ -80,7 +80,8 @@ def plain_loop(data: Shards, hidden: list[int], fused: bool = False) -> tuple[li
         with torch.no_grad():
             states = {name: model.state_dict() for name, model in models.items()}
             mean = {
-                key: sum(states[name][key] * (sizes[name] / total) for name in data) for key in next(iter(states.values()))
+                key: sum(states[name][key] * (sizes[name] / total) for name in data)
+                for key in next(iter(states.values()))
             }
             for model in models.values():
                 model.load_state_dict(mean)
@@ -221,7 +222,11 @@ def main() -> None:
         "seed": 0,
         "cores": os.cpu_count(),
         "threads": 1,
-        "versions": {"python": platform.python_version(), "torch": torch.__version__, "lightning": lightning.__version__},
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "lightning": lightning.__version__,
+        },
     }
     options.out.write_text(json.dumps(result, indent=2) + "\n")
     columns = ("plain loop", "plain, fused", "fedlit", "fedlit/plain", "(min-max)", "fedlit/fused")

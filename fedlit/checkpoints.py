@@ -71,8 +71,29 @@ def _merge_optimizer(parts: Sequence[Mapping[str, Any]], clients: Sequence[str])
     """One optimiser state: groups in roster order, parameters renumbered in that order, as torch numbers them."""
     place = {client: index for index, client in enumerate(clients)}
     pieces = [(group, part["state"]) for part in parts for group in part["param_groups"]]
+    for group, _ in pieces:
+        if group.get("client") not in place:
+            raise ValueError(
+                f"each parameter group of an optimizer needs the key 'client' with a name from {list(clients)}, got "
+                f"{group.get('client')!r}: build the groups with client_param_groups(), or as it does"
+            )
     pieces.sort(key=lambda piece: place[piece[0]["client"]])
     return _renumber(pieces)
+
+
+def arrange(state: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """An optimiser state in the order of an optimiser's own groups.
+
+    A client may have several groups (one per part of its network); the n-th of a client meets the n-th of that client.
+
+    Args:
+        state: State dict with the groups of these clients and maybe of others.
+        groups: ``param_groups`` of the optimiser that will load it.
+    """
+    saved: dict[Any, list[Mapping[str, Any]]] = {}
+    for group in state["param_groups"]:
+        saved.setdefault(group.get("client"), []).append(group)
+    return _renumber([(saved[group.get("client")].pop(0), state["state"]) for group in groups])
 
 
 def _keep_groups(state: Mapping[str, Any], clients: Collection[str]) -> dict[str, Any]:

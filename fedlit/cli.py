@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 import time
 import warnings
@@ -43,6 +44,9 @@ _LINKED = ("clients", "target", "num_classes")
 
 _EXTRAS = {"wandb": "wandb", "tensorboard": "tensorboard", "phe": "paillier", "gmpy2": "paillier", "tenseal": "he"}
 """Optional libraries, and the extra that installs each."""
+
+
+_KEY_VALUE = re.compile(r"[A-Za-z_][\w.]*=")
 
 
 class FedlitCLI(LightningCLI):
@@ -271,9 +275,8 @@ def _normalise(args: list[str]) -> list[str]:
         elif arg.startswith(("--config=", "-c=")):
             key, _, path = arg.partition("=")
             arg = f"{key}={_find_config(path)}"
-        elif "=" in arg and not arg.startswith("-") and arg.split("=")[0].replace(".", "").replace("_", "").isalnum():
-            if result and not (previous.startswith("-") and "=" not in previous):
-                arg = f"--{arg}"  # wandb's ${args_no_hyphens}
+        elif result and _KEY_VALUE.match(arg) and not (previous.startswith("-") and "=" not in previous):
+            arg = f"--{arg}"  # wandb's ${args_no_hyphens}
         if arg.endswith("=None"):
             arg = arg.removesuffix("None") + "null"  # wandb writes Python's None
         result.append(arg)

@@ -48,7 +48,9 @@ class Replicas(nn.Module):
         try:
             module = self._modules[client]
         except KeyError:
-            raise KeyError(f"client {client!r} is not hosted by this process, which has {list(self._modules)}") from None
+            raise KeyError(
+                f"client {client!r} is not hosted by this process, which has {list(self._modules)}"
+            ) from None
         assert module is not None
         return module
 
@@ -162,7 +164,7 @@ class FederatedModule(pl.LightningModule):
         if not client.is_target:
             return F.cross_entropy(logits, labels)
         total = F.cross_entropy(logits, labels, ignore_index=UNLABELLED, reduction="sum")
-        return total / (labels != UNLABELLED).sum().clamp(min=1)
+        return torch.div(total, (labels != UNLABELLED).sum().clamp(min=1))
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         """Losses of local clients in this step, by name. Override it to exchange something in every local step."""
@@ -284,8 +286,8 @@ class FederatedModule(pl.LightningModule):
         optimizer = self.optimizer(self.client_param_groups())
         if self.lr_scheduler is None:
             return optimizer
-        schedules = ClientSchedules(optimizer, self.lr_scheduler, self.schedule_interval)  # type: ignore[arg-type]
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedules, "interval": "step"}}  # type: ignore[typeddict-item,return-value]
+        schedules = ClientSchedules(optimizer, self.lr_scheduler, self.schedule_interval)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedules, "interval": "step"}}  # type: ignore[return-value]
 
     def plan_rounds(self, loader: FederatedLoader, local_steps: int | None, rounds_per_epoch: int) -> None:
         """Cut the training data into rounds; called by the strategy on all processes.
@@ -538,5 +540,3 @@ class _Meter:
         if self.is_target:
             return {"score": float(information_score(self.probabilities / self.samples, self.entropy / self.samples))}
         return {"acc": float(self.accuracy.compute()), "eval_loss": float(self.loss.compute())}
-
-

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import hashlib
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Literal
@@ -12,13 +13,14 @@ from typing import Any, Literal
 import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
-from torch import nn
-from lightning.fabric.plugins.io.torch_io import _PATH
+from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch.strategies import DDPStrategy, Strategy, StrategyRegistry
 from lightning.pytorch.trainer.states import TrainerStatus
 from lightning.pytorch.utilities import rank_zero_warn
+from torch import nn
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from fedlit.checkpoints import keep_clients, merge
+from fedlit.checkpoints import arrange, keep_clients, merge
 from fedlit.federation import FederatedLoader, Federation, Participation
 from fedlit.federation.client import place
 from fedlit.federation.transport import OneProcess, ProcessGroup, Transport
@@ -72,16 +74,16 @@ class FederatedStrategy(DDPStrategy):
         start_method: Literal["popen", "spawn", "fork", "forkserver"] = "popen",
     ) -> None:
         if local_steps is not None and local_steps < 1:
-            raise ValueError(f"local_steps must be at least 1 optimiser step or None for a local epoch, got {local_steps}")
+            raise ValueError(
+                f"local_steps must be at least 1 optimiser step or None for a local epoch, got {local_steps}"
+            )
         if rounds_per_epoch < 1:
             raise ValueError(f"rounds_per_epoch must be at least 1, got {rounds_per_epoch}")
         if timeout <= 0:
             raise ValueError(f"timeout must be positive seconds, got {timeout}")
         if num_threads is not None and num_threads < 1:
             raise ValueError(f"num_threads must be at least 1, got {num_threads}")
-        super().__init__(
-            process_group_backend="gloo", timeout=timedelta(seconds=timeout), start_method=start_method
-        )
+        super().__init__(process_group_backend="gloo", timeout=timedelta(seconds=timeout), start_method=start_method)
         self.local_steps = local_steps
         self.rounds_per_epoch = rounds_per_epoch
         self.participation = participation
@@ -137,7 +139,7 @@ class FederatedStrategy(DDPStrategy):
         environment = self.cluster_environment
         assert environment is not None
         elastic = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        store: dist.Store = dist.TCPStore(
+        store: Store = TCPStore(
             environment.main_address,
             environment.main_port,
             None if elastic else self.world_size,
@@ -145,7 +147,7 @@ class FederatedStrategy(DDPStrategy):
             timeout=_START_UP,
         )
         if elastic:  # a restarted job must not find the addresses of the one that failed
-            store = dist.PrefixStore(f"fedlit/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+            store = PrefixStore(f"fedlit/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
         dist.init_process_group(
             "gloo", store=store, rank=self.global_rank, world_size=self.world_size, timeout=self._timeout
         )
@@ -199,9 +201,7 @@ class FederatedStrategy(DDPStrategy):
 
     # ---------------------------------------------------------------- checkpoints
 
-    def save_checkpoint(
-        self, checkpoint: dict[str, Any], filepath: _PATH, storage_options: Any | None = None
-    ) -> None:
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: _PATH, storage_options: Any | None = None) -> None:
         """Write one file for all clients, from rank 0; every process must call it."""
         federation = self._federation
         assert federation is not None
@@ -221,6 +221,12 @@ class FederatedStrategy(DDPStrategy):
         federation = self._federation
         assert federation is not None
         return keep_clients(checkpoint, [client.name for client in federation.local_clients])
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """Restore each client's groups, in whatever order the checkpoint has them."""
+        states = zip(self.optimizers, checkpoint["optimizer_states"], strict=True)
+        arranged = [arrange(state, optimizer.param_groups) for optimizer, state in states]
+        super().load_optimizer_state_dict({**checkpoint, "optimizer_states": arranged})
 
 
 def _digest(module: FederatedModule) -> str:

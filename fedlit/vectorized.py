@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
-_PADDING = -100
+from fedlit.federation.labels import UNLABELLED
 
 
 class StackedReplicas:
@@ -65,13 +65,14 @@ class StackedReplicas:
     def losses(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, Tensor]:
         """Mean cross-entropy of each client in ``batch``.
 
-        Batches of unequal length are padded; clients missing from ``batch`` take no part.
+        Batches of unequal length are padded with unlabelled samples, which count nowhere; clients missing from
+        ``batch`` take no part.
         """
         if not batch:
             self._asked = [False] * len(self.names)
             return {}
         longest = max(len(samples[1]) for samples in batch.values())
-        inputs, labels, counts = [], [], []
+        inputs, labels = [], []
         blank: tuple[Tensor, Tensor] | None = None
         for name in self.names:
             if name in batch:
@@ -79,22 +80,19 @@ class StackedReplicas:
                 missing = longest - len(y)
                 if missing:
                     x = torch.cat([x, x.new_zeros(missing, *x.shape[1:])])
-                    y = F.pad(y, (0, missing), value=_PADDING)
-                counts.append(longest - missing)
+                    y = F.pad(y, (0, missing), value=UNLABELLED)
             else:
                 if blank is None:
                     x, y = next(iter(batch.values()))[:2]
-                    blank = x.new_zeros(longest, *x.shape[1:]), y.new_full((longest,), _PADDING)
+                    blank = x.new_zeros(longest, *x.shape[1:]), y.new_full((longest,), UNLABELLED)
                 x, y = blank
-                counts.append(0)
             inputs.append(x)
             labels.append(y)
         self._asked = [name in batch for name in self.names]
         logits = self._forward(self.stacked, torch.stack(inputs))
-        flat = F.cross_entropy(
-            logits.flatten(0, 1), torch.stack(labels).flatten(), ignore_index=_PADDING, reduction="none"
-        )
-        means = flat.view(len(self.names), longest).sum(dim=1) / logits.new_tensor(counts).clamp(min=1)
+        targets = torch.stack(labels)
+        flat = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=UNLABELLED, reduction="none")
+        means = flat.view_as(targets).sum(dim=1) / (targets != UNLABELLED).sum(dim=1).clamp(min=1)
         return {
             name: mean for name, mean, active in zip(self.names, means.unbind(0), self._asked, strict=True) if active
         }

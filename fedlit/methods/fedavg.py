@@ -24,5 +24,5 @@ class FedAvg(FederatedModule):
         self.load_shared_(self.federation.catch_up("weights"))
 
     def on_round_end(self, round_idx: int) -> None:
-        """w <- sum over learners k of (n_k / n) w_k."""
+        """Replace everyone's weights: w <- sum over learners k of (n_k / n) w_k."""
         self.average_("weights", among=self.learners(round_idx))

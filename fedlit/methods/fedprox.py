@@ -57,9 +57,8 @@ class FedProx(FedAvg):
 
     def loss(self, client: Client, batch: Sequence[Any]) -> Tensor:
         """Cross-entropy plus the proximal term."""
-        params = list(self.replicas[client.name].parameters())
-        pulls = torch._foreach_sub(params, self._anchor(client))
-        distance = torch.stack([pull.square().sum() for pull in pulls]).sum()
+        pairs = zip(self.replicas[client.name].parameters(), self._anchor(client), strict=True)
+        distance = torch.stack([(param - anchor).square().sum() for param, anchor in pairs]).sum()
         return super().loss(client, batch) + 0.5 * self.mu * distance
 
     def shared_state(self, client: str) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ As "Target Only" and "Oracle" in Jiang, Zhang and Koyejo (Principled Federated D
 
 from __future__ import annotations
 
-from fedlit.federation import Client
+from fedlit.federation import Client, FederatedLoader
 from fedlit.module import FederatedModule
 
 
@@ -45,7 +45,7 @@ class Oracle(TargetOnly):
         super().on_train_start()
         loader = self.trainer.train_dataloader
         name = self.target.name
-        if name in getattr(loader, "datasets", {}):
+        if isinstance(loader, FederatedLoader) and name in loader.datasets:
             given, all_of_them = loader.sizes({name})[name], loader.sizes()[name]
             if given < all_of_them:
                 raise ValueError(

@@ -95,7 +95,9 @@ def test_targets_and_seeds_make_one_run_each(capsys: pytest.CaptureFixture[str])
     main(["fit", "--config", "data/digits", *axes, "--trainer.max_epochs=1"])
     printed = capsys.readouterr().out
     found = [json.loads(p.read_text()) for p in Path("runs").rglob("summary.json")]
-    assert {(run["target"], run["seed"]) for run in found} == {(t, s) for t in ("clean", "noisy", "fonts") for s in (0, 1)}
+    assert {(run["target"], run["seed"]) for run in found} == {
+        (t, s) for t in ("clean", "noisy", "fonts") for s in (0, 1)
+    }
     assert "run 6 of 6" in printed
     assert "average" in printed
     assert "±" in printed
@@ -161,9 +163,7 @@ def test_what_wandb_agents_write_is_understood() -> None:
         (["--compare=[fedlit.methods.Nothing]"], "Nothing"),
     ],
 )
-def test_mistakes_are_told_by_name(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_mistakes_are_told_by_name(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises((SystemExit, ValueError)) as caught:
         main(["fit", "--config", "experiments/digits", *ONE_BATCH, *arguments])
     assert message in str(caught.value) + capsys.readouterr().err

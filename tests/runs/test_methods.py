@@ -21,6 +21,7 @@ from helpers import build, digits, loader, same, shards, trainer, weights
 
 import fedlit.methods
 from fedlit import Client, FederatedModule
+from fedlit.checkpoints import merge
 from fedlit.federation import (
     DivergedError,
     Fraction,
@@ -96,7 +97,9 @@ def test_thousand_short_rounds_equal_epochs_of_one_round(name: str) -> None:
         assert same(weights(one, client), weights(many, client))
 
 
-def linear(num_clients: int, method: type[FederatedModule] = FedAvg, lr: float = 0.5, **kwargs: object) -> FederatedModule:
+def linear(
+    num_clients: int, method: type[FederatedModule] = FedAvg, lr: float = 0.5, **kwargs: object
+) -> FederatedModule:
     """Logistic regression from zero weights on `shards`; the target trains along."""
     layer = nn.Linear(5, 2)
     nn.init.zeros_(layer.weight)
@@ -143,7 +146,9 @@ def test_fedavg_equals_local_training_by_hand_and_the_weighted_mean() -> None:
             states.append({key: tensor.detach() for key, tensor in local.state_dict().items()})
         model.load_state_dict(fedavg(states, [20, 20, 9]))
     for client in data:
-        torch.testing.assert_close(weights(module, client)["classifier.weight"], model.weight.detach(), atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(
+            weights(module, client)["classifier.weight"], model.weight.detach(), atol=1e-6, rtol=1e-5
+        )
 
 
 def test_uniform_weighting_ignores_sample_counts() -> None:
@@ -305,9 +310,10 @@ def test_vectorised_training_equals_one_client_at_a_time(accumulate: int) -> Non
 def test_vectorising_is_refused_where_it_would_be_wrong() -> None:
     with pytest.raises(ValueError, match="FedProx has its own"):
         run_digits(FedProx, vectorize=True)
+    data = digits(flatten=False)
+    module = build(FedAvg, data, extractor=SmallCNN(1, width=4), vectorize=True)
     with pytest.raises(ValueError, match="without buffers"):
-        data = digits(flatten=False)
-        trainer(1).fit(build(FedAvg, data, extractor=SmallCNN(1, width=4), vectorize=True), data)
+        trainer(1).fit(module, data)
 
 
 def test_clipping_is_per_client() -> None:
@@ -363,7 +369,9 @@ class TwoOptimizers(FedAvg):
 def test_manual_optimisation_with_several_optimisers_trains_and_resumes(tmp_path: Path) -> None:
     """Adam works entry by entry, so two optimisers over disjoint parameters equal one over all."""
 
-    def run(method: type[FederatedModule], rounds: int, checkpoint: str | None = None) -> tuple[FederatedModule, pl.Trainer]:
+    def run(
+        method: type[FederatedModule], rounds: int, checkpoint: str | None = None
+    ) -> tuple[FederatedModule, pl.Trainer]:
         data = digits(target_labels=30)
         module = build(method, data, optimizer=lambda params: Adam(params, lr=0.01))
         run = trainer(rounds)
@@ -377,6 +385,42 @@ def test_manual_optimisation_with_several_optimisers_trains_and_resumes(tmp_path
     half.save_checkpoint(tmp_path / "half.ckpt")
     resumed, _ = run(TwoOptimizers, 4, str(tmp_path / "half.ckpt"))
     assert same(weights(manual, "fonts"), weights(resumed, "fonts"))
+
+
+class PartsApart(FedAvg):
+    """One optimiser with two groups per client, ordered by part and not by client."""
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:  # type: ignore[override]
+        return Adam(
+            {
+                "params": list(self.replicas[client.name].get_submodule(part).parameters()),
+                "client": client.name,
+                "lr": 0.01 if part == "extractor" else 0.002,
+            }
+            for part in ("extractor", "classifier")
+            for client in self.federation.local_clients
+        )
+
+
+def test_several_groups_per_client_resume_whatever_their_order(tmp_path: Path) -> None:
+    def run(rounds: int, checkpoint: Path | None = None) -> tuple[FederatedModule, pl.Trainer]:
+        data = digits()
+        module = build(PartsApart, data)
+        run = trainer(rounds)
+        run.fit(module, data, ckpt_path=checkpoint)
+        return module, run
+
+    straight, _ = run(4)
+    _, half = run(2)
+    path = tmp_path / "half.ckpt"
+    half.save_checkpoint(path)
+    # As several processes would have written it: by client, not by part.
+    saved = torch.load(path, weights_only=True)
+    saved = merge([saved], ["clean", "blended", "fonts"])
+    assert [group["client"] for group in saved["optimizer_states"][0]["param_groups"]][:2] == ["clean", "clean"]
+    torch.save(saved, path)
+    resumed, _ = run(4, path)
+    assert same(weights(straight, "fonts"), weights(resumed, "fonts"))
 
 
 def test_a_checkpoint_within_a_round_resumes_bit_for_bit(tmp_path: Path) -> None:
@@ -423,6 +467,17 @@ def test_in_a_plain_trainer_a_method_trains_the_same() -> None:
     assert plain.federation.round_idx == 3
 
 
+def test_in_a_plain_trainer_sizes_are_known_too() -> None:
+    """Weighted by samples, with the data given as a bare loader: the same as under the strategy."""
+    data = shards(3, 24)
+    data["c1"] = TensorDataset(*(tensor[:8] for tensor in data["c1"].tensors))
+    plain, federated = linear(3), linear(3)
+    trainer(2, federated=False).fit(plain, loader(data))
+    trainer(2).fit(federated, loader(data))
+    assert plain.federation.weights == {"c0": 24, "c1": 8, "c2": 24}
+    assert plain.federation.ledger == federated.federation.ledger
+
+
 class Peeking(SourceOnly):
     """A method that tries to read the target's labels while it trains."""
 
@@ -443,7 +498,9 @@ class Spy(pl.Callback):
     def __init__(self) -> None:
         self.seen: list[object] = []
 
-    def on_train_batch_start(self, trainer: pl.Trainer, module: pl.LightningModule, batch: dict, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, module: pl.LightningModule, batch: dict, batch_idx: int
+    ) -> None:
         self.seen += [batch["fonts"][1]] if "fonts" in batch else []
 
     def on_validation_batch_start(self, trainer: object, module: object, batch: dict, batch_idx: int) -> None:
