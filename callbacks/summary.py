@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean, stdev
 
+import torch
 from lightning.pytorch import Trainer
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -38,6 +40,7 @@ class RunSummary:
         seconds: By phase, of this process: "local", "exchange", "protection".
         seconds_total: From start to end.
         processes: That hosted the clients.
+        target_sha256: Fingerprint of the target's weights, to compare runs bit by bit.
         backends: Of each channel whose messages are summed by the server: what it hides. Channels between clients,
             and those of watched numbers, go through no backend.
     """
@@ -52,6 +55,7 @@ class RunSummary:
     seconds: dict[str, float]
     seconds_total: float
     processes: int
+    target_sha256: str
     backends: dict[str, Description]
 
     def to_json(self) -> str:
@@ -60,7 +64,7 @@ class RunSummary:
 
 
 def summarise(trainer: Trainer, module: FederatedModule, seconds: float) -> RunSummary:
-    """Sum up a run; called on any process after ``fit``, or after the ``test`` that follows.
+    """Sum up a run; called on all processes after ``fit``, or after the ``test`` that follows.
 
     After a ``test`` with ``ckpt_path``, rounds and bytes are those of that checkpoint.
 
@@ -87,8 +91,21 @@ def summarise(trainer: Trainer, module: FederatedModule, seconds: float) -> RunS
         seconds=dict(federation.seconds),
         seconds_total=seconds,
         processes=trainer.world_size,
+        target_sha256=_target_sha256(module),
         backends={channel: federation.backend(channel).describe() for channel in sent if channel in summed},
     )
+
+
+def _target_sha256(module: FederatedModule) -> str:
+    """Fingerprint of the target's weights; the process that hosts it tells the others."""
+    federation = module.federation
+    digest = ""
+    if federation.is_local(module.target):
+        sha = hashlib.sha256()
+        for name, tensor in module.replicas[module.target.name].state_dict().items():
+            sha.update(name.encode() + tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        digest = sha.hexdigest()
+    return max(federation.transport.all_gather_object(digest))
 
 
 def closing_table(summaries: Sequence[RunSummary]) -> RenderableType:

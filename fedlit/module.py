@@ -71,9 +71,9 @@ class FederatedModule(pl.LightningModule):
     (`on_round_start`) and ends (`on_round_end`). It reads ``self.federation`` and never asks which process it is on.
 
     Metrics: ``source/NAME/loss`` and ``target/loss`` (training loss, mean over the round), ``train/loss`` (their mean
-    over clients), ``source/NAME/acc`` and ``source/acc`` (validation accuracy of each source's own replica and their
-    mean), ``target/score`` (label-free: mutual information between the target's inputs and predicted classes, in
-    [0, 1]). All processes log the same numbers.
+    over clients), ``.../grad_norm`` (before clipping, where gradients are clipped), ``source/NAME/acc`` and
+    ``source/acc`` (validation accuracy of each source's own replica, and their mean), ``target/score`` (label-free:
+    mutual information between the target's inputs and predicted classes, in [0, 1]). All processes log equal numbers.
 
     Args:
         clients: The roster, at least two names or `Client` objects.
@@ -143,6 +143,7 @@ class FederatedModule(pl.LightningModule):
         self._stacked: StackedReplicas | None = None
         self._step_losses: list[tuple[list[str], Tensor]] = []
         self._resumed_losses: list[tuple[list[str], Tensor]] = []
+        self._norms: dict[str, list[Tensor]] = {}
         self._shared: dict[str, dict[str, Tensor]] = {}
         self._meters: dict[str, _Meter] = {}
 
@@ -367,7 +368,9 @@ class FederatedModule(pl.LightningModule):
     ) -> None:
         """Clip each client's gradient by itself."""
         if gradient_clip_val:
-            clip_client_gradients(optimizer, gradient_clip_val, str(gradient_clip_algorithm or "norm"))
+            norms = clip_client_gradients(optimizer, gradient_clip_val, str(gradient_clip_algorithm or "norm"))
+            for name, norm in norms.items():
+                self._norms.setdefault(name, []).append(norm)
 
     def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
         """Advance per-client schedules that count steps; those that count rounds advance with `close_round`."""
@@ -380,6 +383,7 @@ class FederatedModule(pl.LightningModule):
     def open_round(self) -> None:
         """Start a round; called by the round counter, not by users."""
         self._step_losses.clear()
+        self._norms.clear()
         if not self.warming_up:
             self.on_round_start(self.federation.round_idx)
         else:
@@ -397,7 +401,10 @@ class FederatedModule(pl.LightningModule):
                         "learning rate, clip gradients (Trainer(gradient_clip_val=...)), or look at its data"
                     )
                 )
-        told = federation.report({name: {"loss": loss} for name, loss in losses.items()}, ["loss"])
+        numbers = {name: {"loss": loss} for name, loss in losses.items()}
+        for name, norms in self._norms.items():
+            numbers[name]["grad_norm"] = float(torch.stack(norms).mean())
+        told = federation.report(numbers, ["loss", "grad_norm"])
         if self.warming_up:
             self.average_("weights", among=self.sources)
         else:
@@ -405,9 +412,9 @@ class FederatedModule(pl.LightningModule):
         for config in self.trainer.lr_scheduler_configs:
             if isinstance(config.scheduler, ClientSchedules) and config.scheduler.interval == "round":
                 config.scheduler.step(list(losses), losses)
-        metrics = {f"{self._prefix(name)}/loss": numbers["loss"] for name, numbers in told.items()}
-        if metrics:
-            metrics["train/loss"] = sum(metrics.values()) / len(metrics)
+        metrics = {f"{self._prefix(name)}/{key}": value for name, row in told.items() for key, value in row.items()}
+        if told:
+            metrics["train/loss"] = sum(row["loss"] for row in told.values()) / len(told)
         metrics["round"] = float(federation.round_idx)
         self.log_now(metrics)
 

@@ -30,22 +30,25 @@ def client_norms(optimizer: Optimizer) -> dict[str, Tensor]:
     return norms
 
 
-def clip_client_gradients(optimizer: Optimizer, clip_val: float, algorithm: str = "norm") -> None:
+def clip_client_gradients(optimizer: Optimizer, clip_val: float, algorithm: str = "norm") -> dict[str, Tensor]:
     """Clip each client's gradient by itself, never the sum over clients.
 
     Args:
         optimizer: With parameter groups that carry a ``"client"`` key.
         clip_val: Greatest norm, or greatest absolute entry.
         algorithm: ``"norm"`` or ``"value"``.
+
+    Returns:
+        Each client's gradient norm before clipping; clients without a gradient are left out.
     """
-    for params in _by_client(optimizer).values():
-        params = [param for param in params if param.grad is not None]
-        if not params:  # an absent client; torch refuses to clip nothing
-            continue
-        if algorithm == "value":
-            torch.nn.utils.clip_grad_value_(params, clip_val)
-        else:
-            torch.nn.utils.clip_grad_norm_(params, clip_val)
+    norms = client_norms(optimizer)
+    for client, params in _by_client(optimizer).items():
+        if client in norms:
+            if algorithm == "value":
+                torch.nn.utils.clip_grad_value_(params, clip_val)
+            else:
+                torch.nn.utils.clip_grads_with_norm_(params, clip_val, norms[client])
+    return norms
 
 
 def _by_client(optimizer: Optimizer) -> dict[str, list[Tensor]]:

@@ -8,15 +8,28 @@ after ModelCheckpoint's; `on_train_epoch_end` runs after validation.)
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, cast
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Timer
 
-from fedlit.federation import FederatedLoader
+from fedlit.federation import FederatedLoader, Federation
 
-if TYPE_CHECKING:
-    from fedlit.module import FederatedModule
+
+class CountsRounds(Protocol):
+    """What the round counter asks of a module: `FederatedModule` is one."""
+
+    automatic_optimization: bool
+
+    @property
+    def federation(self) -> Federation:
+        """Whose counter it is."""
+
+    def open_round(self) -> None:
+        """Start a round."""
+
+    def close_round(self) -> None:
+        """End a round."""
 
 
 class Rounds(Callback):
@@ -32,7 +45,7 @@ class Rounds(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Find the length of a round, and refuse settings that would stop inside one."""
-        module = _federated(pl_module)
+        module = cast(CountsRounds, pl_module)
         loader = trainer.train_dataloader
         whole = trainer.num_training_batches
         if isinstance(loader, FederatedLoader):
@@ -56,7 +69,7 @@ class Rounds(Callback):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Open a round at its first batch."""
-        module = _federated(pl_module)
+        module = cast(CountsRounds, pl_module)
         if module.federation.batch_idx == 0:
             module.open_round()
             _notify("on_round_start", trainer, module, module.federation.round_idx)
@@ -67,7 +80,7 @@ class Rounds(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Close the round at its last batch, and start counting the next one."""
-        module = _federated(pl_module)
+        module = cast(CountsRounds, pl_module)
         federation = module.federation
         local = time.perf_counter() - self._started - (_talking(module) - self._talked)
         federation.seconds["local"] = federation.seconds.get("local", 0.0) + local
@@ -80,20 +93,13 @@ class Rounds(Callback):
             _notify("on_round_end", trainer, module, round_idx)
 
 
-def _federated(module: LightningModule) -> FederatedModule:
-    from fedlit.module import FederatedModule
-
-    assert isinstance(module, FederatedModule)
-    return module
-
-
-def _talking(module: FederatedModule) -> float:
+def _talking(module: CountsRounds) -> float:
     """Seconds spent in exchanges so far; a method may exchange within a local step."""
     seconds = module.federation.seconds
     return seconds.get("exchange", 0.0) + seconds.get("protection", 0.0)
 
 
-def _notify(hook: str, trainer: Trainer, module: FederatedModule, round_idx: int) -> None:
+def _notify(hook: str, trainer: Trainer, module: CountsRounds, round_idx: int) -> None:
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         method = getattr(callback, hook, None)
         if method is not None:

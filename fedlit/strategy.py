@@ -123,6 +123,8 @@ class FederatedStrategy(DDPStrategy):
         )
         if previous is None or [c.name for c in previous.clients] != [c.name for c in federation.clients]:
             self._federation = federation
+        assert self._federation is not None
+        self._federation.device = self.root_device
         federation.agree("roster", [(client.name, client.role) for client in federation.clients])
         federation.agree("method", f"{type(module).__module__}.{type(module).__qualname__}")
         federation.agree("rounds", (self.local_steps, self.rounds_per_epoch))

@@ -70,6 +70,7 @@ class Federation:
     Attributes:
         round_idx: Communication round under way, from 0; no epoch restarts it.
         batch_idx: Batch within the round.
+        device: Where received tensors are put; ``None`` leaves them where they arrive. The strategy sets it.
         ledger: What crossed so far.
         seconds: Time spent so far by phase: ``"exchange"`` and ``"protection"``; others may add theirs.
 
@@ -102,6 +103,7 @@ class Federation:
         self._rank_of = {client.name: rank for client, rank in zip(self.clients, ranks, strict=True)}
         self.round_idx = 0
         self.batch_idx = 0
+        self.device: torch.device | None = None
         self.ledger = Ledger()
         self.seconds: dict[str, float] = {}
         self._call = 0
@@ -447,6 +449,8 @@ class Federation:
         vectors = {}
         for name, payload in mine.items():
             vector = pack(payload, dtype)
+            if self.transport.world_size > 1:
+                vector = vector.cpu()  # where those of other processes arrive
             if shares is not None:
                 vector = torch.cat([vector.mul_(shares[name]), vector.new_tensor([shares[name]])])
             vectors[name] = vector
@@ -488,6 +492,7 @@ class Federation:
                 total = backend.reveal(total, num_clients)
         if weighted:
             total = total[:-1] / total[-1]
+        total = total if self.device is None else total.to(self.device)
         result = unpack(total, _schema_in(message["schema"]))
         return dict.fromkeys(local, result)
 
@@ -549,7 +554,10 @@ class Federation:
         senders = [sender for sender, there in crossings if there == rank]
         inbox = [(self._rank_of[sender], sizes[sender]) for sender in senders]
         messages = self.transport.swap(outbox, inbox, f"exchange {channel!r} of round {self.round_idx}")
-        arrived = {sender: decode(message) for sender, message in zip(senders, messages, strict=True)}
+        arrived = {
+            sender: {name: tensor.to(self.device) for name, tensor in decode(message).items()}
+            for sender, message in zip(senders, messages, strict=True)
+        }
         arrived.update(outgoing)
         received: dict[str, dict[str, dict[str, Tensor]]] = {}
         for sender, receiver in routes:

@@ -32,6 +32,7 @@ def run(method: str, target: str, accuracy: float | None, seed: int = 0, **kwarg
         "seconds": {"local": 1.25, "exchange": 0.5},
         "seconds_total": 3.0,
         "processes": 1,
+        "target_sha256": "0" * 64,
         "backends": {"weights": Plain().describe()},
     }
     return RunSummary(**(values | kwargs))  # type: ignore[arg-type]

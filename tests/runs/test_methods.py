@@ -322,7 +322,9 @@ def test_clipping_is_per_client() -> None:
     data["c0"] = TensorDataset(100 * data["c0"].tensors[0], data["c0"].tensors[1])
     module = linear(2, TargetOnly, lr=1.0)
     module.learners = lambda round_idx: module.clients  # type: ignore[method-assign]
-    trainer(1, gradient_clip_val=0.1).fit(module, loader(data, batch_size=64))
+    run = trainer(1, gradient_clip_val=0.1)
+    run.fit(module, loader(data, batch_size=64))
+    assert run.callback_metrics["source/c0/grad_norm"] > 10 * run.callback_metrics["target/grad_norm"]
     for client in ("c0", "c1"):
         moved = torch.cat([tensor.flatten() for tensor in weights(module, client).values()])
         assert float(moved.norm()) == pytest.approx(0.1, rel=1e-4)
