@@ -97,6 +97,9 @@ class FederatedModule(pl.LightningModule):
     uses_unlabelled_target: ClassVar[bool] = False
     """Whether the target trains on its unlabelled samples too, rather than on its labelled ones alone."""
 
+    needs_target_labels: ClassVar[bool] = False
+    """Whether the method cannot do without labels of the target; a run without them is refused at its start."""
+
     def __init__(
         self,
         clients: Sequence[Client | str],
@@ -320,7 +323,12 @@ class FederatedModule(pl.LightningModule):
         return learners | ({client.name for client in self.sources} if self.warmup_rounds else set())
 
     def on_fit_start(self) -> None:
-        """Forget what a previous run left, and stack the replicas if asked to."""
+        """Refuse data that the method cannot train on, forget what a previous run left, and stack the replicas."""
+        if self.needs_target_labels and not self.target.labelled:
+            raise ValueError(
+                f"{type(self).__name__} trains on target labels, but target {self.target.name!r} has none: give the "
+                "data module target_labels (a number of samples, or a share such as 1.0)"
+            )
         self._shared.clear()
         self._step_losses, self._resumed_losses = self._resumed_losses, []
         self._stacked = None

@@ -92,6 +92,7 @@ class FederatedStrategy(DDPStrategy):
         self.placement = placement
         self.num_threads = num_threads
         self._federation: Federation | None = None
+        self._trained: FederatedModule | None = None
 
     @property
     def federation(self) -> Federation | None:
@@ -121,8 +122,8 @@ class FederatedStrategy(DDPStrategy):
             drops=self.drops,
             privacy=self.privacy,
         )
-        if previous is None or [c.name for c in previous.clients] != [c.name for c in federation.clients]:
-            self._federation = federation
+        if previous is None or self._trained is not module:  # fit, then test: the same federation goes on
+            self._federation, self._trained = federation, module
         assert self._federation is not None
         self._federation.device = self.root_device
         federation.agree("roster", [(client.name, client.role) for client in federation.clients])

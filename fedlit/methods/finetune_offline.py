@@ -6,7 +6,7 @@ appendix C): the same number of local epochs of fine-tuning as rounds of FedAvg 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from fedlit.federation import Client
 from fedlit.methods.fedavg import FedAvg
@@ -25,6 +25,8 @@ class FinetuneOffline(FedAvg):
         ValueError: If ``federated_rounds`` is below 1, or (when training starts) the target has no labels.
     """
 
+    needs_target_labels: ClassVar[bool] = True
+
     def __init__(self, *args: Any, federated_rounds: int = 25, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if federated_rounds < 1:
@@ -34,15 +36,6 @@ class FinetuneOffline(FedAvg):
     def learners(self, round_idx: int) -> tuple[Client, ...]:
         """The sources, then the target."""
         return self.sources if round_idx < self.federated_rounds else (self.target,)
-
-    def on_fit_start(self) -> None:
-        """Refuse a target without labels."""
-        super().on_fit_start()
-        if not self.target.labelled:
-            raise ValueError(
-                f"FinetuneOffline trains on target labels, but target {self.target.name!r} has none: give the data "
-                "module target_labels (a number of samples, or a share such as 1.0)"
-            )
 
     def on_round_end(self, round_idx: int) -> None:
         """Average the sources while federated; fine-tuning is offline."""

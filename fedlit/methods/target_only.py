@@ -6,6 +6,8 @@ As "Target Only" and "Oracle" in Jiang, Zhang and Koyejo (Principled Federated D
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from fedlit.federation import Client, FederatedLoader
 from fedlit.module import FederatedModule
 
@@ -17,18 +19,11 @@ class TargetOnly(FederatedModule):
         ValueError: When training starts, if the target has no labels.
     """
 
+    needs_target_labels: ClassVar[bool] = True
+
     def learners(self, round_idx: int) -> tuple[Client, ...]:
         """The target."""
         return (self.target,)
-
-    def on_fit_start(self) -> None:
-        """Refuse a target without labels."""
-        super().on_fit_start()
-        if not self.target.labelled:
-            raise ValueError(
-                f"{type(self).__name__} trains on target labels, but target {self.target.name!r} has none: give the "
-                "data module target_labels (a number of samples, or a share such as 1.0)"
-            )
 
 
 class Oracle(TargetOnly):

@@ -25,13 +25,15 @@ def test_config_builds_its_data_module(path, monkeypatch):
     monkeypatch.chdir(ROOT)
     config = yaml.safe_load(path.read_text())
     try:
-        module = build(config)
+        module = build({"data": config["data"]})
         clients = module.clients
     except DatasetNotFoundError as error:
         pytest.skip(f"needs data that are not here: {error}")
     assert module.target == config["data"]["init_args"].get("target", "target")
     assert len(clients) >= 3
     assert module.in_features > 0
+    network = config["model"]["init_args"]["extractor"]
+    assert network["init_args"].get("in_features", module.in_features) == module.in_features
 
 
 def test_there_is_a_config_for_each_data_set():

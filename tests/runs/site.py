@@ -12,6 +12,8 @@ import signal
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
@@ -22,7 +24,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from helpers import build, digits, fingerprint, trainer, weights
 
 import fedlit.methods
-from fedlit.federation import Fraction
+from fedlit import Client
+from fedlit.data import Digits
+from fedlit.federation import FederatedLoader, Fraction
 from fedlit.methods import FedAvg
 
 
@@ -55,6 +59,20 @@ class OutOfStep(FedAvg):
         self.average_("gossip" if rank == 1 else "weights", among=self.learners(round_idx))
 
 
+class OwnDataOnly(pl.LightningDataModule):
+    """A site's data module: it has the data of the clients hosted here, and knows of the others but their names."""
+
+    def train_dataloader(self) -> FederatedLoader:
+        return FederatedLoader({name: data.dataset(name, "train") for name, data in self.own().items()}, 32)
+
+    def val_dataloader(self) -> FederatedLoader:
+        return FederatedLoader({name: data.dataset(name, "val") for name, data in self.own().items()}, training=False)
+
+    def own(self) -> dict[str, Digits]:
+        local = self.trainer.lightning_module.federation.local_clients
+        return {client.name: digits(target_labels=30) for client in local}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--method", default="FedProx")
@@ -64,10 +82,14 @@ def main() -> None:
     parser.add_argument("--save")
     parser.add_argument("--trouble", default="none")
     parser.add_argument("--timeout", type=float, default=60)
+    parser.add_argument("--own", action="store_true", help="each process knows its own clients' data alone")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     pl.seed_everything(options.seed, verbose=False)
-    data = digits(target_labels=30)
+    data: Any = digits(target_labels=30)
+    if options.own:
+        names = ["clean", "blended", Client("fonts", role="target", labelled=True)]
+        data = SimpleNamespace(clients=names, target="fonts", num_classes=10)
     method = OutOfStep if options.method == "OutOfStep" else getattr(fedlit.methods, options.method)
     torch.manual_seed(options.seed)
     module = build(
@@ -86,7 +108,7 @@ def main() -> None:
         gradient_clip_val=1.0,
         strategy={"participation": Fraction(0.5), "timeout": options.timeout},
     )
-    run.fit(module, data, ckpt_path=options.resume)
+    run.fit(module, OwnDataOnly() if options.own else data, ckpt_path=options.resume)
     if options.save:
         run.save_checkpoint(options.save)
     federation = module.federation

@@ -55,6 +55,14 @@ def test_placement_changes_neither_weights_nor_ledger_nor_metrics(one: dict, dev
         assert result["metrics"] == one["metrics"]
 
 
+def test_sites_that_know_only_their_own_data_train_the_same(one: dict) -> None:
+    """Sizes are introduced at the start; names are all that a site knows of the others before."""
+    results, _ = start("--own", "--devices", "3")
+    assert merged(results) == one["weights"]
+    weights = [entry for entry in results[0]["ledger"] if entry[1] == "weights"]
+    assert weights == [entry for entry in one["ledger"] if entry[1] == "weights"]
+
+
 def test_one_process_resumes_on_three_and_three_on_two(one: dict, tmp_path: Path) -> None:
     first, second = str(tmp_path / "one.ckpt"), str(tmp_path / "three.ckpt")
     start("--rounds", "2", "--save", first)
