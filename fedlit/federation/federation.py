@@ -34,7 +34,7 @@ _NUMBER = torch.zeros((), dtype=torch.float64)
 _T = TypeVar("_T")
 _NAME_BYTES = 32
 _FRAME_WORDS = 4 + _NAME_BYTES // 8  # kind, call, round, failed; channel name
-_KINDS = ("exchange", "sum", "mean", "download", "report")
+_KINDS = ("exchange", "sum", "mean", "download", "check", "report")
 
 
 @dataclass
@@ -107,7 +107,7 @@ class Federation:
         self.ledger = Ledger()
         self.seconds: dict[str, float] = {}
         self._call = 0
-        self._failure: FederationError | None = None
+        self._failure: FederationError | RosterError | None = None
         self._present: dict[tuple[int, str | None], tuple[Client, ...]] = {}
         self._published: dict[str, _Published] = {}
         self._version: dict[str, dict[str, int]] = {}
@@ -363,9 +363,20 @@ class Federation:
         """Privacy backend of ``channel``."""
         return self._backends.get(channel, self._default_backend)
 
-    def fail(self, error: FederationError) -> None:
+    def fail(self, error: FederationError | RosterError) -> None:
         """Keep a local failure until the next exchange, which then raises it on every process."""
         self._failure = self._failure or error
+
+    def check(self, about: str, error: FederationError | RosterError | None) -> None:
+        """Raise a local ``error`` on every process; all of them call it, those without an error give ``None``.
+
+        Args:
+            about: What is checked, at most 32 bytes of UTF-8.
+            error: What this process has found.
+        """
+        if error is not None:
+            self.fail(error)
+        self._announce(about, {}, _KINDS.index("check"))
 
     # ---------------------------------------------------------------- aggregation
 
@@ -530,7 +541,7 @@ class Federation:
         largest = torch.stack([other[_FRAME_WORDS:] for other in frames]).max(dim=0).values.tolist()
         return {party: size for party, size in zip(parties, largest, strict=True) if size}
 
-    def _raise_everywhere(self, failure: FederationError | None) -> None:
+    def _raise_everywhere(self, failure: FederationError | RosterError | None) -> None:
         told = self.transport.all_gather_object(None if failure is None else (type(failure).__name__, str(failure)))
         if failure is not None:
             raise failure

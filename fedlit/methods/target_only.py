@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from fedlit.federation import Client, FederatedLoader
+from fedlit.federation import Client, FederatedLoader, RosterError
 from fedlit.module import FederatedModule
 
 
@@ -32,7 +32,7 @@ class Oracle(TargetOnly):
     Its data module must be given ``target_labels: 1.0``.
 
     Raises:
-        ValueError: When training starts, if the target is not fully labelled.
+        RosterError: When training starts, on every process, if the target is not fully labelled.
     """
 
     def on_train_start(self) -> None:
@@ -40,10 +40,12 @@ class Oracle(TargetOnly):
         super().on_train_start()
         loader = self.trainer.train_dataloader
         name = self.target.name
-        if isinstance(loader, FederatedLoader) and name in loader.datasets:
+        error: RosterError | None = None
+        if isinstance(loader, FederatedLoader) and name in loader.datasets:  # the process that hosts the target knows
             given, all_of_them = loader.sizes({name})[name], loader.sizes()[name]
             if given < all_of_them:
-                raise ValueError(
+                error = RosterError(
                     f"Oracle trains on all target labels, but {given} of {all_of_them} training samples of target "
                     f"{name!r} have one: set target_labels to 1.0, or use TargetOnly"
                 )
+        self.federation.check("target labels", error)
