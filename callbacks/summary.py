@@ -105,7 +105,7 @@ def _target_sha256(module: FederatedModule) -> str:
         for name, tensor in module.replicas[module.target.name].state_dict().items():
             sha.update(name.encode() + tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         digest = sha.hexdigest()
-    return max(federation.transport.all_gather_object(digest))
+    return str(max(federation.transport.all_gather_object(digest)))
 
 
 def closing_table(summaries: Sequence[RunSummary]) -> RenderableType:
