@@ -25,7 +25,10 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities import rank_zero_only
 
-import fedlit.strategy  # noqa: F401  (registers the strategy's short name)
+# So that short names such as `FedAvg`, `MLP` and `federated` are known.
+import fedlit.methods
+import fedlit.models
+import fedlit.strategy  # noqa: F401
 from fedlit.callbacks import (
     CommunicationLedger,
     OracleAccuracy,

@@ -186,9 +186,14 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         main(["fit", "--config", "data/digits", "--config", "loggers/tensorboard", "--trainer.max_epochs=1"])
 
 
+def test_short_names_are_enough() -> None:
+    network = ["--model.extractor=Features", "--model.extractor.in_features=64"]
+    main(["fit", "--data=Digits", "--data.flatten=true", "--model=SourceOnly", *network, *ONE_BATCH])
+
+
 def test_help_prints_the_class_docstrings(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main(["fit", "--model.help=fedlit.methods.FedProx"])
+        main(["fit", "--model.help", "FedProx"])
     printed = capsys.readouterr().out
     assert "Strength of the proximal term" in printed
     assert "Rounds of FedAvg over the sources" in printed
