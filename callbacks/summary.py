@@ -66,7 +66,7 @@ class RunSummary:
 def summarise(trainer: Trainer, module: FederatedModule, seconds: float) -> RunSummary:
     """Sum up a run; called on all processes after ``fit``, or after the ``test`` that follows.
 
-    After a ``test`` with ``ckpt_path``, rounds and bytes are those of that checkpoint.
+    After a ``test`` with ``ckpt_path``, rounds and bytes are still those of the run, not of that checkpoint.
 
     Args:
         trainer: The run's; its latest ``oracle/target/acc`` and ``target/score`` are taken.

@@ -6,6 +6,7 @@ one after the other, and one closing table has them all.
 
 from __future__ import annotations
 
+import csv
 import logging
 import os
 import re
@@ -138,10 +139,29 @@ class FedlitCLI(LightningCLI):
             kwargs["num_nodes"] = int(os.environ["WORLD_SIZE"]) // int(local)
         return super().instantiate_trainer(**kwargs)
 
+    def predict(self, **kwargs: Any) -> None:
+        """Write the target's predicted classes and their probabilities to ``predictions.csv``, in the data's order."""
+        batches: Any = self.trainer.predict(self.model, **kwargs)
+        log_dir = self.trainer.log_dir
+        target = self.model.target.name
+        rows = [row for batch in batches or () if target in batch for row in batch[target].tolist()]
+        if rows and log_dir is not None:  # the process that hosts the target writes
+            folder = Path(log_dir)
+            folder.mkdir(parents=True, exist_ok=True)
+            names = self.datamodule.classes
+            with (folder / "predictions.csv").open("w", newline="") as file:
+                writer = csv.writer(file)
+                writer.writerow(["predicted", *names])
+                writer.writerows([names[row.index(max(row))], *row] for row in rows)
+            print(f"predictions of {len(rows)} samples of {target!r} are in {folder / 'predictions.csv'}", flush=True)
+
     def _run_subcommand(self, subcommand: str) -> None:
         if not self._run_classes:
             return
         assert isinstance(self.model, FederatedModule)
+        path = self.config[subcommand].get("ckpt_path")
+        if path is not None and path not in ("best", "last", "hpc") and not Path(path).is_file():
+            sys.exit(f"fedlit: ckpt_path {str(path)!r} is not a file: give the path of a checkpoint")
         start = time.perf_counter()
         super()._run_subcommand(subcommand)
         if subcommand != "fit":
@@ -205,7 +225,8 @@ def main(args: list[str] | None = None) -> None:
     except (RosterError, FederationError, DatasetNotFoundError, DatasetLayoutError) as error:
         sys.exit(f"fedlit: {type(error).__name__}: {error}")
     except ModuleNotFoundError as error:
-        extra = next((extra for library, extra in _EXTRAS.items() if library in str(error)), None)
+        library = (error.name or "").split(".")[0]
+        extra = _EXTRAS.get(library) or next((e for name, e in _EXTRAS.items() if f"`{name}" in str(error)), None)
         if extra is None:
             raise
         sys.exit(f"fedlit: this configuration needs an optional library: pip install 'fedlit[{extra}]' ({error})")
@@ -231,14 +252,22 @@ def _main(args: list[str]) -> None:
         FedlitCLI(args)
         return
     runs = Experiment.parse(args).runs()
-    summaries = []
-    for number, extra in enumerate(runs):
-        if len(runs) > 1:
-            _say(f"run {number + 1} of {len(runs)}: {' '.join(extra) or 'as configured'}")
-        cli = FedlitCLI(args + extra, one_of_many=len(runs) > 1)
-        assert cli.summary is not None
-        summaries.append(cli.summary)
-    _print_table(summaries)
+    if len(runs) > 1 and any(arg.split("=")[0] == "--ckpt_path" for arg in args):
+        sys.exit(
+            f"fedlit: --ckpt_path resumes one run, but this is {len(runs)} runs (seeds, targets, compare): resume "
+            "each by itself, with --seeds null --targets null --compare null"
+        )
+    summaries: list[RunSummary] = []
+    try:
+        for number, extra in enumerate(runs):
+            if len(runs) > 1:
+                _say(f"run {number + 1} of {len(runs)}: {' '.join(extra) or 'as configured'}")
+            cli = FedlitCLI(args + extra, one_of_many=len(runs) > 1)
+            assert cli.summary is not None
+            summaries.append(cli.summary)
+    finally:  # a run that fails does not take the others' results with it
+        if summaries:
+            _print_table(summaries)
 
 
 @rank_zero_only
@@ -280,7 +309,7 @@ def _normalise(args: list[str]) -> list[str]:
             arg = f"{key}={_find_config(path)}"
         elif result and _KEY_VALUE.match(arg) and not (previous.startswith("-") and "=" not in previous):
             arg = f"--{arg}"  # wandb's ${args_no_hyphens}
-        if arg.endswith("=None"):
+        if arg.endswith("=None") or (arg == "None" and previous.startswith("--")):
             arg = arg.removesuffix("None") + "null"  # wandb writes Python's None
         result.append(arg)
     return result

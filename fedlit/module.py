@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import lightning.pytorch as pl
@@ -24,6 +24,7 @@ from fedlit.federation import (
     DivergedError,
     FederatedLoader,
     Federation,
+    RosterError,
     RoundPlan,
 )
 from fedlit.federation.client import make_roster
@@ -88,6 +89,7 @@ class FederatedModule(pl.LightningModule):
         local_norm: Keep normalisation layers local, parameters and statistics (FedBN, Li et al., ICLR 2021).
         warmup_rounds: Rounds of FedAvg over the sources before the method proper starts.
         vectorize: Train all local clients in one vectorised call; pays for many clients with tiny equal networks.
+            Equal to training one by one within float tolerance; with dropout, the numbers drawn depend on placement.
 
     Raises:
         RosterError: If the clients make no federation.
@@ -143,6 +145,8 @@ class FederatedModule(pl.LightningModule):
         )
         self.save_hyperparameters({"clients": [client.name for client in self.clients]}, logger=False)
         self._own_federation: Federation | None = None
+        self._plan: dict[str, Any] | None = None
+        self._resumed = False
         self._stacked: StackedReplicas | None = None
         self._step_losses: list[tuple[list[str], Tensor]] = []
         self._resumed_losses: list[tuple[list[str], Tensor]] = []
@@ -172,15 +176,16 @@ class FederatedModule(pl.LightningModule):
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         """Losses of local clients in this step, by name. Override it to exchange something in every local step."""
-        if self._stacked is not None:
-            return self._stacked.losses(batch)
         method = FederatedModule.loss if self.warming_up else type(self).loss
         losses: dict[str, Tensor] = {}
         federation = self.federation
+        moment = (federation.round_idx, federation.batch_idx)
         with torch_streams(self.device):
+            if self._stacked is not None:
+                enter_stream(federation.seed, "train together", *moment, device=self.device)
+                return self._stacked.losses(batch)
             for client in self.clients:
                 if client.name in batch:
-                    moment = (federation.round_idx, federation.batch_idx)
                     enter_stream(federation.seed, "train", client.name, *moment, device=self.device)
                     losses[client.name] = method(self, client, batch[client.name])
         return losses
@@ -237,7 +242,10 @@ class FederatedModule(pl.LightningModule):
         self.load_shared_(federation.mean(channel, payloads, among=among, to=to, weights=weights))
 
     def shared_state(self, client: str) -> dict[str, Tensor]:
-        """Weights of a local client that leave it, by name: all, less normalisation layers with ``local_norm``."""
+        """Weights of a local client that leave it, by name: all, less normalisation layers with ``local_norm``.
+
+        BatchNorm's count of batches always stays.
+        """
         if client not in self._shared:
             replica = self.replicas[client]
             local: set[str] = set()
@@ -246,6 +254,8 @@ class FederatedModule(pl.LightningModule):
                     if isinstance(module, _NORMS):
                         local.update(f"{prefix}.{name}" for name in module.state_dict())
             state = replica.state_dict(keep_vars=True)
+            # A count of batches is nobody else's business, and one integer would send all numbers in float64.
+            local.update(name for name in state if name.endswith("num_batches_tracked"))
             self._shared[client] = {name: tensor for name, tensor in state.items() if name not in local}
         return self._shared[client]
 
@@ -293,18 +303,33 @@ class FederatedModule(pl.LightningModule):
         schedules = ClientSchedules(optimizer, self.lr_scheduler, self.schedule_interval)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedules, "interval": "step"}}  # type: ignore[return-value]
 
-    def plan_rounds(self, loader: FederatedLoader, local_steps: int | None, rounds_per_epoch: int) -> None:
-        """Cut the training data into rounds; called by the strategy on all processes.
+    def plan_rounds(self, loader: FederatedLoader, local_steps: int | None = None, rounds_per_epoch: int = 1) -> None:
+        """Cut the training data into rounds; called on all processes by the strategy, or by whoever stands in for it.
+
+        Args:
+            loader: Of the local clients.
+            local_steps: Optimiser steps per client and round; ``None`` is one local epoch.
+            rounds_per_epoch: Rounds in one epoch of the Trainer.
 
         Raises:
             RosterError: On every process, if clients' data do not fit together.
         """
         federation = self.federation
+        loader.guarded = None if self.target.labelled else self.target.name
         labelled_only = () if self.uses_unlabelled_target or not self.target.labelled else (self.target.name,)
         federation.introduce(loader.facts(labelled_only))
         trainer = self.trainer
         endless = trainer.max_epochs is None or trainer.max_epochs < 0
         ever = self._ever_learners(1000 if endless else int(trainer.max_epochs or 0) * rounds_per_epoch)
+        self._check_normalisation(ever)
+        self._check_resumed(
+            {
+                "seed": loader.seed,
+                "local_steps": local_steps,
+                "rounds_per_epoch": rounds_per_epoch,
+                "samples": {client.name: client.num_samples for client in federation.clients},
+            }
+        )
         loader.plan(
             RoundPlan(
                 sizes={client.name: client.num_samples or 0 for client in federation.clients if client.name in ever},
@@ -317,6 +342,27 @@ class FederatedModule(pl.LightningModule):
             )
         )
 
+    def _check_normalisation(self, learners: Collection[str]) -> None:
+        """With ``local_norm``, a client that never trains would keep normalisation layers that never saw data."""
+        idle = [client.name for client in self.clients if client.name not in learners]
+        normalised = any(isinstance(part, _NORMS) for network in self.originals for part in network.modules())
+        if self.local_norm and idle and normalised:
+            raise ValueError(
+                f"local_norm=True leaves {idle}, who do not train, with untouched normalisation layers: give the "
+                "target labels, use a method that trains there, or local_norm=False"
+            )
+
+    def _check_resumed(self, plan: dict[str, Any]) -> None:
+        """Refuse to go on with other data or rounds than those the checkpoint was made with."""
+        saved, self._plan = self._plan, plan
+        changed = {} if saved is None else {k: (saved[k], new) for k, new in plan.items() if saved[k] != new}
+        if self._resumed and changed:
+            detail = ", ".join(f"{name} was {before} and is {now}" for name, (before, now) in changed.items())
+            raise RosterError(
+                f"the checkpoint cannot go on with other data or rounds: {detail}. Give the same seed, data, strategy"
+            )
+        self._resumed = False
+
     def _ever_learners(self, num_rounds: int) -> set[str]:
         """Clients that take local steps in some round; the largest of them sets the length of a round."""
         learners = {client.name for round_idx in range(num_rounds) for client in self.learners(round_idx)}
@@ -325,7 +371,7 @@ class FederatedModule(pl.LightningModule):
     def on_fit_start(self) -> None:
         """Refuse data that the method cannot train on, forget what a previous run left, and stack the replicas."""
         if self.needs_target_labels and not self.target.labelled:
-            raise ValueError(
+            raise RosterError(
                 f"{type(self).__name__} trains on target labels, but target {self.target.name!r} has none: give the "
                 "data module target_labels (a number of samples, or a share such as 1.0)"
             )
@@ -335,6 +381,10 @@ class FederatedModule(pl.LightningModule):
         if self.vectorize:
             if type(self).loss is not FederatedModule.loss or type(self).losses is not FederatedModule.losses:
                 raise ValueError(f"vectorize=True needs the plain supervised loss, {type(self).__name__} has its own")
+            if not self.automatic_optimization:
+                raise ValueError(
+                    "vectorize=True needs automatic optimisation: it hands gradients to the clients itself"
+                )
             replicas = {client.name: self.replicas[client.name] for client in self.federation.local_clients}
             self._stacked = StackedReplicas(replicas)
 
@@ -348,7 +398,8 @@ class FederatedModule(pl.LightningModule):
         if not self.target.labelled:  # the loader has seen to it, unless it is not fedlit's
             batch = guard(batch, self.target.name, keep=False)
         learners = {client.name for client in self.present_learners()}
-        losses = self.losses({name: samples for name, samples in batch.items() if name in learners})
+        compute = FederatedModule.losses if self.warming_up else type(self).losses
+        losses = compute(self, {name: samples for name, samples in batch.items() if name in learners})
         # A step in which no local client trains must still have a graph: never None with several processes.
         total = torch.zeros((), device=self.device, requires_grad=True)
         if losses:
@@ -513,6 +564,8 @@ class FederatedModule(pl.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the federation's state, and the losses of a round under way."""
         checkpoint["federation"] = self.federation.state_dict()
+        checkpoint["method"] = _class_path(self)
+        checkpoint["plan"] = self._plan
         checkpoint["round_losses"] = self._losses_so_far() if self.federation.batch_idx else {}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -525,10 +578,20 @@ class FederatedModule(pl.LightningModule):
             return
         self.federation.check_roster(checkpoint["federation"])
         if self._trainer is None or self.trainer.state.fn == TrainerFn.FITTING:
+            if checkpoint["method"] != _class_path(self):
+                raise RosterError(
+                    f"the checkpoint is one of {checkpoint['method']}, this run trains {_class_path(self)}: resume "
+                    "with the same method, or load the weights alone with load_from_checkpoint"
+                )
+            self._plan, self._resumed = checkpoint["plan"], checkpoint["plan"] is not None
             self.federation.load_state_dict(checkpoint["federation"])
             for name, values in checkpoint["round_losses"].items():
                 if self.federation.is_local(name):
                     self._resumed_losses += [([name], torch.tensor([value])) for value in values]
+
+
+def _class_path(module: FederatedModule) -> str:
+    return f"{type(module).__module__}.{type(module).__qualname__}"
 
 
 class _Meter:

@@ -25,6 +25,9 @@ class CountsRounds(Protocol):
     def federation(self) -> Federation:
         """Whose counter it is."""
 
+    def plan_rounds(self, loader: FederatedLoader) -> None:
+        """Cut training data into rounds."""
+
     def open_round(self) -> None:
         """Start a round."""
 
@@ -43,14 +46,30 @@ class Rounds(Callback):
     _started: float
     _talked: float
 
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Cut a bare loader into rounds where no `FederatedStrategy` does it."""
+        source = getattr(trainer.fit_loop._data_source, "instance", None)
+        if (
+            stage == "fit"
+            and isinstance(source, FederatedLoader)
+            and getattr(trainer.strategy, "federation", None) is None
+        ):
+            cast(CountsRounds, pl_module).plan_rounds(source)
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Find the length of a round, and refuse settings that would stop inside one."""
         module = cast(CountsRounds, pl_module)
         loader = trainer.train_dataloader
         whole = trainer.num_training_batches
+        if whole == float("inf"):
+            raise TypeError("training data without a length have no rounds: give a FederatedLoader({client: dataset})")
+        for optimizer in trainer.optimizers:
+            if any(group.get("client") is None for group in optimizer.param_groups):
+                raise ValueError(
+                    "each parameter group of an optimizer needs the key 'client' with a client's name: build the "
+                    "groups with client_param_groups(), or as it does"
+                )
         if isinstance(loader, FederatedLoader):
-            if not loader.planned:  # a Trainer without FederatedStrategy: all clients are here
-                module.federation.introduce(loader.facts())
             self.batches_per_round = min(loader.batches_per_round, int(whole))
         else:
             self.batches_per_round = int(whole)
@@ -87,10 +106,20 @@ class Rounds(Callback):
         federation.batch_idx += 1
         last_of_epoch = batch_idx + 1 >= trainer.num_training_batches
         if federation.batch_idx >= self.batches_per_round or last_of_epoch:
-            round_idx = federation.round_idx
-            module.close_round()
-            federation.round_idx, federation.batch_idx = round_idx + 1, 0
-            _notify("on_round_end", trainer, module, round_idx)
+            self._close(trainer, module)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Close a round in which training was stopped early: what has been learnt is still to be aggregated."""
+        module = cast(CountsRounds, pl_module)
+        if module.federation.batch_idx:
+            self._close(trainer, module)
+
+    def _close(self, trainer: Trainer, module: CountsRounds) -> None:
+        federation = module.federation
+        round_idx = federation.round_idx
+        module.close_round()
+        federation.round_idx, federation.batch_idx = round_idx + 1, 0
+        _notify("on_round_end", trainer, module, round_idx)
 
 
 def _talking(module: CountsRounds) -> float:

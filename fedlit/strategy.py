@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from fedlit.checkpoints import arrange, keep_clients, merge
 from fedlit.federation import FederatedLoader, Federation, Participation
-from fedlit.federation.client import place
+from fedlit.federation.client import names_of, place
 from fedlit.federation.transport import OneProcess, ProcessGroup, Transport
 from fedlit.module import FederatedModule
 from fedlit.privacy import SecureAggregation
@@ -168,6 +168,8 @@ class FederatedStrategy(DDPStrategy):
 
         Raises:
             TypeError: If the data are not a `FederatedLoader`.
+            ValueError: If a training loader is given for evaluation, or the other way round.
+            RosterError: If it has a client that is not in the roster.
         """
         module = self._federated_module()
         if not isinstance(dataloader, FederatedLoader):
@@ -175,9 +177,15 @@ class FederatedStrategy(DDPStrategy):
                 f"FederatedStrategy needs a FederatedLoader, got {type(dataloader).__name__}: use a "
                 "fedlit.data.DomainDataModule, or FederatedLoader({client: dataset}) from fedlit.data"
             )
-        if not (dataloader.training and module.target.labelled):
-            dataloader.guarded = module.target.name
-        if dataloader.training:
+        training = bool(module.trainer.training)
+        if dataloader.training != training:
+            raise ValueError(
+                f"a FederatedLoader for {'training' if training else 'evaluation'} needs training={training}, got "
+                f"training={dataloader.training}"
+            )
+        dataloader.keep(names_of(module.federation.local_clients), names_of(module.clients))
+        dataloader.guarded = module.target.name
+        if training:
             module.plan_rounds(dataloader, self.local_steps, self.rounds_per_epoch)
         return dataloader
 
@@ -213,6 +221,8 @@ class FederatedStrategy(DDPStrategy):
                 # Another process may be gone: waiting for its part would hide the error that stopped this one.
                 rank_zero_warn(f"no checkpoint written to {filepath}: the run was interrupted by an error")
                 return
+            # Views drag their whole storage along when pickled: see `StackedReplicas`.
+            checkpoint["state_dict"] = {name: tensor.clone() for name, tensor in checkpoint["state_dict"].items()}
             parts = federation.transport.gather_object(checkpoint)
             if parts is not None:
                 checkpoint = merge(parts, [client.name for client in federation.clients])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -422,6 +423,12 @@ class DomainDataModule(L.LightningDataModule, ABC):
                 f"the model's clients {members} and the data module's {names} must be the same: give the model "
                 "clients=data.clients"
             )
+        target = getattr(getattr(federation, "target", None), "name", self.target)
+        if target != self.target:
+            raise RosterError(
+                f"the model's target {target!r} and the data module's {self.target!r} must be the same: give the model "
+                "target=data.target"
+            )
         return [client.name for client in federation.local_clients]
 
     def _eval_loader(self, stage: Stage, names: Sequence[str], fraction: float) -> FederatedLoader | list[Any]:
@@ -430,26 +437,37 @@ class DomainDataModule(L.LightningDataModule, ABC):
         if fraction == 0 and not any(len(getattr(self.split(name), stage)) for name in everyone):
             return []  # Lightning's way to say that there is nothing to evaluate
         # With fraction 0 only a transductive target has samples; otherwise every client does.
-        local = [name for name in names if len(getattr(self.split(name), stage)) > 0]
+        sizes = {name: len(getattr(self.split(name), stage)) for name in everyone}
+        local = [name for name in names if sizes[name] > 0]
         return FederatedLoader(
             {name: self.dataset(name, stage) for name in local},
             self.eval_batch_size,
             training=False,
             num_workers=self.num_workers,
+            guarded=self.target,
+            least_batches=math.ceil(max(sizes.values()) / self.eval_batch_size),
             seed=self.seed,
         )
 
     def train_dataloader(self) -> FederatedLoader:
         """Shuffled training batches of the local clients."""
         self._check_agreement()
-        return FederatedLoader(
+        loader = FederatedLoader(
             {name: self.dataset(name, "train") for name in self._local_names()},
             self.batch_size,
             training=True,
             drop_last=self.drop_last,
             num_workers=self.num_workers,
+            guarded=None if self.target_labels else self.target,
             seed=self.seed,
         )
+        strategy = getattr(self.trainer, "strategy", None)
+        if self.trainer is not None and strategy is not None and getattr(strategy, "federation", None) is None:
+            # No FederatedStrategy will cut the data into rounds; a federated module does it itself.
+            plan_rounds = getattr(self.trainer.lightning_module, "plan_rounds", None)
+            if plan_rounds is not None:
+                plan_rounds(loader)
+        return loader
 
     def val_dataloader(self) -> FederatedLoader | list[Any]:
         """Validation batches of the local clients, in order; empty if ``val_fraction`` is 0."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from fedlit.federation.errors import RosterError
@@ -76,13 +76,18 @@ def make_roster(clients: Iterable[Client | str], target: str) -> tuple[Client, .
     """Turn client names or `Client` objects into a checked roster, in the order given.
 
     Args:
-        clients: At least two clients, names unique.
-        target: Name of the one client that is the target; its role is set accordingly.
+        clients: At least two clients, names unique. Those given by name alone get their role from ``target``.
+        target: Name of the one client that is the target.
 
     Raises:
-        RosterError: If there are fewer than two clients, a name occurs twice, or the target is not among them.
+        RosterError: If there are fewer than two clients, a name occurs twice, the target is not among them, or a
+            client's role contradicts it.
     """
-    roster = tuple(client if isinstance(client, Client) else Client(client) for client in clients)
+    clients = tuple(clients)
+    roster = tuple(
+        client if isinstance(client, Client) else Client(client, role="target" if client == target else "source")
+        for client in clients
+    )
     names = [client.name for client in roster]
     if len(roster) < 2:
         raise RosterError(f"a federation needs at least 2 clients, got {len(roster)}: {names}")
@@ -91,14 +96,13 @@ def make_roster(clients: Iterable[Client | str], target: str) -> tuple[Client, .
         raise RosterError(f"client names must be unique, got {duplicates} more than once in {names}")
     if target not in names:
         raise RosterError(f"target {target!r} is not one of the clients {names}")
-    return tuple(_with_role(client, target) for client in roster)
-
-
-def _with_role(client: Client, target: str) -> Client:
-    if client.name == target:
-        # A client named without a role starts as a labelled source; becoming the target takes its labels away.
-        return client if client.is_target else replace(client, role="target", labelled=False)
-    return client if not client.is_target else replace(client, role="source", labelled=True)
+    for client in clients:
+        if isinstance(client, Client) and client.is_target != (client.name == target):
+            raise RosterError(
+                f"client {client.name!r} has role {client.role!r}, but the target is {target!r}: give "
+                f"Client({target!r}, role='target', labelled=...), and the role 'source' to all others"
+            )
+    return roster
 
 
 def names_of(clients: Iterable[Client | str]) -> list[str]:

@@ -74,6 +74,7 @@ class FederatedLoader:
         guarded: Client whose labels are kept behind the label guard: `GuardedLabels` take their place, empty in
             training, and readable for ``oracle/...`` metrics in evaluation. The strategy sets it to the target where
             the target is unlabelled or evaluated.
+        least_batches: Length of an evaluation loader without clients, whose process must step along with the others.
         seed: Of the permutations; ``None`` takes the one given to ``seed_everything``.
 
     Raises:
@@ -90,6 +91,7 @@ class FederatedLoader:
         drop_last: bool = False,
         num_workers: int = 0,
         guarded: str | None = None,
+        least_batches: int = 0,
         seed: int | None = None,
     ) -> None:
         self.datasets = dict(datasets)
@@ -97,6 +99,7 @@ class FederatedLoader:
         self.drop_last = drop_last
         self.num_workers = num_workers
         self.guarded = guarded
+        self.least_batches = least_batches
         self.seed = global_seed() if seed is None else seed
         self.batch_size = batch_size
         for name, dataset in self.datasets.items():
@@ -119,11 +122,26 @@ class FederatedLoader:
         """Samples per local client; for those in ``labelled_only``, of the labelled ones."""
         return {name: len(self._pool(name, labelled_only)) for name in self.datasets}
 
+    def keep(self, local: Collection[str], roster: Collection[str]) -> None:
+        """Forget the data of clients that are hosted by other processes.
+
+        Args:
+            local: Clients of this process.
+            roster: All clients.
+
+        Raises:
+            RosterError: If there are data of a client that is not in the roster.
+        """
+        unknown = [name for name in self.datasets if name not in roster]
+        if unknown:
+            raise RosterError(f"the loader has data of {unknown}, who are not among the clients {list(roster)}")
+        self.datasets = {name: dataset for name, dataset in self.datasets.items() if name in local}
+
     def facts(self, labelled_only: Collection[str] = ()) -> dict[str, Facts]:
         """Size and shape of each local client's data."""
         sizes = self.sizes(labelled_only)
         with torch_streams():  # looking at a sample may draw an augmentation
-            return {name: Facts(sizes[name], _input_shape(dataset)) for name, dataset in self.datasets.items()}
+            return {name: Facts(sizes[name], _input_shape(name, dataset)) for name, dataset in self.datasets.items()}
 
     def plan(self, plan: RoundPlan) -> None:
         """Cut the data into rounds; called by the strategy before the first epoch."""
@@ -154,7 +172,7 @@ class FederatedLoader:
         if plan is not None and plan.local_steps is not None:
             return plan.local_steps * plan.accumulate
         sizes = self.sizes() if plan is None else plan.sizes
-        longest = max((self._num_batches(size, name) for name, size in sizes.items()), default=0)
+        longest = max((self._num_batches(size, name) for name, size in sizes.items()), default=self.least_batches)
         accumulate = 1 if plan is None else plan.accumulate
         return math.ceil(longest / accumulate) * accumulate
 
@@ -204,12 +222,16 @@ class FederatedLoader:
         return self._readers[client]
 
 
-def _input_shape(dataset: Any) -> tuple[int, ...]:
-    if isinstance(dataset, TensorDataset):
-        return tuple(dataset.tensors[0].shape[1:])
-    if isinstance(dataset, BatchedDataset):
-        return tuple(dataset.batch(torch.tensor([0]))[0].shape[1:])
-    return tuple(getattr(dataset[0][0], "shape", ()))
+def _input_shape(client: str, dataset: Any) -> tuple[int, ...]:
+    batched = isinstance(dataset, BatchedDataset)
+    sample = dataset.batch(torch.tensor([0])) if batched else dataset[0]
+    if not isinstance(sample, list | tuple) or len(sample) < 2:
+        raise TypeError(
+            f"samples of client {client!r} must be (inputs, labels, ...), got {type(sample).__name__}: the second "
+            "entry is the one that the label guard keeps"
+        )
+    shape = tuple(getattr(sample[0], "shape", ()))
+    return shape[1:] if batched else shape
 
 
 class _Reader:

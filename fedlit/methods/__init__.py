@@ -1,5 +1,6 @@
 """One file per method."""
 
+import fedlit.strategy  # noqa: F401  (so that Trainer(strategy="federated") is known)
 from fedlit.methods.fedavg import FedAvg
 from fedlit.methods.fedprox import FedProx
 from fedlit.methods.finetune_offline import FinetuneOffline

@@ -22,7 +22,8 @@ class FinetuneOffline(FedAvg):
             Trainer twice as many rounds for the paper's setting.
 
     Raises:
-        ValueError: If ``federated_rounds`` is below 1, or (when training starts) the target has no labels.
+        ValueError: If ``federated_rounds`` is below 1.
+        RosterError: When training starts, if the target has no labels.
     """
 
     needs_target_labels: ClassVar[bool] = True

@@ -16,7 +16,7 @@ class TargetOnly(FederatedModule):
     """The target trains on its own labelled samples; nothing is sent.
 
     Raises:
-        ValueError: When training starts, if the target has no labels.
+        RosterError: When training starts, if the target has no labels.
     """
 
     needs_target_labels: ClassVar[bool] = True

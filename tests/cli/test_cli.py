@@ -132,6 +132,12 @@ def test_the_other_subcommands_run_from_a_checkpoint(command: str) -> None:
     main(["fit", "--config", "data/digits", "--trainer.max_epochs=1"])
     (path,) = Path("runs").rglob("*.ckpt")
     main([command, "--config", "data/digits", f"--ckpt_path={path}"])
+    if command == "predict":
+        predicted = rows("runs/SourceOnly/version_1/predictions.csv")
+        assert len(predicted) == 120  # the target's test samples
+        assert all(
+            float(row[row["predicted"]]) == max(float(row[str(digit)]) for digit in range(10)) for row in predicted
+        )
 
 
 def test_what_wandb_agents_write_is_understood() -> None:
@@ -161,6 +167,8 @@ def test_what_wandb_agents_write_is_understood() -> None:
         (["--config=missing.yaml"], "missing.yaml"),
         (["--model=fedlit.methods.Oracle"], "target_labels"),
         (["--compare=[fedlit.methods.Nothing]"], "Nothing"),
+        (["--ckpt_path=nowhere.ckpt"], "resumes one run, but this is 2 runs"),
+        (["--ckpt_path=nowhere.ckpt", "--compare=null"], "'nowhere.ckpt' is not a file"),
     ],
 )
 def test_mistakes_are_told_by_name(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

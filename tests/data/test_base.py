@@ -15,8 +15,8 @@ from torch import Tensor
 from fedlit.data import DatasetLayoutError, DomainDataModule, DomainDataset, FederatedLoader
 from fedlit.data.base import Domain, apportion, balanced_choice, stratified_split
 from fedlit.federation.client import Client
-from fedlit.federation.errors import RosterError
-from fedlit.federation.labels import UNLABELLED
+from fedlit.federation.errors import LabelGuardError, RosterError
+from fedlit.federation.labels import UNLABELLED, GuardedLabels, reveal_for_oracle
 from fedlit.federation.loader import BatchedDataset
 
 CLASS_SHARES = {"a": [50, 30, 20], "b": [40, 40, 40], "c": [9, 40, 11], "d": [30, 30, 31]}
@@ -109,7 +109,10 @@ def test_hidden_labels_are_nowhere_in_the_training_dataset():
     assert len(dataset.labelled_indices) == 0
     tensors = [value for value in vars(dataset).values() if isinstance(value, Tensor)]
     assert {id(t) for t in tensors} == {id(dataset.x), id(dataset.y), id(dataset.labelled_indices)}
-    assert all((batch["c"][1] == UNLABELLED).all() for batch in module.train_dataloader() if "c" in batch)
+    for batch in module.train_dataloader():
+        if "c" in batch:
+            with pytest.raises(LabelGuardError):
+                reveal_for_oracle(batch["c"][1])
     assert (module.dataset("a", "train").y >= 0).all()
     assert module.dataset("a", "train").labelled_indices is None
 
@@ -121,7 +124,8 @@ def test_held_out_labels_are_the_true_ones():
         assert list(batch) == ["a", "b", "c", "d"]
         for name, (x, y) in batch.items():
             assert torch.equal(x[:, 1].long(), getattr(module.split(name), part))  # and they come in order
-            assert torch.equal(y, truth(module, name)[x[:, 1].long()])
+            assert isinstance(y, GuardedLabels) == (name == "c")
+            assert torch.equal(reveal_for_oracle(y), truth(module, name)[x[:, 1].long()])
 
 
 @pytest.mark.parametrize(("wanted", "number"), [(1, 1), (7, 7), (0.1, 4), (1.0, 42), (0.0001, 1)])
@@ -234,8 +238,8 @@ def test_a_pass_holds_every_training_sample_once():
 
 def test_drop_last_and_batch_sizes_reach_the_loader():
     module = Blobs(batch_size=8, eval_batch_size=3, drop_last=True)
-    assert all(len(y) == 8 for batch in module.train_dataloader() for _, y in batch.values())
-    assert max(len(y) for batch in module.test_dataloader() for _, y in batch.values()) == 3
+    assert all(len(x) == 8 for batch in module.train_dataloader() for x, _ in batch.values())
+    assert max(len(x) for batch in module.test_dataloader() for x, _ in batch.values()) == 3
 
 
 class Bystander(L.LightningModule):

@@ -47,17 +47,17 @@ def test_unusable_clients_are_refused_by_argument(arguments: dict[str, object], 
 
 
 def test_a_roster_keeps_the_order_and_gives_roles() -> None:
-    roster = make_roster(["b", Client("t", num_samples=7), "a"], target="t")
+    roster = make_roster(["b", Client("t", "target", num_samples=7), "a"], target="t")
     assert names_of(roster) == ["b", "t", "a"]
     assert [client.role for client in roster] == ["source", "target", "source"]
     assert roster[1].labelled is False
     assert roster[1].num_samples == 7
 
 
-def test_a_former_target_becomes_a_labelled_source() -> None:
-    first, second = make_roster([Client("a", "target"), Client("b")], target="b")
-    assert (first.role, first.labelled) == ("source", True)
-    assert (second.role, second.labelled) == ("target", False)
+@pytest.mark.parametrize("clients", [[Client("a", "target"), "b"], ["a", Client("b")]])
+def test_a_role_that_contradicts_the_target_is_refused(clients: list[Client | str]) -> None:
+    with pytest.raises(RosterError, match="but the target is 'b'"):
+        make_roster(clients, target="b")
 
 
 def test_a_labelled_target_stays_labelled() -> None:

@@ -260,8 +260,8 @@ def test_an_absent_client_neither_sends_nor_receives_and_catches_up() -> None:
 
 def test_local_norm_keeps_normalisation_at_home() -> None:
     torch.manual_seed(0)
-    data = digits(flatten=False)
-    module = build(SourceOnly, data, extractor=SmallCNN(1, width=4), local_norm=True)
+    data = digits(flatten=False, target_labels=30)
+    module = build(FedAvg, data, extractor=SmallCNN(1, width=4), local_norm=True)
     trainer(2).fit(module, data)
     ours, theirs = weights(module, "clean"), weights(module, "blended")
     norms = [
@@ -282,7 +282,19 @@ def test_batchnorm_statistics_are_averaged_otherwise() -> None:
     data = digits(flatten=False)
     module = build(SourceOnly, data, extractor=SmallCNN(1, width=4))
     trainer(2).fit(module, data)
-    assert same(weights(module, "clean"), weights(module, "blended"))
+    ours, theirs = weights(module, "clean"), weights(module, "blended")
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours if not name.endswith("num_batches_tracked"))
+    assert any(name.endswith("running_mean") for name in ours)
+    sent = module.federation.ledger.bytes_by_channel()["weights"] / 2  # rounds
+    numbers = sum(tensor.numel() for name, tensor in ours.items() if not name.endswith("num_batches_tracked"))
+    assert sent / (5 * numbers) == pytest.approx(4, rel=0.3)  # two up, three down, 4 bytes a number and headers
+
+
+def test_local_norm_is_refused_where_a_client_would_keep_fresh_statistics() -> None:
+    data = digits(flatten=False)
+    module = build(SourceOnly, data, extractor=SmallCNN(1, width=4), local_norm=True)
+    with pytest.raises(ValueError, match=r"leaves \['fonts'\], who do not train"):
+        trainer(1).fit(module, data)
 
 
 def test_warm_up_rounds_are_fedavg_over_the_sources() -> None:
@@ -425,6 +437,45 @@ def test_several_groups_per_client_resume_whatever_their_order(tmp_path: Path) -
     assert same(weights(straight, "fonts"), weights(resumed, "fonts"))
 
 
+def test_resuming_with_other_data_rounds_or_method_is_refused(tmp_path: Path) -> None:
+    path = str(tmp_path / "run.ckpt")
+    run_digits(FedAvg, 1, target_labels=30).trainer.save_checkpoint(path)
+
+    def resume(method: type[FederatedModule], seed: int = 0, **strategy: object) -> None:
+        data = digits(target_labels=30, seed=seed)
+        trainer(2, strategy=strategy).fit(build(method, data), data, ckpt_path=path)
+
+    with pytest.raises(RosterError, match="seed was 0 and is 5"):
+        resume(FedAvg, seed=5)
+    with pytest.raises(RosterError, match="local_steps was None and is 3"):
+        resume(FedAvg, local_steps=3)
+    with pytest.raises(RosterError, match=r"one of fedlit\.methods\.fedavg\.FedAvg, this run trains .*SourceOnly"):
+        resume(SourceOnly)
+    resume(FedAvg)
+
+
+def test_stopping_inside_a_round_still_aggregates() -> None:
+    class Stop(pl.Callback):
+        def on_train_batch_end(self, trainer: pl.Trainer, *_: object) -> None:
+            trainer.should_stop = trainer.global_step == 3
+
+    data = digits()
+    module = build(SourceOnly, data)
+    trainer(5, [Stop()]).fit(module, data)
+    assert (module.federation.round_idx, module.federation.batch_idx) == (1, 0)
+    assert same(weights(module, "clean"), weights(module, "fonts"))
+
+
+def test_warm_up_leaves_out_what_a_method_does_in_each_step() -> None:
+    class Talker(FedAvg):
+        def losses(self, batch: dict) -> dict[str, torch.Tensor]:  # type: ignore[override]
+            self.federation.exchange("talk", {name: {"x": torch.ones(1)} for name in batch})
+            return super().losses(batch)
+
+    module = run_digits(Talker, 2, warmup_rounds=1, strategy={"local_steps": 2})
+    assert {entry.round_idx for entry in module.federation.ledger if entry.channel == "talk"} == {1}
+
+
 def test_a_checkpoint_within_a_round_resumes_bit_for_bit(tmp_path: Path) -> None:
     def run(callbacks: list, checkpoint: str | None = None) -> FederatedModule:
         data = digits()
@@ -467,6 +518,57 @@ def test_in_a_plain_trainer_a_method_trains_the_same() -> None:
         plain.federation.ledger.bytes_by_channel(), federated.federation.ledger.bytes_by_channel()
     )
     assert plain.federation.round_idx == 3
+
+
+def test_in_a_plain_trainer_each_epoch_has_its_own_order() -> None:
+    data = shards(2, 24)
+    plain, federated = linear(2), linear(2)
+    trainer(3, federated=False).fit(plain, loader(data))
+    trainer(3).fit(federated, loader(data))
+    assert same(weights(plain, "c0"), weights(federated, "c0"))
+
+
+def test_loaders_in_the_wrong_place_are_refused() -> None:
+    data = shards(2)
+    with pytest.raises(ValueError, match="for evaluation needs training=False"):
+        trainer(1).fit(linear(2), loader(data), loader(data))
+    with pytest.raises(RosterError, match=r"data of \['c9'\]"):
+        trainer(1).fit(linear(2), loader({**data, "c9": data["c0"]}))
+    with pytest.raises(TypeError, match=r"samples of client 'c0' must be \(inputs, labels, ...\), got dict"):
+        trainer(1).fit(linear(2), loader({name: [{"x": 1}] for name in data}))
+
+
+def test_the_target_given_as_a_source_is_refused() -> None:
+    with pytest.raises(RosterError, match="client 't' has role 'source', but the target is 't'"):
+        FedAvg(["a", Client("t", labelled=True)], "t", 2, MLP(4))
+    with pytest.raises(RosterError, match="model's target 'clean' and the data module's 'fonts'"):
+        trainer(1).fit(FedAvg(["clean", "blended", "fonts"], "clean", 10, MLP(64)), digits())
+
+
+def test_optimisers_without_clients_and_vectorised_manual_steps_are_refused() -> None:
+    module = linear(2)
+    module.configure_optimizers = lambda: Adam(module.parameters())  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match="needs the key 'client'"):
+        trainer(1).fit(module, loader(shards(2)))
+    data = digits()
+    with pytest.raises(ValueError, match="needs automatic optimisation"):
+        trainer(1).fit(build(TwoOptimizers, data, vectorize=True), data)
+
+
+def test_vectorised_dropout_is_reproducible_and_resumes(tmp_path: Path) -> None:
+    def run(rounds: int, noise: int, checkpoint: str | None = None) -> tuple[FederatedModule, pl.Trainer]:
+        data = digits()
+        module = build(SourceOnly, data, dropout=0.3, vectorize=True)
+        torch.rand(noise)
+        run = trainer(rounds)
+        run.fit(module, data, ckpt_path=checkpoint)
+        return module, run
+
+    straight, _ = run(4, 0)
+    _, half = run(2, 3)
+    half.save_checkpoint(tmp_path / "half.ckpt")
+    resumed, _ = run(4, 1, str(tmp_path / "half.ckpt"))
+    assert same(weights(straight, "fonts"), weights(resumed, "fonts"))
 
 
 def test_in_a_plain_trainer_sizes_are_known_too() -> None:
