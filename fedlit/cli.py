@@ -141,7 +141,7 @@ class FedlitCLI(LightningCLI):
 
     def predict(self, **kwargs: Any) -> None:
         """Write the target's predicted classes and their probabilities to ``predictions.csv``, in the data's order."""
-        batches: Any = self.trainer.predict(self.model, **kwargs)
+        batches: Any = self.trainer.predict(**kwargs)
         log_dir = self.trainer.log_dir
         target = self.model.target.name
         rows = [row for batch in batches or () if target in batch for row in batch[target].tolist()]
