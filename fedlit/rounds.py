@@ -12,6 +12,7 @@ from typing import Any, Protocol, cast
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Timer
+from lightning.pytorch.utilities import rank_zero_warn
 
 from fedlit.federation import FederatedLoader, Federation
 
@@ -111,8 +112,16 @@ class Rounds(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Close a round in which training was stopped early: what has been learnt is still to be aggregated."""
         module = cast(CountsRounds, pl_module)
-        if module.federation.batch_idx:
+        federation = module.federation
+        if federation.batch_idx:
             self._close(trainer, module)
+        used = federation.ledger.bytes_by_channel()
+        silent = sorted(federation.named_channels - used.keys())
+        if silent and used:
+            rank_zero_warn(
+                f"drops or privacy name the channels {silent}, on which nothing was ever sent; this run has "
+                f"{sorted(used)}: check the spelling"
+            )
 
     def _close(self, trainer: Trainer, module: CountsRounds) -> None:
         federation = module.federation

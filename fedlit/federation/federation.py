@@ -363,6 +363,11 @@ class Federation:
         """Privacy backend of ``channel``."""
         return self._backends.get(channel, self._default_backend)
 
+    @property
+    def named_channels(self) -> set[str]:
+        """Channels that ``drops`` or ``privacy`` name."""
+        return {*self.drops, *self._backends}
+
     def fail(self, error: FederationError | RosterError) -> None:
         """Keep a local failure until the next exchange, which then raises it on every process."""
         self._failure = self._failure or error

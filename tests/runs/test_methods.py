@@ -258,6 +258,19 @@ def test_an_absent_client_neither_sends_nor_receives_and_catches_up() -> None:
     assert same(weights(back, "blended"), weights(back, "clean"))
 
 
+def test_a_misspelt_channel_is_noticed() -> None:
+    with pytest.warns(UserWarning, match=r"channels \['wieghts'\], on which nothing was ever sent"):
+        run_digits(SourceOnly, 1, strategy={"drops": {"wieghts": Fraction(0.5)}})
+
+
+def test_drops_leave_out_sources_of_one_channel_only() -> None:
+    module = run_digits(SourceOnly, 4, strategy={"drops": {"weights": Fraction(0.5)}})
+    senders = [e.sender for e in module.federation.ledger if e.channel == "weights" and e.receiver == "server"]
+    assert len(senders) == 4  # one of two sources in each round
+    told = [e.sender for e in module.federation.ledger if e.channel == "metrics" and e.receiver == "server"]
+    assert {"clean", "blended"} <= set(told)
+
+
 def test_local_norm_keeps_normalisation_at_home() -> None:
     torch.manual_seed(0)
     data = digits(flatten=False, target_labels=30)
