@@ -564,7 +564,7 @@ class FederatedModule(pl.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the federation's state, and the losses of a round under way."""
         checkpoint["federation"] = self.federation.state_dict()
-        checkpoint["method"] = _class_path(self)
+        checkpoint["method"] = class_path(self)
         checkpoint["plan"] = self._plan
         checkpoint["round_losses"] = self._losses_so_far() if self.federation.batch_idx else {}
 
@@ -578,9 +578,9 @@ class FederatedModule(pl.LightningModule):
             return
         self.federation.check_roster(checkpoint["federation"])
         if self._trainer is None or self.trainer.state.fn == TrainerFn.FITTING:
-            if checkpoint["method"] != _class_path(self):
+            if checkpoint["method"] != class_path(self):
                 raise RosterError(
-                    f"the checkpoint is one of {checkpoint['method']}, this run trains {_class_path(self)}: resume "
+                    f"the checkpoint is one of {checkpoint['method']}, this run trains {class_path(self)}: resume "
                     "with the same method, or load the weights alone with load_from_checkpoint"
                 )
             self._plan, self._resumed = checkpoint["plan"], checkpoint["plan"] is not None
@@ -590,7 +590,8 @@ class FederatedModule(pl.LightningModule):
                     self._resumed_losses += [([name], torch.tensor([value])) for value in values]
 
 
-def _class_path(module: FederatedModule) -> str:
+def class_path(module: FederatedModule) -> str:
+    """Where a method is defined, which names it in checkpoints and between processes."""
     return f"{type(module).__module__}.{type(module).__qualname__}"
 
 

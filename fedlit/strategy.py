@@ -24,7 +24,7 @@ from fedlit.checkpoints import arrange, keep_clients, merge
 from fedlit.federation import FederatedLoader, Federation, Participation
 from fedlit.federation.client import names_of, place
 from fedlit.federation.transport import OneProcess, ProcessGroup, Transport
-from fedlit.module import FederatedModule
+from fedlit.module import FederatedModule, class_path
 from fedlit.privacy import SecureAggregation
 
 _START_UP = timedelta(minutes=10)
@@ -127,7 +127,7 @@ class FederatedStrategy(DDPStrategy):
         assert self._federation is not None
         self._federation.device = self.root_device
         federation.agree("roster", [(client.name, client.role) for client in federation.clients])
-        federation.agree("method", f"{type(module).__module__}.{type(module).__qualname__}")
+        federation.agree("method", class_path(module))
         federation.agree("rounds", (self.local_steps, self.rounds_per_epoch))
         federation.agree("seed (call seed_everything before building the module)", federation.seed)
         if self.world_size > 1:
@@ -184,9 +184,10 @@ class FederatedStrategy(DDPStrategy):
                 f"training={dataloader.training}"
             )
         dataloader.keep(names_of(module.federation.local_clients), names_of(module.clients))
-        dataloader.guarded = module.target.name
         if training:
             module.plan_rounds(dataloader, self.local_steps, self.rounds_per_epoch)
+        else:
+            dataloader.guarded = module.target.name
         return dataloader
 
     def _configure_launcher(self) -> None:

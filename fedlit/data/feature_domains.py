@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, Literal
 
@@ -119,7 +120,7 @@ class FeatureDomains(DomainDataModule):
         return x
 
 
-class _Arrays:
+class _Arrays(ABC):
     """Names of the domains at a path, and their arrays when asked for."""
 
     names: list[str]
@@ -128,9 +129,9 @@ class _Arrays:
     def __init__(self, path: Path) -> None:
         self.path = path
 
+    @abstractmethod
     def raw(self, domain: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """Features and labels (from 0) of one domain, as stored."""
-        raise NotImplementedError
 
     def labels(self, domain: str) -> npt.NDArray[np.int64]:
         y = self.raw(domain)[1]
