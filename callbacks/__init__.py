@@ -2,6 +2,7 @@
 
 from fedlit.callbacks.communication_ledger import CommunicationLedger
 from fedlit.callbacks.oracle_accuracy import OracleAccuracy
+from fedlit.callbacks.privacy_report import PrivacyReport
 from fedlit.callbacks.round_progress_bar import RoundProgressBar
 from fedlit.callbacks.round_timer import RoundTimer
 from fedlit.callbacks.summary import RunSummary, closing_table, summarise
@@ -9,6 +10,7 @@ from fedlit.callbacks.summary import RunSummary, closing_table, summarise
 __all__ = [
     "CommunicationLedger",
     "OracleAccuracy",
+    "PrivacyReport",
     "RoundProgressBar",
     "RoundTimer",
     "RunSummary",

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedlit.callbacks.shared import LOGGING_CHANNELS, megabytes
-from fedlit.federation import SERVER
+from fedlit.federation import KEYS, SERVER
 from fedlit.module import FederatedModule
 from fedlit.privacy import Description
 
@@ -77,7 +77,9 @@ def summarise(trainer: Trainer, module: FederatedModule, seconds: float) -> RunS
     summed = {
         entry.channel
         for entry in federation.ledger
-        if SERVER in (entry.sender, entry.receiver) and entry.channel not in LOGGING_CHANNELS
+        if SERVER in (entry.sender, entry.receiver)
+        and entry.channel not in LOGGING_CHANNELS
+        and not entry.channel.endswith(KEYS)
     }
     sent = federation.ledger.bytes_by_channel()
     return RunSummary(
@@ -257,7 +259,7 @@ def _privacy(summaries: Sequence[RunSummary]) -> list[str]:
     said: dict[str, list[str]] = {}
     for run in summaries:
         for channel in run.bytes_by_channel:
-            if channel in LOGGING_CHANNELS:
+            if channel in LOGGING_CHANNELS or channel.endswith(KEYS):
                 continue
             about = run.backends.get(channel)
             if about is None:

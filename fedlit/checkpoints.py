@@ -31,8 +31,11 @@ def merge(parts: Sequence[Mapping[str, Any]], clients: Sequence[str]) -> dict[st
     if "lr_schedulers" in whole:
         schedules = zip(*(part["lr_schedulers"] for part in parts), strict=True)
         whole["lr_schedulers"] = [_merge_by_client(state, clients) for state in schedules]
-    if "round_losses" in whole:
-        whole["round_losses"] = _merge_by_client([part["round_losses"] for part in parts], clients)
+    for key in ("round_losses", "public"):
+        if key in whole:
+            whole[key] = _merge_by_client([part[key] for part in parts], clients)
+    if "federation" in whole:
+        whole["federation"] = _merge_totals([part["federation"] for part in parts])
     return whole
 
 
@@ -65,6 +68,15 @@ def _merge_by_client(parts: Sequence[Any], clients: Sequence[str]) -> Any:
         return parts[0]  # a schedule of the module's own, equal on all processes
     merged = {client: state for part in parts for client, state in part.items()}
     return {client: merged[client] for client in clients if client in merged}
+
+
+def _merge_totals(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Federation state of rank 0; totals that only clients can read come from the ranks whose clients have."""
+    published = {channel: dict(item) for channel, item in parts[0]["published"].items()}
+    for channel, item in published.items():
+        read = [part["published"][channel]["revealed"] for part in parts if channel in part["published"]]
+        item["revealed"] = next((total for total in read if total is not None), None)
+    return {**parts[0], "published": published}
 
 
 def _merge_optimizer(parts: Sequence[Mapping[str, Any]], clients: Sequence[str]) -> dict[str, Any]:

@@ -152,6 +152,7 @@ class FederatedModule(pl.LightningModule):
         self._resumed_losses: list[tuple[list[str], Tensor]] = []
         self._norms: dict[str, list[Tensor]] = {}
         self._shared: dict[str, dict[str, Tensor]] = {}
+        self._public: dict[str, dict[str, Tensor]] = {}  # what each local client last received, for clipping around it
         self._meters: dict[str, _Meter] = {}
 
     # ---------------------------------------------------------------- what a method overrides
@@ -239,7 +240,8 @@ class FederatedModule(pl.LightningModule):
             if client.name in present and federation.is_local(client)
         }
         weights = federation.weights if self.weighting == "samples" else None
-        self.load_shared_(federation.mean(channel, payloads, among=among, to=to, weights=weights))
+        mean = federation.mean(channel, payloads, among=among, to=to, weights=weights, around=self._public)
+        self.load_shared_(mean)
 
     def shared_state(self, client: str) -> dict[str, Tensor]:
         """Weights of a local client that leave it, by name: all, less normalisation layers with ``local_norm``.
@@ -265,6 +267,8 @@ class FederatedModule(pl.LightningModule):
         for client, state in received.items():
             own = self.shared_state(client)
             torch._foreach_copy_([own[name] for name in state], list(state.values()))
+            if self.federation.has_mechanism:
+                self._public[client] = dict(state)
 
     # ---------------------------------------------------------------- set-up
 
@@ -277,6 +281,9 @@ class FederatedModule(pl.LightningModule):
             for client in federation.local_clients:
                 enter_stream(federation.seed, "initial weights")
                 self.replicas[client.name] = self.build_replica()
+                if federation.has_mechanism:  # all start from the same weights, which are nobody's secret
+                    shared = self.shared_state(client.name)
+                    self._public[client.name] = {name: tensor.detach().clone() for name, tensor in shared.items()}
 
     def configure_callbacks(self) -> list[pl.Callback]:
         """Count rounds."""
@@ -567,6 +574,8 @@ class FederatedModule(pl.LightningModule):
         checkpoint["method"] = class_path(self)
         checkpoint["plan"] = self._plan
         checkpoint["round_losses"] = self._losses_so_far() if self.federation.batch_idx else {}
+        if self._public:
+            checkpoint["public"] = dict(self._public)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Go on where the checkpoint stopped; for validation and testing, only the weights are of interest.
@@ -585,6 +594,8 @@ class FederatedModule(pl.LightningModule):
                 )
             self._plan, self._resumed = checkpoint["plan"], checkpoint["plan"] is not None
             self.federation.load_state_dict(checkpoint["federation"])
+            public = checkpoint.get("public", {})
+            self._public.update({name: state for name, state in public.items() if self.federation.is_local(name)})
             for name, values in checkpoint["round_losses"].items():
                 if self.federation.is_local(name):
                     self._resumed_losses += [([name], torch.tensor([value])) for value in values]

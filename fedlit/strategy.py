@@ -25,7 +25,7 @@ from fedlit.federation import FederatedLoader, Federation, Participation
 from fedlit.federation.client import names_of, place
 from fedlit.federation.transport import OneProcess, ProcessGroup, Transport
 from fedlit.module import FederatedModule, class_path
-from fedlit.privacy import SecureAggregation
+from fedlit.privacy import GaussianMechanism, SecureAggregation
 
 _START_UP = timedelta(minutes=10)
 """Processes may start at different times (imports, data); only then is the federation's own timeout in force."""
@@ -48,6 +48,8 @@ class FederatedStrategy(DDPStrategy):
         participation: Who is present in a round; default everyone.
         drops: Per channel, who of those present is heard, nested in the order given.
         privacy: Backend for secure sums, one for all channels or one per channel; default `Plain`.
+        differential_privacy: Clips and blurs what each client sends, one mechanism for all channels or one per channel;
+            composes with every backend.
         placement: Client names per process; ``None`` deals out contiguous shares.
         timeout: Seconds that a process waits for the others before it gives up.
         num_threads: CPU threads per process; ``None`` leaves Lightning's choice, which depends on the number of
@@ -68,6 +70,7 @@ class FederatedStrategy(DDPStrategy):
         participation: Participation | None = None,
         drops: dict[str, Participation] | None = None,
         privacy: SecureAggregation | dict[str, SecureAggregation] | None = None,
+        differential_privacy: GaussianMechanism | dict[str, GaussianMechanism] | None = None,
         placement: list[list[str]] | None = None,
         timeout: float = 600.0,
         num_threads: int | None = None,
@@ -89,6 +92,7 @@ class FederatedStrategy(DDPStrategy):
         self.participation = participation
         self.drops = drops
         self.privacy = privacy
+        self.differential_privacy = differential_privacy
         self.placement = placement
         self.num_threads = num_threads
         self._federation: Federation | None = None
@@ -121,6 +125,7 @@ class FederatedStrategy(DDPStrategy):
             participation=self.participation,
             drops=self.drops,
             privacy=self.privacy,
+            differential_privacy=self.differential_privacy,
         )
         if previous is None or self._trained is not module:  # fit, then test: the same federation goes on
             self._federation, self._trained = federation, module

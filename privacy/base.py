@@ -1,13 +1,18 @@
 """SecureAggregation: the contract between a federation and whatever protects its sums.
 
-A round of secure aggregation has four verbs, each run by one party::
+A backend is a recipe: numbers and choices, no keys. It makes one object per party, which holds that party's secrets
+and nothing else, and which says things to the others as byte strings. Whoever runs a backend carries them::
 
-    open_round   clients agree on what they need for this round (keys, seeds)
+    enrolment    once, the whole roster and the server: keys that last
+    open round   each round, its clients and the server: keys and shares of this round
     protect      at each client: plaintext vector -> message
     aggregate    at the server: messages -> protected total
+    close        masks only: the server asks the survivors for what removes the masks of its total
     reveal       at the key holder: protected total -> plaintext total
 
-A federation calls them in this order; a backend fills them in and knows nothing of networks, processes or Lightning.
+Enrolment and opening are made of steps, each the same exchange: every client says something to the server, the server
+relays, every client hears. `SecureAggregation.sum` runs all parties in one process and is the pattern for carrying the
+bytes oneself.
 """
 
 from __future__ import annotations
@@ -18,6 +23,10 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from torch import Tensor
+
+from fedlit.privacy.errors import QuorumError
+from fedlit.privacy.fixed_point import FixedPoint
+from fedlit.privacy.packing import Payload, check_equal, pack, relative_weights, schema_of, unpack
 
 
 @dataclass(frozen=True)
@@ -46,7 +55,7 @@ class Description:
         revealed: What somebody learns nevertheless.
         collusion: Who must not join forces.
         dropouts: What happens when a client vanishes within a round.
-        bytes_per_number: Bytes on the wire for one number of a vector.
+        bytes_per_number: Bytes on the wire for one number of a long vector, from a client to the server.
         error: Greatest error of one entry of the sum, in words.
     """
 
@@ -60,32 +69,113 @@ class Description:
     error: str
 
 
+class Party:
+    """A client or the server, as the runs of a backend begin for both."""
+
+    def enrol(self, roster: Sequence[str]) -> None:
+        """Begin enrolment with everybody who may ever take part."""
+
+    def open_round(self, round_id: RoundId, clients: Sequence[str]) -> None:
+        """Begin a sum over ``clients``, in roster order; forgets what an earlier round left."""
+
+
+class AggregationClient(Party, ABC):
+    """One client's side of a backend; holds this client's secrets.
+
+    Args:
+        name: Of the client, as the roster has it.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def say(self, step: str) -> bytes:
+        """What this client tells the server in a step of enrolment or opening; may be empty."""
+        raise NotImplementedError(f"{type(self).__name__} has no step {step!r}")
+
+    def hear(self, step: str, message: bytes) -> None:
+        """Take in what the server relays in that step; may be empty.
+
+        Raises:
+            PrivacyError: If it is not what an honest server would have relayed.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no step {step!r}")
+
+    @abstractmethod
+    def protect(self, vector: Tensor) -> Tensor:
+        """Message to the server for a vector of shape (n,); leaves ``vector`` as it is.
+
+        Raises:
+            InputError: If the vector cannot be protected: see `FixedPoint`.
+        """
+
+    def answer(self, question: bytes) -> bytes:
+        """What the server needs from this survivor to unmask the total; only where `closes`."""
+        raise NotImplementedError(f"{type(self).__name__} is asked nothing")
+
+    def reveal(self, total: Tensor, num_clients: int) -> Tensor:
+        """Plaintext total, shape (n,), of ``num_clients`` vectors; only where clients are the key holder."""
+        raise NotImplementedError(f"{type(self).__name__} holds no key")
+
+    def reissue(self, total: Tensor, num_clients: int) -> Tensor:
+        """A total that this client has revealed, sealed anew for other key holders; they `reveal` it as usual."""
+        raise NotImplementedError(f"{type(self).__name__} holds no key")
+
+
+class AggregationServer(Party, ABC):
+    """The server's side of a backend; holds no client's secret."""
+
+    def relay(self, step: str, said: Mapping[str, bytes]) -> dict[str, bytes]:
+        """What each client is to hear in a step, given what each has said; clients may be left out."""
+        raise NotImplementedError(f"{type(self).__name__} has no step {step!r}")
+
+    @abstractmethod
+    def aggregate(self, messages: Mapping[str, Tensor]) -> Tensor:
+        """Protected total of the messages ``{client: message}``, added in their order.
+
+        Raises:
+            PrivacyError: If a message is not one of this round, or there are too few.
+        """
+
+    def ask(self) -> dict[str, bytes]:
+        """What to ask each survivor after `aggregate`; only where `closes`."""
+        raise NotImplementedError(f"{type(self).__name__} asks nothing")
+
+    def conclude(self, answers: Mapping[str, bytes]) -> Tensor:
+        """Total without masks, from the survivors' answers; only where `closes`."""
+        raise NotImplementedError(f"{type(self).__name__} asks nothing")
+
+    def reveal(self, total: Tensor, num_clients: int) -> Tensor:
+        """Plaintext total, shape (n,), of ``num_clients`` vectors; only where the server is the key holder."""
+        raise NotImplementedError(f"{type(self).__name__} holds no key")
+
+
 class SecureAggregation(ABC):
     """Adds up vectors of several clients; what else is learnt, and by whom, is what `describe` says.
 
     Attributes:
         key_holder: Who runs `reveal`: the server, or the clients that receive the total.
         min_clients: Fewest clients whose sum hides anything; a sum over fewer is refused.
+        enrolment: Names of its steps, run once before the first round, with the whole roster.
+        opening: Names of the steps that open each round, with the clients of that round.
+        closes: Whether the survivors are asked something after `AggregationServer.aggregate`.
+        codec: Grid on which numbers travel; ``None`` sends floats.
     """
 
     key_holder: ClassVar[Literal["server", "clients"]]
     min_clients: ClassVar[int]
+    enrolment: ClassVar[tuple[str, ...]] = ()
+    opening: ClassVar[tuple[str, ...]] = ()
+    closes: ClassVar[bool] = False
+    codec: FixedPoint | None
 
     @abstractmethod
-    def open_round(self, clients: Sequence[str], round_id: RoundId) -> None:
-        """Prepare a sum over ``clients``; runs between the clients."""
+    def client(self, name: str) -> AggregationClient:
+        """A client's party, with fresh secrets."""
 
     @abstractmethod
-    def protect(self, client: str, vector: Tensor) -> Tensor:
-        """Message of ``client`` for its vector of shape (n,); runs at the client. Leaves ``vector`` as it is."""
-
-    @abstractmethod
-    def aggregate(self, messages: Mapping[str, Tensor]) -> Tensor:
-        """Protected total of the messages, added in their order; runs at the server."""
-
-    @abstractmethod
-    def reveal(self, total: Tensor, num_clients: int) -> Tensor:
-        """Plaintext total, shape (n,), of ``num_clients`` vectors; runs at the key holder."""
+    def server(self) -> AggregationServer:
+        """The server's party."""
 
     @abstractmethod
     def error_bound(self, num_clients: int) -> float:
@@ -94,3 +184,63 @@ class SecureAggregation(ABC):
     @abstractmethod
     def describe(self) -> Description:
         """Adversary, what is hidden and revealed, tolerated dropouts, cost."""
+
+    def check_clients(self, num_clients: int) -> None:
+        """Raise unless a sum over so many clients hides each of them.
+
+        Raises:
+            QuorumError: If there are fewer than `min_clients`.
+        """
+        if num_clients < self.min_clients:
+            raise QuorumError(
+                f"a sum over {num_clients} client(s) was asked for, but {type(self).__name__} hides nothing of fewer "
+                f"than {self.min_clients}: let more clients take part"
+            )
+
+    def sum(self, payloads: Mapping[str, Payload]) -> dict[str, Tensor]:
+        """Sum of ``{client: {name: tensor}}``, with every party in this process.
+
+        Returns:
+            ``{name: tensor}`` in the shapes and types given.
+
+        Raises:
+            PrivacyError: If a payload cannot be protected, or too few clients give one.
+        """
+        return self._run(payloads, None)
+
+    def mean(self, payloads: Mapping[str, Payload], weights: Mapping[str, float] | None = None) -> dict[str, Tensor]:
+        """Weighted mean, likewise; ``weights`` are positive and travel inside the sum, ``None`` is uniform."""
+        return self._run(payloads, dict.fromkeys(payloads, 1.0) if weights is None else weights)
+
+    def _run(self, payloads: Mapping[str, Payload], weights: Mapping[str, float] | None) -> dict[str, Tensor]:
+        names = list(payloads)
+        self.check_clients(len(names))
+        schema = check_equal({name: schema_of(payload) for name, payload in payloads.items()})
+        shares = None if weights is None else relative_weights(weights, names, self.codec)
+        clients, server = {name: self.client(name) for name in names}, self.server()
+        parties: list[Party] = [*clients.values(), server]
+        for party in parties:
+            party.enrol(names)
+        run_steps(self.enrolment, clients, server)
+        for party in parties:
+            party.open_round(RoundId(0, "sum", 0), names)
+        run_steps(self.opening, clients, server)
+        total = server.aggregate(
+            {
+                name: clients[name].protect(pack(payload, self.codec, None if shares is None else shares[name]))
+                for name, payload in payloads.items()
+            }
+        )
+        if self.closes:
+            total = server.conclude({name: clients[name].answer(asked) for name, asked in server.ask().items()})
+        holder = server if self.key_holder == "server" else clients[names[0]]
+        return unpack(holder.reveal(total, len(names)), schema, self.codec, weighted=weights is not None)
+
+
+def run_steps(steps: Sequence[str], clients: Mapping[str, AggregationClient], server: AggregationServer) -> None:
+    """Carry the messages of some steps between parties that are all here."""
+    for step in steps:
+        said = {name: client.say(step) for name, client in clients.items()}
+        relayed = server.relay(step, said)
+        for name, client in clients.items():
+            client.hear(step, relayed.get(name, b""))

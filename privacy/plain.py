@@ -2,28 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import ClassVar, Literal, final
 
 import torch
 from torch import Tensor
 
-from fedlit.privacy.base import Description, RoundId, SecureAggregation
+from fedlit.privacy.base import AggregationClient, AggregationServer, Description, SecureAggregation
+from fedlit.privacy.fixed_point import FixedPoint
 
 
 @final
 class Plain(SecureAggregation):
-    """Sends vectors as they are. The server reads every client's vector."""
+    """Sends vectors as they are. The server reads every client's vector.
+
+    Args:
+        codec: ``None`` adds floats in order. With a grid, numbers are rounded to it before they are added, and sums
+            are bit for bit those of every exact backend on the same grid.
+    """
 
     key_holder: ClassVar[Literal["server", "clients"]] = "server"
     min_clients: ClassVar[int] = 1
 
-    def open_round(self, clients: Sequence[str], round_id: RoundId) -> None:
-        """Nothing to agree on."""
+    def __init__(self, codec: FixedPoint | None = None) -> None:
+        self.codec = codec
 
-    def protect(self, client: str, vector: Tensor) -> Tensor:
-        """The vector itself."""
-        return vector
+    def client(self, name: str) -> AggregationClient:
+        """Sends its vector."""
+        return _PlainClient(name, self.codec)
+
+    def server(self) -> AggregationServer:
+        """Adds vectors."""
+        return _PlainServer(self.codec)
+
+    def error_bound(self, num_clients: int) -> float:
+        """0 for floats: nothing is added to their rounding. On a grid, half a step per client."""
+        return 0.0 if self.codec is None else self.codec.error_bound(num_clients)
+
+    def describe(self) -> Description:
+        """Everything is revealed."""
+        return Description(
+            backend="Plain",
+            adversary="none: the server is trusted",
+            hidden="nothing",
+            revealed="every client's vector, to the server",
+            collusion="not applicable",
+            dropouts="a sum runs over those who sent",
+            bytes_per_number=float(torch.float32.itemsize if self.codec is None else torch.int64.itemsize),
+            error="float32 rounding only" if self.codec is None else self.codec.error_text(),
+        )
+
+
+@final
+class _PlainClient(AggregationClient):
+    def __init__(self, name: str, codec: FixedPoint | None) -> None:
+        super().__init__(name)
+        self._codec = codec
+
+    def protect(self, vector: Tensor) -> Tensor:
+        return vector if self._codec is None else self._codec.encode(vector)
+
+
+@final
+class _PlainServer(AggregationServer):
+    def __init__(self, codec: FixedPoint | None) -> None:
+        self._codec = codec
 
     def aggregate(self, messages: Mapping[str, Tensor]) -> Tensor:
         """Sum in the order given.
@@ -37,22 +80,4 @@ class Plain(SecureAggregation):
         return total
 
     def reveal(self, total: Tensor, num_clients: int) -> Tensor:
-        """The total itself."""
-        return total
-
-    def error_bound(self, num_clients: int) -> float:
-        """0: nothing is added to the rounding of floats."""
-        return 0.0
-
-    def describe(self) -> Description:
-        """Everything is revealed."""
-        return Description(
-            backend="Plain",
-            adversary="none: the server is trusted",
-            hidden="nothing",
-            revealed="every client's vector, to the server",
-            collusion="not applicable",
-            dropouts="a sum runs over those who sent",
-            bytes_per_number=float(torch.float32.itemsize),
-            error="float32 rounding only",
-        )
+        return total if self._codec is None else self._codec.decode(total)

@@ -13,7 +13,7 @@ from fedlit.federation.errors import (
 )
 from fedlit.federation.federation import Federation
 from fedlit.federation.labels import UNLABELLED, GuardedLabels, reveal_for_oracle
-from fedlit.federation.ledger import SERVER, Ledger, LedgerEntry
+from fedlit.federation.ledger import KEYS, SERVER, Ledger, LedgerEntry
 from fedlit.federation.loader import BatchedDataset, FederatedLoader, RoundPlan
 from fedlit.federation.participation import (
     Everyone,
@@ -25,6 +25,7 @@ from fedlit.federation.participation import (
 )
 
 __all__ = [
+    "KEYS",
     "SERVER",
     "UNLABELLED",
     "BatchedDataset",

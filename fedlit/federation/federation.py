@@ -2,52 +2,30 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
-from fedlit.federation import errors
+from fedlit.federation.aggregation import Aggregation, Recipe
 from fedlit.federation.client import Client, Facts, make_roster, names_of, place
-from fedlit.federation.errors import (
-    DivergedError,
-    FederationError,
-    OutOfStepError,
-    PayloadError,
-    PeerFailedError,
-    RosterError,
-)
+from fedlit.federation.errors import FederationError, OutOfStepError, RosterError
 from fedlit.federation.ledger import SERVER, Ledger
-from fedlit.federation.packing import pack, unpack, vector_dtype
+from fedlit.federation.messenger import KINDS, Messenger
 from fedlit.federation.participation import Everyone, Participation
 from fedlit.federation.streams import global_seed
 from fedlit.federation.transport import OneProcess, Transport
-from fedlit.federation.wire import Payload, Schema, decode, encode, schema_from, schema_of, schema_text, wire_size
-from fedlit.privacy import Plain, RoundId, SecureAggregation
+from fedlit.federation.wire import wire_size
+from fedlit.privacy import Accountant, GaussianMechanism, Plain, PrivacyError, SecureAggregation
+from fedlit.privacy.packing import Payload
 
 _NUMBER = torch.zeros((), dtype=torch.float64)
 _T = TypeVar("_T")
-_NAME_BYTES = 32
-_FRAME_WORDS = 4 + _NAME_BYTES // 8  # kind, call, round, failed; channel name
-_KINDS = ("exchange", "sum", "mean", "download", "check", "report")
-
-
-@dataclass
-class _Published:
-    """The server's memory of the last total of a channel, for clients that were away.
-
-    The total is plain where the server holds the key, so that no key need outlive its round.
-    """
-
-    total: Tensor
-    schema: Schema
-    num_clients: int
-    weighted: bool
 
 
 class Federation:
@@ -65,13 +43,14 @@ class Federation:
         drops: Per channel, who of those present is heard. Subsets are nested in the order of the mapping: the second
             channel's clients are drawn among the first's, and so on (FedRF-TCA, Table II).
         privacy: Backend for sums, one for all channels or one per channel; channels without one use `Plain`.
+        differential_privacy: What each client does to what it sends before anything else, one for all channels or one
+            per channel. Watched numbers (`report`) are never touched.
         seed: Of participation and random streams; ``None`` takes the one given to ``seed_everything``.
 
     Attributes:
-        round_idx: Communication round under way, from 0; no epoch restarts it.
         batch_idx: Batch within the round.
-        device: Where received tensors are put; ``None`` leaves them where they arrive. The strategy sets it.
-        ledger: What crossed so far.
+        accounts: Of differential privacy: what was spent against those who see single messages (``"message"``), and
+            against those who see sums only (``"sum"``), where the backend hides the messages.
         seconds: Time spent so far by phase: ``"exchange"`` and ``"protection"``; others may add theirs.
 
     Raises:
@@ -88,6 +67,7 @@ class Federation:
         participation: Participation | None = None,
         drops: Mapping[str, Participation] | None = None,
         privacy: SecureAggregation | Mapping[str, SecureAggregation] | None = None,
+        differential_privacy: GaussianMechanism | Mapping[str, GaussianMechanism] | None = None,
         seed: int | None = None,
     ) -> None:
         self.clients = make_roster(clients, target)
@@ -97,20 +77,43 @@ class Federation:
         self.seed = global_seed() if seed is None else seed
         for rule in (self.participation, *self.drops.values()):
             rule.check(self.clients)
-        self._default_backend = privacy if isinstance(privacy, SecureAggregation) else Plain()
-        self._backends = dict(privacy) if isinstance(privacy, Mapping) else {}
         ranks = place(self.clients, self.transport.world_size, placement)
-        self._rank_of = {client.name: rank for client, rank in zip(self.clients, ranks, strict=True)}
-        self.round_idx = 0
+        rank_of = {client.name: rank for client, rank in zip(self.clients, ranks, strict=True)}
         self.batch_idx = 0
-        self.device: torch.device | None = None
-        self.ledger = Ledger()
         self.seconds: dict[str, float] = {}
-        self._call = 0
-        self._failure: FederationError | RosterError | None = None
+        self._messenger = Messenger(self.transport, rank_of)
+        self._aggregation = Aggregation(
+            self._messenger,
+            default=privacy if isinstance(privacy, SecureAggregation) else Plain(),
+            backends=privacy if isinstance(privacy, Mapping) else {},
+            timed=self._timed,
+        )
+        self._mechanisms = differential_privacy
+        self.accounts = {"message": Accountant(), "sum": Accountant()}
         self._present: dict[tuple[int, str | None], tuple[Client, ...]] = {}
-        self._published: dict[str, _Published] = {}
-        self._version: dict[str, dict[str, int]] = {}
+
+    @property
+    def round_idx(self) -> int:
+        """Communication round under way, from 0; no epoch restarts it."""
+        return self._messenger.round_idx
+
+    @round_idx.setter
+    def round_idx(self, round_idx: int) -> None:
+        self._messenger.round_idx = round_idx
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where received tensors are put; ``None`` leaves them where they arrive. The strategy sets it."""
+        return self._messenger.device
+
+    @device.setter
+    def device(self, device: torch.device | None) -> None:
+        self._messenger.device = device
+
+    @property
+    def ledger(self) -> Ledger:
+        """What crossed so far."""
+        return self._messenger.ledger
 
     # ---------------------------------------------------------------- roster
 
@@ -132,12 +135,12 @@ class Federation:
     def is_local(self, client: Client | str) -> bool:
         """Whether this process hosts ``client``."""
         name = client.name if isinstance(client, Client) else client
-        return self._rank_of[name] == self.transport.rank
+        return self._messenger.is_local(name)
 
     @property
     def hosts_server(self) -> bool:
         """Whether the server lives in this process."""
-        return self.transport.rank == 0
+        return self._messenger.hosts_server
 
     @property
     def weights(self) -> dict[str, int]:
@@ -238,16 +241,22 @@ class Federation:
             routing = {name: self._names("to", some) for name, some in to.items()} if isinstance(to, Mapping) else None
             everyone = self._names("to", None if isinstance(to, Mapping) else to)
             self._names("to", routing)
-            outgoing = {name: _detached(payload) for name, payload in self._mine(payloads).items() if name in heard}
-            self._check_finite(channel, outgoing)
-            sizes = self._announce(channel, {name: wire_size(payload) for name, payload in outgoing.items()}, 0)
+            mine = {name: payload for name, payload in self._mine(payloads).items() if name in heard}
+            outgoing = self._released(channel, mine, None)
+            for name, payload in outgoing.items():
+                for tensor in payload.values():
+                    self._messenger.check_finite(channel, name, tensor)
+            sizes = self._messenger.announce(
+                channel, {name: wire_size(payload) for name, payload in outgoing.items()}, KINDS.index("exchange")
+            )
+            self._account(channel, dict.fromkeys(sizes, 1.0), hidden=False)
             routes: list[tuple[str, str]] = []
             for sender in sizes:
                 wanted = everyone if routing is None else routing.get(sender, set())
                 routes += [(sender, name) for name in heard if name in wanted and name != sender]
             for sender, receiver in routes:
-                self.ledger.record(self.round_idx, channel, sender, receiver, sizes[sender])
-            return self._deliver(channel, outgoing, sizes, routes)
+                self._messenger.book(channel, sender, receiver, sizes[sender])
+            return self._messenger.deliver(channel, outgoing, sizes, routes)
 
     def mean(
         self,
@@ -256,6 +265,7 @@ class Federation:
         among: Iterable[Client | str] | None = None,
         to: Iterable[Client | str] | None = None,
         weights: Mapping[str, float] | None = None,
+        around: Mapping[str, Payload] | None = None,
     ) -> dict[str, dict[str, Tensor]]:
         """Weighted mean of payloads, through the channel's privacy backend: only the mean arrives.
 
@@ -266,6 +276,8 @@ class Federation:
             among: Whose payloads count, if they are present; ``None`` is everyone who gave one.
             to: Who receives the mean, if present; ``None`` is everyone.
             weights: By client, positive; ``None`` is uniform. They travel inside the sum.
+            around: ``{client: {name: tensor}}`` of local clients: public values that payloads are close to. A
+                mechanism of differential privacy clips the difference to them; otherwise of no effect.
 
         Returns:
             ``{receiver: {name: tensor}}`` for local receivers; empty if nobody was present to send. Receivers of one
@@ -279,8 +291,8 @@ class Federation:
             RosterError: If a sender, or a name in ``among`` or ``to``, is unknown.
             FederationError: On every process, if fewer clients send than the backend needs to hide them.
         """
-        shares = {name: 1.0 for name in self._rank_of} if weights is None else dict(weights)
-        return self._aggregate(channel, payloads, among, to, shares)
+        shares = dict.fromkeys(self._names("among", None), 1.0) if weights is None else dict(weights)
+        return self._aggregate(channel, payloads, among, to, shares, around)
 
     def sum(
         self,
@@ -290,7 +302,7 @@ class Federation:
         to: Iterable[Client | str] | None = None,
     ) -> dict[str, dict[str, Tensor]]:
         """Sum of payloads, through the channel's privacy backend; otherwise as `mean`."""
-        return self._aggregate(channel, payloads, among, to, None)
+        return self._aggregate(channel, payloads, among, to, None, None)
 
     def catch_up(self, channel: str) -> dict[str, dict[str, Tensor]]:
         """Send the last mean or sum of ``channel`` to present clients that were away when it was sent to them.
@@ -298,17 +310,8 @@ class Federation:
         Returns:
             ``{receiver: {name: tensor}}`` for local receivers that were behind.
         """
-        versions = self._version.get(channel)
-        if versions is None:
-            return {}
-        newest = max(versions.values())
-        behind = [name for name in names_of(self.present(channel)) if versions.get(name, 0) < newest]
-        if not behind:
-            return {}
         with self._timed("exchange"):
-            result = self._publish(channel, self._published.get(channel), behind)
-        versions.update(dict.fromkeys(behind, newest))
-        return result
+            return self._aggregation.catch_up(channel, names_of(self.present(channel)))
 
     def report(
         self, values: Mapping[str, Mapping[str, float]], names: Sequence[str], channel: str = "metrics"
@@ -330,7 +333,7 @@ class Federation:
             RosterError: If a client is unknown or not hosted here.
         """
         with self._timed("exchange"):
-            clients = list(self._rank_of)
+            clients = list(self._messenger.rank_of)
             values = self._mine(values)
             # Flags say which numbers are given: NaN is a number that a metric may have.
             table = torch.zeros(2, len(clients), len(names), dtype=torch.float64)
@@ -340,8 +343,10 @@ class Federation:
                         table[0, row, column], table[1, row, column] = values[client][name], 1.0
             given = table[1].any(dim=1).tolist()
             # The kind tells the number of names too: tables of unequal size cannot be gathered.
-            kind = _KINDS.index("report") + len(names)
-            self._announce(channel, {name: 8 for name, some in zip(clients, given, strict=True) if some}, kind)
+            kind = KINDS.index("report") + len(names)
+            self._messenger.announce(
+                channel, {name: 8 for name, some in zip(clients, given, strict=True) if some}, kind
+            )
             tables = self.transport.all_gather(table, f"exchange {channel!r} of round {self.round_idx}")
             table = torch.stack(tables).sum(dim=0)
             numbers, flags = table[0].tolist(), table[1].tolist()
@@ -361,16 +366,43 @@ class Federation:
 
     def backend(self, channel: str) -> SecureAggregation:
         """Privacy backend of ``channel``."""
-        return self._backends.get(channel, self._default_backend)
+        return self._aggregation.backend(channel)
+
+    def mechanism(self, channel: str) -> GaussianMechanism | None:
+        """What clients do to what they send over ``channel`` for differential privacy."""
+        if isinstance(self._mechanisms, Mapping):
+            return self._mechanisms.get(channel)
+        return self._mechanisms
+
+    @property
+    def has_mechanism(self) -> bool:
+        """Whether differential privacy is on for any channel."""
+        return bool(self._mechanisms)
+
+    def epsilon(self, against: Literal["message", "sum"] = "message") -> dict[str, float]:
+        """Privacy loss so far of each client that has released anything, at the largest ``delta`` of the mechanisms.
+
+        Args:
+            against: Those who see single messages, or those who see sums only: see `accounts`.
+
+        Raises:
+            ImportError: If the accountant's library is not installed.
+        """
+        mechanisms = self._mechanisms
+        rules = mechanisms.values() if isinstance(mechanisms, Mapping) else [mechanisms]
+        delta = max((rule.delta for rule in rules if rule is not None), default=1e-5)
+        account = self.accounts[against]
+        return {name: account.epsilon(name, delta) for name in account.clients}
 
     @property
     def named_channels(self) -> set[str]:
-        """Channels that ``drops`` or ``privacy`` name."""
-        return {*self.drops, *self._backends}
+        """Channels that ``drops``, ``privacy`` or ``differential_privacy`` name."""
+        mechanisms = self._mechanisms if isinstance(self._mechanisms, Mapping) else {}
+        return {*self.drops, *self._aggregation.backends, *mechanisms}
 
-    def fail(self, error: FederationError | RosterError) -> None:
+    def fail(self, error: FederationError | RosterError | PrivacyError) -> None:
         """Keep a local failure until the next exchange, which then raises it on every process."""
-        self._failure = self._failure or error
+        self._messenger.fail(error)
 
     def check(self, about: str, error: FederationError | RosterError | None) -> None:
         """Raise a local ``error`` on every process; all of them call it, those without an error give ``None``.
@@ -381,9 +413,9 @@ class Federation:
         """
         if error is not None:
             self.fail(error)
-        self._announce(about, {}, _KINDS.index("check"))
+        self._messenger.announce(about, {}, KINDS.index("check"))
 
-    # ---------------------------------------------------------------- aggregation
+    # ---------------------------------------------------------------- small things
 
     def _aggregate(
         self,
@@ -392,270 +424,80 @@ class Federation:
         among: Iterable[Client | str] | None,
         to: Iterable[Client | str] | None,
         weights: Mapping[str, float] | None,
+        around: Mapping[str, Payload] | None,
     ) -> dict[str, dict[str, Tensor]]:
         start = time.perf_counter()
         protecting = self.seconds.get("protection", 0.0)
-        backend = self.backend(channel)
         heard = names_of(self.present(channel))
         counted, addressed = self._names("among", among), self._names("to", to)
-        wanted = [name for name in heard if name in counted]
-        mine = {name: payload for name, payload in self._mine(payloads).items() if name in wanted}
-        shares = None if weights is None else self._relative(weights, wanted, mine)
-        vectors, schema = self._vectors(channel, mine, shares)
-        self._check_finite(channel, {name: {"": vector} for name, vector in vectors.items()})
-        messages: dict[str, dict[str, Tensor]] = {}
-        if self._failure is None and wanted:
+        recipe = Recipe(
+            channel,
+            senders=[name for name in heard if name in counted],
+            receivers=[name for name in heard if name in addressed],
+            away=frozenset(addressed.difference(heard)),
+            weights=weights,
+        )
+        mine: Mapping[str, Payload]
+        mine = {name: payload for name, payload in self._mine(payloads).items() if name in recipe.senders}
+        if self.mechanism(channel) is not None:
             with self._timed("protection"):
-                backend.open_round(wanted, RoundId(self.round_idx, channel, self._call))
-                for name, vector in vectors.items():
-                    messages[name] = {"schema": schema, "sum": backend.protect(name, vector)}
-        kind = _KINDS.index("sum" if weights is None else "mean")
-        sizes = self._announce(channel, {name: wire_size(message) for name, message in messages.items()}, kind)
-        if not sizes:
-            return {}
-        if len(sizes) < backend.min_clients:
-            raise FederationError(
-                f"a sum over channel {channel!r} in round {self.round_idx} would run over {list(sizes)} alone, but "
-                f"{type(backend).__name__} hides nothing of fewer than {backend.min_clients} clients: let more clients "
-                "take part, or give this channel another backend"
-            )
-        for name, size in sizes.items():
-            self.ledger.record(self.round_idx, channel, name, SERVER, size)
-        arrived = self._to_server(channel, messages, sizes)
-        published = None
-        if self.hosts_server:
-            schemas = {name: message["schema"] for name, message in arrived.items()}
-            if self._check_schemas(channel, schemas):
-                with self._timed("protection"):
-                    total = backend.aggregate({name: message["sum"] for name, message in arrived.items()})
-                    if backend.key_holder == "server":
-                        total = backend.reveal(total, len(arrived))
-                text = next(iter(schemas.values()))
-                published = _Published(total, _schema_in(text), len(arrived), shares is not None)
-        receivers = [name for name in heard if name in addressed]
-        result = self._publish(channel, published, receivers)
-        self._remember(channel, published, away=addressed.difference(heard))
+                mine = self._released(channel, mine, around)
+        result, sent = self._aggregation.aggregate(recipe, mine)
+        self._account(channel, sent, hidden=self.backend(channel).min_clients > 1)
         spent = time.perf_counter() - start - (self.seconds.get("protection", 0.0) - protecting)
         self.seconds["exchange"] = self.seconds.get("exchange", 0.0) + spent
         return result
 
-    def _remember(self, channel: str, published: _Published | None, away: set[str]) -> None:
-        """Note who missed a total that was addressed to them, and keep it for `catch_up` if somebody did."""
-        versions = self._version.setdefault(channel, dict.fromkeys(self._rank_of, 0))
-        newest = max(versions.values()) + 1
-        versions.update({name: newest for name in self._rank_of if name not in away})
-        self._published.pop(channel, None)
-        if published is not None and away:
-            # clone(): the entries of a sum that receivers got are views of its total
-            self._published[channel] = replace(published, total=published.total.clone())
-
-    def _vectors(
-        self, channel: str, mine: Mapping[str, Payload], shares: Mapping[str, float] | None
-    ) -> tuple[dict[str, Tensor], Tensor]:
-        """Flat vectors of local clients; a weighted one is multiplied by its share and carries it as last entry."""
-        if not mine:
-            return {}, torch.empty(0, dtype=torch.uint8)
-        schemas = {name: schema_of(payload) for name, payload in mine.items()}
-        first = next(iter(schemas))
-        for name, schema in schemas.items():
-            if schema != schemas[first]:
-                self.fail(PayloadError(_schema_difference(channel, first, schemas[first], name, schema)))
-                return {}, torch.empty(0, dtype=torch.uint8)
-        dtype = vector_dtype(schemas[first])
-        vectors = {}
-        for name, payload in mine.items():
-            vector = pack(payload, dtype)
-            if self.transport.world_size > 1:
-                vector = vector.cpu()  # where those of other processes arrive
-            if shares is not None:
-                vector = torch.cat([vector.mul_(shares[name]), vector.new_tensor([shares[name]])])
-            vectors[name] = vector
-        return vectors, _schema_bytes(schemas[first])
-
-    def _check_schemas(self, channel: str, texts: Mapping[str, Tensor]) -> bool:
-        first = next(iter(texts))
-        for name, text in texts.items():
-            if not torch.equal(text, texts[first]):
-                theirs = _schema_in(texts[first])
-                self.fail(PayloadError(_schema_difference(channel, first, theirs, name, _schema_in(text))))
-                return False
-        return True
-
-    def _publish(
-        self, channel: str, published: _Published | None, receivers: Sequence[str]
-    ) -> dict[str, dict[str, Tensor]]:
-        """Send a total down, to be revealed there if clients hold the key."""
-        backend = self.backend(channel)
-        message: dict[str, Tensor] = {}
-        if published is not None:
-            message = {
-                "schema": _schema_bytes(published.schema),
-                "about": torch.tensor([published.num_clients, published.weighted], dtype=torch.int32),
-                "sum": published.total,
-            }
-        kind = _KINDS.index("download")
-        sizes = self._announce(channel, {SERVER: wire_size(message)} if message else {}, kind)
-        for name in receivers:
-            self.ledger.record(self.round_idx, channel, SERVER, name, sizes[SERVER])
-        local = [name for name in receivers if self.is_local(name)]
-        message = self._from_server(channel, message, sizes[SERVER], receivers)
-        if not local:
-            return {}
-        total = message["sum"]
-        num_clients, weighted = message["about"].tolist()
-        if backend.key_holder == "clients":
-            with self._timed("protection"):
-                total = backend.reveal(total, num_clients)
-        if weighted:
-            total = total[:-1] / total[-1]
-        total = total if self.device is None else total.to(self.device)
-        result = unpack(total, _schema_in(message["schema"]))
-        return dict.fromkeys(local, result)
-
-    # ---------------------------------------------------------------- between processes
-
-    def _announce(self, channel: str, sizes: Mapping[str, int], kind: int) -> dict[str, int]:
-        """Tell all processes which exchange this is and how long each message will be; returns the sizes of all.
-
-        Also the place where a failure of one process becomes an error on all of them.
-        """
-        name = channel.encode()
-        if not 0 < len(name) <= _NAME_BYTES:
-            raise ValueError(f"channel must have 1 to {_NAME_BYTES} bytes of UTF-8, got {channel!r}")
-        failure, self._failure = self._failure, None
-        call, self._call = self._call, self._call + 1  # a call that fails is never repeated: see `RoundId`
-        if self.transport.world_size == 1:
-            if failure is not None:
-                raise failure
-            return dict(sizes)
-        parties = [*self._rank_of, SERVER]
-        head = [kind, call, self.round_idx, failure is not None]
-        words = torch.frombuffer(bytearray(name.ljust(_NAME_BYTES)), dtype=torch.int64)
-        body = torch.tensor([sizes.get(party, 0) for party in parties], dtype=torch.int64)
-        frame = torch.cat([torch.tensor(head, dtype=torch.int64), words, body])
-        frames = self.transport.all_gather(frame, f"exchange {channel!r} of round {self.round_idx}")
-        if any(bool(other[3]) for other in frames):
-            self._raise_everywhere(failure)
-        for rank, other in enumerate(frames):
-            if not torch.equal(other[:_FRAME_WORDS], frames[0][:_FRAME_WORDS]):
-                raise OutOfStepError(
-                    f"processes are out of step: rank 0 is in {_describe(frames[0])}, rank {rank} in "
-                    f"{_describe(other)}. Every process must call the same exchanges in the same order"
-                )
-        # The server's size is rank 0's word; a client's that of the rank which hosts it.
-        largest = torch.stack([other[_FRAME_WORDS:] for other in frames]).max(dim=0).values.tolist()
-        return {party: size for party, size in zip(parties, largest, strict=True) if size}
-
-    def _raise_everywhere(self, failure: FederationError | RosterError | None) -> None:
-        told = self.transport.all_gather_object(None if failure is None else (type(failure).__name__, str(failure)))
-        if failure is not None:
-            raise failure
-        rank, (kind, text) = next((rank, item) for rank, item in enumerate(told) if item is not None)
-        known = getattr(errors, kind, PeerFailedError)
-        raise known(f"{text} [raised by rank {rank}]")
-
-    def _deliver(
-        self,
-        channel: str,
-        outgoing: Mapping[str, dict[str, Tensor]],
-        sizes: Mapping[str, int],
-        routes: Sequence[tuple[str, str]],
-    ) -> dict[str, dict[str, dict[str, Tensor]]]:
-        rank = self.transport.rank
-        # One copy per receiving process, however many clients it hosts: (sender, receiving rank), in route order.
-        crossings = list(dict.fromkeys((sender, self._rank_of[receiver]) for sender, receiver in routes))
-        crossings = [(sender, there) for sender, there in crossings if self._rank_of[sender] != there]
-        encoded = {sender: encode(outgoing[sender]) for sender, _ in crossings if self._rank_of[sender] == rank}
-        outbox = [(there, encoded[sender]) for sender, there in crossings if sender in encoded]
-        senders = [sender for sender, there in crossings if there == rank]
-        inbox = [(self._rank_of[sender], sizes[sender]) for sender in senders]
-        messages = self.transport.swap(outbox, inbox, f"exchange {channel!r} of round {self.round_idx}")
-        arrived = {
-            sender: {name: tensor.to(self.device) for name, tensor in decode(message).items()}
-            for sender, message in zip(senders, messages, strict=True)
-        }
-        arrived.update(outgoing)
-        received: dict[str, dict[str, dict[str, Tensor]]] = {}
-        for sender, receiver in routes:
-            if self.is_local(receiver):
-                received.setdefault(receiver, {})[sender] = arrived[sender]
-        return received
-
-    def _to_server(
-        self, channel: str, messages: Mapping[str, dict[str, Tensor]], sizes: Mapping[str, int]
-    ) -> dict[str, dict[str, Tensor]]:
-        if self.transport.world_size == 1:
-            return {name: messages[name] for name in sizes}
-        doing = f"exchange {channel!r} of round {self.round_idx}"
-        if not self.hosts_server:
-            self.transport.swap([(0, encode(messages[name])) for name in sizes if name in messages], [], doing)
-            return {}
-        senders = [name for name in sizes if name not in messages]
-        arrived = self.transport.swap([], [(self._rank_of[name], sizes[name]) for name in senders], doing)
-        decoded = {name: decode(message) for name, message in zip(senders, arrived, strict=True)}
-        return {name: messages[name] if name in messages else decoded[name] for name in sizes}
-
-    def _from_server(
-        self, channel: str, message: dict[str, Tensor], size: int, receivers: Sequence[str]
-    ) -> dict[str, Tensor]:
-        doing = f"exchange {channel!r} of round {self.round_idx}"
-        ranks = sorted({self._rank_of[name] for name in receivers} - {0})
-        if self.hosts_server:
-            if ranks:
-                encoded = encode(message)
-                self.transport.swap([(rank, encoded) for rank in ranks], [], doing)
-            return message
-        if self.transport.rank in ranks:
-            return decode(self.transport.swap([], [(0, size)], doing)[0])
-        return {}
-
-    # ---------------------------------------------------------------- small things
-
     def _names(self, argument: str, clients: Iterable[Client | str] | None) -> set[str]:
         """Names of ``clients``, or of the whole roster; ``argument`` is for the error message."""
         if clients is None:
-            return set(self._rank_of)
+            return set(self._messenger.rank_of)
         names = {clients} if isinstance(clients, str) else set(names_of(clients))
-        unknown = sorted(names - self._rank_of.keys())
+        unknown = sorted(names - self._messenger.rank_of.keys())
         if unknown or isinstance(clients, str):
-            raise RosterError(f"{argument} must list clients of {list(self._rank_of)}, got {unknown or clients!r}")
+            raise RosterError(
+                f"{argument} must list clients of {list(self._messenger.rank_of)}, got {unknown or clients!r}"
+            )
         return names
 
-    def _relative(self, weights: Mapping[str, float], among: Sequence[str], senders: Iterable[str]) -> dict[str, float]:
-        """Weights divided by the largest, so that premultiplied vectors stay within the bounds of plain ones."""
-        missing = [name for name in senders if name not in weights]
-        bad = {name: weights[name] for name in senders if name in weights and not 0 < weights[name] < float("inf")}
-        if missing:
-            self.fail(PayloadError(f"weights must name every client that sends, missing {missing}"))
-        elif bad:
-            self.fail(
-                PayloadError(f"weights must be positive and finite, got {bad}: leave a client out with `among` instead")
-            )
-        good = {name: float(weights[name]) for name in among if 0 < weights.get(name, 0) < float("inf")}
-        largest = max(good.values(), default=1.0)
-        return {name: good.get(name, largest) / largest for name in among}
+    def _released(
+        self, channel: str, payloads: Mapping[str, Payload], around: Mapping[str, Payload] | None
+    ) -> dict[str, dict[str, Tensor]]:
+        """What leaves local clients: detached copies, or what a mechanism makes of them."""
+        mechanism = self.mechanism(channel)
+        if mechanism is None:
+            return {name: _detached(payload) for name, payload in payloads.items()}
+        released: dict[str, dict[str, Tensor]] = {}
+        for name, payload in payloads.items():
+            for tensor in payload.values():
+                self._messenger.check_finite(channel, name, tensor)
+            if not self._messenger.failed:
+                released[name] = mechanism.release(payload, None if around is None else around.get(name))
+        return released
+
+    def _account(self, channel: str, sent: Mapping[str, float], hidden: bool) -> None:
+        """Book what clients have released; in a hidden sum, the noise of all of them covers each.
+
+        A client's share w of a sum with noise w_j z C from each client j is a Gaussian mechanism of multiplier
+        z |w| / w, at least z |w| as the largest weight is 1.
+        """
+        mechanism = self.mechanism(channel)
+        if mechanism is None:
+            return
+        together = math.hypot(*sent.values()) if hidden else 1.0
+        self.accounts["message"].record(sent, mechanism.noise_multiplier)
+        self.accounts["sum"].record(sent, mechanism.noise_multiplier * together)
 
     def _mine(self, payloads: Mapping[str, _T]) -> dict[str, _T]:
         for name in payloads:
-            if name not in self._rank_of:
-                raise RosterError(f"sender {name!r} is not one of the clients {list(self._rank_of)}")
+            if name not in self._messenger.rank_of:
+                raise RosterError(f"sender {name!r} is not one of the clients {list(self._messenger.rank_of)}")
             if not self.is_local(name):
                 raise RosterError(
-                    f"sender {name!r} is hosted by rank {self._rank_of[name]}, not by rank {self.transport.rank}: give "
-                    "the payloads of local clients only"
+                    f"sender {name!r} is hosted by rank {self._messenger.rank_of[name]}, not by rank "
+                    f"{self.transport.rank}: give the payloads of local clients only"
                 )
-        return {name: payloads[name] for name in self._rank_of if name in payloads}
-
-    def _check_finite(self, channel: str, payloads: Mapping[str, Payload]) -> None:
-        for name, payload in payloads.items():
-            for tensor in payload.values():
-                if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-                    self.fail(
-                        DivergedError(
-                            f"client {name!r} would send NaN or infinity over channel {channel!r} in round "
-                            f"{self.round_idx}: its training has diverged, lower the learning rate or clip gradients"
-                        )
-                    )
+        return {name: payloads[name] for name in self._messenger.rank_of if name in payloads}
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:
@@ -675,19 +517,11 @@ class Federation:
             "seed": self.seed,
             "round_idx": self.round_idx,
             "batch_idx": self.batch_idx,
-            "calls": self._call,
+            "calls": self._messenger.call,
             "ledger": self.ledger.state_dict(),
             "seconds": dict(self.seconds),
-            "versions": {channel: dict(versions) for channel, versions in self._version.items()},
-            "published": {
-                channel: {
-                    "total": item.total.cpu(),
-                    "schema": _schema_bytes(item.schema),
-                    "num_clients": item.num_clients,
-                    "weighted": item.weighted,
-                }
-                for channel, item in self._published.items()
-            },
+            "accounts": {against: account.state_dict() for against, account in self.accounts.items()},
+            **self._aggregation.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -698,16 +532,13 @@ class Federation:
         """
         self.check_roster(state)
         self.seed = state["seed"]
-        self.round_idx, self.batch_idx, self._call = state["round_idx"], state["batch_idx"], state["calls"]
+        self.round_idx, self.batch_idx, self._messenger.call = state["round_idx"], state["batch_idx"], state["calls"]
         self.ledger.load_state_dict(state["ledger"])
         self.seconds = dict(state["seconds"])
-        self._version = {channel: dict(versions) for channel, versions in state["versions"].items()}
+        for against, account in self.accounts.items():
+            account.load_state_dict(state["accounts"][against])
+        self._aggregation.load_state_dict(state)
         self._present.clear()
-        self._published = {
-            channel: _Published(item["total"], _schema_in(item["schema"]), item["num_clients"], bool(item["weighted"]))
-            for channel, item in state["published"].items()
-            if self.hosts_server
-        }
 
     def check_roster(self, state: Mapping[str, Any]) -> None:
         """Raise a `RosterError` unless ``state``, made by `state_dict`, belongs to this roster."""
@@ -725,29 +556,6 @@ class Federation:
 
 def _detached(payload: Payload) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in payload.items()}
-
-
-@lru_cache(maxsize=256)
-def _schema_bytes(schema: Schema) -> Tensor:
-    return torch.frombuffer(bytearray(schema_text(schema)), dtype=torch.uint8)
-
-
-def _schema_in(message: Tensor) -> Schema:
-    return schema_from(message.numpy().tobytes())
-
-
-def _schema_difference(channel: str, first: str, schema: Schema, name: str, other: Schema) -> str:
-    ours = {entry[0]: entry[1:] for entry in schema}
-    theirs = {entry[0]: entry[1:] for entry in other}
-    keys = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
-    detail = f"{keys[0]!r} is {ours.get(keys[0])} there and {theirs.get(keys[0])} here" if keys else "the order differs"
-    return f"payloads of channel {channel!r} must agree to be added: client {name!r} differs from {first!r}, {detail}"
-
-
-def _describe(frame: Tensor) -> str:
-    name = frame[4:_FRAME_WORDS].numpy().tobytes().decode(errors="replace").rstrip()
-    kind = _KINDS[min(int(frame[0]), len(_KINDS) - 1)]
-    return f"{kind} of channel {name!r} (call {int(frame[1])}, round {int(frame[2])})"
 
 
 def _roster_text(roster: Iterable[Sequence[str]]) -> str:

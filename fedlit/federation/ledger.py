@@ -11,6 +11,9 @@ import torch
 SERVER = "server"
 """Name of the party that aggregates, as a sender or receiver in the ledger; no client may be called so."""
 
+KEYS = "/keys"
+"""Ends the name under which a channel's key agreement, shares and unmasking are booked: ``"weights/keys"``."""
+
 
 @dataclass(frozen=True, order=True)
 class LedgerEntry:

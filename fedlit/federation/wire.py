@@ -9,28 +9,19 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Mapping
 from functools import lru_cache
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from fedlit.federation.errors import PayloadError
-
-Payload: TypeAlias = Mapping[str, Tensor]
-Schema: TypeAlias = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
+from fedlit.privacy.packing import Payload, Schema, schema_of
 
 _LENGTH = struct.Struct("<I")
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
     torch.uint64, torch.uint32, torch.uint16, torch.uint8, torch.bool,
 )}  # fmt: skip
-
-
-def schema_of(payload: Payload) -> Schema:
-    """Names, types and shapes of a payload, in its order."""
-    return tuple((name, tensor.dtype, tuple(tensor.shape)) for name, tensor in payload.items())
 
 
 @lru_cache(maxsize=4096)

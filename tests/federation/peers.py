@@ -24,7 +24,7 @@ TIMEOUT = 3.0
 
 def toy_backend() -> Any:
     spec = importlib.util.spec_from_file_location(
-        "contract", Path(__file__).parents[1] / "privacy" / "test_contract.py"
+        "contract", Path(__file__).parents[1] / "privacy" / "test_in_federation.py"
     )
     assert spec is not None
     assert spec.loader is not None

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedlit.federation import PayloadError
-from fedlit.federation.packing import pack, unpack, vector_dtype
-from fedlit.federation.wire import _DTYPES, decode, encode, schema_of, wire_size
+from fedlit.federation.wire import _DTYPES, decode, encode, wire_size
 
 shapes = st.lists(st.integers(0, 4), max_size=3)
 
@@ -153,65 +152,3 @@ def test_no_pickle_is_on_the_wire() -> None:
 def test_a_type_that_no_message_can_hold_is_refused_by_the_sender() -> None:
     with pytest.raises(PayloadError, match=r"entry 'z' has type torch\.complex64, a message can hold"):
         encode({"a": torch.zeros(1), "z": torch.zeros(1, dtype=torch.complex64)})
-
-
-# ---------------------------------------------------------------- packing
-
-
-def test_a_payload_is_packed_in_its_order() -> None:
-    payload = {"b": torch.tensor([[1.0, 2.0], [3.0, 4.0]]), "a": torch.tensor(5.0), "none": torch.zeros(0, 3)}
-    assert pack(payload, torch.float32).tolist() == [1.0, 2.0, 3.0, 4.0, 5.0]
-
-
-@pytest.mark.parametrize(
-    ("dtypes", "expected"),
-    [
-        ([torch.float32], torch.float32),
-        ([torch.float16, torch.bfloat16], torch.float32),
-        ([torch.float32, torch.float64], torch.float64),
-        ([torch.float32, torch.int64], torch.float64),
-        ([torch.bool], torch.float64),
-    ],
-)
-def test_the_vector_is_wide_enough_for_every_entry(dtypes: list[torch.dtype], expected: torch.dtype) -> None:
-    schema = schema_of({str(index): torch.zeros(1, dtype=dtype) for index, dtype in enumerate(dtypes)})
-    assert vector_dtype(schema) == expected
-
-
-@settings(deadline=None)
-@given(
-    st.dictionaries(
-        st.text(max_size=4),
-        st.tuples(
-            st.sampled_from(
-                [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.int8, torch.bool]
-            ),
-            shapes,
-        ),
-        min_size=1,
-        max_size=4,
-    ),
-    st.integers(0, 1000),
-)
-def test_packing_and_unpacking_give_the_payload_back(
-    layout: dict[str, tuple[torch.dtype, list[int]]], seed: int
-) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    payload = {
-        name: (10 * torch.randn(shape, generator=generator)).to(dtype) for name, (dtype, shape) in layout.items()
-    }
-    schema = schema_of(payload)
-    back = unpack(pack(payload, vector_dtype(schema)), schema)
-    assert list(back) == list(payload)
-    assert all(same_bits(back[name], tensor) for name, tensor in payload.items())
-
-
-def test_integer_entries_are_rounded_half_to_even() -> None:
-    schema = schema_of({"n": torch.zeros(4, dtype=torch.int64)})
-    assert unpack(torch.tensor([0.5, 1.5, -2.5, 2.4999], dtype=torch.float64), schema)["n"].tolist() == [0, 2, -2, 2]
-
-
-def test_integers_up_to_two_to_the_53_are_exact() -> None:
-    payload = {"n": torch.tensor([2**53, -(2**53) + 1])}
-    schema = schema_of(payload)
-    assert unpack(pack(payload, vector_dtype(schema)), schema)["n"].tolist() == [2**53, -(2**53) + 1]

@@ -1,0 +1,176 @@
+"""PrivacyReport: what a run hid from whom, as its backends describe it, next to what crossed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from rich import box
+from rich.table import Table
+
+from fedlit.callbacks.shared import LOGGING_CHANNELS, federated, show
+from fedlit.federation import KEYS, SERVER, Federation
+from fedlit.privacy import Description
+
+NOT_PROTECTED = (
+    "What a sum itself tells, round after round, is not hidden by any backend: only differential privacy limits it.",
+    "Who takes part, in which round, and the number of training samples of each client are known to all.",
+    "Watched numbers (channels 'metrics' and 'oracle': losses, accuracies) and messages from client to client are sent "
+    "in the clear.",
+    "The processes of a run are joined without encryption or authentication: use a private network or a tunnel.",
+    "Clients are trusted to follow the protocol; nothing keeps one from sending a poisoned vector.",
+)
+"""What no backend protects, in words."""
+
+
+@dataclass(frozen=True)
+class ChannelReport:
+    """One channel of a run.
+
+    Args:
+        channel: Kind of message.
+        description: Of its backend; ``None`` for messages from client to client, which no backend carries.
+        bytes_up: Sent by clients, key material apart.
+        bytes_down: Sent by the server, key material apart.
+        bytes_keys: Of key agreement, shares and unmasking, both ways.
+        clip_norm: Of the channel's differential privacy; ``None`` without.
+        noise_multiplier: Likewise.
+    """
+
+    channel: str
+    description: Description | None
+    bytes_up: int
+    bytes_down: int
+    bytes_keys: int
+    clip_norm: float | None
+    noise_multiplier: float | None
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a run hid from whom.
+
+    Args:
+        channels: All that carried messages of the method.
+        epsilon_message: Greatest privacy loss of a client against those who see single messages; ``None`` without
+            differential privacy.
+        epsilon_sum: Against those who see sums only, if all clients add their noise.
+        not_protected: What no backend protects.
+    """
+
+    channels: list[ChannelReport]
+    epsilon_message: float | None
+    epsilon_sum: float | None
+    not_protected: tuple[str, ...] = NOT_PROTECTED
+
+    def to_json(self) -> str:
+        """The fields as a JSON object."""
+        return json.dumps(asdict(self), indent=2, allow_nan=False)
+
+    def table(self) -> Table:
+        """One column per channel, one row per statement."""
+        table = Table(title="privacy report", box=box.SIMPLE_HEAD, pad_edge=False)
+        table.add_column("")
+        for report in self.channels:
+            table.add_column(report.channel, overflow="fold")
+        for name, cells in self._rows():
+            table.add_row(name, *cells)
+        return table
+
+    def _rows(self) -> list[tuple[str, list[str]]]:
+        rows = []
+        for item in fields(Description):
+            text = [
+                "no secure sum: from client to client" if report.description is None and item.name == "backend"
+                else "-" if report.description is None
+                else _words(getattr(report.description, item.name))
+                for report in self.channels
+            ]  # fmt: skip
+            rows.append((item.name.replace("_", " "), text))
+        rows.append(("bytes up", [f"{report.bytes_up:,}" for report in self.channels]))
+        rows.append(("bytes down", [f"{report.bytes_down:,}" for report in self.channels]))
+        rows.append(("bytes of keys", [f"{report.bytes_keys:,}" for report in self.channels]))
+        noise = [
+            "none" if report.clip_norm is None else f"clip {report.clip_norm:g}, noise {report.noise_multiplier:g}"
+            for report in self.channels
+        ]
+        rows.append(("differential privacy", noise))
+        return rows
+
+
+def report(federation: Federation) -> Report:
+    """Sum up what a federation has sent so far, and under whose protection."""
+    ledger = federation.ledger
+    sent = ledger.bytes_by_channel()
+    summed = {entry.channel for entry in ledger if SERVER in (entry.sender, entry.receiver)}
+    channels = []
+    for channel in sent:
+        if channel in LOGGING_CHANNELS or channel.endswith(KEYS):
+            continue
+        up, down = ledger.bytes_up_and_down(channel)
+        mechanism = federation.mechanism(channel)
+        channels.append(
+            ChannelReport(
+                channel=channel,
+                description=federation.backend(channel).describe() if channel in summed else None,
+                bytes_up=up,
+                bytes_down=down,
+                bytes_keys=sent.get(channel + KEYS, 0),
+                clip_norm=None if mechanism is None else mechanism.clip_norm,
+                noise_multiplier=None if mechanism is None else mechanism.noise_multiplier,
+            )
+        )
+    return Report(channels, *(_spent(federation) or (None, None)))
+
+
+def _spent(federation: Federation) -> tuple[float, float] | None:
+    """Greatest privacy loss of a client, by message and by sum; ``None`` without differential privacy."""
+    if not federation.has_mechanism:
+        return None
+    by_message, by_sum = federation.epsilon("message"), federation.epsilon("sum")
+    return max(by_message.values(), default=0.0), max(by_sum.values(), default=0.0)
+
+
+class PrivacyReport(Callback):
+    """Prints and writes, at the end of a fit, what each channel's backend hides from whom, and what nothing protects.
+
+    With differential privacy, logs the greatest privacy loss of a client after each round as ``privacy/epsilon``
+    (against those who see single messages) and ``privacy/epsilon_sum`` (against those who see sums only).
+
+    Args:
+        json: Path of the file; ``None`` is ``privacy.json`` in the Trainer's ``log_dir``, or its ``default_root_dir``.
+        print_table: Whether to print the report.
+    """
+
+    def __init__(self, json: str | None = None, print_table: bool = True) -> None:
+        self.json = json
+        self.print_table = print_table
+
+    def on_round_end(self, trainer: Trainer, module: LightningModule, round_idx: int) -> None:
+        """Log what has been spent so far."""
+        method = federated(module, self)
+        spent = _spent(method.federation)
+        if spent is not None:
+            method.log_now({"privacy/epsilon": spent[0], "privacy/epsilon_sum": spent[1]})
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the file and print the report."""
+        # log_dir is a broadcast: all processes ask for it
+        path = Path(self.json or Path(trainer.log_dir or trainer.default_root_dir, "privacy.json"))
+        if not trainer.is_global_zero:
+            return
+        summed = report(federated(pl_module, self).federation)
+        if not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(summed.to_json() + "\n", encoding="utf-8")
+        if self.print_table:
+            show(summed.table())
+            if summed.epsilon_message is not None:
+                show(f"epsilon {summed.epsilon_message:.3g} by message, {summed.epsilon_sum:.3g} by sum, at most")
+            show("Not protected:\n" + "\n".join(f"- {line}" for line in summed.not_protected))
+
+
+def _words(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,461 @@
+"""Aggregation: secure means and sums of clients' payloads, carried by a privacy backend."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedlit.federation.errors import FederationError, PayloadError
+from fedlit.federation.ledger import KEYS, SERVER
+from fedlit.federation.messenger import KINDS, Message, Messenger
+from fedlit.federation.wire import schema_from, schema_text, wire_size
+from fedlit.privacy import (
+    AggregationClient,
+    AggregationServer,
+    FixedPoint,
+    InputError,
+    PrivacyError,
+    QuorumError,
+    RoundId,
+    SecureAggregation,
+)
+from fedlit.privacy.packing import Payload, Schema, pack, relative_weights, schema_difference, schema_of, unpack
+
+_KEYS, _UNMASKING, _DOWNLOAD = (KINDS.index(kind) for kind in ("keys", "unmasking", "download"))
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a secure mean or sum is to be taken of.
+
+    Args:
+        channel: Kind of message.
+        senders: Clients whose payloads count, in roster order; some may turn out to send nothing.
+        receivers: Present clients that receive the total, in roster order.
+        away: Clients that should have received it and are not present.
+        weights: Of a mean, by client; ``None`` is a sum.
+    """
+
+    channel: str
+    senders: Sequence[str]
+    receivers: Sequence[str]
+    away: frozenset[str]
+    weights: Mapping[str, float] | None
+
+
+@dataclass
+class _Published:
+    """The last total of a channel, for clients that were away.
+
+    Attributes:
+        total: As the server sends it: plain where the server holds the key, so that no key need outlive its round.
+        revealed: As clients of this process read it, where only clients can; ``None`` if none here did.
+        restored: Whether it comes from a checkpoint, so that no key opens ``total`` any more.
+    """
+
+    total: Tensor
+    schema: Schema
+    num_clients: int
+    weighted: bool
+    revealed: Tensor | None = None
+    restored: bool = False
+
+
+@dataclass
+class _Parties:
+    """The parties of one backend that live in this process."""
+
+    clients: dict[str, AggregationClient]
+    server: AggregationServer
+    enrolled: bool = False
+
+
+class Aggregation:
+    """Runs each party of a backend where it lives, and carries what they say to each other.
+
+    Args:
+        messenger: Between the processes.
+        default: Backend of channels that ``backends`` does not name.
+        backends: By channel.
+        timed: Context in which time counts as protection.
+    """
+
+    def __init__(
+        self,
+        messenger: Messenger,
+        default: SecureAggregation,
+        backends: Mapping[str, SecureAggregation],
+        timed: Callable[[str], Any],
+    ) -> None:
+        self._messenger = messenger
+        self._default = default
+        self.backends = dict(backends)
+        self._timed = timed
+        self._parties: dict[int, _Parties] = {}  # by identity of the backend: one object may serve several channels
+        self._published: dict[str, _Published] = {}
+        self._version: dict[str, dict[str, int]] = {}
+
+    def backend(self, channel: str) -> SecureAggregation:
+        """Privacy backend of ``channel``."""
+        return self.backends.get(channel, self._default)
+
+    # ---------------------------------------------------------------- one aggregation
+
+    def aggregate(
+        self, recipe: Recipe, payloads: Mapping[str, Payload]
+    ) -> tuple[dict[str, dict[str, Tensor]], dict[str, float]]:
+        """Mean or sum of the senders' ``payloads`` (those of local clients).
+
+        Returns:
+            What local receivers get; and who has sent, with the weight relative to the largest (1 in a sum).
+        """
+        channel, messenger, backend = recipe.channel, self._messenger, self.backend(recipe.channel)
+        shares = self._shares(recipe, payloads, backend.codec)
+        vectors, schema = self._vectors(recipe, payloads, shares)
+        messages: dict[str, Message] = {name: {} for name in vectors}
+        parties = self._enrolled(channel) if recipe.senders else self._here(backend)
+        if len(recipe.senders) >= backend.min_clients and recipe.senders:
+            self._open(recipe, parties)
+            for name, vector in vectors.items():
+                with self._protecting(name, channel):
+                    messages[name] = {"schema": schema, "sum": parties.clients[name].protect(vector)}
+        kind = KINDS.index("sum" if recipe.weights is None else "mean")
+        sizes = messenger.announce(channel, {name: wire_size(message) for name, message in messages.items()}, kind)
+        if not sizes:
+            return {}, {}
+        if len(sizes) < backend.min_clients:
+            raise FederationError(
+                f"a sum over channel {channel!r} in round {messenger.round_idx} would run over {list(sizes)} alone, "
+                f"but {type(backend).__name__} hides nothing of fewer than {backend.min_clients} clients: let more "
+                "clients take part, or give this channel another backend"
+            )
+        for name, size in sizes.items():
+            messenger.book(channel, name, SERVER, size)
+        arrived = messenger.to_server(channel, messages, sizes)
+        published = self._total(recipe, parties, arrived)
+        if backend.closes:
+            published = self._unmask(recipe, parties, list(sizes), published)
+        if published is not None and backend.key_holder == "server":
+            with self._protecting():
+                total = parties.server.reveal(published.total, published.num_clients)
+                published.total = total if backend.codec is None else _on_grid(total, backend.codec)
+        result, seen = self._publish(channel, published, recipe.receivers)
+        if published is not None:
+            # clone(): the entries of a sum that receivers got are views of its total
+            seen = replace(published, total=published.total.clone(), revealed=seen.revealed if seen else None)
+        self._remember(recipe, seen)
+        return result, {name: 1.0 if shares is None else shares[name] for name in sizes}
+
+    def _shares(
+        self, recipe: Recipe, payloads: Mapping[str, Payload], codec: FixedPoint | None
+    ) -> dict[str, float] | None:
+        """Relative weights of the senders; those given on this process must name its own."""
+        if recipe.weights is None:
+            return None
+        try:
+            relative_weights(recipe.weights, list(payloads), codec)
+            known = {name: weight for name, weight in recipe.weights.items() if 0 < weight < math.inf}
+            return relative_weights(known, [name for name in recipe.senders if name in known], codec)
+        except InputError as error:
+            self._messenger.fail(PayloadError(str(error)))
+            return None
+
+    def _vectors(
+        self, recipe: Recipe, payloads: Mapping[str, Payload], shares: Mapping[str, float] | None
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """Flat vectors of local clients, and their schema; none if a failure waits."""
+        nothing = torch.empty(0, dtype=torch.uint8)
+        if not payloads or self._messenger.failed:
+            return {}, nothing
+        schemas = {name: schema_of(payload) for name, payload in payloads.items()}
+        if not self._check_schemas(recipe.channel, schemas):
+            return {}, nothing
+        codec = self.backend(recipe.channel).codec
+        vectors = {}
+        for name, payload in payloads.items():
+            with self._protecting(name, recipe.channel):
+                vector = pack(payload, codec, None if shares is None else shares[name])
+                if codec is not None or self._messenger.transport.world_size > 1:
+                    vector = vector.cpu()  # where those of other processes arrive, and where codecs work
+                self._messenger.check_finite(recipe.channel, name, vector)
+                vectors[name] = vector
+        return vectors, _schema_bytes(next(iter(schemas.values())))
+
+    def _check_schemas(self, channel: str, schemas: Mapping[str, Schema]) -> bool:
+        first = next(iter(schemas))
+        for name, schema in schemas.items():
+            if schema != schemas[first]:
+                difference = schema_difference(first, schemas[first], name, schema)
+                self._messenger.fail(
+                    PayloadError(f"payloads of channel {channel!r} must agree to be added: {difference}")
+                )
+                return False
+        return True
+
+    def _total(self, recipe: Recipe, parties: _Parties, arrived: Mapping[str, Message]) -> _Published | None:
+        """At the server: the protected total."""
+        if not self._messenger.hosts_server:
+            return None
+        with self._protecting():
+            schemas = {name: _schema_in(message["schema"]) for name, message in arrived.items()}
+            if self._check_schemas(recipe.channel, schemas):
+                total = parties.server.aggregate({name: message["sum"] for name, message in arrived.items()})
+                return _Published(total, next(iter(schemas.values())), len(arrived), recipe.weights is not None)
+        return None
+
+    def _remember(self, recipe: Recipe, seen: _Published | None) -> None:
+        """Note who missed a total that was addressed to them, and keep it for `catch_up` if somebody did."""
+        channel = recipe.channel
+        versions = self._version.setdefault(channel, dict.fromkeys(self._messenger.rank_of, 0))
+        newest = max(versions.values()) + 1
+        versions.update({name: newest for name in self._messenger.rank_of if name not in recipe.away})
+        self._published.pop(channel, None)
+        if seen is not None and recipe.away:
+            self._published[channel] = seen
+
+    # ---------------------------------------------------------------- conversations of the backend
+
+    def _enrolled(self, channel: str) -> _Parties:
+        """The backend's parties; at their first use the whole roster enrols."""
+        backend, messenger = self.backend(channel), self._messenger
+        parties = self._here(backend)
+        if not parties.enrolled:
+            roster = list(messenger.rank_of)
+            with self._protecting():
+                parties.server.enrol(roster)
+                for client in parties.clients.values():
+                    client.enrol(roster)
+            for step in backend.enrolment:
+                self._converse(channel, step, parties, roster)
+            parties.enrolled = True
+        return parties
+
+    def _here(self, backend: SecureAggregation) -> _Parties:
+        """The backend's parties in this process, made at their first use."""
+        if id(backend) not in self._parties:
+            local = [name for name in self._messenger.rank_of if self._messenger.is_local(name)]
+            self._parties[id(backend)] = _Parties({name: backend.client(name) for name in local}, backend.server())
+        return self._parties[id(backend)]
+
+    def _open(self, recipe: Recipe, parties: _Parties) -> None:
+        """Open a round between the senders."""
+        round_id = RoundId(self._messenger.round_idx, recipe.channel, self._messenger.call)
+        backend = self.backend(recipe.channel)
+        with self._protecting():
+            for name in recipe.senders:
+                if name in parties.clients:
+                    parties.clients[name].open_round(round_id, recipe.senders)
+            if self._messenger.hosts_server:
+                parties.server.open_round(round_id, recipe.senders)
+        for step in backend.opening:
+            self._converse(recipe.channel, step, parties, recipe.senders)
+
+    def _converse(self, channel: str, step: str, parties: _Parties, names: Sequence[str]) -> None:
+        """One step: every client says something, the server relays, every client hears."""
+        local = [name for name in names if name in parties.clients]
+        said: dict[str, bytes] = {}
+        with self._protecting():
+            said = {name: parties.clients[name].say(step) for name in local}
+        arrived = self._up(channel, said, _KEYS)
+        relayed: dict[str, bytes] = {}
+        if self._messenger.hosts_server:
+            with self._protecting():
+                relayed = parties.server.relay(step, {name: arrived.get(name, b"") for name in names})
+        heard = self._down(channel, relayed, _KEYS)
+        with self._protecting():
+            for name in local:
+                parties.clients[name].hear(step, heard.get(name, b""))
+
+    def _unmask(
+        self, recipe: Recipe, parties: _Parties, senders: Sequence[str], published: _Published | None
+    ) -> _Published | None:
+        """Ask those who sent for what removes the masks of their total."""
+        questions: dict[str, bytes] = {}
+        if published is not None:
+            with self._protecting():
+                questions = parties.server.ask()
+        asked = self._down(recipe.channel, questions, _UNMASKING)
+        answers: dict[str, bytes] = {}
+        with self._protecting():
+            answers = {name: parties.clients[name].answer(asked[name]) for name in senders if name in asked}
+        arrived = self._up(recipe.channel, answers, _UNMASKING)
+        if published is not None:
+            with self._protecting():
+                return replace(published, total=parties.server.conclude(arrived))
+        return None
+
+    def _up(self, channel: str, said: Mapping[str, bytes], kind: int) -> dict[str, bytes]:
+        """Carry what clients say to the server, and book it; empty messages are not sent."""
+        messages = {name: _note(text) for name, text in said.items() if text}
+        sizes = self._messenger.announce(channel, {n: wire_size(m) for n, m in messages.items()}, kind)
+        for name, size in sizes.items():
+            self._messenger.book(channel + KEYS, name, SERVER, size)
+        return {name: _text(note) for name, note in self._messenger.to_server(channel, messages, sizes).items()}
+
+    def _down(self, channel: str, told: Mapping[str, bytes], kind: int) -> dict[str, bytes]:
+        """Carry what the server tells each client, likewise."""
+        messages = {name: _note(text) for name, text in told.items() if text}
+        sizes = self._messenger.announce(channel, {n: wire_size(m) for n, m in messages.items()}, kind)
+        for name, size in sizes.items():
+            self._messenger.book(channel + KEYS, SERVER, name, size)
+        return {name: _text(note) for name, note in self._messenger.from_server(channel, messages, sizes).items()}
+
+    @contextmanager
+    def _protecting(self, client: str | None = None, channel: str | None = None) -> Iterator[None]:
+        """Time spent by a backend's parties; what they refuse fails on every process at the next announcement."""
+        with self._timed("protection"):
+            try:
+                yield
+            except InputError as error:
+                self._messenger.fail(type(error)(f"client {client!r}, channel {channel!r}: {error}"))
+            except PrivacyError as error:
+                self._messenger.fail(error)
+
+    # ---------------------------------------------------------------- totals on their way down
+
+    def _publish(
+        self, channel: str, published: _Published | None, receivers: Sequence[str]
+    ) -> tuple[dict[str, dict[str, Tensor]], _Published | None]:
+        """Send a total down, to be revealed there if clients hold the key.
+
+        Returns:
+            What local receivers get, and what they have seen of the total if only clients can read it.
+        """
+        messenger, backend = self._messenger, self.backend(channel)
+        message: Message = {}
+        if published is not None:
+            message = {
+                "schema": _schema_bytes(published.schema),
+                "about": torch.tensor([published.num_clients, published.weighted], dtype=torch.int32),
+                "sum": published.total,
+            }
+        sizes = messenger.announce(channel, {SERVER: wire_size(message)} if message else {}, _DOWNLOAD)
+        for name in receivers:
+            messenger.book(channel, SERVER, name, sizes[SERVER])
+        local = [name for name in receivers if messenger.is_local(name)]
+        message = messenger.broadcast(channel, message, sizes[SERVER], receivers)
+        if backend.key_holder == "clients":
+            seen = self._revealed(backend, local[0], message) if local else None
+            messenger.announce(channel, {}, KINDS.index("check"))  # a total that does not open is nobody's total
+            total = None if seen is None else seen.revealed
+        else:
+            seen, total = None, message["sum"] if local else None
+            if total is not None and backend.codec is not None:
+                total = backend.codec.decode(total)
+        if total is None:
+            return {}, seen
+        weighted = bool(message["about"][1])
+        result = unpack(total, _schema_in(message["schema"]), backend.codec, weighted, messenger.device)
+        return dict.fromkeys(local, result), seen
+
+    def _revealed(self, backend: SecureAggregation, client: str, message: Message) -> _Published | None:
+        """What a client reads in a total."""
+        num_clients, weighted = message["about"].tolist()
+        with self._protecting():
+            revealed = self._here(backend).clients[client].reveal(message["sum"], num_clients)
+            return _Published(message["sum"], _schema_in(message["schema"]), num_clients, bool(weighted), revealed)
+        return None
+
+    def catch_up(self, channel: str, present: Sequence[str]) -> dict[str, dict[str, Tensor]]:
+        """Send the last total of ``channel`` to those of ``present`` that were away when it was sent to them."""
+        versions = self._version.get(channel)
+        if versions is None:
+            return {}
+        newest = max(versions.values())
+        behind = [name for name in present if versions.get(name, 0) < newest]
+        if not behind:
+            return {}
+        published = self._published.get(channel)
+        if published is not None and published.restored and self.backend(channel).key_holder == "clients":
+            self._reissue(channel, published, next(name for name, version in versions.items() if version == newest))
+        result, _ = self._publish(channel, published if self._messenger.hosts_server else None, behind)
+        versions.update(dict.fromkeys(behind, newest))
+        return result
+
+    def _reissue(self, channel: str, published: _Published, author: str) -> None:
+        """After a resume no key opens the stored total: a client that has read it seals it anew for the others."""
+        messenger, parties = self._messenger, self._enrolled(channel)
+        messages: dict[str, Message] = {}
+        if messenger.is_local(author):
+            with self._protecting():
+                if published.revealed is None:
+                    raise QuorumError(
+                        f"the last total of channel {channel!r} was read by nobody before the checkpoint, and its key "
+                        "is gone: resume from a checkpoint of another round"
+                    )
+                sealed = parties.clients[author].reissue(published.revealed, published.num_clients)
+                messages[author] = {"sum": sealed}
+        sizes = messenger.announce(channel, {name: wire_size(message) for name, message in messages.items()}, _DOWNLOAD)
+        messenger.book(channel, author, SERVER, sizes[author])
+        arrived = messenger.to_server(channel, messages, sizes)
+        if arrived:
+            published.total = arrived[author]["sum"]
+        published.restored = False
+
+    # ---------------------------------------------------------------- checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """Who has which total, and the totals kept for those who were away; no key is ever saved.
+
+        Where only clients can read a total, it is kept as they have read it: a checkpoint holds their weights anyway.
+        """
+        return {
+            "versions": {channel: dict(versions) for channel, versions in self._version.items()},
+            "published": {
+                channel: {
+                    "total": item.total.cpu(),
+                    "revealed": item.revealed,
+                    "schema": _schema_bytes(item.schema),
+                    "num_clients": item.num_clients,
+                    "weighted": item.weighted,
+                }
+                for channel, item in self._published.items()
+            },
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` left off, with new keys."""
+        self._version = {channel: dict(versions) for channel, versions in state["versions"].items()}
+        self._published = {
+            channel: _Published(
+                item["total"],
+                _schema_in(item["schema"]),
+                item["num_clients"],
+                bool(item["weighted"]),
+                item.get("revealed"),
+                restored=True,
+            )
+            for channel, item in state["published"].items()
+            if self._messenger.hosts_server or self.backend(channel).key_holder == "clients"
+        }
+
+
+def _on_grid(total: Tensor, codec: FixedPoint) -> Tensor:
+    """A decoded total as the integers it came from, in 4 bytes if they fit."""
+    places = (total * codec.scale).round()
+    narrow = not places.numel() or float(places.abs().max()) < 2**31
+    return places.to(torch.int32 if narrow else torch.int64)
+
+
+def _note(text: bytes) -> Message:
+    return {"keys": torch.frombuffer(bytearray(text), dtype=torch.uint8)}
+
+
+def _text(note: Message) -> bytes:
+    return note["keys"].numpy().tobytes()
+
+
+@lru_cache(maxsize=256)
+def _schema_bytes(schema: Schema) -> Tensor:
+    return torch.frombuffer(bytearray(schema_text(schema)), dtype=torch.uint8)
+
+
+def _schema_in(message: Tensor) -> Schema:
+    return schema_from(message.numpy().tobytes())

@@ -1,0 +1,210 @@
+"""Messenger: carries messages between the processes of a federation, and keeps them in step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from fedlit.federation import errors
+from fedlit.federation.errors import DivergedError, FederationError, OutOfStepError, PeerFailedError, RosterError
+from fedlit.federation.ledger import SERVER, Ledger
+from fedlit.federation.transport import Transport
+from fedlit.federation.wire import decode, encode
+from fedlit.privacy import PrivacyError
+from fedlit.privacy import errors as privacy_errors
+
+KINDS = ("exchange", "sum", "mean", "download", "keys", "unmasking", "check", "report")
+"""What processes can be in together; the last one also tells how many numbers it reports."""
+
+_NAME_BYTES = 32
+_FRAME_WORDS = 4 + _NAME_BYTES // 8  # kind, call, round, failed; channel name
+
+Message = dict[str, Tensor]
+
+
+class Messenger:
+    """Announces each exchange to all processes, and carries its messages.
+
+    Args:
+        transport: Joins the processes.
+        rank_of: Process that hosts each client, in roster order. The server lives on rank 0.
+
+    Attributes:
+        round_idx: Communication round under way.
+        call: Counts announcements, from 0; never repeats.
+        device: Where received tensors are put; ``None`` leaves them where they arrive.
+        ledger: What crossed so far.
+    """
+
+    def __init__(self, transport: Transport, rank_of: Mapping[str, int]) -> None:
+        self.transport = transport
+        self.rank_of = dict(rank_of)
+        self.round_idx = 0
+        self.call = 0
+        self.device: torch.device | None = None
+        self.ledger = Ledger()
+        self._failure: FederationError | RosterError | PrivacyError | None = None
+
+    @property
+    def hosts_server(self) -> bool:
+        """Whether the server lives in this process."""
+        return self.transport.rank == 0
+
+    @property
+    def failed(self) -> bool:
+        """Whether a local failure waits for the next announcement."""
+        return self._failure is not None
+
+    def is_local(self, name: str) -> bool:
+        """Whether this process hosts the client."""
+        return self.rank_of[name] == self.transport.rank
+
+    # ---------------------------------------------------------------- failures
+
+    def fail(self, error: FederationError | RosterError | PrivacyError) -> None:
+        """Keep a local failure until the next announcement, which then raises it on every process."""
+        self._failure = self._failure or error
+
+    def check_finite(self, channel: str, client: str, tensor: Tensor) -> None:
+        """Fail if something that a local client would send is not finite."""
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            self.fail(
+                DivergedError(
+                    f"client {client!r} would send NaN or infinity over channel {channel!r} in round "
+                    f"{self.round_idx}: its training has diverged, lower the learning rate or clip gradients"
+                )
+            )
+
+    def _raise_everywhere(self, failure: FederationError | RosterError | PrivacyError | None) -> None:
+        told = self.transport.all_gather_object(None if failure is None else (type(failure).__name__, str(failure)))
+        if failure is not None:
+            raise failure
+        rank, (kind, text) = next((rank, item) for rank, item in enumerate(told) if item is not None)
+        known: type[Exception] = getattr(errors, kind, getattr(privacy_errors, kind, PeerFailedError))
+        raise known(f"{text} [raised by rank {rank}]")
+
+    # ---------------------------------------------------------------- announcements
+
+    def announce(self, channel: str, sizes: Mapping[str, int], kind: int) -> dict[str, int]:
+        """Tell all processes which exchange this is and how long each message will be; returns the sizes of all.
+
+        Also the place where a failure of one process becomes an error on all of them.
+
+        Args:
+            channel: Kind of message.
+            sizes: Bytes of the messages that this process sends, by client; `SERVER` for one to several receivers,
+                or by the receiving client where the server tells each something else.
+            kind: Index in `KINDS`.
+        """
+        name = channel.encode()
+        if not 0 < len(name) <= _NAME_BYTES:
+            raise ValueError(f"channel must have 1 to {_NAME_BYTES} bytes of UTF-8, got {channel!r}")
+        failure, self._failure = self._failure, None
+        call, self.call = self.call, self.call + 1  # a call that fails is never repeated: see `RoundId`
+        if self.transport.world_size == 1:
+            if failure is not None:
+                raise failure
+            return {party: size for party, size in sizes.items() if size}
+        parties = [*self.rank_of, SERVER]
+        head = [kind, call, self.round_idx, failure is not None]
+        words = torch.frombuffer(bytearray(name.ljust(_NAME_BYTES)), dtype=torch.int64)
+        body = torch.tensor([sizes.get(party, 0) for party in parties], dtype=torch.int64)
+        frame = torch.cat([torch.tensor(head, dtype=torch.int64), words, body])
+        frames = self.transport.all_gather(frame, self._doing(channel))
+        if any(bool(other[3]) for other in frames):
+            self._raise_everywhere(failure)
+        for rank, other in enumerate(frames):
+            if not torch.equal(other[:_FRAME_WORDS], frames[0][:_FRAME_WORDS]):
+                raise OutOfStepError(
+                    f"processes are out of step: rank 0 is in {_describe(frames[0])}, rank {rank} in "
+                    f"{_describe(other)}. Every process must call the same exchanges in the same order"
+                )
+        # One rank knows each size: the server's and its receivers' are rank 0's word, a client's its own rank's.
+        largest = torch.stack([other[_FRAME_WORDS:] for other in frames]).max(dim=0).values.tolist()
+        return {party: size for party, size in zip(parties, largest, strict=True) if size}
+
+    def book(self, channel: str, sender: str, receiver: str, num_bytes: int) -> None:
+        """Enter a message of this round in the ledger."""
+        self.ledger.record(self.round_idx, channel, sender, receiver, num_bytes)
+
+    # ---------------------------------------------------------------- carrying
+
+    def deliver(
+        self,
+        channel: str,
+        outgoing: Mapping[str, Message],
+        sizes: Mapping[str, int],
+        routes: Sequence[tuple[str, str]],
+    ) -> dict[str, dict[str, Message]]:
+        """Carry clients' messages to clients along ``routes`` of (sender, receiver); what local receivers get."""
+        rank = self.transport.rank
+        # One copy per receiving process, however many clients it hosts: (sender, receiving rank), in route order.
+        crossings = list(dict.fromkeys((sender, self.rank_of[receiver]) for sender, receiver in routes))
+        crossings = [(sender, there) for sender, there in crossings if self.rank_of[sender] != there]
+        encoded = {sender: encode(outgoing[sender]) for sender, _ in crossings if self.rank_of[sender] == rank}
+        outbox = [(there, encoded[sender]) for sender, there in crossings if sender in encoded]
+        senders = [sender for sender, there in crossings if there == rank]
+        inbox = [(self.rank_of[sender], sizes[sender]) for sender in senders]
+        messages = self.transport.swap(outbox, inbox, self._doing(channel))
+        arrived = {
+            sender: {name: tensor.to(self.device) for name, tensor in decode(message).items()}
+            for sender, message in zip(senders, messages, strict=True)
+        }
+        arrived.update(outgoing)
+        received: dict[str, dict[str, Message]] = {}
+        for sender, receiver in routes:
+            if self.is_local(receiver):
+                received.setdefault(receiver, {})[sender] = arrived[sender]
+        return received
+
+    def to_server(self, channel: str, messages: Mapping[str, Message], sizes: Mapping[str, int]) -> dict[str, Message]:
+        """Carry clients' messages to the server: all of them there, none elsewhere."""
+        if self.transport.world_size == 1:
+            return {name: messages[name] for name in sizes}
+        if not self.hosts_server:
+            self.transport.swap(
+                [(0, encode(messages[name])) for name in sizes if name in messages], [], self._doing(channel)
+            )
+            return {}
+        senders = [name for name in sizes if name not in messages]
+        inbox = [(self.rank_of[name], sizes[name]) for name in senders]
+        arrived = self.transport.swap([], inbox, self._doing(channel))
+        decoded = {name: decode(message) for name, message in zip(senders, arrived, strict=True)}
+        return {name: messages[name] if name in messages else decoded[name] for name in sizes}
+
+    def broadcast(self, channel: str, message: Message, size: int, receivers: Sequence[str]) -> Message:
+        """Carry one message of the server to the processes of ``receivers``; empty elsewhere."""
+        ranks = sorted({self.rank_of[name] for name in receivers} - {0})
+        if self.hosts_server:
+            if ranks:
+                encoded = encode(message)
+                self.transport.swap([(rank, encoded) for rank in ranks], [], self._doing(channel))
+            return message
+        if self.transport.rank in ranks:
+            return decode(self.transport.swap([], [(0, size)], self._doing(channel))[0])
+        return {}
+
+    def from_server(
+        self, channel: str, messages: Mapping[str, Message], sizes: Mapping[str, int]
+    ) -> dict[str, Message]:
+        """Carry the server's messages, a different one for each client; those of local clients."""
+        if self.transport.world_size == 1:
+            return {name: messages[name] for name in sizes}
+        if self.hosts_server:
+            outbox = [(self.rank_of[name], encode(messages[name])) for name in sizes if not self.is_local(name)]
+            self.transport.swap(outbox, [], self._doing(channel))
+            return {name: messages[name] for name in sizes if self.is_local(name)}
+        here = [name for name in sizes if self.is_local(name)]
+        arrived = self.transport.swap([], [(0, sizes[name]) for name in here], self._doing(channel))
+        return {name: decode(message) for name, message in zip(here, arrived, strict=True)}
+
+    def _doing(self, channel: str) -> str:
+        return f"exchange {channel!r} of round {self.round_idx}"
+
+
+def _describe(frame: Tensor) -> str:
+    name = frame[4:_FRAME_WORDS].numpy().tobytes().decode(errors="replace").rstrip()
+    kind = KINDS[min(int(frame[0]), len(KINDS) - 1)]
+    return f"{kind} of channel {name!r} (call {int(frame[1])}, round {int(frame[2])})"

@@ -1,0 +1,123 @@
+"""FixedPoint: reals on a grid of integers, so that sums are exact whatever carries them."""
+
+from __future__ import annotations
+
+import math
+from typing import final
+
+import torch
+from torch import Tensor
+
+from fedlit.privacy.errors import InputError, RangeError
+
+_MOST_BITS = 52
+"""Integers up to 2**53 are exact in float64, and one bit is for rounding at the bound."""
+
+
+@final
+class FixedPoint:
+    """Encodes x as the nearest integer to ``x * 2**fraction_bits``, half to even.
+
+    NaN, infinity and numbers beyond the bound raise an error; nothing wraps around.
+
+    Args:
+        fraction_bits: Binary digits after the point, at least 0. One number is off by at most
+            ``2**-(fraction_bits + 1)``.
+        bound: Greatest absolute value of a number, positive.
+
+    Raises:
+        ValueError: If an argument is out of range, or the grid has more than 2**52 steps up to ``bound``.
+    """
+
+    def __init__(self, fraction_bits: int = 20, bound: float = 32.0) -> None:
+        if fraction_bits < 0:
+            raise ValueError(f"fraction_bits must be at least 0, got {fraction_bits}")
+        if not 0 < bound < math.inf:
+            raise ValueError(f"bound must be positive and finite, got {bound}")
+        self.fraction_bits = int(fraction_bits)
+        self.bound = float(bound)
+        self.scale = 2.0**self.fraction_bits
+        self.limit = math.floor(self.bound * self.scale)
+        if not 1 <= self.limit <= 2**_MOST_BITS:
+            raise ValueError(
+                f"bound * 2**fraction_bits must be from 1 to 2**{_MOST_BITS}, got {bound:g} * 2**{fraction_bits}: "
+                "change one of them"
+            )
+
+    def check(self, vector: Tensor) -> None:
+        """Raise unless every entry of a floating-point ``vector`` can be encoded.
+
+        Raises:
+            InputError: If an entry is NaN or infinite, or the vector is not of floating-point numbers.
+            RangeError: If an entry is beyond the bound.
+        """
+        if not vector.is_floating_point():
+            raise InputError(f"a vector to protect must hold floating-point numbers, got {vector.dtype}: convert it")
+        if not vector.numel():
+            return
+        low, high = (float(end) for end in torch.aminmax(vector))
+        largest = max(-low, high)  # NaN anywhere makes both ends NaN
+        if not math.isfinite(low) or not math.isfinite(high):
+            raise InputError("cannot encode NaN or infinity: the model has diverged")
+        if largest * self.scale > self.limit + 0.5:
+            raise RangeError(
+                f"the largest number is {largest:g} in absolute value, but the fixed-point bound is {self.bound:g}: "
+                "raise bound (and lower fraction_bits if the backend then lacks headroom), or clip the numbers"
+            )
+
+    def encode(self, vector: Tensor) -> Tensor:
+        """Integers of a vector of any shape, as int64; errors as `check`."""
+        self.check(vector)
+        return self.round(vector)
+
+    def round(self, vector: Tensor) -> Tensor:
+        """As `encode`, without `check`: for chunks of a vector that has been checked."""
+        if vector.dtype == torch.float16:
+            vector = vector.float()  # which has room for the product
+        # float32 * 2**k and its rounding are exact, as long as the product has no more than 24 bits to round
+        return (vector * self.scale).round_().to(torch.int64)
+
+    def decode(self, integers: Tensor) -> Tensor:
+        """Reals of a (sum of) encoded vector(s), as float64: exact up to 2**53 steps."""
+        return integers.to(torch.float64) / self.scale
+
+    def largest_sum(self, num_clients: int) -> int:
+        """Greatest absolute value of a sum of encoded numbers of ``num_clients`` clients."""
+        return num_clients * self.limit
+
+    def check_headroom(self, num_clients: int, capacity: int, what: str) -> None:
+        """Raise unless sums over ``num_clients`` stay within ``capacity`` in absolute value.
+
+        Args:
+            num_clients: At most this many vectors are added.
+            capacity: Greatest absolute value that the backend's integers hold.
+            what: Holds them, for the message: "uint32 masks".
+
+        Raises:
+            RangeError: If they might not.
+        """
+        if self.largest_sum(num_clients) > capacity:
+            raise RangeError(
+                f"the sum of {num_clients} clients can reach {self.largest_sum(num_clients)} in fixed point, but "
+                f"{what} hold only |x| <= {capacity}: lower fraction_bits ({self.fraction_bits}) or bound "
+                f"({self.bound:g})"
+            )
+
+    def error_bound(self, num_clients: int) -> float:
+        """Greatest absolute error of one entry of a sum: half a step per client."""
+        return num_clients / self.scale / 2
+
+    def error_text(self) -> str:
+        """The error of one entry of a sum, in words."""
+        return f"at most K * 2^-{self.fraction_bits + 1} for K clients, numbers up to {self.bound:g}; the sum is exact"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, FixedPoint):
+            return NotImplemented
+        return (self.fraction_bits, self.bound) == (other.fraction_bits, other.bound)
+
+    def __hash__(self) -> int:
+        return hash((self.fraction_bits, self.bound))
+
+    def __repr__(self) -> str:
+        return f"FixedPoint(fraction_bits={self.fraction_bits}, bound={self.bound:g})"

@@ -1,0 +1,143 @@
+"""Links between two parties: X25519 key agreement, HKDF, and AES-GCM over what crosses.
+
+Every key is bound to who talks to whom and to what about, so that a message made for one use opens in no other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeAlias, final
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from fedlit.privacy.errors import AuthenticationError, KeyCheckError
+
+if TYPE_CHECKING:
+    from fedlit.privacy.base import RoundId
+
+KEY_BYTES = 32
+_NONCE_BYTES = 12
+_MAC_BYTES = 16
+TAG_BYTES = _NONCE_BYTES + _MAC_BYTES
+"""Bytes of `Link.tag`, and by how much `Link.seal` makes a message longer."""
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+
+def digest(*parts: object) -> bytes:
+    """SHA-256 over strings, numbers, bytes and lists of them, such that different parts never give equal input."""
+    return hashlib.sha256(json.dumps(parts, default=_plain, separators=(",", ":")).encode()).digest()
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, bytes):
+        return {"bytes": value.hex()}
+    raise TypeError(f"cannot hash a {type(value).__name__}")
+
+
+def round_digest(round_id: RoundId, clients: Sequence[str], *more: object) -> bytes:
+    """What everything made in one round is bound to: the round, its roster, and ``more`` (the keys announced)."""
+    return digest("fedlit round", round_id.round_idx, round_id.channel, round_id.call, list(clients), [list(more)])
+
+
+def derive(secret: bytes, *about: object, length: int = KEY_BYTES) -> bytes:
+    """Key of ``length`` bytes from a shared secret (HKDF-SHA256, RFC 5869), for one use named by ``about``."""
+    return HKDF(SHA256(), length, salt=None, info=digest("fedlit key", *about)).derive(secret)
+
+
+@final
+class KeyPair:
+    """An X25519 key pair of one party, fresh from the operating system; its private half never leaves the object."""
+
+    def __init__(self, private: bytes | None = None) -> None:
+        self._private = X25519PrivateKey.generate() if private is None else X25519PrivateKey.from_private_bytes(private)
+        self.public = self._private.public_key().public_bytes_raw()
+
+    def private_bytes(self) -> bytes:
+        """The private half, to be cut into shares; whoever has it can act as its owner."""
+        return self._private.private_bytes_raw()
+
+    def agree(self, public: bytes, owner: str) -> bytes:
+        """Secret of 32 bytes shared with the ``owner`` of a public key.
+
+        Raises:
+            KeyCheckError: If the key is no key, or one of low order, with which anybody could guess the secret.
+        """
+        if len(public) != KEY_BYTES:
+            raise KeyCheckError(f"public key of {owner!r} must have {KEY_BYTES} bytes, got {len(public)}")
+        try:
+            return self._private.exchange(X25519PublicKey.from_public_bytes(public))
+        except ValueError as error:
+            raise KeyCheckError(f"public key of {owner!r} is of low order: refuse this client") from error
+
+    def __repr__(self) -> str:
+        return f"KeyPair(public={self.public.hex()[:16]}...)"
+
+
+@final
+class Link:
+    """Encrypts or authenticates messages under one 32-byte key.
+
+    Args:
+        key: Known to both ends.
+        peer: Name of the other end, for error messages.
+    """
+
+    def __init__(self, key: bytes, peer: str) -> None:
+        self._cipher = AESGCM(key)
+        self._block = algorithms.AES256(key)
+        self.peer = peer
+
+    def seal(self, message: Buffer, about: bytes) -> bytes:
+        """Encrypt ``message``, bound to ``about``; 28 bytes longer."""
+        nonce = os.urandom(_NONCE_BYTES)
+        return nonce + self._cipher.encrypt(nonce, message, about)
+
+    def open(self, sealed: bytes, about: bytes) -> bytes:
+        """Inverse of `seal`.
+
+        Raises:
+            AuthenticationError: If the message was sealed under another key, about something else, or was changed.
+        """
+        try:
+            return self._cipher.decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], about)
+        except (InvalidTag, ValueError) as error:
+            raise AuthenticationError(
+                f"a message sealed for {self.peer!r} does not open: it was changed, made for another round or roster, "
+                "or its sender holds another key"
+            ) from error
+
+    def tag(self, message: Buffer, about: bytes) -> bytes:
+        """Authenticate ``message`` without hiding it: 28 bytes (nonce and AES-GMAC tag) to send along."""
+        nonce = os.urandom(_NONCE_BYTES)
+        mac = Cipher(self._block, modes.GCM(nonce)).encryptor()
+        mac.authenticate_additional_data(hashlib.sha256(about).digest())
+        mac.authenticate_additional_data(message)  # in place: joined, a long vector would be copied
+        mac.finalize()
+        return nonce + mac.tag
+
+    def verify(self, message: Buffer, about: bytes, tag: bytes) -> None:
+        """Raise unless ``tag`` was made by `tag` for this message.
+
+        Raises:
+            AuthenticationError: If it was not.
+        """
+        try:
+            nonce, mac_tag = tag[:_NONCE_BYTES], tag[_NONCE_BYTES:]
+            mac = Cipher(self._block, modes.GCM(nonce, mac_tag, min_tag_length=_MAC_BYTES)).decryptor()
+            mac.authenticate_additional_data(hashlib.sha256(about).digest())
+            mac.authenticate_additional_data(message)
+            mac.finalize()
+        except (InvalidTag, ValueError) as error:
+            raise AuthenticationError(
+                f"a message of {self.peer!r} fails its check: it was changed, made for another round, or made by "
+                "somebody else"
+            ) from error

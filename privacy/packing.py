@@ -1,0 +1,178 @@
+"""Dicts of tensors as one flat vector, and back with shapes and types kept.
+
+On a fixed-point grid, floats of up to 32 bits are one number each. Wider entries (float64 and integers) are two: the
+two digits of their place on the grid, in a base that fits the bound. So integers up to half a billion travel exactly
+beside weights that need 20 binary places (at the default grid), through any backend whose sums are nearer to the truth
+than half a step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from fedlit.privacy.errors import InputError, RangeError
+from fedlit.privacy.fixed_point import FixedPoint
+
+Payload: TypeAlias = Mapping[str, Tensor]
+Schema: TypeAlias = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
+"""Name, type and shape of each entry."""
+
+
+def schema_of(payload: Payload) -> Schema:
+    """Names, types and shapes of a payload, in its order."""
+    return tuple((name, tensor.dtype, tuple(tensor.shape)) for name, tensor in payload.items())
+
+
+def check_equal(schemas: Mapping[str, Schema]) -> Schema:
+    """The schema that all clients share.
+
+    Raises:
+        InputError: If there is none.
+    """
+    first = next(iter(schemas))
+    for name, schema in schemas.items():
+        if schema != schemas[first]:
+            raise InputError(
+                f"payloads must agree to be added: {schema_difference(first, schemas[first], name, schema)}"
+            )
+    return schemas[first]
+
+
+def schema_difference(first: str, schema: Schema, name: str, other: Schema) -> str:
+    """How the payload of client ``name`` differs from that of ``first``, in words."""
+    ours = {entry[0]: entry[1:] for entry in schema}
+    theirs = {entry[0]: entry[1:] for entry in other}
+    keys = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
+    detail = f"{keys[0]!r} is {ours.get(keys[0])} there and {theirs.get(keys[0])} here" if keys else "the order differs"
+    return f"client {name!r} differs from {first!r}, {detail}"
+
+
+def relative_weights(weights: Mapping[str, float], names: Sequence[str], codec: FixedPoint | None) -> dict[str, float]:
+    """Weights of ``names`` divided by the largest, so that premultiplied vectors stay within the bounds of plain ones.
+
+    On a grid they are rounded to it, at least one step, so that the sum of weights in the total is the one used.
+
+    Raises:
+        InputError: If a weight is missing, not positive or not finite.
+    """
+    missing = [name for name in names if name not in weights]
+    if missing:
+        raise InputError(f"weights must name every client that sends, missing {missing}")
+    bad = {name: weights[name] for name in names if not 0 < weights[name] < math.inf}
+    if bad:
+        raise InputError(f"weights must be positive and finite, got {bad}: leave a client out instead")
+    largest = max((float(weights[name]) for name in names), default=1.0)
+    shares = {name: float(weights[name]) / largest for name in names}
+    if codec is None:
+        return shares
+    return {name: max(1, round(share * codec.scale)) / codec.scale for name, share in shares.items()}
+
+
+def is_wide(dtype: torch.dtype) -> bool:
+    """Whether an entry of this type needs more digits than float32 has."""
+    return dtype == torch.float64 or not dtype.is_floating_point
+
+
+def pack(payload: Payload, codec: FixedPoint | None, weight: float | None = None) -> Tensor:
+    """Entries of ``payload`` one after the other, shape (n,).
+
+    Args:
+        payload: To be sent.
+        codec: Grid of the backend; ``None`` keeps floats: float64 if an entry is wide, else float32.
+        weight: At most 1. All entries are multiplied by it, and it becomes the last number; ``None`` does neither.
+
+    Raises:
+        InputError: If an entry is complex.
+        RangeError: If a wide entry is beyond what its two digits hold. Others are checked when they are protected.
+    """
+    for name, tensor in payload.items():
+        if tensor.is_complex():
+            raise InputError(f"entry {name!r} has type {tensor.dtype}: send its real and imaginary parts")
+    parts: list[Tensor] = []
+    if codec is None:
+        wide = any(is_wide(tensor.dtype) for tensor in payload.values())
+        dtype = torch.float64 if wide else torch.float32
+        parts = [tensor.detach().reshape(-1).to(dtype) for tensor in payload.values()]
+        vector = torch.cat(parts) if parts else torch.zeros(0)
+        return vector if weight is None else torch.cat([vector.mul_(weight), vector.new_tensor([weight])])
+    for name, tensor in payload.items():
+        flat = tensor.detach().reshape(-1)
+        if is_wide(tensor.dtype):
+            parts += _digits(name, flat.to(torch.float64) * (1.0 if weight is None else weight), codec)
+        else:
+            flat = flat.to(torch.float32)
+            parts.append(flat if weight is None else flat * weight)
+    vector = torch.cat(parts) if parts else torch.zeros(0)
+    return vector if weight is None else torch.cat([vector, vector.new_tensor([weight])])
+
+
+def unpack(
+    vector: Tensor, schema: Schema, codec: FixedPoint | None, weighted: bool, device: torch.device | None = None
+) -> dict[str, Tensor]:
+    """Inverse of `pack` for a total; divides by the sum of weights if ``weighted``.
+
+    Integer entries are rounded half to even.
+
+    Raises:
+        RangeError: If a sum of integers does not fit the type of its entry.
+    """
+    vector = vector if device is None else vector.to(device)
+    if weighted:
+        vector, weight = vector[:-1], vector[-1]
+    sizes = [torch.Size(shape).numel() for _, _, shape in schema]
+    if codec is not None:
+        sizes = [2 * size if is_wide(dtype) else size for size, (_, dtype, _) in zip(sizes, schema, strict=True)]
+    payload: dict[str, Tensor] = {}
+    for (name, dtype, shape), part in zip(schema, torch.split(vector, sizes), strict=True):
+        if codec is not None and is_wide(dtype):
+            part = _number(part, codec)
+        if weighted:
+            part = part / weight
+        if not dtype.is_floating_point:
+            part = part.round()
+            _check_fits(name, part, dtype)
+        payload[name] = part.to(dtype).reshape(shape)
+    return payload
+
+
+def _check_fits(name: str, part: Tensor, dtype: torch.dtype) -> None:
+    if dtype == torch.bool or dtype.itemsize == 8 or not part.numel():  # a float64 has no more digits than int64 holds
+        return
+    limits = torch.iinfo(dtype)
+    low, high = (int(end) for end in torch.aminmax(part))
+    if low < limits.min or high > limits.max:
+        raise RangeError(
+            f"the sum of entry {name!r} goes from {low} to {high}, but {dtype} holds {limits.min} to {limits.max} "
+            "only: send it as int64"
+        )
+
+
+def _base(codec: FixedPoint) -> int:
+    """Base of the digits of a wide entry: digits up to half of it are exact in float32 and within the bound."""
+    return 1 << min(24, codec.limit.bit_length() - 1)
+
+
+def _digits(name: str, flat: Tensor, codec: FixedPoint) -> list[Tensor]:
+    base = _base(codec)
+    places = (flat * codec.scale).round()
+    high = (places / base).round()
+    if flat.numel():
+        largest = float(high.abs().max())
+        if base // 2 < largest < math.inf:  # what is not finite stays so, and is refused like any other number
+            raise RangeError(
+                f"entry {name!r} has a number of {float(flat.abs().max()):g}, but two digits on the grid {codec} hold "
+                f"only |x| <= {base * base / 2 / codec.scale:g}: lower fraction_bits, or send it scaled down"
+            )
+    low = places - high * base
+    return [(high / codec.scale).to(torch.float32), (low / codec.scale).to(torch.float32)]
+
+
+def _number(digits: Tensor, codec: FixedPoint) -> Tensor:
+    # rounded to the grid first: a sum that is off by less than half a step (CKKS) is exact again
+    high, low = (digits.to(torch.float64) * codec.scale).round().chunk(2)
+    return (high * _base(codec) + low) / codec.scale

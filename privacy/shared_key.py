@@ -1,0 +1,325 @@
+"""Sums under additively homomorphic encryption, with one key that the clients share and the server never has.
+
+The first client of the roster makes the key pair and deals it: the public key goes to everybody, the private key to
+each other client, sealed for it alone, through the server. A second key, known to the server too, authenticates what
+crosses, so that no byte is loaded that a stranger made or a wire has changed. Each scheme only says how it makes keys,
+encrypts, adds and decrypts.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Literal, final
+
+import torch
+from torch import Tensor
+
+from fedlit.privacy.base import AggregationClient, AggregationServer, RoundId, SecureAggregation
+from fedlit.privacy.errors import AuthenticationError, DecodeError, KeyCheckError, QuorumError, ReplayError
+from fedlit.privacy.fixed_point import FixedPoint
+from fedlit.privacy.frames import field, pack_fields, unpack_fields
+from fedlit.privacy.links import KEY_BYTES, TAG_BYTES, KeyPair, Link, derive, digest, round_digest
+
+_SIZES = struct.Struct("<QQ")  # numbers in the vector, vectors in the sum
+_HEAD = TAG_BYTES + 32 + _SIZES.size
+_SEALED = digest("fedlit sealed total")
+"""In place of a round, in totals that a client has read and sealed anew."""
+
+
+class PrivateKey(ABC):
+    """Both halves of a key pair, at a client."""
+
+    @abstractmethod
+    def encrypt(self, vector: Tensor) -> bytes:
+        """Ciphertexts of a floating-point vector, shape (n,), n > 0; raises as `FixedPoint.check`."""
+
+    @abstractmethod
+    def decrypt(self, body: bytes, length: int, num_clients: int) -> Tensor:
+        """Sum of ``num_clients`` vectors, shape (``length``,), float64; raises a `DecodeError` on nonsense."""
+
+
+class PublicKey(ABC):
+    """The public half, at the server."""
+
+    @abstractmethod
+    def add(self, bodies: Sequence[bytes], length: int) -> bytes:
+        """Ciphertexts of the sum of encrypted vectors of ``length`` numbers.
+
+        Raises:
+            DecodeError: If a body does not have the size and form of such ciphertexts. Checked before it is loaded.
+        """
+
+
+class HomomorphicScheme(ABC):
+    """How one scheme makes and loads its keys."""
+
+    @abstractmethod
+    def generate(self) -> tuple[bytes, bytes]:
+        """A fresh key pair: private half, public half."""
+
+    @abstractmethod
+    def private_key(self, private: bytes, public: bytes) -> PrivateKey:
+        """Load a key pair.
+
+        Raises:
+            KeyCheckError: If the halves are malformed, too short, or do not belong together.
+        """
+
+    @abstractmethod
+    def public_key(self, public: bytes) -> PublicKey:
+        """Load the public half; raises a `KeyCheckError` if it is malformed, too short, or contains a private key."""
+
+
+class SharedKeyAggregation(SecureAggregation):
+    """Base of backends that encrypt under a key shared by the clients; see the module.
+
+    Attributes:
+        max_clients: Most vectors in one sum that the scheme has headroom for.
+    """
+
+    key_holder: ClassVar[Literal["server", "clients"]] = "clients"
+    min_clients: ClassVar[int] = 2
+    enrolment: ClassVar[tuple[str, ...]] = ("identities", "keys")
+    codec: FixedPoint
+
+    @property
+    @abstractmethod
+    def scheme(self) -> HomomorphicScheme:
+        """What the parties encrypt with."""
+
+    @abstractmethod
+    def check_headroom(self, num_clients: int) -> None:
+        """Raise a `RangeError` unless the sum of so many vectors fits the plaintexts."""
+
+    @final
+    def client(self, name: str) -> AggregationClient:
+        """A client; the first of the roster makes the key."""
+        return SharedKeyClient(name, self)
+
+    @final
+    def server(self) -> AggregationServer:
+        """A server that holds the public key only."""
+        return SharedKeyServer(self)
+
+
+@final
+class SharedKeyClient(AggregationClient):
+    """Encrypts, and decrypts totals."""
+
+    def __init__(self, name: str, backend: SharedKeyAggregation) -> None:
+        super().__init__(name)
+        self._backend = backend
+        self._identity = KeyPair()
+        self._roster: tuple[str, ...] = ()
+        self._deal = b""
+        self._key: PrivateKey | None = None
+        self._link: Link | None = None
+        self._own: Link | None = None  # of the clients alone, for totals that one of them seals for the others
+        self._round: bytes | None = None
+
+    def enrol(self, roster: Sequence[str]) -> None:
+        """Begin enrolment; an earlier key is forgotten."""
+        self._roster = tuple(roster)
+        self._key = self._link = self._own = self._round = None
+
+    def open_round(self, round_id: RoundId, clients: Sequence[str]) -> None:
+        """Begin a sum over ``clients``."""
+        self._enrolled()
+        self._backend.check_headroom(len(clients))
+        self._round = round_digest(round_id, clients)
+
+    def say(self, step: str) -> bytes:
+        """First one's public key; then, from the dealer, everybody's sealed keys."""
+        if step == "identities":
+            return self._identity.public
+        deal, self._deal = self._deal, b""
+        return deal
+
+    def hear(self, step: str, message: bytes) -> None:
+        """As the dealer, everybody's public keys; as another client, the sealed key."""
+        if not message:
+            return
+        if step == "identities":
+            self._make_keys(unpack_fields(message))
+        else:
+            self._receive_keys(unpack_fields(message))
+
+    def _make_keys(self, publics: Mapping[str, bytes]) -> None:
+        if self.name != self._roster[0] or set(publics) != {"server", *(f"client {n}" for n in self._roster[1:])}:
+            raise KeyCheckError(
+                f"client {self.name!r} was asked to deal keys to {sorted(publics)}, but the roster is "
+                f"{list(self._roster)} and its first client deals"
+            )
+        private, public = self._backend.scheme.generate()
+        mac = os.urandom(KEY_BYTES)
+        about = _about_deal(self._roster, public)
+        deal = {"public": public}
+        for party, key in publics.items():
+            link = Link(derive(self._identity.agree(key, party), about, party), party)
+            secrets = {"mac": mac} if party == "server" else {"mac": mac, "private": private}
+            deal[party] = link.seal(pack_fields(secrets), about)
+        self._deal = pack_fields(deal)
+        self._install(private, public, mac)
+
+    def _receive_keys(self, deal: Mapping[str, bytes]) -> None:
+        public = field(deal, "public")
+        about = _about_deal(self._roster, public)
+        dealer = self._roster[0]
+        key = field(deal, "dealer", KEY_BYTES)
+        party = f"client {self.name}"
+        link = Link(derive(self._identity.agree(key, dealer), about, party), party)
+        secrets = unpack_fields(link.open(field(deal, "sealed"), about))
+        self._install(field(secrets, "private"), public, field(secrets, "mac", KEY_BYTES))
+
+    def _install(self, private: bytes, public: bytes, mac: bytes) -> None:
+        self._key = self._backend.scheme.private_key(private, public)
+        self._link = Link(mac, "the federation")
+        self._own = Link(derive(private, "sealed totals"), "the clients")
+
+    def protect(self, vector: Tensor) -> Tensor:
+        """Encrypt; the round is used up, so that nothing can be sent twice in it."""
+        key, link, _ = self._enrolled()
+        if self._round is None:
+            raise ReplayError(
+                f"client {self.name!r} has no open round: call open_round first, once for each vector protected"
+            )
+        body = key.encrypt(vector) if len(vector) else b""
+        message = _frame(link, f"vector of {self.name}", self._round, len(vector), 1, body)
+        self._round = None
+        return message
+
+    def reveal(self, total: Tensor, num_clients: int) -> Tensor:
+        """Decrypt a total.
+
+        Raises:
+            AuthenticationError: If it was not made by this federation's server, or was changed.
+        """
+        key, link, own = self._enrolled()
+        bound_to, length, added, body = _unframe(link, "total", total)
+        if added != num_clients:
+            raise AuthenticationError(f"the total is of {added} vectors, {num_clients} were announced")
+        if bound_to == _SEALED:
+            return torch.frombuffer(bytearray(own.open(body, _SEALED)), dtype=torch.float64)
+        self._backend.check_headroom(added)
+        return key.decrypt(body, length, added) if length else torch.zeros(0, dtype=torch.float64)
+
+    def reissue(self, total: Tensor, num_clients: int) -> Tensor:
+        """Seal a total under a key that all clients derive from the private one, and the server cannot."""
+        _, link, own = self._enrolled()
+        body = own.seal(total.to(torch.float64).contiguous().numpy().tobytes(), _SEALED)
+        return _frame(link, "total", _SEALED, len(total), num_clients, body)
+
+    def _enrolled(self) -> tuple[PrivateKey, Link, Link]:
+        if self._key is None or self._link is None or self._own is None:
+            raise KeyCheckError(f"client {self.name!r} has no key yet: run the enrolment steps first")
+        return self._key, self._link, self._own
+
+
+@final
+class SharedKeyServer(AggregationServer):
+    """Adds ciphertexts; holds the public key only."""
+
+    def __init__(self, backend: SharedKeyAggregation) -> None:
+        self._backend = backend
+        self._identity = KeyPair()
+        self._roster: tuple[str, ...] = ()
+        self._publics: dict[str, bytes] = {}
+        self._key: PublicKey | None = None
+        self._link: Link | None = None
+        self._round: bytes | None = None
+        self._clients: tuple[str, ...] = ()
+
+    def enrol(self, roster: Sequence[str]) -> None:
+        """Begin enrolment; an earlier key is forgotten."""
+        self._roster = tuple(roster)
+        self._publics = {}
+        self._key = self._link = self._round = None
+
+    def open_round(self, round_id: RoundId, clients: Sequence[str]) -> None:
+        """Begin a sum over ``clients``."""
+        self._backend.check_clients(len(clients))
+        self._backend.check_headroom(len(clients))
+        self._clients = tuple(clients)
+        self._round = round_digest(round_id, clients)
+
+    def relay(self, step: str, said: Mapping[str, bytes]) -> dict[str, bytes]:
+        """Pass public keys to the dealer, and its sealed keys to everybody."""
+        missing = [name for name in self._roster if not said.get(name)]
+        dealer = self._roster[0]
+        if step == "identities":
+            if missing:
+                raise QuorumError(f"clients {missing} did not enrol: the roster is {list(self._roster)}")
+            self._publics = dict(said)
+            to_dealer = {f"client {name}": said[name] for name in self._roster[1:]}
+            return {dealer: pack_fields({"server": self._identity.public, **to_dealer})}
+        if dealer in missing:
+            raise QuorumError(f"client {dealer!r} dealt no keys")
+        deal = unpack_fields(said[dealer])
+        public = field(deal, "public")
+        about = _about_deal(self._roster, public)
+        link = Link(derive(self._identity.agree(self._publics[dealer], dealer), about, "server"), "server")
+        secrets = unpack_fields(link.open(field(deal, "server"), about))
+        if set(secrets) != {"mac"}:
+            raise KeyCheckError(f"the server was sent {sorted(secrets)}: it must hold no private key")
+        self._key = self._backend.scheme.public_key(public)
+        self._link = Link(field(secrets, "mac", KEY_BYTES), "the federation")
+        return {
+            name: pack_fields(
+                {"public": public, "dealer": self._publics[dealer], "sealed": field(deal, f"client {name}")}
+            )
+            for name in self._roster[1:]
+        }
+
+    def aggregate(self, messages: Mapping[str, Tensor]) -> Tensor:
+        """Add ciphertexts; the round is used up."""
+        if self._key is None or self._link is None:
+            raise KeyCheckError("the server has no key yet: run the enrolment steps first")
+        if self._round is None:
+            raise ReplayError("no round is open: these vectors come too late, or twice")
+        self._backend.check_clients(len(messages))
+        strangers = [name for name in messages if name not in self._clients]
+        if strangers:
+            raise AuthenticationError(f"vectors of {strangers}, who are not among the clients {list(self._clients)}")
+        bodies: list[bytes] = []
+        lengths: dict[str, int] = {}
+        for name, message in messages.items():
+            bound_to, lengths[name], added, body = _unframe(self._link, f"vector of {name}", message)
+            if bound_to != self._round:
+                raise ReplayError(f"the vector of client {name!r} was made for another round or roster")
+            if added != 1:
+                raise AuthenticationError(f"client {name!r} sent a total of {added} vectors in place of its own")
+            bodies.append(body)
+        if len(set(lengths.values())) > 1:
+            raise DecodeError(f"vectors to be added must be equally long, got {lengths}")
+        length = next(iter(lengths.values()))
+        body = self._key.add(bodies, length) if length else b""
+        total = _frame(self._link, "total", self._round, length, len(bodies), body)
+        self._round = None
+        return total
+
+
+def _about_deal(roster: Sequence[str], public: bytes) -> bytes:
+    """What sealed keys are bound to: a swapped public key or roster makes them fail to open."""
+    return digest("fedlit deal", list(roster), public)
+
+
+def _frame(link: Link, what: str, bound_to: bytes, length: int, added: int, body: bytes) -> Tensor:
+    """A message: tag, then what it covers: the round, sizes, ciphertexts."""
+    covered = bound_to + _SIZES.pack(length, added) + body
+    return torch.frombuffer(bytearray(link.tag(covered, what.encode()) + covered), dtype=torch.uint8)
+
+
+def _unframe(link: Link, what: str, message: Tensor) -> tuple[bytes, int, int, bytes]:
+    """Round, number of entries, number of vectors and ciphertexts of a message, once its tag has been checked."""
+    if message.dtype != torch.uint8 or message.dim() != 1 or len(message) < _HEAD:
+        raise DecodeError(
+            f"a {what} must be at least {_HEAD} bytes, got {tuple(message.shape)} numbers of {message.dtype}"
+        )
+    data = message.cpu().contiguous().numpy().tobytes()
+    tag, covered = data[:TAG_BYTES], data[TAG_BYTES:]
+    link.verify(covered, what.encode(), tag)
+    length, added = _SIZES.unpack_from(covered, 32)
+    return covered[:32], length, added, covered[32 + _SIZES.size :]

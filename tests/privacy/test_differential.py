@@ -1,0 +1,137 @@
+"""Differential privacy at the source: clipping, noise, accounting, and that it composes with backends and training."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from scipy import stats
+
+from fedlit.federation import Federation
+from fedlit.privacy import Accountant, FixedPoint, GaussianMechanism, InputError, Plain
+from fedlit.privacy.differential import _normals
+
+NAMES = ["a", "b", "c", "t"]
+
+
+def exact_epsilon(multiplier: float, count: int, delta: float) -> float:
+    """Analytic Gaussian mechanism (Balle and Wang 2018, theorem 8): count releases act as one of z / sqrt(count)."""
+    z = multiplier / math.sqrt(count)
+
+    def failure(epsilon: float) -> float:
+        upper = stats.norm.cdf(1 / (2 * z) - epsilon * z)
+        return float(upper - math.exp(epsilon) * stats.norm.cdf(-1 / (2 * z) - epsilon * z))
+
+    low, high = 0.0, 500.0
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if failure(middle) > delta else (low, middle)
+    return high
+
+
+def test_noise_is_standard_normal_and_never_repeats_under_a_seed() -> None:
+    torch.manual_seed(0)
+    first = _normals(20_000)
+    torch.manual_seed(0)
+    second = _normals(20_000)
+    assert not torch.equal(first, second)
+    for sample in (first, second):
+        assert stats.kstest(sample.numpy(), "norm").pvalue > 1e-6
+    assert abs(float(torch.corrcoef(torch.stack([first, second]))[0, 1])) < 0.05
+    assert _normals(0).shape == (0,)
+
+
+def test_a_long_payload_is_shortened_as_a_whole_and_a_short_one_is_not() -> None:
+    # a norm of 5 over both entries together; noise of 1e-9 * C does not show
+    payload = {"w": torch.tensor([[3.0, 0.0]]), "b": torch.tensor(4.0, dtype=torch.float64)}
+    released = GaussianMechanism(clip_norm=1.0, noise_multiplier=1e-9).release(payload)
+    torch.testing.assert_close(released["w"], torch.tensor([[0.6, 0.0]]))
+    torch.testing.assert_close(released["b"], torch.tensor(0.8, dtype=torch.float64))
+    same = GaussianMechanism(clip_norm=5.1, noise_multiplier=1e-9).release(payload)
+    torch.testing.assert_close(same["w"], payload["w"])
+
+
+def test_clipping_is_around_public_values() -> None:
+    mechanism = GaussianMechanism(clip_norm=1.0, noise_multiplier=1e-9)
+    released = mechanism.release({"w": torch.tensor([103.0, 104.0])}, around={"w": torch.tensor([100.0, 100.0])})
+    torch.testing.assert_close(released["w"], torch.tensor([100.6, 100.8]))
+    with pytest.raises(InputError, match=r"around must have the entries .* missing \['w'\]"):
+        mechanism.release({"w": torch.zeros(2)}, around={"w": torch.zeros(3)})
+
+
+def test_noise_has_the_deviation_promised_and_integers_stay_integers() -> None:
+    mechanism = GaussianMechanism(clip_norm=2.0, noise_multiplier=3.0)
+    released = mechanism.release({"w": torch.zeros(20_000), "n": torch.zeros(3, dtype=torch.int64)})
+    assert abs(float(released["w"].std()) - 6.0) < 0.2
+    assert released["n"].dtype == torch.int64
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ((0.0, 1.0), r"clip_norm \(C\) must be positive and finite, got 0"),
+        ((1.0, 0.0), r"noise_multiplier \(z\) must be positive"),
+        ((1.0, 1.0, 1.0), "delta must be between 0 and 1, got 1"),
+    ],
+)
+def test_impossible_mechanisms_are_refused(arguments: tuple[float, ...], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        GaussianMechanism(*arguments)
+
+
+def test_a_diverged_payload_is_refused() -> None:
+    with pytest.raises(InputError, match="cannot clip NaN"):
+        GaussianMechanism(1.0, 1.0).release({"w": torch.tensor([math.nan])})
+
+
+@pytest.mark.parametrize(("multiplier", "count"), [(1.0, 1), (5.0, 100), (2.0, 10), (20.0, 1000)])
+def test_the_accountant_is_above_the_exact_loss_of_gaussians_and_near_it(multiplier: float, count: int) -> None:
+    pytest.importorskip("dp_accounting")
+    account = Accountant()
+    for _ in range(count):
+        account.record(["a"], multiplier)
+    account.record(["b"], multiplier)
+    exact = exact_epsilon(multiplier, count, 1e-5)
+    assert exact <= account.epsilon("a", 1e-5) <= 1.25 * exact
+    assert account.epsilon("nobody", 1e-5) == 0.0
+    other = Accountant()
+    other.load_state_dict(account.state_dict())
+    assert other.epsilon("a", 1e-5) == account.epsilon("a", 1e-5)
+
+
+def federation(**arguments: Any) -> Federation:
+    return Federation(NAMES, "t", **arguments)
+
+
+def test_every_message_of_a_channel_is_clipped_whatever_carries_it() -> None:
+    mechanism = GaussianMechanism(clip_norm=1.0, noise_multiplier=1e-7)
+    sent = {name: {"w": torch.tensor([3.0, 4.0])} for name in NAMES}
+    clipped = torch.tensor([0.6, 0.8])
+    for backend in (Plain(), Plain(FixedPoint())):
+        fed = federation(privacy=backend, differential_privacy={"w": mechanism})
+        torch.testing.assert_close(fed.mean("w", sent)["a"]["w"], clipped, atol=1e-5, rtol=0)
+        torch.testing.assert_close(fed.sum("w", sent)["a"]["w"], 4 * clipped, atol=1e-5, rtol=0)
+        torch.testing.assert_close(fed.exchange("w", sent)["a"]["b"]["w"], clipped, atol=1e-5, rtol=0)
+        assert torch.equal(fed.mean("open", sent)["a"]["w"], sent["a"]["w"])
+        assert fed.named_channels == {"w"}
+
+
+def test_releases_are_counted_and_the_noise_of_a_hidden_sum_covers_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("dp_accounting")
+    mechanism = GaussianMechanism(clip_norm=1.0, noise_multiplier=2.0, delta=1e-6)
+    sent = {name: {"w": torch.zeros(2)} for name in NAMES}
+    plain, hidden = federation(differential_privacy=mechanism), federation(differential_privacy=mechanism)
+    monkeypatch.setattr(type(hidden.backend("w")), "min_clients", 2)  # as if it hid messages
+    hidden.mean("w", sent)
+    monkeypatch.undo()
+    plain.mean("w", sent)
+    for fed in (plain, hidden):
+        assert exact_epsilon(2.0, 1, 1e-6) <= fed.epsilon("message")["t"] <= 1.25 * exact_epsilon(2.0, 1, 1e-6)
+    assert plain.epsilon("sum") == plain.epsilon("message")
+    # four clients of equal weight: noise of deviation 2 * sqrt(4)
+    assert exact_epsilon(4.0, 1, 1e-6) <= hidden.epsilon("sum")["t"] <= 1.25 * exact_epsilon(4.0, 1, 1e-6)
+    other = federation(differential_privacy=mechanism)
+    other.load_state_dict(hidden.state_dict())
+    assert other.epsilon("sum") == hidden.epsilon("sum")

@@ -1,0 +1,87 @@
+"""FixedPoint: what it rounds to, and that nothing ever wraps."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedlit.privacy import FixedPoint, InputError, RangeError
+
+
+def test_numbers_go_to_the_nearest_step_half_to_even_by_hand() -> None:
+    codec = FixedPoint(fraction_bits=2, bound=8.0)
+    numbers = torch.tensor([0.0, 0.25, 0.3, -0.3, 0.125, 0.375, -0.125, 7.99])
+    assert codec.encode(numbers).tolist() == [0, 1, 1, -1, 0, 2, 0, 32]
+    assert codec.decode(codec.encode(numbers)).tolist() == [0, 0.25, 0.25, -0.25, 0, 0.5, 0, 8.0]
+
+
+@given(st.lists(st.floats(-32, 32, width=32), min_size=1), st.integers(0, 20), st.booleans())
+def test_encoding_agrees_with_exact_rational_arithmetic(numbers: list[float], fraction_bits: int, wide: bool) -> None:
+    codec = FixedPoint(fraction_bits, bound=32.0)
+    vector = torch.tensor(numbers, dtype=torch.float64 if wide else torch.float32)
+    assert codec.encode(vector).tolist() == [round(Fraction(number) * 2**fraction_bits) for number in numbers]
+
+
+@given(st.lists(st.lists(st.floats(-32, 32), min_size=3, max_size=3), min_size=1, max_size=60))
+def test_a_sum_is_within_the_declared_error(vectors: list[list[float]]) -> None:
+    codec = FixedPoint()
+    total = sum(codec.encode(torch.tensor(vector, dtype=torch.float64)) for vector in vectors)
+    assert isinstance(total, torch.Tensor)
+    for place, got in enumerate(codec.decode(total).tolist()):
+        assert abs(got - math.fsum(vector[place] for vector in vectors)) <= codec.error_bound(len(vectors)) + 1e-12
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_nan_and_infinity_are_refused(bad: float) -> None:
+    with pytest.raises(InputError, match="NaN or infinity: the model has diverged"):
+        FixedPoint().encode(torch.tensor([0.0, bad, 1.0]))
+
+
+@pytest.mark.parametrize("number", [32.01, -32.01, 1e30])
+def test_numbers_past_the_bound_are_refused_and_those_at_it_are_not(number: float) -> None:
+    codec = FixedPoint()
+    assert codec.encode(torch.tensor([32.0, -32.0])).tolist() == [2**25, -(2**25)]
+    with pytest.raises(RangeError, match="fixed-point bound is 32: raise bound"):
+        codec.encode(torch.tensor([0.0, number]))
+
+
+def test_integers_are_no_vector_to_protect() -> None:
+    with pytest.raises(InputError, match=r"floating-point numbers, got torch\.int64"):
+        FixedPoint().encode(torch.tensor([1]))
+
+
+def test_a_vector_without_numbers_is_encoded() -> None:
+    assert FixedPoint().encode(torch.zeros(0)).shape == (0,)
+
+
+def test_headroom_is_checked_with_the_numbers_named() -> None:
+    codec = FixedPoint()
+    codec.check_headroom(63, 2**31 - 1, "uint32 masks")
+    with pytest.raises(RangeError, match=r"sum of 64 clients can reach 2147483648 .* uint32 masks hold only"):
+        codec.check_headroom(64, 2**31 - 1, "uint32 masks")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"fraction_bits": -1}, "fraction_bits must be at least 0, got -1"),
+        ({"bound": 0.0}, "bound must be positive and finite, got 0"),
+        ({"bound": math.inf}, "bound must be positive and finite"),
+        ({"fraction_bits": 50, "bound": 8.0}, r"must be from 1 to 2\*\*52"),
+        ({"fraction_bits": 0, "bound": 0.5}, r"must be from 1 to 2\*\*52"),
+    ],
+)
+def test_impossible_grids_are_refused(arguments: dict[str, float], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        FixedPoint(**arguments)  # type: ignore[arg-type]
+
+
+def test_equal_grids_are_equal() -> None:
+    assert FixedPoint(8, 4.0) == FixedPoint(8, 4)
+    assert FixedPoint(8, 4.0) != FixedPoint(9, 4.0)
+    assert repr(FixedPoint()) == "FixedPoint(fraction_bits=20, bound=32)"

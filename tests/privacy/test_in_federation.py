@@ -1,0 +1,306 @@
+"""How a federation runs the parties of a backend, seen with one-time pads that log what happens."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedlit.federation import SERVER, Federation, FederationError, Schedule
+from fedlit.privacy import (
+    AggregationClient,
+    AggregationServer,
+    Description,
+    FixedPoint,
+    Plain,
+    QuorumError,
+    RangeError,
+    RoundId,
+    SecureAggregation,
+)
+
+NAMES = ["a", "b", "c", "t"]
+
+
+class AdditivePads(SecureAggregation):
+    """Adds a pad that clients know and the server does not; for tests of the federation, so its pads are no secret."""
+
+    key_holder: ClassVar[Literal["server", "clients"]] = "clients"
+    min_clients: ClassVar[int] = 2
+    enrolment = ("greet",)
+    opening = ("agree",)
+    codec = None
+    scale = 2.0**24
+
+    def __init__(self) -> None:
+        self.log: list[tuple[Any, ...]] = []
+
+    def client(self, name: str) -> AggregationClient:
+        return PadClient(name, self)
+
+    def server(self) -> AggregationServer:
+        return PadServer(self)
+
+    def error_bound(self, num_clients: int) -> float:
+        return num_clients / self.scale / 2
+
+    def describe(self) -> Description:
+        return Description("AdditivePads", "server", "vectors", "the sum", "server and a client", "none", 8.0, "tiny")
+
+    def unpadded(self, total: Tensor, roster: Sequence[str]) -> Tensor:
+        """The last number is a bit mask of who has sent."""
+        total, mask = total[:-1], int(total[-1])
+        for index, name in enumerate(roster):
+            if mask >> index & 1:
+                total = total - pad(name, len(total))
+        return (total.double() / self.scale).float()
+
+
+def pad(client: str, length: int) -> Tensor:
+    seed = int.from_bytes(hashlib.sha256(f"test only {client}".encode()).digest()[:7], "little")
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-(2**63), 2**63 - 1, (length,), generator=generator, dtype=torch.int64)
+
+
+class Logged:
+    backend: AdditivePads
+    name: str
+
+    def enrol(self, roster: Sequence[str]) -> None:
+        self.roster = list(roster)
+        self.backend.log.append(("enrol", self.name))
+
+    def open_round(self, round_id: RoundId, clients: Sequence[str]) -> None:
+        self.backend.log.append(("open_round", self.name, tuple(clients), round_id))
+
+
+class PadClient(Logged, AggregationClient):
+    def __init__(self, name: str, backend: AdditivePads) -> None:
+        super().__init__(name)
+        self.backend = backend
+
+    def say(self, step: str) -> bytes:
+        return f"{self.name} {step}".encode()
+
+    def hear(self, step: str, message: bytes) -> None:
+        assert message == f"{self.name} {step} ok".encode()
+        self.backend.log.append(("hear", self.name, step))
+
+    def protect(self, vector: Tensor) -> Tensor:
+        self.backend.log.append(("protect", self.name))
+        encoded = (vector.double() * self.backend.scale).round().long() + pad(self.name, len(vector))
+        return torch.cat([encoded, torch.tensor([1 << self.roster.index(self.name)])])
+
+    def reveal(self, total: Tensor, num_clients: int) -> Tensor:
+        self.backend.log.append(("reveal", self.name, num_clients))
+        return self.backend.unpadded(total, self.roster)
+
+    def reissue(self, total: Tensor, num_clients: int) -> Tensor:
+        self.backend.log.append(("reissue", self.name))
+        return torch.cat([(total.double() * self.backend.scale).round().long(), torch.tensor([0])])
+
+
+class PadServer(Logged, AggregationServer):
+    name = SERVER
+
+    def __init__(self, backend: AdditivePads) -> None:
+        self.backend = backend
+
+    def relay(self, step: str, said: Mapping[str, bytes]) -> dict[str, bytes]:
+        self.backend.log.append(("relay", step, tuple(said)))
+        return {name: text + b" ok" for name, text in said.items()}
+
+    def aggregate(self, messages: Mapping[str, Tensor]) -> Tensor:
+        self.backend.log.append(("aggregate", tuple(messages)))
+        return torch.stack(list(messages.values())).sum(dim=0)
+
+    def reveal(self, total: Tensor, num_clients: int) -> Tensor:
+        self.backend.log.append(("reveal", SERVER, num_clients))
+        return self.backend.unpadded(total, self.roster)
+
+
+class ServerPads(AdditivePads):
+    key_holder: ClassVar[Literal["server", "clients"]] = "server"
+
+
+def happened(backend: AdditivePads, *verbs: str) -> list[tuple[Any, ...]]:
+    return [entry for entry in backend.log if entry[0] in verbs]
+
+
+def payloads(generator: torch.Generator, names: Sequence[str] = NAMES) -> dict[str, dict[str, Tensor]]:
+    return {
+        name: {"w": torch.randn(3, 2, generator=generator), "b": torch.randn((), generator=generator)} for name in names
+    }
+
+
+def federation(backend: SecureAggregation | Mapping[str, SecureAggregation] | None, **arguments: Any) -> Federation:
+    return Federation(NAMES, "t", privacy=backend, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("verb", "arguments"), [("sum", {}), ("mean", {}), ("mean", {"weights": {"a": 5.0, "b": 1.0, "c": 2.5, "t": 0.5}})]
+)
+def test_another_backend_gives_the_plain_result_within_its_error(
+    verb: str, arguments: dict[str, Any], generator: torch.Generator
+) -> None:
+    sent, backend = payloads(generator), AdditivePads()
+    plain = getattr(federation(None), verb)("w", sent, **arguments)
+    padded = getattr(federation(backend), verb)("w", sent, **arguments)
+    assert plain.keys() == padded.keys()
+    # the total and, in a mean, the sum of weights that it is divided by are each off by the declared error
+    tolerance = 8 * backend.error_bound(4) + 1e-6
+    for name in plain:
+        for entry in ("w", "b"):
+            assert padded[name][entry].dtype == torch.float32
+            torch.testing.assert_close(padded[name][entry], plain[name][entry], rtol=0, atol=tolerance)
+
+
+def test_a_round_has_four_verbs_in_order_and_the_server_sees_pads_only(generator: torch.Generator) -> None:
+    backend = AdditivePads()
+    fed = federation(backend)
+    fed.round_idx = 7
+    sent = payloads(generator)
+    fed.mean("w", sent, among=["b", "a"], to=["t", "c"])
+    round_id = RoundId(7, "w", 2)  # two announcements for the enrolment, said and relayed
+    assert backend.log == [
+        *(("enrol", name) for name in [SERVER, *NAMES]),
+        ("relay", "greet", ("a", "b", "c", "t")),
+        *(("hear", name, "greet") for name in NAMES),
+        *(("open_round", name, ("a", "b"), round_id) for name in ["a", "b", SERVER]),
+        ("relay", "agree", ("a", "b")),
+        *(("hear", name, "agree") for name in ["a", "b"]),
+        ("protect", "a"),
+        ("protect", "b"),
+        ("aggregate", ("a", "b")),
+        ("reveal", "c", 2),
+    ]
+    fed.mean("w", sent)
+    assert len(happened(backend, "enrol")) == 5  # once and for all
+
+
+def test_key_material_is_booked_under_a_channel_of_its_own(generator: torch.Generator) -> None:
+    fed = federation(AdditivePads())
+    fed.mean("w", payloads(generator))
+    header = 4 + len('[["keys","uint8",[7]]]')
+    booked = {(entry.sender, entry.receiver): entry.num_bytes for entry in fed.ledger if entry.channel == "w/keys"}
+    # "a greet" and "a agree" up, with " ok" added down
+    assert booked["a", SERVER] == 2 * (header + 7)
+    assert booked[SERVER, "a"] == 2 * (header + 1 + 10)
+    assert len(booked) == 8
+
+
+def test_what_a_backend_refuses_is_raised_with_the_client_and_the_channel(generator: torch.Generator) -> None:
+    sent = payloads(generator)
+    sent["b"]["w"] = torch.full((3, 2), 7.0)
+    with pytest.raises(RangeError, match=r"client 'b', channel 'w': .*bound is 1: raise bound"):
+        federation(Plain(FixedPoint(fraction_bits=10, bound=1.0))).sum("w", {"b": sent["b"]})
+
+
+def test_no_two_rounds_share_an_id_even_after_a_failure(generator: torch.Generator) -> None:
+    backend = AdditivePads()
+    fed = federation(backend)
+    for _ in range(3):
+        fed.mean("w", payloads(generator))
+        fed.sum("x", payloads(generator))
+        with pytest.raises(FederationError, match="hides nothing"):
+            fed.sum("w", payloads(generator, ["a"]))
+    ids = [entry[3] for entry in happened(backend, "open_round") if entry[1] == SERVER]
+    assert len(set(ids)) == len(ids) == 9
+
+
+def test_a_sum_over_too_few_is_refused_before_anything_is_sent(generator: torch.Generator) -> None:
+    backend = AdditivePads()
+    fed = federation(backend, participation=Schedule([["b", "t"]]))
+    with pytest.raises(
+        FederationError, match=r"over channel 'w' in round 0 would run over \['b'\] alone, but Additive"
+    ):
+        fed.mean("w", payloads(generator), among=fed.sources)
+    assert {entry.channel for entry in fed.ledger} == {"w/keys"}  # of the enrolment
+    assert happened(backend, "open_round", "aggregate") == []
+
+
+def test_no_round_is_opened_for_nobody(generator: torch.Generator) -> None:
+    backend = AdditivePads()
+    fed = federation(backend, participation=Schedule([["t"]]))
+    assert fed.mean("w", payloads(generator), among=fed.sources) == {}
+    assert backend.log == []
+
+
+def test_backends_are_chosen_by_channel(generator: torch.Generator) -> None:
+    backend = AdditivePads()
+    fed = federation({"secret": backend})
+    fed.sum("open", payloads(generator))
+    assert backend.log == []
+    assert isinstance(fed.backend("open"), Plain)
+    fed.sum("secret", payloads(generator))
+    assert len(happened(backend, "protect", "aggregate", "reveal")) == 4 + 1 + 1
+    sizes = {(entry.channel, entry.sender): entry.num_bytes for entry in fed.ledger if entry.sender != SERVER}
+    # 7 numbers of 8 bytes and not 4, the bit of who sent, and "int64" is two letters shorter than "float32"
+    assert sizes["secret", "a"] - sizes["open", "a"] == 7 * 4 + 8 - 2
+
+
+def test_catching_up_works_while_the_server_holds_no_key(generator: torch.Generator) -> None:
+    fed = federation(AdditivePads(), participation=Schedule([["a", "b"], NAMES]))
+    sent = payloads(generator)
+    there = fed.mean("w", sent)
+    fed.round_idx = 1
+    caught = fed.catch_up("w")
+    assert sorted(caught) == ["c", "t"]
+    assert torch.equal(caught["c"]["w"], there["a"]["w"])
+
+
+def test_after_a_resume_a_client_that_read_the_total_seals_it_anew(generator: torch.Generator) -> None:
+    schedule = Schedule([["a", "b"], ["b", "c"], NAMES])
+    fed = federation(AdditivePads(), participation=schedule)
+    there = fed.mean("w", payloads(generator))
+    backend = AdditivePads()
+    resumed = federation(backend, participation=schedule)
+    resumed.load_state_dict(fed.state_dict())
+    for round_idx, late in [(1, "c"), (2, "t")]:
+        resumed.round_idx = round_idx
+        caught = resumed.catch_up("w")
+        assert list(caught) == [late]
+        assert torch.equal(caught[late]["w"], there["a"]["w"])
+    assert happened(backend, "reissue") == [("reissue", "a")]
+
+
+def test_a_total_that_nobody_could_read_before_the_checkpoint_is_said_to_be_lost(generator: torch.Generator) -> None:
+    schedule = Schedule([["a", "b"], NAMES])
+    fed = federation(AdditivePads(), participation=schedule)
+    fed.mean("w", payloads(generator), to=["t"])
+    resumed = federation(AdditivePads(), participation=schedule)
+    resumed.load_state_dict(fed.state_dict())
+    resumed.round_idx = 1
+    with pytest.raises(QuorumError, match="its key is gone"):
+        resumed.catch_up("w")
+
+
+def test_a_server_with_the_key_reveals_once_and_remembers_the_plain_total(generator: torch.Generator) -> None:
+    backend = ServerPads()
+    fed = federation(backend, participation=Schedule([["a", "b"], NAMES]))
+    there = fed.mean("w", payloads(generator))
+    other = federation(ServerPads(), participation=Schedule([["a", "b"], NAMES]))
+    other.load_state_dict(fed.state_dict())  # a process that never had the keys of that round
+    for one in (fed, other):
+        one.round_idx = 1
+        assert torch.equal(one.catch_up("w")["c"]["w"], there["a"]["w"])
+    assert happened(backend, "reveal") == [("reveal", SERVER, 2)]
+
+
+def test_plain_adds_from_left_to_right_and_leaves_messages_alone() -> None:
+    server = Plain().server()
+    big, one, minus = (torch.tensor([value]) for value in (1e8, 1.0, -1e8))
+    # in float32 (1e8 + 1) - 1e8 is 0, and (1e8 - 1e8) + 1 is 1
+    assert server.aggregate({"a": big, "b": one, "c": minus}).item() == 0.0
+    assert server.aggregate({"a": big, "c": minus, "b": one}).item() == 1.0
+    assert big.item() == 1e8
+    assert Plain().error_bound(100) == 0.0
+
+
+def test_plain_claims_to_hide_nothing() -> None:
+    description = Plain().describe()
+    assert (description.backend, description.hidden, description.bytes_per_number) == ("Plain", "nothing", 4.0)

@@ -1,0 +1,140 @@
+"""Payloads as flat vectors: as floats, and on a grid."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedlit.privacy import FixedPoint, InputError, Plain, RangeError
+from fedlit.privacy.packing import pack, relative_weights, schema_of, unpack
+
+DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.int8, torch.bool]
+shapes = st.lists(st.integers(0, 4), max_size=3)
+layouts = st.dictionaries(st.text(max_size=4), st.tuples(st.sampled_from(DTYPES), shapes), min_size=1, max_size=4)
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    views = [t.contiguous().reshape(-1).view(torch.uint8) if t.numel() else torch.empty(0) for t in (one, other)]
+    return one.dtype == other.dtype and one.shape == other.shape and torch.equal(*views)
+
+
+def test_a_payload_is_packed_in_its_order() -> None:
+    payload = {"b": torch.tensor([[1.0, 2.0], [3.0, 4.0]]), "a": torch.tensor(5.0), "none": torch.zeros(0, 3)}
+    for codec in (None, FixedPoint()):
+        assert pack(payload, codec).tolist() == [1.0, 2.0, 3.0, 4.0, 5.0]
+        assert pack(payload, codec, weight=0.5).tolist() == [0.5, 1.0, 1.5, 2.0, 2.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "expected"),
+    [
+        ([torch.float32], torch.float32),
+        ([torch.float16, torch.bfloat16], torch.float32),
+        ([torch.float32, torch.float64], torch.float64),
+        ([torch.float32, torch.int64], torch.float64),
+        ([torch.bool], torch.float64),
+    ],
+)
+def test_a_vector_of_floats_is_wide_enough_for_every_entry(dtypes: list[torch.dtype], expected: torch.dtype) -> None:
+    assert pack({str(index): torch.zeros(1, dtype=dtype) for index, dtype in enumerate(dtypes)}, None).dtype == expected
+
+
+def test_wide_entries_are_two_digits_on_a_grid_by_hand() -> None:
+    # 4 fraction bits and a bound of 2: 32 steps, so digits in base 32. 10.25 * 16 = 164 = 5 * 32 + 4; -3 * 16 = -48,
+    # half way between -1 and -2 times 32, goes to the even -2: -48 = -2 * 32 + 16
+    codec = FixedPoint(fraction_bits=4, bound=2.0)
+    payload = {"d": torch.tensor([10.25], dtype=torch.float64), "n": torch.tensor([-3])}
+    vector = pack(payload, codec)
+    assert (vector * 16).tolist() == [5.0, 4.0, -2.0, 16.0]
+    assert unpack(vector.double(), schema_of(payload), codec, weighted=False) == payload
+
+
+@settings(deadline=None)
+@given(layouts, st.integers(0, 1000))
+def test_packing_and_unpacking_floats_gives_the_payload_back(
+    layout: dict[str, tuple[torch.dtype, list[int]]], seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    payload = {
+        name: (10 * torch.randn(shape, generator=generator)).to(dtype) for name, (dtype, shape) in layout.items()
+    }
+    back = unpack(pack(payload, None), schema_of(payload), None, weighted=False)
+    assert list(back) == list(payload)
+    assert all(same_bits(back[name], tensor) for name, tensor in payload.items())
+
+
+@settings(deadline=None)
+@given(layouts, st.integers(0, 1000))
+def test_what_lies_on_the_grid_comes_back_bit_by_bit(
+    layout: dict[str, tuple[torch.dtype, list[int]]], seed: int
+) -> None:
+    codec = FixedPoint(fraction_bits=6, bound=64.0)
+    generator = torch.Generator().manual_seed(seed)
+    payload = {
+        name: (torch.randint(-500, 500, shape, generator=generator) / 64).to(torch.float32).to(dtype)
+        for name, (dtype, shape) in layout.items()
+    }
+    payload = {name: (t.float() * 64).round().div(64).to(t.dtype) for name, t in payload.items()}
+    vector = codec.decode(codec.encode(pack(payload, codec)))
+    back = unpack(vector, schema_of(payload), codec, weighted=False)
+    for name, tensor in payload.items():
+        assert back[name].dtype == tensor.dtype
+        assert torch.equal(back[name], tensor)  # equal and not bit by bit: a grid of integers has no -0.0
+
+
+def test_integer_entries_are_rounded_half_to_even() -> None:
+    schema = schema_of({"n": torch.zeros(4, dtype=torch.int64)})
+    vector = torch.tensor([0.5, 1.5, -2.5, 2.4999], dtype=torch.float64)
+    assert unpack(vector, schema, None, weighted=False)["n"].tolist() == [0, 2, -2, 2]
+
+
+def test_integers_up_to_two_to_the_53_are_exact_among_floats() -> None:
+    payload = {"n": torch.tensor([2**53, -(2**53) + 1])}
+    assert unpack(pack(payload, None), schema_of(payload), None, False)["n"].tolist() == [2**53, -(2**53) + 1]
+
+
+def test_integers_up_to_half_a_billion_are_exact_on_the_default_grid_and_more_is_refused() -> None:
+    most = 2**24 * 2**23 // 2**20  # two digits of 24 bits, the higher one up to half the base, 20 bits of fraction
+    payload = {"n": torch.tensor([most, -most, 12345, -1, 0])}
+    assert Plain(FixedPoint()).sum({"a": payload, "b": payload})["n"].tolist() == [2 * most, -2 * most, 24690, -2, 0]
+    with pytest.raises(RangeError, match=r"entry 'n' has a number of 2.68435e\+08, but two digits .* lower fraction"):
+        Plain(FixedPoint()).sum({"a": {"n": torch.tensor([2 * most])}})
+
+
+def test_a_sum_that_leaves_its_integer_type_is_refused_and_does_not_wrap() -> None:
+    payload = {"n": torch.tensor([100], dtype=torch.int8)}
+    for backend in (Plain(), Plain(FixedPoint())):
+        assert backend.sum({"a": payload})["n"].tolist() == [100]
+        with pytest.raises(RangeError, match=r"entry 'n' goes from 200 to 200, but torch\.int8 holds -128 to 127 only"):
+            backend.sum({"a": payload, "b": payload})
+
+
+def test_weights_are_on_the_grid_so_that_a_mean_of_equals_is_itself() -> None:
+    codec = FixedPoint(fraction_bits=4, bound=8.0)
+    weights = relative_weights({"a": 3.0, "b": 1.0, "c": 1e-9}, ["a", "b", "c"], codec)
+    assert weights == {"a": 1.0, "b": 5 / 16, "c": 1 / 16}  # 1/3 is nearest to 5/16; at least one step
+    equal = {name: {"w": torch.tensor([4.0])} for name in weights}
+    assert Plain(codec).mean(equal, {"a": 3.0, "b": 1.0, "c": 1e-9})["w"].item() == 4.0
+
+
+@pytest.mark.parametrize(
+    ("weights", "text"),
+    [
+        ({"a": 1.0}, r"every client that sends, missing \['b'\]"),
+        ({"a": 1.0, "b": 0.0}, r"positive and finite, got \{'b': 0.0\}: leave a client out"),
+        ({"a": 1.0, "b": float("nan")}, "positive and finite"),
+    ],
+)
+def test_bad_weights_are_refused(weights: dict[str, float], text: str) -> None:
+    payload = {"w": torch.zeros(2)}
+    with pytest.raises(InputError, match=text):
+        Plain().mean({"a": payload, "b": payload}, weights)
+
+
+def test_payloads_that_differ_and_complex_ones_are_refused() -> None:
+    with pytest.raises(InputError, match=r"client 'b' differs from 'a', 'w' is"):
+        Plain().sum({"a": {"w": torch.zeros(2)}, "b": {"w": torch.zeros(3)}})
+    with pytest.raises(InputError, match=r"entry 'z' has type torch\.complex64: send its real"):
+        Plain().sum({"a": {"z": torch.zeros(2, dtype=torch.complex64)}})
