@@ -1,6 +1,11 @@
 """Backends that carry a sum of clients' vectors; they know tensors and bytes, not Lightning."""
 
+from fedlit.privacy.affine import AffineGrid, AffineSource, AffineTarget, PlainAffine, TwoPartyAffine
+from fedlit.privacy.affine_ckks import CKKSAffine
+from fedlit.privacy.affine_paillier import PaillierAffine
 from fedlit.privacy.base import AggregationClient, AggregationServer, Description, RoundId, SecureAggregation
+from fedlit.privacy.bfv import BFV
+from fedlit.privacy.ckks import CKKS
 from fedlit.privacy.differential import Accountant, GaussianMechanism
 from fedlit.privacy.errors import (
     AuthenticationError,
@@ -8,29 +13,44 @@ from fedlit.privacy.errors import (
     InputError,
     KeyCheckError,
     PrivacyError,
+    PrivacyWarning,
     QuorumError,
     RangeError,
     ReplayError,
 )
 from fedlit.privacy.fixed_point import FixedPoint
+from fedlit.privacy.masking import PairwiseMasking
+from fedlit.privacy.paillier import Paillier
 from fedlit.privacy.plain import Plain
 
 __all__ = [
+    "BFV",
+    "CKKS",
     "Accountant",
+    "AffineGrid",
+    "AffineSource",
+    "AffineTarget",
     "AggregationClient",
     "AggregationServer",
     "AuthenticationError",
+    "CKKSAffine",
     "DecodeError",
     "Description",
     "FixedPoint",
     "GaussianMechanism",
     "InputError",
     "KeyCheckError",
+    "Paillier",
+    "PaillierAffine",
+    "PairwiseMasking",
     "Plain",
+    "PlainAffine",
     "PrivacyError",
+    "PrivacyWarning",
     "QuorumError",
     "RangeError",
     "ReplayError",
     "RoundId",
     "SecureAggregation",
+    "TwoPartyAffine",
 ]

@@ -7,7 +7,7 @@ and nothing else, and which says things to the others as byte strings. Whoever r
     open round   each round, its clients and the server: keys and shares of this round
     protect      at each client: plaintext vector -> message
     aggregate    at the server: messages -> protected total
-    close        masks only: the server asks the survivors for what removes the masks of its total
+    close        masks only: the server asks the survivors for what removes the masks of its total, in steps
     reveal       at the key holder: protected total -> plaintext total
 
 Enrolment and opening are made of steps, each the same exchange: every client says something to the server, the server
@@ -109,9 +109,13 @@ class AggregationClient(Party, ABC):
             InputError: If the vector cannot be protected: see `FixedPoint`.
         """
 
-    def answer(self, question: bytes) -> bytes:
-        """What the server needs from this survivor to unmask the total; only where `closes`."""
-        raise NotImplementedError(f"{type(self).__name__} is asked nothing")
+    def answer(self, step: str, question: bytes) -> bytes:
+        """This survivor's answer to what the server asks in a step of closing.
+
+        Raises:
+            PrivacyError: If it is not what an honest server would ask.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no step {step!r}")
 
     def reveal(self, total: Tensor, num_clients: int) -> Tensor:
         """Plaintext total, shape (n,), of ``num_clients`` vectors; only where clients are the key holder."""
@@ -137,12 +141,20 @@ class AggregationServer(Party, ABC):
             PrivacyError: If a message is not one of this round, or there are too few.
         """
 
-    def ask(self) -> dict[str, bytes]:
-        """What to ask each survivor after `aggregate`; only where `closes`."""
-        raise NotImplementedError(f"{type(self).__name__} asks nothing")
+    def ask(self, step: str, answers: Mapping[str, bytes]) -> dict[str, bytes]:
+        """What to ask each survivor in a step of closing, given the answers to the step before (none to the first).
+
+        Raises:
+            PrivacyError: If answers are missing or wrong.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no step {step!r}")
 
     def conclude(self, answers: Mapping[str, bytes]) -> Tensor:
-        """Total without masks, from the survivors' answers; only where `closes`."""
+        """Total without masks, from the answers to the last step of closing.
+
+        Raises:
+            PrivacyError: If answers are missing or wrong.
+        """
         raise NotImplementedError(f"{type(self).__name__} asks nothing")
 
     def reveal(self, total: Tensor, num_clients: int) -> Tensor:
@@ -158,7 +170,7 @@ class SecureAggregation(ABC):
         min_clients: Fewest clients whose sum hides anything; a sum over fewer is refused.
         enrolment: Names of its steps, run once before the first round, with the whole roster.
         opening: Names of the steps that open each round, with the clients of that round.
-        closes: Whether the survivors are asked something after `AggregationServer.aggregate`.
+        closing: Names of the steps in which survivors are asked something after `AggregationServer.aggregate`.
         codec: Grid on which numbers travel; ``None`` sends floats.
     """
 
@@ -166,7 +178,7 @@ class SecureAggregation(ABC):
     min_clients: ClassVar[int]
     enrolment: ClassVar[tuple[str, ...]] = ()
     opening: ClassVar[tuple[str, ...]] = ()
-    closes: ClassVar[bool] = False
+    closing: ClassVar[tuple[str, ...]] = ()
     codec: FixedPoint | None
 
     @abstractmethod
@@ -231,8 +243,8 @@ class SecureAggregation(ABC):
                 for name, payload in payloads.items()
             }
         )
-        if self.closes:
-            total = server.conclude({name: clients[name].answer(asked) for name, asked in server.ask().items()})
+        if self.closing:
+            total = close_round(self.closing, clients, server)
         holder = server if self.key_holder == "server" else clients[names[0]]
         return unpack(holder.reveal(total, len(names)), schema, self.codec, weighted=weights is not None)
 
@@ -244,3 +256,12 @@ def run_steps(steps: Sequence[str], clients: Mapping[str, AggregationClient], se
         relayed = server.relay(step, said)
         for name, client in clients.items():
             client.hear(step, relayed.get(name, b""))
+
+
+def close_round(steps: Sequence[str], clients: Mapping[str, AggregationClient], server: AggregationServer) -> Tensor:
+    """Carry the questions and answers that unmask a total between parties that are all here."""
+    answers: dict[str, bytes] = {}
+    for step in steps:
+        asked = server.ask(step, answers)
+        answers = {name: clients[name].answer(step, question) for name, question in asked.items()}
+    return server.conclude(answers)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import final
+from typing import Any, final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedlit.privacy.errors import InputError, RangeError
@@ -76,6 +78,15 @@ class FixedPoint:
             vector = vector.float()  # which has room for the product
         # float32 * 2**k and its rounding are exact, as long as the product has no more than 24 bits to round
         return (vector * self.scale).round_().to(torch.int64)
+
+    def round_into(self, numbers: NDArray[np.floating[Any]], integers: NDArray[np.signedinteger[Any]]) -> None:
+        """As `round`, from float32 or float64 into integers that hold the result.
+
+        For chunks that stay in the cache: torch would wake its threads for each, and on a busy machine wait for them.
+        """
+        scaled = numbers * numbers.dtype.type(self.scale)
+        np.rint(scaled, out=scaled)
+        np.copyto(integers, scaled, casting="unsafe")
 
     def decode(self, integers: Tensor) -> Tensor:
         """Reals of a (sum of) encoded vector(s), as float64: exact up to 2**53 steps."""

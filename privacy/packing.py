@@ -124,6 +124,8 @@ def unpack(
     vector = vector if device is None else vector.to(device)
     if weighted:
         vector, weight = vector[:-1], vector[-1]
+        if codec is not None:  # weights are on the grid; an approximate sum of them is not quite
+            weight = (weight * codec.scale).round() / codec.scale
     sizes = [torch.Size(shape).numel() for _, _, shape in schema]
     if codec is not None:
         sizes = [2 * size if is_wide(dtype) else size for size, (_, dtype, _) in zip(sizes, schema, strict=True)]

@@ -141,3 +141,18 @@ def test_the_checker_finds_what_is_left_out_and_made_up() -> None:
         "wrong does not describe 'x' in its Args",
         "wrong describes 'y', which it does not take",
     ]
+
+
+def test_the_security_table_of_the_readme_is_what_backends_say_of_themselves() -> None:
+    for library in ("phe", "tenseal"):
+        pytest.importorskip(library)
+    from fedlit import privacy
+
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    made = [privacy.Plain(), privacy.PairwiseMasking(), privacy.Paillier(), privacy.BFV(), privacy.CKKS()]
+    two = [privacy.PlainAffine(), privacy.PaillierAffine(), privacy.CKKSAffine()]
+    for backend in (*made, *two):
+        about = backend.describe()
+        cells = [f"`{about.backend}`", about.adversary, about.hidden, about.revealed, about.collusion, about.dropouts]
+        row = "| " + " | ".join([*cells, f"{about.bytes_per_number:.4g}", about.error]) + " |"
+        assert row in text, f"README.md lacks this row, which describe() makes:\n{row}"

@@ -37,7 +37,13 @@ FORBIDDEN = {
 ONLY = {"functional": {"torch", "numpy", "scipy", "ot", "fedlit"} | sys.stdlib_module_names}
 
 # names under which distributions are imported, where they differ
-IMPORTED_AS = {"scikit-learn": "sklearn", "pillow": "PIL", "POT": "ot", "PyYAML": "yaml", "dp-accounting": "dp_accounting"}
+IMPORTED_AS = {
+    "scikit-learn": "sklearn",
+    "pillow": "PIL",
+    "POT": "ot",
+    "PyYAML": "yaml",
+    "dp-accounting": "dp_accounting",
+}
 
 
 @dataclass(frozen=True)

@@ -140,7 +140,7 @@ class Aggregation:
             messenger.book(channel, name, SERVER, size)
         arrived = messenger.to_server(channel, messages, sizes)
         published = self._total(recipe, parties, arrived)
-        if backend.closes:
+        if backend.closing:
             published = self._unmask(recipe, parties, list(sizes), published)
         if published is not None and backend.key_holder == "server":
             with self._protecting():
@@ -277,15 +277,17 @@ class Aggregation:
         self, recipe: Recipe, parties: _Parties, senders: Sequence[str], published: _Published | None
     ) -> _Published | None:
         """Ask those who sent for what removes the masks of their total."""
-        questions: dict[str, bytes] = {}
-        if published is not None:
+        arrived: dict[str, bytes] = {}
+        for step in self.backend(recipe.channel).closing:
+            questions: dict[str, bytes] = {}
+            if published is not None:
+                with self._protecting():
+                    questions = parties.server.ask(step, arrived)
+            asked = self._down(recipe.channel, questions, _UNMASKING)
+            answers: dict[str, bytes] = {}
             with self._protecting():
-                questions = parties.server.ask()
-        asked = self._down(recipe.channel, questions, _UNMASKING)
-        answers: dict[str, bytes] = {}
-        with self._protecting():
-            answers = {name: parties.clients[name].answer(asked[name]) for name in senders if name in asked}
-        arrived = self._up(recipe.channel, answers, _UNMASKING)
+                answers = {name: parties.clients[name].answer(step, asked[name]) for name in senders if name in asked}
+            arrived = self._up(recipe.channel, answers, _UNMASKING)
         if published is not None:
             with self._protecting():
                 return replace(published, total=parties.server.conclude(arrived))

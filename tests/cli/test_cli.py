@@ -66,6 +66,64 @@ def test_every_logger_configuration_gets_the_figures(name: str) -> None:
     assert any(path.is_file() for path in Path("runs").rglob("*"))
 
 
+PRIVACY = sorted(path.stem for path in (CONFIGS / "privacy").glob("*.yaml"))
+NEEDS = {"paillier": "phe", "bfv": "tenseal", "ckks": "tenseal", "differential": "dp_accounting"}
+
+
+def needs_extra(privacy: str) -> None:
+    if privacy in NEEDS:
+        pytest.importorskip(NEEDS[privacy])
+
+
+@pytest.mark.parametrize("name", PRIVACY)
+def test_every_privacy_configuration_trains_and_says_what_it_hides(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    needs_extra(name)
+    small = ["--model.extractor.init_args.hidden=[8]", "--trainer.max_epochs=2"]
+    config = ["--config", "experiments/digits_fedavg", "--config", f"privacy/{name}"]
+    if name == "paillier":  # arithmetic, not secrecy
+        options = "--trainer.strategy.init_args.privacy.init_args"
+        small += [f"{options}.key_bits=512", f"{options}.insecure_test_keys=true"]
+    main(["fit", *config, *small])
+    printed = capsys.readouterr().out
+    (path,) = Path("runs").rglob("privacy.json")
+    report = json.loads(path.read_text())
+    (channel,) = report["channels"]
+    backend = {"masking": "PairwiseMasking", "paillier": "Paillier", "bfv": "BFV", "ckks": "CKKS"}.get(name, "Plain")
+    assert channel["channel"] == "weights"
+    assert channel["description"]["backend"] == backend
+    assert (channel["bytes_keys"] > 0) == (backend != "Plain")
+    for text in ("privacy report", "Not protected:", backend, f"{channel['bytes_up']:,}"):
+        assert text in printed
+    assert (report["epsilon_message"] is not None) == (name == "differential")
+    if name == "differential":
+        assert report["epsilon_message"] > 0
+        curve = [row["privacy/epsilon"] for row in rows("runs/FedAvg/version_0/metrics.csv")]
+        assert any(curve)
+
+
+def test_exact_backends_train_bit_for_bit_like_the_plain_grid() -> None:
+    for name in ("plain", "masking", "bfv"):
+        needs_extra(name)
+    small = ["--model.extractor.init_args.hidden=[8]", "--trainer.max_epochs=3"]
+    for name in ("plain", "masking", "bfv"):
+        main(["fit", "--config", "experiments/digits_fedavg", "--config", f"privacy/{name}", *small])
+    digests = {json.loads(path.read_text())["target_sha256"] for path in Path("runs").rglob("summary.json")}
+    assert len(list(Path("runs").rglob("summary.json"))) == 3
+    assert len(digests) == 1
+
+
+def test_backends_are_chosen_by_channel_on_the_command_line() -> None:
+    masking = "{weights: {class_path: fedlit.privacy.PairwiseMasking, init_args: {modulus_bits: 64}}}"
+    main(["fit", "--config", "experiments/digits_fedavg", "--trainer.max_epochs=1",
+          f"--trainer.strategy.init_args.privacy={masking}"])  # fmt: skip
+    (path,) = Path("runs").rglob("privacy.json")
+    (channel,) = json.loads(path.read_text())["channels"]
+    assert channel["description"]["backend"] == "PairwiseMasking"
+    assert channel["description"]["bytes_per_number"] == 8
+
+
 def rows(pattern: str) -> list[dict[str, str]]:
     """Rows of the one CSV file that ``pattern`` finds."""
     (path,) = Path().glob(pattern)

@@ -72,9 +72,46 @@ def test_one_process_resumes_on_three_and_three_on_two(one: dict, tmp_path: Path
     assert results[0]["ledger"] == one["ledger"]
 
 
+BACKENDS = {
+    "masking": ("PairwiseMasking()", "cryptography"),
+    # quick keys: this is about arithmetic and not about secrecy
+    "paillier": ("Paillier(key_bits=512, insecure_test_keys=True)", "phe"),
+    "bfv": ("BFV()", "tenseal"),
+}
+
+
+@pytest.fixture(scope="module")
+def on_grid() -> dict:
+    """The run on one process with plain sums on the grid, which all exact backends must equal."""
+    (result,), _ = start("--privacy", "Plain(FixedPoint())")
+    return result
+
+
+def test_masked_training_on_three_processes_equals_one_and_the_plain_grid(on_grid: dict) -> None:
+    """One of three clients is away in each round; keys, shares and unmasking cross between processes."""
+    (alone,), _ = start("--privacy", "PairwiseMasking()")
+    assert alone["weights"] == on_grid["weights"]
+    assert alone["metrics"] == on_grid["metrics"]
+    results, _ = start("--privacy", "PairwiseMasking()", "--devices", "3")
+    assert merged(results) == on_grid["weights"]
+    assert all(result["ledger"] == alone["ledger"] for result in results)
+
+
+@pytest.mark.parametrize("name", ["masking", "paillier", pytest.param("bfv", marks=pytest.mark.slow)])
+def test_exact_backends_resume_on_other_processes_with_new_keys(on_grid: dict, name: str, tmp_path: Path) -> None:
+    """Clients that were away before the checkpoint catch up after it, though the old keys are gone."""
+    backend, library = BACKENDS[name]
+    pytest.importorskip(library)
+    path = str(tmp_path / "half.ckpt")
+    start("--privacy", backend, "--rounds", "3", "--save", path, "--devices", "2")
+    results, _ = start("--privacy", backend, "--resume", path, "--devices", "3")
+    assert merged(results) == on_grid["weights"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--privacy", "PairwiseMasking(FixedPoint(20, 0.001))"], "but the fixed-point bound is 0.001: raise bound"),
         (["--trouble", "nan", "--method", "FedAvg"], "the training loss of client"),
         (["--method", "OutOfStep"], "channel 'gossip'"),
         (["--trouble", "init"], "the initial network"),
@@ -82,7 +119,7 @@ def test_one_process_resumes_on_three_and_three_on_two(one: dict, tmp_path: Path
         (["--trouble", "kill"], "lost the other processes"),
         (["--trouble", "stall", "--timeout", "4"], "was silent for 4 s (timeout)"),
     ],
-    ids=["nan", "out-of-step", "other-network", "exception", "killed", "stalled"],
+    ids=["out-of-range", "nan", "out-of-step", "other-network", "exception", "killed", "stalled"],
 )
 def test_trouble_at_one_process_ends_all_with_a_clear_error(arguments: list[str], message: str) -> None:
     begin = time.perf_counter()

@@ -1,0 +1,465 @@
+"""TwoPartyAffine: y = A m + b between two parties, one with m, the other with A and b, who alone learns y.
+
+S, the source, holds the moments m (M,) and a key pair; T, the target, holds the matrix A (k, M) and the offset b (k,).
+Whoever runs an exchange carries byte strings between them::
+
+    S.public_key()        -> T.receive_key        once; the key lasts for many exchanges
+    S.open_round, T.open_round                    each exchange, with the same `RoundId`
+    S.protect(m, k)       -> T.evaluate(., A, b)  encrypted moments
+    T.evaluate(., A, b)   -> S.unlock             encrypted A m + b under a mask that only T knows
+    S.unlock(.)           -> T.reveal             the same in the clear, still under the mask
+    T.reveal(.)           =  y
+
+`TwoPartyAffine.__call__` runs both parties in one process and is the pattern for carrying the bytes oneself. It is how
+the federated MMD with Taylor-expanded kernels exchanges gradients: moments of one domain, coefficients of the other.
+
+Every message names its step, its round and the public key, with a hash over all of it: mix-ups, replays, foreign keys
+and damage on the way are refused. The hash has no key, so the two need an authenticated channel (TLS) where somebody
+might forge: S unlocks what it believes to come from T.
+"""
+
+from __future__ import annotations
+
+import struct
+import warnings
+from abc import ABC, abstractmethod
+from hashlib import sha256
+from typing import final
+
+import torch
+from torch import Tensor
+
+from fedlit.privacy.base import Description, RoundId
+from fedlit.privacy.errors import (
+    AuthenticationError,
+    DecodeError,
+    InputError,
+    KeyCheckError,
+    PrivacyWarning,
+    RangeError,
+    ReplayError,
+)
+from fedlit.privacy.fixed_point import FixedPoint
+from fedlit.privacy.frames import field, pack_fields, unpack_fields
+from fedlit.privacy.links import digest, round_digest
+
+_LENGTH = struct.Struct("<Q")
+
+
+class AffineSource(ABC):
+    """S: holds the moments and the key pair. A backend fills in `_public_key`, `_encrypt` and `_decrypt`."""
+
+    def __init__(self) -> None:
+        self._round: bytes | None = None
+        self._max_outputs = 0
+
+    @final
+    def public_key(self) -> bytes:
+        """Message to T before the first exchange: the public half of the key."""
+        return self._public_key()
+
+    @final
+    def open_round(self, round_id: RoundId) -> None:
+        """Begin an exchange; forgets what an earlier one left."""
+        self._round = _bind(round_id, self._public_key())
+        self._max_outputs = 0
+
+    @final
+    def protect(self, moments: Tensor, max_outputs: int) -> bytes:
+        """Message to T: the moments, encrypted.
+
+        Args:
+            moments: Shape (M,), floating point; stays as it is.
+            max_outputs: Most numbers of y that S lets T learn; a longer reply is refused.
+
+        Raises:
+            InputError: If the moments cannot be encrypted: NaN, infinity, another shape.
+            RangeError: If a moment is beyond the declared bound.
+            ReplayError: If no round is open: each serves one exchange.
+        """
+        if self._round is None or self._max_outputs:
+            raise ReplayError("no round is open: call open_round first, once for each exchange")
+        if max_outputs < 1:
+            raise ValueError(f"max_outputs must be at least 1, got {max_outputs}")
+        body = self._encrypt(_check_floats("moments", moments, 1))
+        self._max_outputs = int(max_outputs)
+        return _frame("protect", self._round, len(moments), body)
+
+    @final
+    def unlock(self, reply: bytes) -> bytes:
+        """Message to T: its reply decrypted, still under T's mask. S learns nothing from it.
+
+        Raises:
+            PrivacyError: If the reply was made for another exchange, for another key, is longer than agreed, or comes
+                twice: whoever may have chosen ciphertexts decrypted reads the moments.
+        """
+        if self._round is None or not self._max_outputs:
+            raise ReplayError("no moments are out: a reply is unlocked once, after protect")
+        length, body = _unframe("evaluate", self._round, reply)
+        if not 1 <= length <= self._max_outputs:
+            raise DecodeError(
+                f"the reply holds {length} numbers, from 1 to max_outputs ({self._max_outputs}) were agreed"
+            )
+        message = _frame("unlock", self._round, length, self._decrypt(body, length))
+        self._round = None
+        return message
+
+    @abstractmethod
+    def _public_key(self) -> bytes:
+        """Public half; the same at every call."""
+
+    @abstractmethod
+    def _encrypt(self, moments: Tensor) -> bytes:
+        """Ciphertexts of finite float64 moments, shape (M,), M > 0; raises a `RangeError` beyond the bound."""
+
+    @abstractmethod
+    def _decrypt(self, body: bytes, num_outputs: int) -> bytes:
+        """Masked plaintexts of a reply of that many numbers; raises a `DecodeError` if the body is no such reply."""
+
+
+class AffineTarget(ABC):
+    """T: holds A and b, learns y. A backend fills in `_load_key`, `_evaluate` and `_unmask`."""
+
+    def __init__(self) -> None:
+        self._public: bytes | None = None
+        self._round: bytes | None = None
+        self._num_outputs = 0
+
+    @final
+    def receive_key(self, public: bytes) -> None:
+        """Take in the public key of S.
+
+        Raises:
+            KeyCheckError: If it is malformed or weak, or another one than before: make a new target for a new source.
+        """
+        if self._public is not None and public != self._public:
+            raise KeyCheckError("the source sent another public key than before: make a new target for a new source")
+        if self._public is None:
+            self._load_key(public)
+            self._public = public
+
+    @final
+    def open_round(self, round_id: RoundId) -> None:
+        """Begin an exchange; forgets what an earlier one left."""
+        if self._public is None:
+            raise KeyCheckError("the target has no public key yet: call receive_key first")
+        self._round = _bind(round_id, self._public)
+        self._num_outputs = 0
+
+    @final
+    def evaluate(self, message: bytes, matrix: Tensor, offset: Tensor) -> bytes:
+        """Reply to S: A m + b, encrypted and masked afresh.
+
+        Warns with a `PrivacyWarning` if the rank of the matrix is such that y may determine the moments.
+
+        Args:
+            message: From `AffineSource.protect`.
+            matrix: A, shape (k, M), floating point.
+            offset: b, shape (k,), floating point.
+
+        Raises:
+            InputError: If A or b cannot be encoded, or have other shapes.
+            RangeError: If an entry is beyond the declared bound, or y might be.
+            PrivacyError: If the message is not of this exchange.
+        """
+        if self._round is None or self._num_outputs:
+            raise ReplayError("no round is open: call open_round first, once for each exchange")
+        num_moments, body = _unframe("protect", self._round, message)
+        matrix, offset = _check_floats("matrix", matrix, 2), _check_floats("offset", offset, 1)
+        if matrix.shape != (len(offset), num_moments):
+            raise InputError(
+                f"matrix must have shape (len(offset), number of moments) = {(len(offset), num_moments)}, "
+                f"got {tuple(matrix.shape)}"
+            )
+        self._warn_of_solution(matrix)
+        reply = _frame("evaluate", self._round, len(offset), self._evaluate(body, matrix, offset))
+        self._num_outputs = len(offset)
+        return reply
+
+    @final
+    def reveal(self, message: bytes) -> Tensor:
+        """Vector y = A m + b, shape (k,), float64, from what `AffineSource.unlock` returned.
+
+        Raises:
+            PrivacyError: If the message is not the answer to the reply of this exchange, or comes twice.
+        """
+        if self._round is None or not self._num_outputs:
+            raise ReplayError("nothing is expected: a reply is revealed once, after evaluate")
+        length, body = _unframe("unlock", self._round, message)
+        if length != self._num_outputs:
+            raise DecodeError(f"the answer holds {length} numbers, the reply held {self._num_outputs}")
+        outputs = self._unmask(body)
+        self._round = None
+        return outputs
+
+    def _warn_of_solution(self, matrix: Tensor) -> None:
+        enough = self._enough_outputs(matrix.shape[1])
+        if len(matrix) < enough:
+            return
+        rank = int(torch.linalg.matrix_rank(matrix))
+        if rank >= enough:
+            warnings.warn(
+                f"the matrix A has rank {rank}, and {enough} independent numbers of y may determine the "
+                f"{matrix.shape[1]} moments of the source exactly: ask for fewer",
+                PrivacyWarning,
+                stacklevel=3,
+            )
+
+    def _enough_outputs(self, num_moments: int) -> int:
+        """Fewest linearly independent numbers of y from which T can compute all moments."""
+        return num_moments
+
+    @abstractmethod
+    def _load_key(self, public: bytes) -> None:
+        """Check and keep the public key; raises a `KeyCheckError`."""
+
+    @abstractmethod
+    def _evaluate(self, body: bytes, matrix: Tensor, offset: Tensor) -> bytes:
+        """Masked ciphertexts of A m + b, with the mask kept for `_unmask`.
+
+        Args:
+            body: What `AffineSource._encrypt` returned for M moments, or anything else: a `DecodeError`.
+            matrix: A, shape (k, M), k and M > 0, finite float64.
+            offset: b, shape (k,), finite float64.
+        """
+
+    @abstractmethod
+    def _unmask(self, body: bytes) -> Tensor:
+        """y, shape (k,), float64, with the mask taken off and forgotten; raises a `DecodeError` on nonsense."""
+
+
+class TwoPartyAffine(ABC):
+    """Makes the two parties; holds numbers and choices, no keys."""
+
+    @abstractmethod
+    def source(self) -> AffineSource:
+        """S, with a fresh key pair."""
+
+    @abstractmethod
+    def target(self) -> AffineTarget:
+        """T, for one source."""
+
+    @abstractmethod
+    def error_bound(self, num_moments: int) -> float:
+        """Greatest absolute error of one entry of y, for so many moments."""
+
+    @abstractmethod
+    def describe(self) -> Description:
+        """Adversary, what is hidden and revealed, cost; ``bytes_per_number`` is that of one moment on its way to T."""
+
+    @final
+    def __call__(self, moments: Tensor, matrix: Tensor, offset: Tensor) -> Tensor:
+        """Vector y = A m + b, shape (k,), float64, with both parties in this process; raises what they do."""
+        source, target = self.source(), self.target()
+        target.receive_key(source.public_key())
+        for party in (source, target):
+            party.open_round(RoundId(0, "affine", 0))
+        reply = target.evaluate(source.protect(moments, len(offset)), matrix, offset)
+        return target.reveal(source.unlock(reply))
+
+
+@final
+class AffineGrid:
+    """Grids of m, A and b, on which y = A m + b is an exact integer of at most 63 bits.
+
+    Args:
+        moments: Grid of m.
+        matrix: Grid of A.
+        offset: Grid of b; at most as fine as that of a product of m and A.
+
+    Raises:
+        ValueError: If the offset has more fraction bits than the products.
+    """
+
+    def __init__(
+        self, moments: FixedPoint | None = None, matrix: FixedPoint | None = None, offset: FixedPoint | None = None
+    ) -> None:
+        self.moments = FixedPoint() if moments is None else moments
+        self.matrix = FixedPoint() if matrix is None else matrix
+        self.offset = FixedPoint() if offset is None else offset
+        self.fraction_bits = self.moments.fraction_bits + self.matrix.fraction_bits
+        self._shift = self.fraction_bits - self.offset.fraction_bits
+        if self._shift < 0:
+            raise ValueError(
+                f"offset must have at most the {self.fraction_bits} fraction_bits of a product of moments and matrix, "
+                f"got {self.offset.fraction_bits}"
+            )
+
+    def encode_offset(self, offset: Tensor) -> Tensor:
+        """Steps of y in b, int64; errors as `FixedPoint.check`. `largest_output` says whether they fit."""
+        return self.offset.encode(offset) << self._shift
+
+    def largest_output(self, num_moments: int) -> int:
+        """Greatest absolute value of an entry of y, in its steps.
+
+        Raises:
+            RangeError: If it does not fit 63 bits.
+        """
+        largest = num_moments * self.moments.limit * self.matrix.limit + (self.offset.limit << self._shift)
+        if largest >= 2**63:
+            raise RangeError(
+                f"with {num_moments} moments an entry of y can reach {largest} steps, but at most 2^63 - 1 "
+                f"are allowed: lower fraction_bits or bound of {self}"
+            )
+        return largest
+
+    def enough_outputs(self, num_moments: int) -> int:
+        """Fewest entries of an exact y that have as many binary digits as all moments together.
+
+        Fewer equations than unknowns are enough here: the unknowns are bounded integers, and lattice reduction finds
+        them from little more than this many entries.
+        """
+        moment_bits = (2 * self.moments.limit).bit_length()
+        output_bits = (2 * self.largest_output(num_moments)).bit_length()
+        return -(-num_moments * moment_bits // output_bits)
+
+    def decode(self, outputs: Tensor) -> Tensor:
+        """Reals of y, float64, from its steps."""
+        return outputs.to(torch.float64) / 2.0**self.fraction_bits
+
+    def error_bound(self, num_moments: int) -> float:
+        """Greatest absolute error of an entry of y: each of m, A and b is off by at most half a step."""
+        moment, entry, offset = (0.5 / grid.scale for grid in (self.moments, self.matrix, self.offset))
+        products = self.matrix.bound * moment + self.moments.bound * entry + moment * entry
+        # float64 has 53 bits, y up to 63
+        rounding = self.largest_output(num_moments) / 2.0**self.fraction_bits * 2.0**-53
+        return num_moments * products + offset + rounding
+
+    def error_text(self) -> str:
+        """The error of one entry of y, in words."""
+        return (
+            f"rounding of m, A and b to {self.moments.fraction_bits}, {self.matrix.fraction_bits} and "
+            f"{self.offset.fraction_bits} binary places; A m + b is exact"
+        )
+
+    def __repr__(self) -> str:
+        return f"AffineGrid(moments={self.moments}, matrix={self.matrix}, offset={self.offset})"
+
+
+@final
+class PlainAffine(TwoPartyAffine):
+    """Sends the moments as they are: T reads them. The reference that other backends are compared with.
+
+    Args:
+        grid: ``None`` computes in float64. With grids, y is bit for bit that of every exact backend on the same grids.
+    """
+
+    def __init__(self, grid: AffineGrid | None = None) -> None:
+        self.grid = grid
+
+    def source(self) -> AffineSource:
+        """Sends its moments."""
+        return _PlainSource(self.grid)
+
+    def target(self) -> AffineTarget:
+        """Computes y on its own."""
+        return _PlainTarget(self.grid)
+
+    def error_bound(self, num_moments: int) -> float:
+        """0 for floats, beyond their rounding; else that of the grids."""
+        return 0.0 if self.grid is None else self.grid.error_bound(num_moments)
+
+    def describe(self) -> Description:
+        """The moments are revealed."""
+        return Description(
+            backend="PlainAffine",
+            adversary="none: the target is trusted",
+            hidden="A, b and y, from the source",
+            revealed="the moments, to the target",
+            collusion="not applicable",
+            dropouts="none: both parties are needed",
+            bytes_per_number=float(torch.float64.itemsize),
+            error="float64 rounding only" if self.grid is None else self.grid.error_text(),
+        )
+
+
+@final
+class _PlainSource(AffineSource):
+    def __init__(self, grid: AffineGrid | None) -> None:
+        super().__init__()
+        self._grid = grid
+
+    def _public_key(self) -> bytes:
+        return b""
+
+    def _encrypt(self, moments: Tensor) -> bytes:
+        if self._grid is not None:
+            self._grid.moments.check(moments)
+        return moments.numpy().tobytes()
+
+    def _decrypt(self, body: bytes, num_outputs: int) -> bytes:
+        return body
+
+
+@final
+class _PlainTarget(AffineTarget):
+    def __init__(self, grid: AffineGrid | None) -> None:
+        super().__init__()
+        self._grid = grid
+        self._outputs = torch.zeros(0)
+
+    def _load_key(self, public: bytes) -> None:
+        if public:
+            raise KeyCheckError(f"PlainAffine has no keys, got a public key of {len(public)} bytes")
+
+    def _evaluate(self, body: bytes, matrix: Tensor, offset: Tensor) -> bytes:
+        if len(body) != matrix.shape[1] * torch.float64.itemsize:
+            raise DecodeError(f"{matrix.shape[1]} moments must be 8 bytes each, got {len(body)} bytes")
+        moments = torch.frombuffer(bytearray(body), dtype=torch.float64)
+        if self._grid is None:
+            self._outputs = matrix @ moments + offset
+        else:
+            grid = self._grid
+            grid.largest_output(len(moments))
+            products = grid.matrix.encode(matrix) @ grid.moments.encode(moments)
+            self._outputs = grid.decode(products + grid.encode_offset(offset))
+        return b""
+
+    def _unmask(self, body: bytes) -> Tensor:
+        return self._outputs
+
+
+def _check_floats(name: str, tensor: Tensor, dim: int) -> Tensor:
+    """``tensor`` as contiguous float64 on the CPU, without its graph, if it has numbers and all are finite."""
+    if not tensor.is_floating_point() or tensor.dim() != dim or not tensor.numel():
+        raise InputError(
+            f"{name} must be floating-point numbers in {dim} dimension(s), at least one, "
+            f"got {tensor.dtype} of shape {tuple(tensor.shape)}"
+        )
+    if not bool(torch.isfinite(tensor).all()):
+        raise InputError(f"{name} has NaN or infinity: the model has diverged")
+    return tensor.detach().to("cpu", torch.float64).contiguous()
+
+
+def _bind(round_id: RoundId, public: bytes) -> bytes:
+    """What the messages of one exchange are bound to: the round, and the fingerprint of the key."""
+    # keys may have megabytes: hashed before they are put into words
+    return round_digest(round_id, ["source", "target"]) + digest("fedlit affine key", sha256(public).digest())
+
+
+def _frame(step: str, bound_to: bytes, length: int, body: bytes) -> bytes:
+    """A message: what it is bound to, how many numbers it holds, the numbers, and a hash over all of it."""
+    sizes = _LENGTH.pack(length)
+    return pack_fields(
+        {"bound": bound_to, "length": sizes, "body": body, "hash": digest("fedlit affine", step, bound_to, sizes, body)}
+    )
+
+
+def _unframe(step: str, bound_to: bytes, message: bytes) -> tuple[int, bytes]:
+    """Count of numbers and body of a message; raises a `PrivacyError` unless it is the one expected now."""
+    fields = unpack_fields(message)
+    bound, sizes, body = (
+        field(fields, "bound", len(bound_to)),
+        field(fields, "length", _LENGTH.size),
+        field(fields, "body"),
+    )
+    if bound[32:] != bound_to[32:]:
+        raise AuthenticationError(f"the message of step {step!r} was made for another public key")
+    if bound != bound_to:
+        raise ReplayError(f"the message of step {step!r} was made for another round")
+    if field(fields, "hash") != digest("fedlit affine", step, bound, sizes, body):
+        raise AuthenticationError(f"the message of step {step!r} was changed on its way, or is of another step")
+    return _LENGTH.unpack(sizes)[0], body
+
+
+__all__ = ["AffineGrid", "AffineSource", "AffineTarget", "PlainAffine", "TwoPartyAffine"]

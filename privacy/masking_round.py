@@ -1,0 +1,325 @@
+"""What the parties of a masked round have in common: identities, the agreed round with its graph, messages, masks."""
+
+from __future__ import annotations
+
+import functools
+import math
+import struct
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, final
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from numpy.typing import NDArray
+
+from fedlit.privacy.errors import AuthenticationError, DecodeError, KeyCheckError, QuorumError
+from fedlit.privacy.links import KEY_BYTES, TAG_BYTES, KeyPair, Link, derive, digest
+
+SERVER = "server"
+LARGEST_COMPLETE_GRAPH = 20
+"""Rounds of up to so many clients mask every pair."""
+
+_HEADER = struct.Struct("<32sIQ")  # digest of the round, bits of the ring, numbers in the vector
+HEADER_BYTES = TAG_BYTES + _HEADER.size
+"""Before the numbers of a masked vector; a multiple of 8, so that they are aligned."""
+
+_CHUNK_BYTES = 2**17
+_ZEROS = bytes(_CHUNK_BYTES)
+
+
+def party(client: str) -> str:
+    """Name of a client among parties, so that a client may be called "server"."""
+    return f"client {client}"
+
+
+def binding(what: str, sender: str, bound_to: bytes, recipient: str = "") -> bytes:
+    """What one message is tagged or sealed for: step, sender, recipient where that is a client, and the round."""
+    return digest("masking", what, sender, recipient, bound_to)
+
+
+def authenticate(link: Link, about: bytes, body: bytes) -> bytes:
+    """A message with its tag in front."""
+    return link.tag(body, about) + body
+
+
+def authenticated(link: Link, about: bytes, message: bytes) -> bytes:
+    """Body of a message, once its tag has been checked; raises an `AuthenticationError` if it fails."""
+    body = message[TAG_BYTES:]
+    link.verify(body, about, message[:TAG_BYTES])
+    return body
+
+
+@final
+class Identity:
+    """One party's long-term key, and those of the others, which are pinned when first seen.
+
+    Args:
+        owner: Party that it identifies.
+    """
+
+    def __init__(self, owner: str) -> None:
+        self.owner = owner
+        self._keys = KeyPair()
+        self._publics: dict[str, bytes] = {owner: self.public}
+        # two encodings of one key agree on the same secret, so secrets tell what bytes would not
+        self._owners: dict[bytes, str] = {self._keys.agree(self.public, owner): owner}
+        self._links: dict[str, Link] = {}
+
+    @property
+    def public(self) -> bytes:
+        """Public half of the own key."""
+        return self._keys.public
+
+    def pin(self, publics: Mapping[str, bytes]) -> None:
+        """Take in the directory ``{party: public key}``.
+
+        Raises:
+            KeyCheckError: If a key is weak, another one than its owner had before, or the key of two parties.
+        """
+        owners = dict(self._owners)
+        links: dict[str, Link] = {}
+        for peer, public in publics.items():
+            if self._publics.get(peer, public) != public:
+                raise KeyCheckError(f"the identity key of {peer!r} is not the one that {self.owner!r} knows")
+            if peer == self.owner:
+                continue
+            secret = self._keys.agree(public, peer)
+            if owners.setdefault(secret, peer) != peer:
+                raise KeyCheckError(f"{owners[secret]!r} and {peer!r} have the same identity key: refuse them")
+            links[peer] = Link(derive(secret, "identities", *sorted((self.owner, peer))), peer)
+        self._publics.update(publics)
+        self._owners = owners
+        self._links.update(links)
+
+    def public_of(self, peer: str) -> bytes:
+        """Pinned key of a party."""
+        if peer not in self._publics:
+            raise KeyCheckError(f"{self.owner!r} knows no identity key of {peer!r}: run the enrolment steps first")
+        return self._publics[peer]
+
+    def link(self, peer: str) -> Link:
+        """Authentic, private link to a party."""
+        self.public_of(peer)
+        return self._links[peer]
+
+    def check_strong(self, public: bytes, owner: str) -> None:
+        """Raise a `KeyCheckError` if a public key is malformed or of low order."""
+        self._keys.agree(public, owner)
+
+    def __repr__(self) -> str:
+        return f"Identity(owner={self.owner!r})"
+
+
+@final
+class MaskedRound:
+    """What all parties of one round agree on, once round keys are announced. Holds no secret.
+
+    Everything made in the round is bound to its `digest`, which covers the round, the clients, all their keys and the
+    terms of the backend. So parties that were told different things cannot open each other's messages.
+
+    Args:
+        opening: Digest of the round that was opened, and its clients.
+        roster: Clients with which it was opened.
+        identities: Identity key of every party of the round.
+        keys: Round key of each client that announced one.
+        threshold: Shares that restore a secret.
+        degree: Neighbours of each client, even unless the graph is complete.
+        terms: Settings of the backend that parties must share.
+
+    Raises:
+        QuorumError: If too few clients announced a key.
+        AuthenticationError: If one who did is not in the roster.
+        KeyCheckError: If two clients announced the same key, or a key is malformed.
+    """
+
+    def __init__(
+        self,
+        opening: bytes,
+        roster: Sequence[str],
+        identities: Mapping[str, bytes],
+        keys: Mapping[str, bytes],
+        threshold: int,
+        degree: int,
+        terms: Sequence[object],
+    ) -> None:
+        strangers = [name for name in keys if name not in roster]
+        if strangers:
+            raise AuthenticationError(f"clients {strangers} announce keys, but the round is among {list(roster)}")
+        if len(set(keys.values())) < len(keys) or any(len(key) != KEY_BYTES for key in keys.values()):
+            raise KeyCheckError(f"round keys must differ and have {KEY_BYTES} bytes: a client copied another's")
+        self.clients = tuple(name for name in roster if name in keys)
+        self.keys = {name: keys[name] for name in self.clients}
+        self.threshold = threshold
+        self._quorum = len(roster) // 2 + 1  # two disjoint halves can never both be a round
+        announced = [[name, identities[party(name)], keys[name]] for name in self.clients]
+        self.digest = digest("masked round", opening, identities[SERVER], announced, threshold, degree, list(terms))
+        self._points = {name: place + 1 for place, name in enumerate(self.clients)}
+        self._neighbours = _neighbours(self.clients, degree, self.digest)
+        self.check_left(self.clients, "announced a round key")
+
+    def point(self, client: str) -> int:
+        """Where the polynomials of secrets are evaluated for a client's share."""
+        return self._points[client]
+
+    def neighbours(self, client: str) -> tuple[str, ...]:
+        """Clients with which one shares masks, in roster order."""
+        return self._neighbours[client]
+
+    def holders(self, client: str) -> tuple[str, ...]:
+        """Clients that get a share of one's secrets: the neighbours and itself."""
+        return (*self._neighbours[client], client)
+
+    def adds(self, client: str, neighbour: str) -> bool:
+        """Whether ``client`` adds the mask that it shares with a neighbour; the other one subtracts it."""
+        return self._points[client] < self._points[neighbour]
+
+    def mask_key(self, keys: KeyPair, client: str, neighbour: str) -> bytes:
+        """Key of the mask that ``client``, whose round key is ``keys``, shares with a neighbour."""
+        return derive(
+            keys.agree(self.keys[neighbour], neighbour), "pairwise mask", self.digest, *sorted((client, neighbour))
+        )
+
+    def self_mask_key(self, seed: bytes) -> bytes:
+        """Key of a client's own mask."""
+        return derive(seed, "self mask", self.digest)
+
+    def commitment(self, client: str, seed: bytes) -> bytes:
+        """Published with the shares of a client's seed, to check what they restore."""
+        return digest("seed of a self mask", self.digest, client, seed)
+
+    def view(self, shared: Sequence[str], survivors: Sequence[str]) -> bytes:
+        """Digest of what a client was told in the round: who shared secrets, and who of them survived."""
+        return digest("view of a round", self.digest, list(shared), list(survivors))
+
+    def confirmation(self, sender: str, recipient: str) -> bytes:
+        """What a tag on the `view` of ``sender`` is bound to, when made for ``recipient``."""
+        return binding("confirm", party(sender), self.digest, party(recipient))
+
+    def check_left(self, left: Collection[str], what: str) -> None:
+        """Raise unless a sum over the clients ``left`` is large enough, and every secret can be restored by them.
+
+        Raises:
+            QuorumError: If not.
+        """
+        needed = max(self._quorum, self.threshold)
+        if len(left) < needed:
+            raise QuorumError(
+                f"only {len(left)} clients {what}, {sorted(left)}, but at least {needed} must: the round is lost"
+            )
+        if all(len(neighbours) == len(self.clients) - 1 for neighbours in self._neighbours.values()):
+            return
+        left = set(left)
+        for client in self.clients:
+            holders = len(left.intersection(self.holders(client)))
+            if holders < self.threshold:
+                raise QuorumError(
+                    f"only {holders} of the clients that hold shares of {client!r} {what}, but at least "
+                    f"{self.threshold} must: the round is lost"
+                )
+
+
+def _neighbours(clients: Sequence[str], degree: int, seed: bytes) -> dict[str, tuple[str, ...]]:
+    """Each one's neighbours in a Harary graph, on a circle in an order made by ``seed`` (Bell et al., section 3)."""
+    if degree >= len(clients) - 1:
+        return {name: tuple(other for other in clients if other != name) for name in clients}
+    circle = sorted(clients, key=lambda name: digest("place on the circle", seed, name))
+    places = {name: place for place, name in enumerate(clients)}
+    graph: dict[str, tuple[str, ...]] = {}
+    for place, name in enumerate(circle):
+        steps = [step for step in range(-(degree // 2), degree // 2 + 1) if step]
+        graph[name] = tuple(sorted((circle[(place + step) % len(circle)] for step in steps), key=places.__getitem__))
+    return graph
+
+
+@functools.cache
+def default_degree(num_clients: int) -> int:
+    """Neighbours of each client: all up to 20 clients, and beyond, as few as keep the guarantees of Bell et al. (2020).
+
+    The smallest even degree such that, if a fifth of the clients collude with the server and a tenth drops, none of
+    these happens to anybody but with a probability of 2^-40 each, over the random graph: colluders hold a threshold
+    of one's shares; the honest clients that stay fall apart into two groups, whose sums the server would learn; too
+    few holders of one's shares stay (theorem 3.1 there, with exact hypergeometric tails in place of bounds).
+    """
+    if num_clients <= LARGEST_COMPLETE_GRAPH:
+        return num_clients - 1
+    others, failure = num_clients - 1, 2.0**-40 / num_clients
+    colluding, dropping = math.ceil(num_clients / 5), math.ceil(num_clients / 10)
+    for degree in range(2, others, 2):
+        threshold = (degree + 1) // 2 + 1
+        if (
+            _tail(others, colluding, degree, threshold) <= failure
+            and _tail(others, colluding + dropping, degree // 2, degree // 2) <= failure
+            and _tail(others, dropping, degree, degree - threshold + 1) <= failure
+        ):
+            return degree
+    return others
+
+
+def _tail(population: int, marked: int, drawn: int, least: int) -> float:
+    """Probability of at least ``least`` marked ones among ``drawn``, without replacement."""
+    ways = sum(
+        math.comb(marked, hit) * math.comb(population - marked, drawn - hit)
+        for hit in range(least, min(marked, drawn) + 1)
+    )
+    return ways / math.comb(population, drawn)
+
+
+@final
+class Masks:
+    """Keystreams (AES-256 in counter mode) to add to and subtract from a vector, from its front to its back.
+
+    Args:
+        added: Keys of 32 bytes, each used for one vector only, which is why counters start at 0.
+        subtracted: Likewise.
+        dtype: Of the ring, unsigned.
+    """
+
+    def __init__(self, added: Sequence[bytes], subtracted: Sequence[bytes], dtype: np.dtype[Any]) -> None:
+        self.chunk = _CHUNK_BYTES // dtype.itemsize
+        self._streams = [
+            (Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor(), combine)
+            for keys, combine in ((added, np.add), (subtracted, np.subtract))
+            for key in keys
+        ]
+        self._keystream = np.empty(_CHUNK_BYTES, np.uint8)
+
+    def apply(self, numbers: NDArray[Any]) -> None:
+        """Mask the next numbers, at most `chunk` of them, in place.
+
+        Chunk by chunk all keystreams go through the same small buffer: one as long as the vector would leave the
+        cache, and its fresh pages alone cost more than the encryption.
+        """
+        keystream = self._keystream[: numbers.nbytes]
+        zeros = memoryview(_ZEROS)[: numbers.nbytes]
+        for encryptor, combine in self._streams:
+            encryptor.update_into(zeros, keystream.data)
+            combine(numbers, keystream.view(numbers.dtype), out=numbers)
+
+
+def write_header(message: NDArray[np.uint8], link: Link, about: bytes, bound_to: bytes, dtype: np.dtype[Any]) -> None:
+    """Fill in what stands before the numbers of a masked vector: its tag, and what it is."""
+    length = (len(message) - HEADER_BYTES) // dtype.itemsize
+    _HEADER.pack_into(message.data, TAG_BYTES, bound_to, 8 * dtype.itemsize, length)
+    message[:TAG_BYTES] = np.frombuffer(link.tag(message.data[TAG_BYTES:], about), np.uint8)
+
+
+def read_header(message: NDArray[np.uint8], dtype: np.dtype[Any]) -> tuple[bytes, NDArray[Any]]:
+    """Digest of the round and numbers of a masked vector, not copied; its tag is checked by `check_tag`.
+
+    Raises:
+        DecodeError: If it is no such message.
+    """
+    if len(message) < HEADER_BYTES:
+        raise DecodeError(f"a masked vector has at least {HEADER_BYTES} bytes, got {len(message)}")
+    bound_to, bits, length = _HEADER.unpack_from(message.data, TAG_BYTES)
+    if bits != 8 * dtype.itemsize or len(message) != HEADER_BYTES + length * dtype.itemsize:
+        raise DecodeError(
+            f"a masked vector says it is {length} numbers of {bits} bits, but it has {len(message)} bytes and the ring "
+            f"{8 * dtype.itemsize} bits"
+        )
+    return bound_to, message[HEADER_BYTES:].view(dtype)
+
+
+def check_tag(message: NDArray[np.uint8], link: Link, about: bytes) -> None:
+    """Raise an `AuthenticationError` unless a masked vector was made by the other end of ``link``."""
+    link.verify(message.data[TAG_BYTES:], about, bytes(message.data[:TAG_BYTES]))

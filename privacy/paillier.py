@@ -1,0 +1,163 @@
+"""Secure aggregation under Paillier's cryptosystem (Paillier, 1999), many numbers to a ciphertext.
+
+Adversary: an honest-but-curious server; it holds the public key only.
+Hidden:    every client's vector, from the server. Not hidden: the sum from the clients, its length, who took part.
+Dropout:   a client lost within a round is left out of its sum; nothing has to be recovered.
+Error:     that of the fixed-point grid; the sum itself is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+
+from fedlit.privacy.base import Description
+from fedlit.privacy.errors import DecodeError
+from fedlit.privacy.fixed_point import FixedPoint
+from fedlit.privacy.paillier_arithmetic import (
+    RECOMMENDED_KEY_BITS,
+    PrivateModulus,
+    PublicModulus,
+    Slots,
+    check_key_bits,
+    generate,
+    load_private,
+    require_phe,
+)
+from fedlit.privacy.shared_key import HomomorphicScheme, PrivateKey, PublicKey, SharedKeyAggregation
+
+
+@final
+class Paillier(SharedKeyAggregation):
+    """Adds Paillier ciphertexts; the clients share one key, the server never has it.
+
+    Ciphertexts are ordinary ones, which ``phe`` decrypts. Each packs as many fixed-point numbers as fit, with headroom
+    for ``max_clients`` of them in the sum, so that no exponent and no magnitude is visible. Needs
+    ``pip install 'fedlit[paillier]'``.
+
+    Cores share a client's two long tasks: the encryption of its vector, by forked processes that live for one call,
+    where the platform can fork, and the decryption of the total, by threads, where ``gmpy2`` is installed. Adding
+    ciphertexts, at the server, takes one core.
+
+    Args:
+        codec: Grid on which numbers travel; ``None`` is ``FixedPoint()``.
+        key_bits: Bits of the modulus, a multiple of 16. Less than 3072 gives a warning, less than 2048 is refused.
+        max_clients: Most vectors in one sum, at least 2; more take more room in every ciphertext.
+        insecure_test_keys: Allow keys of any size, where nothing is secret.
+        workers: At most this many cores share the encryption or decryption of a long vector; ``None`` is the number
+            of cores that the process may use.
+
+    Raises:
+        ValueError: If an argument is out of range, or sums would exceed 63 bits.
+        ImportError: If ``phe`` is missing.
+    """
+
+    def __init__(
+        self,
+        codec: FixedPoint | None = None,
+        key_bits: int = RECOMMENDED_KEY_BITS,
+        max_clients: int = 64,
+        insecure_test_keys: bool = False,
+        workers: int | None = None,
+    ) -> None:
+        check_key_bits(key_bits, insecure_test_keys)
+        if max_clients < 2:
+            raise ValueError(f"max_clients must be at least 2, got {max_clients}")
+        if workers is not None and workers < 1:
+            raise ValueError(f"workers must be at least 1, got {workers}")
+        require_phe()
+        self.codec = FixedPoint() if codec is None else codec
+        self.key_bits = key_bits
+        self.max_clients = max_clients
+        self.workers = workers
+        largest = self.codec.largest_sum(max_clients)
+        if largest >= 2**63:
+            raise ValueError(
+                f"sums of {max_clients} clients on the grid {self.codec} exceed 63 bits: lower max_clients"
+            )
+        self.slots = Slots(largest, 2 * largest + 1, key_bits)
+
+    @property
+    def scheme(self) -> HomomorphicScheme:
+        """How keys are made and loaded."""
+        return _PaillierScheme(self)
+
+    def check_headroom(self, num_clients: int) -> None:
+        """Raise a `RangeError` unless the sum of so many vectors fits the slots."""
+        self.codec.check_headroom(num_clients, self.slots.largest, f"slots for max_clients ({self.max_clients})")
+
+    def error_bound(self, num_clients: int) -> float:
+        """Half a step of the grid for each client."""
+        return self.codec.error_bound(num_clients)
+
+    def describe(self) -> Description:
+        """Who learns what."""
+        return Description(
+            backend="Paillier",
+            adversary="the server, honest but curious, and anybody on the wire; "
+            f"as long as moduli of {self.key_bits} bits cannot be factored, nor composite residues recognised",
+            hidden="every client's vector, from the server",
+            revealed="the sum, to the clients; its length and who took part, to the server",
+            collusion="one client and the server together read every vector: the clients share the key",
+            dropouts="any: a sum runs over those who sent, at least two",
+            bytes_per_number=self.key_bits / 4 / self.slots.count,
+            error=self.codec.error_text(),
+        )
+
+
+@final
+class _PaillierScheme(HomomorphicScheme):
+    def __init__(self, backend: Paillier) -> None:
+        self._backend = backend
+
+    def generate(self) -> tuple[bytes, bytes]:
+        return generate(self._backend.key_bits)
+
+    def private_key(self, private: bytes, public: bytes) -> PrivateKey:
+        return _PaillierPrivateKey(load_private(private, public, self._backend.key_bits), self._backend)
+
+    def public_key(self, public: bytes) -> PublicKey:
+        return _PaillierPublicKey(PublicModulus(public, self._backend.key_bits), self._backend.slots)
+
+
+@final
+class _PaillierPrivateKey(PrivateKey):
+    def __init__(self, modulus: PrivateModulus, backend: Paillier) -> None:
+        self._modulus = modulus
+        self._codec = backend.codec
+        self._slots = backend.slots
+        self._workers = backend.workers
+
+    def encrypt(self, vector: Tensor) -> bytes:
+        plaintexts = self._slots.pack(self._codec.encode(vector).tolist())
+        return self._modulus.write(self._modulus.encrypt(plaintexts, self._workers))
+
+    def decrypt(self, body: bytes, length: int, num_clients: int) -> Tensor:
+        ciphertexts = self._modulus.read(body, self._slots.integers(length))
+        plaintexts = self._modulus.decrypt(ciphertexts, self._workers)
+        numbers = self._slots.unpack([self._modulus.centre(plaintext) for plaintext in plaintexts], length)
+        total = torch.tensor(numbers, dtype=torch.int64)
+        if int(total.abs().max()) > self._codec.largest_sum(num_clients):
+            raise DecodeError(f"a decrypted number exceeds what {num_clients} clients can add up to")
+        return self._codec.decode(total)
+
+
+@final
+class _PaillierPublicKey(PublicKey):
+    def __init__(self, modulus: PublicModulus, slots: Slots) -> None:
+        self._modulus = modulus
+        self._slots = slots
+
+    def add(self, bodies: Sequence[bytes], length: int) -> bytes:
+        count = self._slots.integers(length)
+        totals = self._modulus.read(bodies[0], count)
+        for body in bodies[1:]:
+            ciphertexts = self._modulus.read(body, count)
+            totals = [x * y % self._modulus.square for x, y in zip(totals, ciphertexts, strict=True)]
+        return self._modulus.write(totals)
+
+
+__all__ = ["Paillier"]

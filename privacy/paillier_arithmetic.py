@@ -1,0 +1,514 @@
+"""Paillier's cryptosystem on raw integers: keys, noise, slots and wire format, for `Paillier` and `PaillierAffine`.
+
+A ciphertext of m is c = (1 + m n) r^n mod n^2 (Paillier, 1999, with g = n + 1), as in ``phe``, which decrypts it.
+Everything works on Python's integers too; ``gmpy2`` makes it 8 to 17 times faster and lets threads share the work of
+decryption. Encryption is shared by forked processes.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import math
+import os
+import secrets
+import signal
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from importlib import import_module
+from typing import Any, BinaryIO, NoReturn, final
+from weakref import WeakValueDictionary
+
+from fedlit.privacy.errors import DecodeError, KeyCheckError, PrivacyWarning
+
+RECOMMENDED_KEY_BITS = 3072
+"""As strong as a 128-bit block cipher (NIST SP 800-57 part 1, table 2)."""
+
+_LEAST_KEY_BITS = 2048
+_MOST_KEY_BITS = 16384
+
+_LEAST_PART = 64
+"""Ciphertexts of `RECOMMENDED_KEY_BITS` that a core should have to encrypt: 0.1 s, where forking takes 0.01 s."""
+
+
+def check_key_bits(key_bits: int, insecure_test_keys: bool) -> None:
+    """Refuse keys that can be factored, and warn of those that soon might be.
+
+    Raises:
+        ValueError: If a modulus of ``key_bits`` is too short, or of no size that ``phe`` makes.
+    """
+    if key_bits % 16 or not 64 <= key_bits <= _MOST_KEY_BITS:
+        raise ValueError(f"key_bits must be a multiple of 16 from 64 to {_MOST_KEY_BITS}, got {key_bits}")
+    if insecure_test_keys:
+        return
+    if key_bits < _LEAST_KEY_BITS:
+        raise ValueError(
+            f"key_bits must be at least {_LEAST_KEY_BITS}, got {key_bits}, which can be factored: raise it, or pass "
+            "insecure_test_keys=True where nothing is secret"
+        )
+    if key_bits < RECOMMENDED_KEY_BITS:
+        warnings.warn(
+            f"Paillier keys of {key_bits} bits are weaker than a 128-bit cipher: {RECOMMENDED_KEY_BITS} bits are not",
+            PrivacyWarning,
+            stacklevel=3,
+        )
+
+
+def require_phe() -> Any:
+    """The ``phe.paillier`` module, which makes keys; its primes come from the operating system's random source.
+
+    Raises:
+        ImportError: If it is missing.
+    """
+    try:
+        return import_module("phe.paillier")
+    except ImportError as error:
+        raise ImportError("Paillier keys need the phe library: pip install 'fedlit[paillier]'") from error
+
+
+@functools.cache
+def _gmpy2() -> Any:
+    """The ``gmpy2`` module, or ``None``: everything below works without it, slower."""
+    try:
+        return import_module("gmpy2")
+    except ImportError:
+        return None
+
+
+def _fast(number: int) -> int:
+    """``number`` as the fastest kind of integer there is."""
+    gmpy2 = _gmpy2()
+    return number if gmpy2 is None else gmpy2.mpz(number)
+
+
+def spread(work: Callable[[int], int], numbers: Sequence[int], workers: int | None) -> list[int]:
+    """``work`` of each number, in order, on several cores while ``gmpy2`` lets go of the interpreter lock.
+
+    Threads live for one call, so nothing is left to shut down, or to break in a process that forks.
+
+    Args:
+        work: Big-integer arithmetic on one number, which takes much longer than passing the lock on.
+        numbers: Its arguments.
+        workers: At most this many threads; ``None`` is the number of cores.
+    """
+    workers = _cores() if workers is None else workers
+    if workers < 2 or len(numbers) < 2 or _gmpy2() is None:
+        return [work(number) for number in numbers]
+
+    def work_on(part: Sequence[int]) -> list[int]:
+        with _gmpy2().context(allow_release_gil=True):
+            return [work(number) for number in part]
+
+    parts = _split(numbers, workers)
+    with ThreadPoolExecutor(len(parts)) as pool:
+        return [result for results in pool.map(work_on, parts) for result in results]
+
+
+def spread_forked(
+    work: Callable[[Sequence[int]], bytes], numbers: Sequence[int], size: int, workers: int | None, least: int
+) -> bytes:
+    """``work`` of ``numbers``, on several cores by forking: children do a part each while this process does the first.
+
+    Children share the memory of this process, such as tables, from before the call. This process does itself the part
+    of a child that fails, so that the result is complete, or the error that of ``work``.
+
+    Args:
+        work: Arithmetic on some of the numbers. It may read the operating system's random source, but must take no
+            lock: one that another thread holds at the fork is never released in a child.
+        numbers: Its arguments.
+        size: Bytes that it returns for each of them.
+        workers: At most this many processes; ``None`` is the number of cores. Without ``os.fork`` it is 1.
+        least: Fewest numbers for each process, below which forking does not pay.
+    """
+    workers = (_cores() if workers is None else workers) if hasattr(os, "fork") else 1
+    first, *others = _split(numbers, max(1, min(workers, len(numbers) // least)))
+    with ExitStack() as children:
+        pipes = [children.enter_context(_forked(work, part)) for part in others]
+        bodies = [work(first)]
+        for part, pipe in zip(others, pipes, strict=True):
+            body = pipe.read(len(part) * size)
+            bodies.append(body if len(body) == len(part) * size else work(part))
+    return b"".join(bodies)
+
+
+@contextmanager
+def _forked(work: Callable[[Sequence[int]], bytes], part: Sequence[int]) -> Iterator[BinaryIO]:
+    """What a forked child makes of ``part``; it ends early if the child fails, or none can be made."""
+    reader, writer = os.pipe()
+    with os.fdopen(reader, "rb") as pipe:
+        child = None
+        with suppress(OSError), warnings.catch_warnings():
+            # since Python 3.12, of locks that other threads may hold: the child takes none
+            warnings.simplefilter("ignore", DeprecationWarning)
+            child = os.fork()
+        if child == 0:
+            _answer_and_exit(work, part, reader, writer)
+        os.close(writer)
+        try:
+            yield pipe
+        finally:
+            if child is not None:
+                with suppress(ProcessLookupError, ChildProcessError):  # where the program reaps its children elsewhere
+                    os.kill(child, signal.SIGKILL)  # it has said all, or an error here has made it useless
+                    os.waitpid(child, 0)
+
+
+def _answer_and_exit(work: Callable[[Sequence[int]], bytes], part: Sequence[int], reader: int, writer: int) -> NoReturn:
+    """The child's life; exit handlers and finalizers of what the parent holds are left to the parent."""
+    try:
+        gc.disable()
+        os.close(reader)  # so that it cannot outlive a parent that has died
+        with os.fdopen(writer, "wb") as pipe:
+            pipe.write(work(part))
+    finally:
+        os._exit(0)
+
+
+def _cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _split(numbers: Sequence[int], count: int) -> list[Sequence[int]]:
+    """``numbers`` in at most ``count`` parts, as even as possible."""
+    share = max(1, -(-len(numbers) // count))
+    return [numbers[first : first + share] for first in range(0, len(numbers) or 1, share)]
+
+
+@final
+class Slots:
+    """Several signed numbers as the digits of one integer, such that adding integers adds the numbers.
+
+    Args:
+        largest: Greatest absolute value of a number, sums included; larger ones would reach into the next slot.
+        base: Of the digits, at least ``2 * largest + 1``.
+        key_bits: Bits of the modulus n; all integers stay below n / 2 in absolute value.
+
+    Raises:
+        ValueError: If not even one number fits.
+    """
+
+    def __init__(self, largest: int, base: int, key_bits: int) -> None:
+        self.largest = largest
+        self.base = _fast(base)
+        # |integers| <= (base**count - 1) / 2, and n is at least 2**(key_bits - 1)
+        self.count = 0
+        while base ** (self.count + 1) <= 2 ** (key_bits - 1):
+            self.count += 1
+        if not self.count:
+            raise ValueError(
+                f"key_bits must be at least {base.bit_length() + 1} to hold one number up to {largest}, got {key_bits}"
+            )
+        self._shift = largest * (base**self.count - 1) // (base - 1)
+
+    def integers(self, length: int) -> int:
+        """How many integers hold ``length`` numbers."""
+        return -(-length // self.count)
+
+    def pack(self, numbers: Sequence[int]) -> list[int]:
+        """Integers that hold ``numbers``; free slots at the end are 0."""
+        return [self._join(numbers[first : first + self.count]) for first in range(0, len(numbers), self.count)]
+
+    def _join(self, digits: Sequence[int]) -> int:
+        joined = _fast(0)
+        for digit in reversed(digits):
+            joined = joined * self.base + digit
+        return joined
+
+    def unpack(self, integers: Sequence[int], length: int) -> list[int]:
+        """Inverse of `pack`.
+
+        Raises:
+            DecodeError: If an integer holds something larger, or free slots are not 0: it was not made by `pack`.
+        """
+        numbers: list[int] = []
+        for integer in integers:
+            rest = integer + self._shift
+            for _ in range(self.count):
+                rest, digit = divmod(rest, self.base)
+                numbers.append(int(digit) - self.largest)
+            if rest:
+                raise DecodeError(
+                    "a decrypted number is out of range: the ciphertext was made under another key, was changed, or "
+                    "holds a sum of more vectors than announced"
+                )
+        if any(numbers[length:]) or max(map(abs, numbers), default=0) > self.largest:
+            raise DecodeError("decrypted numbers are out of range: the ciphertext was not made by this protocol")
+        return numbers[:length]
+
+
+def to_bytes(numbers: Sequence[int], size: int) -> bytes:
+    """Big-endian, ``size`` bytes each."""
+    return b"".join(int(number).to_bytes(size, "big") for number in numbers)
+
+
+def from_bytes(body: bytes, count: int, size: int, limit: int, what: str) -> list[int]:
+    """Inverse of `to_bytes` for numbers in [0, ``limit``).
+
+    Raises:
+        DecodeError: If there are not exactly ``count``, which is checked first, or one is too large.
+    """
+    if len(body) != count * size:
+        raise DecodeError(f"{count} {what} of {size} bytes each were expected, got {len(body)} bytes")
+    numbers = [_fast(int.from_bytes(body[first : first + size], "big")) for first in range(0, len(body), size)]
+    if any(number >= limit for number in numbers):
+        raise DecodeError(f"{what} must be less than the modulus: made under another key, or changed")
+    return numbers
+
+
+class PublicModulus:
+    """The public half of a key, n, and what can be done with it.
+
+    Args:
+        public: n, big-endian.
+        key_bits: Its announced size.
+
+    Raises:
+        KeyCheckError: If it is of another size, or even.
+    """
+
+    def __init__(self, public: bytes, key_bits: int) -> None:
+        if len(public) * 8 != key_bits:
+            raise KeyCheckError(f"a Paillier public key of {key_bits} bits was expected, got {len(public) * 8} bits")
+        n = int.from_bytes(public, "big")
+        if n.bit_length() != key_bits or n % 2 == 0:
+            raise KeyCheckError(f"a Paillier modulus of {key_bits} bits must be odd and have its top bit set")
+        self.n = _fast(n)
+        self.square = self.n * self.n
+        self.plaintext_bytes = key_bits // 8
+        self.ciphertext_bytes = 2 * self.plaintext_bytes
+
+    def embed(self, plaintext: int) -> int:
+        """(1 + n)^plaintext mod n^2: a ciphertext without noise, which hides nothing yet."""
+        return (1 + plaintext % self.n * self.n) % self.square
+
+    def centre(self, plaintext: int) -> int:
+        """The signed integer below n / 2 that a plaintext in [0, n) stands for."""
+        return plaintext - self.n if 2 * plaintext > self.n else plaintext
+
+    def random_unit(self) -> int:
+        """A uniform number coprime to n; its n-th power is noise."""
+        while math.gcd(unit := secrets.randbelow(int(self.n)), int(self.n)) != 1:
+            pass
+        return _fast(unit)
+
+    def read(self, body: bytes, count: int) -> list[int]:
+        """Ciphertexts from their bytes.
+
+        Raises:
+            DecodeError: If their number or size is wrong, or one shares a factor with n, as 0 and n do: it is no
+                ciphertext, and would spoil whatever it meets.
+        """
+        ciphertexts = from_bytes(body, count, self.ciphertext_bytes, self.square, "ciphertexts")
+        product = functools.reduce(lambda x, y: x * y % self.n, ciphertexts, _fast(1))
+        if math.gcd(int(product), int(self.n)) != 1:
+            raise DecodeError("a ciphertext is not invertible modulo n^2: it was made by no honest party")
+        return ciphertexts
+
+    def write(self, ciphertexts: Sequence[int]) -> bytes:
+        """Bytes of ciphertexts."""
+        return to_bytes(ciphertexts, self.ciphertext_bytes)
+
+
+@final
+class PrivateModulus(PublicModulus):
+    """Both halves of a key: n = p q.
+
+    Encryption by the owner is fast because r^n is computed modulo p^2 and q^2 apart, from precomputed powers of one
+    random n-th residue, as Damgard, Jurik and Nielsen (2010, section 4.2) do modulo n^2. Unlike theirs, exponents are
+    not short but uniform below the group orders p - 1 and q - 1, and drawn for each apart: noise is uniform in the
+    group that this residue generates, which is all n-th residues or a large part of them. As in their paper, a power
+    map carries the composite residuosity assumption over to such a group; nothing is assumed of short exponents.
+
+    Args:
+        private: p and q, big-endian.
+        public: n, big-endian.
+        key_bits: Announced size of n.
+
+    Raises:
+        KeyCheckError: If the halves do not belong together.
+    """
+
+    def __init__(self, private: bytes, public: bytes, key_bits: int) -> None:
+        super().__init__(public, key_bits)
+        half = key_bits // 16
+        if len(private) != 2 * half:
+            raise KeyCheckError(f"a Paillier private key of {2 * half} bytes was expected, got {len(private)}")
+        p, q = (_fast(int.from_bytes(part, "big")) for part in (private[:half], private[half:]))
+        if p * q != self.n or 1 in (p, q) or p == q:
+            raise KeyCheckError("the private and the public half of this Paillier key do not belong together")
+        self._p, self._q = _PrimeSquare(p, q), _PrimeSquare(q, p)
+        self._q_inverse = pow(q, -1, p)
+        self._q_square_inverse = pow(q * q, -1, p * p)
+
+    def encrypt(self, plaintexts: Sequence[int], workers: int | None = 1) -> list[int]:
+        """Ciphertexts of signed integers below n / 2, each with fresh noise.
+
+        Cores share the work by forking: the products are so short that threads would spend longer on the interpreter
+        lock than on them. Noise comes from the operating system, so that no two processes draw the same.
+        """
+        _ = self._p.powers, self._q.powers  # made before the fork, for all processes
+        least = math.ceil(_LEAST_PART * (RECOMMENDED_KEY_BITS / (8 * self.plaintext_bytes)) ** 3)
+        body = spread_forked(self._encrypt, plaintexts, self.ciphertext_bytes, workers, least)
+        return from_bytes(body, len(plaintexts), self.ciphertext_bytes, self.square, "ciphertexts")
+
+    def _encrypt(self, plaintexts: Sequence[int]) -> bytes:
+        return self.write([self.embed(plaintext) * self._noise() % self.square for plaintext in plaintexts])
+
+    def _noise(self) -> int:
+        modulo_p, modulo_q = self._p.noise(), self._q.noise()
+        difference = (modulo_p - modulo_q) * self._q_square_inverse % self._p.square
+        return modulo_q + self._q.square * difference
+
+    def decrypt(self, ciphertexts: Sequence[int], workers: int | None) -> list[int]:
+        """Plaintexts in [0, n) of ciphertexts that are coprime to n (Paillier, 1999, section 7)."""
+        return spread(self._decrypt, ciphertexts, workers)
+
+    def _decrypt(self, ciphertext: int) -> int:
+        modulo_p, modulo_q = self._p.decrypt(ciphertext), self._q.decrypt(ciphertext)
+        return modulo_q + self._q.prime * ((modulo_p - modulo_q) * self._q_inverse % self._p.prime)
+
+    def roots(self, numbers: Sequence[int]) -> list[int]:
+        """n-th roots modulo n; they exist, and only the key's owner can take them."""
+        exponents = [pow(self.n, -1, part.prime - 1) for part in (self._p, self._q)]
+        roots = []
+        for number in numbers:
+            modulo_p = pow(number, exponents[0], self._p.prime)
+            modulo_q = pow(number, exponents[1], self._q.prime)
+            roots.append(modulo_q + self._q.prime * ((modulo_p - modulo_q) * self._q_inverse % self._p.prime))
+        return roots
+
+    def __repr__(self) -> str:
+        return f"PrivateModulus(key_bits={self.plaintext_bytes * 8})"
+
+
+@final
+class _PrimeSquare:
+    """The key owner's work modulo the square of one prime factor of n."""
+
+    def __init__(self, prime: int, other: int) -> None:
+        self.prime = prime
+        self.square = prime * prime
+        # L((1 + n)^(prime - 1) mod prime^2) = (prime - 1) * other = -other modulo the prime
+        self._scale = pow(-other, -1, prime)
+
+    @functools.cached_property
+    def powers(self) -> FixedBase:
+        """Of a random n-th residue: powers with exponent ``prime`` are all of them modulo its square."""
+        residue = pow(_fast(1 + secrets.randbelow(int(self.prime) - 1)), self.prime, self.square)
+        return FixedBase(residue, self.square, -(-int(self.prime).bit_length() // 8))
+
+    def noise(self) -> int:
+        """A fresh random n-th residue."""
+        return self.powers.power(secrets.randbelow(int(self.prime) - 1))
+
+    def decrypt(self, ciphertext: int) -> int:
+        """The plaintext modulo the prime."""
+        power = pow(ciphertext % self.square, self.prime - 1, self.square)
+        return (power - 1) // self.prime * self._scale % self.prime
+
+
+@final
+class FixedBase:
+    """Powers of one number, by multiplying precomputed ones: one for each byte of the exponent.
+
+    Args:
+        base: The number.
+        modulus: Of all products.
+        exponent_bytes: Length of the largest exponent.
+    """
+
+    def __init__(self, base: int, modulus: int, exponent_bytes: int) -> None:
+        self._modulus = modulus
+        self._rows: list[list[int]] = []
+        for _ in range(exponent_bytes):
+            row = [_fast(1)]
+            for _ in range(255):
+                row.append(row[-1] * base % modulus)
+            self._rows.append(row)
+            base = row[-1] * base % modulus
+
+    def power(self, exponent: int) -> int:
+        """base^exponent mod modulus."""
+        product, modulus = _fast(1), self._modulus
+        for row, digit in zip(self._rows, exponent.to_bytes(len(self._rows), "little"), strict=True):
+            product = product * row[digit] % modulus
+        return product
+
+
+def generate(key_bits: int) -> tuple[bytes, bytes]:
+    """A fresh key pair from ``phe``: p and q, and n, big-endian."""
+    public, private = require_phe().generate_paillier_keypair(n_length=key_bits)
+    return to_bytes([private.p, private.q], key_bits // 16), to_bytes([public.n], key_bits // 8)
+
+
+_loaded: WeakValueDictionary[tuple[bytes, bytes, int], PrivateModulus] = WeakValueDictionary()
+
+
+def load_private(private: bytes, public: bytes, key_bits: int) -> PrivateModulus:
+    """A key pair; parties of one process that hold the same one share its tables, for as long as one of them lives.
+
+    Raises:
+        KeyCheckError: As `PrivateModulus`.
+    """
+    modulus = _loaded.get((private, public, key_bits))
+    if modulus is None:
+        modulus = _loaded[private, public, key_bits] = PrivateModulus(private, public, key_bits)
+    return modulus
+
+
+def window_digits(exponent: int) -> list[tuple[int, int]]:
+    """Signed odd digits of an integer: exponent = sum of digit * 2^position, few of them (NAF of width 5).
+
+    Reference: Hankerson, Menezes, Vanstone (2004), Guide to elliptic curve cryptography, algorithm 3.35.
+    """
+    digits: list[tuple[int, int]] = []
+    position = 0
+    while exponent:
+        zeros = (exponent & -exponent).bit_length() - 1
+        exponent >>= zeros
+        position += zeros
+        digit = exponent & 31
+        if digit > 16:
+            digit -= 32
+        digits.append((position, digit))
+        exponent -= digit
+    return digits
+
+
+@final
+class PowerTable:
+    """Small odd powers of one number and of its inverse, to be shared by many products of powers.
+
+    Args:
+        base: Invertible modulo ``modulus``.
+        modulus: Of all products.
+    """
+
+    def __init__(self, base: int, modulus: int) -> None:
+        self._powers: dict[int, int] = {}
+        for sign, power in ((1, base), (-1, pow(base, -1, modulus))):
+            square = power * power % modulus
+            for digit in range(1, 16, 2):
+                self._powers[sign * digit] = power
+                power = power * square % modulus
+
+    def factors(self, exponent: int, shift: int = 0) -> list[tuple[int, int]]:
+        """Pairs (position, factor): base^(exponent * 2^shift) is the product of the factor^(2^position)."""
+        return [(position + shift, self._powers[digit]) for position, digit in window_digits(exponent)]
+
+
+def product_of_powers(factors: Iterable[tuple[int, int]], modulus: int) -> int:
+    """Product of factor^(2^position) over pairs (position, factor): all share the squarings (Straus, 1964)."""
+    at: defaultdict[int, list[int]] = defaultdict(list)
+    for position, factor in factors:
+        at[position].append(factor)
+    product = _fast(1)
+    for position in range(max(at, default=0), -1, -1):
+        product = product * product % modulus
+        for factor in at[position]:
+            product = product * factor % modulus
+    return product

@@ -1,0 +1,81 @@
+"""Secrets of 32 bytes cut into shares, of which a threshold restores them and fewer say nothing (Shamir, 1979)."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+
+from fedlit.privacy.errors import DecodeError, QuorumError
+
+PRIME = 2**256 + 297
+"""Order of the field: the smallest prime above every secret."""
+SECRET_BYTES = 32
+SHARE_BYTES = 33
+
+
+def split(secret: bytes, threshold: int, points: Sequence[int]) -> dict[int, bytes]:
+    """Values at ``points`` of a random polynomial of degree ``threshold - 1`` that is the secret at 0.
+
+    Args:
+        secret: 32 bytes.
+        threshold: As many shares restore the secret, at least 1.
+        points: One for each share, different, from 1.
+
+    Returns:
+        ``{point: share}``, shares of 33 bytes.
+
+    Raises:
+        ValueError: If an argument is out of range.
+    """
+    if len(secret) != SECRET_BYTES:
+        raise ValueError(f"secret must have {SECRET_BYTES} bytes, got {len(secret)}")
+    if not 1 <= threshold <= len(points):
+        raise ValueError(f"threshold must be from 1 to the number of shares {len(points)}, got {threshold}")
+    if len(set(points)) != len(points) or not all(1 <= point < PRIME for point in points):
+        raise ValueError(f"points must differ and be at least 1, got {list(points)}")
+    coefficients = [int.from_bytes(secret, "big"), *(secrets.randbelow(PRIME) for _ in range(threshold - 1))]
+    return {point: _evaluate(coefficients, point).to_bytes(SHARE_BYTES, "big") for point in points}
+
+
+def combine(shares: Mapping[int, bytes], threshold: int) -> bytes:
+    """The secret from ``{point: share}``, of which the first ``threshold`` are used.
+
+    Wrong shares give a wrong secret: check it against something published by its owner.
+
+    Raises:
+        QuorumError: If there are fewer shares than the threshold.
+        DecodeError: If they are not shares of a secret of 32 bytes.
+    """
+    if len(shares) < threshold:
+        raise QuorumError(f"a secret needs {threshold} shares, got {len(shares)}: too few clients are left")
+    values: dict[int, int] = {}
+    for point, share in list(shares.items())[:threshold]:
+        value = int.from_bytes(share, "big")
+        if len(share) != SHARE_BYTES or value >= PRIME or not 1 <= point < PRIME:
+            raise DecodeError(f"share at point {point} is no {SHARE_BYTES} bytes of a number below the prime")
+        values[point] = value
+    secret = _interpolate_at_zero(values)
+    if secret >> (8 * SECRET_BYTES):
+        raise DecodeError(f"the shares at points {list(values)} are not of one secret of {SECRET_BYTES} bytes")
+    return secret.to_bytes(SECRET_BYTES, "big")
+
+
+def _evaluate(coefficients: Sequence[int], point: int) -> int:
+    value = 0
+    for coefficient in reversed(coefficients):
+        value = (value * point + coefficient) % PRIME
+    return value
+
+
+def _interpolate_at_zero(values: Mapping[int, int]) -> int:
+    """Lagrange's formula at 0, as one fraction: inverting is the slow part, and so happens once."""
+    numerator, denominator = 0, 1
+    for point, value in values.items():
+        above, below = value, 1
+        for other in values:
+            if other != point:
+                above = above * other % PRIME
+                below = below * (other - point) % PRIME
+        numerator = (numerator * below + above * denominator) % PRIME
+        denominator = denominator * below % PRIME
+    return numerator * pow(denominator, -1, PRIME) % PRIME

@@ -1,0 +1,370 @@
+"""Contexts and ciphertexts of TenSEAL, with the checks before any of their bytes are loaded.
+
+The clients of a sum all hold the private key, so they encrypt with it (TenSEAL's symmetric type): that hides as much
+from whoever lacks it as encryption with a public key, in half the time and with less noise. The server that adds needs
+the encryption parameters, which are constants of a backend, and no key at all.
+
+Contexts without the private key are always loaded from bytes, never made public in place: TenSEAL's
+``make_context_public`` leaves a working decryptor behind. SEAL draws its randomness from the operating system.
+"""
+
+from __future__ import annotations
+
+import importlib
+import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal, final
+
+import torch
+from torch import Tensor
+
+from fedlit.privacy.errors import DecodeError, KeyCheckError, PrivacyError
+from fedlit.privacy.fixed_point import FixedPoint
+from fedlit.privacy.shared_key import HomomorphicScheme, PrivateKey, PublicKey
+
+_LENGTH = struct.Struct("<I")
+_HEADER_BYTES = 256
+"""More than what SEAL, TenSEAL and `join` write around the polynomials: parameters' hash, sizes, scale, frames."""
+
+LARGEST_NOISE = 21
+"""Greatest coefficient of fresh noise: SEAL draws it from the centred binomial distribution over 42 bits."""
+
+
+def load_tenseal() -> Any:
+    """The module ``tenseal``.
+
+    Raises:
+        ImportError: If it is not installed.
+    """
+    try:
+        return importlib.import_module("tenseal")
+    except ImportError as error:
+        raise ImportError("BFV and CKKS need TenSEAL: pip install 'fedlit[he]'") from error
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """One set of encryption parameters; SEAL refuses sets below 128 bits of security.
+
+    Args:
+        name: Of the scheme.
+        degree: Of the polynomials, a power of two.
+        prime_bits: Sizes of the primes of the coefficient modulus. The last one is for key switching, and no
+            part of ciphertexts.
+        plain_modulus: BFV: prime, 1 modulo 2 * degree. CKKS: 0.
+        scale: CKKS: by which numbers are multiplied before they are rounded. BFV: 1.
+        evaluation_keys: Whether whoever computes gets a public key to encrypt with, and keys to rotate slots.
+    """
+
+    name: Literal["BFV", "CKKS"]
+    degree: int
+    prime_bits: tuple[int, ...]
+    plain_modulus: int = 0
+    scale: float = 1.0
+    evaluation_keys: bool = False
+
+    @property
+    def slots(self) -> int:
+        """Numbers in one ciphertext."""
+        return self.degree if self.name == "BFV" else self.degree // 2
+
+    @property
+    def levels(self) -> int:
+        """Primes of the coefficient modulus of a fresh ciphertext."""
+        return len(self.prime_bits) - 1
+
+    @property
+    def bytes_per_number(self) -> float:
+        """Most bytes on the wire for one number of a long vector."""
+        return self.ciphertext_bytes(self.levels) / self.slots
+
+    def ciphertext_bytes(self, levels: int) -> int:
+        """Most bytes of a ciphertext: two polynomials, one word per coefficient and prime, and headers."""
+        return 2 * self.degree * levels * 8 + _HEADER_BYTES
+
+    def context_bytes(self, private: bool) -> int:
+        """Most bytes of a context: one polynomial of the private key, or two for each key and prime of the others."""
+        polynomial = self.degree * len(self.prime_bits) * 8
+        if private:
+            return polynomial + _HEADER_BYTES
+        num_keys = 2 * self.degree.bit_length() if self.evaluation_keys else 0  # rotations by powers of two, both ways
+        return 2 * polynomial * self.levels * num_keys + _HEADER_BYTES
+
+
+class Context:
+    """One party's TenSEAL context; decrypts if it is private. Made by `generate`, `load` or `without_keys`."""
+
+    def __init__(self, parameters: Parameters, context: Any) -> None:
+        tenseal = load_tenseal()
+        self.parameters = parameters
+        self._plain = tenseal.plain_tensor
+        self._vector = getattr(tenseal, f"{parameters.name}Vector")
+        self._context = context
+
+    @classmethod
+    def generate(cls, parameters: Parameters) -> Context:
+        """A private context with fresh keys."""
+        tenseal = load_tenseal()
+        kind = tenseal.ENCRYPTION_TYPE.ASYMMETRIC if parameters.evaluation_keys else tenseal.ENCRYPTION_TYPE.SYMMETRIC
+        context = tenseal.context(
+            getattr(tenseal.SCHEME_TYPE, parameters.name),
+            parameters.degree,
+            parameters.plain_modulus,
+            list(parameters.prime_bits),
+            encryption_type=kind,
+            n_threads=1,
+        )
+        if parameters.name == "CKKS":
+            context.global_scale = parameters.scale
+        if parameters.evaluation_keys:
+            context.generate_galois_keys()
+        return cls(parameters, context)
+
+    @classmethod
+    def load(cls, parameters: Parameters, data: bytes, private: bool) -> Context:
+        """A context from what `save` returned.
+
+        Raises:
+            KeyCheckError: If it is anything else: of other parameters, without the keys, with a private key unasked.
+        """
+        what = f"{'private' if private else 'public'} key of {parameters.name}"
+        if len(data) > parameters.context_bytes(private):
+            raise KeyCheckError(f"a {what} cannot have {len(data)} bytes")
+        with refusing(KeyCheckError, f"not a {what}"):
+            context = load_tenseal().context_from(data, n_threads=1)
+            if context.is_private() != private:
+                raise ValueError("it has no private key" if private else "it has a private key")
+            if _save(context) != _bytes_without_keys(parameters):
+                raise ValueError(f"its parameters differ from {parameters}, or were written by another TenSEAL")
+            if parameters.evaluation_keys and not private:
+                context.public_key(), context.galois_keys()  # raise if there are none
+        return cls(parameters, context)
+
+    @classmethod
+    def without_keys(cls, parameters: Parameters) -> Context:
+        """A context that can add."""
+        return cls(parameters, load_tenseal().context_from(_bytes_without_keys(parameters), n_threads=1))
+
+    @property
+    def is_private(self) -> bool:
+        """Whether this context can decrypt."""
+        return bool(self._context.is_private())
+
+    def save(self, private: bool) -> bytes:
+        """The private key, or the others, with the parameters."""
+        others = self.parameters.evaluation_keys and not private
+        return _save(self._context, private, others)
+
+    def vector(self, numbers: Tensor) -> Any:
+        """TenSEAL's encrypted vector of at most as many numbers as there are slots: int64 for BFV, else float64."""
+        return self._vector(self._context, self._as_plain(numbers))
+
+    def encrypt(self, numbers: Tensor) -> bytes:
+        """Ciphertext of such a vector."""
+        return bytes(self.vector(numbers).serialize())
+
+    def read(self, ciphertext: bytes, count: int, levels: int) -> Any:
+        """TenSEAL's vector of the ciphertext of ``count`` numbers with ``levels`` primes left.
+
+        Raises:
+            DecodeError: If it is anything else.
+        """
+        what = f"not a ciphertext of {count} numbers with the parameters of {self.parameters.name}"
+        if len(ciphertext) > self.parameters.ciphertext_bytes(levels):
+            raise DecodeError(f"{what}: {len(ciphertext)} bytes")
+        with refusing(DecodeError, what):
+            vector = self._vector.load(self._context, ciphertext)
+            parts = vector.ciphertext()
+            if vector.size() != count or len(parts) != 1:
+                raise ValueError(f"{vector.size()} numbers in {len(parts)} parts")
+            form = parts[0].size(), parts[0].coeff_modulus_size(), parts[0].scale
+            if form != (2, levels, self.parameters.scale):
+                raise ValueError(f"{form[0]} polynomials, {form[1]} primes, scale {form[2]:g}")
+        return vector
+
+    def decrypt(self, ciphertext: bytes, count: int, levels: int) -> Tensor:
+        """Numbers of a ciphertext, int64 for BFV, else float64; under another key, they are noise.
+
+        Raises:
+            DecodeError: As `read`.
+        """
+        vector = self.read(ciphertext, count, levels)
+        with refusing(DecodeError, "the ciphertext cannot be decrypted"):
+            return torch.tensor(vector.decrypt(), dtype=torch.int64 if self.parameters.name == "BFV" else torch.float64)
+
+    def multiply(self, vector: Any, matrix: Tensor) -> Any:
+        """Vector times matrix, by the diagonal method, rescaled.
+
+        TenSEAL is silently wrong if the rows and columns are more than the slots by two or more, which is refused.
+        """
+        if sum(matrix.shape) - 1 > self.parameters.slots:
+            raise ValueError(f"a matrix of shape {tuple(matrix.shape)} is too large for {self.parameters.slots} slots")
+        return vector.matmul(self._as_plain(matrix))
+
+    def _as_plain(self, numbers: Tensor) -> Any:
+        return self._plain(numbers.numpy(), dtype="float" if numbers.is_floating_point() else "int")
+
+    def __repr__(self) -> str:
+        return f"Context({self.parameters}, is_private={self.is_private})"
+
+
+@final
+class VectorScheme(HomomorphicScheme):
+    """Ciphertexts are TenSEAL's vectors, each filling all slots; the server holds no key, only parameters.
+
+    The public half of a key pair is an encryption of zeros, as are all public keys of such schemes.
+
+    Args:
+        parameters: Of every key.
+        codec: Bounds the numbers.
+        encode: What to encrypt for floating-point numbers within the bound.
+        decode: Reals of decrypted numbers, float64.
+        error_bound: As `SecureAggregation.error_bound`.
+    """
+
+    def __init__(
+        self,
+        parameters: Parameters,
+        codec: FixedPoint,
+        encode: Callable[[Tensor], Tensor],
+        decode: Callable[[Tensor], Tensor],
+        error_bound: Callable[[int], float],
+    ) -> None:
+        load_tenseal()  # fail where the backend is made, not in its first round
+        self.parameters = parameters
+        self.codec = codec
+        self.encode = encode
+        self.decode = decode
+        self.error_bound = error_bound
+
+    def largest_total(self, num_clients: int) -> float:
+        """Greatest absolute value of an entry of a decrypted total, in reals."""
+        return num_clients * (self.codec.limit + 0.5) / self.codec.scale + self.error_bound(num_clients)
+
+    def generate(self) -> tuple[bytes, bytes]:
+        """A fresh key pair: a private context, an encryption of zeros."""
+        context = Context.generate(self.parameters)
+        return context.save(private=True), context.encrypt(self.encode(torch.zeros(self.parameters.slots)))
+
+    def private_key(self, private: bytes, public: bytes) -> PrivateKey:
+        """Load a key pair; the halves belong together if zeros decrypt to zeros."""
+        context = Context.load(self.parameters, private, private=True)
+        with refusing(KeyCheckError, "the public key is malformed"):
+            zeros = self.decode(context.decrypt(public, self.parameters.slots, self.parameters.levels))
+        if float(zeros.abs().max()) > self.error_bound(1):
+            raise KeyCheckError("the private key does not belong to the public key")
+        return _VectorPrivateKey(self, context)
+
+    def public_key(self, public: bytes) -> PublicKey:
+        """Load the public half; the key is used for nothing but to see that it is one."""
+        context = Context.without_keys(self.parameters)
+        with refusing(KeyCheckError, "the public key is malformed"):
+            context.read(public, self.parameters.slots, self.parameters.levels)
+        return _VectorPublicKey(context)
+
+
+@final
+class _VectorPrivateKey(PrivateKey):
+    def __init__(self, scheme: VectorScheme, context: Context) -> None:
+        self._scheme = scheme
+        self._context = context
+        self._slots, self._levels = scheme.parameters.slots, scheme.parameters.levels
+
+    def encrypt(self, vector: Tensor) -> bytes:
+        self._scheme.codec.check(vector)
+        vector = vector.detach().cpu()
+        return join(self._context.encrypt(self._encode(chunk)) for chunk in torch.split(vector, self._slots))
+
+    def decrypt(self, body: bytes, length: int, num_clients: int) -> Tensor:
+        ciphertexts = split(body, -(-length // self._slots))
+        largest = self._scheme.largest_total(num_clients)
+        total = torch.empty(len(ciphertexts) * self._slots, dtype=torch.float64)
+        for ciphertext, chunk in zip(ciphertexts, torch.split(total, self._slots), strict=True):
+            numbers = self._context.decrypt(bytes(ciphertext), self._slots, self._levels)
+            chunk.copy_(self._scheme.decode(numbers))
+            if not float(chunk.abs().max()) <= largest:
+                raise DecodeError(
+                    f"a total decrypts to numbers beyond {largest:g}, which {num_clients} clients cannot reach: it was "
+                    "encrypted under another key, or changed"
+                )
+        return total[:length]
+
+    def _encode(self, chunk: Tensor) -> Tensor:
+        # zeros fill the last ciphertext up: all have the same form, and decrypt can check every slot
+        return torch.nn.functional.pad(self._scheme.encode(chunk), (0, self._slots - len(chunk)))
+
+
+@final
+class _VectorPublicKey(PublicKey):
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._slots, self._levels = context.parameters.slots, context.parameters.levels
+
+    def add(self, bodies: Sequence[bytes], length: int) -> bytes:
+        rows = [split(body, -(-length // self._slots)) for body in bodies]
+        return join(self._add(ciphertexts) for ciphertexts in zip(*rows, strict=True))
+
+    def _add(self, ciphertexts: Sequence[memoryview]) -> bytes:
+        vectors = (self._context.read(bytes(ciphertext), self._slots, self._levels) for ciphertext in ciphertexts)
+        total = next(vectors)
+        for vector in vectors:
+            with refusing(DecodeError, "ciphertexts cannot be added"):  # such as one and its negative
+                total.add_(vector)
+        return bytes(total.serialize())
+
+
+def join(ciphertexts: Iterable[bytes]) -> bytes:
+    """Ciphertexts one after the other, each behind its length."""
+    body = bytearray()
+    for ciphertext in ciphertexts:
+        body += _LENGTH.pack(len(ciphertext))
+        body += ciphertext
+    return bytes(body)
+
+
+def split(body: bytes, count: int) -> list[memoryview]:
+    """The ``count`` ciphertexts in a body, not loaded; inverse of `join`.
+
+    Raises:
+        DecodeError: If there are more or fewer.
+    """
+    ciphertexts: list[memoryview] = []
+    rest = memoryview(body)
+    while rest and len(ciphertexts) <= count:
+        size = _LENGTH.unpack_from(rest)[0] if len(rest) >= _LENGTH.size else len(rest)
+        if _LENGTH.size + size > len(rest):
+            raise DecodeError(f"the last ciphertext is truncated: {len(rest)} of {_LENGTH.size + size} bytes")
+        ciphertexts.append(rest[_LENGTH.size : _LENGTH.size + size])
+        rest = rest[_LENGTH.size + size :]
+    if rest or len(ciphertexts) != count:
+        raise DecodeError(f"a body of {len(body)} bytes does not hold {count} ciphertexts")
+    return ciphertexts
+
+
+def _save(context: Any, private: bool = False, evaluation_keys: bool = False) -> bytes:
+    return bytes(
+        context.serialize(
+            save_public_key=evaluation_keys,
+            save_secret_key=private,
+            save_galois_keys=evaluation_keys,
+            save_relin_keys=False,
+        )
+    )
+
+
+@cache
+def _bytes_without_keys(parameters: Parameters) -> bytes:
+    """A context of parameters only. TenSEAL makes none without keys, so another's keys are left out of its bytes."""
+    return _save(Context.generate(parameters)._context)
+
+
+@contextmanager
+def refusing(error: type[PrivacyError], what: str) -> Iterator[None]:
+    """Turn whatever TenSEAL raises over bytes of others into a `PrivacyError`."""
+    try:
+        yield
+    except Exception as refused:  # it raises RuntimeError, ValueError, IndexError, MemoryError and others
+        raise error(f"{what}: {refused}") from refused

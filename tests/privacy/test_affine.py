@@ -1,0 +1,578 @@
+"""The two-party affine exchange against numpy and plain integers. Small keys test arithmetic; they keep no secret."""
+
+from __future__ import annotations
+
+import math
+import secrets
+import sys
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fedlit.privacy import (
+    AuthenticationError,
+    DecodeError,
+    FixedPoint,
+    InputError,
+    KeyCheckError,
+    PrivacyError,
+    RangeError,
+    ReplayError,
+    RoundId,
+)
+from fedlit.privacy import affine_paillier as exchange_module
+from fedlit.privacy import paillier_arithmetic as arithmetic
+from fedlit.privacy.affine import AffineGrid, AffineSource, AffineTarget, PlainAffine, TwoPartyAffine
+from fedlit.privacy.affine_paillier import PaillierAffine
+from fedlit.privacy.errors import PrivacyWarning
+from fedlit.privacy.frames import pack_fields, unpack_fields
+
+phe = pytest.importorskip("phe.paillier")
+pytestmark = pytest.mark.filterwarnings("ignore:the matrix A has rank:fedlit.privacy.errors.PrivacyWarning")
+
+BITS = 512
+PLAINTEXT, CIPHERTEXT = BITS // 8, BITS // 4
+ROUND = RoundId(3, "moments", 7)
+
+
+def paillier(**arguments: Any) -> PaillierAffine:
+    return PaillierAffine(**{"key_bits": BITS, "insecure_test_keys": True, **arguments})
+
+
+def problem(num_moments: int, num_outputs: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = ((num_moments,), (num_outputs, num_moments), (num_outputs,))
+    return tuple(torch.randn(shape, generator=generator) for shape in shapes)  # type: ignore[return-value]
+
+
+def parties(backend: TwoPartyAffine, round_id: RoundId = ROUND) -> tuple[AffineSource, AffineTarget]:
+    source, target = backend.source(), backend.target()
+    target.receive_key(source.public_key())
+    source.open_round(round_id)
+    target.open_round(round_id)
+    return source, target
+
+
+@pytest.fixture(params=["PlainAffine", "PlainAffine on a grid", "PaillierAffine"])
+def backend(request: pytest.FixtureRequest) -> TwoPartyAffine:
+    backends = {
+        "PlainAffine": PlainAffine,
+        "PlainAffine on a grid": lambda: PlainAffine(AffineGrid()),
+        "PaillierAffine": paillier,
+    }
+    return backends[request.param]()
+
+
+# -------------------------------------------------------------------------------- results
+
+
+@pytest.mark.parametrize(("num_moments", "num_outputs"), [(1, 1), (3, 7), (7, 3), (21, 40)])
+def test_y_is_a_m_plus_b_within_the_declared_error(backend: TwoPartyAffine, num_moments: int, num_outputs: int) -> None:
+    moments, matrix, offset = problem(num_moments, num_outputs)
+    outputs = backend(moments, matrix, offset)
+    expected = matrix.numpy().astype(np.float64) @ moments.numpy().astype(np.float64) + offset.numpy()
+    assert outputs.dtype == torch.float64
+    assert np.abs(outputs.numpy() - expected).max() <= backend.error_bound(num_moments) + 1e-12
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    num_moments=st.integers(1, 12),
+    num_outputs=st.integers(1, 30),
+    moment_bits=st.integers(0, 30),
+    matrix_bits=st.integers(0, 20),
+    extreme=st.booleans(),
+    seed=st.integers(0, 2**31),
+)
+def test_paillier_is_bit_for_bit_plain_on_the_same_grid(
+    num_moments: int, num_outputs: int, moment_bits: int, matrix_bits: int, extreme: bool, seed: int
+) -> None:
+    grid = AffineGrid(FixedPoint(moment_bits, 4.0), FixedPoint(matrix_bits, 3.0), FixedPoint(0, 100.0))
+    moments, matrix, offset = problem(num_moments, num_outputs, seed)
+    if extreme:
+        moments, matrix, offset = moments.sign() * 4, matrix.sign() * 3, offset.sign() * 100
+    else:
+        moments, matrix = moments.clamp(-4, 4), matrix.clamp(-3, 3)
+    ours, theirs = paillier(grid=grid), PlainAffine(grid)
+    assert torch.equal(ours(moments, matrix, offset), theirs(moments, matrix, offset))
+
+
+def test_plain_on_a_grid_is_the_sum_of_integers() -> None:
+    grid = AffineGrid(FixedPoint(10, 8.0), FixedPoint(12, 8.0), FixedPoint(5, 8.0))
+    moments, matrix, offset = problem(4, 3)
+    m, a = (moments.double() * 2**10).round().long().tolist(), (matrix.double() * 2**12).round().long().tolist()
+    b = (offset.double() * 2**5).round().long().tolist()
+    expected = [
+        (sum(x * y for x, y in zip(row, m, strict=True)) + (c << 17)) / 2**22 for row, c in zip(a, b, strict=True)
+    ]
+    assert PlainAffine(grid)(moments, matrix, offset).tolist() == expected
+
+
+def test_a_key_lasts_for_many_exchanges() -> None:
+    source, target = parties(paillier())
+    for call in range(3):
+        moments, matrix, offset = problem(4, 5, seed=call)
+        for party in (source, target):
+            party.open_round(RoundId(0, "moments", call))
+        reply = target.evaluate(source.protect(moments, 5), matrix, offset)
+        assert torch.equal(target.reveal(source.unlock(reply)), PlainAffine(AffineGrid())(moments, matrix, offset))
+
+
+def test_inputs_stay_as_they_are_and_graphs_are_cut(backend: TwoPartyAffine) -> None:
+    moments, matrix, offset = problem(3, 2)
+    copies = [tensor.clone() for tensor in (moments, matrix, offset)]
+    outputs = backend(moments.requires_grad_(), matrix.requires_grad_(), offset)
+    assert not outputs.requires_grad
+    assert all(torch.equal(*pair) for pair in zip(copies, (moments, matrix, offset), strict=True))
+
+
+def test_y_is_the_same_without_gmpy2(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arithmetic, "_gmpy2", lambda: None)
+    inputs = problem(3, 12)
+    assert torch.equal(paillier()(*inputs), PlainAffine(AffineGrid())(*inputs))
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    bases=st.lists(st.integers(1, 2**64), min_size=1, max_size=4),
+    exponents=st.lists(st.integers(-(2**60), 2**60), min_size=4, max_size=4),
+    shifts=st.lists(st.integers(0, 70), min_size=4, max_size=4),
+)
+def test_shared_squarings_give_the_product_of_powers(bases: list[int], exponents: list[int], shifts: list[int]) -> None:
+    modulus = 2**89 - 1
+    factors, expected = [], 1
+    for base, exponent, shift in zip(bases, exponents, shifts, strict=False):
+        factors += arithmetic.PowerTable(base, modulus).factors(exponent, shift)
+        expected = expected * pow(base, exponent << shift, modulus) % modulus
+    assert arithmetic.product_of_powers(factors, modulus) == expected
+
+
+def test_several_numbers_share_a_reply() -> None:
+    of = paillier()
+    per_reply = of.slots(4).count
+    # |y| <= 4 * 2^50 + 2^45 steps, so 54 bits with the sign, and n has 512
+    assert per_reply == 511 // 54
+    for num_outputs in (1, per_reply, per_reply + 1, 3 * per_reply):
+        source, target = parties(of)
+        moments, matrix, offset = problem(4, num_outputs)
+        reply = target.evaluate(source.protect(moments, num_outputs), matrix, offset)
+        body = unpack_fields(reply)["body"]
+        assert len(body) == math.ceil(num_outputs / per_reply) * CIPHERTEXT
+        assert len(target.reveal(source.unlock(reply))) == num_outputs
+
+
+# -------------------------------------------------------------------------------- what each party sees
+
+
+def moduli(source: AffineSource) -> arithmetic.PrivateModulus:
+    return source._modulus  # type: ignore[attr-defined, no-any-return]
+
+
+def unlocked(target: AffineTarget, source: AffineSource, inputs: tuple[Tensor, Tensor, Tensor], call: int) -> list[int]:
+    """What S decrypts of a reply, by ``phe``."""
+    for party in (source, target):
+        party.open_round(RoundId(0, "moments", call))
+    moments, matrix, offset = inputs
+    body = unpack_fields(target.evaluate(source.protect(moments, len(offset)), matrix, offset))["body"]
+    modulus = moduli(source)
+    public = phe.PaillierPublicKey(int(modulus.n))
+    private = phe.PaillierPrivateKey(public, int(modulus._p.prime), int(modulus._q.prime))
+    return [
+        private.raw_decrypt(int.from_bytes(body[i : i + CIPHERTEXT], "big")) for i in range(0, len(body), CIPHERTEXT)
+    ]
+
+
+def test_the_source_sees_uniform_plaintexts_whatever_a_is() -> None:
+    source, target = parties(paillier())
+    n = int(moduli(source).n)
+    zero = torch.zeros(3), torch.zeros(1, 3), torch.zeros(1)
+    seen = [unlocked(target, source, zero, call)[0] for call in range(160)]
+    assert len(set(seen)) == 160
+    # the top bit, a middle one and the lowest each vary as a fair coin would: 7 standard deviations are 44
+    for values in ([v > n // 2 for v in seen], [v >> (BITS // 2) & 1 for v in seen], [v & 1 for v in seen]):
+        assert 36 < sum(values) < 124
+
+
+def test_the_same_inputs_give_unrelated_replies() -> None:
+    source, target = parties(paillier())
+    inputs = problem(3, 20)
+    first, second = (unlocked(target, source, inputs, call) for call in (0, 1))
+    assert not set(first) & set(second)
+    n = int(moduli(source).n)
+    differences = [(x - y) % n for x, y in zip(first, second, strict=True)]
+    assert all(difference.bit_length() > BITS - 40 for difference in differences)
+
+
+def test_the_noise_of_a_reply_is_fresh() -> None:
+    """S knows the noise of its own ciphertexts: were none added, it would recognise A in that of the reply."""
+    source, target = parties(paillier())
+    modulus = moduli(source)
+    n = int(modulus.n)
+    message = source.protect(torch.ones(2), 1)
+    noise = set()
+    for _ in range(5):
+        target.open_round(ROUND)
+        reply = target.evaluate(message, torch.ones(1, 2), torch.zeros(1))
+        ciphertext = int.from_bytes(unpack_fields(reply)["body"], "big")
+        (plaintext,) = modulus.decrypt([ciphertext], 1)
+        noise.add(ciphertext * (1 - int(plaintext) * n) % n**2)
+    assert len(noise) == 5
+
+
+def test_messages_hold_neither_moments_nor_the_private_key() -> None:
+    source, target = parties(paillier())
+    moments, matrix, offset = problem(3, 2)
+    messages = [source.public_key(), source.protect(moments, 2)]
+    messages += [target.evaluate(messages[1], matrix, offset)]
+    messages += [source.unlock(messages[2])]
+    modulus = moduli(source)
+    secrets_ = [int(part.prime).to_bytes(BITS // 16, "big") for part in (modulus._p, modulus._q)]
+    secrets_ += [moments.numpy().tobytes(), moments.double().numpy().tobytes(), offset.numpy().tobytes()]
+    for message in messages:
+        assert not any(secret in message for secret in secrets_)
+    assert "_modulus" in vars(target)
+    assert not isinstance(vars(target)["_modulus"], arithmetic.PrivateModulus)
+
+
+def test_ciphertexts_of_equal_moments_differ() -> None:
+    source, _ = parties(paillier())
+    body = unpack_fields(source.protect(torch.ones(20), 1))["body"]
+    assert len({body[i : i + CIPHERTEXT] for i in range(0, len(body), CIPHERTEXT)}) == 20
+
+
+@pytest.mark.parametrize("of", [PlainAffine, paillier])
+def test_a_matrix_of_full_rank_gives_a_warning(of: Any) -> None:
+    with pytest.warns(PrivacyWarning, match="rank 4"):
+        of()(*problem(4, 4))
+    with pytest.warns(PrivacyWarning, match="rank 4"):
+        of()(*problem(4, 9))
+
+
+@pytest.mark.parametrize("of", [PlainAffine, paillier])
+def test_a_matrix_of_low_rank_gives_none(of: Any) -> None:
+    moments, matrix, offset = problem(9, 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        of()(moments, matrix, offset)
+        of()(moments, matrix.repeat(10, 1), offset.repeat(10))
+
+
+def test_the_description_tells_that_the_target_may_solve_for_the_moments() -> None:
+    description = paillier().describe()
+    assert "rank" in description.revealed
+    assert description.bytes_per_number == CIPHERTEXT
+    assert description.backend == "PaillierAffine"
+
+
+def test_an_exact_y_gives_the_moments_away_before_the_rank_is_full() -> None:
+    """T finds 8 moments from 5 numbers: integers of 26 bits are the short vector of a lattice. Hence the warning."""
+    matrices = pytest.importorskip("sympy.polys.matrices")
+    integers = pytest.importorskip("sympy").ZZ
+    of, (moments, matrix, offset) = paillier(), problem(8, 5)
+    grid = of.grid
+    assert grid.enough_outputs(8) <= 5
+    with pytest.warns(PrivacyWarning, match="rank 5"):
+        y = of(moments, matrix, offset)
+    steps = ((y - PlainAffine(grid)(torch.zeros(8), matrix, offset)) * 2.0**grid.fraction_bits).long().tolist()
+    entries = grid.matrix.encode(matrix).tolist()
+    typical, large = 2**20, 2**60
+    rows = [[int(i == j) for j in range(8)] + [0] + [large * entries[k][i] for k in range(5)] for i in range(8)] + [
+        [0] * 8 + [typical] + [-large * step for step in steps]
+    ]
+    reduced = matrices.DomainMatrix([[integers(x) for x in row] for row in rows], (9, 14), integers).lll().to_list()
+    short = [[int(x) * (1 if row[8] > 0 else -1) for x in row[:8]] for row in reduced if abs(row[8]) == typical]
+    assert grid.moments.encode(moments).tolist() in short
+
+
+# -------------------------------------------------------------------------------- refused inputs
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_nan_and_infinity_are_refused(backend: TwoPartyAffine, which: int, value: float) -> None:
+    inputs = problem(3, 2)
+    inputs[which].view(-1)[-1] = value
+    with pytest.raises(InputError, match=f"{('moments', 'matrix', 'offset')[which]} has NaN"):
+        backend(*inputs)
+
+
+@pytest.mark.parametrize("of", [lambda: PlainAffine(AffineGrid()), paillier])
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_numbers_beyond_their_bound_are_refused(of: Any, which: int) -> None:
+    inputs = problem(3, 2)
+    inputs[which].view(-1)[-1] = -32.01
+    with pytest.raises(RangeError, match="fixed-point bound is 32"):
+        of()(*inputs)
+
+
+@pytest.mark.parametrize("of", [PlainAffine, PaillierAffine])
+def test_an_output_that_might_not_fit_is_refused(of: type[PlainAffine] | type[PaillierAffine]) -> None:
+    grid = AffineGrid(FixedPoint(25, 8.0), FixedPoint(30, 4.0))
+    arguments = {} if of is PlainAffine else {"key_bits": BITS, "insecure_test_keys": True}
+    assert of(grid, **arguments)(*(torch.ones(3), torch.ones(1, 3), torch.ones(1))).tolist() == [4.0]
+    with pytest.raises(RangeError, match="lower fraction_bits or bound"):
+        of(grid, **arguments)(*(torch.ones(8), torch.ones(1, 8), torch.ones(1)))
+
+
+def test_shapes_and_types_are_checked(backend: TwoPartyAffine) -> None:
+    moments, matrix, offset = problem(3, 2)
+    for wrong in (
+        (moments[:2], matrix, offset),
+        (moments, matrix, offset[:1]),
+        (moments, matrix[0], offset),
+        (moments.long(), matrix, offset),
+        (torch.zeros(0), torch.zeros(2, 0), offset),
+    ):
+        with pytest.raises(InputError):
+            backend(*wrong)
+    source, _ = parties(backend)
+    with pytest.raises(ValueError, match="max_outputs must be at least 1"):
+        source.protect(moments, 0)
+
+
+def test_grids_that_do_not_fit_together_are_refused() -> None:
+    with pytest.raises(ValueError, match="at most the 4 fraction_bits"):
+        AffineGrid(FixedPoint(2), FixedPoint(2), FixedPoint(5))
+
+
+# -------------------------------------------------------------------------------- refused messages
+
+
+@pytest.mark.parametrize(("bits", "error"), [(1024, "at least 2048"), (100, "multiple of 16")])
+def test_short_keys_are_refused(bits: int, error: str) -> None:
+    with pytest.raises(ValueError, match=error):
+        PaillierAffine(key_bits=bits)
+
+
+def test_keys_of_2048_bits_give_a_warning_and_the_default_none() -> None:
+    with pytest.warns(PrivacyWarning, match="2048"):
+        PaillierAffine(key_bits=2048)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert PaillierAffine().key_bits == 3072
+
+
+def test_a_missing_phe_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "phe.paillier", None)
+    with pytest.raises(ImportError, match=r"fedlit\[paillier\]"):
+        paillier()
+
+
+def test_workers_must_be_positive() -> None:
+    with pytest.raises(ValueError, match="workers"):
+        paillier(workers=0)
+
+
+def test_parties_speak_in_order(backend: TwoPartyAffine) -> None:
+    source, target = backend.source(), backend.target()
+    moments, matrix, offset = problem(3, 2)
+    with pytest.raises(KeyCheckError, match="receive_key"):
+        target.open_round(ROUND)
+    with pytest.raises(ReplayError, match="open_round"):
+        source.protect(moments, 2)
+    source, target = parties(backend)
+    with pytest.raises(ReplayError):
+        source.unlock(b"")
+    with pytest.raises(ReplayError):
+        target.reveal(b"")
+    message = source.protect(moments, 2)
+    with pytest.raises(ReplayError):
+        source.protect(moments, 2)
+    reply = target.evaluate(message, matrix, offset)
+    with pytest.raises(ReplayError):
+        target.evaluate(message, matrix, offset)
+    answer = source.unlock(reply)
+    with pytest.raises(ReplayError):
+        source.unlock(reply)
+    target.reveal(answer)
+    with pytest.raises(ReplayError):
+        target.reveal(answer)
+
+
+def test_messages_of_another_round_are_refused(backend: TwoPartyAffine) -> None:
+    moments, matrix, offset = problem(3, 2)
+    source, target = parties(backend)
+    old = source.protect(moments, 2)
+    old_reply = target.evaluate(old, matrix, offset)
+    old_answer = source.unlock(old_reply)
+    for party in (source, target):
+        party.open_round(RoundId(3, "moments", 8))
+    with pytest.raises(ReplayError, match="another round"):
+        target.evaluate(old, matrix, offset)
+    message = source.protect(moments, 2)
+    with pytest.raises(ReplayError, match="another round"):
+        source.unlock(old_reply)
+    target.evaluate(message, matrix, offset)
+    with pytest.raises(ReplayError, match="another round"):
+        target.reveal(old_answer)
+
+
+def test_messages_of_another_step_are_refused() -> None:
+    """Above all S must not decrypt its own moments for T."""
+    source, _ = parties(paillier())
+    message = source.protect(torch.ones(1), 5)
+    with pytest.raises(AuthenticationError, match="another step"):
+        source.unlock(message)
+
+
+def test_messages_under_a_foreign_key_are_refused() -> None:
+    of = paillier()
+    moments, matrix, offset = problem(3, 2)
+    (source, target), (other_source, other_target) = parties(of), parties(of)
+    message, other_message = source.protect(moments, 2), other_source.protect(moments, 2)
+    with pytest.raises(AuthenticationError, match="another public key"):
+        target.evaluate(other_message, matrix, offset)
+    reply, other_reply = target.evaluate(message, matrix, offset), other_target.evaluate(other_message, matrix, offset)
+    with pytest.raises(AuthenticationError, match="another public key"):
+        source.unlock(other_reply)
+    source.unlock(reply)
+    with pytest.raises(AuthenticationError, match="another public key"):
+        target.reveal(other_source.unlock(other_reply))
+
+
+def test_flipped_bits_are_refused() -> None:
+    source, target = parties(paillier())
+    moments, matrix, offset = problem(3, 2)
+    message = source.protect(moments, 2)
+    for position in range(len(message) - 40, len(message) - 500, -37):
+        changed = bytearray(message)
+        changed[position] ^= 4
+        with pytest.raises(PrivacyError):
+            target.evaluate(bytes(changed), matrix, offset)
+    assert len(target.evaluate(message, matrix, offset)) > CIPHERTEXT
+
+
+@pytest.mark.parametrize("message", [b"", b"\0" * 1000, bytes(10**6), pack_fields({"body": b"x"})])
+def test_other_bytes_are_refused(backend: TwoPartyAffine, message: bytes) -> None:
+    source, target = parties(backend)
+    moments, matrix, offset = problem(3, 2)
+    good = source.protect(moments, 2)
+    with pytest.raises(DecodeError):
+        target.evaluate(message, matrix, offset)
+    with pytest.raises(DecodeError):
+        source.unlock(message)
+    target.evaluate(good, matrix, offset)
+    with pytest.raises(DecodeError):
+        target.reveal(message)
+
+
+def test_a_reply_longer_than_agreed_is_refused() -> None:
+    source, target = parties(paillier())
+    moments, matrix, offset = problem(3, 5)
+    reply = target.evaluate(source.protect(moments, 4), matrix, offset)
+    with pytest.raises(DecodeError, match=r"from 1 to max_outputs \(4\)"):
+        source.unlock(reply)
+
+
+def hostile_ciphertexts(source: AffineSource) -> list[int]:
+    modulus = moduli(source)
+    n, p = int(modulus.n), int(modulus._p.prime)
+    return [0, n, 3 * n, 5 * p, n * n, 2 ** (2 * BITS) - 1]
+
+
+@pytest.mark.parametrize("kind", range(6))
+def test_what_is_no_ciphertext_is_refused_by_both(kind: int) -> None:
+    source, target = parties(paillier())
+    bad = hostile_ciphertexts(source)[kind].to_bytes(CIPHERTEXT, "big")
+    source._encrypt(torch.ones(1, dtype=torch.float64))
+    with pytest.raises(DecodeError):
+        source._decrypt(bad, 1)
+    with pytest.raises(DecodeError):
+        target._evaluate(bad, torch.ones(1, 1, dtype=torch.float64), torch.ones(1, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("size", [0, 1, CIPHERTEXT - 1, CIPHERTEXT + 1, 10**6])
+def test_bodies_of_another_size_are_refused_by_both(size: int) -> None:
+    source, target = parties(paillier())
+    source._encrypt(torch.ones(1, dtype=torch.float64))
+    with pytest.raises(DecodeError, match="expected, got"):
+        source._decrypt(bytes(size), 1)
+    with pytest.raises(DecodeError, match="expected, got"):
+        target._evaluate(bytes(size), torch.ones(1, 1, dtype=torch.float64), torch.ones(1, dtype=torch.float64))
+    target._evaluate(source._encrypt(torch.ones(1).double()), torch.ones(1, 1).double(), torch.ones(1).double())
+    with pytest.raises(DecodeError):
+        target._unmask(bytes(size))
+
+
+def test_an_answer_that_is_no_y_is_refused() -> None:
+    source, target = parties(paillier())
+    target._evaluate(source._encrypt(torch.ones(2).double()), torch.ones(1, 2).double(), torch.ones(1).double())
+    with pytest.raises(DecodeError, match="out of range"):
+        target._unmask(secrets.randbelow(int(moduli(source).n)).to_bytes(PLAINTEXT, "big"))
+
+
+# -------------------------------------------------------------------------------- the source's key
+
+
+def key_message(n: int, roots: list[int] | None = None) -> bytes:
+    roots = [1] * 8 if roots is None else roots
+    return pack_fields({"modulus": n.to_bytes(PLAINTEXT, "big"), "roots": arithmetic.to_bytes(roots, PLAINTEXT)})
+
+
+def test_another_key_than_before_is_refused() -> None:
+    of = paillier()
+    _, target = parties(of)
+    with pytest.raises(KeyCheckError, match="another public key than before"):
+        target.receive_key(of.source().public_key())
+
+
+def test_keys_of_another_size_are_refused() -> None:
+    for public in (paillier(key_bits=768).source().public_key(), key_message(1), key_message(2 ** (BITS - 1))):
+        with pytest.raises(KeyCheckError, match="bits"):
+            paillier().target().receive_key(public)
+    with pytest.raises(DecodeError):
+        paillier().target().receive_key(bytes(10**6))
+
+
+def test_a_modulus_with_a_small_factor_is_refused() -> None:
+    n = 2 ** (BITS - 1) + 1
+    while n % 65521 or n % 2 == 0:
+        n += 1
+    with pytest.raises(KeyCheckError, match="factor below 65536"):
+        paillier().target().receive_key(key_message(n))
+
+
+def test_a_square_as_modulus_is_refused_however_its_owner_answers() -> None:
+    """Modulo p^2 most numbers have no p^2-th root; the owner shows roots of what has some, or anything."""
+    p = int(pytest.importorskip("gmpy2").next_prime(3 << (BITS // 2 - 2)))
+    n = p * p
+    assert n.bit_length() == BITS
+    challenges = exchange_module._challenges(arithmetic.PublicModulus(n.to_bytes(PLAINTEXT, "big"), BITS))
+    inverse = pow(n, -1, p - 1)
+    shown = [pow(challenge, inverse, n) for challenge in challenges]
+    with pytest.raises(KeyCheckError, match="is wrong"):
+        paillier().target().receive_key(key_message(n, shown))
+
+
+def test_a_modulus_without_a_proof_is_refused() -> None:
+    public = unpack_fields(paillier().source().public_key())
+    for roots in (
+        b"",
+        public["roots"][1:],
+        public["roots"] + b"\0",
+        bytes(len(public["roots"])),
+        b"\xff" * 8 * PLAINTEXT,
+    ):
+        with pytest.raises(KeyCheckError, match="proof"):
+            paillier().target().receive_key(pack_fields({"modulus": public["modulus"], "roots": roots}))
+
+
+# -------------------------------------------------------------------------------- size
+
+
+def test_an_exchange_at_3072_bits_takes_few_bytes() -> None:
+    """21 moments and 256 outputs, as a batch of 64 with 4 features; twice this, with keys, is a round of FedMMD."""
+    of = PaillierAffine()
+    source, target = parties(of)
+    moments, matrix, offset = problem(21, 256)
+    message = source.protect(moments, 256)
+    reply = target.evaluate(message, matrix, offset)
+    answer = source.unlock(reply)
+    assert torch.equal(target.reveal(answer), PlainAffine(of.grid)(moments, matrix, offset))
+    assert 2 * sum(map(len, (source.public_key(), message, reply, answer))) < 80_000

@@ -1,0 +1,332 @@
+"""The two-party affine exchange under CKKS against numpy, and what must not get through."""
+
+from __future__ import annotations
+
+import random
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("tenseal")
+
+from fedlit.privacy import (
+    AuthenticationError,
+    DecodeError,
+    FixedPoint,
+    InputError,
+    KeyCheckError,
+    PrivacyError,
+    RangeError,
+    ReplayError,
+    RoundId,
+)
+from fedlit.privacy import affine_ckks as exchange
+from fedlit.privacy.affine import AffineGrid, PlainAffine
+from fedlit.privacy.affine_ckks import LARGEST_OUTPUT, PARAMETERS, RESCALING_PRIME, CKKSAffine
+from fedlit.privacy.errors import PrivacyWarning
+from fedlit.privacy.tenseal_keys import Context, join
+
+BACKEND = CKKSAffine()
+SLOTS = 4096
+pytestmark = pytest.mark.filterwarnings("ignore:the matrix A has rank:fedlit.privacy.errors.PrivacyWarning")
+
+
+@pytest.fixture(scope="module")
+def parties():
+    """A source, and a target that has its key."""
+    source, target = BACKEND.source(), BACKEND.target()
+    target.receive_key(source.public_key())
+    return source, target
+
+
+_call = iter(range(10**6))
+
+
+def opened(parties):
+    round_id = RoundId(0, "moments", next(_call))
+    for party in parties:
+        party.open_round(round_id)
+    return parties
+
+
+def exchanged(parties, moments, matrix, offset):
+    source, target = opened(parties)
+    reply = target.evaluate(source.protect(moments, len(offset)), matrix, offset)
+    return target.reveal(source.unlock(reply))
+
+
+def computed(parties, moments, matrix, offset):
+    """An exchange without the frames around its messages."""
+    source, target = parties
+    moments, matrix, offset = moments.double(), matrix.double(), offset.double()
+    reply = target._evaluate(source._encrypt(moments), matrix, offset)
+    return target._unmask(source._decrypt(reply, len(offset)))
+
+
+def problem(num_moments: int, num_outputs: int, seed: int = 0):
+    generator = torch.Generator().manual_seed(seed)
+    shapes = ((num_moments,), (num_outputs, num_moments), (num_outputs,))
+    return tuple(torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
+
+
+def assert_close(outputs, moments, matrix, offset):
+    expected = matrix.numpy() @ moments.numpy() + offset.numpy()
+    error = np.abs(outputs.numpy() - expected).max()
+    assert outputs.dtype == torch.float64
+    assert error <= min(1e-4, BACKEND.error_bound(len(moments)))
+
+
+@pytest.mark.parametrize(
+    ("num_moments", "num_outputs"),
+    [(1, 1), (1, 7), (7, 1), (5, SLOTS - 4), (5, SLOTS - 3), (3, 2 * SLOTS), (100, 3), (64, 64), (33, 17)],
+)
+def test_outputs_are_those_of_numpy_for_any_shape(parties, num_moments, num_outputs):
+    arguments = problem(num_moments, num_outputs)
+    assert_close(exchanged(parties, *arguments), *arguments)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(1, 12), st.integers(1, 40), st.integers(0, 1000), st.sampled_from([1e-6, 1.0, 30.0]))
+def test_outputs_are_within_the_declared_error(parties, num_moments, num_outputs, seed, size):
+    moments, matrix, offset = problem(num_moments, num_outputs, seed)
+    arguments = moments.clamp(-1, 1) * size, matrix.clamp(-1, 1) * size, offset.clamp(-1, 1) * size
+    outputs = computed(parties, *arguments)
+    assert (outputs - PlainAffine()(*arguments)).abs().max() <= BACKEND.error_bound(num_moments)
+
+
+def test_moments_in_several_ciphertexts_add_up(parties, monkeypatch):
+    monkeypatch.setattr(exchange, "_BLOCK", 8)
+    arguments = problem(21, 30)
+    assert_close(computed(parties, *arguments), *arguments)
+
+
+@pytest.mark.slow
+def test_more_moments_than_a_ciphertext_holds_add_up(parties):
+    moments, matrix, offset = problem(2100, 30)
+    assert_close(exchanged(parties, moments, matrix / 20, offset), moments, matrix / 20, offset)
+
+
+def test_rescaling_leaves_no_systematic_error(parties, monkeypatch):
+    monkeypatch.setattr(exchange, "_ANSWER_NOISE", 1e-15)
+    moments = torch.full((16,), 25.0)
+    outputs = computed(parties, moments, torch.full((4, 16), 25.0), torch.zeros(4))
+    # taken for 2^40, the prime would make them wrong by 1.3e-7 of 10000
+    assert (outputs - 10_000).abs().max() < 1e-5
+    assert RESCALING_PRIME < 2**40
+    assert RESCALING_PRIME % (2 * 2 * SLOTS) == 1
+    divisors = np.arange(2, 2**20 + 1)
+    assert (RESCALING_PRIME % divisors != 0).all()
+
+
+def test_errors_stay_far_below_the_bound_without_the_sources_noise(parties, monkeypatch):
+    monkeypatch.setattr(exchange, "_ANSWER_NOISE", 1e-15)
+    arguments = problem(50, 500)
+    outputs = computed(parties, *arguments)
+    assert (outputs - PlainAffine()(*arguments)).abs().max() < 1e-6
+
+
+def test_zero_matrices_and_offsets_give_the_rest(parties):
+    moments, matrix, offset = problem(4, 6)
+    assert_close(computed(parties, moments, 0 * matrix, offset), moments, 0 * matrix, offset)
+    assert_close(computed(parties, moments, matrix, 0 * offset), moments, matrix, 0 * offset)
+
+
+def test_one_key_serves_many_exchanges_and_float32(parties):
+    for seed in range(3):
+        moments, matrix, offset = problem(6, 4, seed)
+        outputs = exchanged(parties, moments.float(), matrix.float(), offset.float())
+        assert (outputs - (matrix @ moments + offset)).abs().max() < 1e-4
+
+
+def test_matrices_that_tenseal_gets_wrong_are_refused():
+    context = Context.generate(PARAMETERS)
+    vector = context.vector(torch.ones(5, dtype=torch.float64))
+    with pytest.raises(ValueError, match="too large"):
+        context.multiply(vector, torch.ones(5, SLOTS - 3, dtype=torch.float64))
+
+
+def test_what_the_source_unlocks_is_masked_afresh(parties):
+    source, target = parties
+    moments, matrix, offset = problem(3, 200)
+    seen = []
+    for _ in range(2):
+        opened(parties)
+        target.evaluate(source.protect(moments, 200), matrix, offset)
+        seen.append(target._mask)
+    both = torch.cat(seen)
+    assert not torch.equal(*seen)
+    assert both.abs().max() <= 2**18
+    assert torch.equal(both * 2**34, (both * 2**34).round())
+    assert both.std() == pytest.approx(2**18 / 3**0.5, rel=0.15)  # of a uniform distribution
+    assert both.abs().median() > 2**15
+
+
+def test_seeding_generators_repeats_neither_mask_nor_ciphertext(parties):
+    moments, matrix, offset = problem(3, 4)
+
+    def seeded():
+        random.seed(0)
+        torch.manual_seed(0)
+        np.random.seed(0)  # noqa: NPY002 - the global generator is what a user would seed
+        source, target = opened(parties)
+        message = source.protect(moments, 4)
+        target.evaluate(message, matrix, offset)
+        return message[-1000:-900], target._mask
+
+    (message, mask), (other_message, other_mask) = seeded(), seeded()
+    assert message != other_message
+    assert not torch.equal(mask, other_mask)
+
+
+def test_target_cannot_decrypt(parties):
+    source, target = parties
+    context = target._context
+    assert context.is_private is False
+    with pytest.raises(ValueError, match="decryption"):
+        context._context.decryptor()
+    ciphertext = source._context.encrypt(torch.ones(3))
+    with pytest.raises(DecodeError, match="cannot be decrypted"):
+        context.decrypt(ciphertext, 3, PARAMETERS.levels)
+    assert len(source.public_key()) <= PARAMETERS.context_bytes(private=False)
+
+
+def test_messages_hold_neither_moments_nor_outputs(parties):
+    source, target = opened(parties)
+    moments, matrix, offset = problem(3, 4)
+    message = source.protect(moments, 4)
+    reply = target.evaluate(message, matrix, offset)
+    answer = source.unlock(reply)
+    outputs = target.reveal(answer)
+    plaintexts = [tensor.numpy().tobytes()[:8] for tensor in (moments, matrix, offset, outputs)]
+    assert not any(text in sent for text in plaintexts for sent in (source.public_key(), message, reply, answer))
+
+
+def test_malformed_private_and_foreign_keys_are_refused(parties):
+    source, _ = parties
+    public = source.public_key()
+    without_rotations = Context.load(PARAMETERS, public, private=False)._context.serialize(True, False, False, False)
+    other = Context.generate(type(PARAMETERS)("CKKS", 4096, (60, 49), scale=2.0**40)).save(private=False)
+    for bad in (b"", bytes(100), public[:-50], public + public, source._context.save(True), without_rotations, other):
+        with pytest.raises(KeyCheckError):
+            BACKEND.target().receive_key(bad)
+    target = BACKEND.target()
+    with pytest.raises(KeyCheckError, match="no public key"):
+        target.open_round(RoundId(0, "x", 0))
+
+
+def test_messages_under_another_key_are_refused(parties):
+    stranger = BACKEND.source()
+    moments, matrix, offset = problem(3, 4)
+    source, target = opened(parties)
+    stranger.open_round(RoundId(0, "x", 0))
+    with pytest.raises(AuthenticationError):
+        target.evaluate(stranger.protect(moments, 4), matrix, offset)
+    foreign = stranger._context.multiply(stranger._context.vector(moments), matrix.T).serialize()
+    source.protect(moments, 4)
+    with pytest.raises(DecodeError, match="another key"):
+        source._decrypt(join([foreign]), 4)
+
+
+def test_flipped_bits_are_refused_at_every_step(parties):
+    source, target = opened(parties)
+    moments, matrix, offset = problem(3, 4)
+
+    def refused(message, step):
+        for position in (0, 7, 40, 100, 150, len(message) // 2, len(message) - 40, len(message) - 1):
+            damaged = bytearray(message)
+            damaged[position] ^= 1 << position % 8
+            with pytest.raises(PrivacyError):
+                step(bytes(damaged))
+
+    message = source.protect(moments, 4)
+    refused(message, lambda damaged: target.evaluate(damaged, matrix, offset))
+    reply = target.evaluate(message, matrix, offset)
+    refused(reply, source.unlock)
+    answer = source.unlock(reply)
+    refused(answer, target.reveal)
+    assert_close(target.reveal(answer), moments, matrix, offset)
+
+
+def test_bodies_of_another_size_or_form_are_refused(parties):
+    source, target = opened(parties)
+    moments, matrix, offset = problem(3, 4)
+    source.protect(moments, 4)
+    fresh = source._encrypt(moments)
+    for body in (b"", fresh[:-1], fresh + fresh, bytes(300), (2**30).to_bytes(4, "little") + bytes(2**20)):
+        with pytest.raises(DecodeError):
+            target._evaluate(body, matrix, offset)
+        with pytest.raises(DecodeError):
+            source._decrypt(body, 4)
+    with pytest.raises(DecodeError, match="4 numbers"):  # of another count
+        target._evaluate(source._encrypt(torch.ones(4)), matrix, offset)
+    source._num_moments = 3
+    with pytest.raises(DecodeError):  # its own ciphertext, not rescaled
+        source._decrypt(fresh, 3)
+    target._evaluate(fresh, matrix, offset)
+    for answer in (b"", bytes(31), bytes(40), torch.full((4,), torch.nan).double().numpy().tobytes(), bytes(32)):
+        with pytest.raises(DecodeError):
+            target._unmask(answer)
+        target._evaluate(fresh, matrix, offset)
+
+
+def test_replies_longer_than_agreed_and_used_rounds_are_refused(parties):
+    source, target = opened(parties)
+    moments, matrix, offset = problem(3, 4)
+    reply = target.evaluate(source.protect(moments, 3), matrix, offset)
+    with pytest.raises(DecodeError, match="max_outputs"):
+        source.unlock(reply)
+    with pytest.raises(ReplayError):
+        source.protect(moments, 4)
+
+
+def test_numbers_beyond_the_bounds_are_refused(parties):
+    source, target = opened(parties)
+    with pytest.raises(RangeError):
+        source.protect(torch.tensor([33.0]), 1)
+    with pytest.raises(InputError):
+        source.protect(torch.tensor([float("nan")]), 1)
+    message = source.protect(torch.tensor([32.0]), 1)
+    for matrix, offset, error in (
+        (torch.tensor([[33.0]]), torch.zeros(1), RangeError),
+        (torch.zeros(1, 1), torch.tensor([33.0]), RangeError),
+        (torch.tensor([[float("inf")]]), torch.zeros(1), InputError),
+        (torch.zeros(1, 2), torch.zeros(1), InputError),
+    ):
+        with pytest.raises(error):
+            target.evaluate(message, matrix, offset)
+
+
+def test_outputs_that_could_wrap_around_are_refused_and_the_largest_are_right(parties):
+    moments, offset = torch.full((16,), 32.0), torch.zeros(1)
+    with pytest.raises(RangeError, match="a number of y could reach"):
+        computed(parties, moments, torch.full((1, 16), 32.0), offset + 0.01)
+    outputs = computed(parties, moments, torch.full((1, 16), -32.0), offset)
+    assert outputs.item() == pytest.approx(-LARGEST_OUTPUT, abs=BACKEND.error_bound(16))
+
+
+def test_full_rank_matrices_warn(parties):
+    with pytest.warns(PrivacyWarning, match="rank 3"):
+        exchanged(parties, *problem(3, 5))
+
+
+def test_bounds_of_the_grid_size_the_error():
+    narrow = CKKSAffine(AffineGrid(matrix=FixedPoint(20, 1.0)))
+    assert narrow.error_bound(64) < BACKEND.error_bound(64) < 1e-3
+    assert narrow.error_bound(1) >= 10 * 2**-17  # the source's own noise
+
+
+def test_description_claims_no_more_than_holds():
+    description = BACKEND.describe()
+    assert "does not study noise" in description.adversary
+    assert "once the rank of A" in description.revealed
+    assert "2^19 in total variation" in description.revealed
+
+
+def test_missing_tenseal_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tenseal", None)
+    with pytest.raises(ImportError, match=r"pip install 'fedlit\[he\]'"):
+        CKKSAffine()

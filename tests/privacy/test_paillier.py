@@ -1,0 +1,763 @@
+"""Paillier sums against ``phe`` and plain integers. Small keys test the arithmetic here; they keep nothing secret."""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import gc
+import multiprocessing
+import os
+import signal
+import struct
+import sys
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fedlit.privacy import (
+    AuthenticationError,
+    DecodeError,
+    FixedPoint,
+    InputError,
+    KeyCheckError,
+    Plain,
+    QuorumError,
+    RangeError,
+    ReplayError,
+    RoundId,
+)
+from fedlit.privacy import paillier_arithmetic as arithmetic
+from fedlit.privacy.base import run_steps
+from fedlit.privacy.errors import PrivacyWarning
+from fedlit.privacy.paillier import Paillier
+
+phe = pytest.importorskip("phe.paillier")
+
+BITS = 512
+SIZE = BITS // 4
+
+
+def backend(**arguments: Any) -> Paillier:
+    return Paillier(**{"key_bits": BITS, "insecure_test_keys": True, **arguments})
+
+
+class Keys:
+    """One key pair as the scheme and as ``phe`` load it."""
+
+    def __init__(self, of: Paillier) -> None:
+        self.private_bytes, self.public_bytes = of.scheme.generate()
+        self.private = of.scheme.private_key(self.private_bytes, self.public_bytes)
+        self.public = of.scheme.public_key(self.public_bytes)
+        half = len(self.private_bytes) // 2
+        p, q = (int.from_bytes(part, "big") for part in (self.private_bytes[:half], self.private_bytes[half:]))
+        self.phe_public = phe.PaillierPublicKey(p * q)
+        self.phe_private = phe.PaillierPrivateKey(self.phe_public, p, q)
+        self.n, self.p = p * q, p
+
+
+@pytest.fixture(scope="module")
+def keys() -> Keys:
+    return Keys(backend())
+
+
+def ciphertexts_of(body: bytes, size: int = SIZE) -> list[int]:
+    return [int.from_bytes(body[i : i + size], "big") for i in range(0, len(body), size)]
+
+
+def to_body(*ciphertexts: int, size: int = SIZE) -> bytes:
+    return b"".join(c.to_bytes(size, "big") for c in ciphertexts)
+
+
+def digits(plaintext: int, n: int, base: int, count: int) -> list[int]:
+    """Balanced digits of a residue modulo n, least first: written apart from `Slots`, which adds an offset instead."""
+    rest = plaintext - n if plaintext > n // 2 else plaintext
+    found = []
+    for _ in range(count):
+        digit = (rest + base // 2) % base - base // 2
+        found.append(digit)
+        rest = (rest - digit) // base
+    assert rest == 0
+    return found
+
+
+# -------------------------------------------------------------------------------- the cryptosystem
+
+
+def test_phe_decrypts_what_a_client_encrypts(keys: Keys, generator: torch.Generator) -> None:
+    paillier = backend()
+    vector = torch.randn(40, generator=generator)
+    body = keys.private.encrypt(vector)
+    base = 2 * 64 * paillier.codec.limit + 1
+    numbers = [
+        digit
+        for c in ciphertexts_of(body)
+        for digit in digits(keys.phe_private.raw_decrypt(c), keys.n, base, paillier.slots.count)
+    ]
+    assert numbers[:40] == paillier.codec.encode(vector).tolist()
+    assert not any(numbers[40:])
+
+
+def test_phe_decrypts_the_servers_total(keys: Keys, generator: torch.Generator) -> None:
+    paillier = backend()
+    vectors = [torch.randn(17, generator=generator) for _ in range(5)]
+    body = keys.public.add([keys.private.encrypt(vector) for vector in vectors], 17)
+    base = 2 * 64 * paillier.codec.limit + 1
+    numbers = [
+        digit
+        for c in ciphertexts_of(body)
+        for digit in digits(keys.phe_private.raw_decrypt(c), keys.n, base, paillier.slots.count)
+    ]
+    assert numbers[:17] == sum(paillier.codec.encode(vector) for vector in vectors).tolist()
+
+
+def test_a_client_decrypts_what_phe_encrypts(keys: Keys) -> None:
+    paillier = backend()
+    numbers = [5, -7, paillier.codec.limit, -paillier.codec.limit, 0]
+    base = 2 * 64 * paillier.codec.limit + 1
+    plaintext = sum(number * base**i for i, number in enumerate(numbers)) % keys.n
+    body = to_body(keys.phe_public.raw_encrypt(plaintext))
+    assert torch.equal(keys.private.decrypt(body, 5, 1), paillier.codec.decode(torch.tensor(numbers)))
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data(), num_clients=st.integers(2, 60), length=st.integers(1, 40))
+def test_sums_are_those_of_plain_integers(keys: Keys, data: st.DataObject, num_clients: int, length: int) -> None:
+    paillier = backend()
+    limit = paillier.codec.limit
+    number = st.sampled_from([-limit, limit, 0, 1, -1]) | st.integers(-limit, limit)
+    row = data.draw(st.lists(number, min_size=length, max_size=length))
+    last = data.draw(st.lists(number, min_size=length, max_size=length))
+    rows = [row] * (num_clients - 1) + [last]
+    bodies = [keys.private.encrypt(torch.tensor(r, dtype=torch.float64) / paillier.codec.scale) for r in (row, last)]
+    total = keys.private.decrypt(
+        keys.public.add([bodies[0]] * (num_clients - 1) + bodies[1:], length), length, num_clients
+    )
+    assert (total * paillier.codec.scale).tolist() == [sum(column) for column in zip(*rows, strict=True)]
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_largest_sum_of_all_clients_fits(sign: int, keys: Keys) -> None:
+    paillier = backend()
+    vector = torch.full((paillier.slots.count,), sign * paillier.codec.bound)
+    body = keys.public.add([keys.private.encrypt(vector)] * 64, len(vector))
+    assert torch.equal(keys.private.decrypt(body, len(vector), 64), 64 * vector.double())
+
+
+@pytest.mark.parametrize("weights", [None, {"a": 5.0, "b": 1.0, "c": 2.5}])
+@pytest.mark.parametrize("codec", [FixedPoint(), FixedPoint(10, 3.0), FixedPoint(30, 8.0)])
+def test_results_are_bit_for_bit_those_of_plain_on_the_same_grid(
+    codec: FixedPoint, weights: dict[str, float] | None, generator: torch.Generator
+) -> None:
+    payloads = {
+        name: {
+            "w": torch.randn(3, 5, generator=generator).clamp(-2, 2),
+            "empty": torch.zeros(0),
+            "double": torch.randn(2, generator=generator, dtype=torch.float64),
+            "count": torch.tensor(3 + i),
+        }
+        for i, name in enumerate("abc")
+    }
+    paillier, plain = backend(codec=codec), Plain(codec)
+    for ours, theirs in (
+        (paillier.sum(payloads), plain.sum(payloads)),
+        (paillier.mean(payloads, weights), plain.mean(payloads, weights)),
+    ):
+        for name, tensor in theirs.items():
+            assert ours[name].dtype == tensor.dtype
+            assert torch.equal(ours[name], tensor)
+
+
+def test_noise_is_an_nth_residue_and_never_comes_twice(keys: Keys) -> None:
+    vector = torch.zeros(backend().slots.count * 200)
+    seen = ciphertexts_of(keys.private.encrypt(vector)) + ciphertexts_of(keys.private.encrypt(vector))
+    # ciphertexts of 0 are the noise itself
+    assert len(set(seen)) == len(seen) == 400
+    # also apart modulo each prime: noise that repeats modulo one of them gives the key away through a gcd
+    for prime in (keys.p, keys.n // keys.p):
+        assert len({c % prime for c in seen}) == 400
+    phi = (keys.p - 1) * (keys.n // keys.p - 1)
+    assert {pow(c, phi, keys.n**2) for c in seen[:20]} == {1}
+
+
+def test_noise_is_spread_over_the_whole_group(keys: Keys) -> None:
+    noise = ciphertexts_of(keys.private.encrypt(torch.zeros(backend().slots.count * 300)))
+    for prime in (keys.p, keys.n // keys.p):
+        upper_half = sum(c % prime > prime // 2 for c in noise)
+        assert 90 < upper_half < 210  # 7 standard deviations around 150
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_noise_is_not_shared_with_a_forked_process(keys: Keys) -> None:
+    vector = torch.zeros(3)
+    keys.private.encrypt(vector)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writer, keys.private.encrypt(vector))
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(reader, 10_000) != keys.private.encrypt(vector)
+
+
+def test_seeds_do_not_make_ciphertexts_predictable(keys: Keys) -> None:
+    bodies = set()
+    for _ in range(2):
+        torch.manual_seed(0)
+        bodies.add(keys.private.encrypt(torch.ones(3)))
+    assert len(bodies) == 2
+
+
+def test_sums_are_the_same_without_gmpy2(monkeypatch: pytest.MonkeyPatch, generator: torch.Generator) -> None:
+    payloads = {name: {"w": torch.randn(30, generator=generator)} for name in "abc"}
+    monkeypatch.setattr(arithmetic, "_gmpy2", lambda: None)
+    paillier = backend()
+    assert torch.equal(paillier.sum(payloads)["w"], Plain(paillier.codec).sum(payloads)["w"])
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, None])
+@pytest.mark.parametrize("length", [1, 7, 500])
+def test_workers_change_nothing_but_the_time(
+    workers: int | None, length: int, keys: Keys, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arithmetic, "_LEAST_PART", 1e-9)
+    paillier = backend(workers=workers)
+    key = paillier.scheme.private_key(keys.private_bytes, keys.public_bytes)
+    vector = torch.randn(length, generator=generator)
+    assert torch.equal(
+        key.decrypt(key.encrypt(vector), length, 1), paillier.codec.decode(paillier.codec.encode(vector))
+    )
+
+
+def test_an_error_in_a_thread_arrives(keys: Keys) -> None:
+    with pytest.raises(ZeroDivisionError):
+        arithmetic.spread(lambda number: 1 // number, [1, 2, 0, 4], 2)
+
+
+# -------------------------------------------------------------------------------- forked children
+
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+
+
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """The children made so far, even for little work; none of them, and no pipe, is left in the end."""
+    fork, children, files = os.fork, [], len(os.listdir("/dev/fd"))
+
+    def recorded() -> int:
+        children.append(fork())
+        return children[-1]
+
+    monkeypatch.setattr(os, "fork", recorded)
+    monkeypatch.setattr(arithmetic, "_LEAST_PART", 1e-9)
+    yield children
+    for child in children:
+        with pytest.raises(ChildProcessError):
+            os.waitpid(child, os.WNOHANG)
+    assert len(os.listdir("/dev/fd")) == files
+
+
+def number_and_process(numbers: Sequence[int]) -> bytes:
+    return b"".join(struct.pack("!II", number, os.getpid()) for number in numbers)
+
+
+def processes_of(work: Callable[[Sequence[int]], bytes], workers: int = 3, least: int = 1) -> list[int]:
+    """Who worked on each of 8 numbers, which are all there and in order."""
+    pairs = list(struct.iter_unpack("!II", arithmetic.spread_forked(work, range(8), 8, workers, least)))
+    assert [number for number, _ in pairs] == list(range(8))
+    return [process for _, process in pairs]
+
+
+@needs_fork
+def test_each_process_works_on_one_part(forked: list[int]) -> None:
+    processes = processes_of(number_and_process)
+    assert processes == 3 * [os.getpid()] + 3 * forked[:1] + 2 * forked[1:]
+
+
+@needs_fork
+@pytest.mark.parametrize(("least", "children"), [(2, 2), (3, 1), (4, 1), (5, 0), (9, 0)])
+def test_nothing_is_forked_for_little_work(least: int, children: int, forked: list[int]) -> None:
+    processes_of(number_and_process, least=least)
+    assert len(forked) == children
+
+
+@needs_fork
+@pytest.mark.parametrize("end", ["raises", "exits", "is killed", "says too little"])
+def test_the_part_of_a_child_that_fails_is_done_by_its_parent(
+    end: str, forked: list[int], capfd: pytest.CaptureFixture[str]
+) -> None:
+    parent = os.getpid()
+
+    def work(numbers: Sequence[int]) -> bytes:
+        body = number_and_process(numbers)
+        if os.getpid() != parent:
+            if end == "raises":
+                raise MemoryError
+            if end == "exits":
+                sys.exit(1)
+            if end == "is killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            return body[:-1]
+        return body
+
+    assert set(processes_of(work)) == {parent}
+    assert len(forked) == 2
+    assert capfd.readouterr() == ("", "")
+
+
+@needs_fork
+def test_without_memory_for_a_child_its_parent_works_alone(forked: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_fork() -> int:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(os, "fork", no_fork)
+    assert set(processes_of(number_and_process)) == {os.getpid()}
+
+
+def test_platforms_that_cannot_fork_use_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "fork", raising=False)
+    assert set(processes_of(number_and_process)) == {os.getpid()}
+
+
+@needs_fork
+def test_an_error_of_the_work_itself_arrives_and_ends_the_children(forked: list[int]) -> None:
+    parent = os.getpid()
+
+    def work(numbers: Sequence[int]) -> bytes:
+        if os.getpid() == parent:
+            raise ZeroDivisionError
+        return bytes(2**20)  # more than a pipe holds: it cannot be said before somebody reads
+
+    with pytest.raises(ZeroDivisionError):
+        processes_of(work)
+    assert len(forked) == 2
+
+
+@needs_fork
+def test_more_than_a_pipe_holds_arrives_while_signals_interrupt(forked: list[int]) -> None:
+    before = signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+    try:
+        body = arithmetic.spread_forked(lambda numbers: bytes(numbers) * 2**20, range(8), 2**20, 2, 1)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert body == bytes(range(4)) * 2**20 + bytes(range(4, 8)) * 2**20
+    assert len(forked) == 1
+
+
+@needs_fork
+def test_a_program_that_never_waits_for_its_children_is_served(forked: list[int]) -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        assert len(set(processes_of(number_and_process))) == 3
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+@needs_fork
+def test_children_leave_without_running_exit_handlers(forked: list[int], tmp_path: Path) -> None:
+    handler = atexit.register((tmp_path / "ran").touch)
+    try:
+        processes_of(number_and_process)
+    finally:
+        atexit.unregister(handler)
+    assert len(forked) == 2
+    assert not (tmp_path / "ran").exists()
+
+
+@needs_fork
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_daemonic_process_shares_its_work(keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arithmetic, "_LEAST_PART", 1e-9)
+    key = backend(workers=2).scheme.private_key(keys.private_bytes, keys.public_bytes)
+    context = multiprocessing.get_context("fork")
+    bodies = context.SimpleQueue()
+    process = context.Process(target=lambda: bodies.put(key.encrypt(torch.ones(500))), daemon=True)
+    process.start()
+    body = bodies.get()
+    process.join()
+    assert torch.equal(key.decrypt(body, 500, 1), torch.ones(500, dtype=torch.float64))
+
+
+@needs_fork
+def test_threads_that_encrypt_at_the_same_time_do_not_mix_their_children(keys: Keys, forked: list[int]) -> None:
+    key = backend(workers=3).scheme.private_key(keys.private_bytes, keys.public_bytes)
+    vectors = [torch.full((100,), float(number)) for number in range(12)]
+    with ThreadPoolExecutor(4) as pool:
+        bodies = list(pool.map(key.encrypt, vectors))
+    assert len(forked) == 24
+    for body, vector in zip(bodies, vectors, strict=True):
+        assert torch.equal(key.decrypt(body, 100, 1), vector.double())
+
+
+@needs_fork
+def test_no_noise_of_one_process_comes_in_another(keys: Keys, forked: list[int]) -> None:
+    key = backend(workers=4).scheme.private_key(keys.private_bytes, keys.public_bytes)
+    zeros = torch.zeros(4 * 50 * backend().slots.count)
+    noise = ciphertexts_of(key.encrypt(zeros)) + ciphertexts_of(key.encrypt(zeros))
+    assert len(forked) == 6
+    # also apart modulo each prime
+    for modulus in (keys.n**2, keys.p, keys.n // keys.p):
+        assert len({c % modulus for c in noise}) == 400
+
+
+@needs_fork
+def test_tables_are_made_before_forking(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arithmetic, "_LEAST_PART", 1e-9)
+    fresh = Keys(backend(workers=2))
+    modulus = arithmetic.load_private(fresh.private_bytes, fresh.public_bytes, BITS)
+    made = []
+
+    def no_fork() -> int:
+        made.append("powers" in vars(modulus._p) and "powers" in vars(modulus._q))
+        raise OSError
+
+    monkeypatch.setattr(os, "fork", no_fork)
+    fresh.private.encrypt(torch.ones(500))
+    assert made == [True]
+
+
+# -------------------------------------------------------------------------------- powers
+
+
+@settings(max_examples=30, deadline=None)
+@given(base=st.integers(2, 2**64), modulus=st.integers(2, 2**64), exponent=st.integers(0, 2**40 - 1))
+def test_powers_of_a_fixed_base_are_powers(base: int, modulus: int, exponent: int) -> None:
+    assert arithmetic.FixedBase(base, modulus, 5).power(exponent) % modulus == pow(base, exponent, modulus)
+
+
+# -------------------------------------------------------------------------------- keys
+
+
+def test_the_default_key_is_long_and_gives_no_warning() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert Paillier().key_bits == 3072
+
+
+def test_keys_of_2048_bits_give_a_warning() -> None:
+    with pytest.warns(PrivacyWarning, match="2048 bits are weaker"):
+        Paillier(key_bits=2048)
+
+
+@pytest.mark.parametrize("bits", [512, 1024, 2032])
+def test_keys_that_can_be_factored_are_refused(bits: int) -> None:
+    with pytest.raises(ValueError, match=f"at least 2048, got {bits}"):
+        Paillier(key_bits=bits)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"key_bits": 513}, "multiple of 16"),
+        ({"key_bits": 10**6}, "multiple of 16"),
+        ({"max_clients": 1}, "max_clients must be at least 2"),
+        ({"workers": 0}, "workers must be at least 1"),
+        ({"codec": FixedPoint(50, 4.0), "max_clients": 2**12}, "exceed 63 bits"),
+        ({"codec": FixedPoint(50, 4.0), "max_clients": 2**10, "key_bits": 64}, "key_bits must be at least 65"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        backend(**arguments)
+
+
+def test_a_missing_phe_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "phe.paillier", None)
+    with pytest.raises(ImportError, match=r"fedlit\[paillier\]"):
+        backend()
+
+
+def test_halves_that_do_not_belong_together_are_refused(keys: Keys) -> None:
+    scheme = backend().scheme
+    with pytest.raises(KeyCheckError, match="do not belong together"):
+        scheme.private_key(Keys(backend()).private_bytes, keys.public_bytes)
+    trivial = b"\0" * (BITS // 16 - 1) + b"\1"
+    with pytest.raises(KeyCheckError):
+        scheme.private_key(trivial + keys.private_bytes[: BITS // 16], keys.public_bytes)
+
+
+def test_clients_of_one_process_share_the_tables_of_their_key_while_they_live() -> None:
+    private, public = backend().scheme.generate()
+    first, second = (arithmetic.load_private(private, public, BITS) for _ in range(2))
+    assert first is second
+    gone = weakref.ref(first)
+    del first, second
+    gc.collect()
+    assert gone() is None
+
+
+def test_malformed_keys_are_refused(keys: Keys) -> None:
+    scheme = backend().scheme
+    even = (keys.n - 1).to_bytes(BITS // 8, "big")
+    short = (keys.n >> 1 | 1).to_bytes(BITS // 8, "big")
+    for public in (b"", keys.public_bytes[1:], even, short, keys.public_bytes + keys.private_bytes, bytes(10**6)):
+        with pytest.raises(KeyCheckError):
+            scheme.public_key(public)
+    with pytest.raises(KeyCheckError, match="private key of 64 bytes"):
+        scheme.private_key(keys.private_bytes + b"\0", keys.public_bytes)
+    with pytest.raises(KeyCheckError, match="1024 bits was expected"):
+        backend(key_bits=1024).scheme.private_key(keys.private_bytes, keys.public_bytes)
+
+
+def test_what_is_printed_shows_no_key(keys: Keys) -> None:
+    modulus = arithmetic.load_private(keys.private_bytes, keys.public_bytes, BITS)
+    for shown in (repr(modulus), repr(keys.private), repr(keys.public)):
+        assert str(keys.p)[:8] not in shown
+        assert hex(keys.p)[2:10] not in shown
+
+
+# -------------------------------------------------------------------------------- attacks on ciphertexts
+
+
+def hostile_ciphertexts(keys: Keys) -> dict[str, int]:
+    return {
+        "zero": 0,
+        "n": keys.n,
+        "a multiple of n": 5 * keys.n,
+        "a multiple of p": 7 * keys.p,
+        "n squared": keys.n**2,
+        "all ones": 2 ** (8 * SIZE) - 1,
+    }
+
+
+@pytest.mark.parametrize("kind", ["zero", "n", "a multiple of n", "a multiple of p", "n squared", "all ones"])
+def test_what_is_no_ciphertext_is_neither_added_nor_decrypted(kind: str, keys: Keys) -> None:
+    bad = to_body(hostile_ciphertexts(keys)[kind])
+    good = keys.private.encrypt(torch.ones(3))
+    for bodies in ([bad, good], [good, bad]):
+        with pytest.raises(DecodeError):
+            keys.public.add(bodies, 3)
+    with pytest.raises(DecodeError):
+        keys.private.decrypt(bad, 3, 1)
+
+
+@pytest.mark.parametrize("size", [0, 1, SIZE - 1, SIZE + 1, 2 * SIZE, 10**6])
+def test_bodies_of_another_size_are_refused(size: int, keys: Keys) -> None:
+    with pytest.raises(DecodeError, match="expected, got"):
+        keys.public.add([bytes(size)], 3)
+    with pytest.raises(DecodeError, match="expected, got"):
+        keys.private.decrypt(bytes(size), 3, 1)
+
+
+def test_an_announced_length_of_any_size_costs_nothing(keys: Keys) -> None:
+    with pytest.raises(DecodeError):
+        keys.private.decrypt(bytes(SIZE), 2**63, 1)
+
+
+def test_ciphertexts_under_a_foreign_key_are_refused(keys: Keys) -> None:
+    foreign = Keys(backend()).private.encrypt(torch.ones(40))
+    with pytest.raises(DecodeError):
+        keys.private.decrypt(foreign, 40, 1)
+
+
+def test_flipped_bits_are_refused_even_without_the_frame(keys: Keys) -> None:
+    body = keys.private.encrypt(torch.ones(3))
+    for position in (0, SIZE // 2, SIZE - 1):
+        changed = bytearray(body)
+        changed[position] ^= 1
+        with pytest.raises(DecodeError):
+            keys.private.decrypt(bytes(changed), 3, 1)
+
+
+def test_more_vectors_than_announced_are_noticed_once_they_are_too_large(keys: Keys) -> None:
+    body = keys.public.add([keys.private.encrypt(torch.full((3,), 32.0))] * 3, 3)
+    with pytest.raises(DecodeError, match="exceeds what 2 clients"):
+        keys.private.decrypt(body, 3, 2)
+
+
+def test_sums_past_the_headroom_are_an_error_and_never_wrap(keys: Keys) -> None:
+    full = keys.private.encrypt(torch.full((backend().slots.count,), 32.0))
+    body = keys.public.add([full] * 65, backend().slots.count)
+    with pytest.raises(DecodeError, match="out of range"):
+        keys.private.decrypt(body, backend().slots.count, 64)
+
+
+def test_numbers_hidden_behind_the_announced_length_are_refused(keys: Keys) -> None:
+    body = keys.private.encrypt(torch.ones(5))
+    with pytest.raises(DecodeError, match="out of range"):
+        keys.private.decrypt(body, 3, 1)
+
+
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [(float("nan"), InputError), (float("inf"), InputError), (32.1, RangeError), (-33.0, RangeError)],
+)
+def test_numbers_off_the_grid_are_refused(value: float, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        backend().sum({"a": {"w": torch.tensor([0.0, value])}, "b": {"w": torch.zeros(2)}})
+
+
+# -------------------------------------------------------------------------------- the whole exchange
+
+
+class Exchange:
+    """Parties with keys, and every byte that one of them said."""
+
+    def __init__(self, names: str = "abc", **arguments: Any) -> None:
+        of = backend(**arguments)
+        self.names = list(names)
+        self.clients = {name: of.client(name) for name in names}
+        self.server = of.server()
+        self.said: list[bytes] = []
+        for party in self.parties():
+            party.enrol(self.names)
+        for client in self.clients.values():
+            self._record(client)
+        run_steps(of.enrolment, self.clients, self.server)
+
+    def _record(self, client: Any) -> None:
+        say = client.say
+
+        def recorded(step: str) -> bytes:
+            self.said.append(say(step))
+            return self.said[-1]
+
+        client.say = recorded
+
+    def parties(self) -> Iterator[Any]:
+        yield from (*self.clients.values(), self.server)
+
+    def open(self, call: int = 0) -> None:
+        for party in self.parties():
+            party.open_round(RoundId(0, "w", call), self.names)
+
+    def protect(self, vector: Tensor) -> dict[str, Tensor]:
+        messages = {name: client.protect(vector) for name, client in self.clients.items()}
+        self.said += [bytes(message.numpy()) for message in messages.values()]
+        return messages
+
+
+def reachable(root: object) -> Iterator[object]:
+    """Everything that an object holds, through attributes and containers."""
+    seen, waiting = set(), [root]
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        yield value
+        if isinstance(value, dict):
+            waiting += [*value.keys(), *value.values()]
+        elif isinstance(value, list | tuple | set):
+            waiting += value
+        elif not isinstance(value, type | int | float | str | bytes):
+            waiting += list(getattr(value, "__dict__", {}).values())
+
+
+def test_the_server_holds_no_private_key_and_hears_none() -> None:
+    exchange = Exchange()
+    exchange.open()
+    exchange.server.aggregate(exchange.protect(torch.ones(5)))
+    client = exchange.clients["a"]
+    modulus = next(value for value in reachable(client) if isinstance(value, arithmetic.PrivateModulus))
+    p, q = int(modulus._p.prime), int(modulus._q.prime)
+    held = list(reachable(exchange.server))
+    assert any(isinstance(value, arithmetic.PublicModulus) for value in held)
+    assert not any(isinstance(value, arithmetic.PrivateModulus | arithmetic._PrimeSquare) for value in held)
+    for prime in (p, q):
+        secret = prime.to_bytes(BITS // 16, "big")
+        assert not any(type(value).__name__ in ("int", "mpz") and value == prime for value in held)
+        assert not any(isinstance(value, bytes) and secret in value for value in held)
+        assert not any(secret in message or secret[::-1] in message for message in exchange.said)
+    # the same search does find them at a client
+    assert any(type(value).__name__ in ("int", "mpz") and value == p for value in reachable(client))
+
+
+def test_flipped_bits_on_the_way_are_refused() -> None:
+    exchange = Exchange()
+    exchange.open()
+    messages = exchange.protect(torch.ones(5))
+    messages["b"][-1] ^= 1
+    with pytest.raises(AuthenticationError):
+        exchange.server.aggregate(messages)
+
+
+def test_ciphertexts_of_another_federation_are_refused() -> None:
+    ours, theirs = Exchange(), Exchange()
+    for exchange in (ours, theirs):
+        exchange.open()
+    messages = ours.protect(torch.ones(5)) | {"b": theirs.protect(torch.ones(5))["b"]}
+    with pytest.raises(AuthenticationError):
+        ours.server.aggregate(messages)
+
+
+def test_replayed_vectors_are_refused() -> None:
+    exchange = Exchange()
+    exchange.open(0)
+    old = exchange.protect(torch.ones(5))
+    exchange.open(1)
+    with pytest.raises(ReplayError):
+        exchange.server.aggregate(exchange.protect(torch.ones(5)) | {"a": old["a"]})
+
+
+def test_a_changed_total_is_refused() -> None:
+    exchange = Exchange()
+    exchange.open()
+    total = exchange.server.aggregate(exchange.protect(torch.ones(5)))
+    assert torch.equal(exchange.clients["b"].reveal(total, 3), torch.full((5,), 3.0, dtype=torch.float64))
+    total[-1] ^= 1
+    with pytest.raises(AuthenticationError):
+        exchange.clients["b"].reveal(total, 3)
+
+
+def test_a_sum_over_those_who_sent_needs_no_recovery() -> None:
+    exchange = Exchange()
+    exchange.open()
+    messages = exchange.protect(torch.ones(5))
+    del messages["c"]
+    total = exchange.server.aggregate(messages)
+    assert torch.equal(exchange.clients["a"].reveal(total, 2), torch.full((5,), 2.0, dtype=torch.float64))
+
+
+def test_too_many_and_too_few_clients_are_refused() -> None:
+    with pytest.raises(RangeError, match=r"max_clients \(2\)"):
+        Exchange(max_clients=2).open()
+    with pytest.raises(QuorumError):
+        backend().sum({"a": {"w": torch.ones(2)}})
+
+
+# -------------------------------------------------------------------------------- size and speed
+
+
+@pytest.mark.filterwarnings("ignore::fedlit.privacy.errors.PrivacyWarning")
+@pytest.mark.parametrize(("bits", "most"), [(2048, 8.2), (3072, 8.1)])
+def test_a_number_takes_little_more_than_eight_bytes(bits: int, most: float) -> None:
+    paillier = Paillier(key_bits=bits)
+    assert paillier.describe().bytes_per_number <= most
+    key = Keys(paillier)
+    length = 4 * paillier.slots.count
+    assert len(key.private.encrypt(torch.ones(length))) == length * paillier.describe().bytes_per_number
+
+
+@pytest.mark.slow
+@pytest.mark.benchmark
+@pytest.mark.filterwarnings("ignore::fedlit.privacy.errors.PrivacyWarning")
+@pytest.mark.parametrize(("bits", "times"), [(2048, 500), (3072, 1000)])
+def test_a_secure_mean_is_far_faster_than_one_ciphertext_per_float(bits: int, times: int) -> None:
+    pytest.importorskip("gmpy2")
+    paillier, num_clients = Paillier(key_bits=bits), 10
+    key, length = Keys(paillier), 20 * paillier.slots.count
+    vectors = torch.randn(num_clients, length)
+    key.private.encrypt(vectors[0])  # builds the table
+    started = time.process_time()
+    bodies = [key.private.encrypt(vector) for vector in vectors]
+    key.private.decrypt(key.public.add(bodies, length), length, num_clients)
+    ours = (time.process_time() - started) / length
+    started = time.process_time()
+    for number in range(3):
+        encrypted = [key.phe_public.encrypt(float(vector[number])) for vector in vectors]
+        key.phe_private.decrypt(sum(encrypted[1:], start=encrypted[0]))
+    naive = (time.process_time() - started) / 3
+    assert naive / ours > times

@@ -1,0 +1,134 @@
+"""Training under privacy backends and differential privacy, compared with plain training."""
+
+from __future__ import annotations
+
+import math
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
+
+sys.path.insert(0, str(Path(__file__).parent))
+from helpers import build, digits, same, trainer, weights
+
+from fedlit.federation import Fraction
+from fedlit.methods import FedAvg
+from fedlit.privacy import BFV, CKKS, FixedPoint, GaussianMechanism, Paillier, PairwiseMasking, Plain, PrivacyError
+
+BACKENDS: dict[str, Any] = {
+    "masking": PairwiseMasking,
+    # quick keys: this is about arithmetic and not about secrecy
+    "paillier": lambda: Paillier(key_bits=512, insecure_test_keys=True),
+    "bfv": BFV,
+    "ckks": CKKS,
+}
+NEEDS = {"paillier": "phe", "bfv": "tenseal", "ckks": "tenseal"}
+ROUNDS = 3
+
+
+def train(rounds: int = ROUNDS, **strategy: Any) -> Any:
+    """FedAvg of a linear classifier, whose training does not make small differences grow."""
+    torch.manual_seed(3)
+    network = {"extractor": nn.Identity(), "classifier": nn.Linear(64, 10)}
+    module = build(FedAvg, digits(target_labels=30), optimizer=lambda parameters: SGD(parameters, lr=0.05), **network)
+    run = trainer(rounds, strategy=strategy)
+    run.fit(module, digits(target_labels=30))
+    return module
+
+
+def difference(one: Any, other: Any) -> float:
+    return max(
+        float((mine - theirs).abs().max())
+        for client in ("clean", "blended", "fonts")
+        for mine, theirs in zip(weights(one, client).values(), weights(other, client).values(), strict=True)
+    )
+
+
+@pytest.fixture(scope="module")
+def plain() -> Any:
+    return train()
+
+
+@pytest.fixture(scope="module")
+def on_grid() -> Any:
+    return train(privacy=Plain(FixedPoint()))
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_training_equals_plain_training_within_the_error_of_each_rounds_mean(
+    name: str, plain: Any, on_grid: Any
+) -> None:
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name])
+    backend = BACKENDS[name]()
+    module = train(privacy=backend)
+    # a mean over clients whose relative weights add up to at least 1; gradient steps on a convex loss do not expand
+    bound = ROUNDS * backend.error_bound(3) + 1e-6
+    assert difference(module, plain) <= bound
+    if name != "ckks":
+        assert difference(module, on_grid) == 0.0
+
+
+def test_a_backend_serves_fit_and_a_second_run_after_it() -> None:
+    backend = PairwiseMasking()
+    first, second = train(privacy=backend), train(privacy=backend)
+    assert difference(first, second) == 0.0
+
+
+def test_weights_past_the_bound_stop_training_with_advice() -> None:
+    with pytest.raises(PrivacyError, match=r"client 'clean', channel 'weights': .* fixed-point bound is 0.01: raise"):
+        train(privacy=PairwiseMasking(FixedPoint(20, 0.01)))
+
+
+def test_a_wide_clip_and_hardly_any_noise_train_like_plain(plain: Any) -> None:
+    module = train(differential_privacy=GaussianMechanism(clip_norm=1e3, noise_multiplier=1e-10))
+    assert difference(module, plain) < 1e-5
+
+
+@pytest.mark.parametrize("backend", [None, PairwiseMasking()], ids=["plain", "masking"])
+def test_a_round_moves_weights_by_no_more_than_the_clip(backend: Any) -> None:
+    """All clients send weights within the clip of those that the round started with, so their mean is as near."""
+    clip = 1e-3
+    mechanism = GaussianMechanism(clip_norm=clip, noise_multiplier=1e-6)
+    modules = [train(rounds, differential_privacy=mechanism, privacy=backend) for rounds in (1, 2, 3)]
+    states = [torch.cat([tensor.flatten() for tensor in weights(module, "fonts").values()]) for module in modules]
+    for before, after in pairwise(states):
+        moved = float((after - before).norm())
+        assert 0.2 * clip < moved <= clip + 1e-4
+    assert difference(modules[0], modules[1]) > 0
+
+
+def test_clients_that_come_back_clip_around_what_they_caught_up_with() -> None:
+    clip = 1e-3
+    mechanism = GaussianMechanism(clip_norm=clip, noise_multiplier=1e-9)
+    module = train(8, differential_privacy=mechanism, participation=Fraction(0.5), privacy=PairwiseMasking())
+    assert module.federation.round_idx == 8
+    start = train(1, differential_privacy=mechanism)
+    assert difference(module, start) < 8 * clip
+
+
+def test_spent_privacy_and_public_weights_survive_a_resume_in_the_middle_of_a_run(tmp_path: Path) -> None:
+    pytest.importorskip("dp_accounting")
+    mechanism = GaussianMechanism(clip_norm=1e-3, noise_multiplier=1.0)
+    data = digits(target_labels=30)
+
+    def start(rounds: int, checkpoint: str | None = None) -> tuple[Any, Any]:
+        module = build(FedAvg, data, optimizer=lambda parameters: SGD(parameters, lr=0.05))
+        run = trainer(rounds, strategy={"differential_privacy": mechanism, "participation": Fraction(0.5)})
+        run.fit(module, data, ckpt_path=checkpoint)
+        return module, run
+
+    _, run = start(3)
+    path = str(tmp_path / "half.ckpt")
+    run.save_checkpoint(path)
+    assert set(torch.load(path, weights_only=True)["public"]) == {"clean", "blended", "fonts"}
+    resumed, _ = start(6, path)
+    straight, _ = start(6)
+    assert resumed.federation.epsilon() == straight.federation.epsilon()
+    assert all(math.isfinite(epsilon) and epsilon > 0 for epsilon in resumed.federation.epsilon().values())
+    assert not same(weights(resumed, "fonts"), weights(straight, "fonts"))  # noise is never repeated
