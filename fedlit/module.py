@@ -152,7 +152,8 @@ class FederatedModule(pl.LightningModule):
         self._resumed_losses: list[tuple[list[str], Tensor]] = []
         self._norms: dict[str, list[Tensor]] = {}
         self._shared: dict[str, dict[str, Tensor]] = {}
-        self._public: dict[str, dict[str, Tensor]] = {}  # what each local client last received, for clipping around it
+        self._public: dict[str, dict[str, Tensor]] = {}  # what each local client last received
+        self._restored_public: dict[str, dict[str, Tensor]] = {}
         self._meters: dict[str, _Meter] = {}
 
     # ---------------------------------------------------------------- what a method overrides
@@ -268,7 +269,7 @@ class FederatedModule(pl.LightningModule):
             own = self.shared_state(client)
             torch._foreach_copy_([own[name] for name in state], list(state.values()))
             if self.federation.has_mechanism:
-                self._public[client] = dict(state)
+                self._public[client] = {**self._public.get(client, {}), **state}
 
     # ---------------------------------------------------------------- set-up
 
@@ -281,9 +282,6 @@ class FederatedModule(pl.LightningModule):
             for client in federation.local_clients:
                 enter_stream(federation.seed, "initial weights")
                 self.replicas[client.name] = self.build_replica()
-                if federation.has_mechanism:  # all start from the same weights, which are nobody's secret
-                    shared = self.shared_state(client.name)
-                    self._public[client.name] = {name: tensor.detach().clone() for name, tensor in shared.items()}
 
     def configure_callbacks(self) -> list[pl.Callback]:
         """Count rounds."""
@@ -370,6 +368,14 @@ class FederatedModule(pl.LightningModule):
             )
         self._resumed = False
 
+    def _start_public(self) -> None:
+        """What clients' messages are clipped around until they receive something: the weights they start with."""
+        restored, self._restored_public, self._public = self._restored_public, {}, {}
+        if self.federation.has_mechanism:
+            for client in self.federation.local_clients:
+                own = {name: tensor.detach().clone() for name, tensor in self.shared_state(client.name).items()}
+                self._public[client.name] = restored.get(client.name, own)
+
     def _ever_learners(self, num_rounds: int) -> set[str]:
         """Clients that take local steps in some round; the largest of them sets the length of a round."""
         learners = {client.name for round_idx in range(num_rounds) for client in self.learners(round_idx)}
@@ -383,6 +389,7 @@ class FederatedModule(pl.LightningModule):
                 "data module target_labels (a number of samples, or a share such as 1.0)"
             )
         self._shared.clear()
+        self._start_public()
         self._step_losses, self._resumed_losses = self._resumed_losses, []
         self._stacked = None
         if self.vectorize:
@@ -594,8 +601,7 @@ class FederatedModule(pl.LightningModule):
                 )
             self._plan, self._resumed = checkpoint["plan"], checkpoint["plan"] is not None
             self.federation.load_state_dict(checkpoint["federation"])
-            public = checkpoint.get("public", {})
-            self._public.update({name: state for name, state in public.items() if self.federation.is_local(name)})
+            self._restored_public = dict(checkpoint.get("public", {}))
             for name, values in checkpoint["round_losses"].items():
                 if self.federation.is_local(name):
                     self._resumed_losses += [([name], torch.tensor([value])) for value in values]

@@ -23,6 +23,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from fedlit.checkpoints import arrange, keep_clients, merge
 from fedlit.federation import FederatedLoader, Federation, Participation
 from fedlit.federation.client import names_of, place
+from fedlit.federation.federation import check_kinds
 from fedlit.federation.transport import OneProcess, ProcessGroup, Transport
 from fedlit.module import FederatedModule, class_path
 from fedlit.privacy import GaussianMechanism, SecureAggregation
@@ -47,7 +48,8 @@ class FederatedStrategy(DDPStrategy):
             rounds; raise it for rounds of few steps, as Lightning spends milliseconds on each epoch.
         participation: Who is present in a round; default everyone.
         drops: Per channel, who of those present is heard, nested in the order given.
-        privacy: Backend for secure sums, one for all channels or one per channel; default `Plain`.
+        privacy: Backend for secure sums, one for all channels, or one for each channel that is summed over; default
+            `Plain`.
         differential_privacy: Clips and blurs what each client sends, one mechanism for all channels or one per channel;
             composes with every backend.
         placement: Client names per process; ``None`` deals out contiguous shares.
@@ -86,6 +88,8 @@ class FederatedStrategy(DDPStrategy):
             raise ValueError(f"timeout must be positive seconds, got {timeout}")
         if num_threads is not None and num_threads < 1:
             raise ValueError(f"num_threads must be at least 1, got {num_threads}")
+        check_kinds("privacy", privacy, SecureAggregation)
+        check_kinds("differential_privacy", differential_privacy, GaussianMechanism)
         super().__init__(process_group_backend="gloo", timeout=timedelta(seconds=timeout), start_method=start_method)
         self.local_steps = local_steps
         self.rounds_per_epoch = rounds_per_epoch

@@ -91,18 +91,19 @@ class AffineSource(ABC):
 
         Raises:
             PrivacyError: If the reply was made for another exchange, for another key, is longer than agreed, or comes
-                twice: whoever may have chosen ciphertexts decrypted reads the moments.
+                second, even after one that was refused: whoever may have chosen ciphertexts decrypted reads the
+                moments.
         """
         if self._round is None or not self._max_outputs:
             raise ReplayError("no moments are out: a reply is unlocked once, after protect")
-        length, body = _unframe("evaluate", self._round, reply)
+        bound_to = self._round
+        length, body = _unframe("evaluate", bound_to, reply)
+        self._round = None  # before anything is decrypted: what is refused says something, too
         if not 1 <= length <= self._max_outputs:
             raise DecodeError(
                 f"the reply holds {length} numbers, from 1 to max_outputs ({self._max_outputs}) were agreed"
             )
-        message = _frame("unlock", self._round, length, self._decrypt(body, length))
-        self._round = None
-        return message
+        return _frame("unlock", bound_to, length, self._decrypt(body, length))
 
     @abstractmethod
     def _public_key(self) -> bytes:
@@ -229,7 +230,13 @@ class AffineTarget(ABC):
 
 
 class TwoPartyAffine(ABC):
-    """Makes the two parties; holds numbers and choices, no keys."""
+    """Makes the two parties; holds numbers and choices, no keys.
+
+    Attributes:
+        grid: Grids or bounds of m, A and b; ``None`` computes on floats.
+    """
+
+    grid: AffineGrid | None
 
     @abstractmethod
     def source(self) -> AffineSource:
@@ -256,6 +263,9 @@ class TwoPartyAffine(ABC):
             party.open_round(RoundId(0, "affine", 0))
         reply = target.evaluate(source.protect(moments, len(offset)), matrix, offset)
         return target.reveal(source.unlock(reply))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(grid={self.grid})"
 
 
 @final

@@ -25,6 +25,9 @@ and at most 1/2, and the key is ternary, so with Hoeffding's inequality a slot o
 units of the scale 2^40, but for a chance of 1e-19, and a row of A by that times its norm. Rounding when numbers are
 encoded stays below 9.4 / 2 * sqrt(N / 2) < 2^9 units, and a Fourier transform in double precision adds at most 2^-40
 of the largest number (as in `fedlit.privacy.ckks`). Rotations act at scale 2^80: their noise is far below a unit.
+
+Entries of A below 2^-28 count as 0. By Parseval's identity the polynomial of a diagonal with an entry a has a
+coefficient of at least sqrt(2) |a| / N; if all were rounded to 0, SEAL would refuse the product, which hides nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ from torch import Tensor
 from fedlit.privacy.affine import AffineGrid, AffineSource, AffineTarget, TwoPartyAffine
 from fedlit.privacy.base import Description
 from fedlit.privacy.errors import DecodeError, KeyCheckError, RangeError
-from fedlit.privacy.tenseal_keys import Context, Parameters, join, load_tenseal, split
+from fedlit.privacy.tenseal_keys import Context, Parameters, join, load_tenseal, refusing, split
 
 PARAMETERS: Final = Parameters("CKKS", 8192, (60, 40, 60), scale=2.0**40, evaluation_keys=True)
 
@@ -49,6 +52,7 @@ RESCALING_PRIME: Final = 1099511480321
 LARGEST_OUTPUT: Final = 2.0**14
 """With masks up to 2^18, a masked y stays within 2^19: half of a modulus of 60 bits, over the scale."""
 
+_SMALLEST_ENTRY = 2.0**-28
 _LARGEST_MASK = 2.0**18
 _MASK_BITS = 53
 _ANSWER_NOISE = 2.0**-17
@@ -59,7 +63,8 @@ _DEVIATIONS = 10
 class CKKSAffine(TwoPartyAffine):
     """Computes y = A m + b on CKKS ciphertexts, approximately. Needs ``pip install 'fedlit[he]'``.
 
-    Whoever wants A hidden from S takes `PaillierAffine`: see the module. 128 bits of security.
+    Whoever wants A hidden from S takes `PaillierAffine`: see the module. 128 bits of security. Entries of A below
+    2^-28 in absolute value count as 0.
 
     Args:
         grid: Bounds of m, A and b, which are not rounded to it; ``None`` is ``AffineGrid()``. Numbers of y may be up
@@ -68,6 +73,8 @@ class CKKSAffine(TwoPartyAffine):
     Raises:
         ImportError: If TenSEAL is not installed.
     """
+
+    grid: AffineGrid
 
     def __init__(self, grid: AffineGrid | None = None) -> None:
         load_tenseal()
@@ -88,8 +95,9 @@ class CKKSAffine(TwoPartyAffine):
         # fresh moments times A; each block's product rescaled, T's mask fresh and with a prime dropped
         ciphertexts = 2.0**-22 * (math.sqrt(num_moments) * entry + num_blocks + 2)
         encodings = num_moments * ((moment + entry) * 2.0**-31 + moment * entry * 2.0**-39)
+        dropped = num_moments * moment * _SMALLEST_ENTRY
         masks = 2 * 2.0**-40 * 2.0**19
-        return ciphertexts + encodings + masks + _DEVIATIONS * _ANSWER_NOISE
+        return ciphertexts + encodings + dropped + masks + _DEVIATIONS * _ANSWER_NOISE
 
     def describe(self) -> Description:
         """Who learns what."""
@@ -167,7 +175,8 @@ class _CKKSTarget(AffineTarget):
         ]
         self._mask = _fresh_mask(len(offset))
         sizes = _output_sizes(matrix.shape[1], len(offset))
-        rows = torch.split(matrix * (RESCALING_PRIME / 2.0**40), sizes)
+        kept = torch.where(matrix.abs() < _SMALLEST_ENTRY, 0.0, matrix)
+        rows = torch.split(kept * (RESCALING_PRIME / 2.0**40), sizes)
 
         def reply(rows: Tensor, masked_offset: Tensor) -> bytes:
             # encrypted, the mask brings noise of its own, under which that from A is harder to make out
@@ -176,7 +185,8 @@ class _CKKSTarget(AffineTarget):
                 total.add_(context.multiply(vector, columns.T))
             return bytes(total.serialize())
 
-        return join(map(reply, rows, torch.split(offset + self._mask, sizes)))
+        with refusing(DecodeError, "these moments cannot be multiplied by A"):  # such as ciphertexts without noise
+            return join(map(reply, rows, torch.split(offset + self._mask, sizes)))
 
     def _check_range(self, matrix: Tensor, offset: Tensor) -> Tensor:
         """Greatest absolute value of each number of y, if none can be beyond what the ciphertexts hold."""

@@ -58,6 +58,8 @@ class PaillierAffine(TwoPartyAffine):
         ImportError: If ``phe`` is missing.
     """
 
+    grid: AffineGrid
+
     def __init__(
         self,
         grid: AffineGrid | None = None,
@@ -73,6 +75,9 @@ class PaillierAffine(TwoPartyAffine):
         self.key_bits = key_bits
         self.workers = workers
 
+    def __repr__(self) -> str:
+        return f"PaillierAffine(grid={self.grid}, key_bits={self.key_bits})"
+
     def source(self) -> AffineSource:
         """S, with a fresh key pair."""
         return _PaillierSource(self)
@@ -82,7 +87,9 @@ class PaillierAffine(TwoPartyAffine):
         return _PaillierTarget(self)
 
     def slots(self, num_moments: int) -> Slots:
-        """Places of entries of y in a plaintext; raises a `RangeError` if so many moments need more than 63 bits.
+        """Places of entries of y in a plaintext.
+
+        Raises a `RangeError` if so many moments need more than 63 bits, or not even one entry fits the key.
 
         The base is a power of two, so that an entry of A has as few binary digits in the exponent as on its grid.
         """
@@ -149,9 +156,13 @@ class _PaillierTarget(AffineTarget):
         self._length = 0
 
     def _load_key(self, public: bytes) -> None:
-        fields = unpack_fields(public)
-        modulus = PublicModulus(field(fields, "modulus"), self._backend.key_bits)
-        _check_no_bad_factor(modulus, field(fields, "roots"))
+        try:
+            fields = unpack_fields(public)
+            n, roots = field(fields, "modulus"), field(fields, "roots")
+        except DecodeError as error:
+            raise KeyCheckError(f"the source's public key is malformed: {error}") from error
+        modulus = PublicModulus(n, self._backend.key_bits)
+        _check_no_bad_factor(modulus, roots)
         self._modulus = modulus
 
     def _evaluate(self, body: bytes, matrix: Tensor, offset: Tensor) -> bytes:

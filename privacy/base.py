@@ -221,7 +221,13 @@ class SecureAggregation(ABC):
         return self._run(payloads, None)
 
     def mean(self, payloads: Mapping[str, Payload], weights: Mapping[str, float] | None = None) -> dict[str, Tensor]:
-        """Weighted mean, likewise; ``weights`` are positive and travel inside the sum, ``None`` is uniform."""
+        """Weighted mean, likewise.
+
+        Args:
+            payloads: As in `sum`.
+            weights: By client, positive; ``None`` is uniform. They travel inside the sum; on a grid, rounded to
+                2^-24 of the largest.
+        """
         return self._run(payloads, dict.fromkeys(payloads, 1.0) if weights is None else weights)
 
     def _run(self, payloads: Mapping[str, Payload], weights: Mapping[str, float] | None) -> dict[str, Tensor]:

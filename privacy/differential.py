@@ -1,7 +1,8 @@
 """Differential privacy at the source: each client clips what it sends and adds Gaussian noise, before any backend.
 
-The guarantee is about one client's whole message: its data may be replaced by any other without the message changing
-by more than the clipping norm, measured from a public point (zero-out adjacency: Kairouz et al. 2021, section 3.1).
+The guarantee is about one client's whole message. It differs from the public point that it is clipped around by at
+most the clipping norm (zero-out adjacency: Kairouz et al. 2021, section 3.1). Two messages that a client might send
+differ by up to twice that: for what swapping its data for other data changes, read epsilon at half the multiplier.
 """
 
 from __future__ import annotations
@@ -52,13 +53,20 @@ class GaussianMechanism:
         """What the client sends in place of ``payload``: clipped, noisy, in the same names, shapes and types.
 
         Args:
-            payload: Of one client. Integer entries are rounded again after the noise.
+            payload: Of one client, real numbers. Integer entries are rounded again after the noise, and stay within
+                their type.
             around: Public values of the same shapes, such as the weights that all clients started the round with;
                 the difference to them is what is clipped. ``None`` is zero.
 
         Raises:
-            InputError: If ``around`` lacks an entry of the payload, or the payload is not finite.
+            InputError: If ``around`` lacks an entry of the payload, or the payload is not finite, or has flags or
+                complex numbers.
         """
+        for name, tensor in payload.items():
+            if tensor.is_complex() or tensor.dtype == torch.bool:
+                raise InputError(
+                    f"entry {name!r} has type {tensor.dtype}, to which no noise can be added: leave it out"
+                )
         differences = {name: tensor.detach().to(torch.float64) for name, tensor in payload.items()}
         if around is not None:
             missing = [name for name in payload if name not in around or around[name].shape != payload[name].shape]
@@ -77,7 +85,10 @@ class GaussianMechanism:
             value = differences[name].mul_(shrink).add_(noise, alpha=deviation)
             if around is not None:
                 value += around[name]
-            released[name] = (value if tensor.is_floating_point() else value.round()).to(tensor.dtype)
+            if not tensor.is_floating_point():
+                limits = torch.iinfo(tensor.dtype)
+                value = value.round().clamp(max(limits.min, -(2**53)), min(limits.max, 2**53))
+            released[name] = value.to(tensor.dtype)
         return released
 
     def __repr__(self) -> str:
@@ -101,24 +112,24 @@ def _normals(count: int) -> Tensor:
 class Accountant:
     """Counts what each client has released, and says how much privacy that has cost.
 
-    Every release is a Gaussian mechanism; composition is by Renyi differential privacy (Mironov 2017), from
-    ``dp-accounting`` (``pip install 'fedlit[dp]'``). No amplification by sampling is claimed: participation is drawn
-    from a seed that all parties know.
+    Every release is a Gaussian mechanism; releases with multipliers z_i compose to one of multiplier z with
+    1 / z^2 = sum of 1 / z_i^2, exactly so in Renyi differential privacy (Mironov 2017, corollary 3), from which
+    ``dp-accounting`` (``pip install 'fedlit[dp]'``) takes epsilon. No amplification by sampling is claimed:
+    participation is drawn from a seed that all parties know.
     """
 
     def __init__(self) -> None:
-        self._releases: dict[str, dict[float, int]] = {}
+        self._spent: dict[str, float] = {}  # sum of 1 / z^2
 
     def record(self, clients: Iterable[str], noise_multiplier: float) -> None:
         """One release of each of ``clients``."""
         for name in clients:
-            counts = self._releases.setdefault(name, {})
-            counts[noise_multiplier] = counts.get(noise_multiplier, 0) + 1
+            self._spent[name] = self._spent.get(name, 0.0) + noise_multiplier**-2
 
     @property
     def clients(self) -> list[str]:
         """Who has released anything."""
-        return list(self._releases)
+        return list(self._spent)
 
     def epsilon(self, client: str, delta: float) -> float:
         """Privacy loss of all releases of ``client`` together, at failure probability ``delta``.
@@ -131,15 +142,16 @@ class Accountant:
             from dp_accounting.rdp import RdpAccountant
         except ImportError as error:
             raise ImportError("accounting for differential privacy needs: pip install 'fedlit[dp]'") from error
+        if client not in self._spent:
+            return 0.0
         accountant = RdpAccountant()
-        for noise_multiplier, count in self._releases.get(client, {}).items():
-            accountant.compose(GaussianDpEvent(noise_multiplier), count)
-        return float(accountant.get_epsilon(delta)) if client in self._releases else 0.0
+        accountant.compose(GaussianDpEvent(self._spent[client] ** -0.5))
+        return float(accountant.get_epsilon(delta))
 
     def state_dict(self) -> dict[str, Any]:
-        """The counts, as plain values."""
-        return {name: dict(counts) for name, counts in self._releases.items()}
+        """What each client has spent, as plain values."""
+        return dict(self._spent)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Replace the counts by those of `state_dict`."""
-        self._releases = {name: dict(counts) for name, counts in state.items()}
+        """Replace what was spent by that of `state_dict`."""
+        self._spent = dict(state)

@@ -15,6 +15,9 @@ from fedlit.privacy.errors import InputError, RangeError
 _MOST_BITS = 52
 """Integers up to 2**53 are exact in float64, and one bit is for rounding at the bound."""
 
+_MOST_FRACTION_BITS = 60
+"""So that no product with the scale leaves float32."""
+
 
 @final
 class FixedPoint:
@@ -23,7 +26,7 @@ class FixedPoint:
     NaN, infinity and numbers beyond the bound raise an error; nothing wraps around.
 
     Args:
-        fraction_bits: Binary digits after the point, at least 0. One number is off by at most
+        fraction_bits: Binary digits after the point, 0 to 60. One number is off by at most
             ``2**-(fraction_bits + 1)``.
         bound: Greatest absolute value of a number, positive.
 
@@ -32,14 +35,14 @@ class FixedPoint:
     """
 
     def __init__(self, fraction_bits: int = 20, bound: float = 32.0) -> None:
-        if fraction_bits < 0:
-            raise ValueError(f"fraction_bits must be at least 0, got {fraction_bits}")
+        if fraction_bits != int(fraction_bits) or not 0 <= fraction_bits <= _MOST_FRACTION_BITS:
+            raise ValueError(f"fraction_bits must be an integer from 0 to {_MOST_FRACTION_BITS}, got {fraction_bits}")
         if not 0 < bound < math.inf:
             raise ValueError(f"bound must be positive and finite, got {bound}")
         self.fraction_bits = int(fraction_bits)
         self.bound = float(bound)
         self.scale = 2.0**self.fraction_bits
-        self.limit = math.floor(self.bound * self.scale)
+        self.limit = round(self.bound * self.scale)
         if not 1 <= self.limit <= 2**_MOST_BITS:
             raise ValueError(
                 f"bound * 2**fraction_bits must be from 1 to 2**{_MOST_BITS}, got {bound:g} * 2**{fraction_bits}: "
@@ -61,7 +64,7 @@ class FixedPoint:
         largest = max(-low, high)  # NaN anywhere makes both ends NaN
         if not math.isfinite(low) or not math.isfinite(high):
             raise InputError("cannot encode NaN or infinity: the model has diverged")
-        if largest * self.scale > self.limit + 0.5:
+        if round(largest * self.scale) > self.limit:
             raise RangeError(
                 f"the largest number is {largest:g} in absolute value, but the fixed-point bound is {self.bound:g}: "
                 "raise bound (and lower fraction_bits if the backend then lacks headroom), or clip the numbers"

@@ -1,9 +1,9 @@
 """Dicts of tensors as one flat vector, and back with shapes and types kept.
 
 On a fixed-point grid, floats of up to 32 bits are one number each. Wider entries (float64 and integers) are two: the
-two digits of their place on the grid, in a base that fits the bound. So integers up to half a billion travel exactly
-beside weights that need 20 binary places (at the default grid), through any backend whose sums are nearer to the truth
-than half a step.
+two digits of their place on the grid, in a base that fits the bound. At the default grid, integers up to 2^27 travel
+exactly beside weights that need 20 binary places, through any backend whose sums are nearer to the truth than half a
+step.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from fedlit.privacy.errors import InputError, RangeError
+from fedlit.privacy.errors import DecodeError, InputError, RangeError
 from fedlit.privacy.fixed_point import FixedPoint
 
 Payload: TypeAlias = Mapping[str, Tensor]
@@ -55,7 +55,8 @@ def schema_difference(first: str, schema: Schema, name: str, other: Schema) -> s
 def relative_weights(weights: Mapping[str, float], names: Sequence[str], codec: FixedPoint | None) -> dict[str, float]:
     """Weights of ``names`` divided by the largest, so that premultiplied vectors stay within the bounds of plain ones.
 
-    On a grid they are rounded to it, at least one step, so that the sum of weights in the total is the one used.
+    On a grid they are rounded to steps of their own, 2^-24 of the largest where the bound allows, and at least one of
+    them, so that the sum of weights in the total is the one used.
 
     Raises:
         InputError: If a weight is missing, not positive or not finite.
@@ -70,7 +71,13 @@ def relative_weights(weights: Mapping[str, float], names: Sequence[str], codec: 
     shares = {name: float(weights[name]) / largest for name in names}
     if codec is None:
         return shares
-    return {name: max(1, round(share * codec.scale)) / codec.scale for name, share in shares.items()}
+    steps = _weight_steps(codec)
+    return {name: max(1, round(share * steps)) / steps for name, share in shares.items()}
+
+
+def _weight_steps(codec: FixedPoint) -> int:
+    """Steps of the grid that stand for the largest weight: within the bound, and exact in float32."""
+    return min(codec.limit, 1 << 24)
 
 
 def is_wide(dtype: torch.dtype) -> bool:
@@ -84,15 +91,21 @@ def pack(payload: Payload, codec: FixedPoint | None, weight: float | None = None
     Args:
         payload: To be sent.
         codec: Grid of the backend; ``None`` keeps floats: float64 if an entry is wide, else float32.
-        weight: At most 1. All entries are multiplied by it, and it becomes the last number; ``None`` does neither.
+        weight: From `relative_weights`. All entries are multiplied by it, and it becomes the last number; ``None``
+            does neither.
 
     Raises:
         InputError: If an entry is complex.
-        RangeError: If a wide entry is beyond what its two digits hold. Others are checked when they are protected.
+        RangeError: If an integer is beyond 2^53, or a wide entry beyond what its two digits hold. Others are checked
+            when they are protected.
     """
     for name, tensor in payload.items():
         if tensor.is_complex():
             raise InputError(f"entry {name!r} has type {tensor.dtype}: send its real and imaginary parts")
+        if not tensor.is_floating_point() and tensor.dtype.itemsize == 8 and tensor.numel():
+            largest = float(tensor.detach().to(torch.float64).abs().max())
+            if largest > 2**53:
+                raise RangeError(f"entry {name!r} has an integer of {largest:g}, only up to 2^53 are exact: scale it")
     parts: list[Tensor] = []
     if codec is None:
         wide = any(is_wide(tensor.dtype) for tensor in payload.values())
@@ -108,7 +121,9 @@ def pack(payload: Payload, codec: FixedPoint | None, weight: float | None = None
             flat = flat.to(torch.float32)
             parts.append(flat if weight is None else flat * weight)
     vector = torch.cat(parts) if parts else torch.zeros(0)
-    return vector if weight is None else torch.cat([vector, vector.new_tensor([weight])])
+    if weight is None:
+        return vector
+    return torch.cat([vector, vector.new_tensor([round(weight * _weight_steps(codec)) / codec.scale])])
 
 
 def unpack(
@@ -116,19 +131,22 @@ def unpack(
 ) -> dict[str, Tensor]:
     """Inverse of `pack` for a total; divides by the sum of weights if ``weighted``.
 
-    Integer entries are rounded half to even.
+    Integer entries are rounded half to even; a sum of flags tells whether any is set.
 
     Raises:
-        RangeError: If a sum of integers does not fit the type of its entry.
+        DecodeError: If the vector does not have the length of such a payload.
+        RangeError: If a sum does not fit the type of its entry.
     """
     vector = vector if device is None else vector.to(device)
     if weighted:
         vector, weight = vector[:-1], vector[-1]
-        if codec is not None:  # weights are on the grid; an approximate sum of them is not quite
-            weight = (weight * codec.scale).round() / codec.scale
+        if codec is not None:  # weights are whole steps; an approximate sum of them is not quite
+            weight = (weight * codec.scale).round() / _weight_steps(codec)
     sizes = [torch.Size(shape).numel() for _, _, shape in schema]
     if codec is not None:
         sizes = [2 * size if is_wide(dtype) else size for size, (_, dtype, _) in zip(sizes, schema, strict=True)]
+    if sum(sizes) != len(vector):
+        raise DecodeError(f"a total of {len(vector)} numbers is no sum of payloads with {sum(sizes)}")
     payload: dict[str, Tensor] = {}
     for (name, dtype, shape), part in zip(schema, torch.split(vector, sizes), strict=True):
         if codec is not None and is_wide(dtype):
@@ -139,18 +157,21 @@ def unpack(
             part = part.round()
             _check_fits(name, part, dtype)
         payload[name] = part.to(dtype).reshape(shape)
+        if dtype == torch.float16 and not bool(payload[name].isfinite().all()) and bool(part.isfinite().all()):
+            raise RangeError(f"the sum of entry {name!r} leaves the range of {dtype}: send it as float32")
     return payload
 
 
 def _check_fits(name: str, part: Tensor, dtype: torch.dtype) -> None:
-    if dtype == torch.bool or dtype.itemsize == 8 or not part.numel():  # a float64 has no more digits than int64 holds
+    if dtype == torch.bool or not part.numel():
         return
-    limits = torch.iinfo(dtype)
+    # sums come as float64, which has 53 digits, or as float32 of entries that are no wider than that
     low, high = (int(end) for end in torch.aminmax(part))
-    if low < limits.min or high > limits.max:
+    least, most = max(torch.iinfo(dtype).min, -(2**53)), min(torch.iinfo(dtype).max, 2**53)
+    if low < least or high > most:
         raise RangeError(
-            f"the sum of entry {name!r} goes from {low} to {high}, but {dtype} holds {limits.min} to {limits.max} "
-            "only: send it as int64"
+            f"the sum of entry {name!r} goes from {low} to {high}, but {dtype} holds {least} to {most} only: send it "
+            "in a wider type, or scaled down"
         )
 
 

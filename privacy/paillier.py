@@ -51,7 +51,8 @@ class Paillier(SharedKeyAggregation):
             of cores that the process may use.
 
     Raises:
-        ValueError: If an argument is out of range, or sums would exceed 63 bits.
+        ValueError: If an argument is out of range.
+        RangeError: If the sum of so many vectors exceeds 63 bits, or does not fit the key.
         ImportError: If ``phe`` is missing.
     """
 
@@ -73,12 +74,12 @@ class Paillier(SharedKeyAggregation):
         self.key_bits = key_bits
         self.max_clients = max_clients
         self.workers = workers
+        self.codec.check_headroom(max_clients, 2**63 - 1, "63 bits")
         largest = self.codec.largest_sum(max_clients)
-        if largest >= 2**63:
-            raise ValueError(
-                f"sums of {max_clients} clients on the grid {self.codec} exceed 63 bits: lower max_clients"
-            )
         self.slots = Slots(largest, 2 * largest + 1, key_bits)
+
+    def __repr__(self) -> str:
+        return f"Paillier(codec={self.codec}, key_bits={self.key_bits}, max_clients={self.max_clients})"
 
     @property
     def scheme(self) -> HomomorphicScheme:

@@ -22,7 +22,7 @@ from importlib import import_module
 from typing import Any, BinaryIO, NoReturn, final
 from weakref import WeakValueDictionary
 
-from fedlit.privacy.errors import DecodeError, KeyCheckError, PrivacyWarning
+from fedlit.privacy.errors import DecodeError, KeyCheckError, PrivacyWarning, RangeError
 
 RECOMMENDED_KEY_BITS = 3072
 """As strong as a 128-bit block cipher (NIST SP 800-57 part 1, table 2)."""
@@ -188,7 +188,7 @@ class Slots:
         key_bits: Bits of the modulus n; all integers stay below n / 2 in absolute value.
 
     Raises:
-        ValueError: If not even one number fits.
+        RangeError: If not even one number fits.
     """
 
     def __init__(self, largest: int, base: int, key_bits: int) -> None:
@@ -199,7 +199,7 @@ class Slots:
         while base ** (self.count + 1) <= 2 ** (key_bits - 1):
             self.count += 1
         if not self.count:
-            raise ValueError(
+            raise RangeError(
                 f"key_bits must be at least {base.bit_length() + 1} to hold one number up to {largest}, got {key_bits}"
             )
         self._shift = largest * (base**self.count - 1) // (base - 1)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedlit.privacy.base import AggregationClient, AggregationServer, Description, SecureAggregation
+from fedlit.privacy.errors import DecodeError, QuorumError
 from fedlit.privacy.fixed_point import FixedPoint
 
 
@@ -73,6 +74,11 @@ class _PlainServer(AggregationServer):
 
         Float addition does not associate bit by bit, and results must not depend on where a client is hosted.
         """
+        if not messages:
+            raise QuorumError("there is no vector to add")
+        kinds = {name: (vector.dtype, tuple(vector.shape)) for name, vector in messages.items()}
+        if len(set(kinds.values())) > 1 or next(iter(messages.values())).dim() != 1:
+            raise DecodeError(f"vectors to be added must be rows of equal type and length, got {kinds}")
         vectors = iter(messages.values())
         total = next(vectors).clone()
         for vector in vectors:

@@ -4,29 +4,55 @@ The first client of the roster makes the key pair and deals it: the public key g
 each other client, sealed for it alone, through the server. A second key, known to the server too, authenticates what
 crosses, so that no byte is loaded that a stranger made or a wire has changed. Each scheme only says how it makes keys,
 encrypts, adds and decrypts.
+
+Whoever reads a total need not have opened its round, so totals name the round they were made for, and a client that
+has read one refuses older ones of the same channel.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import ClassVar, Literal, final
 
 import torch
 from torch import Tensor
 
 from fedlit.privacy.base import AggregationClient, AggregationServer, RoundId, SecureAggregation
-from fedlit.privacy.errors import AuthenticationError, DecodeError, KeyCheckError, QuorumError, ReplayError
+from fedlit.privacy.errors import (
+    AuthenticationError,
+    DecodeError,
+    InputError,
+    KeyCheckError,
+    QuorumError,
+    ReplayError,
+)
 from fedlit.privacy.fixed_point import FixedPoint
 from fedlit.privacy.frames import field, pack_fields, unpack_fields
 from fedlit.privacy.links import KEY_BYTES, TAG_BYTES, KeyPair, Link, derive, digest, round_digest
 
-_SIZES = struct.Struct("<QQ")  # numbers in the vector, vectors in the sum
-_HEAD = TAG_BYTES + 32 + _SIZES.size
-_SEALED = digest("fedlit sealed total")
-"""In place of a round, in totals that a client has read and sealed anew."""
+_HEAD = struct.Struct("<QQqqI32s")
+"""Numbers in the vector, vectors in the sum; the round, the call, bytes of the channel's name; the digest."""
+
+_NO_ROUND = -1
+"""In place of a round, in sealed totals of which nobody remembers for which one they were made."""
+
+
+@dataclass(frozen=True)
+class _Binding:
+    """What a message was made for.
+
+    Args:
+        round_id: In clear, for clients that read a total and have not opened its round.
+        digest: Of the round and its clients; of a sealed total, `_about_sealed`.
+    """
+
+    round_id: RoundId
+    digest: bytes
 
 
 class PrivateKey(ABC):
@@ -84,6 +110,7 @@ class SharedKeyAggregation(SecureAggregation):
     min_clients: ClassVar[int] = 2
     enrolment: ClassVar[tuple[str, ...]] = ("identities", "keys")
     codec: FixedPoint
+    max_clients: int
 
     @property
     @abstractmethod
@@ -93,6 +120,28 @@ class SharedKeyAggregation(SecureAggregation):
     @abstractmethod
     def check_headroom(self, num_clients: int) -> None:
         """Raise a `RangeError` unless the sum of so many vectors fits the plaintexts."""
+
+    def check_round(self, clients: Sequence[str], roster: Sequence[str]) -> None:
+        """Raise unless these clients can form a sum.
+
+        Raises:
+            QuorumError: If they are too few.
+            RangeError: If they are too many.
+            KeyCheckError: If some have not enrolled.
+        """
+        self.check_clients(len(clients))
+        self.check_headroom(len(clients))
+        strangers = [name for name in clients if name not in roster]
+        if strangers:
+            raise KeyCheckError(f"clients {strangers} are not in the roster {list(roster)}: enrol them first")
+
+    def check_step(self, step: str) -> None:
+        """Raise a `ValueError` unless there is such a step."""
+        if step not in self.enrolment:
+            raise ValueError(f"{type(self).__name__} has the steps {list(self.enrolment)}, got {step!r}")
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(codec={self.codec}, max_clients={self.max_clients})"
 
     @final
     def client(self, name: str) -> AggregationClient:
@@ -118,21 +167,35 @@ class SharedKeyClient(AggregationClient):
         self._key: PrivateKey | None = None
         self._link: Link | None = None
         self._own: Link | None = None  # of the clients alone, for totals that one of them seals for the others
-        self._round: bytes | None = None
+        self._round: _Binding | None = None
+        self._newest: dict[str, tuple[RoundId, bytes]] = {}  # by channel: the newest total revealed, its fingerprint
 
     def enrol(self, roster: Sequence[str]) -> None:
         """Begin enrolment; an earlier key is forgotten."""
+        if self.name not in roster:
+            raise KeyCheckError(f"client {self.name!r} is not in the roster {list(roster)}")
         self._roster = tuple(roster)
         self._key = self._link = self._own = self._round = None
+        self._newest = {}
 
     def open_round(self, round_id: RoundId, clients: Sequence[str]) -> None:
-        """Begin a sum over ``clients``."""
+        """Begin a sum over ``clients``.
+
+        Raises:
+            QuorumError: If they are too few.
+            RangeError: If they are too many.
+            KeyCheckError: If this client is not among them, or some have not enrolled.
+        """
+        self._round = None
         self._enrolled()
-        self._backend.check_headroom(len(clients))
-        self._round = round_digest(round_id, clients)
+        self._backend.check_round(clients, self._roster)
+        if self.name not in clients:
+            raise KeyCheckError(f"client {self.name!r} is not in the round among {list(clients)}")
+        self._round = _Binding(round_id, round_digest(round_id, clients))
 
     def say(self, step: str) -> bytes:
         """First one's public key; then, from the dealer, everybody's sealed keys."""
+        self._backend.check_step(step)
         if step == "identities":
             return self._identity.public
         deal, self._deal = self._deal, b""
@@ -140,8 +203,11 @@ class SharedKeyClient(AggregationClient):
 
     def hear(self, step: str, message: bytes) -> None:
         """As the dealer, everybody's public keys; as another client, the sealed key."""
+        self._backend.check_step(step)
         if not message:
             return
+        if not self._roster:
+            raise KeyCheckError(f"client {self.name!r} has no roster yet: call enrol first")
         if step == "identities":
             self._make_keys(unpack_fields(message))
         else:
@@ -180,12 +246,18 @@ class SharedKeyClient(AggregationClient):
         self._own = Link(derive(private, "sealed totals"), "the clients")
 
     def protect(self, vector: Tensor) -> Tensor:
-        """Encrypt; the round is used up, so that nothing can be sent twice in it."""
+        """Encrypt; the round is used up, so that nothing can be sent twice in it.
+
+        Raises:
+            InputError: If the vector cannot be encrypted: see `FixedPoint`.
+            ReplayError: If no round is open.
+        """
         key, link, _ = self._enrolled()
         if self._round is None:
             raise ReplayError(
                 f"client {self.name!r} has no open round: call open_round first, once for each vector protected"
             )
+        _check_vector("vector to protect", vector)
         body = key.encrypt(vector) if len(vector) else b""
         message = _frame(link, f"vector of {self.name}", self._round, len(vector), 1, body)
         self._round = None
@@ -196,21 +268,53 @@ class SharedKeyClient(AggregationClient):
 
         Raises:
             AuthenticationError: If it was not made by this federation's server, or was changed.
+            ReplayError: If this client has revealed a newer total of the same channel.
+            DecodeError: If it is no total.
         """
         key, link, own = self._enrolled()
         bound_to, length, added, body = _unframe(link, "total", total)
         if added != num_clients:
             raise AuthenticationError(f"the total is of {added} vectors, {num_clients} were announced")
-        if bound_to == _SEALED:
-            return torch.frombuffer(bytearray(own.open(body, _SEALED)), dtype=torch.float64)
-        self._backend.check_headroom(added)
-        return key.decrypt(body, length, added) if length else torch.zeros(0, dtype=torch.float64)
+        round_id = bound_to.round_id
+        self._check_newest(round_id)
+        if bound_to.digest == _about_sealed(round_id, length, added):
+            numbers = _numbers(own.open(body, bound_to.digest), length)
+        else:
+            self._backend.check_headroom(added)
+            numbers = key.decrypt(body, length, added) if length else torch.zeros(0, dtype=torch.float64)
+        self._newest[round_id.channel] = round_id, _fingerprint(numbers)
+        return numbers
+
+    def _check_newest(self, round_id: RoundId) -> None:
+        """Raise a `ReplayError` if something newer was revealed: of this channel, or of any if it is unknown."""
+        calls = [
+            seen.call
+            for channel, (seen, _) in self._newest.items()
+            if channel == round_id.channel or round_id.round_idx == _NO_ROUND
+        ]
+        newest = max(calls, default=round_id.call)
+        if round_id.call < newest:
+            raise ReplayError(
+                f"the total of call {round_id.call} on channel {round_id.channel!r} is older than the one of call "
+                f"{newest}, which client {self.name!r} has revealed"
+            )
 
     def reissue(self, total: Tensor, num_clients: int) -> Tensor:
-        """Seal a total under a key that all clients derive from the private one, and the server cannot."""
+        """Seal a total under a key that all clients derive from the private one, and the server cannot.
+
+        It names the round it was made for, if this object has revealed it under its key. One from before a resume is as
+        old as the last that this object has revealed: clients that have revealed something newer refuse it.
+        """
         _, link, own = self._enrolled()
-        body = own.seal(total.to(torch.float64).contiguous().numpy().tobytes(), _SEALED)
-        return _frame(link, "total", _SEALED, len(total), num_clients, body)
+        _check_vector("total to seal", total)
+        numbers = total.detach().to("cpu", torch.float64).contiguous()
+        fingerprint = _fingerprint(numbers)
+        known = [round_id for round_id, seen in self._newest.values() if seen == fingerprint]
+        last = max((round_id.call for round_id, _ in self._newest.values()), default=-1)
+        round_id = known[0] if known else RoundId(_NO_ROUND, "", last)
+        about = _about_sealed(round_id, len(numbers), num_clients)
+        body = own.seal(numbers.numpy().tobytes(), about)
+        return _frame(link, "total", _Binding(round_id, about), len(numbers), num_clients, body)
 
     def _enrolled(self) -> tuple[PrivateKey, Link, Link]:
         if self._key is None or self._link is None or self._own is None:
@@ -229,7 +333,7 @@ class SharedKeyServer(AggregationServer):
         self._publics: dict[str, bytes] = {}
         self._key: PublicKey | None = None
         self._link: Link | None = None
-        self._round: bytes | None = None
+        self._round: _Binding | None = None
         self._clients: tuple[str, ...] = ()
 
     def enrol(self, roster: Sequence[str]) -> None:
@@ -239,14 +343,22 @@ class SharedKeyServer(AggregationServer):
         self._key = self._link = self._round = None
 
     def open_round(self, round_id: RoundId, clients: Sequence[str]) -> None:
-        """Begin a sum over ``clients``."""
-        self._backend.check_clients(len(clients))
-        self._backend.check_headroom(len(clients))
+        """Begin a sum over ``clients``; raises as `SharedKeyClient.open_round`."""
+        self._round = None
+        self._backend.check_round(clients, self._roster)
         self._clients = tuple(clients)
-        self._round = round_digest(round_id, clients)
+        self._round = _Binding(round_id, round_digest(round_id, clients))
 
     def relay(self, step: str, said: Mapping[str, bytes]) -> dict[str, bytes]:
-        """Pass public keys to the dealer, and its sealed keys to everybody."""
+        """Pass public keys to the dealer, and its sealed keys to everybody.
+
+        Raises:
+            QuorumError: If somebody did not enrol, or no keys were dealt.
+            KeyCheckError: If this step comes before the one it rests on, or a key is malformed.
+        """
+        self._backend.check_step(step)
+        if not self._roster:
+            raise KeyCheckError("the server has no roster yet: call enrol first")
         missing = [name for name in self._roster if not said.get(name)]
         dealer = self._roster[0]
         if step == "identities":
@@ -255,6 +367,8 @@ class SharedKeyServer(AggregationServer):
             self._publics = dict(said)
             to_dealer = {f"client {name}": said[name] for name in self._roster[1:]}
             return {dealer: pack_fields({"server": self._identity.public, **to_dealer})}
+        if dealer not in self._publics:
+            raise KeyCheckError("the server has no public keys of the clients yet: relay 'identities' first")
         if dealer in missing:
             raise QuorumError(f"client {dealer!r} dealt no keys")
         deal = unpack_fields(said[dealer])
@@ -306,20 +420,53 @@ def _about_deal(roster: Sequence[str], public: bytes) -> bytes:
     return digest("fedlit deal", list(roster), public)
 
 
-def _frame(link: Link, what: str, bound_to: bytes, length: int, added: int, body: bytes) -> Tensor:
-    """A message: tag, then what it covers: the round, sizes, ciphertexts."""
-    covered = bound_to + _SIZES.pack(length, added) + body
+def _about_sealed(round_id: RoundId, length: int, added: int) -> bytes:
+    """What a total that a client seals for the others is bound to, in place of the digest of its round."""
+    return digest("fedlit sealed total", round_id.round_idx, round_id.channel, round_id.call, length, added)
+
+
+def _numbers(data: bytes, length: int) -> Tensor:
+    """A total in the clear from its bytes."""
+    if len(data) != length * torch.float64.itemsize:
+        raise DecodeError(f"a sealed total of {length} numbers must have 8 bytes each, got {len(data)} bytes")
+    return torch.frombuffer(bytearray(data), dtype=torch.float64) if length else torch.zeros(0, dtype=torch.float64)
+
+
+def _fingerprint(numbers: Tensor) -> bytes:
+    """Hash of a total in the clear, to know it again."""
+    return hashlib.sha256(numbers.numpy().tobytes()).digest()
+
+
+def _check_vector(what: str, vector: Tensor) -> None:
+    if vector.dim() != 1:
+        raise InputError(f"a {what} must have shape (n,), got {tuple(vector.shape)}: flatten it")
+
+
+def _frame(link: Link, what: str, bound_to: _Binding, length: int, added: int, body: bytes) -> Tensor:
+    """A message: tag, then what it covers: sizes, the round, ciphertexts."""
+    round_id = bound_to.round_id
+    channel = round_id.channel.encode()
+    head = _HEAD.pack(length, added, round_id.round_idx, round_id.call, len(channel), bound_to.digest)
+    covered = head + channel + body
     return torch.frombuffer(bytearray(link.tag(covered, what.encode()) + covered), dtype=torch.uint8)
 
 
-def _unframe(link: Link, what: str, message: Tensor) -> tuple[bytes, int, int, bytes]:
+def _unframe(link: Link, what: str, message: Tensor) -> tuple[_Binding, int, int, bytes]:
     """Round, number of entries, number of vectors and ciphertexts of a message, once its tag has been checked."""
-    if message.dtype != torch.uint8 or message.dim() != 1 or len(message) < _HEAD:
+    least = TAG_BYTES + _HEAD.size
+    if not isinstance(message, Tensor):
+        raise DecodeError(f"a {what} must be a tensor of bytes, got {type(message).__name__}")
+    if message.dtype != torch.uint8 or message.dim() != 1 or len(message) < least:
         raise DecodeError(
-            f"a {what} must be at least {_HEAD} bytes, got {tuple(message.shape)} numbers of {message.dtype}"
+            f"a {what} must be at least {least} bytes, got {tuple(message.shape)} numbers of {message.dtype}"
         )
     data = message.cpu().contiguous().numpy().tobytes()
     tag, covered = data[:TAG_BYTES], data[TAG_BYTES:]
     link.verify(covered, what.encode(), tag)
-    length, added = _SIZES.unpack_from(covered, 32)
-    return covered[:32], length, added, covered[32 + _SIZES.size :]
+    length, added, round_idx, call, name_bytes, about = _HEAD.unpack_from(covered)
+    body = _HEAD.size + name_bytes
+    try:
+        channel = covered[_HEAD.size : body].decode()
+    except UnicodeDecodeError as error:
+        raise DecodeError(f"a {what} names a channel that is no text") from error
+    return _Binding(RoundId(round_idx, channel, call), about), length, added, covered[body:]

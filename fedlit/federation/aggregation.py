@@ -12,15 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedlit.federation.errors import FederationError, PayloadError
+from fedlit.federation.errors import FederationError, PayloadError, RosterError
 from fedlit.federation.ledger import KEYS, SERVER
 from fedlit.federation.messenger import KINDS, Message, Messenger
 from fedlit.federation.wire import schema_from, schema_text, wire_size
 from fedlit.privacy import (
     AggregationClient,
     AggregationServer,
+    DecodeError,
     FixedPoint,
     InputError,
+    Plain,
     PrivacyError,
     QuorumError,
     RoundId,
@@ -28,7 +30,7 @@ from fedlit.privacy import (
 )
 from fedlit.privacy.packing import Payload, Schema, pack, relative_weights, schema_difference, schema_of, unpack
 
-_KEYS, _UNMASKING, _DOWNLOAD = (KINDS.index(kind) for kind in ("keys", "unmasking", "download"))
+_KEYS, _UNMASKING, _DOWNLOAD, _CHECK = (KINDS.index(kind) for kind in ("keys", "unmasking", "download", "check"))
 
 
 @dataclass(frozen=True)
@@ -82,39 +84,48 @@ class Aggregation:
 
     Args:
         messenger: Between the processes.
-        default: Backend of channels that ``backends`` does not name.
-        backends: By channel.
+        privacy: Backend of all channels, or one for each that is summed over; ``None`` is `Plain`.
         timed: Context in which time counts as protection.
     """
 
     def __init__(
         self,
         messenger: Messenger,
-        default: SecureAggregation,
-        backends: Mapping[str, SecureAggregation],
+        privacy: SecureAggregation | Mapping[str, SecureAggregation] | None,
         timed: Callable[[str], Any],
     ) -> None:
         self._messenger = messenger
-        self._default = default
-        self.backends = dict(backends)
+        self._default = privacy if isinstance(privacy, SecureAggregation) else Plain()
+        self.backends = dict(privacy) if isinstance(privacy, Mapping) else {}
         self._timed = timed
         self._parties: dict[int, _Parties] = {}  # by identity of the backend: one object may serve several channels
         self._published: dict[str, _Published] = {}
         self._version: dict[str, dict[str, int]] = {}
 
     def backend(self, channel: str) -> SecureAggregation:
-        """Privacy backend of ``channel``."""
+        """Privacy backend of ``channel``.
+
+        Raises:
+            RosterError: If backends are given by channel, and this one has none.
+        """
+        if self.backends and channel not in self.backends:
+            raise RosterError(
+                f"privacy names backends for the channels {list(self.backends)}, but not for {channel!r}, which would "
+                "be sent in the clear: add it, if only with fedlit.privacy.Plain()"
+            )
         return self.backends.get(channel, self._default)
 
     # ---------------------------------------------------------------- one aggregation
 
     def aggregate(
-        self, recipe: Recipe, payloads: Mapping[str, Payload]
-    ) -> tuple[dict[str, dict[str, Tensor]], dict[str, float]]:
-        """Mean or sum of the senders' ``payloads`` (those of local clients).
+        self, recipe: Recipe, payloads: Mapping[str, Payload], on_sent: Callable[[Mapping[str, float]], None]
+    ) -> dict[str, dict[str, Tensor]]:
+        """Mean or sum of the senders' ``payloads`` (those of local clients), for local receivers.
 
-        Returns:
-            What local receivers get; and who has sent, with the weight relative to the largest (1 in a sum).
+        Args:
+            recipe: What is to be taken of what.
+            payloads: Of local clients.
+            on_sent: Told who sends, with the weight relative to the largest (1 in a sum), whatever happens after.
         """
         channel, messenger, backend = recipe.channel, self._messenger, self.backend(recipe.channel)
         shares = self._shares(recipe, payloads, backend.codec)
@@ -127,9 +138,11 @@ class Aggregation:
                 with self._protecting(name, channel):
                     messages[name] = {"schema": schema, "sum": parties.clients[name].protect(vector)}
         kind = KINDS.index("sum" if recipe.weights is None else "mean")
-        sizes = messenger.announce(channel, {name: wire_size(message) for name, message in messages.items()}, kind)
+        sizes = messenger.announce(
+            channel, {name: wire_size(message) for name, message in messages.items()}, kind, recipe.weights
+        )
         if not sizes:
-            return {}, {}
+            return {}
         if len(sizes) < backend.min_clients:
             raise FederationError(
                 f"a sum over channel {channel!r} in round {messenger.round_idx} would run over {list(sizes)} alone, "
@@ -138,6 +151,7 @@ class Aggregation:
             )
         for name, size in sizes.items():
             messenger.book(channel, name, SERVER, size)
+        on_sent({name: 1.0 if shares is None else shares[name] for name in sizes})
         arrived = messenger.to_server(channel, messages, sizes)
         published = self._total(recipe, parties, arrived)
         if backend.closing:
@@ -151,12 +165,12 @@ class Aggregation:
             # clone(): the entries of a sum that receivers got are views of its total
             seen = replace(published, total=published.total.clone(), revealed=seen.revealed if seen else None)
         self._remember(recipe, seen)
-        return result, {name: 1.0 if shares is None else shares[name] for name in sizes}
+        return result
 
     def _shares(
         self, recipe: Recipe, payloads: Mapping[str, Payload], codec: FixedPoint | None
     ) -> dict[str, float] | None:
-        """Relative weights of the senders; those given on this process must name its own."""
+        """Relative weights of the senders that have one; all processes give the same, see `Messenger.announce`."""
         if recipe.weights is None:
             return None
         try:
@@ -178,6 +192,11 @@ class Aggregation:
         if not self._check_schemas(recipe.channel, schemas):
             return {}, nothing
         codec = self.backend(recipe.channel).codec
+        try:
+            text = _schema_bytes(next(iter(schemas.values())))
+        except PayloadError as error:
+            self._messenger.fail(error)
+            return {}, nothing
         vectors = {}
         for name, payload in payloads.items():
             with self._protecting(name, recipe.channel):
@@ -186,7 +205,7 @@ class Aggregation:
                     vector = vector.cpu()  # where those of other processes arrive, and where codecs work
                 self._messenger.check_finite(recipe.channel, name, vector)
                 vectors[name] = vector
-        return vectors, _schema_bytes(next(iter(schemas.values())))
+        return vectors, text
 
     def _check_schemas(self, channel: str, schemas: Mapping[str, Schema]) -> bool:
         first = next(iter(schemas))
@@ -204,9 +223,9 @@ class Aggregation:
         if not self._messenger.hosts_server:
             return None
         with self._protecting():
-            schemas = {name: _schema_in(message["schema"]) for name, message in arrived.items()}
-            if self._check_schemas(recipe.channel, schemas):
-                total = parties.server.aggregate({name: message["sum"] for name, message in arrived.items()})
+            schemas = {name: _schema_in(_part(message, "schema")) for name, message in arrived.items()}
+            if schemas and self._check_schemas(recipe.channel, schemas):
+                total = parties.server.aggregate({name: _part(message, "sum") for name, message in arrived.items()})
                 return _Published(total, next(iter(schemas.values())), len(arrived), recipe.weights is not None)
         return None
 
@@ -234,6 +253,8 @@ class Aggregation:
                     client.enrol(roster)
             for step in backend.enrolment:
                 self._converse(channel, step, parties, roster)
+            if backend.enrolment:
+                messenger.announce(channel, {}, _CHECK)  # a client that refused its key fails here, on every process
             parties.enrolled = True
         return parties
 
@@ -299,7 +320,10 @@ class Aggregation:
         sizes = self._messenger.announce(channel, {n: wire_size(m) for n, m in messages.items()}, kind)
         for name, size in sizes.items():
             self._messenger.book(channel + KEYS, name, SERVER, size)
-        return {name: _text(note) for name, note in self._messenger.to_server(channel, messages, sizes).items()}
+        arrived = self._messenger.to_server(channel, messages, sizes)
+        with self._protecting():
+            return {name: _text(note) for name, note in arrived.items()}
+        return {}
 
     def _down(self, channel: str, told: Mapping[str, bytes], kind: int) -> dict[str, bytes]:
         """Carry what the server tells each client, likewise."""
@@ -307,7 +331,10 @@ class Aggregation:
         sizes = self._messenger.announce(channel, {n: wire_size(m) for n, m in messages.items()}, kind)
         for name, size in sizes.items():
             self._messenger.book(channel + KEYS, SERVER, name, size)
-        return {name: _text(note) for name, note in self._messenger.from_server(channel, messages, sizes).items()}
+        arrived = self._messenger.from_server(channel, messages, sizes)
+        with self._protecting():
+            return {name: _text(note) for name, note in arrived.items()}
+        return {}
 
     @contextmanager
     def _protecting(self, client: str | None = None, channel: str | None = None) -> Iterator[None]:
@@ -316,7 +343,8 @@ class Aggregation:
             try:
                 yield
             except InputError as error:
-                self._messenger.fail(type(error)(f"client {client!r}, channel {channel!r}: {error}"))
+                where = "" if client is None else f"client {client!r}, channel {channel!r}: "
+                self._messenger.fail(type(error)(f"{where}{error}"))
             except PrivacyError as error:
                 self._messenger.fail(error)
 
@@ -343,27 +371,23 @@ class Aggregation:
             messenger.book(channel, SERVER, name, sizes[SERVER])
         local = [name for name in receivers if messenger.is_local(name)]
         message = messenger.broadcast(channel, message, sizes[SERVER], receivers)
-        if backend.key_holder == "clients":
-            seen = self._revealed(backend, local[0], message) if local else None
-            messenger.announce(channel, {}, KINDS.index("check"))  # a total that does not open is nobody's total
-            total = None if seen is None else seen.revealed
-        else:
-            seen, total = None, message["sum"] if local else None
-            if total is not None and backend.codec is not None:
-                total = backend.codec.decode(total)
-        if total is None:
-            return {}, seen
-        weighted = bool(message["about"][1])
-        result = unpack(total, _schema_in(message["schema"]), backend.codec, weighted, messenger.device)
-        return dict.fromkeys(local, result), seen
+        result, seen = None, None
+        if local:
+            with self._protecting():
+                total = self._revealed(backend, local[0], message)
+                weighted = bool(message["about"][1])
+                schema = _schema_in(message["schema"])
+                result = unpack(total, schema, backend.codec, weighted, messenger.device)
+                if backend.key_holder == "clients":
+                    seen = _Published(message["sum"], schema, int(message["about"][0]), weighted, total)
+        messenger.announce(channel, {}, _CHECK)  # a total that does not open for one is nobody's
+        return ({} if result is None else dict.fromkeys(local, result)), seen
 
-    def _revealed(self, backend: SecureAggregation, client: str, message: Message) -> _Published | None:
+    def _revealed(self, backend: SecureAggregation, client: str, message: Message) -> Tensor:
         """What a client reads in a total."""
-        num_clients, weighted = message["about"].tolist()
-        with self._protecting():
-            revealed = self._here(backend).clients[client].reveal(message["sum"], num_clients)
-            return _Published(message["sum"], _schema_in(message["schema"]), num_clients, bool(weighted), revealed)
-        return None
+        if backend.key_holder == "clients":
+            return self._here(backend).clients[client].reveal(message["sum"], int(message["about"][0]))
+        return message["sum"] if backend.codec is None else backend.codec.decode(message["sum"])
 
     def catch_up(self, channel: str, present: Sequence[str]) -> dict[str, dict[str, Tensor]]:
         """Send the last total of ``channel`` to those of ``present`` that were away when it was sent to them."""
@@ -412,7 +436,8 @@ class Aggregation:
             "versions": {channel: dict(versions) for channel, versions in self._version.items()},
             "published": {
                 channel: {
-                    "total": item.total.cpu(),
+                    # one that only clients can read is of no use without its key, and tells of it next to the plain one
+                    "total": item.total.cpu() if self.backend(channel).key_holder == "server" else torch.empty(0),
                     "revealed": item.revealed,
                     "schema": _schema_bytes(item.schema),
                     "num_clients": item.num_clients,
@@ -423,7 +448,8 @@ class Aggregation:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` left off, with new keys."""
+        """Go on where `state_dict` left off, with new keys: no message made before is accepted after."""
+        self._parties.clear()
         self._version = {channel: dict(versions) for channel, versions in state["versions"].items()}
         self._published = {
             channel: _Published(
@@ -451,7 +477,13 @@ def _note(text: bytes) -> Message:
 
 
 def _text(note: Message) -> bytes:
-    return note["keys"].numpy().tobytes()
+    return _part(note, "keys").numpy().tobytes()
+
+
+def _part(message: Message, name: str) -> Tensor:
+    if name not in message:
+        raise DecodeError(f"a message lacks the part {name!r}, it has {list(message)}")
+    return message[name]
 
 
 @lru_cache(maxsize=256)
@@ -460,4 +492,7 @@ def _schema_bytes(schema: Schema) -> Tensor:
 
 
 def _schema_in(message: Tensor) -> Schema:
-    return schema_from(message.numpy().tobytes())
+    try:
+        return schema_from(message.numpy().tobytes())
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DecodeError(f"{len(message)} bytes do not describe a payload: {error}") from error

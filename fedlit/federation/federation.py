@@ -21,7 +21,7 @@ from fedlit.federation.participation import Everyone, Participation
 from fedlit.federation.streams import global_seed
 from fedlit.federation.transport import OneProcess, Transport
 from fedlit.federation.wire import wire_size
-from fedlit.privacy import Accountant, GaussianMechanism, Plain, PrivacyError, SecureAggregation
+from fedlit.privacy import Accountant, GaussianMechanism, InputError, PrivacyError, SecureAggregation
 from fedlit.privacy.packing import Payload
 
 _NUMBER = torch.zeros((), dtype=torch.float64)
@@ -42,7 +42,8 @@ class Federation:
         participation: Who is present in a round.
         drops: Per channel, who of those present is heard. Subsets are nested in the order of the mapping: the second
             channel's clients are drawn among the first's, and so on (FedRF-TCA, Table II).
-        privacy: Backend for sums, one for all channels or one per channel; channels without one use `Plain`.
+        privacy: Backend for sums, one for all channels or one per channel; ``None`` is `Plain`. If channels are named,
+            a sum over another one is refused: it would be sent in the clear.
         differential_privacy: What each client does to what it sends before anything else, one for all channels or one
             per channel. Watched numbers (`report`) are never touched.
         seed: Of participation and random streams; ``None`` takes the one given to ``seed_everything``.
@@ -55,6 +56,7 @@ class Federation:
 
     Raises:
         RosterError: If roster, target, placement or participation do not fit together.
+        TypeError: If ``privacy`` or ``differential_privacy`` hold something else.
     """
 
     def __init__(
@@ -70,6 +72,8 @@ class Federation:
         differential_privacy: GaussianMechanism | Mapping[str, GaussianMechanism] | None = None,
         seed: int | None = None,
     ) -> None:
+        check_kinds("privacy", privacy, SecureAggregation)
+        check_kinds("differential_privacy", differential_privacy, GaussianMechanism)
         self.clients = make_roster(clients, target)
         self.transport = OneProcess() if transport is None else transport
         self.participation = Everyone() if participation is None else participation
@@ -84,8 +88,7 @@ class Federation:
         self._messenger = Messenger(self.transport, rank_of)
         self._aggregation = Aggregation(
             self._messenger,
-            default=privacy if isinstance(privacy, SecureAggregation) else Plain(),
-            backends=privacy if isinstance(privacy, Mapping) else {},
+            privacy,
             timed=self._timed,
         )
         self._mechanisms = differential_privacy
@@ -442,8 +445,8 @@ class Federation:
         if self.mechanism(channel) is not None:
             with self._timed("protection"):
                 mine = self._released(channel, mine, around)
-        result, sent = self._aggregation.aggregate(recipe, mine)
-        self._account(channel, sent, hidden=self.backend(channel).min_clients > 1)
+        hidden = self.backend(channel).min_clients > 1
+        result = self._aggregation.aggregate(recipe, mine, lambda sent: self._account(channel, sent, hidden))
         spent = time.perf_counter() - start - (self.seconds.get("protection", 0.0) - protecting)
         self.seconds["exchange"] = self.seconds.get("exchange", 0.0) + spent
         return result
@@ -472,7 +475,10 @@ class Federation:
             for tensor in payload.values():
                 self._messenger.check_finite(channel, name, tensor)
             if not self._messenger.failed:
-                released[name] = mechanism.release(payload, None if around is None else around.get(name))
+                try:
+                    released[name] = mechanism.release(payload, None if around is None else around.get(name, {}))
+                except InputError as error:
+                    self.fail(type(error)(f"client {name!r}, channel {channel!r}: {error}"))
         return released
 
     def _account(self, channel: str, sent: Mapping[str, float], hidden: bool) -> None:
@@ -532,7 +538,8 @@ class Federation:
         """
         self.check_roster(state)
         self.seed = state["seed"]
-        self.round_idx, self.batch_idx, self._messenger.call = state["round_idx"], state["batch_idx"], state["calls"]
+        self.round_idx, self.batch_idx = state["round_idx"], state["batch_idx"]
+        self._messenger.call = max(self._messenger.call, state["calls"])  # never repeats: see `RoundId`
         self.ledger.load_state_dict(state["ledger"])
         self.seconds = dict(state["seconds"])
         for against, account in self.accounts.items():
@@ -556,6 +563,17 @@ class Federation:
 
 def _detached(payload: Payload) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in payload.items()}
+
+
+def check_kinds(argument: str, given: object, kind: type) -> None:
+    """Raise a `TypeError` unless ``given`` is ``None``, a ``kind``, or a mapping to them."""
+    values = list(given.values()) if isinstance(given, Mapping) else [] if given is None else [given]
+    for value in values:
+        if not isinstance(value, kind):
+            raise TypeError(
+                f"{argument} must be a {kind.__name__}, a mapping from channels to them, or None, got {value!r}: give "
+                "an object, such as fedlit.privacy.PairwiseMasking(), and not its class"
+            )
 
 
 def _roster_text(roster: Iterable[Sequence[str]]) -> str:

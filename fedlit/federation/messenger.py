@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -12,14 +13,15 @@ from fedlit.federation.errors import DivergedError, FederationError, OutOfStepEr
 from fedlit.federation.ledger import SERVER, Ledger
 from fedlit.federation.transport import Transport
 from fedlit.federation.wire import decode, encode
-from fedlit.privacy import PrivacyError
+from fedlit.privacy import DecodeError, PrivacyError
 from fedlit.privacy import errors as privacy_errors
 
 KINDS = ("exchange", "sum", "mean", "download", "keys", "unmasking", "check", "report")
 """What processes can be in together; the last one also tells how many numbers it reports."""
 
 _NAME_BYTES = 32
-_FRAME_WORDS = 4 + _NAME_BYTES // 8  # kind, call, round, failed; channel name
+_HEAD_WORDS = 5  # kind, call, round, failed, weights
+_FRAME_WORDS = _HEAD_WORDS + _NAME_BYTES // 8  # then the channel's name
 
 Message = dict[str, Tensor]
 
@@ -87,7 +89,9 @@ class Messenger:
 
     # ---------------------------------------------------------------- announcements
 
-    def announce(self, channel: str, sizes: Mapping[str, int], kind: int) -> dict[str, int]:
+    def announce(
+        self, channel: str, sizes: Mapping[str, int], kind: int, weights: Mapping[str, float] | None = None
+    ) -> dict[str, int]:
         """Tell all processes which exchange this is and how long each message will be; returns the sizes of all.
 
         Also the place where a failure of one process becomes an error on all of them.
@@ -97,6 +101,7 @@ class Messenger:
             sizes: Bytes of the messages that this process sends, by client; `SERVER` for one to several receivers,
                 or by the receiving client where the server tells each something else.
             kind: Index in `KINDS`.
+            weights: Of a mean, the same on every process.
         """
         name = channel.encode()
         if not 0 < len(name) <= _NAME_BYTES:
@@ -108,7 +113,7 @@ class Messenger:
                 raise failure
             return {party: size for party, size in sizes.items() if size}
         parties = [*self.rank_of, SERVER]
-        head = [kind, call, self.round_idx, failure is not None]
+        head = [kind, call, self.round_idx, failure is not None, _fingerprint(weights)]
         words = torch.frombuffer(bytearray(name.ljust(_NAME_BYTES)), dtype=torch.int64)
         body = torch.tensor([sizes.get(party, 0) for party in parties], dtype=torch.int64)
         frame = torch.cat([torch.tensor(head, dtype=torch.int64), words, body])
@@ -171,7 +176,11 @@ class Messenger:
         senders = [name for name in sizes if name not in messages]
         inbox = [(self.rank_of[name], sizes[name]) for name in senders]
         arrived = self.transport.swap([], inbox, self._doing(channel))
-        decoded = {name: decode(message) for name, message in zip(senders, arrived, strict=True)}
+        try:
+            decoded = {name: decode(message) for name, message in zip(senders, arrived, strict=True)}
+        except ValueError as error:
+            self.fail(DecodeError(f"channel {channel!r}: {error}"))
+            return {}
         return {name: messages[name] if name in messages else decoded[name] for name in sizes}
 
     def broadcast(self, channel: str, message: Message, size: int, receivers: Sequence[str]) -> Message:
@@ -204,7 +213,16 @@ class Messenger:
         return f"exchange {channel!r} of round {self.round_idx}"
 
 
+def _fingerprint(weights: Mapping[str, float] | None) -> int:
+    """63 bits that tell unequal weights apart."""
+    if weights is None:
+        return 0
+    text = repr(sorted((name, float(weight)) for name, weight in weights.items()))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
+
+
 def _describe(frame: Tensor) -> str:
-    name = frame[4:_FRAME_WORDS].numpy().tobytes().decode(errors="replace").rstrip()
+    name = frame[_HEAD_WORDS:_FRAME_WORDS].numpy().tobytes().decode(errors="replace").rstrip()
     kind = KINDS[min(int(frame[0]), len(KINDS) - 1)]
-    return f"{kind} of channel {name!r} (call {int(frame[1])}, round {int(frame[2])})"
+    weights = f", weights {int(frame[4]):x}" if int(frame[4]) else ""
+    return f"{kind} of channel {name!r} (call {int(frame[1])}, round {int(frame[2])}{weights})"

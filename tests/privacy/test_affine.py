@@ -26,6 +26,7 @@ from fedlit.privacy import (
     ReplayError,
     RoundId,
 )
+from fedlit.privacy import affine as affine_module
 from fedlit.privacy import affine_paillier as exchange_module
 from fedlit.privacy import paillier_arithmetic as arithmetic
 from fedlit.privacy.affine import AffineGrid, AffineSource, AffineTarget, PlainAffine, TwoPartyAffine
@@ -462,6 +463,36 @@ def test_other_bytes_are_refused(backend: TwoPartyAffine, message: bytes) -> Non
         target.reveal(message)
 
 
+def test_a_refused_reply_is_the_only_one_of_its_round() -> None:
+    """S answers one reply of T in a round, so that T cannot learn from which ciphertexts are refused."""
+    source, target = parties(paillier())
+    moments, matrix, offset = problem(3, 2)
+    good = target.evaluate(source.protect(moments, 2), matrix, offset)
+    assert source._round is not None
+    bad = affine_module._frame("evaluate", source._round, 2, bytes(CIPHERTEXT))
+    with pytest.raises(DecodeError):
+        source.unlock(bad)
+    for reply in (bad, good):
+        with pytest.raises(ReplayError):
+            source.unlock(reply)
+
+
+def test_a_reply_that_was_changed_on_its_way_may_be_sent_again() -> None:
+    source, target = parties(paillier())
+    moments, matrix, offset = problem(3, 2)
+    reply = target.evaluate(source.protect(moments, 2), matrix, offset)
+    with pytest.raises(AuthenticationError):
+        source.unlock(reply[:-1] + bytes([reply[-1] ^ 1]))
+    assert len(target.reveal(source.unlock(reply))) == 2
+
+
+def test_a_backend_shows_its_settings() -> None:
+    grid = AffineGrid(FixedPoint(4), FixedPoint(5), FixedPoint(6))
+    assert repr(PlainAffine()) == "PlainAffine(grid=None)"
+    assert repr(PlainAffine(grid)) == f"PlainAffine(grid={grid})"
+    assert repr(paillier(grid=grid)) == f"PaillierAffine(grid={grid}, key_bits=512)"
+
+
 def test_a_reply_longer_than_agreed_is_refused() -> None:
     source, target = parties(paillier())
     moments, matrix, offset = problem(3, 5)
@@ -526,8 +557,9 @@ def test_keys_of_another_size_are_refused() -> None:
     for public in (paillier(key_bits=768).source().public_key(), key_message(1), key_message(2 ** (BITS - 1))):
         with pytest.raises(KeyCheckError, match="bits"):
             paillier().target().receive_key(public)
-    with pytest.raises(DecodeError):
-        paillier().target().receive_key(bytes(10**6))
+    for public in (bytes(10**6), b"xx", b"", pack_fields({"modulus": bytes(PLAINTEXT)})):
+        with pytest.raises(KeyCheckError, match="malformed"):
+            paillier().target().receive_key(public)
 
 
 def test_a_modulus_with_a_small_factor_is_refused() -> None:

@@ -135,6 +135,30 @@ def test_zero_matrices_and_offsets_give_the_rest(parties):
     assert_close(computed(parties, moments, matrix, 0 * offset), moments, matrix, 0 * offset)
 
 
+@pytest.mark.parametrize("tiny", [1e-13, 2.0**-41, 1e-12, 3e-9, 4e-9, 2.0**-24])
+@pytest.mark.parametrize(("num_moments", "num_outputs"), [(2, 2), (1, SLOTS)])
+def test_tiny_entries_are_computed_with_or_count_as_zeros(parties, tiny, num_moments, num_outputs):
+    moments, offset = torch.ones(num_moments), torch.zeros(num_outputs)
+    alone, around = torch.zeros(num_outputs, num_moments), torch.full((num_outputs, num_moments), tiny)
+    alone[0, -1] = tiny  # in a diagonal of zeros: the least that a polynomial can be made of
+    around.fill_diagonal_(1.0)
+    for matrix in (alone, around):
+        outputs = computed(parties, moments, matrix, offset)
+        assert (outputs - PlainAffine()(moments, matrix, offset)).abs().max() <= BACKEND.error_bound(num_moments)
+
+
+def test_what_tenseal_cannot_multiply_is_refused(parties, monkeypatch):
+    monkeypatch.setattr(exchange, "_SMALLEST_ENTRY", 0.0)  # SEAL then makes a product that hides nothing
+    source, target = opened(parties)
+    message = source.protect(torch.ones(2), 2)
+    with pytest.raises(DecodeError, match="multiplied by A"):
+        target.evaluate(message, torch.tensor([[1.0, 1e-13], [1e-13, 1.0]]), torch.zeros(2))
+
+
+def test_a_backend_shows_its_settings():
+    assert repr(BACKEND) == f"CKKSAffine(grid={AffineGrid()})"
+
+
 def test_one_key_serves_many_exchanges_and_float32(parties):
     for seed in range(3):
         moments, matrix, offset = problem(6, 4, seed)

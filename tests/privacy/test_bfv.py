@@ -306,6 +306,11 @@ def test_nothing_printed_shows_a_key(halves, client_key):
         assert repr(private[-20:])[2:-1] not in repr(shown)
 
 
+def test_a_backend_shows_its_settings():
+    shown = "BFV(codec=FixedPoint(fraction_bits=10, bound=2), max_clients=5)"
+    assert repr(BFV(FixedPoint(10, 2.0), max_clients=5)) == shown
+
+
 def test_missing_tenseal_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "tenseal", None)
     with pytest.raises(ImportError, match=r"pip install 'fedlit\[he\]'"):

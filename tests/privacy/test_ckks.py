@@ -203,6 +203,11 @@ def test_greatest_sums_do_not_wrap_around(client_key):
     assert (total + 64 * 128).abs().max() <= backend.error_bound(64)
 
 
+def test_a_backend_shows_its_settings():
+    shown = "CKKS(codec=FixedPoint(fraction_bits=10, bound=2), max_clients=5)"
+    assert repr(CKKS(FixedPoint(10, 2.0), max_clients=5)) == shown
+
+
 def test_missing_tenseal_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "tenseal", None)
     with pytest.raises(ImportError, match=r"pip install 'fedlit\[he\]'"):

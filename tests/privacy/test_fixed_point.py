@@ -50,6 +50,14 @@ def test_numbers_past_the_bound_are_refused_and_those_at_it_are_not(number: floa
         codec.encode(torch.tensor([0.0, number]))
 
 
+def test_half_a_step_past_the_bound_does_not_round_past_the_limit() -> None:
+    codec = FixedPoint(fraction_bits=0, bound=3.0)
+    assert codec.encode(torch.tensor([3.0, -3.4, 2.5])).tolist() == [3, -3, 2]
+    with pytest.raises(RangeError):  # half to even would make it 4
+        codec.encode(torch.tensor([3.5]))
+    assert FixedPoint(20, 0.3).encode(torch.tensor([0.3])).tolist() == [314573]  # a bound between two steps
+
+
 def test_integers_are_no_vector_to_protect() -> None:
     with pytest.raises(InputError, match=r"floating-point numbers, got torch\.int64"):
         FixedPoint().encode(torch.tensor([1]))
@@ -69,7 +77,9 @@ def test_headroom_is_checked_with_the_numbers_named() -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"fraction_bits": -1}, "fraction_bits must be at least 0, got -1"),
+        ({"fraction_bits": -1}, "fraction_bits must be an integer from 0 to 60, got -1"),
+        ({"fraction_bits": 1.5}, r"fraction_bits must be an integer from 0 to 60, got 1\.5"),
+        ({"fraction_bits": 150, "bound": 2.0**-100}, "fraction_bits must be an integer from 0 to 60"),
         ({"bound": 0.0}, "bound must be positive and finite, got 0"),
         ({"bound": math.inf}, "bound must be positive and finite"),
         ({"fraction_bits": 50, "bound": 8.0}, r"must be from 1 to 2\*\*52"),

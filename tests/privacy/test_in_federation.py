@@ -10,12 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedlit.federation import SERVER, Federation, FederationError, Schedule
+from fedlit.federation import SERVER, Federation, FederationError, PayloadError, RosterError, Schedule
 from fedlit.privacy import (
     AggregationClient,
     AggregationServer,
     Description,
     FixedPoint,
+    KeyCheckError,
     Plain,
     QuorumError,
     RangeError,
@@ -165,7 +166,7 @@ def test_a_round_has_four_verbs_in_order_and_the_server_sees_pads_only(generator
     fed.round_idx = 7
     sent = payloads(generator)
     fed.mean("w", sent, among=["b", "a"], to=["t", "c"])
-    round_id = RoundId(7, "w", 2)  # two announcements for the enrolment, said and relayed
+    round_id = RoundId(7, "w", 3)  # three announcements for the enrolment: said, relayed, checked
     assert backend.log == [
         *(("enrol", name) for name in [SERVER, *NAMES]),
         ("relay", "greet", ("a", "b", "c", "t")),
@@ -232,7 +233,7 @@ def test_no_round_is_opened_for_nobody(generator: torch.Generator) -> None:
 
 def test_backends_are_chosen_by_channel(generator: torch.Generator) -> None:
     backend = AdditivePads()
-    fed = federation({"secret": backend})
+    fed = federation({"secret": backend, "open": Plain()})
     fed.sum("open", payloads(generator))
     assert backend.log == []
     assert isinstance(fed.backend("open"), Plain)
@@ -241,6 +242,66 @@ def test_backends_are_chosen_by_channel(generator: torch.Generator) -> None:
     sizes = {(entry.channel, entry.sender): entry.num_bytes for entry in fed.ledger if entry.sender != SERVER}
     # 7 numbers of 8 bytes and not 4, the bit of who sent, and "int64" is two letters shorter than "float32"
     assert sizes["secret", "a"] - sizes["open", "a"] == 7 * 4 + 8 - 2
+
+
+def test_a_channel_without_a_backend_is_refused_where_others_have_one(generator: torch.Generator) -> None:
+    fed = federation({"sercet": AdditivePads()})
+    with pytest.raises(RosterError, match=r"backends for the channels \['sercet'\], but not for 'secret'"):
+        fed.sum("secret", payloads(generator))
+    assert len(fed.ledger) == 0
+
+
+@pytest.mark.parametrize("wrong", [AdditivePads, "Paillier", {"w": AdditivePads}, {"w": None}])
+def test_what_is_no_backend_does_not_pass_for_one(wrong: Any) -> None:
+    with pytest.raises(TypeError, match=r"privacy must be a SecureAggregation, .* and not its class"):
+        federation(wrong)
+    with pytest.raises(TypeError, match="differential_privacy must be a GaussianMechanism"):
+        federation(None, differential_privacy=wrong)
+
+
+def test_keys_of_before_a_resume_are_gone(generator: torch.Generator) -> None:
+    backend = AdditivePads()
+    fed = federation(backend)
+    fed.mean("w", payloads(generator))
+    state = fed.state_dict()
+    fed.mean("w", payloads(generator))
+    fed.load_state_dict(state)
+    fed.mean("w", payloads(generator))
+    assert len(happened(backend, "enrol")) == 2 * 5
+    ids = [entry[3] for entry in happened(backend, "open_round") if entry[1] == SERVER]
+    assert len({round_id.call for round_id in ids}) == 3
+
+
+def test_a_client_that_refuses_its_key_can_enrol_again(generator: torch.Generator) -> None:
+    backend = AdditivePads()
+    fed = federation(backend)
+    refuse = ["greet"]
+
+    def hear(self: PadClient, step: str, message: bytes) -> None:
+        if step in refuse and self.name == "b":
+            refuse.clear()
+            raise KeyCheckError("b does not like this key")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PadClient, "hear", hear)
+        with pytest.raises(KeyCheckError, match="does not like"):
+            fed.mean("w", payloads(generator))
+        assert sorted(fed.mean("w", payloads(generator))) == NAMES
+
+
+def test_a_sum_that_cannot_be_unpacked_fails_for_all_and_is_not_kept(generator: torch.Generator) -> None:
+    fed = federation(None, participation=Schedule([["a", "b"]]))
+    sent = {name: {"n": torch.tensor([200], dtype=torch.uint8)} for name in NAMES}
+    with pytest.raises(RangeError, match="entry 'n' goes from 400 to 400"):
+        fed.sum("w", sent, to=["a", "t"])
+    assert fed.catch_up("w") == {}
+
+
+def test_a_complex_entry_fails_once_and_leaves_nothing_behind(generator: torch.Generator) -> None:
+    fed = federation(None)
+    with pytest.raises(PayloadError, match="complex64"):
+        fed.mean("w", {"a": {"z": torch.zeros(1, dtype=torch.complex64)}})
+    assert sorted(fed.mean("w", payloads(generator))) == NAMES
 
 
 def test_catching_up_works_while_the_server_holds_no_key(generator: torch.Generator) -> None:

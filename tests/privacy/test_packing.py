@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedlit.privacy import FixedPoint, InputError, Plain, RangeError
+from fedlit.privacy import DecodeError, FixedPoint, InputError, Plain, QuorumError, RangeError
 from fedlit.privacy.packing import pack, relative_weights, schema_of, unpack
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.int8, torch.bool]
@@ -24,7 +24,9 @@ def test_a_payload_is_packed_in_its_order() -> None:
     payload = {"b": torch.tensor([[1.0, 2.0], [3.0, 4.0]]), "a": torch.tensor(5.0), "none": torch.zeros(0, 3)}
     for codec in (None, FixedPoint()):
         assert pack(payload, codec).tolist() == [1.0, 2.0, 3.0, 4.0, 5.0]
-        assert pack(payload, codec, weight=0.5).tolist() == [0.5, 1.0, 1.5, 2.0, 2.5, 0.5]
+        # on the grid, the weight is counted in steps of 2^-24 and sent as half of 2^24 steps of 2^-20
+        last = 0.5 if codec is None else 8.0
+        assert pack(payload, codec, weight=0.5).tolist() == [0.5, 1.0, 1.5, 2.0, 2.5, last]
 
 
 @pytest.mark.parametrize(
@@ -111,10 +113,38 @@ def test_a_sum_that_leaves_its_integer_type_is_refused_and_does_not_wrap() -> No
             backend.sum({"a": payload, "b": payload})
 
 
+def test_what_is_wider_than_it_can_be_exact_is_refused() -> None:
+    with pytest.raises(RangeError, match=r"entry 'n' has an integer of 9\.0072e\+15"):
+        Plain().sum({"a": {"n": torch.tensor([2**53 + 2])}})
+    big = {"n": torch.tensor([2**53 - 1])}
+    with pytest.raises(RangeError, match="entry 'n' goes from"):
+        Plain().sum({"a": big, "b": big})
+    half = {"h": torch.tensor([60000.0]).half()}
+    with pytest.raises(RangeError, match=r"leaves the range of torch\.float16"):
+        Plain().sum({"a": half, "b": half})
+
+
+def test_plain_vectors_of_unequal_length_are_refused_and_not_broadcast() -> None:
+    with pytest.raises(DecodeError, match="rows of equal type and length"):
+        Plain().server().aggregate({"a": torch.ones(3), "b": torch.ones(1)})
+    with pytest.raises(QuorumError, match="no vector"):
+        Plain().server().aggregate({})
+    with pytest.raises(DecodeError, match="a total of 4 numbers is no sum of payloads with 3"):
+        unpack(torch.zeros(4), schema_of({"w": torch.zeros(3)}), None, weighted=False)
+
+
+def test_a_coarse_grid_still_weighs_finely() -> None:
+    codec = FixedPoint(fraction_bits=0, bound=1000.0)
+    sent = {"a": {"w": torch.tensor([0.0])}, "b": {"w": torch.tensor([1000.0])}}
+    assert Plain(codec).mean(sent, {"a": 1.0, "b": 3.0})["w"].item() == pytest.approx(750.0, abs=0.5)
+    small = FixedPoint(fraction_bits=20, bound=0.5)  # a bound below the largest weight, which is 1
+    assert Plain(small).mean({"a": {"w": torch.tensor([0.25])}})["w"].item() == 0.25
+
+
 def test_weights_are_on_the_grid_so_that_a_mean_of_equals_is_itself() -> None:
-    codec = FixedPoint(fraction_bits=4, bound=8.0)
+    codec = FixedPoint(fraction_bits=4, bound=8.0)  # 128 steps up to the bound
     weights = relative_weights({"a": 3.0, "b": 1.0, "c": 1e-9}, ["a", "b", "c"], codec)
-    assert weights == {"a": 1.0, "b": 5 / 16, "c": 1 / 16}  # 1/3 is nearest to 5/16; at least one step
+    assert weights == {"a": 1.0, "b": 43 / 128, "c": 1 / 128}  # 1/3 is nearest to 43/128; at least one step
     equal = {name: {"w": torch.tensor([4.0])} for name in weights}
     assert Plain(codec).mean(equal, {"a": 3.0, "b": 1.0, "c": 1e-9})["w"].item() == 4.0
 

@@ -464,13 +464,28 @@ def test_keys_that_can_be_factored_are_refused(bits: int) -> None:
         ({"key_bits": 10**6}, "multiple of 16"),
         ({"max_clients": 1}, "max_clients must be at least 2"),
         ({"workers": 0}, "workers must be at least 1"),
-        ({"codec": FixedPoint(50, 4.0), "max_clients": 2**12}, "exceed 63 bits"),
-        ({"codec": FixedPoint(50, 4.0), "max_clients": 2**10, "key_bits": 64}, "key_bits must be at least 65"),
     ],
 )
 def test_arguments_out_of_range_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         backend(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"max_clients": 2**12}, "63 bits hold only"),
+        ({"max_clients": 2**10, "key_bits": 64}, "key_bits must be at least 65"),
+    ],
+)
+def test_sums_beyond_the_headroom_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(RangeError, match=message):
+        backend(codec=FixedPoint(50, 4.0), **arguments)
+
+
+def test_a_backend_shows_its_settings() -> None:
+    shown = repr(backend(max_clients=5, codec=FixedPoint(10, 2.0)))
+    assert shown == "Paillier(codec=FixedPoint(fraction_bits=10, bound=2), key_bits=512, max_clients=5)"
 
 
 def test_a_missing_phe_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,6 +112,18 @@ def test_clients_that_come_back_clip_around_what_they_caught_up_with() -> None:
     assert difference(module, start) < 8 * clip
 
 
+def test_a_trained_module_is_clipped_around_the_weights_it_has_when_a_mechanism_is_added() -> None:
+    """Not around zero, nor around those it was built with."""
+    module = train(4)
+    before = torch.cat([tensor.flatten() for tensor in weights(module, "fonts").values()])
+    clip = 1e-3
+    run = trainer(1, strategy={"differential_privacy": GaussianMechanism(clip, 1e-6)})
+    run.fit(module, digits(target_labels=30))
+    after = torch.cat([tensor.flatten() for tensor in weights(module, "fonts").values()])
+    assert 0 < float((after - before).norm()) <= clip + 1e-4
+    assert float(before.norm()) > 1
+
+
 def test_spent_privacy_and_public_weights_survive_a_resume_in_the_middle_of_a_run(tmp_path: Path) -> None:
     pytest.importorskip("dp_accounting")
     mechanism = GaussianMechanism(clip_norm=1e-3, noise_multiplier=1.0)

@@ -1,0 +1,314 @@
+"""What the base of homomorphic backends promises whatever the scheme: enrolment, rounds, which totals are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedlit.privacy import (
+    AuthenticationError,
+    DecodeError,
+    FixedPoint,
+    InputError,
+    KeyCheckError,
+    QuorumError,
+    RangeError,
+    ReplayError,
+    RoundId,
+)
+from fedlit.privacy.base import Description, run_steps
+from fedlit.privacy.shared_key import (
+    HomomorphicScheme,
+    PrivateKey,
+    PublicKey,
+    SharedKeyAggregation,
+    SharedKeyClient,
+    SharedKeyServer,
+)
+
+NAMES = ["a", "b", "c"]
+
+
+class Clear(PrivateKey, PublicKey, HomomorphicScheme):
+    """A scheme that hides nothing, for what does not depend on the scheme."""
+
+    def generate(self) -> tuple[bytes, bytes]:
+        return b"private", b"public"
+
+    def private_key(self, private: bytes, public: bytes) -> PrivateKey:
+        return self
+
+    def public_key(self, public: bytes) -> PublicKey:
+        return self
+
+    def encrypt(self, vector: Tensor) -> bytes:
+        return vector.double().numpy().tobytes()
+
+    def decrypt(self, body: bytes, length: int, num_clients: int) -> Tensor:
+        return torch.frombuffer(bytearray(body), dtype=torch.float64)
+
+    def add(self, bodies: Sequence[bytes], length: int) -> bytes:
+        return torch.stack([self.decrypt(body, length, 1) for body in bodies]).sum(0).numpy().tobytes()
+
+
+class Summing(SharedKeyAggregation):
+    def __init__(self, codec: FixedPoint | None = None, max_clients: int = 8) -> None:
+        self.codec = codec or FixedPoint()
+        self.max_clients = max_clients
+
+    @property
+    def scheme(self) -> HomomorphicScheme:
+        return Clear()
+
+    def check_headroom(self, num_clients: int) -> None:
+        if num_clients > self.max_clients:
+            raise RangeError("too many")
+
+    def error_bound(self, num_clients: int) -> float:
+        return 0.0
+
+    def describe(self) -> Description:
+        raise NotImplementedError
+
+
+class Parties:
+    """A federation with its own key; ``clients`` and ``server`` are what its backend makes."""
+
+    def __init__(self, backend: SharedKeyAggregation | None = None) -> None:
+        self.backend = backend or Summing()
+        self.clients: dict[str, Any] = {name: self.backend.client(name) for name in NAMES}
+        self.server: Any = self.backend.server()
+        for party in (*self.clients.values(), self.server):
+            party.enrol(NAMES)
+        run_steps(self.backend.enrolment, self.clients, self.server)
+
+    def open(self, call: int, channel: str = "w", names: Sequence[str] = NAMES) -> None:
+        for party in (*(self.clients[name] for name in names), self.server):
+            party.open_round(RoundId(call // 10, channel, call), names)
+
+    def total(self, call: int, channel: str = "w", names: Sequence[str] = NAMES, length: int = 4) -> Tensor:
+        self.open(call, channel, names)
+        value = torch.full((length,), call / 64)
+        total: Tensor = self.server.aggregate({name: self.clients[name].protect(value) for name in names})
+        return total
+
+
+@pytest.fixture
+def parties() -> Parties:
+    return Parties()
+
+
+# -------------------------------------------------------------------------------- totals of which round
+
+
+def test_a_total_older_than_one_that_was_read_is_refused(parties: Parties) -> None:
+    old, new = parties.total(4), parties.total(7)
+    client = parties.clients["a"]
+    assert client.reveal(new, 3).tolist() == [3 * 7 / 64] * 4
+    with pytest.raises(ReplayError, match=r"call 4 on channel 'w' is older than the one of call 7"):
+        client.reveal(old, 3)
+    assert client.reveal(new, 3).tolist() == [3 * 7 / 64] * 4  # several receivers may share a client
+
+
+def test_a_client_that_was_away_reads_a_total_that_others_have_read(parties: Parties) -> None:
+    """It has opened no round, and knows the channel and the call from the total alone."""
+    old, new = parties.total(4, names=["a", "b"]), parties.total(7, names=["a", "b"])
+    parties.clients["a"].reveal(new, 2)
+    late = parties.clients["c"]
+    assert late.reveal(old, 2).tolist() == [2 * 4 / 64] * 4
+    assert late.reveal(new, 2).tolist() == [2 * 7 / 64] * 4
+    with pytest.raises(ReplayError):
+        late.reveal(old, 2)
+
+
+def test_each_channel_has_totals_of_its_own_age(parties: Parties) -> None:
+    weights, steps = parties.total(4, "weights"), parties.total(7, "steps")
+    client = parties.clients["b"]
+    client.reveal(steps, 3)
+    assert client.reveal(weights, 3).tolist() == [3 * 4 / 64] * 4
+
+
+def test_a_refused_total_makes_no_other_one_old(parties: Parties) -> None:
+    old, new = parties.total(4), parties.total(7)
+    client = parties.clients["a"]
+    with pytest.raises(AuthenticationError):
+        client.reveal(new, 2)
+    changed = new.clone()
+    changed[-1] ^= 1
+    with pytest.raises(AuthenticationError):
+        client.reveal(changed, 3)
+    client.reveal(old, 3)
+
+
+@pytest.mark.parametrize("position", range(28, 28 + 69))
+def test_no_byte_of_what_a_total_says_of_itself_can_be_changed(parties: Parties, position: int) -> None:
+    total = parties.total(4)
+    total[position] ^= 1
+    with pytest.raises(AuthenticationError):
+        parties.clients["a"].reveal(total, 3)
+
+
+def test_a_new_enrolment_forgets_the_age_of_totals(parties: Parties) -> None:
+    parties.clients["a"].reveal(parties.total(7), 3)
+    for party in (*parties.clients.values(), parties.server):
+        party.enrol(NAMES)
+    run_steps(parties.backend.enrolment, parties.clients, parties.server)
+    parties.clients["a"].reveal(parties.total(4), 3)
+
+
+# -------------------------------------------------------------------------------- totals sealed anew
+
+
+@pytest.mark.parametrize("length", [0, 1, 4])
+def test_a_total_sealed_anew_is_read_as_it_was(parties: Parties, length: int) -> None:
+    total = torch.linspace(-1, 1, length, dtype=torch.float64)
+    sealed = parties.clients["a"].reissue(total, 2)
+    assert torch.equal(parties.clients["b"].reveal(sealed, 2), total)
+    with pytest.raises(AuthenticationError, match="2 vectors, 3 were announced"):
+        parties.clients["b"].reveal(sealed, 3)
+
+
+def test_a_total_sealed_anew_is_as_old_as_the_one_that_it_repeats(parties: Parties) -> None:
+    author, reader = parties.clients["a"], parties.clients["b"]
+    first = author.reveal(parties.total(4, "w"), 3)
+    author.reveal(parties.total(5, "other"), 3)
+    sealed = author.reissue(first, 3)
+    reader.reveal(parties.total(9, "other"), 3)
+    assert torch.equal(reader.reveal(sealed, 3), first)
+    reader.reveal(parties.total(10, "w"), 3)
+    with pytest.raises(ReplayError, match="call 4 on channel 'w'"):
+        reader.reveal(sealed, 3)
+
+
+def test_a_total_from_before_a_resume_is_read_until_something_newer_was(parties: Parties) -> None:
+    author, reader = parties.clients["a"], parties.clients["b"]
+    restored = torch.ones(3, dtype=torch.float64)
+    sealed = author.reissue(restored, 3)
+    for _ in range(2):
+        assert torch.equal(reader.reveal(sealed, 3), restored)
+    total = parties.total(0)
+    reader.reveal(total, 3)
+    with pytest.raises(ReplayError):
+        reader.reveal(sealed, 3)
+    author.reveal(total, 3)  # whoever is as far as the reader can seal what is from before the resume
+    assert torch.equal(reader.reveal(author.reissue(restored, 3), 3), restored)
+
+
+def test_a_server_cannot_give_a_sealed_total_another_round(parties: Parties) -> None:
+    from fedlit.privacy import shared_key
+
+    author, reader = parties.clients["a"], parties.clients["b"]
+    sealed = author.reissue(author.reveal(parties.total(4), 3), 3)
+    link = parties.server._link
+    bound_to, length, added, body = shared_key._unframe(link, "total", sealed)
+    newer = RoundId(bound_to.round_id.round_idx, "w", 9)
+    digest = shared_key._about_sealed(newer, length, added)
+    with pytest.raises(AuthenticationError):
+        reader.reveal(shared_key._frame(link, "total", shared_key._Binding(newer, digest), length, added, body), 3)
+
+
+# -------------------------------------------------------------------------------- what is refused in enrolment
+
+
+def client_and_server() -> tuple[SharedKeyClient, SharedKeyServer]:
+    return SharedKeyClient("a", Summing()), SharedKeyServer(Summing())
+
+
+@pytest.mark.parametrize("step", ["nonsense", "", "shares"])
+def test_unknown_steps_are_refused(parties: Parties, step: str) -> None:
+    client, server = parties.clients["a"], parties.server
+    for call in (lambda: client.say(step), lambda: client.hear(step, b""), lambda: server.relay(step, {})):
+        with pytest.raises(ValueError, match=f"steps .'identities', 'keys'., got '{step}'"):
+            call()
+
+
+def test_parties_without_a_roster_hear_and_relay_nothing() -> None:
+    client, server = client_and_server()
+    said = dict.fromkeys(NAMES, bytes(32))
+    calls: list[Callable[[], object]] = [
+        *(lambda step=step: client.hear(step, b"x") for step in ("identities", "keys")),  # type: ignore[misc]
+        *(lambda step=step: server.relay(step, said) for step in ("identities", "keys")),  # type: ignore[misc]
+    ]
+    for call in calls:
+        with pytest.raises(KeyCheckError, match="call enrol first"):
+            call()
+
+
+def test_keys_are_not_relayed_before_identities() -> None:
+    _, server = client_and_server()
+    server.enrol(NAMES)
+    with pytest.raises(KeyCheckError, match="relay 'identities' first"):
+        server.relay("keys", {"a": b"deal"})
+
+
+def test_a_client_enrols_in_a_roster_that_names_it() -> None:
+    with pytest.raises(KeyCheckError, match="not in the roster"):
+        client_and_server()[0].enrol(["b", "c"])
+
+
+# -------------------------------------------------------------------------------- what is refused in a round
+
+
+def test_rounds_of_strangers_are_refused_by_both(parties: Parties) -> None:
+    for party in (parties.clients["a"], parties.server):
+        with pytest.raises(KeyCheckError, match=r"clients \['x'\] are not in the roster"):
+            party.open_round(RoundId(0, "w", 0), ["a", "x"])
+    with pytest.raises(KeyCheckError, match="not in the round among"):
+        parties.clients["a"].open_round(RoundId(0, "w", 0), ["b", "c"])
+
+
+def test_rounds_of_too_few_or_too_many_are_refused_by_both() -> None:
+    parties = Parties(Summing(max_clients=2))
+    for party in (parties.clients["a"], parties.server):
+        with pytest.raises(QuorumError, match="hides nothing of fewer than 2"):
+            party.open_round(RoundId(0, "w", 0), ["a"])
+        with pytest.raises(RangeError):
+            party.open_round(RoundId(0, "w", 0), NAMES)
+
+
+def test_a_refused_round_leaves_no_earlier_one_open(parties: Parties) -> None:
+    parties.open(0)
+    messages = {name: parties.clients[name].protect(torch.ones(2)) for name in "ab"}
+    for party in (parties.clients["c"], parties.server):
+        with pytest.raises(QuorumError):
+            party.open_round(RoundId(0, "w", 1), ["c"])
+    with pytest.raises(ReplayError):
+        parties.clients["c"].protect(torch.ones(2))
+    with pytest.raises(ReplayError):
+        parties.server.aggregate(messages)
+
+
+def test_parties_that_are_not_enrolled_open_no_round() -> None:
+    for party in client_and_server():
+        with pytest.raises(KeyCheckError):
+            party.open_round(RoundId(0, "w", 0), NAMES)
+
+
+@pytest.mark.parametrize("shape", [(), (2, 3), (0, 2)])
+def test_only_vectors_are_protected_and_sealed(parties: Parties, shape: tuple[int, ...]) -> None:
+    parties.open(0)
+    client = parties.clients["a"]
+    with pytest.raises(InputError, match=r"must have shape \(n,\)"):
+        client.protect(torch.zeros(shape))
+    with pytest.raises(InputError, match=r"must have shape \(n,\)"):
+        client.reissue(torch.zeros(shape), 2)
+    assert len(client.protect(torch.zeros(6)))
+
+
+@pytest.mark.parametrize("wrong", [b"xx", None, torch.zeros(200), torch.zeros(2, 100).byte(), torch.zeros(50).byte()])
+def test_what_is_no_message_is_refused_by_both(parties: Parties, wrong: Any) -> None:
+    parties.open(0)
+    good = parties.clients["b"].protect(torch.ones(2))
+    with pytest.raises(DecodeError):
+        parties.server.aggregate({"a": wrong, "b": good})
+    with pytest.raises(DecodeError):
+        parties.clients["a"].reveal(wrong, 2)
+
+
+def test_a_backend_shows_its_settings_and_no_key(parties: Parties) -> None:
+    shown = "Summing(codec=FixedPoint(fraction_bits=20, bound=32), max_clients=8)"
+    assert repr(parties.backend) == shown
