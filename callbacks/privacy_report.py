@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from rich import box
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
 from rich.table import Table
+from rich.text import Text
 
 from fedlit.callbacks.shared import LOGGING_CHANNELS, federated, show
-from fedlit.federation import KEYS, SERVER, Federation
-from fedlit.privacy import Description
+from fedlit.federation import KEYS, Federation
+from fedlit.privacy import Accountant, Description
 
 NOT_PROTECTED = (
     "What a sum itself tells, round after round, is not hidden by any backend: only differential privacy limits it.",
@@ -20,9 +25,19 @@ NOT_PROTECTED = (
     "Watched numbers (channels 'metrics' and 'oracle': losses, accuracies) and messages from client to client are sent "
     "in the clear.",
     "The processes of a run are joined without encryption or authentication: use a private network or a tunnel.",
+    "The server is part of process 0 and shares its memory with the clients placed there, at least one: whoever runs "
+    "that process has their keys. If a backend's clients share one key, vectors are hidden from the server only as far "
+    "as whoever runs process 0 is trusted not to use it.",
+    "Checkpoints gather every client's weights and optimiser state at process 0, outside the ledger.",
     "Clients are trusted to follow the protocol; nothing keeps one from sending a poisoned vector.",
 )
 """What no backend protects, in words."""
+
+_WIDTH = 120
+"""Columns of the printed report in a file or a pipe."""
+
+_LABEL, _CHANNEL = 20, 40
+"""Columns of the printed report for the names of its rows, and least columns for each of several channels."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +65,7 @@ class ChannelReport:
 
 @dataclass(frozen=True)
 class Report:
-    """What a run hid from whom.
+    """What a run hid from whom; `rich` prints it as tables.
 
     Args:
         channels: All that carried messages of the method.
@@ -66,45 +81,63 @@ class Report:
     not_protected: tuple[str, ...] = NOT_PROTECTED
 
     def to_json(self) -> str:
-        """The fields as a JSON object."""
-        return json.dumps(asdict(self), indent=2, allow_nan=False)
+        """The fields as a JSON object; an epsilon that is not finite, as with next to no noise, is ``null``."""
+        epsilons = {name: _finite(getattr(self, name)) for name in ("epsilon_message", "epsilon_sum")}
+        return json.dumps(asdict(self) | epsilons, indent=2, allow_nan=False)
 
-    def table(self) -> Table:
-        """One column per channel, one row per statement."""
-        table = Table(title="privacy report", box=box.SIMPLE_HEAD, pad_edge=False)
-        table.add_column("")
-        for report in self.channels:
-            table.add_column(report.channel, overflow="fold")
-        for name, cells in self._rows():
-            table.add_row(name, *cells)
-        return table
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """As many channels side by side as there is room for, then what is not protected."""
+        yield Text("privacy report" if self.channels else "privacy report: nothing is sent", style="bold")
+        together = max(1, (options.max_width - _LABEL) // _CHANNEL)
+        for first in range(0, len(self.channels), together):
+            yield _table(self.channels[first : first + together])
+        if self.epsilon_message is not None:
+            yield Text(f"epsilon {self.epsilon_message:.3g} by message, {self.epsilon_sum:.3g} by sum, at most")
+        yield Text("Not protected:")
+        for line in self.not_protected:
+            note = Table.grid(padding=(0, 1))
+            note.add_row("-", Text(line))
+            yield note
 
-    def _rows(self) -> list[tuple[str, list[str]]]:
-        rows = []
-        for item in fields(Description):
-            text = [
-                "no secure sum: from client to client" if report.description is None and item.name == "backend"
-                else "-" if report.description is None
-                else _words(getattr(report.description, item.name))
-                for report in self.channels
-            ]  # fmt: skip
-            rows.append((item.name.replace("_", " "), text))
-        rows.append(("bytes up", [f"{report.bytes_up:,}" for report in self.channels]))
-        rows.append(("bytes down", [f"{report.bytes_down:,}" for report in self.channels]))
-        rows.append(("bytes of keys", [f"{report.bytes_keys:,}" for report in self.channels]))
-        noise = [
-            "none" if report.clip_norm is None else f"clip {report.clip_norm:g}, noise {report.noise_multiplier:g}"
-            for report in self.channels
-        ]
-        rows.append(("differential privacy", noise))
-        return rows
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        """A width that is good to read where there is no screen to fit it to."""
+        return Measurement(_WIDTH, _WIDTH)
+
+
+def _table(channels: Sequence[ChannelReport]) -> Table:
+    """One column per channel, one row per statement."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("", no_wrap=True)
+    for report in channels:
+        table.add_column(report.channel, overflow="fold")
+    for item in fields(Description):
+        table.add_row(item.name.replace("_", " "), *(_described(report, item.name) for report in channels))
+    table.add_row("bytes up", *(f"{report.bytes_up:,}" for report in channels))
+    table.add_row("bytes down", *(f"{report.bytes_down:,}" for report in channels))
+    table.add_row("bytes of keys", *(f"{report.bytes_keys:,}" for report in channels))
+    table.add_row("differential privacy", *(_noise(report) for report in channels))
+    return table
+
+
+def _described(report: ChannelReport, field: str) -> str:
+    if report.description is None:
+        return "no secure sum: from client to client" if field == "backend" else "-"
+    value = getattr(report.description, field)
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _noise(report: ChannelReport) -> str:
+    return "none" if report.clip_norm is None else f"clip {report.clip_norm:g}, noise {report.noise_multiplier:g}"
+
+
+def _finite(number: float | None) -> float | None:
+    return number if number is not None and math.isfinite(number) else None
 
 
 def report(federation: Federation) -> Report:
     """Sum up what a federation has sent so far, and under whose protection."""
     ledger = federation.ledger
     sent = ledger.bytes_by_channel()
-    summed = {entry.channel for entry in ledger if SERVER in (entry.sender, entry.receiver)}
     channels = []
     for channel in sent:
         if channel in LOGGING_CHANNELS or channel.endswith(KEYS):
@@ -114,7 +147,7 @@ def report(federation: Federation) -> Report:
         channels.append(
             ChannelReport(
                 channel=channel,
-                description=federation.backend(channel).describe() if channel in summed else None,
+                description=federation.backend(channel).describe() if channel in federation.summed_channels else None,
                 bytes_up=up,
                 bytes_down=down,
                 bytes_keys=sent.get(channel + KEYS, 0),
@@ -148,6 +181,15 @@ class PrivacyReport(Callback):
         self.json = json
         self.print_table = print_table
 
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Find out before training whether privacy losses can be computed.
+
+        Raises:
+            ImportError: If there is differential privacy, but not the accountant's library.
+        """
+        if federated(pl_module, self).federation.has_mechanism:
+            Accountant().epsilon("nobody", delta=0.5)
+
     def on_round_end(self, trainer: Trainer, module: LightningModule, round_idx: int) -> None:
         """Log what has been spent so far."""
         method = federated(module, self)
@@ -166,11 +208,4 @@ class PrivacyReport(Callback):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(summed.to_json() + "\n", encoding="utf-8")
         if self.print_table:
-            show(summed.table())
-            if summed.epsilon_message is not None:
-                show(f"epsilon {summed.epsilon_message:.3g} by message, {summed.epsilon_sum:.3g} by sum, at most")
-            show("Not protected:\n" + "\n".join(f"- {line}" for line in summed.not_protected))
-
-
-def _words(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+            show(summed)

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedlit.callbacks.shared import LOGGING_CHANNELS, megabytes
-from fedlit.federation import KEYS, SERVER
+from fedlit.federation import KEYS
 from fedlit.module import FederatedModule
 from fedlit.privacy import Description
 
@@ -74,13 +74,6 @@ def summarise(trainer: Trainer, module: FederatedModule, seconds: float) -> RunS
         seconds: From start to end.
     """
     federation = module.federation
-    summed = {
-        entry.channel
-        for entry in federation.ledger
-        if SERVER in (entry.sender, entry.receiver)
-        and entry.channel not in LOGGING_CHANNELS
-        and not entry.channel.endswith(KEYS)
-    }
     sent = federation.ledger.bytes_by_channel()
     return RunSummary(
         method=type(module).__name__,
@@ -94,7 +87,9 @@ def summarise(trainer: Trainer, module: FederatedModule, seconds: float) -> RunS
         seconds_total=seconds,
         processes=trainer.world_size,
         target_sha256=_target_sha256(module),
-        backends={channel: federation.backend(channel).describe() for channel in sent if channel in summed},
+        backends={
+            channel: federation.backend(channel).describe() for channel in sent if channel in federation.summed_channels
+        },
     )
 
 

@@ -42,12 +42,29 @@ from fedlit.callbacks import (
 from fedlit.data import DatasetLayoutError, DatasetNotFoundError, DomainDataModule
 from fedlit.federation import FederationError, RosterError
 from fedlit.module import FederatedModule
+from fedlit.privacy import PrivacyError
 
 _LINKED = ("clients", "target", "num_classes")
 """Arguments of the model that come from the data module."""
 
-_EXTRAS = {"wandb": "wandb", "tensorboard": "tensorboard", "phe": "paillier", "gmpy2": "paillier", "tenseal": "he"}
+_EXTRAS = {
+    "wandb": "wandb",
+    "tensorboard": "tensorboard",
+    "phe": "paillier",
+    "gmpy2": "paillier",
+    "tenseal": "he",
+    "dp_accounting": "dp",
+}
 """Optional libraries, and the extra that installs each."""
+
+_INSTALL = "pip install 'fedlit["
+"""How an `ImportError` of fedlit names the extra that is missing."""
+
+_REASON = re.compile(r"^ *- (?:Problem with given class_path .*:\n *)?(.+)$", re.MULTILINE)
+"""Why one of an argument's types was not taken, in the words of jsonargparse or of a constructor."""
+
+_NOT_A_REASON = ("Does not validate against any", "Expected a", "Not a valid", "Parser key")
+"""What jsonargparse says of types that were not meant."""
 
 
 _KEY_VALUE = re.compile(r"[A-Za-z_][\w.]*=")
@@ -114,10 +131,14 @@ class FedlitCLI(LightningCLI):
         try:
             super().instantiate_classes()
         except (ValueError, TypeError) as error:
+            text = _plain_words(error)
+            if _INSTALL in text:  # an ImportError, before jsonargparse made another error of it
+                raise ImportError(text) from error
             missing = next((item for item in _chain(error) if isinstance(item, ModuleNotFoundError)), None)
             if missing is not None:
                 raise missing from error
-            sys.exit(f"fedlit: {type(error).__name__}: {_plain_words(error)}")
+            key = _key_of(text, self.config[self.subcommand])
+            sys.exit(f"fedlit: {type(error).__name__}: {text}{'' if key is None else f' ({key})'}")
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """A Trainer with fedlit's callbacks, except those that the configuration has already."""
@@ -222,14 +243,24 @@ def main(args: list[str] | None = None) -> None:
     quieten()
     try:
         _main(_normalise(sys.argv[1:] if args is None else args))
-    except (RosterError, FederationError, DatasetNotFoundError, DatasetLayoutError) as error:
+    except (RosterError, FederationError, PrivacyError, DatasetNotFoundError, DatasetLayoutError) as error:
         sys.exit(f"fedlit: {type(error).__name__}: {error}")
-    except ModuleNotFoundError as error:
-        library = (error.name or "").split(".")[0]
-        extra = _EXTRAS.get(library) or next((e for name, e in _EXTRAS.items() if f"`{name}" in str(error)), None)
-        if extra is None:
+    except ImportError as error:
+        advice = _what_to_install(error)
+        if advice is None:
             raise
-        sys.exit(f"fedlit: this configuration needs an optional library: pip install 'fedlit[{extra}]' ({error})")
+        sys.exit(f"fedlit: {advice}")
+
+
+def _what_to_install(error: ImportError) -> str | None:
+    """The extra that is missing, in a sentence; ``None`` if it is another library."""
+    if _INSTALL in str(error):
+        return str(error)
+    library = (error.name or "").split(".")[0]
+    extra = _EXTRAS.get(library) or next((e for name, e in _EXTRAS.items() if f"`{name}" in str(error)), None)
+    if extra is None:
+        return None
+    return f"this configuration needs an optional library: {_INSTALL}{extra}]' ({error})"
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -241,9 +272,16 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 def _plain_words(error: Exception) -> str:
     """What a constructor said, out of what jsonargparse makes of it when the argument could have other types."""
     text = str(error)
-    reasons = [line.strip(" -") for line in text.splitlines() if line.strip().startswith("- ")]
-    reasons = [reason for reason in reasons if not reason.startswith(("Expected a", "Not a valid"))]
-    return "; ".join(reasons) if text.startswith("Does not validate") and reasons else text
+    if not text.startswith("Does not validate"):
+        return text
+    reasons = [reason for reason in _REASON.findall(text) if not reason.startswith(_NOT_A_REASON)]
+    return reasons[-1] if reasons else text
+
+
+def _key_of(text: str, config: Any) -> str | None:
+    """Where the configuration has the argument that an error begins with; ``None`` if in no place, or in several."""
+    keys = [key for key in config.keys() if key.split(".")[-1] == text.split(" ")[0]]  # noqa: SIM118 (no mapping)
+    return keys[0] if len(keys) == 1 else None
 
 
 def _main(args: list[str]) -> None:

@@ -124,7 +124,9 @@ class Accountant:
     def record(self, clients: Iterable[str], noise_multiplier: float) -> None:
         """One release of each of ``clients``."""
         for name in clients:
-            self._spent[name] = self._spent.get(name, 0.0) + noise_multiplier**-2
+            # below 1e-150, where the square would overflow, nothing is private
+            spent = noise_multiplier**-2 if noise_multiplier > 1e-150 else math.inf
+            self._spent[name] = self._spent.get(name, 0.0) + spent
 
     @property
     def clients(self) -> list[str]:
@@ -144,6 +146,8 @@ class Accountant:
             raise ImportError("accounting for differential privacy needs: pip install 'fedlit[dp]'") from error
         if client not in self._spent:
             return 0.0
+        if math.isinf(self._spent[client]):
+            return math.inf
         accountant = RdpAccountant()
         accountant.compose(GaussianDpEvent(self._spent[client] ** -0.5))
         return float(accountant.get_epsilon(delta))

@@ -115,6 +115,11 @@ class Aggregation:
             )
         return self.backends.get(channel, self._default)
 
+    @property
+    def channels(self) -> set[str]:
+        """Channels with a total so far."""
+        return set(self._version)
+
     # ---------------------------------------------------------------- one aggregation
 
     def aggregate(

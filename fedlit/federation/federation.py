@@ -398,6 +398,11 @@ class Federation:
         return {name: account.epsilon(name, delta) for name in account.clients}
 
     @property
+    def summed_channels(self) -> set[str]:
+        """Channels over which means or sums were taken so far, each through its backend."""
+        return self._aggregation.channels
+
+    @property
     def named_channels(self) -> set[str]:
         """Channels that ``drops``, ``privacy`` or ``differential_privacy`` name."""
         mechanisms = self._mechanisms if isinstance(self._mechanisms, Mapping) else {}

@@ -252,6 +252,77 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         main(["fit", "--config", "data/digits", "--config", "loggers/tensorboard", "--trainer.max_epochs=1"])
 
 
+@pytest.mark.parametrize(
+    ("library", "privacy", "message"),
+    [
+        ("tenseal", "bfv", "fedlit: BFV and CKKS need TenSEAL: pip install 'fedlit[he]'"),
+        ("tenseal", "ckks", "fedlit: BFV and CKKS need TenSEAL: pip install 'fedlit[he]'"),
+        ("phe", "paillier", "fedlit: Paillier keys need the phe library: pip install 'fedlit[paillier]'"),
+        (
+            "dp_accounting",
+            "differential",
+            "fedlit: accounting for differential privacy needs: pip install 'fedlit[dp]'",
+        ),
+    ],
+)
+def test_backends_name_the_extra_that_they_lack_before_anything_is_trained(
+    library: str, privacy: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] == library]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(SystemExit) as caught:
+        main(["fit", "--config", "experiments/digits_fedavg", "--config", f"privacy/{privacy}"])
+    assert caught.value.code == message
+    assert "round 1" not in capsys.readouterr().out
+
+
+STRATEGY = "trainer.strategy.init_args"
+
+
+@pytest.mark.parametrize(
+    ("privacy", "argument", "message"),
+    [
+        (
+            "plain",
+            "privacy.init_args.codec.init_args.bound=-1",
+            f"ValueError: bound must be positive and finite, got -1.0 ({STRATEGY}.privacy.init_args.codec.bound)",
+        ),
+        (
+            "differential",
+            "differential_privacy.init_args.clip_norm=-1",
+            "ValueError: clip_norm (C) must be positive and finite, got -1.0 "
+            f"({STRATEGY}.differential_privacy.clip_norm)",
+        ),
+        (  # what is inside a mapping from channels has no key
+            "differential",
+            "privacy={weights: {class_path: fedlit.privacy.Plain, init_args: {codec: {bound: -1}}}}",
+            "ValueError: bound must be positive and finite, got -1.0",
+        ),
+    ],
+)
+def test_a_constructor_deep_in_the_configuration_is_heard_alone(privacy: str, argument: str, message: str) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["fit", "--config", "experiments/digits_fedavg", "--config", f"privacy/{privacy}",
+              f"--{STRATEGY}.{argument}"])  # fmt: skip
+    assert caught.value.code == f"fedlit: {message}"
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("codec.init_args={fraction_bits: 20, bound: 0.01}", "RangeError: client 'clean', channel 'weights': "),
+        ("threshold=77", "QuorumError: threshold must be "),
+    ],
+)
+def test_what_a_backend_refuses_in_training_is_told_without_a_traceback(argument: str, message: str) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["fit", "--config", "experiments/digits_fedavg", "--config", "privacy/masking",
+              f"--{STRATEGY}.privacy.init_args.{argument}"])  # fmt: skip
+    assert str(caught.value.code).startswith(f"fedlit: {message}")
+    assert "\n" not in str(caught.value.code)
+
+
 def test_short_names_are_enough() -> None:
     network = ["--model.extractor=Features", "--model.extractor.in_features=64"]
     main(["fit", "--data=Digits", "--data.flatten=true", "--model=SourceOnly", *network, *ONE_BATCH])

@@ -1,0 +1,183 @@
+"""PrivacyReport in real runs: what it says of each channel, what it writes, and how it is printed."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from rich.console import Console
+
+sys.path.insert(0, str(Path(__file__).parent))
+from small_federation import CLIENTS, Blobs, EveryMetric, build, trainer
+
+from fedlit.callbacks import PrivacyReport
+from fedlit.callbacks.privacy_report import NOT_PROTECTED, ChannelReport, Report, report
+from fedlit.methods import FedAvg
+from fedlit.privacy import GaussianMechanism, PairwiseMasking, Plain
+
+
+class Gossip(FedAvg):
+    """FedAvg whose clients also send each other three numbers."""
+
+    def on_round_end(self, round_idx: int) -> None:
+        super().on_round_end(round_idx)
+        local = {client.name: {"mean": torch.zeros(3)} for client in self.federation.local_clients}
+        self.federation.exchange("prototypes", local)
+
+
+def train(folder: Path, method: type[FedAvg] = FedAvg, rounds: int = 2, **strategy: Any) -> Any:
+    module = build(method, weighting="uniform")
+    trainer(rounds, [PrivacyReport()], folder, strategy=strategy).fit(module, Blobs())
+    return module
+
+
+def written(folder: Path) -> Any:
+    return json.loads((folder / "privacy.json").read_text())
+
+
+def printed(what: Report, width: int) -> list[str]:
+    console = Console(width=width)
+    with console.capture() as capture:
+        console.print(what)
+    return capture.get().splitlines()
+
+
+def channel_report(name: str, **kwargs: Any) -> ChannelReport:
+    defaults: dict[str, Any] = {"description": PairwiseMasking().describe(), "bytes_up": 1, "bytes_down": 2}
+    defaults |= {"bytes_keys": 0, "clip_norm": None, "noise_multiplier": None}
+    return ChannelReport(name, **(defaults | kwargs))
+
+
+def test_messages_from_client_to_client_have_no_description(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    module = train(tmp_path, Gossip, privacy={"weights": Plain()})
+    channels = {channel["channel"]: channel for channel in written(tmp_path)["channels"]}
+    assert set(channels) == {"weights", "prototypes"}, "watched numbers are not the method's"
+    assert channels["prototypes"] == {
+        "channel": "prototypes",
+        "description": None,
+        "bytes_up": module.federation.ledger.bytes_by_channel()["prototypes"],
+        "bytes_down": 0,
+        "bytes_keys": 0,
+        "clip_norm": None,
+        "noise_multiplier": None,
+    }
+    assert channels["weights"]["description"]["backend"] == "Plain"
+    assert "no secure sum: from client to client" in capsys.readouterr().out
+
+
+def test_key_material_is_counted_with_its_channel_and_apart_from_its_messages(tmp_path: Path):
+    module = train(tmp_path, privacy=PairwiseMasking())
+    (channel,) = written(tmp_path)["channels"]
+    sent = module.federation.ledger.bytes_by_channel()
+    assert channel["channel"] == "weights"
+    assert channel["bytes_up"] + channel["bytes_down"] == sent["weights"]
+    assert channel["bytes_keys"] == sent["weights/keys"] > 0
+    said = PairwiseMasking().describe()
+    assert channel["description"] == {name: getattr(said, name) for name in said.__dataclass_fields__}
+
+
+def test_the_file_holds_the_report_and_what_nothing_protects(tmp_path: Path):
+    path = tmp_path / "deep" / "book.json"
+    module = build(weighting="uniform")
+    trainer(1, [PrivacyReport(str(path), print_table=False)], tmp_path).fit(module, Blobs())
+    assert path.read_text() == report(module.federation).to_json() + "\n"
+    saved = json.loads(path.read_text())
+    assert set(saved) == {"channels", "epsilon_message", "epsilon_sum", "not_protected"}
+    assert saved["epsilon_message"] is saved["epsilon_sum"] is None
+    assert saved["not_protected"] == list(NOT_PROTECTED)
+    assert any("server is part of process 0" in line for line in NOT_PROTECTED)
+    assert any("Checkpoints gather every client's weights" in line for line in NOT_PROTECTED)
+
+
+def test_fast_dev_run_prints_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    trainer(1, [PrivacyReport()], tmp_path, fast_dev_run=True).fit(build(weighting="uniform"), Blobs())
+    assert not list(tmp_path.rglob("*.json"))
+    assert "privacy report" in capsys.readouterr().out
+
+
+# ---------------------------------------------------------------- differential privacy
+
+
+def test_privacy_losses_are_those_of_the_accountant_after_every_round(tmp_path: Path):
+    accounting = pytest.importorskip("dp_accounting")
+    from dp_accounting.rdp import RdpAccountant
+
+    noise, delta, rounds = 3.0, 1e-4, 2
+    module, seen = build(weighting="uniform"), EveryMetric()
+    strategy = {"privacy": PairwiseMasking(), "differential_privacy": GaussianMechanism(0.5, noise, delta)}
+    trainer(rounds, [PrivacyReport(), seen], tmp_path, strategy=strategy).fit(module, Blobs())
+
+    def epsilon(multiplier: float, releases: int) -> float:
+        accountant = RdpAccountant()
+        accountant.compose(accounting.GaussianDpEvent(multiplier), releases)
+        return float(accountant.get_epsilon(delta))
+
+    together = noise * math.sqrt(len(CLIENTS) - 1)  # equal shares: the sum has the noise of all sources
+    for done, row in enumerate(seen.rows, start=1):
+        assert row["privacy/epsilon"] == pytest.approx(epsilon(noise, done), rel=1e-5)
+        assert row["privacy/epsilon_sum"] == pytest.approx(epsilon(together, done), rel=1e-5)
+    saved = written(tmp_path)
+    assert saved["epsilon_message"] == pytest.approx(epsilon(noise, rounds), rel=1e-9)
+    assert saved["epsilon_sum"] == pytest.approx(epsilon(together, rounds), rel=1e-9)
+    (channel,) = saved["channels"]
+    assert (channel["clip_norm"], channel["noise_multiplier"]) == (0.5, noise)
+
+
+def test_an_infinite_loss_is_null_in_the_file_and_said_in_print():
+    endless = Report([channel_report("weights")], epsilon_message=math.inf, epsilon_sum=2.5)
+    saved = json.loads(endless.to_json())
+    assert (saved["epsilon_message"], saved["epsilon_sum"]) == (None, 2.5)
+    assert "epsilon inf by message, 2.5 by sum, at most" in printed(endless, 80)
+
+
+def test_a_missing_accountant_is_found_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for name in [name for name in sys.modules if name.split(".")[0] == "dp_accounting"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    train(tmp_path, rounds=1)  # needs no accountant
+    module = build(weighting="uniform")
+    run = trainer(1, [PrivacyReport()], tmp_path, strategy={"differential_privacy": GaussianMechanism(1.0, 1.0)})
+    with pytest.raises(ImportError, match=r"pip install 'fedlit\[dp\]'"):
+        run.fit(module, Blobs())
+    assert module.federation.ledger.total_bytes == 0
+    assert run.global_step == 0
+
+
+# ---------------------------------------------------------------- print
+
+
+@pytest.mark.parametrize(("width", "side_by_side"), [(60, 1), (80, 1), (120, 2), (200, 4)])
+def test_no_line_runs_past_the_terminal_and_no_column_is_too_narrow_to_read(width: int, side_by_side: int):
+    names = ["weights", "prototypes", "features", "aligner"]
+    lines = printed(Report([channel_report(name) for name in names], None, None), width)
+    assert max(len(line) for line in lines) <= width
+    headers = [line.split() for line in lines if line.split() and set(line.split()) <= set(names)]
+    assert headers == [names[first : first + side_by_side] for first in range(0, len(names), side_by_side)]
+    words = " ".join(" ".join(lines).split())
+    for text in ("collusion", "Not protected:", "Checkpoints gather every client's weights and optimiser state"):
+        assert text in words
+
+
+def test_a_pipe_gets_a_width_that_is_good_to_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    train(tmp_path, privacy=PairwiseMasking(), rounds=1)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(len(line) for line in lines) <= 120
+    assert any(len(line.rstrip()) > 100 for line in lines)
+
+
+def test_a_method_that_sends_nothing_says_so():
+    assert printed(Report([], None, None), 80)[0] == "privacy report: nothing is sent"
+
+
+def test_other_modules_are_refused_by_name(tmp_path: Path):
+    from lightning.pytorch.demos.boring_classes import BoringModel
+
+    run: pl.Trainer = trainer(1, [PrivacyReport()], tmp_path, federated=False)
+    with pytest.raises(TypeError, match="PrivacyReport watches a FederatedModule, got BoringModel"):
+        run.fit(BoringModel())
