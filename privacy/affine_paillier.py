@@ -31,6 +31,7 @@ from fedlit.privacy.paillier_arithmetic import (
     PublicModulus,
     Slots,
     check_key_bits,
+    check_workers,
     from_bytes,
     generate,
     product_of_powers,
@@ -68,8 +69,7 @@ class PaillierAffine(TwoPartyAffine):
         workers: int | None = None,
     ) -> None:
         check_key_bits(key_bits, insecure_test_keys)
-        if workers is not None and workers < 1:
-            raise ValueError(f"workers must be at least 1, got {workers}")
+        check_workers(workers)
         require_phe()
         self.grid = AffineGrid() if grid is None else grid
         self.key_bits = key_bits

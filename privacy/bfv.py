@@ -12,7 +12,6 @@ from __future__ import annotations
 from typing import Final, final
 
 from fedlit.privacy.base import Description
-from fedlit.privacy.errors import RangeError
 from fedlit.privacy.fixed_point import FixedPoint
 from fedlit.privacy.shared_key import HomomorphicScheme, SharedKeyAggregation
 from fedlit.privacy.tenseal_keys import Parameters, VectorScheme
@@ -51,11 +50,6 @@ class BFV(SharedKeyAggregation):
     def scheme(self) -> HomomorphicScheme:
         """BFV through TenSEAL."""
         return self._scheme
-
-    def check_headroom(self, num_clients: int) -> None:
-        """Raise a `RangeError` unless there are at most ``max_clients``."""
-        if num_clients > self.max_clients:
-            raise RangeError(f"a sum over {num_clients} clients was asked for, but max_clients is {self.max_clients}")
 
     def error_bound(self, num_clients: int) -> float:
         """Half a step per client: the sum itself is exact."""

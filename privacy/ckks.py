@@ -76,11 +76,6 @@ class CKKS(SharedKeyAggregation):
         """CKKS through TenSEAL."""
         return self._scheme
 
-    def check_headroom(self, num_clients: int) -> None:
-        """Raise a `RangeError` unless there are at most ``max_clients``."""
-        if num_clients > self.max_clients:
-            raise RangeError(f"a sum over {num_clients} clients was asked for, but max_clients is {self.max_clients}")
-
     def error_bound(self, num_clients: int) -> float:
         """Noise, rounding and floating-point error, each at its worst: see the module. It does not happen by chance."""
         encryption = PARAMETERS.degree * (LARGEST_NOISE + 0.5) / PARAMETERS.scale

@@ -47,7 +47,7 @@ from torch import Tensor
 
 from fedlit.privacy import frames, shamir
 from fedlit.privacy.base import AggregationClient, AggregationServer, Description, RoundId, SecureAggregation
-from fedlit.privacy.errors import AuthenticationError, DecodeError, InputError, KeyCheckError, QuorumError, ReplayError
+from fedlit.privacy.errors import AuthenticationError, DecodeError, KeyCheckError, QuorumError, ReplayError
 from fedlit.privacy.fixed_point import FixedPoint
 from fedlit.privacy.frames import pack_fields, unpack_fields
 from fedlit.privacy.links import TAG_BYTES, KeyPair, round_digest
@@ -66,6 +66,7 @@ from fedlit.privacy.masking_round import (
     read_header,
     write_header,
 )
+from fedlit.privacy.packing import check_equally_long, check_row
 
 _SURVIVED, _DROPPED = b"survived", b"dropped"
 
@@ -317,8 +318,7 @@ class MaskingClient(AggregationClient):
             raise ReplayError(
                 f"client {self.name!r} has protected a vector in this round: the same masks would show how two differ"
             )
-        if vector.dim() != 1:
-            raise InputError(f"a vector to protect must have shape (n,), got {tuple(vector.shape)}: flatten it")
+        check_row("vector to protect", vector)
         vector = vector.detach().cpu()
         self._backend.codec.check(vector)
         peers = list(opened.mask_keys)
@@ -669,8 +669,7 @@ class MaskingServer(AggregationServer):
         agreed.check_left(messages, "survived")
         vectors = [self._numbers(name, message, agreed) for name, message in messages.items()]
         lengths = {name: len(vector) for name, vector in zip(messages, vectors, strict=True)}
-        if len(set(lengths.values())) > 1:
-            raise DecodeError(f"vectors to be added must be equally long, got {lengths}")
+        check_equally_long(lengths)
         return vectors
 
     @staticmethod

@@ -80,6 +80,18 @@ def _weight_steps(codec: FixedPoint) -> int:
     return min(codec.limit, 1 << 24)
 
 
+def check_row(what: str, vector: Tensor) -> None:
+    """Raise an `InputError` unless ``vector`` has shape (n,); ``what`` names it."""
+    if vector.dim() != 1:
+        raise InputError(f"a {what} must have shape (n,), got {tuple(vector.shape)}: flatten it")
+
+
+def check_equally_long(lengths: Mapping[str, int]) -> None:
+    """Raise a `DecodeError` unless the vectors of all clients, of these lengths, can be added."""
+    if len(set(lengths.values())) > 1:
+        raise DecodeError(f"vectors to be added must be equally long, got {lengths}")
+
+
 def is_wide(dtype: torch.dtype) -> bool:
     """Whether an entry of this type needs more digits than float32 has."""
     return dtype == torch.float64 or not dtype.is_floating_point

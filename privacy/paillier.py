@@ -23,6 +23,7 @@ from fedlit.privacy.paillier_arithmetic import (
     PublicModulus,
     Slots,
     check_key_bits,
+    check_workers,
     generate,
     load_private,
     require_phe,
@@ -67,8 +68,7 @@ class Paillier(SharedKeyAggregation):
         check_key_bits(key_bits, insecure_test_keys)
         if max_clients < 2:
             raise ValueError(f"max_clients must be at least 2, got {max_clients}")
-        if workers is not None and workers < 1:
-            raise ValueError(f"workers must be at least 1, got {workers}")
+        check_workers(workers)
         require_phe()
         self.codec = FixedPoint() if codec is None else codec
         self.key_bits = key_bits

@@ -57,6 +57,12 @@ def check_key_bits(key_bits: int, insecure_test_keys: bool) -> None:
         )
 
 
+def check_workers(workers: int | None) -> None:
+    """Raise a `ValueError` unless at least one core, or ``None`` for all, may share the work."""
+    if workers is not None and workers < 1:
+        raise ValueError(f"workers must be at least 1, got {workers}")
+
+
 def require_phe() -> Any:
     """The ``phe.paillier`` module, which makes keys; its primes come from the operating system's random source.
 

@@ -26,14 +26,15 @@ from fedlit.privacy.base import AggregationClient, AggregationServer, RoundId, S
 from fedlit.privacy.errors import (
     AuthenticationError,
     DecodeError,
-    InputError,
     KeyCheckError,
     QuorumError,
+    RangeError,
     ReplayError,
 )
 from fedlit.privacy.fixed_point import FixedPoint
 from fedlit.privacy.frames import field, pack_fields, unpack_fields
 from fedlit.privacy.links import KEY_BYTES, TAG_BYTES, KeyPair, Link, derive, digest, round_digest
+from fedlit.privacy.packing import check_equally_long, check_row
 
 _HEAD = struct.Struct("<QQqqI32s")
 """Numbers in the vector, vectors in the sum; the round, the call, bytes of the channel's name; the digest."""
@@ -117,9 +118,10 @@ class SharedKeyAggregation(SecureAggregation):
     def scheme(self) -> HomomorphicScheme:
         """What the parties encrypt with."""
 
-    @abstractmethod
     def check_headroom(self, num_clients: int) -> None:
-        """Raise a `RangeError` unless the sum of so many vectors fits the plaintexts."""
+        """Raise a `RangeError` unless there are at most ``max_clients``."""
+        if num_clients > self.max_clients:
+            raise RangeError(f"a sum over {num_clients} clients was asked for, but max_clients is {self.max_clients}")
 
     def check_round(self, clients: Sequence[str], roster: Sequence[str]) -> None:
         """Raise unless these clients can form a sum.
@@ -257,7 +259,7 @@ class SharedKeyClient(AggregationClient):
             raise ReplayError(
                 f"client {self.name!r} has no open round: call open_round first, once for each vector protected"
             )
-        _check_vector("vector to protect", vector)
+        check_row("vector to protect", vector)
         body = key.encrypt(vector) if len(vector) else b""
         message = _frame(link, f"vector of {self.name}", self._round, len(vector), 1, body)
         self._round = None
@@ -306,7 +308,7 @@ class SharedKeyClient(AggregationClient):
         old as the last that this object has revealed: clients that have revealed something newer refuse it.
         """
         _, link, own = self._enrolled()
-        _check_vector("total to seal", total)
+        check_row("total to seal", total)
         numbers = total.detach().to("cpu", torch.float64).contiguous()
         fingerprint = _fingerprint(numbers)
         known = [round_id for round_id, seen in self._newest.values() if seen == fingerprint]
@@ -406,8 +408,7 @@ class SharedKeyServer(AggregationServer):
             if added != 1:
                 raise AuthenticationError(f"client {name!r} sent a total of {added} vectors in place of its own")
             bodies.append(body)
-        if len(set(lengths.values())) > 1:
-            raise DecodeError(f"vectors to be added must be equally long, got {lengths}")
+        check_equally_long(lengths)
         length = next(iter(lengths.values()))
         body = self._key.add(bodies, length) if length else b""
         total = _frame(self._link, "total", self._round, length, len(bodies), body)
@@ -435,11 +436,6 @@ def _numbers(data: bytes, length: int) -> Tensor:
 def _fingerprint(numbers: Tensor) -> bytes:
     """Hash of a total in the clear, to know it again."""
     return hashlib.sha256(numbers.numpy().tobytes()).digest()
-
-
-def _check_vector(what: str, vector: Tensor) -> None:
-    if vector.dim() != 1:
-        raise InputError(f"a {what} must have shape (n,), got {tuple(vector.shape)}: flatten it")
 
 
 def _frame(link: Link, what: str, bound_to: _Binding, length: int, added: int, body: bytes) -> Tensor:

@@ -320,23 +320,27 @@ class Aggregation:
         return None
 
     def _up(self, channel: str, said: Mapping[str, bytes], kind: int) -> dict[str, bytes]:
-        """Carry what clients say to the server, and book it; empty messages are not sent."""
-        messages = {name: _note(text) for name, text in said.items() if text}
-        sizes = self._messenger.announce(channel, {n: wire_size(m) for n, m in messages.items()}, kind)
-        for name, size in sizes.items():
-            self._messenger.book(channel + KEYS, name, SERVER, size)
-        arrived = self._messenger.to_server(channel, messages, sizes)
-        with self._protecting():
-            return {name: _text(note) for name, note in arrived.items()}
-        return {}
+        """Carry what clients say to the server."""
+        return self._carry(channel, said, kind, self._messenger.to_server, lambda name: (name, SERVER))
 
     def _down(self, channel: str, told: Mapping[str, bytes], kind: int) -> dict[str, bytes]:
-        """Carry what the server tells each client, likewise."""
-        messages = {name: _note(text) for name, text in told.items() if text}
+        """Carry what the server tells each client."""
+        return self._carry(channel, told, kind, self._messenger.from_server, lambda name: (SERVER, name))
+
+    def _carry(
+        self,
+        channel: str,
+        texts: Mapping[str, bytes],
+        kind: int,
+        deliver: Callable[[str, Mapping[str, Message], Mapping[str, int]], dict[str, Message]],
+        route: Callable[[str], tuple[str, str]],
+    ) -> dict[str, bytes]:
+        """Announce, book and deliver one text from or to each client; empty ones are not sent."""
+        messages = {name: _note(text) for name, text in texts.items() if text}
         sizes = self._messenger.announce(channel, {n: wire_size(m) for n, m in messages.items()}, kind)
         for name, size in sizes.items():
-            self._messenger.book(channel + KEYS, SERVER, name, size)
-        arrived = self._messenger.from_server(channel, messages, sizes)
+            self._messenger.book(channel + KEYS, *route(name), size)
+        arrived = deliver(channel, messages, sizes)
         with self._protecting():
             return {name: _text(note) for name, note in arrived.items()}
         return {}
