@@ -1,13 +1,15 @@
 """Lightning data modules that give every client of a federation a domain of its own.
 
 Each data set is one class on `DomainDataModule`: `Digits` and `HeartDisease` ship with the package; `ImageDomains` and
-`FeatureDomains` read folders and files; `FashionMNIST` and `ColoredMNIST` shift known data sets.
+`FeatureDomains` read folders and files; `DigitFive` gathers five sets of digits; `FashionMNIST` and `ColoredMNIST`
+shift known data sets.
 """
 
 from __future__ import annotations
 
 from fedlit.data.base import DatasetLayoutError, DatasetNotFoundError, DomainDataModule, DomainDataset
 from fedlit.data.colored_mnist import ColoredMNIST
+from fedlit.data.digit_five import DigitFive
 from fedlit.data.digits import Digits
 from fedlit.data.fashion_mnist import FashionMNIST
 from fedlit.data.feature_domains import FeatureDomains
@@ -19,6 +21,7 @@ __all__ = [
     "ColoredMNIST",
     "DatasetLayoutError",
     "DatasetNotFoundError",
+    "DigitFive",
     "Digits",
     "DomainDataModule",
     "DomainDataset",

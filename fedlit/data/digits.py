@@ -7,6 +7,7 @@ Everything comes with scikit-learn (the digits of Alpaydin and Kaynak, UCI 1998,
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from fedlit.federation.streams import stable_seed
 
 NUM_CLASSES = 10
 _WRITTEN = ("clean", "blended", "noisy")  # each made from its own third of the handwritten digits
-_FONTS = [
+DEJAVU_FONTS = [
     f"DejaVu{family}{style}.ttf"
     for family, styles in (
         ("Sans", ("", "-Bold", "-Oblique", "-BoldOblique")),
@@ -157,61 +158,74 @@ def written_digits(part: int, num_parts: int = len(_WRITTEN)) -> tuple[Tensor, T
     return images, torch.from_numpy(data.target[positions]).long()
 
 
-def photo_patches(number: int, zoom: int = 2) -> Tensor:
-    """Random grey 8x8 patches of scikit-learn's two photographs (``china.jpg``, ``flower.jpg``), the same in each run.
+def photo_patches(number: int, zoom: int = 2, size: int = 8) -> Tensor:
+    """Random grey square patches of scikit-learn's photographs ``china.jpg`` and ``flower.jpg``, the same in each run.
 
     Args:
         number: How many.
         zoom: Photograph pixels per patch pixel, along each axis.
+        size: Pixels of a patch along each axis; ``size * zoom`` is at most 427, the height of the photographs.
 
     Returns:
-        Values in [0, 1], shape (number, 1, 8, 8).
+        Values in [0, 1], shape (number, 1, size, size).
     """
     from sklearn.datasets import load_sample_images
 
     photos = [photo.mean(axis=2) / 255 for photo in load_sample_images().images]
     rng = np.random.default_rng(stable_seed("Digits", "patches"))
-    side = 8 * zoom
-    patches = np.empty((number, 1, 8, 8), dtype=np.float32)
+    side = size * zoom
+    patches = np.empty((number, 1, size, size), dtype=np.float32)
     for patch in patches:
         photo = photos[rng.integers(len(photos))]
         top, left = (rng.integers(length - side + 1) for length in photo.shape)
-        patch[0] = photo[top : top + side, left : left + side].reshape(8, zoom, 8, zoom).mean(axis=(1, 3))
+        patch[0] = photo[top : top + side, left : left + side].reshape(size, zoom, size, zoom).mean(axis=(1, 3))
     return torch.from_numpy(patches)
 
 
-def printed_digits(per_class: int = _PER_FONT_CLASS) -> tuple[Tensor, Tensor]:
-    """Digits in the DejaVu fonts, turned by up to 10 degrees, 85 to 105% high, shifted by up to half a pixel.
+def printed_digits(
+    per_class: int = _PER_FONT_CLASS,
+    size: int = 8,
+    fonts: Sequence[str] = DEJAVU_FONTS,
+    max_angle: float = 10.0,
+    heights: tuple[float, float] = (0.85, 1.05),
+    max_shift: float = 1 / 16,
+) -> tuple[Tensor, Tensor]:
+    """Digits printed in fonts, white on black, turned, scaled and shifted at random; the same in each run.
 
     Args:
         per_class: Images of each digit.
+        size: Pixels of an image along each axis.
+        fonts: Files among the fonts of matplotlib; each image takes one of them.
+        max_angle: Largest turn either way, in degrees.
+        heights: Least and largest height of a digit before it is turned, as a share of the image's.
+        max_shift: Largest shift along each axis, either way, as a share of the image's size.
 
     Returns:
-        Images in [0, 1], shape (10 * per_class, 1, 8, 8), and digits, shape (10 * per_class,).
+        Images in [0, 1], shape (10 * per_class, 1, size, size), and digits, shape (10 * per_class,).
     """
     import matplotlib as mpl
     from PIL import Image, ImageDraw, ImageFont
 
     folder = Path(mpl.get_data_path()) / "fonts" / "ttf"
-    fonts = [ImageFont.truetype(str(folder / name), 96) for name in _FONTS]
+    faces = [ImageFont.truetype(str(folder / name), 96) for name in fonts]
     rng = np.random.default_rng(stable_seed("Digits", "fonts"))
-    side, fine = 8, 16  # draw at 16 times the resolution, then average
-    canvas = side * fine
+    fine = math.ceil(128 / size)  # draw at this many times the resolution, where 96 points fit, then average
+    canvas = size * fine
     middle = canvas / 2
     y = np.tile(np.arange(NUM_CLASSES), per_class)
-    x = np.empty((len(y), 1, side, side), dtype=np.float32)
+    x = np.empty((len(y), 1, size, size), dtype=np.float32)
     for image, digit in zip(x, y, strict=True):
-        font = fonts[rng.integers(len(fonts))]
+        font = faces[rng.integers(len(faces))]
         page = Image.new("L", (canvas, canvas))
         pen = ImageDraw.Draw(page)
         left, top, right, bottom = pen.textbbox((0, 0), str(digit), font=font)
         pen.text((middle - (left + right) / 2, middle - (top + bottom) / 2), str(digit), fill=255, font=font)
-        zoom = rng.uniform(0.85, 1.05) * canvas / (bottom - top)
-        angle = math.radians(rng.uniform(-10, 10))
-        across, down = middle + rng.uniform(-0.5, 0.5, size=2) * fine
+        zoom = rng.uniform(*heights) * canvas / (bottom - top)
+        angle = math.radians(rng.uniform(-max_angle, max_angle))
+        across, down = middle + rng.uniform(-max_shift, max_shift, size=2) * canvas
         cos, sin = math.cos(angle) / zoom, math.sin(angle) / zoom
         # Pillow wants the map from the new image back to the page: undo the shift, the turn and the zoom.
         back = (cos, sin, middle - cos * across - sin * down, -sin, cos, middle + sin * across - cos * down)
         turned = page.transform(page.size, Image.Transform.AFFINE, back, resample=Image.Resampling.BILINEAR)
-        image[0] = np.asarray(turned, dtype=np.float32).reshape(side, fine, side, fine).mean(axis=(1, 3)) / 255
+        image[0] = np.asarray(turned, dtype=np.float32).reshape(size, fine, size, fine).mean(axis=(1, 3)) / 255
     return torch.from_numpy(x), torch.from_numpy(y).long()

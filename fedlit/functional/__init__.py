@@ -1,6 +1,44 @@
 """Pure maths on tensors: what the methods compute, without Lightning and without clients."""
 
 from fedlit.functional.aggregation import fedavg
+from fedlit.functional.alignment import alignment_loss
+from fedlit.functional.discriminant import linear_discriminant
+from fedlit.functional.kernels import Kernel, cauchy_kernel, gaussian_kernel, laplace_kernel
+from fedlit.functional.mmd import mmd_squared, rff_mmd_squared
+from fedlit.functional.random_features import random_fourier_features, sample_frequencies
 from fedlit.functional.scores import information_score
+from fedlit.functional.transfer_components import (
+    RandomFeatureSums,
+    Scaling,
+    TransferComponents,
+    r_tca,
+    random_feature_sums,
+    rf_tca,
+    rf_tca_from_sums,
+    tca,
+)
+from fedlit.functional.voting import hard_vote
 
-__all__ = ["fedavg", "information_score"]
+__all__ = [
+    "Kernel",
+    "RandomFeatureSums",
+    "Scaling",
+    "TransferComponents",
+    "alignment_loss",
+    "cauchy_kernel",
+    "fedavg",
+    "gaussian_kernel",
+    "hard_vote",
+    "information_score",
+    "laplace_kernel",
+    "linear_discriminant",
+    "mmd_squared",
+    "r_tca",
+    "random_feature_sums",
+    "random_fourier_features",
+    "rf_tca",
+    "rf_tca_from_sums",
+    "rff_mmd_squared",
+    "sample_frequencies",
+    "tca",
+]

@@ -40,7 +40,10 @@ def test_there_is_a_config_for_each_data_set():
     classes = {yaml.safe_load(path.read_text())["data"]["class_path"] for path in CONFIGS}
     assert classes == {
         f"fedlit.data.{name}"
-        for name in ("ColoredMNIST", "Digits", "FashionMNIST", "FeatureDomains", "HeartDisease", "ImageDomains")
+        for name in (
+            *("ColoredMNIST", "DigitFive", "Digits", "FashionMNIST", "FeatureDomains", "HeartDisease"),
+            "ImageDomains",
+        )
     }
 
 

@@ -1,0 +1,55 @@
+"""A linear classifier in closed form, from moments that clients can add up."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_LEAST_PRIOR = 1e-12
+
+
+def linear_discriminant(
+    second_moment: Tensor, class_moments: Tensor, priors: Tensor, shrinkage: float = 0.1
+) -> tuple[Tensor, Tensor]:
+    r"""Linear discriminant analysis from moments: Gaussian classes of a common covariance.
+
+    With class means :math:`\mu_c` and the covariance within classes, shrunk towards a multiple of the identity,
+    :math:`\Sigma = (1 - s)\,\Sigma_w + s\,\mathrm{tr}(\Sigma_w)/m\; I`,
+
+    .. math:: \mathrm{logit}_c(f) = \mu_c^\top\Sigma^{-1}f - \tfrac12\mu_c^\top\Sigma^{-1}\mu_c + \log\pi_c
+
+    Args:
+        second_moment: Mean of :math:`f f^\top` over samples, shape (m, m).
+        class_moments: Mean over samples of :math:`f` times the indicator of each class, shape (m, C).
+        priors: Share pi of each class, shape (C,), sums to 1; a class of share 0 is never predicted.
+        shrinkage: s in (0, 1]; 0 is refused, as the covariance of few samples has no inverse.
+
+    Returns:
+        Weights of shape (C, m) and biases of shape (C,), float64.
+
+    Raises:
+        ValueError: If shapes do not fit, the shrinkage is out of range, or all samples of each class are alike.
+
+    References:
+        Hastie, Tibshirani and Friedman, The Elements of Statistical Learning, equation 4.10; the shrinkage is that of
+        Ledoit and Wolf, Journal of Multivariate Analysis 2004, with a given weight.
+    """
+    width, num_classes = class_moments.shape if class_moments.dim() == 2 else (-1, -1)
+    if second_moment.shape != (width, width) or priors.shape != (num_classes,):
+        raise ValueError(
+            "second_moment, class_moments and priors must have shapes (m, m), (m, C) and (C,), got "
+            f"{tuple(second_moment.shape)}, {tuple(class_moments.shape)} and {tuple(priors.shape)}"
+        )
+    if not 0 < shrinkage <= 1:
+        raise ValueError(f"shrinkage must be in (0, 1], got {shrinkage}: it is the weight of the identity")
+    moments, shares = class_moments.double(), priors.double()
+    means = moments / shares.clamp(min=_LEAST_PRIOR)
+    within = second_moment.double() - means @ moments.T
+    within = (within + within.T) / 2
+    level = float(within.trace()) / width
+    if not level > 0:
+        raise ValueError("the samples of each class are all alike: there is no covariance to tell classes apart with")
+    covariance = (1 - shrinkage) * within + shrinkage * level * torch.eye(width, dtype=torch.float64)
+    weights = torch.linalg.solve(covariance, means).T
+    biases = shares.clamp(min=_LEAST_PRIOR).log() - 0.5 * (weights * means.T).sum(dim=1)
+    return weights, biases

@@ -1,0 +1,566 @@
+"""TCA, R-TCA and RF-TCA against scipy's generalised eigenproblem and the identities that their solutions satisfy."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import pytest
+import scipy.linalg
+import torch
+from sklearn.decomposition import KernelPCA
+from torch import Tensor
+
+from fedlit.functional import (
+    RandomFeatureSums,
+    Scaling,
+    TransferComponents,
+    gaussian_kernel,
+    laplace_kernel,
+    r_tca,
+    random_feature_sums,
+    random_fourier_features,
+    rf_tca,
+    rf_tca_from_sums,
+    sample_frequencies,
+    tca,
+)
+from fedlit.functional import transfer_components as module
+
+KERNEL = partial(gaussian_kernel, bandwidth=1.5)
+NUM_SOURCE, NUM_TARGET, NUM, DIM, M, GAMMA = 14, 11, 25, 3, 4, 0.3
+
+
+def double(*shape: int, generator: torch.Generator) -> Tensor:
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+@pytest.fixture
+def xs(generator: torch.Generator) -> Tensor:
+    return double(NUM_SOURCE, DIM, generator=generator)
+
+
+@pytest.fixture
+def xt(generator: torch.Generator) -> Tensor:
+    return double(NUM_TARGET, DIM, generator=generator) + 0.7
+
+
+def contrast(num_source: int = NUM_SOURCE, num_target: int = NUM_TARGET) -> np.ndarray:
+    return np.array([1 / num_source] * num_source + [-1 / num_target] * num_target)
+
+
+def centring(num: int = NUM) -> np.ndarray:
+    return np.eye(num) - 1 / num
+
+
+@dataclasses.dataclass
+class Case:
+    """One method on given data, with the pencil (A, B) it is to solve and the map Z: its features are Z W."""
+
+    solve: Callable[..., TransferComponents]
+    pencil: Callable[[np.ndarray, float], tuple[np.ndarray, np.ndarray]]
+    rows: Callable[[Tensor], np.ndarray]
+
+
+def kernel_rows(z: Tensor) -> np.ndarray:
+    return KERNEL(z, z).numpy()
+
+
+def feature_rows(num: int, z: Tensor) -> np.ndarray:
+    return random_fourier_features(z, sample_frequencies(num, DIM, 1.5)).numpy()
+
+
+def tca_pencil(k: np.ndarray, gamma: float) -> tuple[np.ndarray, np.ndarray]:
+    gap = k @ contrast()
+    return k @ centring() @ k, np.outer(gap, gap) + gamma * np.eye(NUM)
+
+
+def r_tca_pencil(k: np.ndarray, gamma: float) -> tuple[np.ndarray, np.ndarray]:
+    gap = k @ contrast()
+    return k @ centring() @ k, np.outer(gap, gap) + gamma * k
+
+
+def rf_tca_pencil(rows: np.ndarray, gamma: float) -> tuple[np.ndarray, np.ndarray]:
+    gap = rows.T @ contrast()
+    return rows.T @ centring() @ rows, np.outer(gap, gap) + gamma * np.eye(rows.shape[1])
+
+
+CASES = {
+    "tca": Case(partial(tca, kernel=KERNEL), tca_pencil, kernel_rows),
+    "r_tca": Case(partial(r_tca, kernel=KERNEL), r_tca_pencil, kernel_rows),
+    "rf_tca with more samples than features": Case(
+        partial(rf_tca, frequencies=sample_frequencies(10, DIM, 1.5)), rf_tca_pencil, partial(feature_rows, 10)
+    ),
+    "rf_tca with fewer samples than features": Case(
+        partial(rf_tca, frequencies=sample_frequencies(40, DIM, 1.5)), rf_tca_pencil, partial(feature_rows, 40)
+    ),
+}
+
+
+@pytest.fixture(params=list(CASES))
+def case(request: pytest.FixtureRequest) -> Case:
+    return CASES[request.param]
+
+
+def features_of(found: TransferComponents) -> np.ndarray:
+    return torch.cat([found.source, found.target]).numpy()
+
+
+def projector(columns: np.ndarray) -> np.ndarray:
+    basis = np.linalg.qr(columns)[0]
+    return basis @ basis.T
+
+
+def same_up_to_sign(first: np.ndarray, second: np.ndarray, atol: float) -> None:
+    signs = np.sign((first * second).sum(axis=0))
+    np.testing.assert_allclose(first, second * signs, rtol=0, atol=atol)
+
+
+# --- what the solution satisfies
+
+
+def test_fulfils_the_constraint_and_makes_the_objective_one_over_the_eigenvalues(
+    case: Case, xs: Tensor, xt: Tensor
+) -> None:
+    a, b = case.pencil(case.rows(torch.cat([xs, xt])), GAMMA)
+    found = case.solve(xs, xt, M, GAMMA)
+    w = found.aligner.numpy()
+    np.testing.assert_allclose(w.T @ a @ w, np.eye(M), atol=1e-11)
+    np.testing.assert_allclose(w.T @ b @ w, np.diag(1 / found.eigenvalues.numpy()), rtol=1e-9, atol=1e-11)
+
+
+def test_is_the_top_of_scipys_generalised_eigenproblem(case: Case, xs: Tensor, xt: Tensor) -> None:
+    rows = case.rows(torch.cat([xs, xt]))
+    values, vectors = scipy.linalg.eigh(*case.pencil(rows, GAMMA))
+    values, vectors = values[::-1][:M], vectors[:, ::-1][:, :M]
+    found = case.solve(xs, xt, M, GAMMA)
+    np.testing.assert_allclose(found.eigenvalues.numpy(), values, rtol=1e-9)
+    # a projector onto W is not determined where K is nearly singular; that onto its features is
+    np.testing.assert_allclose(projector(features_of(found)), projector(rows @ vectors), atol=1e-8)
+    same_up_to_sign(features_of(found), rows @ (vectors / np.sqrt(values)), atol=1e-8)
+
+
+def test_centred_features_are_orthonormal_and_uncentred_ones_are_kernel_rows_times_the_aligner(
+    case: Case, xs: Tensor, xt: Tensor
+) -> None:
+    found = case.solve(xs, xt, M, GAMMA)
+    centred = centring() @ features_of(found)
+    np.testing.assert_allclose(centred.T @ centred, np.eye(M), atol=1e-11)
+    np.testing.assert_allclose(features_of(found), case.rows(torch.cat([xs, xt])) @ found.aligner.numpy(), atol=1e-11)
+    assert abs(features_of(found).mean()) > 1e-3
+
+
+def test_projecting_the_samples_again_gives_the_same_components(case: Case, xs: Tensor, xt: Tensor) -> None:
+    found = case.solve(xs, xt, M, GAMMA)
+    torch.testing.assert_close(found.project(xs), found.source, rtol=0, atol=1e-12)
+    torch.testing.assert_close(found.project(xt), found.target, rtol=0, atol=1e-12)
+    assert found.project(xs[:1]).shape == (1, M)
+    assert found.project(xs[:0]).shape == (0, M)
+
+
+def test_projects_new_samples_by_their_kernel_with_the_old(xs: Tensor, xt: Tensor, generator: torch.Generator) -> None:
+    new = double(5, DIM, generator=generator)
+    found = tca(xs, xt, M, GAMMA, KERNEL)
+    torch.testing.assert_close(found.project(new), KERNEL(new, torch.cat([xs, xt])) @ found.aligner)
+    omega = sample_frequencies(10, DIM, 1.5)
+    found = rf_tca(xs, xt, M, GAMMA, omega)
+    torch.testing.assert_close(found.project(new), random_fourier_features(new, omega) @ found.aligner)
+
+
+def test_unit_scaling_gives_columns_of_length_one_that_span_the_same_space(case: Case, xs: Tensor, xt: Tensor) -> None:
+    constraint, unit = (case.solve(xs, xt, M, GAMMA, scaling=scaling) for scaling in ("constraint", "unit"))
+    torch.testing.assert_close(unit.aligner.norm(dim=0), torch.ones(M, dtype=torch.float64))
+    torch.testing.assert_close(unit.aligner, constraint.aligner / constraint.aligner.norm(dim=0))
+    np.testing.assert_allclose(projector(features_of(unit)), projector(features_of(constraint)), atol=1e-9)
+    torch.testing.assert_close(unit.eigenvalues, constraint.eigenvalues)
+    assert (constraint.aligner.norm(dim=0) - 1).abs().max() > 0.1
+
+
+# --- lemmas and limits
+
+
+def test_lemma_1_eigenvalues_of_the_symmetric_form_over_gamma(xs: Tensor, xt: Tensor) -> None:
+    k, length = kernel_rows(torch.cat([xs, xt])), contrast()
+    gap = k @ k @ length
+    a = centring() @ (k @ k - np.outer(gap, gap) / (GAMMA + length @ gap)) @ centring()
+    values, vectors = np.linalg.eigh(a)
+    found = tca(xs, xt, M, GAMMA, KERNEL)
+    np.testing.assert_allclose(found.eigenvalues.numpy(), values[::-1][:M] / GAMMA, rtol=1e-10)
+    np.testing.assert_allclose(
+        projector(centring() @ features_of(found)), projector(vectors[:, ::-1][:, :M]), atol=1e-10
+    )
+
+
+def test_r_tca_centred_components_are_eigenvectors_of_a_form_without_inverse(xs: Tensor, xt: Tensor) -> None:
+    k, length = kernel_rows(torch.cat([xs, xt])), contrast()
+    gap = k @ length
+    a = centring() @ (k - np.outer(gap, gap) / (GAMMA + length @ gap)) @ centring() / GAMMA
+    found = r_tca(xs, xt, M, GAMMA, KERNEL)
+    u = centring() @ features_of(found)
+    np.testing.assert_allclose(a @ u, u * found.eigenvalues.numpy(), atol=1e-11)
+    # a definition with the inverse agrees, while K is still invertible
+    direct = centring() @ k @ np.linalg.solve(GAMMA * k + np.outer(gap, gap), k @ centring())
+    np.testing.assert_allclose(direct @ u, u * found.eigenvalues.numpy(), atol=1e-7)
+
+
+def test_tca_and_r_tca_are_different_problems(xs: Tensor, xt: Tensor) -> None:
+    first, second = (f(xs, xt, M, GAMMA, KERNEL) for f in (tca, r_tca))
+    assert np.linalg.norm(projector(features_of(first)) - projector(features_of(second))) > 0.01
+
+
+@pytest.mark.parametrize("method", [tca, r_tca])
+def test_much_regularisation_gives_kernel_pca(
+    method: Callable[..., TransferComponents], xs: Tensor, xt: Tensor
+) -> None:
+    """With gamma far beyond the gap, HKW are the axes of HKH for R-TCA, and of HKKH for TCA."""
+    found = method(xs, xt, M, 1e8, KERNEL)
+    k = kernel_rows(torch.cat([xs, xt]))
+    pca = KernelPCA(M, kernel="precomputed", eigen_solver="dense").fit(k if method is r_tca else k @ k)
+    same_up_to_sign(centring() @ features_of(found), pca.eigenvectors_, atol=1e-6)
+    np.testing.assert_allclose(found.eigenvalues.numpy() * 1e8, pca.eigenvalues_, rtol=1e-6)
+
+
+def test_little_regularisation_brings_the_means_together(case: Case, xs: Tensor, xt: Tensor) -> None:
+    gaps = [np.linalg.norm(contrast() @ features_of(case.solve(xs, xt, M, gamma))) for gamma in (1e2, 1e-1, 1e-4, 1e-8)]
+    assert gaps == sorted(gaps, reverse=True)
+    # l^T F is of the order of gamma: at 1e-8, and unlike kernel PCA's
+    assert gaps[-1] < 1e-6 < 0.1 < gaps[0]
+
+
+# --- symmetries
+
+
+def test_order_of_samples_within_a_domain_does_not_matter(
+    case: Case, xs: Tensor, xt: Tensor, generator: torch.Generator
+) -> None:
+    p, q = torch.randperm(NUM_SOURCE, generator=generator), torch.randperm(NUM_TARGET, generator=generator)
+    first, second = case.solve(xs, xt, M, GAMMA), case.solve(xs[p], xt[q], M, GAMMA)
+    same_up_to_sign(first.source[p].numpy(), second.source.numpy(), atol=1e-9)
+    same_up_to_sign(first.target[q].numpy(), second.target.numpy(), atol=1e-9)
+
+
+def test_source_and_target_can_change_places(case: Case, xs: Tensor, xt: Tensor) -> None:
+    first, second = case.solve(xs, xt, M, GAMMA), case.solve(xt, xs, M, GAMMA)
+    torch.testing.assert_close(first.eigenvalues, second.eigenvalues)
+    same_up_to_sign(first.source.numpy(), second.target.numpy(), atol=1e-9)
+    same_up_to_sign(first.target.numpy(), second.source.numpy(), atol=1e-9)
+
+
+def test_translation_of_all_samples_does_not_matter(case: Case, xs: Tensor, xt: Tensor) -> None:
+    first, second = case.solve(xs, xt, M, GAMMA), case.solve(xs + 5, xt + 5, M, GAMMA)
+    torch.testing.assert_close(first.eigenvalues, second.eigenvalues, rtol=1e-8, atol=0)
+    # RF-TCA's uncentred features turn with the phases: what is invariant is the centred part
+    same_up_to_sign(centring() @ features_of(first), centring() @ features_of(second), atol=1e-8)
+
+
+@pytest.mark.parametrize("num", [10, 40])
+def test_order_of_frequencies_does_not_matter(num: int, xs: Tensor, xt: Tensor, generator: torch.Generator) -> None:
+    omega = sample_frequencies(num, DIM, 1.5)
+    first, second = (rf_tca(xs, xt, M, GAMMA, f) for f in (omega, omega[torch.randperm(num, generator=generator)]))
+    same_up_to_sign(features_of(first), features_of(second), atol=1e-9)
+
+
+def test_the_same_call_gives_the_same_bits_and_signs_follow_a_rule(case: Case, xs: Tensor, xt: Tensor) -> None:
+    first, second = (case.solve(xs, xt, M, GAMMA) for _ in range(2))
+    assert torch.equal(first.source, second.source)
+    assert torch.equal(first.aligner, second.aligner)
+    largest = first.aligner.gather(0, first.aligner.abs().argmax(dim=0, keepdim=True))
+    assert (largest > 0).all()
+
+
+# --- random features
+
+
+def test_both_forms_of_rf_tca_agree(xs: Tensor, xt: Tensor) -> None:
+    """With 2N = 24 and n = 25 the sums are used; the n x n form of the same data must give the same components."""
+    omega = sample_frequencies(12, DIM, 1.5)
+    primal = rf_tca(xs, xt, M, GAMMA, omega)
+    phi = random_fourier_features(torch.cat([xs, xt]), omega)
+    dual, values = module._solve_dual(phi @ phi.T, torch.from_numpy(contrast()), GAMMA, M)
+    same_up_to_sign(features_of(primal), (phi @ phi.T @ dual).numpy(), atol=1e-10)
+    torch.testing.assert_close(primal.eigenvalues, values, rtol=1e-10, atol=0)
+
+
+def test_rf_tca_approaches_r_tca_as_one_over_the_root_of_the_number_of_frequencies(xs: Tensor, xt: Tensor) -> None:
+    exact = projector(centring() @ features_of(r_tca(xs, xt, 2, GAMMA, KERNEL)))
+    numbers, seeds = [400, 1600, 6400, 25600], range(8)
+
+    def error(num: int) -> float:
+        found = (rf_tca(xs, xt, 2, GAMMA, sample_frequencies(num, DIM, 1.5, seed=seed)) for seed in seeds)
+        squares = [np.linalg.norm(projector(centring() @ features_of(f)) - exact) ** 2 for f in found]
+        return math.sqrt(sum(squares) / len(squares))
+
+    errors = [error(num) for num in numbers]
+    slope = np.polyfit(np.log(numbers), np.log(errors), 1)[0]
+    assert -0.62 < slope < -0.38, errors
+    assert errors[-1] < 0.1
+
+
+def test_rf_tca_eigenvalues_approach_those_of_r_tca(xs: Tensor, xt: Tensor) -> None:
+    kernel = partial(laplace_kernel, bandwidth=3.0)
+    exact = r_tca(xs, xt, M, GAMMA, kernel).eigenvalues
+    found = rf_tca(xs, xt, M, GAMMA, sample_frequencies(100_000, DIM, 3.0, "laplace")).eigenvalues
+    torch.testing.assert_close(found, exact, rtol=0.03, atol=0)
+
+
+# --- sums and streams
+
+
+@pytest.mark.parametrize(("dtype", "rtol"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
+def test_streaming_equals_the_batch(
+    dtype: torch.dtype, rtol: float, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_CHUNK", 64)
+    x = double(1000, DIM, generator=generator).to(dtype)
+    omega = sample_frequencies(8, DIM, 1.0)
+    whole = RandomFeatureSums.of(random_fourier_features(x.double(), omega))
+    streamed = random_feature_sums(iter(x.split(7)), omega)
+    assert (whole.count, streamed.count) == (1000, 1000)
+    assert streamed.second_moment.dtype == streamed.total.dtype == torch.float64
+    for name in ("second_moment", "total"):
+        a, b = getattr(streamed, name), getattr(whole, name)
+        assert torch.linalg.norm(a - b) < rtol * torch.linalg.norm(b)
+    # the regrouping makes more than that true: any batches give the same bits
+    for batches in (x.split(1000), x.split(64), [x[:1], x[1:1], x[1:130], x[130:]]):
+        other = random_feature_sums(batches, omega)
+        assert torch.equal(other.second_moment, streamed.second_moment)
+        assert torch.equal(other.total, streamed.total)
+
+
+def test_features_of_float32_samples_may_be_summed_too(generator: torch.Generator) -> None:
+    """Float32 features differ from float64 ones by 1e-7 each, and so do their sums, relatively."""
+    x = double(500, DIM, generator=generator).float()
+    omega = sample_frequencies(8, DIM, 1.0)
+    rough, exact = RandomFeatureSums.of(random_fourier_features(x, omega)), random_feature_sums([x], omega)
+    assert rough.second_moment.dtype == torch.float64
+    torch.testing.assert_close(rough.second_moment, exact.second_moment, rtol=0, atol=500 * 1e-6 / 8)
+
+
+def test_sums_by_hand() -> None:
+    sums = RandomFeatureSums.of(torch.tensor([[1.0, 2.0], [3.0, -1.0]]))
+    assert sums.second_moment.tolist() == [[10, -1], [-1, 5]]
+    assert sums.total.tolist() == [4, 1]
+    assert sums.count == 2
+    # sum s s^T has trace n, since every sample's features have length 1
+    both = sums + sums
+    assert (both.second_moment.trace().item(), both.total.tolist(), both.count) == (30, [8, 2], 4)
+
+
+def test_sums_of_clients_are_those_of_the_pooled_samples(generator: torch.Generator) -> None:
+    x = double(300, DIM, generator=generator)
+    omega = sample_frequencies(8, DIM, 1.0)
+    pooled = random_feature_sums([x], omega)
+    added = random_feature_sums([x[:120]], omega) + random_feature_sums([x[120:]], omega)
+    assert added.count == pooled.count
+    torch.testing.assert_close(added.second_moment, pooled.second_moment, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(added.total, pooled.total, rtol=1e-12, atol=1e-12)
+    assert pooled.second_moment.trace().item() == pytest.approx(300, rel=1e-12)
+
+
+@pytest.mark.parametrize("scaling", ["constraint", "unit"])
+@pytest.mark.parametrize("num", [6, 40])
+def test_sums_of_each_domain_suffice(scaling: Scaling, num: int, xs: Tensor, xt: Tensor) -> None:
+    omega = sample_frequencies(num, DIM, 1.5)
+    source = random_feature_sums(xs.split(5), omega)
+    target = random_feature_sums(xt[:4].split(3), omega) + random_feature_sums([xt[4:]], omega)
+    aligner, values = rf_tca_from_sums(source, target, M, GAMMA, scaling)
+    found = rf_tca(xs, xt, M, GAMMA, omega, scaling)
+    torch.testing.assert_close(values, found.eigenvalues, rtol=1e-9, atol=0)
+    torch.testing.assert_close(aligner, found.aligner, rtol=0, atol=1e-8)
+
+
+STREAM = """
+import resource, torch
+from fedlit.functional import random_feature_sums, sample_frequencies
+torch.set_num_threads(1)
+generator = torch.Generator().manual_seed(0)
+omega = sample_frequencies(100, 16, 4.0)
+draw = lambda: torch.randn(10_000, 16, generator=generator)
+random_feature_sums([draw()], omega)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+sums = random_feature_sums((draw() for _ in range({batches})), omega)
+print(sums.count, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+"""
+
+
+@pytest.mark.parametrize("batches", [10, pytest.param(100, marks=pytest.mark.slow)])
+def test_memory_does_not_grow_with_the_number_of_samples(batches: int) -> None:
+    """All features of 1e5 samples would take 160 MB, of 1e6 samples 1.6 GB; ru_maxrss is in KiB on Linux."""
+    script = STREAM.format(batches=batches)
+    printed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    count, megabytes = printed.split()
+    assert int(count) == batches * 10_000
+    assert float(megabytes) < 50
+
+
+# --- numbers
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_float32_samples_give_float32_components_close_to_float64(name: str, xs: Tensor, xt: Tensor) -> None:
+    exact = CASES[name].solve(xs.float().double(), xt.float().double(), M, GAMMA)
+    found = CASES[name].solve(xs.float(), xt.float(), M, GAMMA)
+    for field in ("source", "target", "eigenvalues", "aligner"):
+        assert getattr(found, field).dtype == torch.float32
+        torch.testing.assert_close(getattr(found, field), getattr(exact, field).float(), rtol=1e-6, atol=1e-7)
+    assert found.project(xs.float()).dtype == torch.float32
+    torch.testing.assert_close(found.project(xs.float()), found.source, rtol=1e-6, atol=1e-7)
+
+
+def test_coincident_samples_work(case: Case, xs: Tensor, xt: Tensor) -> None:
+    """K is then singular: R-TCA by its definition would invert gamma K + K l l^T K."""
+    found = case.solve(xs.repeat(2, 1), xt.repeat(2, 1), M, GAMMA)
+    centred = centring(2 * NUM) @ features_of(found)
+    np.testing.assert_allclose(centred.T @ centred, np.eye(M), atol=1e-10)
+    np.testing.assert_allclose(found.source[:NUM_SOURCE].numpy(), found.source[NUM_SOURCE:].numpy(), atol=1e-10)
+    # twice the samples double S H S^T and leave S l alone: RF-TCA's eigenvalues double, and so do those of R-TCA
+    if case.pencil is not tca_pencil:
+        torch.testing.assert_close(found.eigenvalues, 2 * case.solve(xs, xt, M, GAMMA).eigenvalues, rtol=1e-9, atol=0)
+
+
+def test_one_sample_in_each_domain_by_hand() -> None:
+    """K = [[1, k], [k, 1]] and l = (1, -1), so that K l = (1-k) l and H K 1 = 0: the component is u = l/sqrt 2.
+
+    For w = u, w^T KHK w = (1-k)^2 and w^T (K l l^T K + gamma I) w = 2 (1-k)^2 + gamma.
+    """
+    x, y = torch.tensor([[0.0]], dtype=torch.float64), torch.tensor([[1.0]], dtype=torch.float64)
+    rest = 1 - math.exp(-1 / (2 * 1.5**2))
+    found = tca(x, y, 1, GAMMA, KERNEL)
+    assert found.eigenvalues.item() == pytest.approx(rest**2 / (2 * rest**2 + GAMMA), rel=1e-12)
+    assert (found.source - found.target).abs().item() == pytest.approx(math.sqrt(2), rel=1e-12)
+
+
+def test_equal_domains_give_kernel_pca_whatever_gamma(xs: Tensor) -> None:
+    """Then K l = 0, and the problem has no gap to close."""
+    first, second = (r_tca(xs, xs, M, gamma, KERNEL) for gamma in (1e-3, 1e3))
+    np.testing.assert_allclose(features_of(first), features_of(second), atol=1e-9)
+    torch.testing.assert_close(first.eigenvalues * 1e-3, second.eigenvalues * 1e3, rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("method", [tca, r_tca])
+@pytest.mark.parametrize("bandwidth", [1e-3, 1.0])
+def test_large_problems_take_lanczos_and_give_the_same(
+    method: Callable[..., TransferComponents],
+    bandwidth: float,
+    generator: torch.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At the small bandwidth K = I and all eigenvalues are equal, from which Lanczos has to fall back."""
+    kernel = partial(gaussian_kernel, bandwidth=bandwidth)
+    xs, xt = double(90, DIM, generator=generator), double(110, DIM, generator=generator)
+    dense = method(xs, xt, 5, GAMMA, kernel)
+    monkeypatch.setattr(module, "_LANCZOS_FROM", 100)
+    lanczos, again = (method(xs, xt, 5, GAMMA, kernel) for _ in range(2))
+    torch.testing.assert_close(lanczos.eigenvalues, dense.eigenvalues, rtol=1e-10, atol=0)
+    assert torch.equal(lanczos.source, again.source)
+    if bandwidth == 1.0:
+        torch.testing.assert_close(lanczos.source, dense.source, rtol=0, atol=1e-9)
+
+
+# --- errors
+
+
+def linear(x: Tensor, y: Tensor) -> Tensor:
+    return x @ y.T
+
+
+@pytest.mark.parametrize("shift", [0.0, 100.0])
+@pytest.mark.parametrize("method", [tca, r_tca])
+def test_components_beyond_the_rank_are_refused(
+    method: Callable[..., TransferComponents], shift: float, generator: torch.Generator
+) -> None:
+    """A linear kernel of p features has rank p; what follows is round-off of the size of the uncentred kernel."""
+    xs, xt = (double(rows, DIM, generator=generator) + shift for rows in (200, 150))
+    assert method(xs, xt, DIM, GAMMA, linear).source.shape == (200, DIM)
+    with pytest.raises(ValueError, match=r"num_components \(m\) is 4, .* numerical rank 3,.*ask for at most 3"):
+        method(xs, xt, DIM + 1, GAMMA, linear)
+
+
+@pytest.mark.parametrize("num", [10, 40])
+def test_components_beyond_the_number_of_distinct_samples_are_refused(num: int, xs: Tensor, xt: Tensor) -> None:
+    omega = sample_frequencies(num, DIM, 1.5)
+    few = torch.cat([xs[:3]] * 5)
+    assert rf_tca(few, xt[:2].repeat(5, 1), 4, GAMMA, omega).source.shape == (15, 4)
+    with pytest.raises(ValueError, match="numerical rank 4"):
+        rf_tca(few, xt[:2].repeat(5, 1), 5, GAMMA, omega)
+
+
+def test_identical_samples_have_no_components() -> None:
+    with pytest.raises(ValueError, match="numerical rank 0"):
+        tca(torch.ones(3, 2), torch.ones(4, 2), 1, GAMMA, KERNEL)
+
+
+@pytest.mark.parametrize("number", [0, -1, NUM])
+def test_the_number_of_components_must_fit_the_samples(number: int, case: Case, xs: Tensor, xt: Tensor) -> None:
+    with pytest.raises(ValueError, match=rf"num_components \(m\) must be between 1 and \d+, .*got {number}"):
+        case.solve(xs, xt, number, GAMMA)
+
+
+def test_the_number_of_components_must_fit_the_features(xs: Tensor, xt: Tensor) -> None:
+    omega = sample_frequencies(3, DIM, 1.0)
+    with pytest.raises(ValueError, match=r"between 1 and 6, the lesser of 2N and .* got 7"):
+        rf_tca(xs, xt, 7, GAMMA, omega)
+    sums = random_feature_sums([xs], omega)
+    with pytest.raises(ValueError, match="between 1 and 6"):
+        rf_tca_from_sums(sums, sums, 7, GAMMA)
+
+
+@pytest.mark.parametrize("gamma", [0.0, -1.0, math.nan, math.inf])
+def test_gamma_must_be_positive(gamma: float, case: Case, xs: Tensor, xt: Tensor) -> None:
+    with pytest.raises(ValueError, match="gamma must be positive and finite, got"):
+        case.solve(xs, xt, M, gamma)
+
+
+def test_samples_must_be_finite_matrices_of_equal_width(case: Case, xs: Tensor, xt: Tensor) -> None:
+    bad = xs.clone()
+    bad[3, 1] = math.nan
+    with pytest.raises(ValueError, match="xs must be finite, got NaN or infinity"):
+        case.solve(bad, xt, M, GAMMA)
+    with pytest.raises(ValueError, match="xt must be finite"):
+        case.solve(xs, bad / 0, M, GAMMA)
+    with pytest.raises(ValueError, match="xt must hold at least 1 sample, got none"):
+        case.solve(xs, xt[:0], M, GAMMA)
+    with pytest.raises(ValueError, match=r"got shapes \(14, 3\) and \(11, 2\)"):
+        case.solve(xs, xt[:, :2], M, GAMMA)
+    with pytest.raises(ValueError, match=r"xs must have shape \(n, p\)"):
+        case.solve(xs[0], xt, M, GAMMA)
+    with pytest.raises(TypeError, match=r"xs must be of a floating type"):
+        case.solve(xs.long(), xt, M, GAMMA)
+    with pytest.raises(ValueError, match="x must be finite"):
+        case.solve(xs, xt, M, GAMMA).project(bad)
+
+
+def test_scaling_must_be_known(case: Case, xs: Tensor, xt: Tensor) -> None:
+    with pytest.raises(ValueError, match=r"scaling must be one of \['constraint', 'unit'\], got 'none'"):
+        case.solve(xs, xt, M, GAMMA, scaling="none")
+
+
+def test_a_kernel_must_give_a_finite_square_matrix(xs: Tensor, xt: Tensor) -> None:
+    with pytest.raises(ValueError, match=r"kernel must map .* got \(25,\)"):
+        tca(xs, xt, M, GAMMA, lambda x, y: x.sum(dim=1))
+    with pytest.raises(ValueError, match="kernel must be finite"):
+        r_tca(xs, xt, M, GAMMA, lambda x, y: (x @ y.T) / 0)
+
+
+def test_sums_must_fit_together_and_hold_samples(xs: Tensor) -> None:
+    omega = sample_frequencies(3, DIM, 1.0)
+    sums = random_feature_sums([xs], omega)
+    other = random_feature_sums([xs], sample_frequencies(4, DIM, 1.0))
+    with pytest.raises(ValueError, match=r"equally many features .* got 6 and 8"):
+        sums + other
+    with pytest.raises(ValueError, match="equally many features"):
+        rf_tca_from_sums(sums, other, 2, GAMMA)
+    empty = RandomFeatureSums(torch.zeros(6, 6), torch.zeros(6), 0)
+    with pytest.raises(ValueError, match="target must be sums over at least 1 sample, got count 0"):
+        rf_tca_from_sums(sums, empty, 2, GAMMA)
+    with pytest.raises(ValueError, match="batches must hold at least 1 sample, got none"):
+        random_feature_sums([], omega)
+    with pytest.raises(ValueError, match="batches must be finite"):
+        random_feature_sums([xs, xs / 0], omega)
+    with pytest.raises(TypeError):
+        sums + 1  # type: ignore[operator]
