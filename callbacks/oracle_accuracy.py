@@ -7,6 +7,7 @@ from typing import Any
 
 import torch.nn.functional as F
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.trainer.states import TrainerFn
 from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassStatScores
 
@@ -27,6 +28,9 @@ class OracleAccuracy(Callback):
     Args:
         per_class: Also log the accuracy on each class c that the target has, as ``oracle/target/acc/c``.
 
+    Attributes:
+        history: Label-free score and accuracy of each validation that has both; see `RunSummary`.
+
     Raises:
         ValueError: When a run starts, if EarlyStopping, ModelCheckpoint or a schedule monitors an ``oracle/`` metric.
     """
@@ -35,6 +39,7 @@ class OracleAccuracy(Callback):
         self.per_class = per_class
         self._hits: MulticlassStatScores | None = None
         self._loss: MeanMetric | None = None
+        self.history: list[tuple[float, float]] = []
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuse callbacks that would select by the target's labels."""
@@ -84,6 +89,21 @@ class OracleAccuracy(Callback):
         """Share and log the numbers."""
         if not trainer.sanity_checking:
             self._log(federated(pl_module, self))
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Remember score and accuracy; the module has logged its score only now."""
+        score, accuracy = (trainer.callback_metrics.get(key) for key in ("target/score", f"{_PREFIX}target/acc"))
+        fitting = trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking
+        if fitting and score is not None and accuracy is not None:
+            self.history.append((float(score), float(accuracy)))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The history."""
+        return {"history": [list(pair) for pair in self.history]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on with a restored history."""
+        self.history = [(score, accuracy) for score, accuracy in state_dict["history"]]
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Share and log the numbers."""

@@ -16,6 +16,7 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from fedlit.callbacks.oracle_accuracy import OracleAccuracy
 from fedlit.callbacks.shared import LOGGING_CHANNELS, megabytes
 from fedlit.federation import KEYS
 from fedlit.module import FederatedModule
@@ -43,6 +44,9 @@ class RunSummary:
         target_sha256: Fingerprint of the target's weights, to compare runs bit by bit.
         backends: Of each channel whose messages are summed by the server: what it hides. Channels between clients,
             and those of watched numbers, go through no backend.
+        selected_accuracy: Accuracy on the target's hidden validation labels in the validation with the highest
+            ``target_score``: what choosing a round without labels comes to. ``None`` without validation.
+        best_accuracy: The highest such accuracy in any validation, which no federation could pick: an oracle.
     """
 
     method: str
@@ -57,6 +61,8 @@ class RunSummary:
     processes: int
     target_sha256: str
     backends: dict[str, Description]
+    selected_accuracy: float | None = None
+    best_accuracy: float | None = None
 
     def to_json(self) -> str:
         """The fields as a JSON object."""
@@ -75,6 +81,8 @@ def summarise(trainer: Trainer, module: FederatedModule, seconds: float) -> RunS
     """
     federation = module.federation
     sent = federation.ledger.bytes_by_channel()
+    watchers = [callback for callback in trainer.callbacks if isinstance(callback, OracleAccuracy)]  # type: ignore[attr-defined]
+    seen = watchers[0].history if watchers else []
     return RunSummary(
         method=type(module).__name__,
         target=module.target.name,
@@ -90,6 +98,8 @@ def summarise(trainer: Trainer, module: FederatedModule, seconds: float) -> RunS
         backends={
             channel: federation.backend(channel).describe() for channel in sent if channel in federation.summed_channels
         },
+        selected_accuracy=max(seen)[1] if seen else None,
+        best_accuracy=max(accuracy for _, accuracy in seen) if seen else None,
     )
 
 
@@ -133,7 +143,7 @@ def closing_table(summaries: Sequence[RunSummary]) -> RenderableType:
             rows.append(_Row([method, "average", *_cells(runs, _averages(runs))], style="bold"))
         rows[-1].last = True
     repeated = len({run.seed for run in summaries}) > 1
-    notes = [*_differences(summaries), *_privacy(summaries)]
+    notes = [*_differences(summaries), *_selections(summaries), *_privacy(summaries)]
     return _ClosingTable(rows, "mean ± standard deviation over seeds" if repeated else None, notes)
 
 
@@ -246,6 +256,21 @@ def _differences(summaries: Sequence[RunSummary]) -> list[str]:
         each = ", ".join(f"{target} {gain:+.1f}" for target, gain in gains.items())
         whole = f"{fmean(gains.values()):+.1f} points on average ({each})" if len(gains) > 1 else f"{each} points"
         lines.append(f"{method} - {FLOOR}: {whole}")
+    return lines
+
+
+def _selections(summaries: Sequence[RunSummary]) -> list[str]:
+    """What choosing a round by the label-free score comes to, next to the best round, for methods that have both."""
+    lines = []
+    for method in _methods(summaries):
+        runs = [run for run in summaries if run.method == method]
+        selected = [run.selected_accuracy for run in runs if run.selected_accuracy is not None]
+        best = [run.best_accuracy for run in runs if run.best_accuracy is not None]
+        if selected and best:
+            lines.append(
+                f"{method}, on validation samples (oracle): {100 * fmean(selected):.1f} in the round of the highest "
+                f"target score, {100 * fmean(best):.1f} in the best round"
+            )
     return lines
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import lightning.pytorch as pl
@@ -22,8 +22,10 @@ from fedlit.federation import (
     UNLABELLED,
     Client,
     DivergedError,
+    Everyone,
     FederatedLoader,
     Federation,
+    Participation,
     RosterError,
     RoundPlan,
 )
@@ -39,7 +41,8 @@ from fedlit.vectorized import StackedReplicas
 Batch: TypeAlias = Mapping[str, Sequence[Any]]
 """``{client: (inputs, labels)}`` of local clients; those that sit out a step are missing."""
 
-_NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
+NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
+"""Normalisation layers: what `local_norm` keeps at home."""
 
 
 class Replicas(nn.Module):
@@ -98,6 +101,12 @@ class FederatedModule(pl.LightningModule):
 
     uses_unlabelled_target: ClassVar[bool] = False
     """Whether the target trains on its unlabelled samples too, rather than on its labelled ones alone."""
+
+    default_participation: ClassVar[Participation] = Everyone()
+    """Who is present in a round unless the strategy is told."""
+
+    trains_when_absent: ClassVar[bool] = False
+    """Whether clients that are absent in a round go on training; they neither send nor receive in any case."""
 
     needs_target_labels: ClassVar[bool] = False
     """Whether the method cannot do without labels of the target; a run without them is refused at its start."""
@@ -164,7 +173,7 @@ class FederatedModule(pl.LightningModule):
         return Replica(copy.deepcopy(extractor), copy.deepcopy(classifier))
 
     def learners(self, round_idx: int) -> tuple[Client, ...]:
-        """Clients that take local steps in round ``round_idx`` if they are present; default: all with labels."""
+        """Clients that take local steps in round ``round_idx``, as far as present; default: all with labels."""
         return tuple(client for client in self.clients if client.labelled)
 
     def loss(self, client: Client, batch: Sequence[Any]) -> Tensor:
@@ -179,18 +188,13 @@ class FederatedModule(pl.LightningModule):
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         """Losses of local clients in this step, by name. Override it to exchange something in every local step."""
         method = FederatedModule.loss if self.warming_up else type(self).loss
-        losses: dict[str, Tensor] = {}
-        federation = self.federation
-        moment = (federation.round_idx, federation.batch_idx)
-        with torch_streams(self.device):
-            if self._stacked is not None:
+        if self._stacked is not None:
+            federation = self.federation
+            with torch_streams(self.device):
+                moment = (federation.round_idx, federation.batch_idx)
                 enter_stream(federation.seed, "train together", *moment, device=self.device)
                 return self._stacked.losses(batch)
-            for client in self.clients:
-                if client.name in batch:
-                    enter_stream(federation.seed, "train", client.name, *moment, device=self.device)
-                    losses[client.name] = method(self, client, batch[client.name])
-        return losses
+        return {client.name: method(self, client, samples) for client, samples in self.in_streams(batch)}
 
     def on_round_start(self, round_idx: int) -> None:
         """Exchange what a method needs before its local steps; default: nothing."""
@@ -207,7 +211,7 @@ class FederatedModule(pl.LightningModule):
         if isinstance(federation, Federation):
             return federation
         if self._own_federation is None:
-            self._own_federation = Federation(self.clients, self.target.name)
+            self._own_federation = Federation(self.clients, self.target.name, participation=self.default_participation)
         return self._own_federation
 
     @property
@@ -224,24 +228,63 @@ class FederatedModule(pl.LightningModule):
         """Clients that take local steps in this round."""
         return self._present_learners(self.federation.round_idx)
 
-    def average_(self, channel: str, among: Iterable[Client], to: Iterable[Client] | None = None) -> None:
+    def in_streams(self, batch: Batch, purpose: str = "train") -> Iterator[tuple[Client, Sequence[Any]]]:
+        """Local clients of ``batch`` in roster order with their samples, each inside a random stream of its own.
+
+        Args:
+            batch: Of this local step.
+            purpose: Tells streams of one client and step apart, if it is gone through more than once.
+        """
+        federation = self.federation
+        moment = (federation.round_idx, federation.batch_idx)
+        with torch_streams(self.device):
+            for client in self.clients:
+                if client.name in batch:
+                    enter_stream(federation.seed, purpose, client.name, *moment, device=self.device)
+                    yield client, batch[client.name]
+
+    def average_(
+        self,
+        channel: str,
+        among: Iterable[Client],
+        to: Iterable[Client] | None = None,
+        part: str | None = None,
+        too_few: Literal["raise", "skip"] = "raise",
+        absent_too: bool = False,
+    ) -> None:
         """Replace the shared weights of ``to`` by the mean over ``among``, as far as they are present.
 
         Args:
             channel: Under which it is sent.
             among: Clients whose weights are averaged, weighted as ``weighting`` says.
             to: Clients that receive the mean; ``None`` is everyone.
+            part: Sub-module of the replicas to which this is restricted, such as ``"classifier"``.
+            too_few: See `Federation.mean`.
+            absent_too: See `Federation.mean`.
         """
         federation = self.federation
         among = tuple(among)
-        present = {client.name for client in federation.present(channel)}
+        present = {client.name for client in (self.clients if absent_too else federation.present(channel))}
         payloads = {
-            client.name: self.shared_state(client.name)
+            client.name: {
+                name: tensor
+                for name, tensor in self.shared_state(client.name).items()
+                if part is None or name.startswith(f"{part}.")
+            }
             for client in among
             if client.name in present and federation.is_local(client)
         }
         weights = federation.weights if self.weighting == "samples" else None
-        mean = federation.mean(channel, payloads, among=among, to=to, weights=weights, around=self._public)
+        mean = federation.mean(
+            channel,
+            payloads,
+            among=among,
+            to=to,
+            weights=weights,
+            around=self._public,
+            too_few=too_few,
+            absent_too=absent_too,
+        )
         self.load_shared_(mean)
 
     def shared_state(self, client: str) -> dict[str, Tensor]:
@@ -254,7 +297,7 @@ class FederatedModule(pl.LightningModule):
             local: set[str] = set()
             if self.local_norm:
                 for prefix, module in replica.named_modules():
-                    if isinstance(module, _NORMS):
+                    if isinstance(module, NORMS):
                         local.update(f"{prefix}.{name}" for name in module.state_dict())
             state = replica.state_dict(keep_vars=True)
             # A count of batches is nobody else's business, and one integer would send all numbers in float64.
@@ -350,7 +393,7 @@ class FederatedModule(pl.LightningModule):
     def _check_normalisation(self, learners: Collection[str]) -> None:
         """With ``local_norm``, a client that never trains would keep normalisation layers that never saw data."""
         idle = [client.name for client in self.clients if client.name not in learners]
-        normalised = any(isinstance(part, _NORMS) for network in self.originals for part in network.modules())
+        normalised = any(isinstance(part, NORMS) for network in self.originals for part in network.modules())
         if self.local_norm and idle and normalised:
             raise ValueError(
                 f"local_norm=True leaves {idle}, who do not train, with untouched normalisation layers: give the "
@@ -499,9 +542,12 @@ class FederatedModule(pl.LightningModule):
             logger.log_metrics(dict(metrics), step=trainer.global_step)
 
     def _present_learners(self, round_idx: int) -> tuple[Client, ...]:
+        if round_idx < self.warmup_rounds:
+            learners, everybody = self.sources, False
+        else:
+            learners, everybody = self.learners(round_idx), self.trains_when_absent
         present = {client.name for client in self.federation.present_in(round_idx)}
-        learners = self.sources if round_idx < self.warmup_rounds else self.learners(round_idx)
-        return tuple(client for client in learners if client.name in present)
+        return tuple(client for client in learners if everybody or client.name in present)
 
     def _round_losses(self) -> dict[str, float]:
         """Mean training loss of local clients over the round."""

@@ -46,8 +46,10 @@ class FederatedStrategy(DDPStrategy):
             data take fewer steps.
         rounds_per_epoch: Rounds in one epoch of the Trainer. With 1, validation, patience and checkpoints count
             rounds; raise it for rounds of few steps, as Lightning spends milliseconds on each epoch.
-        participation: Who is present in a round; default everyone.
+        participation: Who is present in a round; ``None`` is the method's choice, which is everyone unless its
+            documentation says otherwise.
         drops: Per channel, who of those present is heard, nested in the order given.
+        nested_drops: ``False`` draws each channel's subset independently of the others'.
         privacy: Backend for secure sums, one for all channels, or one for each channel that is summed over; default
             `Plain`.
         differential_privacy: Clips and blurs what each client sends, one mechanism for all channels or one per channel;
@@ -71,6 +73,7 @@ class FederatedStrategy(DDPStrategy):
         rounds_per_epoch: int = 1,
         participation: Participation | None = None,
         drops: dict[str, Participation] | None = None,
+        nested_drops: bool = True,
         privacy: SecureAggregation | dict[str, SecureAggregation] | None = None,
         differential_privacy: GaussianMechanism | dict[str, GaussianMechanism] | None = None,
         placement: list[list[str]] | None = None,
@@ -95,6 +98,7 @@ class FederatedStrategy(DDPStrategy):
         self.rounds_per_epoch = rounds_per_epoch
         self.participation = participation
         self.drops = drops
+        self.nested_drops = nested_drops
         self.privacy = privacy
         self.differential_privacy = differential_privacy
         self.placement = placement
@@ -126,8 +130,9 @@ class FederatedStrategy(DDPStrategy):
             module.target.name,
             transport=self._transport(),
             placement=self.placement,
-            participation=self.participation,
+            participation=module.default_participation if self.participation is None else self.participation,
             drops=self.drops,
+            nested_drops=self.nested_drops,
             privacy=self.privacy,
             differential_privacy=self.differential_privacy,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -42,6 +43,8 @@ class Federation:
         participation: Who is present in a round.
         drops: Per channel, who of those present is heard. Subsets are nested in the order of the mapping: the second
             channel's clients are drawn among the first's, and so on (FedRF-TCA, Table II).
+        nested_drops: ``False`` draws each channel's subset among all who are present, independently of the other
+            channels' (FedRF-TCA, Table XV).
         privacy: Backend for sums, one for all channels or one per channel; ``None`` is `Plain`. If channels are named,
             a sum over another one is refused: it would be sent in the clear.
         differential_privacy: What each client does to what it sends before anything else, one for all channels or one
@@ -68,6 +71,7 @@ class Federation:
         placement: Sequence[Sequence[str]] | None = None,
         participation: Participation | None = None,
         drops: Mapping[str, Participation] | None = None,
+        nested_drops: bool = True,
         privacy: SecureAggregation | Mapping[str, SecureAggregation] | None = None,
         differential_privacy: GaussianMechanism | Mapping[str, GaussianMechanism] | None = None,
         seed: int | None = None,
@@ -78,6 +82,7 @@ class Federation:
         self.transport = OneProcess() if transport is None else transport
         self.participation = Everyone() if participation is None else participation
         self.drops = dict(drops or {})
+        self.nested_drops = nested_drops
         self.seed = global_seed() if seed is None else seed
         for rule in (self.participation, *self.drops.values()):
             rule.check(self.clients)
@@ -94,6 +99,7 @@ class Federation:
         self._mechanisms = differential_privacy
         self.accounts = {"message": Accountant(), "sum": Accountant()}
         self._present: dict[tuple[int, str | None], tuple[Client, ...]] = {}
+        self._skipped: set[str] = set()  # channels on which a mean was skipped, and a warning given
 
     @property
     def round_idx(self) -> int:
@@ -169,7 +175,8 @@ class Federation:
             else:
                 drawn = self.present()
                 for name, rule in self.drops.items():
-                    drawn = rule.present(drawn, self.round_idx, self.seed, stream=name)
+                    if self.nested_drops or name == channel:
+                        drawn = rule.present(drawn, self.round_idx, self.seed, stream=name)
                     if name == channel:
                         break
             self._present = {k: v for k, v in self._present.items() if k[0] == self.round_idx}
@@ -219,6 +226,7 @@ class Federation:
         channel: str,
         payloads: Mapping[str, Payload],
         to: Iterable[Client | str] | Mapping[str, Iterable[Client | str]] | None = None,
+        absent_too: bool = False,
     ) -> dict[str, dict[str, dict[str, Tensor]]]:
         """Send messages from client to client.
 
@@ -228,6 +236,7 @@ class Federation:
                 are not present on the channel are left out.
             to: Receivers of every message, or receivers by sender; ``None`` is everyone. A client does not send to
                 itself; receivers that are not present are left out.
+            absent_too: Whether clients that are not present send and receive all the same, as at the end of a run.
 
         Returns:
             ``{receiver: {sender: {name: tensor}}}`` for local receivers. Receivers of one process share the tensors:
@@ -240,7 +249,7 @@ class Federation:
             PayloadError: If an entry has a type that cannot be sent.
         """
         with self._timed("exchange"):
-            heard = names_of(self.present(channel))
+            heard = self._heard(channel, absent_too)
             routing = {name: self._names("to", some) for name, some in to.items()} if isinstance(to, Mapping) else None
             everyone = self._names("to", None if isinstance(to, Mapping) else to)
             self._names("to", routing)
@@ -269,6 +278,8 @@ class Federation:
         to: Iterable[Client | str] | None = None,
         weights: Mapping[str, float] | None = None,
         around: Mapping[str, Payload] | None = None,
+        too_few: Literal["raise", "skip"] = "raise",
+        absent_too: bool = False,
     ) -> dict[str, dict[str, Tensor]]:
         """Weighted mean of payloads, through the channel's privacy backend: only the mean arrives.
 
@@ -281,6 +292,9 @@ class Federation:
             weights: By client, positive; ``None`` is uniform. They travel inside the sum.
             around: ``{client: {name: tensor}}`` of local clients: public values that payloads are close to. A
                 mechanism of differential privacy clips the difference to them; otherwise of no effect.
+            too_few: What to do if fewer of ``among`` are present than the backend needs to hide them: raise an error,
+                or send nothing, with a warning the first time.
+            absent_too: Whether clients that are not present send and receive all the same, as at the end of a run.
 
         Returns:
             ``{receiver: {name: tensor}}`` for local receivers; empty if nobody was present to send. Receivers of one
@@ -295,7 +309,7 @@ class Federation:
             FederationError: On every process, if fewer clients send than the backend needs to hide them.
         """
         shares = dict.fromkeys(self._names("among", None), 1.0) if weights is None else dict(weights)
-        return self._aggregate(channel, payloads, among, to, shares, around)
+        return self._aggregate(channel, payloads, among, to, shares, around, too_few, absent_too)
 
     def sum(
         self,
@@ -433,10 +447,12 @@ class Federation:
         to: Iterable[Client | str] | None,
         weights: Mapping[str, float] | None,
         around: Mapping[str, Payload] | None,
+        too_few: Literal["raise", "skip"] = "raise",
+        absent_too: bool = False,
     ) -> dict[str, dict[str, Tensor]]:
         start = time.perf_counter()
         protecting = self.seconds.get("protection", 0.0)
-        heard = names_of(self.present(channel))
+        heard = self._heard(channel, absent_too)
         counted, addressed = self._names("among", among), self._names("to", to)
         recipe = Recipe(
             channel,
@@ -445,6 +461,19 @@ class Federation:
             away=frozenset(addressed.difference(heard)),
             weights=weights,
         )
+        needed = self.backend(channel).min_clients
+        if too_few == "skip" and 0 < len(recipe.senders) < needed:  # as all processes find
+            if channel not in self._skipped:
+                self._skipped.add(channel)
+                if self.hosts_server:
+                    warnings.warn(
+                        f"round {self.round_idx} sends no mean over channel {channel!r}: {recipe.senders} alone would "
+                        f"be heard, and {type(self.backend(channel)).__name__} hides nothing of fewer than {needed} "
+                        "clients. Rounds like this pass without it; a participation such as "
+                        f"UniformSubset(at_least={needed}) has none of them",
+                        stacklevel=3,
+                    )
+            return {}
         mine: Mapping[str, Payload]
         mine = {name: payload for name, payload in self._mine(payloads).items() if name in recipe.senders}
         if self.mechanism(channel) is not None:
@@ -455,6 +484,9 @@ class Federation:
         spent = time.perf_counter() - start - (self.seconds.get("protection", 0.0) - protecting)
         self.seconds["exchange"] = self.seconds.get("exchange", 0.0) + spent
         return result
+
+    def _heard(self, channel: str, absent_too: bool) -> list[str]:
+        return names_of(self.clients if absent_too else self.present(channel))
 
     def _names(self, argument: str, clients: Iterable[Client | str] | None) -> set[str]:
         """Names of ``clients``, or of the whole roster; ``argument`` is for the error message."""

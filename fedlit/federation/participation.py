@@ -79,12 +79,25 @@ class Fraction(Participation):
 
 @final
 class UniformSubset(Participation):
-    """A subset of the sources whose size is uniform on {0, ..., K}: FedRF-TCA, Algorithm 5, line 5."""
+    """A subset of the sources whose size is uniform on {at_least, ..., K}: FedRF-TCA, Algorithm 5, line 5.
+
+    Args:
+        at_least: Fewest sources, at least 0 (the paper's); where there are fewer, all of them. With a privacy backend
+            take 2: a mean over a single source hides nothing of it.
+
+    Raises:
+        ValueError: If ``at_least`` is negative.
+    """
+
+    def __init__(self, at_least: int = 0) -> None:
+        if at_least < 0:
+            raise ValueError(f"at_least must be at least 0 sources, got {at_least}")
+        self.at_least = at_least
 
     def draw(self, clients: Sequence[Client], round_idx: int, rng: random.Random) -> Sequence[Client]:
-        """The target and between none and all of the sources."""
+        """The target and between ``at_least`` and all of the sources."""
         sources, target = _split(clients)
-        return [*rng.sample(sources, rng.randint(0, len(sources))), *target]
+        return [*rng.sample(sources, rng.randint(min(self.at_least, len(sources)), len(sources))), *target]
 
 
 @final

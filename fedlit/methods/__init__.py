@@ -3,8 +3,19 @@
 import fedlit.strategy  # noqa: F401  (so that Trainer(strategy="federated") is known)
 from fedlit.methods.fedavg import FedAvg
 from fedlit.methods.fedprox import FedProx
+from fedlit.methods.fedrf_tca import FedRFTCA
+from fedlit.methods.fedrf_tca_closed_form import FedRFTCAClosedForm
 from fedlit.methods.finetune_offline import FinetuneOffline
 from fedlit.methods.source_only import SourceOnly
 from fedlit.methods.target_only import Oracle, TargetOnly
 
-__all__ = ["FedAvg", "FedProx", "FinetuneOffline", "Oracle", "SourceOnly", "TargetOnly"]
+__all__ = [
+    "FedAvg",
+    "FedProx",
+    "FedRFTCA",
+    "FedRFTCAClosedForm",
+    "FinetuneOffline",
+    "Oracle",
+    "SourceOnly",
+    "TargetOnly",
+]

@@ -45,10 +45,22 @@ def make_classifier(extractor: nn.Module, num_classes: int) -> nn.Linear:
     """
     if num_classes < 1:
         raise ValueError(f"num_classes must be at least 1, got {num_classes}: it is the number of labels in the data")
+    return nn.Linear(feature_width(extractor), num_classes)
+
+
+def feature_width(extractor: nn.Module) -> int:
+    """Width of an extractor's features, as it tells itself.
+
+    Args:
+        extractor: A network with an integer attribute ``out_features``.
+
+    Raises:
+        TypeError: If it has none.
+    """
     width: Any = getattr(extractor, "out_features", None)
     if not isinstance(width, int):
         raise TypeError(
             f"extractor must have an integer attribute out_features, the width of its features, got {width!r} on "
-            f"{type(extractor).__name__}: set it in the network's __init__, or pass a classifier of your own"
+            f"{type(extractor).__name__}: set it in the network's __init__"
         )
-    return nn.Linear(width, num_classes)
+    return width

@@ -59,6 +59,12 @@ def test_every_experiment_runs_one_batch(name: str) -> None:
     main(["fit", "--config", f"experiments/{name}", "--seeds=[0]", f"--targets=[{target}]", *ONE_BATCH])
 
 
+@pytest.mark.parametrize("name", sorted(path.stem for path in (CONFIGS / "settings").glob("*.yaml")))
+def test_every_setting_runs_one_batch_and_hears_whom_it_says(name: str) -> None:
+    main(["fit", "--config", "data/digits", "--config", f"settings/{name}", *ONE_BATCH,
+          "--model.init_args.num_frequencies=8", "--model.init_args.num_components=4"])  # fmt: skip
+
+
 @pytest.mark.parametrize("name", sorted(path.stem for path in (CONFIGS / "loggers").glob("*.yaml")))
 def test_every_logger_configuration_gets_the_figures(name: str) -> None:
     pytest.importorskip({"wandb": "wandb", "tensorboard": "tensorboard"}[name])

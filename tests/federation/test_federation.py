@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +22,7 @@ from fedlit.federation import (
     DivergedError,
     Facts,
     Federation,
+    FederationError,
     Fraction,
     Ledger,
     PayloadError,
@@ -28,6 +30,7 @@ from fedlit.federation import (
     Schedule,
 )
 from fedlit.functional import fedavg
+from fedlit.privacy import PairwiseMasking
 
 NAMES = ["a", "b", "c", "t"]
 X = torch.tensor([1.0, 2.0])
@@ -405,6 +408,47 @@ def test_a_sum_over_nobody_leaves_the_last_one_in_place() -> None:
 
 
 # ---------------------------------------------------------------- report
+
+
+def test_a_mean_over_too_few_is_skipped_with_one_warning_per_channel_if_asked() -> None:
+    talk = federation(privacy=PairwiseMasking(), participation=Schedule([["a", "t"], ["a", "t"], ["a", "b", "t"]]))
+    sources = ["a", "b", "c"]
+    with pytest.warns(UserWarning, match=r"channel 'x': \['a'\] alone .* fewer than 2 .*UniformSubset\(at_least=2\)"):
+        assert talk.mean("x", same(1.0), among=sources, too_few="skip") == {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        talk.round_idx = 1
+        assert talk.mean("x", same(1.0), among=sources, too_few="skip") == {}
+    with pytest.warns(UserWarning, match="channel 'y'"):
+        talk.mean("y", same(1.0), among=sources, too_few="skip")
+    assert len(talk.ledger) == 0
+    with pytest.raises(FederationError, match=r"run over \['a'\] alone, but PairwiseMasking hides nothing"):
+        talk.mean("x", same(1.0), among=sources)
+    talk.round_idx = 2
+    assert talk.mean("x", same(1.0), among=sources, too_few="skip").keys() == {"a", "b", "t"}
+
+
+def test_too_few_is_never_the_case_without_privacy_nor_where_nobody_is_present() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        one = federation(participation=Schedule([["a", "t"]]))
+        assert one.mean("x", same(1.0), among=["a", "b"], too_few="skip").keys() == {"a", "t"}
+        nobody = federation(participation=Schedule([["t"]]), privacy=PairwiseMasking())
+        assert nobody.mean("x", same(1.0), among=["a", "b"], too_few="skip") == {}
+
+
+@pytest.mark.parametrize("privacy", [None, PairwiseMasking()], ids=["plain", "masking"])
+def test_absent_clients_send_and_receive_where_they_are_asked_to(privacy: PairwiseMasking | None) -> None:
+    talk = federation(participation=Schedule([["a", "t"]]), drops={"x": Schedule([["t"]])}, privacy=privacy)
+    payloads = {name: {"x": torch.full((2,), float(value))} for value, name in enumerate(NAMES)}
+    mean = talk.mean("x", payloads, among=["a", "b", "c"], to=["b", "t"], absent_too=True)
+    assert mean.keys() == {"b", "t"}
+    torch.testing.assert_close(mean["t"]["x"], torch.tensor([1.0, 1.0]), atol=1e-5, rtol=0)
+    told = talk.exchange("x", payloads, to=["c", "t"], absent_too=True)
+    assert told.keys() == {"c", "t"}
+    assert told["t"].keys() == {"a", "b", "c"}
+    assert told["c"].keys() == {"a", "b", "t"}
+    assert talk.exchange("x", payloads) == {}  # without it, the target is heard alone
 
 
 def test_a_report_tells_everyone_what_was_given() -> None:

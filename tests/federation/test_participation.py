@@ -82,6 +82,25 @@ def test_sizes_of_a_uniform_subset_are_uniform() -> None:
     assert set(counts) == set(range(6))
 
 
+@pytest.mark.parametrize(("at_least", "least"), [(0, 0), (2, 2), (5, 5), (9, 5)])
+def test_a_uniform_subset_has_a_least_size_and_is_uniform_above_it(at_least: int, least: int) -> None:
+    rounds = 2000
+    counts = Counter(len(present(UniformSubset(at_least), round_idx)) - 1 for round_idx in range(rounds))
+    assert set(counts) == set(range(least, 6))
+    expected = rounds / (6 - least)
+    assert all(abs(count - expected) < 4 * expected**0.5 for count in counts.values())
+
+
+def test_a_negative_least_size_is_refused() -> None:
+    with pytest.raises(ValueError, match="at_least must be at least 0 sources, got -1"):
+        UniformSubset(-1)
+
+
+def test_a_least_size_of_zero_draws_as_without_one() -> None:
+    drawn = [present(UniformSubset(), round_idx) for round_idx in range(30)]
+    assert [present(UniformSubset(0), round_idx) for round_idx in range(30)] == drawn
+
+
 def test_one_by_one_in_order_goes_round_the_sources() -> None:
     assert [present(OneByOne(), round_idx)[1] for round_idx in range(7)] == list("abcdeab")
 
@@ -128,6 +147,23 @@ def test_drops_are_nested_in_the_order_of_the_channels(seed: int, round_idx: int
     whole, a, b, c = (set(names_of(federation.present(channel))) for channel in (None, "A", "B", "C"))
     assert {"t"} <= c <= b <= a <= whole
     assert set(names_of(federation.present("other"))) == whole
+
+
+def test_without_nesting_each_channel_draws_among_all_who_are_present() -> None:
+    drops = {"A": OneByOne(), "B": Fraction(0.6), "C": OneByOne("random")}
+    loose = Federation(ROSTER, "t", participation=Fraction(0.8), drops=drops, nested_drops=False)
+    escaped = 0
+    for round_idx in range(30):
+        loose.round_idx = round_idx
+        whole, a, b, c = (names_of(loose.present(channel)) for channel in (None, "A", "B", "C"))
+        assert set(a) | set(b) | set(c) <= set(whole)
+        assert len(whole) == 5
+        assert (len(a), len(b), len(c)) == (2, 3, 2)  # of four sources, whatever the other channels have drawn
+        escaped += not set(c) <= set(b)
+        alone = Federation(ROSTER, "t", participation=Fraction(0.8), drops={"C": drops["C"]})
+        alone.round_idx = round_idx
+        assert names_of(alone.present("C")) == c
+    assert escaped > 3
 
 
 def test_two_channels_with_the_same_rule_do_not_draw_alike() -> None:

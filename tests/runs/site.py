@@ -27,8 +27,15 @@ import fedlit.methods
 import fedlit.privacy
 from fedlit import Client
 from fedlit.data import Digits
-from fedlit.federation import FederatedLoader, Fraction
-from fedlit.methods import FedAvg
+from fedlit.federation import Everyone, FederatedLoader, Fraction
+from fedlit.methods import FedAvg, FedRFTCA
+
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "FedRFTCA": {"num_frequencies": 16, "num_components": 8, "classifier_period": 2},
+    "Voting": {"num_frequencies": 16, "num_components": 8, "classifier_period": None},
+    "FedRFTCAClosedForm": {"num_frequencies": 16, "num_components": 8},
+}
+"""What methods are given, by the name under which they are asked for."""
 
 
 class Trouble(pl.Callback):
@@ -85,6 +92,7 @@ def main() -> None:
     parser.add_argument("--timeout", type=float, default=60)
     parser.add_argument("--own", action="store_true", help="each process knows its own clients' data alone")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--everyone", action="store_true", help="nobody is away")
     parser.add_argument("--privacy", default="None", help="an expression over fedlit.privacy")
     options = parser.parse_args()
     pl.seed_everything(options.seed, verbose=False)
@@ -92,7 +100,8 @@ def main() -> None:
     if options.own:
         names = ["clean", "blended", Client("fonts", role="target", labelled=True)]
         data = SimpleNamespace(clients=names, target="fonts", num_classes=10)
-    method = OutOfStep if options.method == "OutOfStep" else getattr(fedlit.methods, options.method)
+    given = {"OutOfStep": OutOfStep, "Voting": FedRFTCA}
+    method = given.get(options.method) or getattr(fedlit.methods, options.method)
     torch.manual_seed(options.seed)
     module = build(
         method,
@@ -100,6 +109,7 @@ def main() -> None:
         dropout=0.2,
         optimizer=lambda params: Adam(params, lr=0.01),
         lr_scheduler=lambda optimizer: StepLR(optimizer, 2, 0.5),
+        **ARGUMENTS.get(options.method, {}),
     )
     if options.trouble == "init" and os.environ.get("LOCAL_RANK") == "1":
         next(module.originals[0].parameters()).data.add_(1)
@@ -109,7 +119,11 @@ def main() -> None:
         [Trouble(options.trouble)],
         devices=options.devices,
         gradient_clip_val=1.0,
-        strategy={"participation": Fraction(0.5), "timeout": options.timeout, "privacy": privacy},
+        strategy={
+            "participation": Everyone() if options.everyone else Fraction(0.5),
+            "timeout": options.timeout,
+            "privacy": privacy,
+        },
     )
     run.fit(module, OwnDataOnly() if options.own else data, ckpt_path=options.resume)
     if options.save:

@@ -32,12 +32,23 @@ from fedlit.federation import (
     reveal_for_oracle,
 )
 from fedlit.functional import fedavg
-from fedlit.methods import FedAvg, FedProx, FinetuneOffline, Oracle, SourceOnly, TargetOnly
+from fedlit.methods import (
+    FedAvg,
+    FedProx,
+    FedRFTCA,
+    FedRFTCAClosedForm,
+    FinetuneOffline,
+    Oracle,
+    SourceOnly,
+    TargetOnly,
+)
 from fedlit.models import MLP, Replica, SmallCNN
 
 METHODS: dict[str, tuple[type[FederatedModule], dict[str, object], dict[str, object]]] = {
     "FedAvg": (FedAvg, {}, {"target_labels": 30}),
     "FedProx": (FedProx, {"mu": 0.1}, {}),
+    "FedRFTCA": (FedRFTCA, {"num_frequencies": 16, "num_components": 8, "classifier_period": 1}, {}),
+    "FedRFTCAClosedForm": (FedRFTCAClosedForm, {"num_frequencies": 16, "num_components": 8}, {}),
     "FinetuneOffline": (FinetuneOffline, {"federated_rounds": 2}, {"target_labels": 30}),
     "Oracle": (Oracle, {}, {"target_labels": 1.0}),
     "SourceOnly": (SourceOnly, {}, {}),
@@ -76,11 +87,15 @@ def test_resuming_after_three_rounds_equals_six_in_a_row(name: str, tmp_path: Pa
     for client in ("clean", "blended", "fonts"):
         assert same(weights(straight, client), weights(second, client)), client
     assert straight.federation.ledger == second.federation.ledger
-    assert straight.federation.round_idx == second.federation.round_idx == 6
-    assert not same(weights(first, "fonts"), weights(second, "fonts")) or name == "FinetuneOffline"
+    rounds = 1 if method is FedRFTCAClosedForm else 6  # it stops by itself, and a resumed run does nothing
+    assert straight.federation.round_idx == second.federation.round_idx == rounds
+    assert not same(weights(first, "fonts"), weights(second, "fonts")) or name in (
+        "FinetuneOffline",
+        "FedRFTCAClosedForm",
+    )
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "FedRFTCAClosedForm"])  # needs all samples in one
 def test_thousand_short_rounds_equal_epochs_of_one_round(name: str) -> None:
     """Rounds are counted by steps, not by epochs: how they are packed into epochs changes nothing."""
     method, arguments, options = METHODS[name]

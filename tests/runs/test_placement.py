@@ -55,6 +55,32 @@ def test_placement_changes_neither_weights_nor_ledger_nor_metrics(one: dict, dev
         assert result["metrics"] == one["metrics"]
 
 
+@pytest.mark.parametrize(
+    "method", ["FedRFTCA", *(pytest.param(name, marks=pytest.mark.slow) for name in ("Voting", "FedRFTCAClosedForm"))]
+)
+def test_placement_changes_nothing_where_more_than_weights_is_exchanged(method: str) -> None:
+    everyone = ["--everyone"] if method == "FedRFTCAClosedForm" else []  # it has but one round
+    arguments = ["--method", method, "--rounds", "3", *everyone]
+    (alone,), _ = start(*arguments)
+    for devices in ("2", "3"):
+        results, _ = start(*arguments, "--devices", devices)
+        assert merged(results) == alone["weights"]
+        assert all(result["ledger"] == alone["ledger"] for result in results)
+        assert all(result["metrics"] == alone["metrics"] for result in results)
+
+
+@pytest.mark.slow
+def test_aligned_clients_resume_on_other_processes(tmp_path: Path) -> None:
+    """The checkpoint is of a round that ends a period, where a run that ends has no more to say."""
+    path = str(tmp_path / "half.ckpt")
+    arguments = ["--method", "FedRFTCA"]
+    (alone,), _ = start(*arguments, "--rounds", "4")
+    start(*arguments, "--rounds", "2", "--save", path, "--devices", "3")
+    results, _ = start(*arguments, "--rounds", "4", "--resume", path, "--devices", "2")
+    assert merged(results) == alone["weights"]
+    assert results[0]["ledger"] == alone["ledger"]
+
+
 def test_sites_that_know_only_their_own_data_train_the_same(one: dict) -> None:
     """Sizes are introduced at the start; names are all that a site knows of the others before."""
     results, _ = start("--own", "--devices", "3")

@@ -1,0 +1,209 @@
+"""FedRF-TCA: accuracy next to SourceOnly and FedAvg, robustness to lost messages, remedies of its loss, and its bytes.
+
+Run from the repository root: python benchmarks/fed_rf_tca.py [--parts accuracy robustness remedies ledger] [--jobs 2]
+
+Every cell is one ``fedlit fit`` over targets and seeds; accuracies are those of the last round, on the target's hidden
+labels, which nothing was chosen by. Results go into benchmarks/fed_rf_tca.json as they come; parts that are not run
+keep their figures. The papers' tables are those of "Robust and Communication-Efficient Federated Domain Adaptation via
+Random Features", first and second version.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import lightning
+import torch
+
+ACCURACY = ["office_caltech_fedrftca", "office_caltech_images_fedrftca", "digit_five_fedrftca"]
+OPTION = "--model.init_args."
+ALONE = ["--compare=null"]
+CASES = {
+    "office": ["office_caltech_fedrftca", f"{OPTION}num_frequencies=500"],
+    "digits": ["digit_five_fedrftca", "--targets=[optdigits,blended,rendered]"],
+}
+"""Experiments of the robustness tables: smaller than those of the accuracy table, as there are many."""
+
+SETTINGS = {
+    "A / A / A": ["fedrf_tca_a_a_a"],
+    "A / A / B": ["fedrf_tca_a_a_b"],
+    "A / B / C": ["fedrf_tca_a_b_c"],
+    "(I)": ["fedrf_tca_i"],
+    "(II)": ["fedrf_tca_ii"],
+    "(III)": ["fedrf_tca_iii"],
+    "(II), T_C = 10": ["fedrf_tca_ii", f"{OPTION}classifier_period=10"],
+    "(II), T_C = 200": ["fedrf_tca_ii", f"{OPTION}classifier_period=200"],
+    "(A) all / all, vote": ["fedrf_tca_iv"],
+    "(B) ordered, vote": ["fedrf_tca_b"],
+    "(C) ordered / random, vote": ["fedrf_tca_c"],
+    "(D) random, vote": ["fedrf_tca_d"],
+    "(E) random / random, vote": ["fedrf_tca_v"],
+}
+"""Settings of Tables II, IV/V (T_C is 1 in (I) and (II), 50 in (III)) and XIII to XV."""
+
+REMEDIES = {
+    f"{constraint}, {'unbiased' if unbiased else 'biased'}": [
+        f"{OPTION}constraint={constraint}",
+        f"{OPTION}unbiased={str(unbiased).lower()}",
+    ]
+    for constraint in ("none", "relative", "orthonormal")
+    for unbiased in (False, True)
+}
+
+
+def fit(experiment: str, *extra: str, config: str | None = None) -> list[dict[str, Any]]:
+    """Summaries of all runs of one experiment."""
+    command = Path(sys.executable).with_name("fedlit")
+    configs = ["--config", f"configs/experiments/{experiment}.yaml"]
+    configs += [] if config is None else ["--config", f"configs/settings/{config}.yaml"]
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = [str(command), "fit", *configs, f"--trainer.default_root_dir={folder}", *extra]
+        done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(arguments)} failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
+        return [json.loads(path.read_text()) for path in sorted(Path(folder).rglob("summary.json"))]
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """Mean and sample standard deviation, in per cent."""
+    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+    return {"mean": round(100 * statistics.fmean(values), 1), "std": round(100 * deviation, 1)}
+
+
+def table(runs: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Per method: accuracy by target, their average taken within each seed, and what label-free selection comes to."""
+    result: dict[str, dict[str, Any]] = {}
+    for method in sorted({run["method"] for run in runs}):
+        own = [run for run in runs if run["method"] == method]
+        targets = sorted({run["target"] for run in own})
+        seeds = sorted({run["seed"] for run in own})
+        accuracy = {(run["target"], run["seed"]): run["oracle_accuracy"] for run in own}
+        row: dict[str, Any] = {t: spread([accuracy[t, seed] for seed in seeds]) for t in targets}
+        row["average"] = spread([statistics.fmean(accuracy[t, seed] for t in targets) for seed in seeds])
+        for name, key in (("round_by_score", "selected_accuracy"), ("round_by_oracle", "best_accuracy")):
+            row[name] = spread([statistics.fmean(run[key] for run in own if run["seed"] == seed) for seed in seeds])
+        row["seeds"] = seeds
+        row["seconds"] = round(sum(run["seconds_total"] for run in own), 1)
+        row["megabytes"] = {
+            channel: round(statistics.fmean(run["bytes_by_channel"].get(channel, 0) for run in own) / 1e6, 3)
+            for channel in own[0]["bytes_by_channel"]
+        }
+        result[method] = row
+    return result
+
+
+def show(label: str, row: dict[str, Any]) -> None:
+    """Print one row."""
+    cells = [f"{name} {cell['mean']:.1f} ± {cell['std']:.1f}" for name, cell in row.items() if _is_cell(name, cell)]
+    print(f"{label:44s}", "  ".join(cells), flush=True)
+
+
+def _is_cell(name: str, cell: object) -> bool:
+    return isinstance(cell, dict) and "mean" in cell
+
+
+def ledger() -> dict[str, Any]:
+    """One round of FedAvg of a ResNet-50 and one of FedRF-TCA on it, in bytes and numbers, as the ledger books them.
+
+    The paper's sizes: N = 1000, m = 800, a classifier 800-100-100-10.
+    """
+    from torch import nn
+    from torch.utils.data import TensorDataset
+
+    from fedlit import FederatedStrategy
+    from fedlit.data import FederatedLoader
+    from fedlit.federation import Everyone
+    from fedlit.methods import FedAvg, FedRFTCA
+    from fedlit.models import ResNet
+
+    quiet: dict[str, Any] = {
+        "accelerator": "cpu",
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    result: dict[str, Any] = {"paper_million_numbers": {"FedAvg": 25.637, "FedRF-TCA": 1.692}}
+    for method in (FedAvg, FedRFTCA):
+        given: dict[str, Any] = {}
+        if method is FedRFTCA:
+            given = {"num_frequencies": 1000, "num_components": 800, "classifier_period": 1}
+            head = [nn.Linear(800, 100), nn.ReLU(), nn.Linear(100, 100), nn.ReLU(), nn.Linear(100, 10)]
+            given["classifier"] = nn.Sequential(*head)
+        images = {name: TensorDataset(torch.randn(2, 3, 32, 32), torch.tensor([0, 1])) for name in ("source", "target")}
+        module = method(["source", "target"], "target", 10, ResNet(50), **given)
+        strategy = FederatedStrategy(participation=Everyone())
+        trainer = lightning.Trainer(max_epochs=1, strategy=strategy, **quiet)
+        trainer.fit(module, FederatedLoader(images, 2))
+        book = module.federation.ledger
+        sent = {c: size for c, size in book.bytes_by_channel().items() if c not in ("metrics", "oracle")}
+        up = {c: sum(e.num_bytes for e in book if e.channel == c and e.sender == "source") for c in sent}
+        result[method.__name__] = {
+            "bytes_of_one_round": sent,
+            "source_sends_bytes": up,
+            "source_sends_million_numbers": round(sum(up.values()) / 4e6, 3),
+        }
+        print(method.__name__, result[method.__name__], flush=True)
+    return result
+
+
+def main() -> None:
+    """Run the chosen parts, and write the JSON after each cell."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parts = ["accuracy", "robustness", "remedies", "ledger"]
+    parser.add_argument("--parts", nargs="+", choices=parts, default=parts)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="Runs side by side, one thread each.")
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
+    options = parser.parse_args()
+    stored = json.loads(options.out.read_text()) if options.out.exists() else {}
+    results: dict[str, Any] = stored.get("results", {})
+
+    def keep(part: str, name: str, value: object) -> None:
+        results.setdefault(part, {})[name] = value
+        versions = {"python": platform.python_version(), "torch": torch.__version__, "lightning": lightning.__version__}
+        command = "python benchmarks/fed_rf_tca.py"
+        content = {"results": results, "command": command, "cores": os.cpu_count(), "versions": versions}
+        options.out.write_text(json.dumps(content, indent=2) + "\n")
+
+    def cell(part: str, name: str, run: Callable[[], list[dict[str, Any]]]) -> None:
+        rows = table(run())
+        keep(part, name, rows)
+        for method, row in rows.items():
+            show(f"{name}: {method}", row)
+
+    jobs: list[tuple[str, str, Callable[[], list[dict[str, Any]]]]] = []
+    if "accuracy" in options.parts:
+        jobs += [("accuracy", name, lambda name=name: fit(name)) for name in ACCURACY]  # type: ignore[misc]
+    if "robustness" in options.parts:
+        for case, (experiment, *extra) in CASES.items():
+            for setting, (config, *more) in SETTINGS.items():
+                arguments = [*extra, *more, *ALONE]
+                jobs.append((
+                    "robustness",
+                    f"{case}, {setting}",
+                    lambda e=experiment, a=tuple(arguments), c=config: fit(e, *a, config=c),  # type: ignore[misc]
+                ))  # fmt: skip
+    if "remedies" in options.parts:
+        experiment, *extra = CASES["office"]
+        for remedy, more in REMEDIES.items():
+            arguments = [*extra, *more, *ALONE]
+            jobs.append(("remedies", remedy, lambda a=tuple(arguments): fit(experiment, *a)))  # type: ignore[misc]
+    with ThreadPoolExecutor(options.jobs) as pool:
+        list(pool.map(lambda job: cell(*job), jobs))
+    if "ledger" in options.parts:
+        keep("ledger", "ResNet-50", ledger())
+
+
+if __name__ == "__main__":
+    main()

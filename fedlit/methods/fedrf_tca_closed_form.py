@@ -1,0 +1,231 @@
+"""RF-TCA of a whole federation in closed form: one round, one secure mean, no training.
+
+Not in the papers. RF-TCA (Feng et al., arXiv 2311.04686, Algorithm 1) needs of the data only their mean random features
+and second moments, and these add up over clients. So the aligner computed here is that of the pooled data, which
+nobody has seen; the paper's FedRF-TCA learns one by gradients instead. The classifier, too, follows from moments that
+add up: linear discriminant analysis of the aligned source features.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedlit.federation import Client, RosterError
+from fedlit.functional import Kernel, RandomFeatureSums, linear_discriminant, rf_tca_from_sums, sample_frequencies
+from fedlit.models import AlignedReplica, feature_width
+from fedlit.module import Batch, FederatedModule
+
+
+class FedRFTCAClosedForm(FederatedModule):
+    """Solve RF-TCA from sums over all clients: each sends the moments of its random features once.
+
+    Its extractor is fixed (the identity on features computed beforehand, or a pretrained network): every client goes
+    once through its data and adds up random features s, their outer products, and for sources s times the label.
+    The target receives the sources' means only, adds its own moments, solves for aligner and classifier, and sends
+    both to everyone. Then the run stops. With ``warmup_rounds`` this is the round after them, and the extractor is the
+    one trained in them. Sources that are absent in it (by default nobody) are left out and get no model.
+
+    Sends: "moments", N (2N + 1) + 2N (C + 1) + C numbers in float64 up from each source, of which the target learns
+    the weighted mean only; "model", 2N m + (m + 1) C numbers from the target to each source. Once, whatever the data
+    size. What is learnt: the target knows the sources' pooled moments; the sources learn a subspace, a classifier and
+    nothing else of the target.
+
+    Args:
+        clients: The roster.
+        target: Name of the client adapted to.
+        num_classes: Number of classes.
+        extractor: Network from inputs to features, used as it is.
+        num_frequencies: Number N of random frequencies.
+        num_components: Width m of the aligned features, at most 2N.
+        bandwidth: Kernel width sigma, in units of the features (of length 1 with ``unit_norm``).
+        kernel: Kernel that the random features stand for.
+        unit_norm: Scale extracted features to length 1, so that one bandwidth fits all extractors.
+        gamma: Weight of RF-TCA's regularisation, positive; ``None`` takes its useful scale, the squared distance
+            between the domains' mean features.
+        shrinkage: Of the classifier's covariance: see `linear_discriminant`.
+        weighting: Weights of sources in the mean: by ``"samples"`` (pooled data), or ``"uniform"``.
+        kwargs: See `FederatedModule`.
+
+    Raises:
+        ValueError: If an argument is out of range.
+        RosterError: If the round did not go through all training samples of a client, or the target or every source is
+            absent in it.
+    """
+
+    uses_unlabelled_target: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        clients: Sequence[Client | str],
+        target: str,
+        num_classes: int,
+        extractor: nn.Module,
+        *,
+        num_frequencies: int = 500,
+        num_components: int = 100,
+        bandwidth: float = 1.0,
+        kernel: Kernel = "gaussian",
+        unit_norm: bool = True,
+        gamma: float | None = None,
+        shrinkage: float = 0.1,
+        weighting: Literal["samples", "uniform"] = "samples",
+        **kwargs: Any,
+    ) -> None:
+        if not 1 <= num_components <= 2 * num_frequencies:
+            raise ValueError(
+                f"num_components (m) must be between 1 and 2 * num_frequencies (2N = {2 * num_frequencies}), got "
+                f"{num_components}"
+            )
+        if not 0 < shrinkage <= 1:
+            raise ValueError(f"shrinkage must be in (0, 1], got {shrinkage}: it is the weight of the identity")
+        if gamma is not None and not gamma > 0:
+            raise ValueError(f"gamma must be positive, or null to take the useful scale from the data, got {gamma}")
+        sample_frequencies(1, 1, bandwidth, kernel)  # refuses a bad bandwidth or kernel now rather than at the start
+        classifier = nn.Linear(num_components, num_classes)
+        super().__init__(clients, target, num_classes, extractor, classifier, weighting=weighting, **kwargs)
+        self.num_frequencies = num_frequencies
+        self.num_components = num_components
+        self.bandwidth = bandwidth
+        self.kernel = kernel
+        self.unit_norm = unit_norm
+        self.gamma = gamma
+        self.shrinkage = shrinkage
+        self._sums: dict[str, RandomFeatureSums] = {}
+        self._class_sums: dict[str, Tensor] = {}
+
+    def learners(self, round_idx: int) -> tuple[Client, ...]:
+        """Everyone, in the first round after a warm-up."""
+        return self.clients if round_idx == self.warmup_rounds else ()
+
+    @torch.no_grad()
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        """Add a batch's moments; nothing is trained, so there are no losses."""
+        for client, samples in self.in_streams(batch):
+            replica = self.replicas[client.name]
+            assert isinstance(replica, AlignedReplica)
+            replica.eval()
+            features = replica.random_features(samples[0])
+            sums = RandomFeatureSums.of(features)
+            name = client.name
+            self._sums[name] = self._sums[name] + sums if name in self._sums else sums
+            if not client.is_target:
+                labels = F.one_hot(samples[1], self.num_classes).double()
+                ones = torch.ones(len(features), 1, dtype=torch.float64, device=features.device)
+                by_class = torch.cat([features.double(), ones], dim=1).T @ labels  # the last row counts
+                self._class_sums[name] = self._class_sums.get(name, torch.zeros_like(by_class)) + by_class
+        return {}
+
+    def on_round_start(self, round_idx: int) -> None:
+        """A client that was away at the end of a warm-up fetches its result."""
+        if self.warmup_rounds:
+            self.load_shared_(self.federation.catch_up("weights"))
+
+    @torch.no_grad()
+    def on_round_end(self, round_idx: int) -> None:
+        """One secure mean over the sources, to the target; one model from there to everyone."""
+        if round_idx > self.warmup_rounds:
+            return
+        self._check_complete()
+        federation = self.federation
+        received = federation.mean(
+            "moments",
+            {client.name: self.moments(client) for client in self.sources if client.name in self._sums},
+            among=self.sources,
+            to=[self.target],
+            weights=federation.weights if self.weighting == "samples" else None,
+        )
+        solved = {name: self.solve(mean) for name, mean in received.items()}
+        told = federation.exchange("model", solved, to=self.sources)
+        models = {**solved, **{name: messages[self.target.name] for name, messages in told.items()}}
+        self.load_shared_(models)
+        self._sums.clear()
+        self._class_sums.clear()
+        self.trainer.should_stop = True
+
+    def moments(self, client: Client) -> dict[str, Tensor]:
+        """What a source sends: means over its samples, all in [-1, 1].
+
+        Outer products are multiplied by N, as their entries are of the order 1/N and fixed-point grids are absolute;
+        of the symmetric matrix the upper half is sent.
+        """
+        sums = self._sums[client.name]
+        rows, columns = torch.triu_indices(len(sums.total), len(sums.total))
+        by_class = self._class_sums[client.name] / sums.count
+        return {
+            "second": sums.second_moment[rows, columns] * (self.num_frequencies / sums.count),
+            "first": sums.total / sums.count,
+            "by_class": by_class,
+        }
+
+    def solve(self, mean: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Aligner and classifier at the target, from the sources' mean moments and its own sums.
+
+        Args:
+            mean: Of the sources, as `moments` makes them.
+
+        Returns:
+            Entries of a replica's state.
+        """
+        own = self._sums[self.target.name]
+        first = mean["first"].double()
+        width = len(first)
+        second = first.new_zeros(width, width)
+        rows, columns = torch.triu_indices(width, width)
+        second[rows, columns] = second[columns, rows] = mean["second"].double() / self.num_frequencies
+        present = self.federation.present("moments")
+        count = sum(client.num_samples or 0 for client in present if not client.is_target)
+        pooled = RandomFeatureSums(second * count, first * count, count)
+        gamma = self.gamma
+        if gamma is None:
+            gamma = float((first - own.total / own.count).square().sum())
+        aligner, _ = rf_tca_from_sums(pooled, own, self.num_components, gamma)
+        by_class = mean["by_class"].double()
+        weight, bias = linear_discriminant(
+            aligner.T @ second @ aligner, aligner.T @ by_class[:-1], by_class[-1], self.shrinkage
+        )
+        state = {"aligner.weight": aligner.T, "classifier.weight": weight, "classifier.bias": bias}
+        return {name: tensor.float().contiguous() for name, tensor in state.items()}
+
+    def build_replica(self) -> nn.Module:
+        """The extractor as given, frequencies from the seed, and room for aligner and classifier."""
+        extractor, classifier = (copy.deepcopy(network) for network in self.originals)
+        frequencies = sample_frequencies(
+            self.num_frequencies, feature_width(extractor), self.bandwidth, self.kernel, seed=self.federation.seed
+        )
+        aligner = nn.Linear(2 * self.num_frequencies, self.num_components, bias=False)
+        return AlignedReplica(extractor, frequencies, aligner, classifier, self.unit_norm)
+
+    def on_fit_start(self) -> None:
+        """Start with empty sums; a run resumed after its round has nothing left to do."""
+        super().on_fit_start()
+        self._sums.clear()
+        self._class_sums.clear()
+        if self.federation.round_idx > self.warmup_rounds:
+            self.trainer.should_stop = True
+
+    def _check_complete(self) -> None:
+        """Raise on every process unless each local client that is heard has been through all of its samples."""
+        federation = self.federation
+        heard = federation.present("moments")
+        error: RosterError | None = None
+        if len({client.is_target for client in heard}) < 2:
+            error = RosterError(
+                f"round {federation.round_idx} gathers the moments of the target and at least one source, but only "
+                f"{[client.name for client in heard]} are heard: give no participation, which means everyone"
+            )
+        for client in heard:
+            if federation.is_local(client):
+                seen = self._sums[client.name].count if client.name in self._sums else 0
+                if seen != client.num_samples and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+                    error = RosterError(
+                        f"the moments of client {client.name!r} cover {seen} of {client.num_samples} training samples: "
+                        "give drop_last=False, FederatedStrategy(local_steps=None) and no limit_train_batches, and "
+                        "do not resume within the round"
+                    )
+        federation.check("moments", error)

@@ -1,0 +1,77 @@
+"""What one client of FedRF-TCA holds: extractor, random features, aligner and classifier."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedlit.functional import hard_vote, random_fourier_features
+
+
+class AlignedReplica(nn.Module):
+    """A client's own network: ``classifier(aligner(random_features(extractor(x))))``.
+
+    Args:
+        extractor: Turns a batch of inputs into features z, shape (batch, p).
+        frequencies: Omega, shape (N, p), the same at every client. It is made anew from its seed rather than stored in
+            checkpoints or sent.
+        aligner: W^T, a linear layer without bias from 2N random features to m aligned ones.
+        classifier: Turns aligned features into logits, shape (batch, num_classes).
+        unit_norm: Whether z is scaled to length 1 first.
+    """
+
+    extractor: nn.Module
+    aligner: nn.Linear
+    classifier: nn.Module
+    frequencies: Tensor
+    received: Tensor
+    heard: Tensor
+
+    def __init__(
+        self, extractor: nn.Module, frequencies: Tensor, aligner: nn.Linear, classifier: nn.Module, unit_norm: bool
+    ) -> None:
+        super().__init__()
+        self.extractor = extractor
+        self.aligner = aligner
+        self.classifier = classifier
+        self.unit_norm = unit_norm
+        self.register_buffer("frequencies", frequencies, persistent=False)
+        # What the other side has said in this round; in the state, so that a checkpoint within a round has it.
+        self.register_buffer("received", torch.zeros(2 * len(frequencies)))
+        self.register_buffer("heard", torch.tensor(False))
+
+    def random_features(self, x: Tensor) -> Tensor:
+        """Random Fourier features s of the extracted ones, shape (batch, 2N)."""
+        z = self.extractor(x)
+        return random_fourier_features(F.normalize(z, dim=1) if self.unit_norm else z, self.frequencies)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of a batch of inputs."""
+        logits: Tensor = self.classifier(self.aligner(self.random_features(x)))
+        return logits
+
+
+class VotingReplica(AlignedReplica):
+    """The target's network where the sources' classifiers vote: one prediction of each, and the most frequent wins.
+
+    Args:
+        replica: What the target would hold otherwise; its parts are taken over.
+        voters: Names of the sources.
+    """
+
+    voted: Tensor
+
+    def __init__(self, replica: AlignedReplica, voters: Sequence[str]) -> None:
+        super().__init__(replica.extractor, replica.frequencies, replica.aligner, replica.classifier, replica.unit_norm)
+        self.voters = list(voters)
+        self.ballot = nn.ModuleList(copy.deepcopy(replica.classifier).requires_grad_(False) for _ in voters)
+        self.register_buffer("voted", torch.tensor(False))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Log of the vote shares, shape (batch, num_classes): see `hard_vote`."""
+        aligned = self.aligner(self.random_features(x))
+        return hard_vote(torch.stack([classifier(aligned) for classifier in self.ballot]))

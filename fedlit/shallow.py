@@ -1,0 +1,358 @@
+"""Domain adaptation without networks, as scikit-learn transformers on NumPy arrays.
+
+All samples are in one place here. For one domain per client see :mod:`fedlit.methods`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Self, get_args
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from scipy.spatial.distance import pdist
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
+from torch import Tensor
+
+from fedlit.functional import (
+    Kernel,
+    Scaling,
+    TransferComponents,
+    cauchy_kernel,
+    gaussian_kernel,
+    laplace_kernel,
+    r_tca,
+    random_fourier_features,
+    rf_tca,
+    sample_frequencies,
+    tca,
+)
+
+__all__ = ["RFTCA", "RTCA", "TCA"]
+
+_KERNELS = {"gaussian": gaussian_kernel, "laplace": laplace_kernel, "cauchy": cauchy_kernel}
+
+# pairs of 1000 samples are half a million distances, whose median is known to about a percent
+_MEDIAN_SAMPLES = 1000
+
+
+def _median_distance(samples: NDArray[Any], kernel: Kernel) -> float:
+    """Median distance between samples, in the norm that the kernel is a function of."""
+    if len(samples) > _MEDIAN_SAMPLES:
+        samples = samples[np.random.default_rng(0).permutation(len(samples))[:_MEDIAN_SAMPLES]]
+    median = float(np.median(pdist(samples, "cityblock" if kernel == "laplace" else "euclidean")))
+    if median == 0:
+        raise ValueError(
+            "bandwidth (sigma) cannot be the median distance between samples, which is 0 as most samples coincide: "
+            "give a positive length"
+        )
+    return median
+
+
+def _source_mask(sample_domain: ArrayLike | None, samples: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which rows are source samples, after checking that every row is of either domain."""
+    if sample_domain is None:
+        raise ValueError(
+            "sample_domain is required: one integer per sample, positive for source and negative for target; "
+            "in a Pipeline pass it as STEP__sample_domain"
+        )
+    domain = np.asarray(sample_domain)
+    if domain.ndim != 1 or domain.dtype.kind not in "iu":
+        raise TypeError(
+            "sample_domain must be a vector of integers, positive for source and negative for target, "
+            f"got shape {domain.shape} of {domain.dtype}"
+        )
+    check_consistent_length(samples, domain)
+    if (domain == 0).any():
+        raise ValueError(
+            f"sample_domain must be positive for source and negative for target, got {int((domain == 0).sum())} zeros"
+        )
+    source: NDArray[np.bool_] = domain > 0
+    if source.all() or not source.any():
+        present = "source (positive)" if source.all() else "target (negative)"
+        raise ValueError(f"sample_domain must have samples of both domains, got only {present} ones")
+    return source
+
+
+def _gap_by_chance(scatter: float, num_source: int, num_target: int) -> float:
+    """Mean of l^T A l over all assignments of the samples to domains of these sizes, from the trace of H A.
+
+    Under such assignments the mean of l l^T is H (1/nS + 1/nT) / (n - 1).
+    """
+    chance = scatter * (1 / num_source + 1 / num_target) / (num_source + num_target - 1)
+    # samples that all coincide have no scatter but for round-off, and are refused later for their rank
+    return max(chance, float(np.finfo(np.float64).eps))
+
+
+class _TransferTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
+    """What the estimators share: checks, the split into domains, default scales, and the projection."""
+
+    def __init__(
+        self,
+        n_components: int = 100,
+        *,
+        gamma: float | None = None,
+        kernel: Kernel = "gaussian",
+        bandwidth: float | None = None,
+        scaling: Scaling = "unit",
+    ) -> None:
+        self.n_components = n_components
+        self.gamma = gamma
+        self.kernel = kernel
+        self.bandwidth = bandwidth
+        self.scaling = scaling
+
+    def fit(self, X: ArrayLike, y: Any = None, sample_domain: ArrayLike | None = None) -> Self:
+        """Find the components common to source and target.
+
+        Args:
+            X: Samples of both domains in any order, shape (n, p). Computed in float64, also for float32 samples.
+            y: Ignored; here for pipelines.
+            sample_domain: Domain of each sample, shape (n,), integers: positive for source, negative for target.
+                Required.
+
+        Returns:
+            The fitted estimator.
+
+        Raises:
+            ValueError: If a parameter is out of range, ``sample_domain`` is missing, holds a zero or only one domain,
+                or there are fewer independent components than ``n_components``.
+            TypeError: If ``sample_domain`` is not a vector of integers.
+        """
+        samples = validate_data(self, X, dtype=[np.float64, np.float32], ensure_min_samples=2)
+        source = _source_mask(sample_domain, samples)
+        self._check_parameters(len(samples))
+        if self.bandwidth is None:
+            self.bandwidth_ = _median_distance(samples, self.kernel)
+        else:
+            self.bandwidth_ = float(self.bandwidth)
+        rows = torch.tensor(samples, dtype=torch.float64)
+        is_source = torch.from_numpy(source)
+        self._solve(rows[is_source], rows[~is_source])
+        self._n_features_out = self.n_components
+        return self
+
+    def transform(self, X: ArrayLike) -> NDArray[Any]:
+        """Project samples of either domain.
+
+        Args:
+            X: Samples, shape (k, p).
+
+        Returns:
+            Components, shape (k, n_components), float32 for float32 samples and else float64.
+        """
+        check_is_fitted(self)
+        samples = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
+        # a copy, for arrays of pandas or of a memory map are read-only, which tensors cannot be
+        projected = self._mapping(torch.tensor(samples, dtype=torch.float64))
+        return projected.numpy().astype(samples.dtype)
+
+    def _check_parameters(self, num_samples: int) -> None:
+        if self.kernel not in get_args(Kernel):
+            raise ValueError(f"kernel must be one of {list(get_args(Kernel))}, got {self.kernel!r}")
+        if not 1 <= self.n_components < num_samples:
+            raise ValueError(
+                f"n_components (m) must be between 1 and {num_samples - 1}, the number of samples less 1, "
+                f"got {self.n_components}"
+            )
+
+    def _solve(self, source: Tensor, target: Tensor) -> None:
+        raise NotImplementedError
+
+    def _keep(self, gamma: float, found: TransferComponents) -> None:
+        self.gamma_ = gamma
+        self.eigenvalues_ = found.eigenvalues.numpy()
+        self.aligner_ = found.aligner.numpy()
+        self._mapping = found.mapping  # and not the projected training samples
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+        return tags
+
+
+class _KernelTransformer(_TransferTransformer):
+    """What the estimators with an n x n kernel matrix share."""
+
+    _components: Callable[..., TransferComponents]
+
+    def _scatter(self, gram: Tensor) -> float:
+        """Trace of H A, where l^T A l is the distance between domains that is penalised."""
+        raise NotImplementedError
+
+    def _solve(self, source: Tensor, target: Tensor) -> None:
+        kernel = partial(_KERNELS[self.kernel], bandwidth=self.bandwidth_)
+        if self.gamma is None:
+            samples = torch.cat([source, target])
+            gamma = _gap_by_chance(self._scatter(kernel(samples, samples)), len(source), len(target))
+        else:
+            gamma = float(self.gamma)
+        found = type(self)._components(source, target, self.n_components, gamma, kernel, self.scaling)
+        self._keep(gamma, found)
+
+
+def _feature_total(samples: Tensor, frequencies: Tensor) -> Tensor:
+    """Sum of random Fourier features over samples, of which a few thousand are in memory at a time."""
+    total = samples.new_zeros(2 * len(frequencies))
+    for start in range(0, len(samples), 4096):
+        total += random_fourier_features(samples[start : start + 4096], frequencies).sum(dim=0)
+    return total
+
+
+class TCA(_KernelTransformer):
+    """Transfer component analysis: features that keep variance and bring the domains' means together.
+
+    A classifier fitted to ``transform(X[source])`` is meant to hold for ``transform(X[target])``; fit it on source
+    rows only. Time grows with the cube of the number of samples, memory with its square.
+
+    Args:
+        n_components: Number of components m, below the number of samples.
+        gamma: Weight of the regularisation against the distance between domains |K l|^2, positive. ``None`` takes
+            that distance as it would be by chance: its mean if samples were assigned to domains at random. A shift of
+            the domains beyond chance is then all but removed.
+        kernel: ``"gaussian"``, ``"laplace"`` or ``"cauchy"``.
+        bandwidth: Kernel width sigma, a length in the units of the samples. ``None`` takes the median distance between
+            training samples of both domains (between 1000 of them, if there are more).
+        scaling: ``"unit"`` gives every column of W length 1, so that components keep their unequal variances;
+            ``"constraint"`` gives all of them the same variance, as the paper's problem states.
+
+    Attributes:
+        aligner_: Matrix W, shape (n, m), rows in the order source, target.
+        bandwidth_: Kernel width used.
+        eigenvalues_: Eigenvalues of the components, shape (m,), descending.
+        gamma_: Regularisation used.
+        n_features_in_: Number of features p.
+
+    References:
+        Pan et al., Domain adaptation via transfer component analysis, IEEE TNN 2011; :func:`fedlit.functional.tca`.
+
+    Example:
+        >>> import numpy as np
+        >>> from sklearn.neighbors import KNeighborsClassifier
+        >>> labels = np.arange(80) % 2
+        >>> domain = np.where(np.arange(80) < 40, 1, -1)
+        >>> noise = np.random.default_rng(0).normal(size=(80, 2))
+        >>> samples = noise + np.stack([6 * labels, 6 * (domain < 0)], axis=1)
+        >>> components = TCA(n_components=2).fit_transform(samples, sample_domain=domain)
+        >>> source = domain > 0
+        >>> classifier = KNeighborsClassifier().fit(components[source], labels[source])
+        >>> classifier.score(components[~source], labels[~source]) > 0.9
+        True
+    """
+
+    _components = staticmethod(tca)
+
+    def _scatter(self, gram: Tensor) -> float:
+        return (gram - gram.mean(dim=0)).square().sum().item()
+
+
+class RTCA(_KernelTransformer):
+    """Transfer component analysis regularised in the kernel's space, of which :class:`RFTCA` is the fast version.
+
+    Use and cost are those of :class:`TCA`; the components are others.
+
+    Args:
+        n_components: Number of components m, below the number of samples.
+        gamma: Weight of the regularisation against the distance between domains l^T K l, positive. ``None`` takes
+            that distance as it would be by chance: its mean if samples were assigned to domains at random. A shift of
+            the domains beyond chance is then all but removed.
+        kernel: ``"gaussian"``, ``"laplace"`` or ``"cauchy"``.
+        bandwidth: Kernel width sigma, a length in the units of the samples. ``None`` takes the median distance between
+            training samples of both domains (between 1000 of them, if there are more).
+        scaling: ``"unit"`` gives every column of W length 1, so that components keep their unequal variances;
+            ``"constraint"`` gives all of them the same variance, as the paper's problem states.
+
+    Attributes:
+        aligner_: Matrix W, shape (n, m), rows in the order source, target.
+        bandwidth_: Kernel width used.
+        eigenvalues_: Eigenvalues of the components, shape (m,), descending.
+        gamma_: Regularisation used.
+        n_features_in_: Number of features p.
+
+    References:
+        FedRF-TCA (arXiv 2311.04686), R-TCA; :func:`fedlit.functional.r_tca`.
+    """
+
+    _components = staticmethod(r_tca)
+
+    def _scatter(self, gram: Tensor) -> float:
+        return (gram.trace() - gram.mean(dim=0).sum()).item()
+
+
+class RFTCA(_TransferTransformer):
+    """Transfer component analysis with random Fourier features: time linear in the number of samples.
+
+    Use is that of :class:`TCA`. Each entry of the kernel is estimated with a standard deviation below
+    ``1 / sqrt(2 * n_frequencies)``: where samples differ little, take more frequencies.
+
+    Args:
+        n_components: Number of components m, below the number of samples and at most twice ``n_frequencies``.
+        gamma: Weight of the regularisation against the squared distance between the domains' mean features, positive.
+            ``None`` takes that distance as it would be by chance: its mean if samples were assigned to domains at
+            random. A shift of the domains beyond chance is then all but removed.
+        kernel: Which kernel the features estimate: ``"gaussian"``, ``"laplace"`` or ``"cauchy"``.
+        bandwidth: Kernel width sigma, a length in the units of the samples. ``None`` takes the median distance between
+            training samples of both domains (between 1000 of them, if there are more).
+        scaling: ``"unit"`` gives every column of W length 1, so that components keep their unequal variances;
+            ``"constraint"`` gives all of them the same variance, as the paper's problem states.
+        n_frequencies: Number of random frequencies N.
+        random_state: Seed of the frequencies, an integer.
+
+    Attributes:
+        aligner_: Matrix W, shape (2N, m).
+        bandwidth_: Kernel width used.
+        eigenvalues_: Eigenvalues of the components, shape (m,), descending.
+        frequencies_: Random frequencies Omega, shape (N, p).
+        gamma_: Regularisation used.
+        n_features_in_: Number of features p.
+
+    References:
+        FedRF-TCA (arXiv 2311.04686), Algorithm 1; :func:`fedlit.functional.rf_tca`.
+    """
+
+    def __init__(
+        self,
+        n_components: int = 100,
+        *,
+        gamma: float | None = None,
+        kernel: Kernel = "gaussian",
+        bandwidth: float | None = None,
+        scaling: Scaling = "unit",
+        n_frequencies: int = 500,
+        random_state: int = 0,
+    ) -> None:
+        super().__init__(n_components, gamma=gamma, kernel=kernel, bandwidth=bandwidth, scaling=scaling)
+        self.n_frequencies = n_frequencies
+        self.random_state = random_state
+
+    def _check_parameters(self, num_samples: int) -> None:
+        super()._check_parameters(num_samples)
+        if self.n_frequencies < 1:
+            raise ValueError(f"n_frequencies (N) must be at least 1, got {self.n_frequencies}")
+        if self.n_components > 2 * self.n_frequencies:
+            raise ValueError(
+                f"n_components (m) must be at most twice n_frequencies (2N = {2 * self.n_frequencies}), "
+                f"got {self.n_components}: ask for fewer components or more frequencies"
+            )
+        if not isinstance(self.random_state, int | np.integer):
+            raise TypeError(f"random_state must be an integer, so that fits can be repeated, got {self.random_state!r}")
+
+    def _solve(self, source: Tensor, target: Tensor) -> None:
+        num_features = source.shape[1]
+        frequencies = sample_frequencies(
+            self.n_frequencies, num_features, self.bandwidth_, self.kernel, int(self.random_state)
+        )
+        if self.gamma is None:
+            num_samples = len(source) + len(target)
+            total = _feature_total(source, frequencies) + _feature_total(target, frequencies)
+            # features have length 1, so that their scatter is known from their mean
+            scatter = num_samples - total.square().sum().item() / num_samples
+            gamma = _gap_by_chance(scatter, len(source), len(target))
+        else:
+            gamma = float(self.gamma)
+        found = rf_tca(source, target, self.n_components, gamma, frequencies, self.scaling)
+        self.frequencies_ = frequencies.numpy()
+        self._keep(gamma, found)

@@ -1,0 +1,99 @@
+"""The alignment loss against numbers by hand, its population value and the invariances that its remedies promise."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedlit.functional import alignment_loss, rff_mmd_squared
+
+
+def test_numbers_by_hand() -> None:
+    aligned = torch.tensor([[0.0, 0.0], [2.0, 0.0], [1.0, 3.0]])
+    other = torch.tensor([0.0, 1.0])
+    # mean (1, 1), distance^2 1; squared deviations 1+1, 1+1, 0+4: 8, over 2 is S = 4
+    assert alignment_loss(aligned, other).item() == pytest.approx(1.0)
+    assert alignment_loss(aligned, other, unbiased=True).item() == pytest.approx(1 - 4 / 3)
+    assert alignment_loss(aligned, other, relative=True).item() == pytest.approx(1 / 4)
+    assert alignment_loss(aligned, other, relative=True, unbiased=True).item() == pytest.approx(1 / 4 - 1 / 3)
+
+
+def test_it_is_equation_11_without_remedies(generator: torch.Generator) -> None:
+    features, received, aligner = (
+        torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in ((9, 12), (12,), (12, 4))
+    )
+    loss = alignment_loss(features @ aligner, received @ aligner)
+    assert float(loss) == pytest.approx(float(rff_mmd_squared(features.mean(dim=0), received, aligner)), rel=1e-12)
+
+
+def test_unbiased_has_the_population_value_as_its_mean_and_biased_exceeds_it(generator: torch.Generator) -> None:
+    """20000 batches of 5 from a Gaussian with mean (1, -1), standard deviations (1, 2): tr Cov / b = 5 / 5 = 1."""
+    batches = torch.randn(20000, 5, 2, generator=generator) * torch.tensor([1.0, 2.0]) + torch.tensor([1.0, -1.0])
+    other = torch.tensor([0.0, 1.0])
+    population = 1.0 + 4.0
+    unbiased = torch.stack([alignment_loss(batch, other, unbiased=True) for batch in batches])
+    biased = torch.stack([alignment_loss(batch, other) for batch in batches])
+    tolerance = 4 * float(unbiased.std()) / 20000**0.5
+    assert tolerance < 0.15
+    assert float(unbiased.mean()) == pytest.approx(population, abs=tolerance)
+    assert float(biased.mean()) == pytest.approx(population + 1.0, abs=tolerance)
+
+
+def test_relative_does_not_change_with_the_scale_and_the_gradient_is_perpendicular_to_w(
+    generator: torch.Generator,
+) -> None:
+    features, received = torch.randn(7, 6, generator=generator), torch.randn(6, generator=generator)
+    for unbiased in (False, True):
+        aligner = torch.randn(6, 3, generator=generator, requires_grad=True)
+        loss = alignment_loss(features @ aligner, received @ aligner, relative=True, unbiased=unbiased)
+        small = alignment_loss(
+            features @ (1e-2 * aligner), received @ (1e-2 * aligner), relative=True, unbiased=unbiased
+        )
+        torch.testing.assert_close(small, loss)
+        (gradient,) = torch.autograd.grad(loss, aligner)
+        assert float((gradient * aligner.detach()).sum().abs()) < 1e-5 * float(
+            gradient.norm() * aligner.detach().norm()
+        )
+        assert float(gradient.norm()) > 1e-3
+
+
+def test_relative_unbiased_is_relative_less_one_over_the_batch(generator: torch.Generator) -> None:
+    aligned, other = torch.randn(8, 3, generator=generator), torch.randn(3, generator=generator)
+    difference = alignment_loss(aligned, other, relative=True) - alignment_loss(
+        aligned, other, relative=True, unbiased=True
+    )
+    assert float(difference) == pytest.approx(1 / 8, rel=1e-5)
+
+
+def test_it_is_zero_where_means_are_equal_and_positive_elsewhere(generator: torch.Generator) -> None:
+    aligned = torch.randn(8, 3, generator=generator)
+    assert float(alignment_loss(aligned, aligned.mean(dim=0))) == pytest.approx(0.0, abs=1e-12)
+    assert float(alignment_loss(aligned, aligned.mean(dim=0) + 0.1, relative=True)) > 1e-3
+
+
+@pytest.mark.parametrize("options", [{}, {"unbiased": True}, {"relative": True}, {"unbiased": True, "relative": True}])
+def test_gradients_are_those_of_differences(options: dict[str, bool], generator: torch.Generator) -> None:
+    aligned = torch.randn(5, 3, generator=generator, dtype=torch.float64, requires_grad=True)
+    other = torch.randn(3, generator=generator, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda a, o: alignment_loss(a, o, **options), (aligned, other))
+
+
+@pytest.mark.parametrize("options", [{"unbiased": True}, {"relative": True}, {"unbiased": True, "relative": True}])
+def test_a_single_sample_has_no_spread_and_is_left_alone(options: dict[str, bool]) -> None:
+    loss = alignment_loss(torch.tensor([[1.0, 2.0]]), torch.tensor([0.0, 0.0]), **options)
+    assert float(loss) == 5.0
+
+
+def test_equal_samples_do_not_divide_by_zero() -> None:
+    aligned = torch.ones(4, 2, requires_grad=True)
+    loss = alignment_loss(aligned, torch.ones(2), relative=True, unbiased=True)
+    loss.backward()
+    assert float(loss) == 0.0
+    assert aligned.grad is not None
+    assert aligned.grad.isfinite().all()
+
+
+@pytest.mark.parametrize(("aligned", "other"), [((4, 3), (4,)), ((3,), (3,)), ((0, 3), (3,)), ((4, 3), (1, 3))])
+def test_shapes_that_do_not_fit_are_refused(aligned: tuple[int, ...], other: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"aligned must have shape \(b, m\) .* other \(m,\), got"):
+        alignment_loss(torch.zeros(aligned), torch.zeros(other))

@@ -1,0 +1,95 @@
+"""Linear discriminant analysis from moments, against scikit-learn's from samples."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from torch import Tensor
+
+from fedlit.functional import linear_discriminant
+
+
+def samples(generator: torch.Generator, size: int = 90, classes: int = 3) -> tuple[Tensor, Tensor]:
+    """Classes of unequal sizes and a covariance that is not round."""
+    labels = (torch.arange(size) % (classes + 1)).clamp(max=classes - 1)
+    mixing = torch.randn(4, 4, generator=generator, dtype=torch.float64)
+    centres = 2 * torch.randn(classes, 4, generator=generator, dtype=torch.float64)
+    noise = torch.randn(size, 4, generator=generator, dtype=torch.float64)
+    return noise @ mixing + centres[labels], labels
+
+
+def moments(x: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
+    hot = torch.nn.functional.one_hot(y, classes).to(x.dtype)
+    return x.T @ x / len(x), x.T @ hot / len(x), hot.mean(dim=0)
+
+
+@pytest.mark.parametrize("shrinkage", [0.01, 0.3, 1.0])
+def test_agrees_with_scikit_learn(shrinkage: float, generator: torch.Generator) -> None:
+    x, y = samples(generator)
+    weights, biases = linear_discriminant(*moments(x, y, 3), shrinkage)
+    oracle = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=shrinkage).fit(x.numpy(), y.numpy())
+    np.testing.assert_allclose(weights.numpy(), oracle.coef_, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(biases.numpy(), oracle.intercept_, rtol=1e-9, atol=1e-9)
+    logits = x @ weights.T + biases
+    probabilities = oracle.predict_proba(x.numpy())
+    np.testing.assert_allclose(logits.softmax(dim=1).numpy(), probabilities, rtol=1e-7, atol=1e-9)
+
+
+def test_numbers_by_hand() -> None:
+    """Classes at -1 and 3 on a line, spread 1 around them, shares 1/2: the border is at 1, the slope (3 + 1) / 1."""
+    x = torch.tensor([[-2.0], [0.0], [2.0], [4.0]])
+    weights, biases = linear_discriminant(*moments(x, torch.tensor([0, 0, 1, 1]), 2), 0.1)
+    assert weights.dtype == biases.dtype == torch.float64
+    assert (weights[1] - weights[0]).item() == pytest.approx(4.0)
+    assert (biases[1] - biases[0]).item() == pytest.approx(-4.0)
+
+
+def test_logits_do_not_change_with_the_scale_of_the_features(generator: torch.Generator) -> None:
+    x, y = samples(generator)
+    logits = []
+    for scale in (1.0, 1e-3):
+        weights, biases = linear_discriminant(*moments(scale * x, y, 3), 0.2)
+        logits.append(scale * x @ weights.T + biases)
+    torch.testing.assert_close(logits[0], logits[1])
+
+
+def test_moments_of_parts_add_up(generator: torch.Generator) -> None:
+    x, y = samples(generator)
+    parts = [moments(x[:30], y[:30], 3), moments(x[30:], y[30:], 3)]
+    pooled = [(30 * one + 60 * other) / 90 for one, other in zip(*parts, strict=True)]
+    for ours, theirs in zip(linear_discriminant(*pooled), linear_discriminant(*moments(x, y, 3)), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_a_class_without_samples_is_never_predicted_and_changes_nothing_else(generator: torch.Generator) -> None:
+    x, y = samples(generator)
+    weights, biases = linear_discriminant(*moments(x, y, 4))
+    without, other_biases = linear_discriminant(*moments(x, y, 3))
+    assert weights.isfinite().all()
+    assert biases.isfinite().all()
+    torch.testing.assert_close(weights[:3], without)
+    torch.testing.assert_close(biases[:3], other_biases)
+    near = (x @ weights.T + biases).argmax(dim=1)
+    assert not (near == 3).any()
+
+
+@pytest.mark.parametrize("shrinkage", [0.0, -0.1, 1.1, float("nan")])
+def test_a_shrinkage_out_of_range_is_refused(shrinkage: float, generator: torch.Generator) -> None:
+    with pytest.raises(ValueError, match=r"shrinkage must be in \(0, 1\], got"):
+        linear_discriminant(*moments(*samples(generator), 3), shrinkage)
+
+
+@pytest.mark.parametrize(
+    "shapes", [((4, 3), (4, 2), (2,)), ((4, 4), (4, 2), (3,)), ((4, 4), (4,), (2,)), ((3, 3), (4, 2), (2,))]
+)
+def test_shapes_that_do_not_fit_are_refused(shapes: tuple[tuple[int, ...], ...]) -> None:
+    with pytest.raises(ValueError, match=r"must have shapes \(m, m\), \(m, C\) and \(C,\), got"):
+        linear_discriminant(*(torch.zeros(shape) for shape in shapes))
+
+
+def test_classes_without_any_spread_are_refused() -> None:
+    x = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    with pytest.raises(ValueError, match="the samples of each class are all alike"):
+        linear_discriminant(*moments(x, torch.tensor([0, 0, 1]), 2))
