@@ -2,7 +2,7 @@
 
 Run from the repository root: python benchmarks/office_caltech_shallow.py [--out benchmarks/office_caltech_shallow.json]
 
-The setting of FedRF-TCA (arXiv 2311.09686), tables VII, VIII and XI, but no hyper-parameter is chosen by target labels:
+The setting of FedRF-TCA (arXiv 2311.04686), tables VII, VIII and XI, but no hyper-parameter is chosen by target labels:
 the estimators of fedlit.shallow keep their defaults (median bandwidth, gamma that of a chance assignment), except for
 the number of components m, which is 100 as in the paper and 30 as in another public TCA. The row named "oracle"
 takes the best target accuracy over a part of the paper's grid, as the paper does; nobody without target labels can.

@@ -108,6 +108,9 @@ class FederatedModule(pl.LightningModule):
     trains_when_absent: ClassVar[bool] = False
     """Whether clients that are absent in a round go on training; they neither send nor receive in any case."""
 
+    stays_local: ClassVar[tuple[str, ...]] = ()
+    """Beginnings of names in a replica's state that never leave the client."""
+
     needs_target_labels: ClassVar[bool] = False
     """Whether the method cannot do without labels of the target; a run without them is refused at its start."""
 
@@ -302,6 +305,7 @@ class FederatedModule(pl.LightningModule):
             state = replica.state_dict(keep_vars=True)
             # A count of batches is nobody else's business, and one integer would send all numbers in float64.
             local.update(name for name in state if name.endswith("num_batches_tracked"))
+            local.update(name for name in state if name.startswith(self.stays_local))
             self._shared[client] = {name: tensor for name, tensor in state.items() if name not in local}
         return self._shared[client]
 

@@ -226,6 +226,7 @@ class Federation:
         channel: str,
         payloads: Mapping[str, Payload],
         to: Iterable[Client | str] | Mapping[str, Iterable[Client | str]] | None = None,
+        around: Mapping[str, Payload] | None = None,
         absent_too: bool = False,
     ) -> dict[str, dict[str, dict[str, Tensor]]]:
         """Send messages from client to client.
@@ -236,6 +237,7 @@ class Federation:
                 are not present on the channel are left out.
             to: Receivers of every message, or receivers by sender; ``None`` is everyone. A client does not send to
                 itself; receivers that are not present are left out.
+            around: See `mean`.
             absent_too: Whether clients that are not present send and receive all the same, as at the end of a run.
 
         Returns:
@@ -254,18 +256,18 @@ class Federation:
             everyone = self._names("to", None if isinstance(to, Mapping) else to)
             self._names("to", routing)
             mine = {name: payload for name, payload in self._mine(payloads).items() if name in heard}
-            outgoing = self._released(channel, mine, None)
+            outgoing = self._released(channel, mine, around)
             for name, payload in outgoing.items():
                 for tensor in payload.values():
                     self._messenger.check_finite(channel, name, tensor)
             sizes = self._messenger.announce(
                 channel, {name: wire_size(payload) for name, payload in outgoing.items()}, KINDS.index("exchange")
             )
-            self._account(channel, dict.fromkeys(sizes, 1.0), hidden=False)
             routes: list[tuple[str, str]] = []
             for sender in sizes:
                 wanted = everyone if routing is None else routing.get(sender, set())
                 routes += [(sender, name) for name in heard if name in wanted and name != sender]
+            self._account(channel, dict.fromkeys((sender for sender, _ in routes), 1.0), hidden=False)
             for sender, receiver in routes:
                 self._messenger.book(channel, sender, receiver, sizes[sender])
             return self._messenger.deliver(channel, outgoing, sizes, routes)
@@ -321,14 +323,18 @@ class Federation:
         """Sum of payloads, through the channel's privacy backend; otherwise as `mean`."""
         return self._aggregate(channel, payloads, among, to, None, None)
 
-    def catch_up(self, channel: str) -> dict[str, dict[str, Tensor]]:
+    def catch_up(self, channel: str, absent_too: bool = False) -> dict[str, dict[str, Tensor]]:
         """Send the last mean or sum of ``channel`` to present clients that were away when it was sent to them.
+
+        Args:
+            channel: Of the mean or sum.
+            absent_too: Whether clients that are not present receive it all the same.
 
         Returns:
             ``{receiver: {name: tensor}}`` for local receivers that were behind.
         """
         with self._timed("exchange"):
-            return self._aggregation.catch_up(channel, names_of(self.present(channel)))
+            return self._aggregation.catch_up(channel, self._heard(channel, absent_too))
 
     def report(
         self, values: Mapping[str, Mapping[str, float]], names: Sequence[str], channel: str = "metrics"
@@ -384,6 +390,10 @@ class Federation:
     def backend(self, channel: str) -> SecureAggregation:
         """Privacy backend of ``channel``."""
         return self._aggregation.backend(channel)
+
+    def least_clients(self, channel: str) -> int:
+        """Fewest clients that a mean or sum over ``channel`` can run over: its backend hides nothing of fewer."""
+        return self.backend(channel).min_clients
 
     def mechanism(self, channel: str) -> GaussianMechanism | None:
         """What clients do to what they send over ``channel`` for differential privacy."""
@@ -461,7 +471,7 @@ class Federation:
             away=frozenset(addressed.difference(heard)),
             weights=weights,
         )
-        needed = self.backend(channel).min_clients
+        needed = self.least_clients(channel)
         if too_few == "skip" and 0 < len(recipe.senders) < needed:  # as all processes find
             if channel not in self._skipped:
                 self._skipped.add(channel)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_LEAST_SPREAD = 1e-12
+_FLOOR = 0.01
+"""Of the spread, as a share of the features' squared length: it bounds the relative loss by 2 / 0.01."""
 
 
 def alignment_loss(aligned: Tensor, other: Tensor, *, unbiased: bool = False, relative: bool = False) -> Tensor:
@@ -17,15 +18,16 @@ def alignment_loss(aligned: Tensor, other: Tensor, *, unbiased: bool = False, re
       \mathrm{Cov}(f) / b`, whatever the alignment, and its gradient shrinks the features. ``unbiased`` subtracts
       :math:`S / b`, with the batch's own spread :math:`S = \frac{1}{b-1}\sum_j\|f_j - \bar f\|^2`. (The noise of the
       received mean is constant for the extractor; only the other side could subtract it for W.)
-    - L is homogeneous of degree 2 in W, so W = 0 minimises it. ``relative`` gives :math:`L / S`, which no scaling of
-      W changes: the trace form of RF-TCA's constraint :math:`W^\top C W = I`. It makes ``unbiased`` a constant,
-      :math:`L / S - 1 / b`.
+    - L is homogeneous of degree 2 in W, so W = 0 minimises it. ``relative`` divides it by :math:`S + 0.01 Q` with the
+      squared length :math:`Q = \frac{1}{b}\sum_j\|f_j\|^2 + \|W^\top\mu\|^2`, which no scaling of W changes: the
+      trace form of RF-TCA's constraint :math:`W^\top C W = I`. Q bounds it where a batch's samples are alike; but for
+      it, ``unbiased`` would subtract the constant :math:`1 / b`, and it has little effect beside ``relative``.
 
     Args:
         aligned: f of the client's own batch, shape (b, m).
         other: :math:`W^\top\mu`, the received mean in the same space, shape (m,).
-        unbiased: Subtract the expected contribution of the batch's own noise; a batch of one sample stays as it is.
-        relative: Divide by the batch's spread; a batch of one sample stays as it is.
+        unbiased: Subtract the expected contribution of the batch's own noise; one sample alone does not tell it.
+        relative: Divide by the batch's spread; for one sample alone, which has none, by Q.
 
     Returns:
         A scalar that gradients pass through; at least 0 unless ``unbiased``.
@@ -44,11 +46,11 @@ def alignment_loss(aligned: Tensor, other: Tensor, *, unbiased: bool = False, re
     mean = aligned.mean(dim=0)
     loss = (mean - other).square().sum()
     size = len(aligned)
-    if size == 1 or not (unbiased or relative):
-        return loss
-    spread = (aligned - mean).square().sum() / (size - 1)
+    spread = (aligned - mean).square().sum() / max(size - 1, 1)
     if unbiased:
         loss = loss - spread / size
     if relative:
-        loss = loss / torch.clamp(spread, min=_LEAST_SPREAD)
+        length = aligned.square().sum() / size + other.square().sum()
+        scale = spread + _FLOOR * length if size > 1 else length
+        loss = loss / scale.clamp(min=torch.finfo(scale.dtype).tiny)
     return loss

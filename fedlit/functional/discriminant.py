@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 _LEAST_PRIOR = 1e-12
+_NEVER = -1e9
+"""Logit of a class that no sample has: finite, and far below all others."""
 
 
 def linear_discriminant(
@@ -42,6 +44,9 @@ def linear_discriminant(
         )
     if not 0 < shrinkage <= 1:
         raise ValueError(f"shrinkage must be in (0, 1], got {shrinkage}: it is the weight of the identity")
+    for name, tensor in (("second_moment", second_moment), ("class_moments", class_moments), ("priors", priors)):
+        if not tensor.isfinite().all():
+            raise ValueError(f"{name} must be finite, got NaN or infinity: the features have diverged")
     moments, shares = class_moments.double(), priors.double()
     means = moments / shares.clamp(min=_LEAST_PRIOR)
     within = second_moment.double() - means @ moments.T
@@ -49,7 +54,8 @@ def linear_discriminant(
     level = float(within.trace()) / width
     if not level > 0:
         raise ValueError("the samples of each class are all alike: there is no covariance to tell classes apart with")
-    covariance = (1 - shrinkage) * within + shrinkage * level * torch.eye(width, dtype=torch.float64)
+    covariance = (1 - shrinkage) * within + shrinkage * level * torch.eye(width).to(within)
     weights = torch.linalg.solve(covariance, means).T
     biases = shares.clamp(min=_LEAST_PRIOR).log() - 0.5 * (weights * means.T).sum(dim=1)
-    return weights, biases
+    unseen = shares <= 0
+    return weights.masked_fill(unseen[:, None], 0.0), biases.masked_fill(unseen, _NEVER)

@@ -21,6 +21,7 @@ Scaling = Literal["constraint", "unit"]
 
 # rows whose features are held at once: 32 MB at N = 500, and long enough for matrix products at full speed
 _CHUNK = 4096
+_KEPT = 2**24  # random features (128 MB) that are kept for the projection rather than computed again
 
 # The largest m = 100 eigenpairs, one core, in seconds: at size 1000 LAPACK's evr takes 0.6 (evx 0.9, Lanczos 1.2,
 # torch.linalg.eigh 3 to 10); at 1500 evr takes 0.39 and Lanczos 0.26, at 3000 2.6 and 1.2. All agree to 1e-12.
@@ -251,6 +252,10 @@ def _map_by_features(frequencies: Tensor, aligner: Tensor, x: Tensor) -> Tensor:
     return torch.cat(rows)
 
 
+def _features(chunk: Tensor, frequencies: Tensor) -> Tensor:
+    return random_fourier_features(chunk.double(), frequencies)
+
+
 def _kernel_matrix(samples: Tensor, kernel: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     gram = kernel(samples, samples)
     if gram.shape != (len(samples), len(samples)):
@@ -399,6 +404,30 @@ def _chunks(batches: Iterable[Tensor], size: int) -> Iterator[Tensor]:
         yield torch.cat(held)
 
 
+def _summed(chunks: Iterable[Tensor]) -> RandomFeatureSums:
+    """Sums over chunks of random Fourier features in float64."""
+    second: Tensor | None = None
+    total: Tensor | None = None
+    count = 0
+    for features in chunks:
+        width = features.shape[1]
+        if second is None or total is None:
+            second, total = features.new_zeros(width, width), features.new_zeros(width)
+        # of a symmetric matrix, three quarters are enough
+        half = width // 2
+        cosines, sines = features[:, :half], features[:, half:]
+        second[:half, :half].addmm_(cosines.T, cosines)
+        second[half:, half:].addmm_(sines.T, sines)
+        second[:half, half:].addmm_(cosines.T, sines)
+        total += features.sum(dim=0)
+        count += len(features)
+    if second is None or total is None:
+        raise ValueError("batches must hold at least 1 sample, got none")
+    half = len(total) // 2
+    second[half:, :half] = second[:half, half:].T
+    return RandomFeatureSums(second_moment=second, total=total, count=count)
+
+
 @torch.no_grad()
 def random_feature_sums(batches: Iterable[Tensor], frequencies: Tensor) -> RandomFeatureSums:
     """Sums over the random Fourier features of one domain's samples, in one pass.
@@ -422,25 +451,7 @@ def random_feature_sums(batches: Iterable[Tensor], frequencies: Tensor) -> Rando
     References:
         The scatter of Feng et al. (FedRF-TCA, 2023), Algorithm 1, as a sum over samples, which the paper does not use.
     """
-    second: Tensor | None = None
-    total: Tensor | None = None
-    count, half = 0, len(frequencies)
-    for chunk in _chunks(batches, _CHUNK):
-        features = random_fourier_features(chunk.double(), frequencies)
-        if second is None or total is None:
-            second = features.new_zeros(features.shape[1], features.shape[1])
-            total = features.new_zeros(features.shape[1])
-        # of a symmetric matrix, three quarters are enough
-        cosines, sines = features[:, :half], features[:, half:]
-        second[:half, :half].addmm_(cosines.T, cosines)
-        second[half:, half:].addmm_(sines.T, sines)
-        second[:half, half:].addmm_(cosines.T, sines)
-        total += features.sum(dim=0)
-        count += len(features)
-    if second is None or total is None:
-        raise ValueError("batches must hold at least 1 sample, got none")
-    second[half:, :half] = second[:half, half:].T
-    return RandomFeatureSums(second_moment=second, total=total, count=count)
+    return _summed(_features(chunk, frequencies) for chunk in _chunks(batches, _CHUNK))
 
 
 def _aligner_from_sums(
@@ -533,8 +544,14 @@ def rf_tca(
     num_features, num_samples = 2 * len(frequencies), len(xs) + len(xt)
     most = min(num_features, num_samples - 1)
     _check_problem(num_components, gamma, scaling, most, "the lesser of 2N and the number of samples less 1")
+    kept: list[Tensor] | None = None
     if num_features <= num_samples:
-        source, target = (random_feature_sums([x], frequencies) for x in (xs, xt))
+        if num_features * num_samples <= _KEPT:
+            halves = [[_features(c, frequencies) for c in torch.split(x, _CHUNK)] for x in (xs, xt)]
+            source, target = (_summed(chunks) for chunks in halves)
+            kept = [*halves[0], *halves[1]]
+        else:
+            source, target = (random_feature_sums([x], frequencies) for x in (xs, xt))
         weights, eigenvalues = _aligner_from_sums(source, target, num_components, gamma)
     else:
         features = random_fourier_features(torch.cat([xs.double(), xt.double()]), frequencies)
@@ -543,5 +560,8 @@ def rf_tca(
         weights = features.T @ dual
     weights = _scaled(weights, scaling)
     mapping = partial(_map_by_features, frequencies, weights)
-    projected = torch.cat([mapping(x.double()) for x in (xs, xt)])
+    if kept is None:
+        projected = torch.cat([mapping(x.double()) for x in (xs, xt)])
+    else:
+        projected = torch.cat([chunk @ weights for chunk in kept])
     return _components(xs, xt, weights, eigenvalues, projected, mapping)

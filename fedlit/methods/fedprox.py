@@ -7,7 +7,7 @@ proportion to their data; inexact local solutions are given by the local steps, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,8 @@ class FedProx(FedAvg):
     Raises:
         ValueError: If ``mu`` is negative.
     """
+
+    stays_local: ClassVar[tuple[str, ...]] = ("anchor.",)  # everybody knows it already
 
     def __init__(self, *args: Any, mu: float = 0.01, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -60,13 +62,6 @@ class FedProx(FedAvg):
         pairs = zip(self.replicas[client.name].parameters(), self._anchor(client), strict=True)
         distance = torch.stack([(param - anchor).square().sum() for param, anchor in pairs]).sum()
         return super().loss(client, batch) + 0.5 * self.mu * distance
-
-    def shared_state(self, client: str) -> dict[str, Tensor]:
-        """The anchor stays at home: everybody knows it already."""
-        state = super().shared_state(client)
-        for name in [name for name in state if name.startswith("anchor.")]:
-            del state[name]
-        return state
 
     def _anchor(self, client: Client) -> list[Tensor]:
         anchor = self.replicas[client.name].get_submodule("anchor")

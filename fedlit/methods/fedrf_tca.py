@@ -6,6 +6,7 @@ Differences from the paper, where it leaves something open or does not work as p
   code, is smallest where the means differ (card: |S_t| mean_S = mean_T).
 - In a round in which nobody is heard, the target has no loss and nothing is averaged; the paper leaves it undefined.
 - At the end of a run the target gets the sources' latest classifiers, whether or not T_C divides the number of rounds.
+- The target's message has a channel of its own, as it goes to single sources and no secure mean can carry it.
 - With several local steps in a round, messages are exchanged in the first of them and kept for the others.
 - ``unit_norm`` (published code; not in the paper), ``unbiased`` and ``constraint`` are options; see their defaults.
 
@@ -17,14 +18,17 @@ nothing is chosen by target labels.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedlit.federation import Client, Participation, UniformSubset
+from fedlit.federation import Client, FederatedLoader, Participation, RosterError, UniformSubset
 from fedlit.functional import Kernel, alignment_loss, sample_frequencies
 from fedlit.models import AlignedReplica, VotingReplica, feature_width
 from fedlit.module import NORMS, Batch, FederatedModule
@@ -41,12 +45,19 @@ class FedRFTCA(FederatedModule):
 
     Absent sources (``participation``; here a uniform subset by default) go on training on their labels alone.
 
-    Sends: "features", 2N numbers from each present source (of which the target learns the mean only) and from the
-    target to each of them, whatever the batch or data size; "aligner", 2N m numbers up and down for each present
-    source and the target, every round; "classifier", from present sources to them and the target, every T_C rounds;
-    "vote", each source's classifier to the target, once at the end, if there is no T_C. The target learns the sources'
-    mean message, sources learn the target's message; a mean of random features over few samples reveals much of
-    them.
+    Sends: "features", 2N numbers (and a weight) from each present source, of which the target receives the mean;
+    "target_features", 2N numbers from the target to each of them; both whatever the batch or data size. "aligner", 2N m
+    numbers up and down for each present source and the target, every round. "classifier", from present sources to them
+    and the target, every T_C rounds, and once at the end from all sources to the target. "vote", each source's
+    classifier to the target, once at the end, if there is no T_C.
+
+    Who learns what, given a privacy backend: the target the sources' mean message, W and C; each source the target's
+    message (which goes through no backend), W and C. A mean of random features over few samples reveals much of them.
+    A mean over two clients tells each of them the other's share: W of a single present source is known to the target,
+    and the target's to it. Rounds with fewer sources than the backend can hide pass without their message.
+
+    The target is evaluated from the first round in which it has a classifier: with T_C = 50 the 50th, with votes the
+    last. Selecting a round by ``target/score`` needs a T_C of few rounds, or a warm-up.
 
     Args:
         clients: The roster.
@@ -60,10 +71,11 @@ class FedRFTCA(FederatedModule):
         kernel: Kernel that the random features stand for.
         unit_norm: Scale extracted features to length 1, so that one bandwidth fits all extractors.
         mmd_weight: Weight lambda of the alignment in a source's loss, at least 0.
-        unbiased: Remedy for the constant bias of mini-batch means: see `alignment_loss`.
+        unbiased: Remedy for the constant bias of mini-batch means: see `alignment_loss`. Of little effect beside
+            ``constraint="relative"``, which nearly makes it a constant.
         constraint: Remedy for W tending to 0, which alone makes the alignment perfect: ``"relative"`` divides it by
-            the spread of the aligned features, ``"orthonormal"`` makes W's columns orthonormal after every round,
-            ``"none"`` is the paper's loss, held up by the classification loss alone.
+            the spread of the aligned features, ``"orthogonal"`` makes W's columns orthogonal and of their first
+            length after every round, ``"none"`` is the paper's loss, held up by the classification loss alone.
         train_extractor: What of the extractors is trained once a warm-up is over: ``"all"``; ``"norm"``, the scales
             and shifts of normalisation layers; or ``"none"``. Statistics of BatchNorm follow a client's own data in
             any case. Bringing means together does not keep classes apart: an extractor that is free to move, such as
@@ -76,8 +88,10 @@ class FedRFTCA(FederatedModule):
 
     Raises:
         ValueError: If an argument is out of range.
+        RosterError: When training starts, if the backend of "classifier" cannot hide as few sources as there are.
     """
 
+    stays_local: ClassVar[tuple[str, ...]] = ("seed", "received", "heard", "informed", "ballot.")
     uses_unlabelled_target: ClassVar[bool] = True
     default_participation: ClassVar[Participation] = UniformSubset()
     trains_when_absent: ClassVar[bool] = True
@@ -97,7 +111,7 @@ class FedRFTCA(FederatedModule):
         unit_norm: bool = True,
         mmd_weight: float = 1.0,
         unbiased: bool = True,
-        constraint: Literal["none", "relative", "orthonormal"] = "relative",
+        constraint: Literal["none", "relative", "orthogonal"] = "relative",
         train_extractor: Literal["all", "norm", "none"] = "all",
         classifier_period: int | None = 50,
         weighting: Literal["samples", "uniform"] = "uniform",
@@ -108,12 +122,16 @@ class FedRFTCA(FederatedModule):
                 f"num_components (m) must be between 1 and 2 * num_frequencies (2N = {2 * num_frequencies}), got "
                 f"{num_components}"
             )
-        if not mmd_weight >= 0:
-            raise ValueError(f"mmd_weight (lambda) must be at least 0, got {mmd_weight}")
-        if constraint not in ("none", "relative", "orthonormal"):
-            raise ValueError(f"constraint must be 'none', 'relative' or 'orthonormal', got {constraint!r}")
+        if not 0 <= mmd_weight < math.inf:
+            raise ValueError(f"mmd_weight (lambda) must be at least 0 and finite, got {mmd_weight}")
+        if constraint not in ("none", "relative", "orthogonal"):
+            raise ValueError(f"constraint must be 'none', 'relative' or 'orthogonal', got {constraint!r}")
         if train_extractor not in ("all", "norm", "none"):
             raise ValueError(f"train_extractor must be 'all', 'norm' or 'none', got {train_extractor!r}")
+        if train_extractor == "norm" and not any(isinstance(module, NORMS) for module in extractor.modules()):
+            raise ValueError(
+                "train_extractor='norm' trains normalisation layers, and the extractor has none: give 'none', or 'all'"
+            )
         if classifier_period is not None and classifier_period < 1:
             raise ValueError(
                 f"classifier_period (T_C) must be at least 1 round, or null to let the sources vote at the end, got "
@@ -132,6 +150,8 @@ class FedRFTCA(FederatedModule):
         self.constraint = constraint
         self.train_extractor = train_extractor
         self.classifier_period = classifier_period
+        # Columns of W are orthogonal and so long that an aligned feature has a length of about 1.
+        self._gain = math.sqrt(2 * num_frequencies / num_components)
         self._classified_in = -1  # round in which the target last got a classifier
 
     # ---------------------------------------------------------------- Algorithms 2 and 3: local training
@@ -162,6 +182,7 @@ class FedRFTCA(FederatedModule):
         """
         federation = self.federation
         target = self.target.name
+        heard = [client for client in federation.present("features") if not client.is_target]
         up = federation.mean(
             "features",
             {name: {"mean": mean} for name, mean in means.items() if name != target},
@@ -171,7 +192,7 @@ class FedRFTCA(FederatedModule):
             too_few="skip",
         )
         down = federation.exchange(
-            "features", {target: {"mean": means[target]}} if target in means else {}, to=self.sources
+            "target_features", {target: {"mean": means[target]}} if target in means else {}, to=heard
         )
         received = {name: message["mean"] for name, message in up.items()}
         received.update({name: messages[target]["mean"] for name, messages in down.items() if target in messages})
@@ -215,21 +236,21 @@ class FedRFTCA(FederatedModule):
     # ---------------------------------------------------------------- Algorithm 4: aggregation
 
     def on_round_start(self, round_idx: int) -> None:
-        """A client that was away at the end of a warm-up fetches its result."""
-        if self.warmup_rounds:
-            self.load_shared_(self.federation.catch_up("weights"))
+        """Clients that were away at the end of a warm-up fetch its result, before they train on from it."""
+        if round_idx == self.warmup_rounds:
+            self.load_shared_(self.federation.catch_up("weights", absent_too=True))
 
     def on_round_end(self, round_idx: int) -> None:
         """Average W over present sources and the target (line 3), and C over present sources every T_C rounds (4-6)."""
         if self._sources_heard("aligner"):
             self.average_("aligner", among=self.clients, part="aligner", too_few="skip")
-        if self.constraint == "orthonormal":
-            self.orthonormalise_()
+        if self.constraint == "orthogonal":
+            self.orthogonalise_()
         due = self.classifier_period is not None and (round_idx + 1) % self.classifier_period == 0
         if due and self._sources_heard("classifier"):
             self.average_("classifier", among=self.sources, part="classifier", too_few="skip")
             self._classified_in = round_idx
-        if round_idx + 1 == self._planned_rounds():
+        if self._is_last(round_idx):
             self.close_run()
 
     def close_run(self) -> None:
@@ -250,42 +271,48 @@ class FedRFTCA(FederatedModule):
         """Send every source's classifier to the target."""
         federation = self.federation
         ballots = {
-            client.name: dict(self.replica(client).classifier.state_dict())
+            client.name: {
+                name.removeprefix("classifier."): tensor
+                for name, tensor in self.shared_state(client.name).items()
+                if name.startswith("classifier.")
+            }
             for client in self.sources
             if federation.is_local(client)
         }
-        received = federation.exchange("vote", ballots, to=[self.target], absent_too=True)
+        around = {
+            name: {entry.removeprefix("classifier."): tensor for entry, tensor in public.items()}
+            for name, public in self._public.items()
+        }
+        received = federation.exchange("vote", ballots, to=[self.target], around=around, absent_too=True)
         for name, messages in received.items():
             replica = self.replicas[name]
             assert isinstance(replica, VotingReplica)
             for voter, classifier in zip(replica.voters, replica.ballot, strict=True):
-                classifier.load_state_dict(messages[voter])
-            replica.voted.fill_(True)
+                classifier.load_state_dict(messages[voter], strict=False)  # less what stays local
+            replica.informed.fill_(True)
 
     @torch.no_grad()
-    def orthonormalise_(self) -> None:
-        """Replace W of each local client by the nearest matrix with orthonormal columns, W (W^T W)^(-1/2)."""
+    def orthogonalise_(self) -> None:
+        """Replace W of each local client by the nearest multiple of an orthonormal matrix, c W (W^T W)^(-1/2)."""
         for client in self.federation.local_clients:
             weight = self.replica(client).aligner.weight  # W^T
             values, vectors = torch.linalg.eigh((weight @ weight.T).double())
-            root = vectors * values.clamp(min=1e-12).rsqrt() @ vectors.T
+            root = self._gain * (vectors * values.clamp(min=1e-12).rsqrt()) @ vectors.T
             weight.copy_(root.to(weight.dtype) @ weight)
 
     # ---------------------------------------------------------------- set-up and hooks
 
     def build_replica(self) -> nn.Module:
-        """Copies of extractor and classifier, frequencies from the seed, and W with orthogonal columns.
-
-        W is scaled so that the length of an aligned feature is about 1.
-        """
+        """Copies of extractor and classifier, frequencies from the seed, and W with orthogonal columns."""
         extractor, classifier = (copy.deepcopy(network) for network in self.originals)
-        width = feature_width(self.originals[0])
-        frequencies = sample_frequencies(
-            self.num_frequencies, width, self.bandwidth, self.kernel, seed=self.federation.seed
+        sample = partial(
+            sample_frequencies, self.num_frequencies, feature_width(extractor), self.bandwidth, self.kernel
         )
         aligner = nn.Linear(2 * self.num_frequencies, self.num_components, bias=False)
-        nn.init.orthogonal_(aligner.weight, gain=(2 * self.num_frequencies / self.num_components) ** 0.5)
-        return AlignedReplica(extractor, frequencies, aligner, classifier, self.unit_norm)
+        first = torch.empty_like(aligner.weight, dtype=torch.float32)  # QR has no half precision
+        with torch.no_grad():
+            aligner.weight.copy_(nn.init.orthogonal_(first, gain=self._gain))
+        return AlignedReplica(extractor, sample, self.federation.seed, aligner, classifier, self.unit_norm)
 
     def configure_model(self) -> None:
         """Build the replicas; where classifiers vote, the target has room for all of them."""
@@ -302,12 +329,14 @@ class FedRFTCA(FederatedModule):
         assert isinstance(replica, AlignedReplica)
         return replica
 
-    def shared_state(self, client: str) -> dict[str, Tensor]:
-        """What was received, and others' classifiers, stay."""
-        state = super().shared_state(client)
-        for name in [n for n in state if n in ("received", "heard", "voted") or n.startswith("ballot.")]:
-            del state[name]
-        return state
+    def load_shared_(self, received: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Write received weights into local replicas, and note that the target has a classifier."""
+        super().load_shared_(received)
+        for name, state in received.items():
+            if any(entry.startswith("classifier.") for entry in state):
+                replica = self.replicas[name]
+                assert isinstance(replica, AlignedReplica)
+                replica.informed.fill_(True)
 
     def on_fit_start(self) -> None:
         """No classifier was given in this run yet."""
@@ -316,10 +345,18 @@ class FedRFTCA(FederatedModule):
 
     def on_train_start(self) -> None:
         """Nobody has voted yet; not called where a finished run is resumed, which keeps its votes."""
-        for client in self.federation.local_clients:
+        super().on_train_start()
+        federation = self.federation
+        for client in federation.local_clients:
             replica = self.replica(client)
             if isinstance(replica, VotingReplica):
-                replica.voted.fill_(False)
+                replica.informed.fill_(False)
+        if self.classifier_period is not None and len(self.sources) < federation.least_clients("classifier"):
+            raise RosterError(
+                f"{len(self.sources)} source cannot be hidden in a mean of classifiers, whose backend needs "
+                f"{federation.least_clients('classifier')}: give the channel 'classifier' fedlit.privacy.Plain(), or "
+                "classifier_period null, which sends each source's classifier to the target at the end"
+            )
 
     def on_train_end(self) -> None:
         """Close a run that was stopped before its last round."""
@@ -329,17 +366,38 @@ class FedRFTCA(FederatedModule):
             self.close_run()
 
     def _evaluate(self, batch: Batch) -> dict[str, Tensor]:
-        """As the base class; before the vote the target has nothing to predict with, and is left out."""
+        """As the base class; before it has a classifier the target has nothing to predict with, and is left out."""
         name = self.target.name
-        if name in batch:
-            replica = self.replicas[name]
-            if isinstance(replica, VotingReplica) and not replica.voted:
-                batch = {client: samples for client, samples in batch.items() if client != name}
+        if name in batch and not self.replica(self.target).informed:
+            batch = {client: samples for client, samples in batch.items() if client != name}
         return super()._evaluate(batch)
+
+    def on_test_start(self) -> None:
+        """Say so if a checkpoint was made before the target had a classifier."""
+        self._check_informed()
+
+    def on_predict_start(self) -> None:
+        """As `on_test_start`."""
+        self._check_informed()
+
+    def _check_informed(self) -> None:
+        if self.federation.is_local(self.target) and not self.replica(self.target).informed:
+            warnings.warn(
+                f"target {self.target.name!r} has no classifier yet: these weights are from before the first average "
+                "of the classifiers, or before the vote at the end of the run; its predictions mean nothing",
+                stacklevel=2,
+            )
 
     def _sources_heard(self, channel: str) -> bool:
         return any(not client.is_target for client in self.federation.present(channel))
 
-    def _planned_rounds(self) -> int | None:
-        epochs = self.trainer.max_epochs
-        return None if epochs is None or self._plan is None else epochs * int(self._plan["rounds_per_epoch"])
+    def _is_last(self, round_idx: int) -> bool:
+        """Whether this is the last round of the run, as far as it was planned."""
+        trainer = self.trainer
+        if 0 <= trainer.max_steps <= trainer.global_step:
+            return True
+        loader = trainer.train_dataloader
+        if trainer.max_epochs is None or trainer.max_epochs < 0 or not isinstance(loader, FederatedLoader):
+            return False
+        per_epoch = math.ceil(trainer.num_training_batches / loader.batches_per_round)
+        return round_idx + 1 == trainer.max_epochs * per_epoch

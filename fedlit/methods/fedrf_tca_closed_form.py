@@ -9,14 +9,16 @@ add up: linear discriminant analysis of the aligned source features.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedlit.federation import Client, RosterError
+from fedlit.federation import Client, DivergedError, RosterError
 from fedlit.functional import Kernel, RandomFeatureSums, linear_discriminant, rf_tca_from_sums, sample_frequencies
 from fedlit.models import AlignedReplica, feature_width
 from fedlit.module import Batch, FederatedModule
@@ -33,8 +35,12 @@ class FedRFTCAClosedForm(FederatedModule):
 
     Sends: "moments", N (2N + 1) + 2N (C + 1) + C numbers in float64 up from each source, of which the target learns
     the weighted mean only; "model", 2N m + (m + 1) C numbers from the target to each source. Once, whatever the data
-    size. What is learnt: the target knows the sources' pooled moments; the sources learn a subspace, a classifier and
-    nothing else of the target.
+    size.
+
+    Who learns what, given a privacy backend: the target the sources' weighted mean moments (with one source, its own
+    exactly), class shares and class means included. The sources learn W and the classifier, and these tell of the
+    target: as W^T C W = I, the pooled scatter C on the span of W follows from W, all of it for m = 2N, and a source
+    that knows the other sources' share, as a single source does, can subtract it.
 
     Args:
         clients: The roster.
@@ -58,6 +64,7 @@ class FedRFTCAClosedForm(FederatedModule):
             absent in it.
     """
 
+    stays_local: ClassVar[tuple[str, ...]] = ("seed", "received", "heard", "informed")
     uses_unlabelled_target: ClassVar[bool] = True
 
     def __init__(
@@ -84,8 +91,14 @@ class FedRFTCAClosedForm(FederatedModule):
             )
         if not 0 < shrinkage <= 1:
             raise ValueError(f"shrinkage must be in (0, 1], got {shrinkage}: it is the weight of the identity")
-        if gamma is not None and not gamma > 0:
-            raise ValueError(f"gamma must be positive, or null to take the useful scale from the data, got {gamma}")
+        if gamma is not None and not 0 < gamma < math.inf:
+            raise ValueError(
+                f"gamma must be positive and finite, or null to take the useful scale from the data, got {gamma}"
+            )
+        if kwargs.get("local_norm"):
+            raise ValueError(
+                "local_norm=True leaves clients with different extractors, whose moments do not add up: leave it out"
+            )
         sample_frequencies(1, 1, bandwidth, kernel)  # refuses a bad bandwidth or kernel now rather than at the start
         classifier = nn.Linear(num_components, num_classes)
         super().__init__(clients, target, num_classes, extractor, classifier, weighting=weighting, **kwargs)
@@ -111,8 +124,13 @@ class FedRFTCAClosedForm(FederatedModule):
             assert isinstance(replica, AlignedReplica)
             replica.eval()
             features = replica.random_features(samples[0])
-            sums = RandomFeatureSums.of(features)
             name = client.name
+            if not features.isfinite().all():  # every process is to know why the run ends
+                self.federation.fail(
+                    DivergedError(f"the features of client {name!r} hold NaN or infinity: look at its data")
+                )
+                continue
+            sums = RandomFeatureSums.of(features)
             self._sums[name] = self._sums[name] + sums if name in self._sums else sums
             if not client.is_target:
                 labels = F.one_hot(samples[1], self.num_classes).double()
@@ -122,9 +140,9 @@ class FedRFTCAClosedForm(FederatedModule):
         return {}
 
     def on_round_start(self, round_idx: int) -> None:
-        """A client that was away at the end of a warm-up fetches its result."""
-        if self.warmup_rounds:
-            self.load_shared_(self.federation.catch_up("weights"))
+        """Clients that were away at the end of a warm-up fetch its result."""
+        if round_idx == self.warmup_rounds:
+            self.load_shared_(self.federation.catch_up("weights", absent_too=True))
 
     @torch.no_grad()
     def on_round_end(self, round_idx: int) -> None:
@@ -140,7 +158,11 @@ class FedRFTCAClosedForm(FederatedModule):
             to=[self.target],
             weights=federation.weights if self.weighting == "samples" else None,
         )
-        solved = {name: self.solve(mean) for name, mean in received.items()}
+        solved: dict[str, dict[str, Tensor]] = {}
+        try:
+            solved = {name: self.solve(mean) for name, mean in received.items()}
+        except ValueError as error:  # on one process; the next exchange raises it on all
+            federation.fail(RosterError(f"RF-TCA cannot be solved for these data: {error}"))
         told = federation.exchange("model", solved, to=self.sources)
         models = {**solved, **{name: messages[self.target.name] for name, messages in told.items()}}
         self.load_shared_(models)
@@ -155,7 +177,7 @@ class FedRFTCAClosedForm(FederatedModule):
         of the symmetric matrix the upper half is sent.
         """
         sums = self._sums[client.name]
-        rows, columns = torch.triu_indices(len(sums.total), len(sums.total))
+        rows, columns = torch.triu_indices(len(sums.total), len(sums.total), device=sums.total.device)
         by_class = self._class_sums[client.name] / sums.count
         return {
             "second": sums.second_moment[rows, columns] * (self.num_frequencies / sums.count),
@@ -176,7 +198,7 @@ class FedRFTCAClosedForm(FederatedModule):
         first = mean["first"].double()
         width = len(first)
         second = first.new_zeros(width, width)
-        rows, columns = torch.triu_indices(width, width)
+        rows, columns = torch.triu_indices(width, width, device=first.device)
         second[rows, columns] = second[columns, rows] = mean["second"].double() / self.num_frequencies
         present = self.federation.present("moments")
         count = sum(client.num_samples or 0 for client in present if not client.is_target)
@@ -195,11 +217,11 @@ class FedRFTCAClosedForm(FederatedModule):
     def build_replica(self) -> nn.Module:
         """The extractor as given, frequencies from the seed, and room for aligner and classifier."""
         extractor, classifier = (copy.deepcopy(network) for network in self.originals)
-        frequencies = sample_frequencies(
-            self.num_frequencies, feature_width(extractor), self.bandwidth, self.kernel, seed=self.federation.seed
+        sample = partial(
+            sample_frequencies, self.num_frequencies, feature_width(extractor), self.bandwidth, self.kernel
         )
         aligner = nn.Linear(2 * self.num_frequencies, self.num_components, bias=False)
-        return AlignedReplica(extractor, frequencies, aligner, classifier, self.unit_norm)
+        return AlignedReplica(extractor, sample, self.federation.seed, aligner, classifier, self.unit_norm)
 
     def on_fit_start(self) -> None:
         """Start with empty sums; a run resumed after its round has nothing left to do."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -17,8 +17,8 @@ class AlignedReplica(nn.Module):
 
     Args:
         extractor: Turns a batch of inputs into features z, shape (batch, p).
-        frequencies: Omega, shape (N, p), the same at every client. It is made anew from its seed rather than stored in
-            checkpoints or sent.
+        sample: Makes Omega, shape (N, p), from ``seed=``: `sample_frequencies` with all other arguments given.
+        seed: Of Omega, the same at every client. The state holds it in place of Omega, which is made anew on loading.
         aligner: W^T, a linear layer without bias from 2N random features to m aligned ones.
         classifier: Turns aligned features into logits, shape (batch, num_classes).
         unit_norm: Whether z is scaled to length 1 first.
@@ -28,21 +28,35 @@ class AlignedReplica(nn.Module):
     aligner: nn.Linear
     classifier: nn.Module
     frequencies: Tensor
+    seed: Tensor
     received: Tensor
     heard: Tensor
+    informed: Tensor
 
     def __init__(
-        self, extractor: nn.Module, frequencies: Tensor, aligner: nn.Linear, classifier: nn.Module, unit_norm: bool
+        self,
+        extractor: nn.Module,
+        sample: Callable[..., Tensor],
+        seed: int,
+        aligner: nn.Linear,
+        classifier: nn.Module,
+        unit_norm: bool,
     ) -> None:
         super().__init__()
+        frequencies = sample(seed=seed).to(aligner.weight)
+        self.sample = sample
         self.extractor = extractor
         self.aligner = aligner
         self.classifier = classifier
         self.unit_norm = unit_norm
         self.register_buffer("frequencies", frequencies, persistent=False)
+        self.register_buffer("seed", torch.tensor(seed))
+        self.register_load_state_dict_post_hook(_draw_again)  # type: ignore[no-untyped-call]
         # What the other side has said in this round; in the state, so that a checkpoint within a round has it.
-        self.register_buffer("received", torch.zeros(2 * len(frequencies)))
+        self.register_buffer("received", frequencies.new_zeros(2 * len(frequencies)))
         self.register_buffer("heard", torch.tensor(False))
+        # Whether somebody has trained the classifier: the target's own is nobody's until it gets one.
+        self.register_buffer("informed", torch.tensor(False))
 
     def random_features(self, x: Tensor) -> Tensor:
         """Random Fourier features s of the extracted ones, shape (batch, 2N)."""
@@ -55,6 +69,12 @@ class AlignedReplica(nn.Module):
         return logits
 
 
+def _draw_again(replica: nn.Module, incompatible: object) -> None:
+    """Make Omega anew from the seed that has been loaded."""
+    assert isinstance(replica, AlignedReplica)
+    replica.frequencies.copy_(replica.sample(seed=int(replica.seed)))
+
+
 class VotingReplica(AlignedReplica):
     """The target's network where the sources' classifiers vote: one prediction of each, and the most frequent wins.
 
@@ -63,13 +83,17 @@ class VotingReplica(AlignedReplica):
         voters: Names of the sources.
     """
 
-    voted: Tensor
-
     def __init__(self, replica: AlignedReplica, voters: Sequence[str]) -> None:
-        super().__init__(replica.extractor, replica.frequencies, replica.aligner, replica.classifier, replica.unit_norm)
+        super().__init__(
+            replica.extractor,
+            replica.sample,
+            int(replica.seed),
+            replica.aligner,
+            replica.classifier,
+            replica.unit_norm,
+        )
         self.voters = list(voters)
         self.ballot = nn.ModuleList(copy.deepcopy(replica.classifier).requires_grad_(False) for _ in voters)
-        self.register_buffer("voted", torch.tensor(False))
 
     def forward(self, x: Tensor) -> Tensor:
         """Log of the vote shares, shape (batch, num_classes): see `hard_vote`."""

@@ -11,11 +11,12 @@ from fedlit.functional import alignment_loss, rff_mmd_squared
 def test_numbers_by_hand() -> None:
     aligned = torch.tensor([[0.0, 0.0], [2.0, 0.0], [1.0, 3.0]])
     other = torch.tensor([0.0, 1.0])
-    # mean (1, 1), distance^2 1; squared deviations 1+1, 1+1, 0+4: 8, over 2 is S = 4
+    # mean (1, 1), distance^2 1; squared deviations 1+1, 1+1, 0+4: 8, over 2 is S = 4; Q = (0 + 4 + 10) / 3 + 1
+    scale = 4 + 0.01 * (14 / 3 + 1)
     assert alignment_loss(aligned, other).item() == pytest.approx(1.0)
     assert alignment_loss(aligned, other, unbiased=True).item() == pytest.approx(1 - 4 / 3)
-    assert alignment_loss(aligned, other, relative=True).item() == pytest.approx(1 / 4)
-    assert alignment_loss(aligned, other, relative=True, unbiased=True).item() == pytest.approx(1 / 4 - 1 / 3)
+    assert alignment_loss(aligned, other, relative=True).item() == pytest.approx(1 / scale)
+    assert alignment_loss(aligned, other, relative=True, unbiased=True).item() == pytest.approx((1 - 4 / 3) / scale)
 
 
 def test_it_is_equation_11_without_remedies(generator: torch.Generator) -> None:
@@ -57,12 +58,14 @@ def test_relative_does_not_change_with_the_scale_and_the_gradient_is_perpendicul
         assert float(gradient.norm()) > 1e-3
 
 
-def test_relative_unbiased_is_relative_less_one_over_the_batch(generator: torch.Generator) -> None:
+def test_relative_unbiased_is_relative_less_nearly_one_over_the_batch(generator: torch.Generator) -> None:
     aligned, other = torch.randn(8, 3, generator=generator), torch.randn(3, generator=generator)
     difference = alignment_loss(aligned, other, relative=True) - alignment_loss(
         aligned, other, relative=True, unbiased=True
     )
-    assert float(difference) == pytest.approx(1 / 8, rel=1e-5)
+    spread, length = float(aligned.var(dim=0).sum()), float(aligned.square().sum() / 8 + other.square().sum())
+    assert float(difference) == pytest.approx(1 / 8 / (1 + 0.01 * length / spread), rel=1e-5)
+    assert float(difference) == pytest.approx(1 / 8, rel=0.05)
 
 
 def test_it_is_zero_where_means_are_equal_and_positive_elsewhere(generator: torch.Generator) -> None:
@@ -78,17 +81,58 @@ def test_gradients_are_those_of_differences(options: dict[str, bool], generator:
     assert torch.autograd.gradcheck(lambda a, o: alignment_loss(a, o, **options), (aligned, other))
 
 
-@pytest.mark.parametrize("options", [{"unbiased": True}, {"relative": True}, {"unbiased": True, "relative": True}])
-def test_a_single_sample_has_no_spread_and_is_left_alone(options: dict[str, bool]) -> None:
-    loss = alignment_loss(torch.tensor([[1.0, 2.0]]), torch.tensor([0.0, 0.0]), **options)
-    assert float(loss) == 5.0
+@pytest.mark.parametrize("unbiased", [False, True])
+def test_a_single_sample_has_no_spread_and_is_taken_by_its_length(unbiased: bool) -> None:
+    """Distance (1 - 3)^2 + 2^2 = 8; lengths 5 and 9."""
+    aligned, other = torch.tensor([[1.0, 2.0]]), torch.tensor([3.0, 0.0])
+    assert float(alignment_loss(aligned, other, unbiased=unbiased)) == 8.0
+    assert float(alignment_loss(aligned, other, unbiased=unbiased, relative=True)) == pytest.approx(8 / 14)
+    opposite = alignment_loss(aligned, -aligned[0], unbiased=unbiased, relative=True)
+    assert float(opposite) == pytest.approx(2.0)  # |2 f|^2 / 2 |f|^2, the largest there is
+
+
+@pytest.mark.parametrize("unbiased", [False, True])
+@pytest.mark.parametrize("batch", ["random", "alike", "nearly alike", "zero", "one of many"])
+@pytest.mark.parametrize("size", [1, 2, 7])
+@pytest.mark.parametrize("other", ["random", "far", "opposite", "equal", "zero"])
+def test_the_relative_loss_is_bounded_and_no_scaling_of_w_changes_it(
+    unbiased: bool, batch: str, size: int, other: str, generator: torch.Generator
+) -> None:
+    """|mean - other|^2 <= 2 (|mean|^2 + |other|^2) <= 2 Q over at least 0.01 Q; less at most S / b over S."""
+    point, noise = torch.randn(1, 3, generator=generator), torch.randn(size, 3, generator=generator)
+    aligned = {
+        "random": noise,
+        "alike": point.expand(size, 3),
+        "nearly alike": point + 1e-4 * noise,
+        "zero": torch.zeros(size, 3),
+        "one of many": torch.cat([1e3 * noise[:1], 1e-3 * noise[1:]]),
+    }[batch].clone()
+    mean = aligned.mean(dim=0)
+    received = {
+        "random": torch.randn(3, generator=generator),
+        "far": torch.full((3,), 1e4),
+        "opposite": -mean,
+        "equal": mean,
+        "zero": torch.zeros(3),
+    }[other]
+    losses = []
+    for scale in (1.0, 1e-4, 1e4):
+        own = (scale * aligned).requires_grad_(True)
+        loss = alignment_loss(own, scale * received, unbiased=unbiased, relative=True)
+        loss.backward()
+        assert own.grad is not None
+        assert own.grad.isfinite().all()
+        losses.append(float(loss.detach()))
+    lower = -1 / size if unbiased and size > 1 else 0.0
+    assert lower - 1e-5 <= losses[0] <= 200 * (1 + 1e-5)
+    assert losses == pytest.approx([losses[0]] * 3, rel=1e-3, abs=1e-5)
 
 
 def test_equal_samples_do_not_divide_by_zero() -> None:
     aligned = torch.ones(4, 2, requires_grad=True)
     loss = alignment_loss(aligned, torch.ones(2), relative=True, unbiased=True)
     loss.backward()
-    assert float(loss) == 0.0
+    assert float(loss.detach()) == 0.0
     assert aligned.grad is not None
     assert aligned.grad.isfinite().all()
 

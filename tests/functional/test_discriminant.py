@@ -71,8 +71,21 @@ def test_a_class_without_samples_is_never_predicted_and_changes_nothing_else(gen
     assert biases.isfinite().all()
     torch.testing.assert_close(weights[:3], without)
     torch.testing.assert_close(biases[:3], other_biases)
-    near = (x @ weights.T + biases).argmax(dim=1)
-    assert not (near == 3).any()
+    assert not weights[3].any()
+    assert float(biases[3]) == -1e9
+    for far in (1.0, 1e3, -1e3):  # there the other logits are far below the log of any small prior
+        logits = far * x @ weights.T + biases
+        assert not (logits.argmax(dim=1) == 3).any()
+    assert float(logits[:, :3].max(dim=1).values.min()) < -100
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_moments_that_are_not_finite_are_refused(which: int, generator: torch.Generator) -> None:
+    given = list(moments(*samples(generator), 3))
+    given[which].view(-1)[0] = float("nan")
+    name = ("second_moment", "class_moments", "priors")[which]
+    with pytest.raises(ValueError, match=f"{name} must be finite, got NaN or infinity: the features have diverged"):
+        linear_discriminant(*given)
 
 
 @pytest.mark.parametrize("shrinkage", [0.0, -0.1, 1.1, float("nan")])

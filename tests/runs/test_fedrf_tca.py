@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import sys
 import warnings
 from pathlib import Path
@@ -22,7 +23,8 @@ from helpers import digits, loader, same, shards, trainer, weights
 
 from fedlit import FederatedModule
 from fedlit.callbacks import OracleAccuracy
-from fedlit.federation import Everyone, Fraction, OneByOne, Schedule, UniformSubset, reveal_for_oracle
+from fedlit.callbacks.privacy_report import report
+from fedlit.federation import Everyone, Fraction, OneByOne, RosterError, Schedule, UniformSubset, reveal_for_oracle
 from fedlit.federation.wire import schema_text, wire_size
 from fedlit.functional import hard_vote, sample_frequencies
 from fedlit.methods import FedRFTCA
@@ -32,6 +34,8 @@ from fedlit.privacy.packing import schema_of
 
 N, M = 8, 4  # frequencies and components
 ALL = {"participation": Everyone()}
+BUFFERS = {"seed", "received", "heard", "informed"}  # of a replica's state: what is no weight
+GAIN = (2 * N / M) ** 0.5  # length of W's columns
 
 
 def build(num_clients: int = 3, **kwargs: Any) -> FedRFTCA:
@@ -93,7 +97,7 @@ def by_hand(
     """Algorithms 2 to 4 on full batches with plain gradient steps of 0.5; the mean loss of the card, and lambda 0.7."""
     target = list(data)[-1]
     omega = sample_frequencies(N, 6, 0.8, seed=0)
-    init = {name: tensor for name, tensor in start.state_dict().items() if name not in ("received", "heard")}
+    init = {name: tensor for name, tensor in start.state_dict().items() if name not in BUFFERS}
     params = {name: {key: tensor.clone() for key, tensor in init.items()} for name in data}
     for t, there in enumerate(present):
         for state in params.values():
@@ -117,7 +121,8 @@ def by_hand(
                 mmd = (w @ (mu[name] - other)).square().sum()
                 spread = aligned.var(dim=0, unbiased=True).sum()
                 mmd = mmd - spread / len(aligned) if remedies["unbiased"] else mmd
-                mmd = mmd / spread if remedies["constraint"] == "relative" else mmd
+                floor = 0.01 * (aligned.square().sum() / len(aligned) + (w @ other).square().sum())
+                mmd = mmd / (spread + floor) if remedies["constraint"] == "relative" else mmd
                 loss = loss + (1.0 if name == target else 0.7) * mmd
             if loss.requires_grad:
                 own = list(params[name].values())
@@ -131,10 +136,10 @@ def by_hand(
             mean = torch.stack([params[name]["aligner.weight"] for name in there]).mean(dim=0)
             for name in there:
                 params[name]["aligner.weight"] = mean.clone()
-        if remedies["constraint"] == "orthonormal":
+        if remedies["constraint"] == "orthogonal":
             for state in params.values():
                 u, _, vh = torch.linalg.svd(state["aligner.weight"], full_matrices=False)
-                state["aligner.weight"] = u @ vh
+                state["aligner.weight"] = GAIN * u @ vh
         last = t + 1 == len(present)
         due = (t + 1) % period == 0 and heard
         if due or last:
@@ -152,7 +157,7 @@ def by_hand(
         {"constraint": "none", "unbiased": False},
         {"constraint": "none", "unbiased": True},
         {"constraint": "relative", "unbiased": True},
-        {"constraint": "orthonormal", "unbiased": False},
+        {"constraint": "orthogonal", "unbiased": False},
     ],
     ids=lambda remedies: f"{remedies['constraint']}-{remedies['unbiased']}",
 )
@@ -203,7 +208,8 @@ def test_extractors_are_neither_shared_nor_averaged_nor_sent() -> None:
     assert len(storages) == len(set(storages))
     extractors = [weights(module, name)["extractor.weight"] for name in ("c0", "c1", "c2")]
     assert not any(torch.equal(extractors[i], extractors[j]) for i, j in ((0, 1), (0, 2), (1, 2)))
-    assert set(module.federation.ledger.bytes_by_channel()) == {"features", "aligner", "classifier", "metrics"}
+    channels = {"features", "target_features", "aligner", "classifier", "metrics"}
+    assert set(module.federation.ledger.bytes_by_channel()) == channels
     aligners = [weights(module, name)["aligner.weight"] for name in ("c0", "c1", "c2")]
     assert torch.equal(aligners[0], aligners[1])
     assert torch.equal(aligners[0], aligners[2])
@@ -256,7 +262,7 @@ def test_a_round_without_sources_leaves_the_target_as_it_is_and_sends_nothing() 
     schedule = Schedule([["c0", "c1", "c2"], ["c2"], ["c0", "c1", "c2"]])
     snapshots = fit(module, unequal(), 3, strategy={"participation": schedule})
     before, after = snapshots.rounds[:2]
-    learnt = {name: tensor for name, tensor in after["c2"].items() if name not in ("heard", "received")}
+    learnt = {name: tensor for name, tensor in after["c2"].items() if name not in BUFFERS}
     assert all(torch.equal(before["c2"][name], tensor) for name, tensor in learnt.items())
     talk = {e.channel for e in module.federation.ledger if e.round_idx == 1}
     assert talk == {"metrics"}
@@ -299,7 +305,8 @@ def test_a_dropped_aligner_is_neither_averaged_nor_replaced() -> None:
     assert torch.equal(rounds[1]["c0"]["aligner.weight"], rounds[1]["c2"]["aligner.weight"])
     assert not torch.equal(rounds[1]["c0"]["aligner.weight"], rounds[1]["c1"]["aligner.weight"])
     assert senders(module, "aligner", 1) == {"c0", "c2"}
-    assert senders(module, "features", 1) == {"c0", "c1", "c2"}
+    assert senders(module, "features", 1) == {"c0", "c1"}
+    assert senders(module, "target_features", 1) == {"c2"}
 
 
 def test_subsets_of_messages_aligners_and_classifiers_are_nested() -> None:
@@ -320,7 +327,7 @@ def test_table_xv_row_c_draws_messages_in_order_and_aligners_at_random() -> None
     module = build(6)
     drops = {"features": OneByOne(), "aligner": OneByOne("random")}
     fit(module, shards(6, 8), 10, strategy=ALL | {"drops": drops, "nested_drops": False})
-    features = [senders(module, "features", i) - {"c5"} for i in range(10)]
+    features = [senders(module, "features", i) for i in range(10)]
     aligners = [senders(module, "aligner", i) - {"c5"} for i in range(10)]
     assert features == [{f"c{i % 5}"} for i in range(10)]
     assert all(len(names) == 1 for names in aligners)
@@ -332,7 +339,11 @@ def test_nested_pairs_are_the_same_pair() -> None:
     module = build(6)
     drops = {"features": OneByOne(), "aligner": OneByOne()}
     fit(module, shards(6, 8), 5, strategy=ALL | {"drops": drops})
-    assert all(senders(module, "aligner", i) == senders(module, "features", i) == {f"c{i}", "c5"} for i in range(5))
+    for i in range(5):
+        assert senders(module, "features", i) == {f"c{i}"}
+        assert senders(module, "aligner", i) == {f"c{i}", "c5"}
+        told = [e for e in module.federation.ledger if e.channel == "target_features" and e.round_idx == i]
+        assert {e.receiver for e in told} == {f"c{i}"}
 
 
 # -------------------------------------------------------------------- the classifier
@@ -395,7 +406,7 @@ def test_a_run_that_is_stopped_early_is_closed_too(period: int | None) -> None:
     assert module.federation.round_idx == 3
     state = {name: weights(module, name) for name in ("c0", "c1", "c2")}
     if period is None:
-        assert state["c2"]["voted"]
+        assert state["c2"]["informed"]
         assert torch.equal(state["c2"]["ballot.1.weight"], state["c1"]["classifier.weight"])
     else:
         mean = (state["c0"]["classifier.weight"] + state["c1"]["classifier.weight"]) / 2
@@ -557,7 +568,8 @@ def test_messages_have_the_size_that_the_paper_says_whatever_the_data_and_the_ba
     classifier = {"classifier.weight": torch.empty(2, M), "classifier.bias": torch.empty(2)}
     assert wire_size(message) == 4 + len('[["mean","float32",[16]]]') + 2 * N * 4
     # two rounds: two sources up, their mean to the target, and the target's own to two sources
-    assert once["features"] == 2 * (2 * up(message) + down(message) + 2 * wire_size(message))
+    assert once["features"] == 2 * (2 * up(message) + down(message))
+    assert once["target_features"] == 2 * 2 * wire_size(message)
     assert once["aligner"] == 2 * (3 * up(aligner) + 3 * down(aligner))
     assert once["classifier"] == 2 * up(classifier) + 3 * down(classifier)
     # what is not 2N, 2N m or (m + 1) C float32 numbers: a weight each, and the description
@@ -581,8 +593,9 @@ def test_several_local_steps_exchange_messages_once() -> None:
     one, three = build(), build()
     fit(one, shards(3, 24), 2, batch_size=8, strategy=ALL | {"local_steps": 1})
     fit(three, shards(3, 24), 2, batch_size=8, strategy=ALL | {"local_steps": 3})
-    ours, theirs = (module.federation.ledger.bytes_by_channel()["features"] for module in (one, three))
-    assert ours == theirs
+    ours, theirs = (module.federation.ledger.bytes_by_channel() for module in (one, three))
+    for channel in ("features", "target_features"):
+        assert ours[channel] == theirs[channel] > 0
 
 
 # -------------------------------------------------------------------- privacy
@@ -640,7 +653,7 @@ def test_a_single_source_under_masking_says_nothing_and_one_warning_names_the_re
         assert not snapshots.rounds[round_idx]["c2"]["heard"]
         assert senders(module, "aligner", round_idx) >= {"c0", "c2"}
         assert not senders(module, "classifier", round_idx)
-    assert senders(module, "features", 2) >= {"c0", "c1", "c2"}
+    assert senders(module, "features", 2) == {"c0", "c1"}
     assert snapshots.rounds[2]["c2"]["heard"]
 
 
@@ -686,13 +699,15 @@ def test_aligners_are_clipped_around_the_last_one() -> None:
 # -------------------------------------------------------------------- options and surroundings
 
 
-def test_orthonormal_columns_after_every_round() -> None:
-    module = build(constraint="orthonormal")
+def test_orthogonal_columns_of_the_first_length_after_every_round() -> None:
+    module = build(constraint="orthogonal")
     snapshots = fit(module, unequal(), 3, strategy={"participation": Schedule([["c0", "c2"], ["c2"]])})
     for state in snapshots.rounds:
         for client in ("c0", "c1", "c2"):
             gram = state[client]["aligner.weight"] @ state[client]["aligner.weight"].T
-            torch.testing.assert_close(gram, torch.eye(M), atol=1e-5, rtol=0)
+            torch.testing.assert_close(gram, GAIN**2 * torch.eye(M), atol=1e-5, rtol=0)
+    first = snapshots.start["c0"].state_dict()["aligner.weight"]
+    torch.testing.assert_close(first @ first.T, GAIN**2 * torch.eye(M), atol=1e-5, rtol=0)
 
 
 def test_without_a_constraint_the_target_shrinks_its_aligner_and_relative_alignment_does_not() -> None:
@@ -733,8 +748,9 @@ def test_accumulated_batches_exchange_their_messages_once_a_round() -> None:
     module = build()
     fit(module, shards(3, 32), 2, batch_size=8, accumulate_grad_batches=2)
     message = {"mean": torch.empty(2 * N)}
-    expected = 2 * (2 * up(message) + down(message) + 2 * wire_size(message))
-    assert module.federation.ledger.bytes_by_channel()["features"] == expected
+    used = module.federation.ledger.bytes_by_channel()
+    assert used["features"] == 2 * (2 * up(message) + down(message))
+    assert used["target_features"] == 2 * 2 * wire_size(message)
 
 
 def test_in_a_plain_trainer_it_trains_the_same() -> None:
@@ -750,12 +766,13 @@ def test_after_a_warm_up_of_fedavg_all_start_from_the_same_network() -> None:
     module = build(warmup_rounds=2, classifier_period=50)
     snapshots = fit(module, unequal(), 3)
     warm = snapshots.rounds[1]
-    learnt = [key for key in warm["c0"] if key not in ("heard", "received")]
+    learnt = [key for key in warm["c0"] if key not in BUFFERS]
     for key in learnt:
         assert torch.equal(warm["c0"][key], warm["c1"][key])
         assert torch.equal(warm["c0"][key], warm["c2"][key])
     channels = {(e.round_idx, e.channel) for e in module.federation.ledger if e.channel != "metrics"}
-    assert channels == {(0, "weights"), (1, "weights"), (2, "features"), (2, "aligner"), (2, "classifier")}
+    after_it = {(2, channel) for channel in ("features", "target_features", "aligner", "classifier")}
+    assert channels == {(0, "weights"), (1, "weights"), *after_it}
     after = snapshots.rounds[2]
     assert not torch.equal(after["c0"]["extractor.weight"], after["c2"]["extractor.weight"])
 
@@ -807,9 +824,12 @@ def test_frequencies_are_everyones_and_neither_sent_nor_stored() -> None:
         ({"num_components": 0}, r"num_components \(m\) must be between 1 and 2 \* num_frequencies \(2N = 16\), got 0"),
         ({"num_components": 17}, r"num_components \(m\) must be between 1 .*, got 17"),
         ({"num_frequencies": 0}, r"2N = 0"),
-        ({"mmd_weight": -0.1}, r"mmd_weight \(lambda\) must be at least 0, got -0.1"),
-        ({"mmd_weight": float("nan")}, r"mmd_weight \(lambda\) must be at least 0, got nan"),
-        ({"constraint": "trace"}, "constraint must be 'none', 'relative' or 'orthonormal', got 'trace'"),
+        ({"mmd_weight": -0.1}, r"mmd_weight \(lambda\) must be at least 0 and finite, got -0.1"),
+        ({"mmd_weight": float("nan")}, r"mmd_weight \(lambda\) must be at least 0 and finite, got nan"),
+        ({"mmd_weight": float("inf")}, r"mmd_weight \(lambda\) must be at least 0 and finite, got inf"),
+        ({"train_extractor": "norm"}, "train_extractor='norm' trains normalisation layers, and the extractor has none"),
+        ({"train_extractor": "some"}, "train_extractor must be 'all', 'norm' or 'none', got 'some'"),
+        ({"constraint": "trace"}, "constraint must be 'none', 'relative' or 'orthogonal', got 'trace'"),
         ({"classifier_period": 0}, r"classifier_period \(T_C\) must be at least 1 round, or null .*, got 0"),
         ({"bandwidth": 0.0}, "bandwidth"),
         ({"kernel": "linear"}, "kernel"),
@@ -834,4 +854,244 @@ def test_vectorising_is_refused() -> None:
 def test_half_of_the_sources_by_fraction_train_too() -> None:
     module = build(5, classifier_period=1)
     fit(module, shards(5, 12), 4, strategy={"participation": Fraction(0.5)})
-    assert all(len(senders(module, "features", i)) == 3 for i in range(4))
+    assert all(len(senders(module, "features", i)) == 2 for i in range(4))
+    assert all(senders(module, "target_features", i) == {"c4"} for i in range(4))
+
+
+# -------------------------------------------------------------------- other seeds
+
+
+def test_a_checkpoint_predicts_with_its_own_frequencies_under_any_global_seed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the seed in the state, a model that is loaded elsewhere would silently take other random features."""
+    data = digits()
+    module = on_digits(data, classifier_period=1)
+    run = trainer(1, strategy=ALL)
+    run.fit(module, data)
+    run.save_checkpoint(tmp_path / "run.ckpt")
+    test = data.dataset("fonts", "test")
+    x, _ = test.batch(torch.arange(len(test)))
+    module.eval()
+    expected, numbers = module(x), run.test(module, data, verbose=False)[0]
+
+    monkeypatch.setenv("PL_GLOBAL_SEED", "77")
+    fresh = on_digits(digits(), classifier_period=1)
+    other = trainer(1, strategy=ALL)
+    assert other.test(fresh, digits(), ckpt_path=str(tmp_path / "run.ckpt"), verbose=False)[0] == numbers
+    assert fresh.federation.seed == 77  # of this run; the replica's is another
+    assert torch.equal(fresh.eval()(x), expected)
+    loaded = FedRFTCA.load_from_checkpoint(
+        tmp_path / "run.ckpt", clients=data.clients, extractor=MLP(64, [16]), weights_only=True
+    )
+    assert torch.equal(loaded.eval()(x), expected)
+    for replica in loaded.replicas.children():
+        assert torch.equal(replica.frequencies, sample_frequencies(32, 16, 1.0, seed=0))
+
+
+@pytest.mark.parametrize("period", [2, None])
+def test_a_run_resumed_under_another_global_seed_is_the_same(
+    period: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(callbacks: list[pl.Callback], checkpoint: str | None = None) -> FedRFTCA:
+        module = build(classifier_period=period)
+        run = trainer(4, callbacks, enable_checkpointing=bool(callbacks))
+        run.fit(module, loader(unequal()), ckpt_path=checkpoint)
+        return module
+
+    straight = run([ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)])
+    monkeypatch.setenv("PL_GLOBAL_SEED", "77")
+    resumed = run([], str(tmp_path / "epoch=1.ckpt"))
+    for name in ("c0", "c1", "c2"):
+        assert torch.equal(resumed.replicas[name].frequencies, sample_frequencies(N, 6, 1.0, seed=0))
+        assert same(weights(straight, name), weights(resumed, name))
+
+
+# -------------------------------------------------------------------- data that is all alike
+
+
+class DeadReLU(nn.Sequential):
+    """An extractor that gives 0 for every input, and has no gradient."""
+
+    out_features = 6
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(5, 6), nn.ReLU())
+        with torch.no_grad():
+            self[0].bias.fill_(-100.0)
+
+
+@pytest.mark.parametrize("trouble", ["one sample", "pairs", "dead", "batch of 1"])
+def test_batches_without_spread_neither_blow_up_the_aligner_nor_the_loss(trouble: str) -> None:
+    """Divided by a spread of almost 0, the alignment's gradient would be without bound. All options at defaults."""
+    data = shards(3, 24)
+    if trouble in ("one sample", "pairs"):
+        kinds = 1 if trouble == "one sample" else 2
+        data = {
+            name: TensorDataset(shard.tensors[0][:kinds].repeat(24 // kinds, 1), shard.tensors[1])
+            for name, shard in data.items()
+        }
+    torch.manual_seed(0)
+    extractor = DeadReLU() if trouble == "dead" else nn.Sequential(nn.Linear(5, 6))
+    extractor.out_features = 6
+    module = FedRFTCA(list(data), "c2", 2, extractor)
+    snapshots = Snapshots()
+    seen: list[float] = []
+
+    class Losses(pl.Callback):
+        def on_train_batch_end(self, trainer: pl.Trainer, module: FederatedModule, *rest: Any) -> None:  # type: ignore[override]
+            seen.extend(float(loss) for _, losses in module._step_losses[-1:] for loss in losses)
+
+    run = trainer(20, [snapshots, Losses()], strategy=ALL)
+    run.fit(module, loader(data, 1 if trouble == "batch of 1" else 8))
+    first = max(float(start.aligner.weight.detach().abs().max()) for start in snapshots.start.values())
+    largest = max(float(s["aligner.weight"].abs().max()) for state in snapshots.rounds for s in state.values())
+    print(f"{trouble}: |W| {first:.3f} -> {largest:.3f}, losses {min(seen):.3f} to {max(seen):.3f}")
+    assert len(seen) > 20
+    assert all(math.isfinite(loss) for loss in seen)
+    assert min(seen) >= -1.0
+    assert max(seen) <= 200 + 10
+    assert largest < 2 * first
+
+
+# -------------------------------------------------------------------- who is told what
+
+
+def test_the_targets_message_is_reported_as_sent_between_clients_and_the_sources_as_hidden() -> None:
+    module = trained(privacy=PairwiseMasking())
+    channels = {channel.channel: channel for channel in report(module.federation).channels}
+    assert set(channels) == {"features", "target_features", "aligner", "classifier"}
+    assert channels["target_features"].description is None
+    assert channels["target_features"].bytes_keys == 0
+    sent = {(e.sender, e.receiver) for e in module.federation.ledger if e.channel == "target_features"}
+    assert sent <= {("c3", "c0"), ("c3", "c1"), ("c3", "c2")}
+    for channel in ("features", "aligner", "classifier"):
+        assert channels[channel].description == PairwiseMasking().describe()
+    assert "target_features" not in module.federation.summed_channels
+
+
+def test_one_source_under_masking_is_refused_with_ways_out_that_work() -> None:
+    data = {name: shard for name, shard in shards(2, 12).items()}
+    with pytest.raises(RosterError, match=r"1 source cannot be hidden .* needs 2: give the channel 'classifier'"):
+        fit(build(2), data, strategy=ALL | {"privacy": PairwiseMasking()})
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*sends no mean")
+        masking = PairwiseMasking()
+        privacy = {"features": masking, "aligner": masking, "classifier": Plain()}
+        state = fit(build(2), data, 2, strategy=ALL | {"privacy": privacy}).rounds[-1]
+        voted = fit(build(2, classifier_period=None), data, 2, strategy=ALL | {"privacy": masking}).rounds[-1]
+    assert torch.equal(state["c1"]["classifier.weight"], state["c0"]["classifier.weight"])
+    assert torch.equal(voted["c1"]["ballot.0.weight"], voted["c0"]["classifier.weight"])
+
+
+def test_a_source_away_at_the_end_of_the_warm_up_and_after_trains_on_from_its_result() -> None:
+    """c1 is away in the warm-up and in the round after it; there and later, its extractor is its own."""
+    data = unequal()
+    module = build(warmup_rounds=1, mmd_weight=0.0)
+    schedule = Schedule([["c0", "c2"], ["c0", "c2"], ["c0", "c1", "c2"]])
+    rounds = fit(module, data, 4, strategy={"participation": schedule}).rounds
+    assert not torch.equal(rounds[0]["c1"]["extractor.weight"], rounds[0]["c2"]["extractor.weight"])
+    expected = copy.deepcopy(module.replicas["c1"])
+    before = rounds[0]["c2"]  # the result of the warm-up, which the target has
+    for state in rounds[1:]:
+        expected.load_state_dict(before)
+        for parameter in expected.parameters():
+            parameter.grad = None
+        F.cross_entropy(expected(data["c1"].tensors[0]), data["c1"].tensors[1]).backward()
+        for key, parameter in expected.named_parameters():
+            if key != "aligner.weight" or state is rounds[1]:  # the aligner is averaged where c1 is present
+                assert parameter.grad is not None
+                torch.testing.assert_close(state["c1"][key], parameter.detach() - 0.5 * parameter.grad)
+        before = state["c1"]
+    fetched = [e for e in module.federation.ledger if e.channel == "weights" and e.round_idx > 0]
+    assert [(e.round_idx, e.sender, e.receiver) for e in fetched] == [(1, "server", "c1")]
+
+
+def test_votes_under_differential_privacy_are_clipped_around_the_last_public_classifier() -> None:
+    """Clipped around 0, a classifier would lose nearly all its length; around what all know, only its last steps."""
+    clip = 1e-3
+    mechanism = GaussianMechanism(clip_norm=clip, noise_multiplier=1e-9)
+    for warmup_rounds in (0, 1):
+        module = build(classifier_period=None, warmup_rounds=warmup_rounds)
+        strategy = ALL | {"differential_privacy": {"vote": mechanism}}
+        snapshots = fit(module, unequal(), 3, strategy=strategy)
+        state = snapshots.rounds[-1]
+        public = snapshots.rounds[0]["c0"] if warmup_rounds else snapshots.start["c0"].state_dict()
+        for i, source in enumerate(("c0", "c1")):
+            gaps = {
+                holder: torch.cat(
+                    [(state[name][f"{prefix}.{key}"] - public[f"classifier.{key}"]).flatten() for key in keys]
+                ).norm()
+                for holder, name, prefix in (("own", source, "classifier"), ("vote", "c2", f"ballot.{i}"))
+                for keys in (("weight", "bias"),)
+            }
+            assert float(gaps["own"]) > 20 * clip
+            assert float(gaps["vote"]) == pytest.approx(clip, rel=1e-3)
+        assert set(module.federation.accounts["message"].clients) == {"c0", "c1"}
+
+
+def test_a_target_that_is_alone_sends_nothing_and_spends_no_privacy() -> None:
+    mechanism = GaussianMechanism(clip_norm=1.0, noise_multiplier=1.0)
+    strategy = {"differential_privacy": dict.fromkeys(("features", "target_features", "aligner"), mechanism)}
+    module = build()
+    fit(module, unequal(), 3, strategy=strategy | {"participation": Schedule([["c2"]])})
+    for account in module.federation.accounts.values():
+        assert not set(account.clients)
+    heard = build()
+    fit(heard, unequal(), 3, strategy=strategy | {"participation": Schedule([["c2"], ["c1", "c2"], ["c2"]])})
+    assert set(heard.federation.accounts["message"].clients) == {"c1", "c2"}
+
+
+# -------------------------------------------------------------------- the end of a run
+
+
+@pytest.mark.parametrize("period", [None, 50])
+@pytest.mark.parametrize(
+    ("rounds", "limits", "strategy"),
+    [
+        (2, {"max_steps": 6, "max_epochs": -1}, {}),
+        (2, {"max_steps": 6, "max_epochs": 9}, {}),
+        (3, {"max_epochs": 3, "limit_train_batches": 2}, {}),
+        (4, {"max_epochs": 2, "limit_train_batches": 4}, {"local_steps": 2, "rounds_per_epoch": 3}),
+        (2, {"max_steps": 2, "max_epochs": -1, "accumulate_grad_batches": 3}, {}),
+    ],
+    ids=["steps", "steps before epochs", "part of a round", "two of three rounds", "accumulated steps"],
+)
+def test_a_limited_run_closes_in_its_last_round_so_that_the_last_checkpoint_is_whole(
+    period: int | None, rounds: int, limits: dict[str, Any], strategy: dict[str, Any], tmp_path: Path
+) -> None:
+    module = build(classifier_period=period)
+    saver = ModelCheckpoint(tmp_path, save_last=True, save_top_k=0)
+    run = trainer(1, [saver], strategy=ALL | strategy, enable_checkpointing=True, **limits)
+    run.fit(module, loader(shards(3, 24), 8))
+    assert module.federation.round_idx == rounds
+    channel = "vote" if period is None else "classifier"
+    booked = [e for e in module.federation.ledger if e.channel == channel and e.sender != "server"]
+    assert [(e.round_idx, e.sender, e.messages) for e in booked] == [(rounds - 1, "c0", 1), (rounds - 1, "c1", 1)]
+    saved = torch.load(tmp_path / "last.ckpt", weights_only=True)["state_dict"]
+    assert saved["replicas.c2.informed"]
+    assert same(
+        {name.removeprefix("replicas.c2."): value for name, value in saved.items() if name.startswith("replicas.c2.")},
+        weights(module, "c2"),
+    )
+
+
+@pytest.mark.parametrize("period", [None, 50])
+def test_a_checkpoint_from_before_the_target_has_a_classifier_warns_and_has_no_score(
+    period: int | None, tmp_path: Path
+) -> None:
+    data = digits()
+    module = on_digits(data, classifier_period=period)
+    saver = ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
+    run = trainer(9, [saver, StopAfter(2)], strategy=ALL, enable_checkpointing=True)
+    run.fit(module, data)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*has no classifier yet")
+        whole = run.test(module, data, verbose=False)[0]  # it was closed when it was stopped
+    assert "target/score" in whole
+    fresh = on_digits(data, classifier_period=period)
+    other = trainer(9, strategy=ALL)
+    with pytest.warns(UserWarning, match="target 'fonts' has no classifier yet: .* its predictions mean nothing"):
+        early = other.test(fresh, data, ckpt_path=str(tmp_path / "epoch=0.ckpt"), verbose=False)[0]
+    assert "target/score" not in early
+    assert "source/clean/acc" in early

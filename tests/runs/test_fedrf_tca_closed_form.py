@@ -17,11 +17,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 from helpers import digits, loader, same, shards, trainer, weights
 
 from fedlit.callbacks import OracleAccuracy
-from fedlit.federation import RosterError, Schedule, UniformSubset
+from fedlit.federation import DivergedError, Everyone, Federation, RosterError, Schedule, UniformSubset
 from fedlit.functional import linear_discriminant, random_fourier_features, rf_tca, sample_frequencies
-from fedlit.methods import FedRFTCAClosedForm
+from fedlit.methods import FedRFTCA, FedRFTCAClosedForm
 from fedlit.models import MLP, Features
-from fedlit.privacy import CKKS, FixedPoint, PairwiseMasking, Plain
+from fedlit.privacy import CKKS, FixedPoint, GaussianMechanism, PairwiseMasking, Plain
 
 N, M = 6, 4
 
@@ -292,7 +292,10 @@ def test_embedded_digits_are_told_apart_far_better_than_by_chance() -> None:
         ({"num_components": 0}, r"num_components \(m\) must be between 1"),
         ({"shrinkage": 0.0}, r"shrinkage must be in \(0, 1\], got 0.0"),
         ({"shrinkage": 1.5}, r"shrinkage must be in \(0, 1\], got 1.5"),
-        ({"gamma": 0.0}, "gamma must be positive, or null .*, got 0.0"),
+        ({"gamma": 0.0}, "gamma must be positive and finite, or null .*, got 0.0"),
+        ({"gamma": float("inf")}, "gamma must be positive and finite, or null .*, got inf"),
+        ({"gamma": float("nan")}, "gamma must be positive and finite, or null .*, got nan"),
+        ({"local_norm": True}, "local_norm=True leaves clients with different extractors"),
         ({"bandwidth": -1.0}, "bandwidth"),
         ({"kernel": "rbf"}, "kernel"),
     ],
@@ -300,3 +303,134 @@ def test_embedded_digits_are_told_apart_far_better_than_by_chance() -> None:
 def test_bad_arguments_are_refused_at_construction(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build(["c0", "c1"], **arguments)
+
+
+# -------------------------------------------------------------------- what leaves a client in the warm-up
+
+
+def test_the_warm_up_sends_as_much_as_that_of_the_trained_method_and_no_frequencies() -> None:
+    data = domains()
+    torch.manual_seed(0)
+    trained = FedRFTCA(
+        list(data), "c2", 2, nn.Linear(5, 5), num_frequencies=N, num_components=M, warmup_rounds=2, classifier_period=1
+    )
+    trainer(3, strategy={"participation": Everyone()}).fit(trained, loader(data))
+    closed = fit(data, extractor=nn.Linear(5, 5), warmup_rounds=2, bandwidth=1.0)
+    used = [module.federation.ledger.bytes_by_channel()["weights"] for module in (trained, closed)]
+    assert used[0] == used[1] > 0
+    names = {"extractor.weight", "extractor.bias", "aligner.weight", "classifier.weight", "classifier.bias"}
+    for module in (trained, closed):
+        state = module.shared_state("c0")
+        assert set(state) == names
+        assert all(tensor.is_floating_point() for tensor in state.values())
+
+
+def test_a_warm_up_under_differential_privacy_ends_in_a_model() -> None:
+    """Integers and switches in the payload, which noise cannot be added to, would be refused."""
+    data = domains()
+    mechanism = GaussianMechanism(clip_norm=0.1, noise_multiplier=1e-6)
+    noisy = fit(
+        data,
+        strategy={"differential_privacy": {"weights": mechanism}},
+        extractor=nn.Linear(5, 5),
+        warmup_rounds=2,
+        bandwidth=1.0,
+    )
+    assert noisy.federation.round_idx == 3
+    for account in noisy.federation.accounts.values():
+        assert set(account.clients) == {"c0", "c1"}
+    state = weights(noisy, "c2")
+    assert all(tensor.isfinite().all() for tensor in state.values())
+    torch.manual_seed(0)
+    start = nn.Linear(5, 5)
+    moved = torch.cat([(state[f"extractor.{name}"] - t.detach()).flatten() for name, t in start.named_parameters()])
+    assert 0 < float(moved.norm()) <= 2 * 0.1 * 1.01  # two rounds of at most the clip
+
+
+def test_a_source_that_is_away_at_the_end_of_the_warm_up_has_its_extractor_in_the_pass() -> None:
+    data = domains()
+    schedule = Schedule([["c0", "c2"], ["c0", "c1", "c2"]])
+    module = fit(data, strategy={"participation": schedule}, extractor=nn.Linear(5, 5), warmup_rounds=1, bandwidth=1.0)
+    assert same(weights(module, "c1"), weights(module, "c0"))
+    fetched = [e for e in module.federation.ledger if e.channel == "weights" and e.round_idx == 1]
+    assert [(e.sender, e.receiver) for e in fetched] == [("server", "c1")]
+
+
+# -------------------------------------------------------------------- failures
+
+
+def failures(monkeypatch: pytest.MonkeyPatch) -> list[Exception]:
+    """What is told to all processes rather than raised on one of them."""
+    told: list[Exception] = []
+    original = Federation.fail
+
+    def spy(self: Federation, error: Any) -> None:
+        told.append(error)
+        original(self, error)
+
+    monkeypatch.setattr(Federation, "fail", spy)
+    return told
+
+
+def test_more_components_than_the_data_have_rank_is_an_error_that_every_process_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two different samples at each client: random features span few dimensions."""
+    data = {
+        name: TensorDataset(shard.tensors[0][:2].repeat(10, 1), shard.tensors[1][:2].repeat(10))
+        for name, shard in shards(2, 20).items()
+    }
+    module = build(list(data), num_components=12)
+    told = failures(monkeypatch)
+    with pytest.raises(RosterError, match="RF-TCA cannot be solved for these data: num_components"):
+        trainer(1).fit(module, loader(data))
+    assert [type(error) for error in told] == [RosterError]
+
+
+def test_a_solver_that_fails_is_an_error_that_every_process_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: Any) -> Any:
+        raise ValueError("no solution")
+
+    monkeypatch.setattr("fedlit.methods.fedrf_tca_closed_form.rf_tca_from_sums", refuse)
+    data = domains()
+    module = build(list(data))
+    told = failures(monkeypatch)
+    with pytest.raises(RosterError, match="RF-TCA cannot be solved for these data: no solution"):
+        trainer(1).fit(module, loader(data))
+    assert len(told) == 1
+    assert "model" not in module.federation.ledger.bytes_by_channel()
+
+
+def test_features_that_are_not_finite_are_an_error_that_every_process_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = domains()
+    data["c1"].tensors[0][3, 2] = float("nan")
+    module = build(list(data))
+    told = failures(monkeypatch)
+    with pytest.raises(DivergedError, match="the features of client 'c1' hold NaN or infinity: look at its data"):
+        trainer(1).fit(module, loader(data))
+    assert {type(error) for error in told[:1]} == {DivergedError}
+    assert not {"moments", "model"} & set(module.federation.ledger.bytes_by_channel())
+
+
+def test_a_class_that_no_source_has_is_never_predicted() -> None:
+    data = domains()
+    torch.manual_seed(0)
+    module = FedRFTCAClosedForm(
+        list(data), "c2", 3, Raw(), num_frequencies=N, num_components=M, unit_norm=False, bandwidth=2.0, gamma=0.1
+    )
+    trainer(1).fit(module, loader(data))
+    replica = module.replicas["c2"]
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for scale in (1.0, 10.0, 1e3):
+            logits = module(scale * torch.randn(200, 5, generator=generator))
+            assert logits.isfinite().all()
+            assert not (logits.argmax(dim=1) == 2).any()
+        # aligned features of other places than random features have: a small prior would not do
+        far = replica.classifier(1e4 * torch.randn(200, M, generator=generator))
+    assert float(far[:, :2].max(dim=1).values.min()) < -100
+    assert not (far.argmax(dim=1) == 2).any()
+    two = fit(data)
+    with torch.no_grad():
+        x = data["c2"].tensors[0]
+        torch.testing.assert_close(module(x)[:, :2], two(x))
