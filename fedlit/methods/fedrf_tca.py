@@ -33,8 +33,6 @@ from fedlit.functional import Kernel, alignment_loss, sample_frequencies
 from fedlit.models import AlignedReplica, VotingReplica, feature_width
 from fedlit.module import NORMS, Batch, FederatedModule
 
-Message = dict[str, Tensor]
-
 
 class FedRFTCA(FederatedModule):
     """Align clients through the means of their random features, averaging little and seldom.
@@ -174,7 +172,7 @@ class FedRFTCA(FederatedModule):
                 losses[client.name] = own
         return losses
 
-    def exchange_means(self, means: Message) -> None:
+    def exchange_means(self, means: Mapping[str, Tensor]) -> None:
         """Sources learn the target's mean feature; the target learns only the mean over present sources.
 
         Args:
@@ -242,14 +240,15 @@ class FedRFTCA(FederatedModule):
 
     def on_round_end(self, round_idx: int) -> None:
         """Average W over present sources and the target (line 3), and C over present sources every T_C rounds (4-6)."""
-        if self._sources_heard("aligner"):
+        if self._num_sources("aligner"):
             self.average_("aligner", among=self.clients, part="aligner", too_few="skip")
         if self.constraint == "orthogonal":
             self.orthogonalise_()
         due = self.classifier_period is not None and (round_idx + 1) % self.classifier_period == 0
-        if due and self._sources_heard("classifier"):
+        if due and self._num_sources("classifier"):
             self.average_("classifier", among=self.sources, part="classifier", too_few="skip")
-            self._classified_in = round_idx
+            if self._num_sources("classifier") >= self.federation.least_clients("classifier"):
+                self._classified_in = round_idx
         if self._is_last(round_idx):
             self.close_run()
 
@@ -330,12 +329,12 @@ class FedRFTCA(FederatedModule):
         return replica
 
     def load_shared_(self, received: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Write received weights into local replicas, and note that the target has a classifier."""
+        """Write received weights into local replicas, and note that a target without votes has a classifier."""
         super().load_shared_(received)
         for name, state in received.items():
-            if any(entry.startswith("classifier.") for entry in state):
-                replica = self.replicas[name]
-                assert isinstance(replica, AlignedReplica)
+            replica = self.replicas[name]
+            assert isinstance(replica, AlignedReplica)
+            if any(entry.startswith("classifier.") for entry in state) and not isinstance(replica, VotingReplica):
                 replica.informed.fill_(True)
 
     def on_fit_start(self) -> None:
@@ -388,8 +387,8 @@ class FedRFTCA(FederatedModule):
                 stacklevel=2,
             )
 
-    def _sources_heard(self, channel: str) -> bool:
-        return any(not client.is_target for client in self.federation.present(channel))
+    def _num_sources(self, channel: str) -> int:
+        return sum(not client.is_target for client in self.federation.present(channel))
 
     def _is_last(self, round_idx: int) -> bool:
         """Whether this is the last round of the run, as far as it was planned."""

@@ -1095,3 +1095,29 @@ def test_a_checkpoint_from_before_the_target_has_a_classifier_warns_and_has_no_s
         early = other.test(fresh, data, ckpt_path=str(tmp_path / "epoch=0.ckpt"), verbose=False)[0]
     assert "target/score" not in early
     assert "source/clean/acc" in early
+
+
+def test_a_warm_up_gives_a_target_no_votes() -> None:
+    """Its classifier is among what the warm-up averages, but the ballots are still copies of the first one."""
+    data = digits()
+    module = on_digits(data, classifier_period=None, warmup_rounds=2)
+    run = trainer(4, [StopAfter(3)], strategy=ALL, limit_val_batches=1)
+    informed: list[bool] = []
+
+    class Look(pl.Callback):
+        def on_validation_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+            informed.append(bool(module.replica(module.target).informed))  # type: ignore[operator, union-attr]
+
+    run.callbacks.append(Look())
+    run.fit(module, data)
+    assert informed[:2] == [False, False]
+    assert module.replica(module.target).informed  # closed, and so voted, when it was stopped
+
+
+def test_a_classifier_mean_that_was_skipped_is_made_up_for_at_the_end() -> None:
+    """In the last round a single source is heard: too few to hide, so that close_run asks all of them."""
+    schedule = Schedule([["c0", "c1", "c2"], ["c0", "c2"]])
+    module = build(classifier_period=2)
+    fit(module, shards(3), 2, strategy={"participation": schedule, "privacy": PairwiseMasking()})
+    assert module.replica(module.target).informed
+    assert senders(module, "classifier", 1) >= {"c0", "c1"}
