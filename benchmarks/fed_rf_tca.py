@@ -105,11 +105,11 @@ def table(runs: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 def show(label: str, row: dict[str, Any]) -> None:
     """Print one row."""
-    cells = [f"{name} {cell['mean']:.1f} ± {cell['std']:.1f}" for name, cell in row.items() if _is_cell(name, cell)]
+    cells = [f"{name} {cell['mean']:.1f} ± {cell['std']:.1f}" for name, cell in row.items() if _is_cell(cell)]
     print(f"{label:44s}", "  ".join(cells), flush=True)
 
 
-def _is_cell(name: str, cell: object) -> bool:
+def _is_cell(cell: object) -> bool:
     return isinstance(cell, dict) and "mean" in cell
 
 

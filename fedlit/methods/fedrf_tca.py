@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from fedlit.federation import Client, FederatedLoader, Participation, RosterError, UniformSubset
 from fedlit.functional import Kernel, alignment_loss, sample_frequencies
 from fedlit.models import AlignedReplica, VotingReplica, feature_width
+from fedlit.models.aligned import STAYS_LOCAL, check_widths
 from fedlit.module import NORMS, Batch, FederatedModule
 
 
@@ -89,7 +90,7 @@ class FedRFTCA(FederatedModule):
         RosterError: When training starts, if the backend of "classifier" cannot hide as few sources as there are.
     """
 
-    stays_local: ClassVar[tuple[str, ...]] = ("seed", "received", "heard", "informed", "ballot.")
+    stays_local: ClassVar[tuple[str, ...]] = STAYS_LOCAL
     uses_unlabelled_target: ClassVar[bool] = True
     default_participation: ClassVar[Participation] = UniformSubset()
     trains_when_absent: ClassVar[bool] = True
@@ -115,11 +116,7 @@ class FedRFTCA(FederatedModule):
         weighting: Literal["samples", "uniform"] = "uniform",
         **kwargs: Any,
     ) -> None:
-        if not 1 <= num_components <= 2 * num_frequencies:
-            raise ValueError(
-                f"num_components (m) must be between 1 and 2 * num_frequencies (2N = {2 * num_frequencies}), got "
-                f"{num_components}"
-            )
+        check_widths(num_frequencies, num_components, bandwidth, kernel)
         if not 0 <= mmd_weight < math.inf:
             raise ValueError(f"mmd_weight (lambda) must be at least 0 and finite, got {mmd_weight}")
         if constraint not in ("none", "relative", "orthogonal"):
@@ -135,7 +132,6 @@ class FedRFTCA(FederatedModule):
                 f"classifier_period (T_C) must be at least 1 round, or null to let the sources vote at the end, got "
                 f"{classifier_period}"
             )
-        sample_frequencies(1, 1, bandwidth, kernel)  # refuses a bad bandwidth or kernel now rather than at the start
         classifier = nn.Linear(num_components, num_classes) if classifier is None else classifier
         super().__init__(clients, target, num_classes, extractor, classifier, weighting=weighting, **kwargs)
         self.num_frequencies = num_frequencies
@@ -245,9 +241,10 @@ class FedRFTCA(FederatedModule):
         if self.constraint == "orthogonal":
             self.orthogonalise_()
         due = self.classifier_period is not None and (round_idx + 1) % self.classifier_period == 0
-        if due and self._num_sources("classifier"):
+        heard = self._num_sources("classifier") if due else 0
+        if heard:
             self.average_("classifier", among=self.sources, part="classifier", too_few="skip")
-            if self._num_sources("classifier") >= self.federation.least_clients("classifier"):
+            if heard >= self.federation.least_clients("classifier"):
                 self._classified_in = round_idx
         if self._is_last(round_idx):
             self.close_run()

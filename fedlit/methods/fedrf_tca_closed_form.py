@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from fedlit.federation import Client, DivergedError, RosterError
 from fedlit.functional import Kernel, RandomFeatureSums, linear_discriminant, rf_tca_from_sums, sample_frequencies
 from fedlit.models import AlignedReplica, feature_width
+from fedlit.models.aligned import STAYS_LOCAL, check_widths
 from fedlit.module import Batch, FederatedModule
 
 
@@ -64,7 +65,7 @@ class FedRFTCAClosedForm(FederatedModule):
             absent in it.
     """
 
-    stays_local: ClassVar[tuple[str, ...]] = ("seed", "received", "heard", "informed")
+    stays_local: ClassVar[tuple[str, ...]] = STAYS_LOCAL
     uses_unlabelled_target: ClassVar[bool] = True
 
     def __init__(
@@ -84,11 +85,7 @@ class FedRFTCAClosedForm(FederatedModule):
         weighting: Literal["samples", "uniform"] = "samples",
         **kwargs: Any,
     ) -> None:
-        if not 1 <= num_components <= 2 * num_frequencies:
-            raise ValueError(
-                f"num_components (m) must be between 1 and 2 * num_frequencies (2N = {2 * num_frequencies}), got "
-                f"{num_components}"
-            )
+        check_widths(num_frequencies, num_components, bandwidth, kernel)
         if not 0 < shrinkage <= 1:
             raise ValueError(f"shrinkage must be in (0, 1], got {shrinkage}: it is the weight of the identity")
         if gamma is not None and not 0 < gamma < math.inf:
@@ -99,7 +96,6 @@ class FedRFTCAClosedForm(FederatedModule):
             raise ValueError(
                 "local_norm=True leaves clients with different extractors, whose moments do not add up: leave it out"
             )
-        sample_frequencies(1, 1, bandwidth, kernel)  # refuses a bad bandwidth or kernel now rather than at the start
         classifier = nn.Linear(num_components, num_classes)
         super().__init__(clients, target, num_classes, extractor, classifier, weighting=weighting, **kwargs)
         self.num_frequencies = num_frequencies

@@ -9,7 +9,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedlit.functional import hard_vote, random_fourier_features
+from fedlit.functional import Kernel, hard_vote, random_fourier_features, sample_frequencies
+
+STAYS_LOCAL = ("seed", "received", "heard", "informed", "ballot.")
+"""Beginnings of the names in a replica's state that never leave its client."""
+
+
+def check_widths(num_frequencies: int, num_components: int, bandwidth: float, kernel: Kernel) -> None:
+    """Raise a `ValueError` now, rather than when a run starts, if a replica cannot be built from these.
+
+    Args:
+        num_frequencies: Number N of random frequencies.
+        num_components: Width m of the aligned features.
+        bandwidth: Kernel width sigma.
+        kernel: Kernel that the random features stand for.
+    """
+    if not 1 <= num_components <= 2 * num_frequencies:
+        raise ValueError(
+            f"num_components (m) must be between 1 and 2 * num_frequencies (2N = {2 * num_frequencies}), got "
+            f"{num_components}"
+        )
+    sample_frequencies(1, 1, bandwidth, kernel)
 
 
 class AlignedReplica(nn.Module):
