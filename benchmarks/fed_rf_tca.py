@@ -1,6 +1,6 @@
 """FedRF-TCA: accuracy next to SourceOnly and FedAvg, robustness to lost messages, remedies of its loss, and its bytes.
 
-Run from the repository root: python benchmarks/fed_rf_tca.py [--parts accuracy robustness remedies ledger] [--cases office digits]
+Run from the repository root: python benchmarks/fed_rf_tca.py [--parts robustness] [--cases digits] [--jobs 2]
 
 Every cell is one ``fedlit fit`` over targets and seeds; accuracies are those of the last round, on the target's hidden
 labels, which nothing was chosen by. Results go into benchmarks/fed_rf_tca.json as they come; parts that are not run

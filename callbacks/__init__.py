@@ -1,5 +1,6 @@
 """What is watched while a method trains, and what is told about it afterwards."""
 
+from fedlit.callbacks.aggregation_curves import AggregationCurves
 from fedlit.callbacks.communication_ledger import CommunicationLedger
 from fedlit.callbacks.oracle_accuracy import OracleAccuracy
 from fedlit.callbacks.privacy_report import PrivacyReport
@@ -8,6 +9,7 @@ from fedlit.callbacks.round_timer import RoundTimer
 from fedlit.callbacks.summary import RunSummary, closing_table, summarise
 
 __all__ = [
+    "AggregationCurves",
     "CommunicationLedger",
     "OracleAccuracy",
     "PrivacyReport",

@@ -147,7 +147,7 @@ def report(federation: Federation) -> Report:
         channels.append(
             ChannelReport(
                 channel=channel,
-                description=federation.backend(channel).describe() if channel in federation.summed_channels else None,
+                description=federation.description(channel),
                 bytes_up=up,
                 bytes_down=down,
                 bytes_keys=sent.get(channel + KEYS, 0),

@@ -69,7 +69,7 @@ class RunSummary:
         return json.dumps(asdict(self), indent=2, allow_nan=False)
 
 
-def summarise(trainer: Trainer, module: FederatedModule, seconds: float) -> RunSummary:
+def summarise(trainer: Trainer, module: FederatedModule, seconds: float, method: str | None = None) -> RunSummary:
     """Sum up a run; called on all processes after ``fit``, or after the ``test`` that follows.
 
     After a ``test`` with ``ckpt_path``, rounds and bytes are still those of the run, not of that checkpoint.
@@ -78,13 +78,14 @@ def summarise(trainer: Trainer, module: FederatedModule, seconds: float) -> RunS
         trainer: The run's; its latest ``oracle/target/acc`` and ``target/score`` are taken.
         module: The method trained.
         seconds: From start to end.
+        method: Name in the table; ``None`` is the class of ``module``.
     """
     federation = module.federation
     sent = federation.ledger.bytes_by_channel()
     watchers = [callback for callback in trainer.callbacks if isinstance(callback, OracleAccuracy)]  # type: ignore[attr-defined]
     seen = watchers[0].history if watchers else []
     return RunSummary(
-        method=type(module).__name__,
+        method=method or type(module).__name__,
         target=module.target.name,
         seed=federation.seed,
         oracle_accuracy=_metric(trainer, "oracle/target/acc"),
@@ -95,9 +96,7 @@ def summarise(trainer: Trainer, module: FederatedModule, seconds: float) -> RunS
         seconds_total=seconds,
         processes=trainer.world_size,
         target_sha256=_target_sha256(module),
-        backends={
-            channel: federation.backend(channel).describe() for channel in sent if channel in federation.summed_channels
-        },
+        backends={channel: found for channel in sent if (found := federation.description(channel)) is not None},
         selected_accuracy=max(seen)[1] if seen else None,
         best_accuracy=max(accuracy for _, accuracy in seen) if seen else None,
     )

@@ -31,7 +31,7 @@ def merge(parts: Sequence[Mapping[str, Any]], clients: Sequence[str]) -> dict[st
     if "lr_schedulers" in whole:
         schedules = zip(*(part["lr_schedulers"] for part in parts), strict=True)
         whole["lr_schedulers"] = [_merge_by_client(state, clients) for state in schedules]
-    for key in ("round_losses", "public"):
+    for key in ("round_losses", "public", "memory"):
         if key in whole:
             whole[key] = _merge_by_client([part[key] for part in parts], clients)
     if "federation" in whole:

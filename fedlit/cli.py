@@ -7,6 +7,7 @@ one after the other, and one closing table has them all.
 from __future__ import annotations
 
 import csv
+import json
 import logging
 import os
 import re
@@ -69,6 +70,9 @@ _NOT_A_REASON = ("Does not validate against any", "Expected a", "Not a valid", "
 
 _KEY_VALUE = re.compile(r"[A-Za-z_][\w.]*=")
 
+_ENTRY = ("class_path", "init_args", "name", "data", "trainer")
+"""What a mapping in ``compare`` may hold."""
+
 
 class FedlitCLI(LightningCLI):
     """Lightning's CLI with the federation's defaults.
@@ -78,9 +82,12 @@ class FedlitCLI(LightningCLI):
 
     summary: RunSummary | None = None
 
-    def __init__(self, args: list[str], run_classes: bool = True, one_of_many: bool = False) -> None:
+    def __init__(
+        self, args: list[str], run_classes: bool = True, one_of_many: bool = False, name: str | None = None
+    ) -> None:
         self._run_classes = run_classes
         self._one_of_many = one_of_many
+        self._name = name
         super().__init__(
             FederatedModule,
             DomainDataModule,
@@ -112,7 +119,11 @@ class FedlitCLI(LightningCLI):
             help="Repeat the run with each of these clients as the target; [all] takes every client in turn.",
         )
         parser.add_argument(
-            "--compare", type=list[str] | None, default=None, help="Train these methods too, on the same data."
+            "--compare",
+            type=list[str | dict] | None,  # type: ignore[type-arg]  # jsonargparse would build classes out of Any
+            default=None,
+            help="Train these methods too, on the same data: class paths, or mappings of class_path, init_args, a name "
+            "for the closing table, and what is different in data and trainer.",
         )
 
     def before_instantiate_classes(self) -> None:
@@ -190,7 +201,7 @@ class FedlitCLI(LightningCLI):
         seconds = time.perf_counter() - start
         # The final model, which no target label has helped to choose.
         self.trainer.test(self.model, datamodule=self.datamodule, verbose=False)
-        self.summary = summarise(self.trainer, self.model, seconds)
+        self.summary = summarise(self.trainer, self.model, seconds, self._name)
         log_dir = self.trainer.log_dir  # asked of every process: Lightning agrees on it between them
         if self.trainer.is_global_zero and log_dir is not None:
             folder = Path(log_dir)
@@ -199,16 +210,78 @@ class FedlitCLI(LightningCLI):
 
 
 @dataclass(frozen=True)
+class Method:
+    """An entry of ``compare``: what its runs add to the command line, and what the closing table calls them.
+
+    Args:
+        name: ``None`` is the name of the configuration's class.
+        arguments: Command line arguments; none is the method of the configuration.
+    """
+
+    name: str | None = None
+    arguments: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, entry: str | dict[str, Any]) -> Method:
+        """Read a class path, or a mapping that has one.
+
+        Args:
+            entry: A mapping has ``class_path`` and may have ``init_args``, ``name`` (by default the class and those
+                ``init_args`` that are no mappings) and, in ``data`` and ``trainer``, arguments that differ from the
+                configuration's.
+        """
+        if isinstance(entry, str):
+            return cls(None, (f"--model={entry}",))
+        sections = {key: entry.get(key) or {} for key in ("init_args", "data", "trainer")}
+        if (
+            not isinstance(entry.get("class_path"), str)
+            or set(entry) - set(_ENTRY)
+            or not all(isinstance(section, dict) for section in sections.values())
+        ):
+            sys.exit(
+                "fedlit: an entry of compare must be a class path or a mapping with class_path and, if need be, "
+                f"{', '.join(_ENTRY[1:])}, got {entry}"
+            )
+        arguments = [f"--model={entry['class_path']}"]
+        for section, given in sections.items():
+            key = "model.init_args" if section == "init_args" else section
+            arguments += [f"--{key}.{name}={_as_argument(value)}" for name, value in given.items()]
+        shown = [f"{name}={value}" for name, value in sections["init_args"].items() if not isinstance(value, dict)]
+        name = entry["class_path"].split(".")[-1] + (f"({', '.join(shown)})" if shown else "")
+        return cls(str(entry.get("name") or name), tuple(arguments))
+
+
+def _as_argument(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of an experiment.
+
+    Args:
+        name: Of its method in the closing table; ``None`` is its class.
+        arguments: Command line arguments that it adds.
+    """
+
+    name: str | None
+    arguments: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return " ".join([*([] if self.name is None else [f"{self.name}:"]), *self.arguments]) or "as configured"
+
+
+@dataclass(frozen=True)
 class Experiment:
     """The runs that one ``fedlit fit`` stands for.
 
     Args:
-        methods: Class paths; ``None`` is the method of the configuration.
+        methods: The method of the configuration, and those it is compared with.
         targets: Client names; ``None`` is the target of the configuration.
         seeds: ``None`` is the seed of the configuration.
     """
 
-    methods: tuple[str | None, ...] = (None,)
+    methods: tuple[Method, ...] = (Method(),)
     targets: tuple[str | None, ...] = (None,)
     seeds: tuple[int | None, ...] = (None,)
 
@@ -220,17 +293,20 @@ class Experiment:
         targets: Sequence[str | None] = config.get("targets") or (None,)
         if list(targets) == ["all"]:
             targets = _all_clients(args)
-        methods = (None, *(config.get("compare") or ()))
+        methods = (Method(), *map(Method.parse, config.get("compare") or ()))
+        names = [method.name for method in methods if method.name is not None]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            sys.exit(f"fedlit: two entries of compare are called {twice[0]!r}: give each a name of its own")
         return cls(methods, tuple(targets), tuple(config.get("seeds") or (None,)))
 
-    def runs(self) -> list[list[str]]:
-        """Command line arguments that each run adds."""
+    def runs(self) -> list[Run]:
+        """All combinations, methods changing slowest."""
         runs = []
         for method, target, seed in product(self.methods, self.targets, self.seeds):
             extra = [] if seed is None else [f"--seed_everything={seed}"]
             extra += [] if target is None else [f"--data.target={target}"]
-            extra += [] if method is None else [f"--model={method}"]
-            runs.append(extra)
+            runs.append(Run(method.name, (*extra, *method.arguments)))
         return runs
 
 
@@ -295,12 +371,14 @@ def _main(args: list[str]) -> None:
             f"fedlit: --ckpt_path resumes one run, but this is {len(runs)} runs (seeds, targets, compare): resume "
             "each by itself, with --seeds null --targets null --compare null"
         )
+    for run in runs:
+        _refuse_linked([*run.arguments])
     summaries: list[RunSummary] = []
     try:
-        for number, extra in enumerate(runs):
+        for number, run in enumerate(runs):
             if len(runs) > 1:
-                _say(f"run {number + 1} of {len(runs)}: {' '.join(extra) or 'as configured'}")
-            cli = FedlitCLI(args + extra, one_of_many=len(runs) > 1)
+                _say(f"run {number + 1} of {len(runs)}: {run}")
+            cli = FedlitCLI([*args, *run.arguments], one_of_many=len(runs) > 1, name=run.name)
             assert cli.summary is not None
             summaries.append(cli.summary)
     finally:  # a run that fails does not take the others' results with it

@@ -347,9 +347,13 @@ class FederatedModule(pl.LightningModule):
             groups.append({"params": params, "client": client.name})
         return groups
 
+    def make_optimizer(self) -> Optimizer:
+        """One optimiser over all local clients."""
+        return self.optimizer(self.client_param_groups())
+
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """One optimiser over all local clients, and a schedule per client."""
-        optimizer = self.optimizer(self.client_param_groups())
+        optimizer = self.make_optimizer()
         if self.lr_scheduler is None:
             return optimizer
         schedules = ClientSchedules(optimizer, self.lr_scheduler, self.schedule_interval)

@@ -26,7 +26,7 @@ from fedlit.federation.client import names_of, place
 from fedlit.federation.federation import check_kinds
 from fedlit.federation.transport import OneProcess, ProcessGroup, Transport
 from fedlit.module import FederatedModule, class_path
-from fedlit.privacy import GaussianMechanism, SecureAggregation
+from fedlit.privacy import GaussianMechanism, SecureAggregation, TwoPartyAffine
 
 _START_UP = timedelta(minutes=10)
 """Processes may start at different times (imports, data); only then is the federation's own timeout in force."""
@@ -52,6 +52,8 @@ class FederatedStrategy(DDPStrategy):
         nested_drops: ``False`` draws each channel's subset independently of the others'.
         privacy: Backend for secure sums, one for all channels, or one for each channel that is summed over; default
             `Plain`.
+        two_party: Protocol for what pairs of clients compute together, one for all such channels or one for each;
+            default in the clear.
         differential_privacy: Clips and blurs what each client sends, one mechanism for all channels or one per channel;
             composes with every backend.
         placement: Client names per process; ``None`` deals out contiguous shares.
@@ -75,6 +77,7 @@ class FederatedStrategy(DDPStrategy):
         drops: dict[str, Participation] | None = None,
         nested_drops: bool = True,
         privacy: SecureAggregation | dict[str, SecureAggregation] | None = None,
+        two_party: TwoPartyAffine | dict[str, TwoPartyAffine] | None = None,
         differential_privacy: GaussianMechanism | dict[str, GaussianMechanism] | None = None,
         placement: list[list[str]] | None = None,
         timeout: float = 600.0,
@@ -92,6 +95,7 @@ class FederatedStrategy(DDPStrategy):
         if num_threads is not None and num_threads < 1:
             raise ValueError(f"num_threads must be at least 1, got {num_threads}")
         check_kinds("privacy", privacy, SecureAggregation)
+        check_kinds("two_party", two_party, TwoPartyAffine)
         check_kinds("differential_privacy", differential_privacy, GaussianMechanism)
         super().__init__(process_group_backend="gloo", timeout=timedelta(seconds=timeout), start_method=start_method)
         self.local_steps = local_steps
@@ -100,6 +104,7 @@ class FederatedStrategy(DDPStrategy):
         self.drops = drops
         self.nested_drops = nested_drops
         self.privacy = privacy
+        self.two_party = two_party
         self.differential_privacy = differential_privacy
         self.placement = placement
         self.num_threads = num_threads
@@ -134,6 +139,7 @@ class FederatedStrategy(DDPStrategy):
             drops=self.drops,
             nested_drops=self.nested_drops,
             privacy=self.privacy,
+            two_party=self.two_party,
             differential_privacy=self.differential_privacy,
         )
         if previous is None or self._trained is not module:  # fit, then test: the same federation goes on

@@ -122,6 +122,7 @@ class DomainDataModule(L.LightningDataModule, ABC):
         clients: Domains that take part, in this order; ``None`` takes all.
         target: The domain that is adapted to; ``None`` takes the last of the clients.
         batch_size: Training samples per client and batch.
+        target_batch_size: The same for the target, if it is to differ; ``None`` takes ``batch_size``.
         eval_batch_size: Validation, test and prediction samples per client and batch.
         val_fraction: Share of each client's samples held out for validation, in [0, 1); 0 means no validation.
         test_fraction: Share of each client's samples held out for testing, in [0, 1); 0 means no test.
@@ -148,6 +149,7 @@ class DomainDataModule(L.LightningDataModule, ABC):
         clients: list[str] | None = None,
         target: str | None = None,
         batch_size: int = 32,
+        target_batch_size: int | None = None,
         eval_batch_size: int = 512,
         val_fraction: float = 0.1,
         test_fraction: float = 0.2,
@@ -160,6 +162,7 @@ class DomainDataModule(L.LightningDataModule, ABC):
         super().__init__()
         for name, value, least in (
             ("batch_size", batch_size, 1),
+            ("target_batch_size", batch_size if target_batch_size is None else target_batch_size, 1),
             ("eval_batch_size", eval_batch_size, 1),
             ("num_workers", num_workers, 0),
         ):
@@ -183,6 +186,7 @@ class DomainDataModule(L.LightningDataModule, ABC):
                 f"(0, 1]), got {target_labels!r}"
             )
         self.batch_size = batch_size
+        self.target_batch_size = target_batch_size
         self.eval_batch_size = eval_batch_size
         self.val_fraction = val_fraction
         self.test_fraction = test_fraction
@@ -452,9 +456,12 @@ class DomainDataModule(L.LightningDataModule, ABC):
     def train_dataloader(self) -> FederatedLoader:
         """Shuffled training batches of the local clients."""
         self._check_agreement()
+        sizes: int | dict[str, int] = self.batch_size
+        if self.target_batch_size is not None:
+            sizes = {c.name: self.target_batch_size if c.is_target else self.batch_size for c in self.check_roster()}
         loader = FederatedLoader(
             {name: self.dataset(name, "train") for name in self._local_names()},
-            self.batch_size,
+            sizes,
             training=True,
             drop_last=self.drop_last,
             num_workers=self.num_workers,

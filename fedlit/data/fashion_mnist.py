@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
-from fedlit.data.base import Domain, DomainDataModule, Transform
+from fedlit.data.base import Domain, DomainDataModule, DomainDataset, Transform, apportion
 from fedlit.data.idx import load_idx
 from fedlit.data.shifts import add_noise, check_shifts, label_share, source_labels
 from fedlit.federation.errors import RosterError
@@ -22,17 +23,23 @@ TARGET = "target"
 class FashionMNIST(DomainDataModule):
     """Fashion-MNIST (Xiao et al., 2017) for one target and several sources, shifted as in FedGP (Jiang et al., 2024).
 
-    The 70,000 images are pooled and dealt out by class, and each client splits its own into training, validation and
-    test; 28x28 grey, in [0, 1] before noise. Without a label shift each client gets an equal share. The paper's
+    The 70,000 images (or ``max_samples`` of them) are pooled and dealt out by class, and each client splits its own
+    into training, validation and test; 28x28 grey, in [0, 1] before noise. Without a label shift each client gets an
+    equal share. The paper's
     settings (appendix C.7): ``noise_level`` 0.2 to 0.8 with ``target_labels=100``; or ``noise_level=0`` with
     ``label_shift`` 0.45 to 0 and ``target_labels=0.15``.
 
     Args:
         root: Folder with the four idx files (gzipped or not), or with them in ``raw/`` or ``FashionMNIST/raw/``.
         download: Let torchvision download them into ``root`` if they are not there.
+        max_samples: Images of all clients together, as many of each class and the same in every run; at least one of
+            each class for each client. ``None`` deals out all.
         num_sources: Number of sources, ``source_1`` and so on; the target is called ``target``.
         noise_level: Standard deviation of the noise added to the target's images, at least 0, not clipped.
         source_noise: The same for the sources: one number, or one for each source.
+        redraw_noise: Draw new noise each time an image is trained on, as the published code does, which augments
+            the data: few images with much noise are learned better. ``False`` gives each image one noise for good.
+            Validation and test images have that in either case.
         label_shift: The paper's eta in [0, 0.5]: the target holds 1 - eta of the images of the first three classes and
             eta of the others, and the sources share the rest equally. ``None`` for no shift.
         labels_per_source: Classes that each source has, 1 to 10 (the paper's "labels available", table 14); an image
@@ -50,9 +57,11 @@ class FashionMNIST(DomainDataModule):
         root: str,
         *,
         download: bool = False,
+        max_samples: int | None = None,
         num_sources: int = 9,
         noise_level: float = 0.4,
         source_noise: float | list[float] = 0.0,
+        redraw_noise: bool = False,
         label_shift: float | None = None,
         labels_per_source: int | None = None,
         target: str = TARGET,
@@ -65,6 +74,12 @@ class FashionMNIST(DomainDataModule):
             )
         if num_sources < 1:
             raise ValueError(f"num_sources must be at least 1, got {num_sources}")
+        fewest = len(CLASSES) * (num_sources + 1)
+        if max_samples is not None and max_samples < fewest:
+            raise ValueError(
+                f"max_samples must be at least {fewest}, one image of each class for each of {num_sources + 1} "
+                f"clients, got {max_samples}"
+            )
         levels = source_noise if isinstance(source_noise, list) else [source_noise] * num_sources
         if len(levels) != num_sources:
             raise ValueError(f"source_noise must be one number or {num_sources} (num_sources), got {source_noise}")
@@ -77,7 +92,9 @@ class FashionMNIST(DomainDataModule):
         check_shifts(len(CLASSES), label_shift, labels_per_source)
         self.root = root
         self.download = download
+        self.max_samples = max_samples
         self.num_sources = num_sources
+        self.redraw_noise = redraw_noise
         self.label_shift = label_shift
         self.labels_per_source = labels_per_source
         self.unshared_classes = label_shift is not None or labels_per_source is not None
@@ -110,8 +127,10 @@ class FashionMNIST(DomainDataModule):
             else source_labels(number, self.labels_per_source, len(CLASSES))
             for number, name in enumerate(names[:-1])
         }
+        counts = torch.bincount(y, minlength=len(CLASSES))
+        kept = apportion(counts, min(1.0, (self.max_samples or len(y)) / len(y)), counts).tolist()
         for label in range(len(CLASSES)):
-            members = order[y[order] == label]
+            members = order[y[order] == label][: kept[label]]
             share = 1 / len(names) if self.label_shift is None else label_share(label, self.label_shift, is_target=True)
             first = round(share * len(members))
             shares[TARGET].append(members[:first])
@@ -123,12 +142,22 @@ class FashionMNIST(DomainDataModule):
 
     def load(self, domain: str) -> Domain:
         """One client's images with their noise."""
-        images, labels = self._images
-        share = self._shares[domain]
-        x, level = images[share][:, None], self._levels[domain]
+        level = self._levels[domain]
+        x = self._clean(domain)
         if level > 0:  # otherwise they stay bytes, a quarter of the memory
             x = add_noise(to_unit(x), level, "FashionMNIST", "noise", domain)
-        return Domain(x, labels[share])
+        return Domain(x, self._images[1][self._shares[domain]])
+
+    def _clean(self, domain: str) -> Tensor:
+        return self._images[0][self._shares[domain]][:, None]
+
+    def make_dataset(self, client: str, positions: Tensor, y: Tensor, training: bool) -> Dataset[Any]:
+        """The samples of ``client`` at ``positions``, where asked with noise that is drawn batch by batch."""
+        level = self._levels[client]
+        if not (training and self.redraw_noise and level > 0):
+            return super().make_dataset(client, positions, y, training)
+        # The loader points torch's global generator at a stream of the client and the batch.
+        return DomainDataset(self._clean(client)[positions], y, partial(with_new_noise, std=level), augments=True)
 
     def transform(self, training: bool) -> Transform:
         """Bytes to floats in [0, 1]."""
@@ -138,3 +167,9 @@ class FashionMNIST(DomainDataModule):
 def to_unit(x: Tensor) -> Tensor:
     """Bytes to floats in [0, 1]; floats stay as they are."""
     return x.float() / 255 if x.dtype == torch.uint8 else x
+
+
+def with_new_noise(x: Tensor, std: float) -> Tensor:
+    """Images in [0, 1] with Gaussian noise from torch's global generator."""
+    x = to_unit(x)
+    return x + std * torch.randn(x.shape)

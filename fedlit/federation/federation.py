@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -21,8 +22,19 @@ from fedlit.federation.messenger import KINDS, Messenger
 from fedlit.federation.participation import Everyone, Participation
 from fedlit.federation.streams import global_seed
 from fedlit.federation.transport import OneProcess, Transport
+from fedlit.federation.two_party import TwoPartyExchange
 from fedlit.federation.wire import wire_size
-from fedlit.privacy import Accountant, GaussianMechanism, InputError, PrivacyError, SecureAggregation
+from fedlit.privacy import (
+    Accountant,
+    Description,
+    GaussianMechanism,
+    InputError,
+    PlainAffine,
+    PrivacyError,
+    RoundId,
+    SecureAggregation,
+    TwoPartyAffine,
+)
 from fedlit.privacy.packing import Payload
 
 _NUMBER = torch.zeros((), dtype=torch.float64)
@@ -47,6 +59,8 @@ class Federation:
             channels' (FedRF-TCA, Table XV).
         privacy: Backend for sums, one for all channels or one per channel; ``None`` is `Plain`. If channels are named,
             a sum over another one is refused: it would be sent in the clear.
+        two_party: Protocol for what pairs of clients compute together (`affine`), one for all channels or one per
+            channel; ``None`` is `PlainAffine`.
         differential_privacy: What each client does to what it sends before anything else, one for all channels or one
             per channel. Watched numbers (`report`) are never touched.
         seed: Of participation and random streams; ``None`` takes the one given to ``seed_everything``.
@@ -59,7 +73,7 @@ class Federation:
 
     Raises:
         RosterError: If roster, target, placement or participation do not fit together.
-        TypeError: If ``privacy`` or ``differential_privacy`` hold something else.
+        TypeError: If ``privacy``, ``two_party`` or ``differential_privacy`` hold something else.
     """
 
     def __init__(
@@ -73,10 +87,12 @@ class Federation:
         drops: Mapping[str, Participation] | None = None,
         nested_drops: bool = True,
         privacy: SecureAggregation | Mapping[str, SecureAggregation] | None = None,
+        two_party: TwoPartyAffine | Mapping[str, TwoPartyAffine] | None = None,
         differential_privacy: GaussianMechanism | Mapping[str, GaussianMechanism] | None = None,
         seed: int | None = None,
     ) -> None:
         check_kinds("privacy", privacy, SecureAggregation)
+        check_kinds("two_party", two_party, TwoPartyAffine)
         check_kinds("differential_privacy", differential_privacy, GaussianMechanism)
         self.clients = make_roster(clients, target)
         self.transport = OneProcess() if transport is None else transport
@@ -96,6 +112,8 @@ class Federation:
             privacy,
             timed=self._timed,
         )
+        self._protocols = two_party
+        self._two_party = TwoPartyExchange(self._messenger, partial(self._send, kind="affine"), self._timed)
         self._mechanisms = differential_privacy
         self.accounts = {"message": Accountant(), "sum": Accountant()}
         self._present: dict[tuple[int, str | None], tuple[Client, ...]] = {}
@@ -260,17 +278,60 @@ class Federation:
             for name, payload in outgoing.items():
                 for tensor in payload.values():
                     self._messenger.check_finite(channel, name, tensor)
-            sizes = self._messenger.announce(
-                channel, {name: wire_size(payload) for name, payload in outgoing.items()}, KINDS.index("exchange")
-            )
-            routes: list[tuple[str, str]] = []
-            for sender in sizes:
+
+            def routes(sender: str) -> list[tuple[str, str]]:
                 wanted = everyone if routing is None else routing.get(sender, set())
-                routes += [(sender, name) for name in heard if name in wanted and name != sender]
-            self._account(channel, dict.fromkeys((sender for sender, _ in routes), 1.0), hidden=False)
-            for sender, receiver in routes:
-                self._messenger.book(channel, sender, receiver, sizes[sender])
-            return self._messenger.deliver(channel, outgoing, sizes, routes)
+                return [(sender, name) for name in heard if name in wanted and name != sender]
+
+            return self._send(channel, outgoing, routes, lambda sent: self._account(channel, sent, hidden=False))
+
+    def affine(
+        self,
+        channel: str,
+        moments: Mapping[str, Tensor],
+        maps: Mapping[str, Mapping[str, tuple[Tensor, Tensor]]],
+        pairs: Sequence[tuple[Client, Client]],
+        num_outputs: int,
+    ) -> dict[str, dict[str, Tensor]]:
+        """For pairs of clients: the second learns y = A m + b of the first's moments m and its own A and b.
+
+        Neither learns what the other put in, as far as the channel's protocol (``two_party``) hides it. Keys are
+        exchanged the first time that a pair meets on the channel. A mechanism of differential privacy on it noises the
+        moments.
+
+        Args:
+            channel: Kind of message.
+            moments: ``{client: m}`` of local clients that are first in a pair, each of shape (M,).
+            maps: ``{client: {first: (A, b)}}`` of local clients that are second in a pair, of shapes (k, M) and (k,).
+            pairs: Of (who holds m, who learns y), the same on every process. Pairs with somebody who is not present
+                on the channel are left out.
+            num_outputs: Most numbers k of a y that holders of moments let the others learn.
+
+        Returns:
+            ``{second: {first: y}}`` for local clients that are second in a pair, each y of shape (k,), float64.
+
+        Raises:
+            OutOfStepError: On every process, if another one is in a different exchange.
+            DivergedError: On every process, if moments have NaN or infinite entries.
+            PrivacyError: On every process, if one party cannot encode its numbers or refuses what it was sent.
+        """
+        heard = self._heard(channel, False)
+        self._names("pairs", [client for pair in pairs for client in pair])
+        active = [(first.name, second.name) for first, second in pairs if {first.name, second.name} <= {*heard}]
+        holders = list(dict.fromkeys(first for first, _ in active))
+        own = {name: {"moments": m} for name, m in self._mine(moments).items() if name in holders}
+        released = self._released(channel, own, None)
+        for name, payload in released.items():
+            self._messenger.check_finite(channel, name, payload["moments"])
+        self._account(channel, dict.fromkeys(holders, 1.0), hidden=False)
+        return self._two_party.run(
+            RoundId(self.round_idx, channel, self._messenger.call),
+            self.protocol(channel) or PlainAffine(),
+            {name: payload["moments"] for name, payload in released.items()},
+            maps,
+            active,
+            num_outputs,
+        )
 
     def mean(
         self,
@@ -395,6 +456,12 @@ class Federation:
         """Fewest clients that a mean or sum over ``channel`` can run over: its backend hides nothing of fewer."""
         return self.backend(channel).min_clients
 
+    def protocol(self, channel: str) -> TwoPartyAffine | None:
+        """Protocol that was given for what pairs of clients compute over ``channel``."""
+        if isinstance(self._protocols, Mapping):
+            return self._protocols.get(channel)
+        return self._protocols
+
     def mechanism(self, channel: str) -> GaussianMechanism | None:
         """What clients do to what they send over ``channel`` for differential privacy."""
         if isinstance(self._mechanisms, Mapping):
@@ -426,11 +493,18 @@ class Federation:
         """Channels over which means or sums were taken so far, each through its backend."""
         return self._aggregation.channels
 
+    def description(self, channel: str) -> Description | None:
+        """What protects a channel that was used, or ``None`` where clients tell each other things in the clear."""
+        if channel in self._two_party.protocols:
+            return self._two_party.protocols[channel].describe()
+        return self.backend(channel).describe() if channel in self.summed_channels else None
+
     @property
     def named_channels(self) -> set[str]:
-        """Channels that ``drops``, ``privacy`` or ``differential_privacy`` name."""
+        """Channels that ``drops``, ``privacy``, ``two_party`` or ``differential_privacy`` name."""
         mechanisms = self._mechanisms if isinstance(self._mechanisms, Mapping) else {}
-        return {*self.drops, *self._aggregation.backends, *mechanisms}
+        protocols = self._protocols if isinstance(self._protocols, Mapping) else {}
+        return {*self.drops, *self._aggregation.backends, *protocols, *mechanisms}
 
     def fail(self, error: FederationError | RosterError | PrivacyError) -> None:
         """Keep a local failure until the next exchange, which then raises it on every process."""
@@ -494,6 +568,25 @@ class Federation:
         spent = time.perf_counter() - start - (self.seconds.get("protection", 0.0) - protecting)
         self.seconds["exchange"] = self.seconds.get("exchange", 0.0) + spent
         return result
+
+    def _send(
+        self,
+        channel: str,
+        outgoing: Mapping[str, Payload],
+        routes: Callable[[str], list[tuple[str, str]]],
+        account: Callable[[Mapping[str, float]], None] | None = None,
+        kind: str = "exchange",
+    ) -> dict[str, dict[str, dict[str, Tensor]]]:
+        """Carry finished messages of local clients along the routes of each sender, and book them."""
+        sizes = self._messenger.announce(
+            channel, {name: wire_size(payload) for name, payload in outgoing.items()}, KINDS.index(kind)
+        )
+        ways = [way for sender in sizes for way in routes(sender)]
+        if account is not None:
+            account(dict.fromkeys((sender for sender, _ in ways), 1.0))
+        for sender, receiver in ways:
+            self._messenger.book(channel, sender, receiver, sizes[sender])
+        return self._messenger.deliver(channel, outgoing, sizes, ways)
 
     def _heard(self, channel: str, absent_too: bool) -> list[str]:
         return names_of(self.clients if absent_too else self.present(channel))

@@ -16,7 +16,7 @@ from fedlit.federation.wire import decode, encode
 from fedlit.privacy import DecodeError, PrivacyError
 from fedlit.privacy import errors as privacy_errors
 
-KINDS = ("exchange", "sum", "mean", "download", "keys", "unmasking", "check", "report")
+KINDS = ("exchange", "sum", "mean", "download", "keys", "unmasking", "affine", "check", "report")
 """What processes can be in together; the last one also tells how many numbers it reports."""
 
 _NAME_BYTES = 32

@@ -1,7 +1,8 @@
 """Pure maths on tensors: what the methods compute, without Lightning and without clients."""
 
-from fedlit.functional.aggregation import fedavg
+from fedlit.functional.aggregation import fedavg, fedda, fedgp, fedgp_cosine
 from fedlit.functional.alignment import alignment_loss
+from fedlit.functional.auto_weights import AutoBeta, BatchStatistics, auto_beta, auto_weights
 from fedlit.functional.discriminant import linear_discriminant
 from fedlit.functional.kernels import Kernel, cauchy_kernel, gaussian_kernel, laplace_kernel
 from fedlit.functional.mmd import mmd_squared, rff_mmd_squared
@@ -17,22 +18,33 @@ from fedlit.functional.transfer_components import (
     rf_tca_from_sums,
     tca,
 )
+from fedlit.functional.updates import Granularity, inner_products, projection_coefficients, scale_layers
 from fedlit.functional.voting import hard_vote
 
 __all__ = [
+    "AutoBeta",
+    "BatchStatistics",
+    "Granularity",
     "Kernel",
     "RandomFeatureSums",
     "Scaling",
     "TransferComponents",
     "alignment_loss",
+    "auto_beta",
+    "auto_weights",
     "cauchy_kernel",
     "fedavg",
+    "fedda",
+    "fedgp",
+    "fedgp_cosine",
     "gaussian_kernel",
     "hard_vote",
     "information_score",
+    "inner_products",
     "laplace_kernel",
     "linear_discriminant",
     "mmd_squared",
+    "projection_coefficients",
     "r_tca",
     "random_feature_sums",
     "random_fourier_features",
@@ -40,5 +52,6 @@ __all__ = [
     "rf_tca_from_sums",
     "rff_mmd_squared",
     "sample_frequencies",
+    "scale_layers",
     "tca",
 ]

@@ -1,12 +1,23 @@
-"""Averages of model updates."""
+"""Aggregation of model updates: means, and a target's update mixed with sources' updates or projected on them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
 
 import torch
 from torch import Tensor
+
+from fedlit.functional.updates import (
+    Granularity,
+    check_alike,
+    check_granularity,
+    inner_products,
+    layer_names,
+    products_with_sources,
+    projection_coefficients,
+)
 
 
 def _normalise(weights: Sequence[float] | Tensor | None, number: int) -> list[float]:
@@ -26,21 +37,15 @@ def _normalise(weights: Sequence[float] | Tensor | None, number: int) -> list[fl
     return [value / total for value in values]
 
 
-def _check_alike(updates: Sequence[dict[str, Tensor]]) -> None:
-    first = updates[0]
-    for idx, update in enumerate(updates):
-        missing, extra = sorted(first.keys() - update.keys()), sorted(update.keys() - first.keys())
-        if missing or extra:
-            raise ValueError(
-                f"updates must have the same keys: update {idx} lacks {missing} and adds {extra} "
-                "compared with update 0; average only what all clients hold"
-            )
-        for name, tensor in first.items():
-            if update[name].shape != tensor.shape:
-                raise ValueError(
-                    f"updates must have the same shapes: {name!r} is {tuple(tensor.shape)} in update 0 "
-                    f"and {tuple(update[name].shape)} in update {idx}; build all clients from the same network"
-                )
+def _weighted_sum(tensors: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
+    """Sum from left to right, in float32 at least: half precision would lose a small client's share."""
+    first = tensors[0]
+    exact = first.is_floating_point() or first.is_complex()
+    dtype = torch.promote_types(first.dtype, torch.float32) if exact else torch.float64
+    total = first.to(dtype) * shares[0]
+    for share, tensor in zip(shares[1:], tensors[1:], strict=True):
+        total.add_(tensor.to(device=first.device, dtype=dtype), alpha=share)
+    return total
 
 
 def fedavg(updates: Sequence[dict[str, Tensor]], weights: Sequence[float] | Tensor | None = None) -> dict[str, Tensor]:
@@ -71,14 +76,198 @@ def fedavg(updates: Sequence[dict[str, Tensor]], weights: Sequence[float] | Tens
     if not updates:
         raise ValueError("updates must hold at least 1 update, got none: skip the average when no client is present")
     shares = _normalise(weights, len(updates))
-    _check_alike(updates)
+    check_alike(updates)
     mean: dict[str, Tensor] = {}
     for name, first in updates[0].items():
-        exact = first.is_floating_point() or first.is_complex()
-        # half precision would lose a small client's share in the running sum
-        dtype = torch.promote_types(first.dtype, torch.float32) if exact else torch.float64
-        total = shares[0] * first.to(dtype)
-        for share, update in zip(shares[1:], updates[1:], strict=True):
-            total = total + share * update[name].to(device=first.device, dtype=dtype)
-        mean[name] = (total if exact else total.round()).to(first.dtype)
+        total = _weighted_sum([update[name] for update in updates], shares)
+        mean[name] = (total if first.is_floating_point() or first.is_complex() else total.round()).to(first.dtype)
     return mean
+
+
+def _per_source(name: str, values: float | Sequence[float] | Tensor, number: int, highest: float) -> list[float]:
+    """One number from 0 to ``highest`` per source, where one alone stands for all."""
+    if isinstance(values, Tensor):
+        if values.dim() > 1:
+            raise ValueError(f"{name} must have at most one dimension, got shape {tuple(values.shape)}")
+        values = values.tolist()
+    listed = [float(value) for value in values] if isinstance(values, Iterable) else [float(values)] * number
+    if len(listed) != number:
+        raise ValueError(f"{name} must be one number or one per source, got {len(listed)} for {number} sources")
+    for idx, value in enumerate(listed):
+        if not (math.isfinite(value) and 0 <= value <= highest):
+            upper = "finite and not negative" if highest == math.inf else f"between 0 and {highest:g}"
+            raise ValueError(f"{name} must be {upper}, got {value} for source {idx} of {number}")
+    return listed
+
+
+def _shares(
+    target: dict[str, Tensor],
+    sources: Sequence[dict[str, Tensor]],
+    beta: float | Sequence[float] | Tensor,
+    weights: Sequence[float] | Tensor | None,
+) -> tuple[float, list[float]]:
+    """Check the arguments; the target's share, sum_i w_i (1 - beta_i), and each source's, w_i beta_i."""
+    if not sources:
+        raise ValueError(
+            "sources must hold at least 1 update, got none: keep the target's update when no source is present"
+        )
+    betas = _per_source("beta", beta, len(sources), highest=1)
+    parts = [Fraction(share) for share in _normalise(weights, len(sources))]
+    whole = sum(parts)
+    check_alike([target, *sources], ["the target", *(f"source {idx}" for idx in range(len(sources)))])
+    # rounded once: equal betas leave the target exactly 1 - beta, whatever the weights
+    exact = [part * Fraction(value) / whole for part, value in zip(parts, betas, strict=True)]
+    return float(1 - sum(exact)), [float(share) for share in exact]
+
+
+def _combine(
+    target: dict[str, Tensor],
+    sources: Sequence[dict[str, Tensor]],
+    target_share: float,
+    shares: Sequence[float],
+    coefficients: Tensor | None = None,
+) -> dict[str, Tensor]:
+    """Sum of shares, where each source's layers are scaled by its row of ``coefficients``, shape (N, L) or (N, 1)."""
+    scaled = torch.tensor(shares, dtype=torch.float64)[:, None]
+    if coefficients is not None:
+        scaled = scaled * coefficients.cpu()
+    layers = layer_names(target)
+    factors = dict(zip(layers, scaled.expand(-1, len(layers)).T.tolist(), strict=True))
+    result: dict[str, Tensor] = {}
+    for name, entry in target.items():
+        if entry.is_floating_point() or entry.is_complex():
+            own = [target_share, *factors.get(name, shares)]
+            result[name] = _weighted_sum([entry, *(source[name] for source in sources)], own).to(entry.dtype)
+        else:
+            result[name] = entry.clone()
+    return result
+
+
+def fedda(
+    target: dict[str, Tensor],
+    sources: Sequence[dict[str, Tensor]],
+    beta: float | Sequence[float] | Tensor,
+    weights: Sequence[float] | Tensor | None = None,
+) -> dict[str, Tensor]:
+    r"""FedDA: weighted mean of convex combinations of the target's update with each source's.
+
+    .. math:: \sum_i w_i \left[ (1 - \beta_i) g_T + \beta_i g_{S_i} \right]
+
+    Integer entries (such as BatchNorm's ``num_batches_tracked``) keep the target's value: they are counters, which no
+    step of optimisation moves.
+
+    Args:
+        target: The target's update (g_T).
+        sources: One update per source (g_S), with the target's names and shapes. At least one.
+        beta: Weight of the source, from 0 (target alone) to 1 (sources alone): one number, or one per source.
+        weights: One finite number per source, none negative, in any unit; they are divided by their sum. ``None``
+            weighs all sources alike, as in the paper; its experiments use numbers of samples.
+
+    Returns:
+        A dictionary of new tensors, with the names, shapes, dtypes and devices of the target's update.
+
+    Raises:
+        ValueError: If there are no sources, names or shapes differ, or a beta or a weight is out of range.
+
+    References:
+        Jiang et al., Principled federated domain adaptation: gradient projection and auto-weighting, ICLR 2024,
+        definition 4.1. There the result is a gradient, which is subtracted from the parameters; an update is
+        parameters after training minus before, and is added.
+    """
+    target_share, shares = _shares(target, sources, beta, weights)
+    return _combine(target, sources, target_share, shares)
+
+
+@torch.no_grad()
+def fedgp(
+    target: dict[str, Tensor],
+    sources: Sequence[dict[str, Tensor]],
+    beta: float | Sequence[float] | Tensor,
+    weights: Sequence[float] | Tensor | None = None,
+    granularity: Granularity = "layer",
+) -> dict[str, Tensor]:
+    r"""FedGP: as FedDA, with the target's update projected on each source's direction in place of the source's update.
+
+    .. math:: \sum_i w_i \left[ (1 - \beta_i) g_T + \beta_i \frac{\max(\langle g_T, g_{S_i} \rangle, 0)}
+              {\lVert g_{S_i} \rVert^2} g_{S_i} \right]
+
+    The result does not depend on the length of a source's update, is no longer than the target's, and never points
+    against it. A source whose update is opposed, orthogonal or zero adds nothing.
+
+    BatchNorm's ``running_mean`` and ``running_var`` are statistics, not directions: they are averaged as in
+    :func:`fedda`. Integer entries keep the target's value.
+
+    Args:
+        target: The target's update (g_T).
+        sources: One update per source (g_S), with the target's names and shapes. At least one.
+        beta: Weight of the projection, from 0 (target alone) to 1 (projections alone): one number, or one per source.
+        weights: One finite number per source, none negative, in any unit; they are divided by their sum. ``None``
+            weighs all sources alike, as in the paper; its experiments use numbers of samples.
+        granularity: ``"layer"`` projects every entry on its own, as the paper's experiments do; ``"model"`` projects
+            the update as one vector, as the paper's definition says.
+
+    Returns:
+        A dictionary of new tensors, with the names, shapes, dtypes and devices of the target's update. Gradients do
+        not pass through.
+
+    Raises:
+        ValueError: If there are no sources, names or shapes differ, or a beta, a weight or the granularity is not
+            valid.
+
+    References:
+        Jiang et al., Principled federated domain adaptation: gradient projection and auto-weighting, ICLR 2024,
+        definition 4.3. The published code scales with the cosine instead: :func:`fedgp_cosine`.
+    """
+    check_granularity(granularity)
+    target_share, shares = _shares(target, sources, beta, weights)
+    coefficients = projection_coefficients(*products_with_sources(target, sources, granularity))
+    return _combine(target, sources, target_share, shares, coefficients)
+
+
+@torch.no_grad()
+def fedgp_cosine(
+    target: dict[str, Tensor],
+    sources: Sequence[dict[str, Tensor]],
+    beta: float | Sequence[float] | Tensor,
+    scales: Sequence[float] | Tensor,
+    weights: Sequence[float] | Tensor | None = None,
+    granularity: Granularity = "layer",
+) -> dict[str, Tensor]:
+    r"""FedGP with aligned magnitudes: each source's update times a cosine, in place of the projection.
+
+    .. math:: \sum_i w_i \left[ (1 - \beta_i) g_T + \beta_i \, s_i \max(\cos(g_T, g_{S_i}), 0) \, g_{S_i} \right]
+
+    With :math:`s_i = \lVert g_T \rVert / \lVert g_{S_i} \rVert` this is :func:`fedgp`; the paper puts a ratio of
+    learning rates and numbers of local steps there. So the result grows with the length of a source's update, and can
+    be longer than the target's.
+
+    Args:
+        target: The target's update (g_T).
+        sources: One update per source (g_S), with the target's names and shapes. At least one.
+        beta: Weight of the sources, from 0 (target alone) to 1 (sources alone): one number, or one per source.
+        scales: One finite number per source, none negative: what makes its update as long as the target's.
+        weights: One finite number per source, none negative, in any unit; they are divided by their sum. ``None``
+            weighs all sources alike.
+        granularity: ``"layer"`` takes a cosine per entry, as the paper's experiments do; ``"model"`` one for the whole
+            update.
+
+    Returns:
+        A dictionary of new tensors, with the names, shapes, dtypes and devices of the target's update. BatchNorm
+        statistics are averaged as in :func:`fedda`, without ``scales``; integer entries keep the target's value.
+
+    Raises:
+        ValueError: If there are no sources, names or shapes differ, or a beta, a scale, a weight or the granularity is
+            not valid.
+
+    References:
+        Jiang et al., Principled federated domain adaptation: gradient projection and auto-weighting, ICLR 2024,
+        appendix C.9. There (1 - beta) stands before the projection; its code and definition 4.3 have beta there, and
+        so have we. The cosine has no epsilon: it is 0 where an update is 0.
+    """
+    check_granularity(granularity)
+    target_share, shares = _shares(target, sources, beta, weights)
+    ratios = _per_source("scales", scales, len(sources), highest=math.inf)
+    inner, norms_squared = products_with_sources(target, sources, granularity)
+    lengths = (norms_squared * inner_products(target, target, granularity)).sqrt()
+    cosines = projection_coefficients(inner, lengths)
+    return _combine(target, sources, target_share, shares, cosines * cosines.new_tensor(ratios)[:, None])

@@ -1,20 +1,31 @@
 """One file per method."""
 
 import fedlit.strategy  # noqa: F401  (so that Trainer(strategy="federated") is known)
+from fedlit.methods.apfl import APFL
+from fedlit.methods.ditto import Ditto
 from fedlit.methods.fedavg import FedAvg
+from fedlit.methods.fedgp import FedDA, FedGP
 from fedlit.methods.fedprox import FedProx
+from fedlit.methods.fedrep import FedRep
 from fedlit.methods.fedrf_tca import FedRFTCA
 from fedlit.methods.fedrf_tca_closed_form import FedRFTCAClosedForm
 from fedlit.methods.finetune_offline import FinetuneOffline
+from fedlit.methods.knn_per import KNNPer
 from fedlit.methods.source_only import SourceOnly
 from fedlit.methods.target_only import Oracle, TargetOnly
 
 __all__ = [
+    "APFL",
+    "Ditto",
     "FedAvg",
+    "FedDA",
+    "FedGP",
     "FedProx",
     "FedRFTCA",
     "FedRFTCAClosedForm",
+    "FedRep",
     "FinetuneOffline",
+    "KNNPer",
     "Oracle",
     "SourceOnly",
     "TargetOnly",

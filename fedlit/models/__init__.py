@@ -1,7 +1,8 @@
 """Small networks and pretrained extractors, and what one client holds of them."""
 
 from fedlit.models.aligned import AlignedReplica, VotingReplica
-from fedlit.models.extractors import MLP, Features, SmallCNN
+from fedlit.models.extractors import MLP, Features, LeNet, SmallCNN
+from fedlit.models.memory import RoundMemory
 from fedlit.models.replica import Replica, feature_width, make_classifier
 from fedlit.models.resnet import ResNet
 
@@ -9,8 +10,10 @@ __all__ = [
     "MLP",
     "AlignedReplica",
     "Features",
+    "LeNet",
     "Replica",
     "ResNet",
+    "RoundMemory",
     "SmallCNN",
     "VotingReplica",
     "feature_width",

@@ -113,6 +113,54 @@ class SmallCNN(nn.Module):
         return features
 
 
+class LeNet(nn.Module):
+    """Two 5x5 convolutions, each followed by a pooling, and two fully connected layers: LeNet-5 as NIID-Bench has it.
+
+    With the linear classifier that follows, this is the network of "two convolutional layers and three fully connected
+    layers" of FedGP's experiments on Fashion-MNIST: 6 and 16 channels, widths 120 and 84, ReLUs and max pooling.
+
+    Args:
+        in_channels: 1 for grey images, 3 for colour.
+        image_size: Side of the images in pixels, at least 16; 28 for MNIST and its relatives, 32 for CIFAR.
+
+    Raises:
+        ValueError: If a number is too small; later, if an image has another size.
+
+    References:
+        LeCun, Bottou, Bengio and Haffner, Gradient-based learning applied to document recognition, 1998.
+        Li, Diao, Chen and He, Federated learning on non-IID data silos, ICDE 2022 (NIID-Bench).
+    """
+
+    def __init__(self, in_channels: int = 1, image_size: int = 28) -> None:
+        super().__init__()
+        _check_at_least_one(in_channels=in_channels)
+        if image_size < 16:
+            raise ValueError(
+                f"image_size must be at least 16 pixels, of which two poolings leave one, got {image_size}"
+            )
+        self.in_channels = in_channels
+        self.image_size = image_size
+        self.out_features = 84
+        side = ((image_size - 4) // 2 - 4) // 2  # no convolution is padded
+        self.layers = nn.Sequential(
+            *(nn.Conv2d(in_channels, 6, 5), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2)),
+            nn.Flatten(),
+            *(nn.Linear(16 * side**2, 120), nn.ReLU()),
+            *(nn.Linear(120, self.out_features), nn.ReLU()),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features (batch, 84) of images (batch, in_channels, image_size, image_size)."""
+        if x.shape[-2:] != (self.image_size, self.image_size):
+            raise ValueError(
+                f"image_size is {self.image_size}, but the images have {x.shape[-2]}x{x.shape[-1]} pixels: set "
+                "image_size to the side of the data's images"
+            )
+        features: Tensor = self.layers(x)
+        return features
+
+
 class Features(nn.Module):
     """The identity, for features computed beforehand: inputs are flattened and passed on.
 

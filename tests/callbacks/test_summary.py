@@ -150,6 +150,13 @@ def test_a_real_run_is_summed_up(tmp_path: Path):
     assert f"{100 * summary.oracle_accuracy:.1f}" in render([summary])
 
 
+def test_a_run_can_be_given_a_name(tmp_path: Path):
+    module = build()
+    ran = trainer(1, [], tmp_path, limit_val_batches=0)
+    ran.fit(module, Blobs())
+    assert summarise(ran, module, 1.5, "FedGP(beta=auto)").method == "FedGP(beta=auto)"
+
+
 def test_without_an_oracle_there_is_no_accuracy(tmp_path: Path):
     module = build()
     ran = trainer(1, [], tmp_path, limit_val_batches=0)

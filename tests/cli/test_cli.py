@@ -13,12 +13,17 @@ import pytest
 import torch
 import yaml
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
+from stand_ins import DOMAINS, write_images
+
 from fedlit.cli import main
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "configs"
 METHODS = sorted(path.stem for path in (CONFIGS / "methods").glob("*.yaml"))
 ONE_BATCH = ["--trainer.fast_dev_run", "1"]
+TWO_BATCHES = ["--trainer.fast_dev_run", "2"]
+"""For all methods: auto-weights estimate a variance, which takes two."""
 
 
 @pytest.fixture(autouse=True)
@@ -40,23 +45,45 @@ def needs_files(config: Path) -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_every_method_configuration_runs_one_batch(name: str) -> None:
-    main(["fit", "--config", "data/digits", "--config", f"methods/{name}", *ONE_BATCH])
+def test_every_method_configuration_runs_two_batches(name: str) -> None:
+    main(["fit", "--config", "data/digits", "--config", f"methods/{name}", *TWO_BATCHES])
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in (CONFIGS / "data").glob("*.yaml")))
 def test_every_data_configuration_runs_one_batch(name: str) -> None:
-    needs_files(CONFIGS / "data" / f"{name}.yaml")
-    smaller = ["--data.image_size=64"] if name == "office_caltech_images" else []
-    main(["fit", "--config", f"data/{name}", "--config", "methods/fedavg", *smaller, *ONE_BATCH])
+    config = CONFIGS / "data" / f"{name}.yaml"
+    arguments = yaml.safe_load(config.read_text())["data"]["init_args"]
+    if name in DOMAINS:
+        write_images(Path(arguments["root"]), DOMAINS[name])
+    needs_files(config)
+    smaller = ["--data.image_size=64", "--data.num_workers=0"] if "num_workers" in arguments else []
+    main(["fit", "--config", str(config), "--config", "methods/fedavg", *smaller, *ONE_BATCH])
+
+
+COMPARED = ("fashion_mnist_noise_0.4_fedgp", "fashion_mnist_label_shift_0.0_fedgp")
+"""Those of Fashion-MNIST that are run with all methods; their neighbours differ from them in one number."""
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in (CONFIGS / "experiments").glob("*.yaml")))
-def test_every_experiment_runs_one_batch(name: str) -> None:
+def test_every_experiment_runs_two_batches(name: str) -> None:
     config = CONFIGS / "experiments" / f"{name}.yaml"
     needs_files(config)
-    target = yaml.safe_load(config.read_text())["data"]["init_args"]["target"]
-    main(["fit", "--config", f"experiments/{name}", "--seeds=[0]", f"--targets=[{target}]", *ONE_BATCH])
+    arguments = yaml.safe_load(config.read_text())["data"]["init_args"]
+    axes = ["--seeds=[0]", f"--targets=[{arguments['target']}]"]
+    if name.startswith("fashion_mnist") and name not in COMPARED:
+        axes.append("--compare=null")
+    main(["fit", "--config", f"experiments/{name}", *axes, *TWO_BATCHES])
+
+
+def test_experiments_of_one_table_differ_in_their_shift_alone() -> None:
+    for table in ("noise", "label_shift"):
+        texts = set()
+        for path in (CONFIGS / "experiments").glob(f"fashion_mnist_{table}_*_fedgp.yaml"):
+            config = yaml.safe_load(path.read_text())
+            key = "noise_level" if table == "noise" else "label_shift"
+            assert float(path.stem.split("_")[-2]) == config["data"]["init_args"].pop(key)
+            texts.add(json.dumps(config))
+        assert len(texts) == 1
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in (CONFIGS / "settings").glob("*.yaml")))
@@ -167,6 +194,38 @@ def test_targets_and_seeds_make_one_run_each(capsys: pytest.CaptureFixture[str])
     assert "±" in printed
 
 
+def test_methods_are_compared_with_arguments_of_their_own_under_names_that_tell_them_apart(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """FedProx twice, once with other data and more rounds: the summaries say which is which, and so does the table."""
+    compare = """
+      - class_path: fedlit.methods.FedProx
+        init_args: {mu: 0.5}
+      - class_path: fedlit.methods.FedProx
+        init_args: {mu: 1.0, optimizer: {class_path: torch.optim.SGD, init_args: {lr: 0.5}}}
+        name: long
+        data: {target_labels: 1.0}
+        trainer: {max_epochs: 2}
+      - fedlit.methods.SourceOnly
+    """
+    Path("compare.yaml").write_text(f"compare:{compare}")
+    main(["fit", "--config", "experiments/digits", "--config", "compare.yaml", "--trainer.max_epochs=1"])
+    printed = capsys.readouterr().out
+    summaries = [json.loads(path.read_text()) for path in Path("runs").rglob("summary.json")]
+    assert {run["method"]: run["rounds"] for run in summaries} == {
+        "FedAvg": 1, "FedProx(mu=0.5)": 1, "long": 2, "SourceOnly": 1,
+    }  # fmt: skip
+    assert "run 2 of 4: FedProx(mu=0.5): --model=fedlit.methods.FedProx --model.init_args.mu=0.5" in printed
+    table = printed[printed.index("target accuracy (oracle)") :]
+    assert all(run["method"] in table for run in summaries)
+    configs = [yaml.safe_load(path.read_text()) for path in sorted(Path("runs/FedProx").rglob("config.yaml"))]
+    few, many = configs
+    assert (few["model"]["init_args"]["mu"], few["data"]["init_args"]["target_labels"]) == (0.5, 50)
+    assert few["model"]["init_args"]["optimizer"]["init_args"]["lr"] == 0.1  # the configuration's
+    assert (many["model"]["init_args"]["mu"], many["data"]["init_args"]["target_labels"]) == (1.0, 1.0)
+    assert many["model"]["init_args"]["optimizer"]["init_args"]["lr"] == 0.5
+
+
 def test_the_seed_decides_the_result_and_repeats_it() -> None:
     def accuracy(seed: int) -> float:
         before = set(Path("runs").rglob("summary.json"))
@@ -231,6 +290,11 @@ def test_what_wandb_agents_write_is_understood() -> None:
         (["--config=missing.yaml"], "missing.yaml"),
         (["--model=fedlit.methods.Oracle"], "target_labels"),
         (["--compare=[fedlit.methods.Nothing]"], "Nothing"),
+        (["--compare=[{init_args: {mu: 0.1}}]"], "an entry of compare must be a class path or a mapping with"),
+        (["--compare=[{class_path: fedlit.methods.FedProx, mu: 0.1}]"], "got {'class_path': 'fedlit.methods.FedProx'"),
+        (["--compare=[{class_path: fedlit.methods.FedProx, init_args: {mu: -1}}]"], "mu"),
+        (["--compare=[{class_path: FedProx, init_args: {target: a}}]"], "taken from the data module"),
+        (["--compare=[{class_path: FedProx, data: {target_labels: 9}}, {class_path: FedProx}]"], "called 'FedProx'"),
         (["--ckpt_path=nowhere.ckpt"], "resumes one run, but this is 2 runs"),
         (["--ckpt_path=nowhere.ckpt", "--compare=null"], "'nowhere.ckpt' is not a file"),
     ],

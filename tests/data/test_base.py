@@ -242,6 +242,17 @@ def test_drop_last_and_batch_sizes_reach_the_loader():
     assert max(len(x) for batch in module.test_dataloader() for x, _ in batch.values()) == 3
 
 
+def test_the_target_can_have_a_batch_size_of_its_own():
+    module = Blobs(target="b", batch_size=8, target_batch_size=3, target_labels=7)
+    most: dict[str, int] = {}
+    for batch in module.train_dataloader():
+        for name, (x, _) in batch.items():
+            most[name] = max(len(x), most.get(name, 0))
+    assert most.pop("b") == 3
+    assert set(most.values()) == {8}
+    assert max(len(x) for batch in module.test_dataloader() for x, _ in batch.values()) > 8
+
+
 class Bystander(L.LightningModule):
     """Trains nothing of note in a plain Trainer."""
 
@@ -324,6 +335,7 @@ def test_a_roster_that_cannot_work_is_refused_at_once(arguments, message):
 
 BAD_NUMBERS = [
     ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+    ({"target_batch_size": 0}, "target_batch_size must be at least 1, got 0"),
     ({"eval_batch_size": 0}, "eval_batch_size must be at least 1"),
     ({"num_workers": -1}, "num_workers must be at least 0"),
     ({"val_fraction": 1.0}, r"val_fraction must lie in \[0, 1\), got 1.0"),

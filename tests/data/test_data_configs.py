@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
 from jsonargparse import ArgumentParser
+
+sys.path.insert(0, str(Path(__file__).parent))
+from stand_ins import DOMAINS, write_images
 
 from fedlit.data import DatasetNotFoundError, DomainDataModule
 
@@ -21,9 +25,12 @@ def build(config):
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_config_builds_its_data_module(path, monkeypatch):
+def test_config_builds_its_data_module(path, monkeypatch, tmp_path):
     monkeypatch.chdir(ROOT)
     config = yaml.safe_load(path.read_text())
+    if path.stem in DOMAINS:
+        write_images(tmp_path, DOMAINS[path.stem])
+        config["data"]["init_args"]["root"] = str(tmp_path)
     try:
         module = build({"data": config["data"]})
         clients = module.clients

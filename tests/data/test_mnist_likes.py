@@ -122,6 +122,23 @@ def test_noise_has_its_level_at_each_client(idx):
         assert torch.equal(again.transform(False)(again.load(name).x), after)
 
 
+def test_redrawn_noise_is_new_in_each_pass_over_the_same_images_and_not_in_tests(idx):
+    """The target's batches of two passes, each undone by its own clean images, hold different noise of its level."""
+    given = {"num_sources": 2, "target_labels": 1.0, "batch_size": 1000, "seed": 0}
+    fixed = FashionMNIST(idx, noise_level=0.5, **given)
+    redrawn = FashionMNIST(idx, noise_level=0.5, redraw_noise=True, **given)
+    clean = FashionMNIST(idx, noise_level=0.0, **given).dataset("target", "train").batch(torch.arange(700))[0]
+    dataset = redrawn.dataset("target", "train")
+    first, second = (dataset.batch(torch.arange(700))[0] - clean for _ in range(2))
+    assert first.std().item() == pytest.approx(0.5, rel=0.01)
+    assert abs(torch.corrcoef(torch.stack([first.flatten(), second.flatten()]))[0, 1]) < 0.01
+    assert torch.equal(dataset.y, fixed.dataset("target", "train").y)
+    for name, stage in (("target", "test"), ("target", "val"), ("source_1", "train")):
+        assert torch.equal(redrawn.dataset(name, stage)[3][0], fixed.dataset(name, stage)[3][0])
+    batches = [next(iter(redrawn.train_dataloader()))["target"][0] for _ in range(2)]
+    assert torch.equal(*batches)  # the loader's own stream of this batch, whatever was drawn before
+
+
 @pytest.mark.parametrize("eta", [0.45, 0.1, 0.0])
 def test_label_shift_deals_out_eta_and_the_rest(idx, eta):
     module = FashionMNIST(idx, num_sources=3, noise_level=0.0, label_shift=eta)
@@ -132,6 +149,28 @@ def test_label_shift_deals_out_eta_and_the_rest(idx, eta):
     sources = torch.stack([counts[f"source_{i}"] for i in (1, 2, 3)])
     assert (sources.amax(dim=0) - sources.amin(dim=0) <= 1).all()
     assert len(module.clients) == 4
+
+
+@pytest.mark.parametrize("eta", [None, 0.15])
+def test_max_samples_leaves_as_many_images_of_each_class_the_same_in_every_run(idx, eta):
+    """600 of 3000 images are 60 of each class; a client has a fifth of what it has of all, to a whole image."""
+    few = FashionMNIST(idx, num_sources=2, noise_level=0.0, label_shift=eta, max_samples=600)
+    again = FashionMNIST(idx, num_sources=2, noise_level=0.0, label_shift=eta, max_samples=600, seed=5)
+    whole = FashionMNIST(idx, num_sources=2, noise_level=0.0, label_shift=eta)
+    counts, seen = [], []
+    for name in few.domain_names():
+        x, y = few.load(name).x, few.load(name).y
+        assert torch.equal(x, again.load(name).x)
+        counts.append(torch.bincount(y, minlength=10))
+        assert ((counts[-1] - torch.bincount(whole.load(name).y, minlength=10) / 5).abs() <= 1).all()
+        seen += numbers(x).tolist()
+    assert sum(counts).tolist() == [60] * 10
+    assert len(set(seen)) == 600
+
+
+def test_more_max_samples_than_there_are_keep_all(idx):
+    module = FashionMNIST(idx, num_sources=2, max_samples=10**6)
+    assert sum(len(module.load(name).y) for name in module.domain_names()) == NUM
 
 
 def test_labels_per_source_limits_the_sources(idx):
@@ -155,6 +194,7 @@ def test_labels_per_source_limits_the_sources(idx):
         ({"noise_level": -0.1}, ValueError, "standard deviations of at least 0"),
         ({"source_noise": math.inf}, ValueError, "standard deviations of at least 0"),
         ({"label_shift": 0.7}, ValueError, "label_shift"),
+        ({"max_samples": 99}, ValueError, "max_samples must be at least 100, one image .* 10 clients, got 99"),
     ],
 )
 def test_arguments_out_of_range_are_refused(idx, arguments, error, message):

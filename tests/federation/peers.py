@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from fedlit.federation import DivergedError, Facts, Federation, Fraction, RosterError, Schedule
 from fedlit.federation.transport import ProcessGroup
+from fedlit.privacy import AffineGrid, FixedPoint, GaussianMechanism, PaillierAffine, PlainAffine
 
 NAMES = ["a", "b", "c", "d", "t"]
 TIMEOUT = 3.0
@@ -67,6 +68,99 @@ def script(transport: Any, privacy: Any = None, placement: Any = None) -> dict[s
         got.append(fed.report({name: {"loss": float(sent[name]["w"][0, 0])} for name in sent}, ["loss", "acc"]))
     state = fed.state_dict()
     return {"got": got, "ledger": state["ledger"], "weights": fed.weights, "calls": state["calls"]}
+
+
+GRID = AffineGrid(*[FixedPoint(16, 8.0)] * 3)
+
+
+def affine(
+    fed: Federation, protocol: Any, salt: int = 0, spoil: Callable[[str, dict[str, Any]], None] | None = None
+) -> Any:
+    """Products of t's moments with maps of a, b and d, and of c's with one of t; ``spoil`` changes what one has."""
+    own: dict[str, dict[str, Any]] = {}
+    for client in fed.local_clients:
+        generator = torch.Generator().manual_seed(1000 * salt + NAMES.index(client.name))
+        numbers = [torch.randn(*shape, generator=generator) for shape in ((6,), (2, 6), (2,))]
+        own[client.name] = dict(zip(("moments", "matrix", "offset"), numbers, strict=True))
+        if spoil is not None:
+            spoil(client.name, own[client.name])
+    first = {"a": "t", "b": "t", "d": "t", "t": "c"}
+    clients = {client.name: client for client in fed.clients}
+    return fed.affine(
+        "dot",
+        protocol,
+        {name: own[name]["moments"] for name in ("t", "c") if name in own},
+        {name: {first[name]: (own[name]["matrix"], own[name]["offset"])} for name in first if name in own},
+        [(clients[holder], clients[learner]) for learner, holder in first.items()],
+        2,
+    )
+
+
+def affine_script(transport: Any, protocol: Any, placement: Any = None) -> dict[str, Any]:
+    """Four rounds, in which sources come and go; what local clients learn."""
+    fed = federation(transport, participation=Fraction(0.5), placement=placement)
+    got = []
+    for fed.round_idx in range(4):
+        got.append(affine(fed, protocol, fed.round_idx))
+    state = fed.state_dict()
+    return {"got": got, "ledger": state["ledger"], "calls": state["calls"]}
+
+
+def paillier() -> Any:
+    """Quick keys: this is about arithmetic and not about secrecy."""
+    return PaillierAffine(GRID, key_bits=512, insecure_test_keys=True)
+
+
+def affine_failures(transport: Any) -> dict[str, Any]:
+    """What goes wrong at one party of a pair."""
+    nan = float("nan")
+
+    def far(name: str, own: dict[str, Any]) -> None:
+        if name == "t":
+            own["moments"][3] = 99.0
+
+    def lost(name: str, own: dict[str, Any]) -> None:
+        if name == "t":
+            own["moments"][3] = nan
+
+    def wide(name: str, own: dict[str, Any]) -> None:
+        if name == "b":
+            own["matrix"][0, 0] = -99.0
+
+    def blank(name: str, own: dict[str, Any]) -> None:
+        if name == "a":
+            own["matrix"][0, 0] = nan
+
+    def ragged(name: str, own: dict[str, Any]) -> None:
+        if name == "d":
+            own["matrix"] = own["matrix"][:, :5]
+
+    def greedy(name: str, own: dict[str, Any]) -> None:
+        if name == "a":
+            own["matrix"], own["offset"] = torch.ones(3, 6), torch.ones(3)
+
+    found: dict[str, Any] = {}
+    for case in (far, lost, wide, blank, ragged, greedy):
+        fed, protocol = federation(transport), PlainAffine(GRID)
+        affine(fed, protocol)  # keys are there already: the next message is the first that can fail
+        found[case.__name__] = attempt(lambda fed=fed, protocol=protocol, case=case: affine(fed, protocol, 1, case))
+        found[f"{case.__name__} before keys"] = attempt(
+            lambda case=case: affine(federation(transport), PlainAffine(GRID), 1, case)
+        )
+    noisy, protocol = federation(transport, differential_privacy={"dot": GaussianMechanism(1.0, 1.0)}), PlainAffine()
+    affine(noisy, protocol)
+    found["lost under noise"] = attempt(lambda: affine(noisy, protocol, 1, lost))
+
+    def out_of_step() -> None:
+        fed = federation(transport)
+        if transport.rank == 0:
+            fed.mean("dot", payloads(fed, 0))
+        else:
+            fed.affine("dot", PlainAffine(), {}, {}, [(fed.clients[4], fed.clients[0])], 1)
+
+    found["out of step"] = attempt(out_of_step)
+    found["afterwards"] = attempt(lambda: affine(federation(transport), PlainAffine(GRID)))
+    return found
 
 
 def attempt(action: Callable[[], Any]) -> tuple[str, str, float]:
@@ -157,7 +251,9 @@ def main(rank: int, world_size: int, folder: Path) -> None:
     results: dict[str, Any] = {"script": script(patient)}
     if world_size == 2:
         results["placed"] = script(patient, placement=[["t", "b"], ["d", "a", "c"]])
-    results["failures"] = failures(rank, patient)
+    results["affine"] = affine_script(patient, PlainAffine(GRID))
+    results["paillier"] = affine_script(patient, paillier())
+    results["failures"] = failures(rank, patient) | affine_failures(patient)
     backend = toy_backend()
     results["pads"] = script(patient, backend)
     results["log"] = [entry[0] for entry in backend.log]

@@ -126,6 +126,69 @@ def test_another_backend_works_over_processes_and_only_the_server_aggregates(
     assert all({"open_round", "protect", "reveal"} <= set(rank["log"]) for rank in ranks)
 
 
+@pytest.mark.parametrize("run", ["affine", "paillier"])
+def test_affine_maps_between_clients_of_two_processes_are_those_of_one(ranks: list[dict[str, Any]], run: str) -> None:
+    """Bit for bit, under Paillier too, as both compute exactly on one grid; and all processes book the same."""
+    peers = load_peers()
+    protocol = peers.paillier() if run == "paillier" else peers.PlainAffine(peers.GRID)
+    expected = peers.affine_script(OneProcess(), protocol)
+    clear = peers.affine_script(OneProcess(), peers.PlainAffine(peers.GRID))
+    seen: set[str] = set()
+    for step, learnt in enumerate(expected["got"]):
+        assert_same_bits(learnt, clear["got"][step])
+        found = joined(ranks, run, step)
+        assert found.keys() == learnt.keys()
+        assert_same_bits({name: found[name] for name in learnt}, learnt)
+        seen |= set(learnt)
+    assert len(seen) >= 3  # t and two others, as half of the four sources are present at a time
+    for rank in ranks:
+        if run == "affine":  # sizes under Paillier depend on the keys, by a byte
+            assert ledger(rank[run]) == ledger(expected)
+        else:
+            ours, theirs = ({(e.round_idx, e.sender, e.receiver, e.messages) for e in ledger(result)}
+                            for result in (rank[run], expected))  # fmt: skip
+            assert ours == theirs
+        assert ledger(rank[run]) == ledger(ranks[0][run])
+        assert rank[run]["calls"] == expected["calls"]
+
+
+@pytest.mark.parametrize(
+    ("case", "kind", "words"),
+    [
+        ("far", "RangeError", ["bound"]),
+        ("lost", "DivergedError", ["client 't' would send NaN or infinity over channel 'dot'"]),
+        ("wide", "RangeError", ["bound"]),
+        ("blank", "InputError", ["matrix"]),
+        ("ragged", "InputError", ["matrix must have shape"]),
+        ("greedy", "DecodeError", ["the reply holds 3 numbers, from 1 to max_outputs (2) were agreed"]),
+    ],
+)
+@pytest.mark.parametrize("when", ["", " before keys"])
+def test_what_one_party_cannot_do_is_an_error_on_all_processes(
+    ranks: list[dict[str, Any]], case: str, kind: str, words: list[str], when: str
+) -> None:
+    for rank in ranks:
+        found, text, seconds = rank["failures"][case + when]
+        assert found == kind, text
+        assert all(word in text for word in words), text
+        assert seconds < 10
+    raised = ["raised by rank" in rank["failures"][case + when][1] for rank in ranks]
+    assert raised.count(False) == 1  # the one that found it
+
+
+def test_moments_that_are_not_finite_are_an_error_on_all_processes_under_noise_too(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        found, text, seconds = rank["failures"]["lost under noise"]
+        assert found == "DivergedError", text
+        assert seconds < 10
+
+
+def test_affine_maps_on_one_process_and_something_else_on_another_are_out_of_step(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        assert rank["failures"]["out of step"][0] == "OutOfStepError", rank["failures"]["out of step"]
+        assert rank["failures"]["afterwards"][0] == ""
+
+
 @pytest.mark.parametrize(
     ("case", "kind", "words"),
     [

@@ -1,10 +1,11 @@
-"""fedavg against numpy's average and against numbers by hand."""
+"""Aggregation against numpy, against numbers by hand, and against what FedDA's and FedGP's definitions imply."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedlit.functional import fedavg
+from fedlit.functional import (
+    fedavg,
+    fedda,
+    fedgp,
+    fedgp_cosine,
+    inner_products,
+    projection_coefficients,
+    scale_layers,
+)
 
 
 def random_updates(
@@ -135,3 +144,381 @@ def test_refuses_what_cannot_be_averaged(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         fedavg(updates, weights)
+
+
+GRANULARITIES = pytest.mark.parametrize("granularity", ["layer", "model"])
+
+
+def flatten(update: dict[str, Tensor]) -> Tensor:
+    return torch.cat([tensor.double().flatten() for tensor in update.values()])
+
+
+def scaled(update: dict[str, Tensor], factor: float) -> dict[str, Tensor]:
+    return {name: factor * tensor for name, tensor in update.items()}
+
+
+def close(first: dict[str, Tensor], second: dict[str, Tensor], rtol: float = 1e-12) -> None:
+    torch.testing.assert_close(first, second, rtol=rtol, atol=rtol)
+
+
+def test_fedda_by_hand_with_a_beta_and_a_weight_per_source() -> None:
+    # 1/4 [0.5 * 2 + 0.5 * 10] + 3/4 [0.8 * 2 + 0.2 * -4] = 1.5 + 0.6
+    t, first, second = ({"a": torch.tensor([value], dtype=torch.float64)} for value in (2.0, 10.0, -4.0))
+    result = fedda(t, [first, second], beta=[0.5, 0.2], weights=[1, 3])
+    assert result["a"].item() == pytest.approx(2.1, rel=1e-14)
+
+
+def test_fedgp_by_hand_layer_by_layer_and_as_a_whole() -> None:
+    r"""Two layers, t = (3, 4 | 1), s = (2, 0 | -1).
+
+    Layers: <3 4, 2 0> / 4 = 1.5 gives (3, 0); the second is opposed and gives 0. So at beta 1/2: (3, 2 | 1/2).
+    Whole: <t, s> = 6 - 1 = 5, |s|^2 = 5, so the projection is s itself: at beta 1/2 (2.5, 2 | 0).
+    """
+    t = {"a": torch.tensor([3.0, 4.0]), "b": torch.tensor([1.0])}
+    s = {"a": torch.tensor([2.0, 0.0]), "b": torch.tensor([-1.0])}
+    by_layer, whole = (fedgp(t, [s], 0.5, granularity=granularity) for granularity in ("layer", "model"))
+    assert [by_layer["a"].tolist(), by_layer["b"].tolist()] == [[3.0, 2.0], [0.5]]
+    assert [whole["a"].tolist(), whole["b"].tolist()] == [[2.5, 2.0], [0.0]]
+    # the layers' projections together are nearer to t than the whole's
+    distances = [(flatten(t) - flatten(fedgp(t, [s], 1.0, granularity=g))).norm() for g in ("layer", "model")]
+    assert distances[0] < distances[1]
+
+
+def test_fedgp_cosine_by_hand() -> None:
+    r"""t = (3, 4), s = (2, 0): the cosine is 6 / (5 * 2) = 0.6, and 0.75 t + 0.25 * scale 10 * 0.6 s = (5.25, 3).
+
+    The second source is opposed and adds nothing but its share of the target: 1/2 [(5.25, 3) + 0.75 (3, 4)].
+    """
+    t, s, opposed = ({"a": torch.tensor(values)} for values in ([3.0, 4.0], [2.0, 0.0], [-1.0, 0.0]))
+    assert fedgp_cosine(t, [s], 0.25, scales=[10.0])["a"].tolist() == pytest.approx([5.25, 3.0])
+    both = fedgp_cosine(t, [s, opposed], 0.25, scales=[10.0, 10.0])["a"]
+    assert both.tolist() == pytest.approx([(5.25 + 2.25) / 2, 3.0])
+
+
+@GRANULARITIES
+def test_fedgp_agrees_with_projections_made_by_numpy(granularity: str, generator: torch.Generator) -> None:
+    t, *sources = random_updates(4, generator)
+    beta, weights = [0.2, 0.5, 0.9], np.array([1.0, 2.0, 4.0])
+    result = fedgp(t, sources, beta, weights.tolist(), granularity)
+    groups = [["weight"], ["scale"]] if granularity == "layer" else [["weight", "scale"]]
+    for names in groups:
+        a, *others = (np.concatenate([update[name].numpy().ravel() for name in names]) for update in (t, *sources))
+        expected = np.zeros_like(a)
+        for w, b, g in zip(weights / weights.sum(), beta, others, strict=True):
+            expected += w * ((1 - b) * a + b * max(a @ g, 0) / (g @ g) * g)
+        got = np.concatenate([result[name].numpy().ravel() for name in names])
+        np.testing.assert_allclose(got, expected, rtol=1e-12)
+
+
+@GRANULARITIES
+def test_cosines_scaled_by_the_ratio_of_lengths_are_the_projection(
+    granularity: str, generator: torch.Generator
+) -> None:
+    t, *sources = ({"a": torch.randn(9, generator=generator, dtype=torch.float64)} for _ in range(4))
+    ratios = [float(t["a"].norm() / source["a"].norm()) for source in sources]
+    close(
+        fedgp_cosine(t, sources, 0.7, ratios, granularity=granularity), fedgp(t, sources, 0.7, granularity=granularity)
+    )
+
+
+@GRANULARITIES
+def test_cosines_are_linear_in_the_length_of_a_source(granularity: str, generator: torch.Generator) -> None:
+    """Not so the projection: the reason for an option of its own."""
+    t, s = random_updates(2, generator)
+    s = {name: tensor + t[name] for name, tensor in s.items()}
+    one, tripled = (fedgp_cosine(t, [scaled(s, c)], 1.0, [2.0], granularity=granularity) for c in (1.0, 3.0))
+    close(tripled, scaled(one, 3.0))
+    assert flatten(one).norm() > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("beta", [0.0, 0.1, 0.3, 0.7, 1.0])
+@GRANULARITIES
+def test_opposed_orthogonal_and_zero_sources_leave_exactly_the_targets_share(
+    granularity: str, beta: float, dtype: torch.dtype, generator: torch.Generator
+) -> None:
+    t = torch.randn(50, generator=generator, dtype=torch.float64).to(dtype)
+    orthogonal = torch.stack([-t[1::2], t[::2]], dim=1).flatten()  # each product has its opposite in the sum
+    sources = [{"a": -2 * t}, {"a": orthogonal}, {"a": torch.zeros(50, dtype=dtype)}]
+    for few in ([sources[0]], [sources[1]], [sources[2]], sources):
+        result = fedgp({"a": t}, few, beta, weights=[0.1, 0.7, 0.3][: len(few)], granularity=granularity)
+        assert torch.equal(result["a"], t * (1 - beta))
+        cosine = fedgp_cosine({"a": t}, few, beta, [1.0] * len(few), granularity=granularity)
+        assert torch.equal(cosine["a"], t * (1 - beta))
+
+
+@GRANULARITIES
+def test_a_target_without_an_update_stays_without(granularity: str, generator: torch.Generator) -> None:
+    (s,) = random_updates(1, generator)
+    zero = scaled(s, 0.0)
+    assert flatten(fedgp(zero, [s], 0.5, granularity=granularity)).abs().max() == 0
+    assert flatten(fedgp_cosine(zero, [s], 0.5, [1.0], granularity=granularity)).abs().max() == 0
+
+
+@GRANULARITIES
+def test_fedgp_does_not_depend_on_the_length_of_a_source(granularity: str, generator: torch.Generator) -> None:
+    t, *sources = random_updates(3, generator)
+    plain = fedgp(t, sources, [0.3, 0.8], granularity=granularity)
+    for factor in (1e-20, 0.5, 3.0, 1e20):
+        other = [scaled(sources[0], factor), sources[1]]
+        close(fedgp(t, other, [0.3, 0.8], granularity=granularity), plain)
+    # a power of two changes no digit, not even in float32, whose squares would vanish below 1e-22
+    t, *sources = random_updates(3, generator, torch.float32)
+    tiny = [scaled(source, 2.0**-90) for source in sources]
+    close(fedgp(t, tiny, 0.5, granularity=granularity), fedgp(t, sources, 0.5, granularity=granularity), rtol=1e-6)
+
+
+def test_a_source_of_subnormal_numbers_does_no_harm() -> None:
+    t, s = {"a": torch.full((3,), 100.0)}, {"a": torch.full((3,), 1e-44)}
+    result = fedgp(t, [s], 0.5)["a"]
+    assert result.isfinite().all()
+    assert (result <= 100).all()
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    st.integers(0, 2**31),
+    st.lists(st.floats(0, 1), min_size=1, max_size=4),
+    st.sampled_from(["layer", "model"]),
+    st.sampled_from([-3.0, -0.1, 0.0, 0.1, 3.0]),
+)
+def test_fedgp_is_no_longer_than_the_target_and_never_against_it(
+    seed: int, betas: list[float], granularity: str, bias: float
+) -> None:
+    r"""With equal weights <agg, gT> >= (1 - mean beta) |gT|^2, as every projection has <Proj, gT> >= 0."""
+    t, *sources = random_updates(len(betas) + 1, torch.Generator().manual_seed(seed))
+    sources = [{name: tensor + bias * t[name] for name, tensor in source.items()} for source in sources]
+    result, target = flatten(fedgp(t, sources, betas, granularity=granularity)), flatten(t)
+    assert result.norm() <= target.norm() * (1 + 1e-12)
+    assert result @ target >= (1 - sum(betas) / len(betas) - 1e-12) * (target @ target)
+
+
+@GRANULARITIES
+def test_layers_differ_from_the_whole_unless_their_coefficients_agree(
+    granularity: str, generator: torch.Generator
+) -> None:
+    t, s = random_updates(2, generator)
+    parallel = scaled(t, 0.2)
+    close(fedgp(t, [parallel], 0.6, granularity=granularity), t)  # gS = c gT gives gT at any beta
+    s = {"weight": s["weight"] + t["weight"], "scale": s["scale"]}
+    by_layer, whole = (fedgp(t, [s], 1.0, granularity=g) for g in ("layer", "model"))
+    assert not torch.allclose(flatten(by_layer), flatten(whole))
+    # one layer is the whole
+    t, s = {"a": t["weight"]}, {"a": s["weight"]}
+    close(fedgp(t, [s], 0.4, granularity="layer"), fedgp(t, [s], 0.4, granularity="model"))
+
+
+def test_fedda_is_linear_and_scale_equivariant(generator: torch.Generator) -> None:
+    t, s, t2, s2 = random_updates(4, generator)
+    both = fedda(
+        {name: 2 * t[name] - 3 * t2[name] for name in t}, [{name: 2 * s[name] - 3 * s2[name] for name in s}], 0.3
+    )
+    first, second = fedda(t, [s], 0.3), fedda(t2, [s2], 0.3)
+    close(both, {name: 2 * first[name] - 3 * second[name] for name in t})
+
+
+def test_fedda_at_its_ends_and_for_equal_updates(generator: torch.Generator) -> None:
+    t, *sources = random_updates(4, generator)
+    weights = [0.1, 0.2, 0.7]
+    nothing, everything = fedda(t, sources, 0.0, weights), fedda(t, sources, 1.0, weights)
+    assert all(torch.equal(nothing[name], t[name]) for name in t)
+    close(everything, fedavg(sources, weights))
+    close(fedda(t, [t, t], [0.3, 0.9]), t)
+    close(fedda(t, sources[::-1], 0.4, weights[::-1]), fedda(t, sources, 0.4, weights))
+
+
+@pytest.mark.parametrize("rule", ["fedda", "fedgp", "fedgp_cosine"])
+def test_statistics_are_averaged_and_counters_kept(rule: str) -> None:
+    def update(direction: float, mean: float, count: int) -> dict[str, Tensor]:
+        return {
+            "bn.weight": torch.tensor([direction]),
+            "bn.running_mean": torch.tensor([mean]),
+            "bn.running_var": torch.tensor([10 * mean]),
+            "bn.num_batches_tracked": torch.tensor(count),
+        }
+
+    t, s = update(1.0, 2.0, 7), update(-1.0, -6.0, 100)
+    extra = {"scales": [5.0]} if rule == "fedgp_cosine" else {}
+    for granularity in [{}] if rule == "fedda" else [{"granularity": "layer"}, {"granularity": "model"}]:
+        result = {"fedda": fedda, "fedgp": fedgp, "fedgp_cosine": fedgp_cosine}[rule](
+            t, [s], 0.25, **extra, **granularity
+        )
+        # 3/4 * 2 + 1/4 * -6 = 0, although the statistics are opposed; the weight is projected away
+        assert result["bn.running_mean"].item() == 0.0
+        assert result["bn.running_var"].item() == 0.0
+        assert result["bn.weight"].item() == (0.5 if rule == "fedda" else 0.75)
+        assert result["bn.num_batches_tracked"].item() == 7
+    result["bn.num_batches_tracked"] += 1
+    assert t["bn.num_batches_tracked"].item() == 7  # the result shares no memory
+
+
+def test_a_whole_network_with_batch_norm_is_aggregated_and_loaded(generator: torch.Generator) -> None:
+    networks = [nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Linear(4, 2)) for _ in range(3)]
+    states = [network.state_dict() for network in networks]
+    for result in (fedda(states[0], states[1:], 0.5), fedgp(states[0], states[1:], 0.5)):
+        assert {name: (t.shape, t.dtype) for name, t in result.items()} == {
+            name: (t.shape, t.dtype) for name, t in states[0].items()
+        }
+        networks[0].load_state_dict(result)
+
+
+def test_inner_products_are_summed_in_float64() -> None:
+    r"""1e4 * 1e4 + sum of 2^18 ones of which float32 keeps none near 1e8 - and then - 1e8 leaves exactly 2^18."""
+    ones = torch.ones(2**18)
+    a = {"a": torch.cat([torch.tensor([1e4]), ones, torch.tensor([1e4])])}
+    b = {"a": torch.cat([torch.tensor([1e4]), ones, torch.tensor([-1e4])])}
+    assert inner_products(a, b).item() == 2**18
+    in_order = np.cumsum(a["a"].numpy() * b["a"].numpy(), dtype=np.float32)[-1]
+    assert in_order != 2**18
+    # nor are the products rounded: (1 + 2^-12)^2 has 25 digits
+    c = {"a": torch.tensor([1 + 2**-12, 1.0])}
+    assert inner_products(c, {"a": torch.tensor([1 + 2**-12, -1.0])}).item() == 2**-11 + 2**-24
+
+
+def test_float32_rounding_does_not_turn_an_opposed_source_into_an_aligned_one() -> None:
+    r"""<t, s> = -1, but in float32 the products 1e8, -1 and -1e8 sum to 0 or more, whichever comes first."""
+    t = {"a": torch.tensor([1e4, 1.0, 1e4])}
+    s = {"a": torch.tensor([1e4, -1.0, -1e4])}
+    assert inner_products(t, s).item() == -1.0
+    assert torch.equal(fedgp(t, [s], 0.5)["a"], t["a"] / 2)
+    almost = {"a": torch.tensor([1e4, 2.0, -1e4])}
+    got = fedgp(t, [almost], 1.0)["a"].double()
+    expected = 2 / (2e8 + 4) * almost["a"].double()
+    torch.testing.assert_close(got, expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_projected_in_wider_numbers(dtype: torch.dtype) -> None:
+    # |s|^2 = 1e4 * 300^2 = 9e8 has no float16
+    t, s = {"a": torch.full((10_000,), 3.0, dtype=dtype)}, {"a": torch.full((10_000,), 300.0, dtype=dtype)}
+    result = fedgp(t, [s], 0.5)["a"]
+    assert result.dtype == dtype
+    torch.testing.assert_close(result, t["a"], rtol=4e-3, atol=0)
+
+
+def test_inner_products_name_their_layers_in_order_and_leave_statistics_out() -> None:
+    a = {"w": torch.tensor([[1.0, 2.0]]), "n": torch.tensor(5), "bn.running_var": torch.ones(1), "b": torch.tensor(3.0)}
+    b = {"b": torch.tensor(-1.0), "w": torch.tensor([[3.0, 4.0]])}
+    assert inner_products(a, b).tolist() == [11.0, -3.0]
+    assert inner_products(a, b, "model").tolist() == [8.0]
+    assert inner_products(a, b).dtype == torch.float64
+
+
+def test_inner_products_of_layers_longer_than_a_chunk_and_of_strided_ones(generator: torch.Generator) -> None:
+    a, b = (torch.randn(700, 1001, generator=generator) for _ in range(2))
+    expected = float(a.double().flatten().numpy() @ b.double().flatten().numpy())
+    assert inner_products({"a": a}, {"a": b}).item() == pytest.approx(expected, rel=1e-11)
+    assert inner_products({"a": a.T}, {"a": b.T}).item() == pytest.approx(expected, rel=1e-11)
+
+
+def test_inner_products_of_complex_layers_are_those_of_their_parts() -> None:
+    a, b = {"a": torch.tensor([1 + 2j])}, {"a": torch.tensor([3 - 5j])}
+    assert inner_products(a, b).item() == 3 - 10
+
+
+def test_a_model_without_layers_has_nothing_to_project() -> None:
+    t, s = {"bn.running_mean": torch.tensor([2.0])}, {"bn.running_mean": torch.tensor([4.0])}
+    assert inner_products(t, s).shape == (0,)
+    for granularity in ("layer", "model"):
+        assert fedgp(t, [s], 0.5, granularity=granularity)["bn.running_mean"].item() == 3.0
+
+
+def test_projection_coefficients_by_hand() -> None:
+    found = projection_coefficients(torch.tensor([6.0, -6.0, 0.0, 1.0]), torch.tensor([4.0, 4.0, 4.0, 0.0]))
+    assert found.tolist() == [1.5, 0.0, 0.0, 0.0]
+    assert found.dtype == torch.float64
+
+
+def test_what_is_not_a_number_is_not_hidden_by_a_projection() -> None:
+    t, s = {"a": torch.tensor([1.0, float("nan")])}, {"a": torch.ones(2)}
+    assert fedgp(t, [s], 0.5)["a"].isnan().any()
+    assert fedgp(s, [t], 0.5)["a"].isnan().any()
+
+
+@GRANULARITIES
+def test_sources_that_scale_their_own_updates_add_up_to_fedgp(granularity: str, generator: torch.Generator) -> None:
+    """As it runs under secure aggregation: only the sum of the scaled updates is seen."""
+    t, *sources = random_updates(4, generator)
+    beta = 0.4
+    total = scaled(t, 1 - beta)
+    for s in sources:
+        coefficients = projection_coefficients(inner_products(t, s, granularity), inner_products(s, s, granularity))
+        sent = scale_layers(s, coefficients * beta / len(sources))
+        total = {name: total[name] + sent[name] for name in total}
+    close(total, fedgp(t, sources, beta, granularity=granularity))
+
+
+def test_scaled_layers_leave_statistics_and_counters_out() -> None:
+    update = {"w": torch.ones(2), "bn.running_mean": torch.ones(1), "n": torch.tensor(1), "b": torch.ones(1).half()}
+    sent = scale_layers(update, torch.tensor([2.0, 3.0]))
+    assert {name: t.tolist() for name, t in sent.items()} == {"w": [2.0, 2.0], "b": [3.0]}
+    assert sent["b"].dtype == torch.float16
+    assert {name: t.tolist() for name, t in scale_layers(update, torch.tensor([4.0])).items()} == {
+        "w": [4.0, 4.0],
+        "b": [4.0],
+    }
+
+
+@pytest.mark.parametrize("rule", ["fedda", "fedgp", "fedgp_cosine"])
+def test_inputs_are_left_as_they_were(rule: str, generator: torch.Generator) -> None:
+    t, *sources = random_updates(3, generator)
+    before = [{name: tensor.clone() for name, tensor in update.items()} for update in (t, *sources)]
+    extra = {"scales": [1.0, 2.0]} if rule == "fedgp_cosine" else {}
+    {"fedda": fedda, "fedgp": fedgp, "fedgp_cosine": fedgp_cosine}[rule](t, sources, 0.5, **extra)
+    for update, copy in zip((t, *sources), before, strict=True):
+        assert all(torch.equal(update[name], copy[name]) for name in copy)
+
+
+UPDATE = {"a": torch.ones(2)}
+
+
+@pytest.mark.parametrize("rule", [fedda, fedgp])
+@pytest.mark.parametrize(
+    ("sources", "beta", "weights", "message"),
+    [
+        ([], 0.5, None, "at least 1 update"),
+        (
+            [UPDATE, {"b": torch.ones(2)}],
+            0.5,
+            None,
+            r"source 1 lacks \['a'\] .* with the target",
+        ),
+        ([{"a": torch.ones(3)}], 0.5, None, r"'a' is \(2,\) in the target and \(3,\) in source 0"),
+        ([UPDATE], 1.5, None, "beta must be between 0 and 1, got 1.5 for source 0"),
+        ([UPDATE] * 2, [0.5, -0.1], None, "got -0.1 for source 1 of 2"),
+        ([UPDATE], float("nan"), None, "beta must be between 0 and 1, got nan"),
+        ([UPDATE] * 2, [0.5], None, "one number or one per source, got 1 for 2 sources"),
+        ([UPDATE] * 2, torch.ones(2, 1), None, r"got shape \(2, 1\)"),
+        ([UPDATE] * 2, 0.5, [1.0], "got 1 for 2"),
+        ([UPDATE] * 2, 0.5, [0.0, 0.0], "positive sum"),
+    ],
+)
+def test_refuses_what_cannot_be_mixed(
+    rule: Callable[..., dict[str, Tensor]], sources: list[dict[str, Tensor]], beta: Any, weights: Any, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        rule(UPDATE, sources, beta, weights)
+
+
+def test_betas_may_be_a_number_a_list_an_array_or_a_tensor(generator: torch.Generator) -> None:
+    t, *sources = random_updates(3, generator)
+    plain = fedda(t, sources, 0.25)
+    for beta in ([0.25, 0.25], torch.tensor(0.25), torch.tensor([0.25, 0.25]), np.array([0.25, 0.25])):
+        close(fedda(t, sources, beta), plain)
+
+
+def test_refuses_a_wrong_granularity_scale_or_shape() -> None:
+    with pytest.raises(ValueError, match=r"granularity must be one of \['layer', 'model'\], got 'block'"):
+        fedgp(UPDATE, [UPDATE], 0.5, granularity="block")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="granularity"):
+        inner_products(UPDATE, UPDATE, "block")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"scales must be finite and not negative, got -1\.0"):
+        fedgp_cosine(UPDATE, [UPDATE], 0.5, scales=[-1.0])
+    with pytest.raises(ValueError, match="got 2 for 1 sources"):
+        fedgp_cosine(UPDATE, [UPDATE], 0.5, scales=[1.0, 1.0])
+    with pytest.raises(ValueError, match=r"b lacks \['a'\]"):
+        inner_products(UPDATE, {"b": torch.ones(2)})
+    with pytest.raises(ValueError, match="same granularity"):
+        projection_coefficients(torch.ones(2), torch.ones(1))
+    with pytest.raises(ValueError, match=r"shape \(1,\), one per layer, or \(1,\), got \(2,\)"):
+        scale_layers(UPDATE, torch.ones(2))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedlit.models import MLP, Features, Replica, SmallCNN, make_classifier
+from fedlit.models import MLP, Features, LeNet, Replica, SmallCNN, make_classifier
 from fedlit.models.extractors import Norm
 
 
@@ -77,6 +77,26 @@ def test_only_batch_norm_keeps_statistics() -> None:
     assert len(dict(SmallCNN(norm="batch").named_buffers())) == 9
 
 
+@pytest.mark.parametrize(("size", "left"), [(28, 4), (32, 5), (16, 1)])
+def test_lenet_has_the_layers_of_the_benchmark_counted_by_hand(size: int, left: int) -> None:
+    """A side s becomes (s - 4) / 2 and ((s - 4) / 2 - 4) / 2: 28 -> 12 -> 4 and 32 -> 14 -> 5."""
+    network = LeNet(in_channels=3, image_size=size)
+    assert count(network) == (75 * 6 + 6) + (150 * 16 + 16) + (16 * left**2 * 120 + 120) + (120 * 84 + 84)
+    assert network(torch.randn(2, 3, size, size)).shape == (2, network.out_features)
+    assert make_classifier(network, 10).in_features == 84
+
+
+def test_lenet_on_cifar_has_the_62006_parameters_of_the_well_known_network() -> None:
+    """3x32x32 images and 10 classes: the number that PyTorch's own tutorial network has."""
+    network = LeNet(in_channels=3, image_size=32)
+    assert count(Replica(network, make_classifier(network, 10))) == 62_006
+
+
+def test_lenet_names_the_side_it_expected_and_got() -> None:
+    with pytest.raises(ValueError, match="image_size is 28, but the images have 32x32 pixels"):
+        LeNet()(torch.randn(2, 1, 32, 32))
+
+
 def test_features_pass_unchanged() -> None:
     x = torch.randn(5, 2, 3)
     network = Features(6)
@@ -100,6 +120,8 @@ def test_features_name_the_width_they_expected_and_got() -> None:
         (lambda: SmallCNN(in_channels=0), "in_channels must be at least 1, got 0"),
         (lambda: SmallCNN(norm="layer"), "norm must be 'batch', 'group' or 'none', got 'layer'"),  # type: ignore[arg-type]
         (lambda: SmallCNN(width=6, norm="group"), "width must be a multiple of 4 with norm='group', got 6"),
+        (lambda: LeNet(in_channels=0), "in_channels must be at least 1, got 0"),
+        (lambda: LeNet(image_size=15), "image_size must be at least 16 pixels, .* got 15"),
         (lambda: Features(0), "in_features must be at least 1, got 0"),
         (lambda: make_classifier(Features(3), 0), "num_classes must be at least 1, got 0"),
     ],

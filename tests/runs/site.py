@@ -17,6 +17,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.optim import Adam
 from torch.optim.lr_scheduler import StepLR
 
@@ -34,6 +35,13 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "FedRFTCA": {"num_frequencies": 16, "num_components": 8, "classifier_period": 2},
     "Voting": {"num_frequencies": 16, "num_components": 8, "classifier_period": None},
     "FedRFTCAClosedForm": {"num_frequencies": 16, "num_components": 8},
+    "FedDA": {"target_lr_ratio": 0.5, "align_magnitudes": True},
+    "FedDA auto": {"beta": "auto"},
+    "FedGP": {"target_lr_ratio": 0.5},
+    "FedGP auto": {"beta": "auto"},
+    "FedGP auto, exact": {"beta": "auto", "residual": "exact"},
+    "FedGP auto, one batch": {"beta": "auto"},
+    "FedGP auto, inner products": {"beta": "auto", "inner_product": fedlit.privacy.PlainAffine()},
 }
 """What methods are given, by the name under which they are asked for."""
 
@@ -88,6 +96,7 @@ def main() -> None:
     parser.add_argument("--devices", type=int, default=1)
     parser.add_argument("--resume")
     parser.add_argument("--save")
+    parser.add_argument("--save-steps", help="folder for checkpoints within rounds, after each 5 steps")
     parser.add_argument("--trouble", default="none")
     parser.add_argument("--timeout", type=float, default=60)
     parser.add_argument("--own", action="store_true", help="each process knows its own clients' data alone")
@@ -96,12 +105,14 @@ def main() -> None:
     parser.add_argument("--privacy", default="None", help="an expression over fedlit.privacy")
     options = parser.parse_args()
     pl.seed_everything(options.seed, verbose=False)
-    data: Any = digits(target_labels=30)
+    # several steps in a round, whose variance auto-weights need
+    small = {"target_batch_size": 8} if "auto" in options.method and "one batch" not in options.method else {}
+    data: Any = digits(target_labels=30, **small)
     if options.own:
         names = ["clean", "blended", Client("fonts", role="target", labelled=True)]
         data = SimpleNamespace(clients=names, target="fonts", num_classes=10)
     given = {"OutOfStep": OutOfStep, "Voting": FedRFTCA}
-    method = given.get(options.method) or getattr(fedlit.methods, options.method)
+    method = given.get(options.method) or getattr(fedlit.methods, options.method.split()[0])
     torch.manual_seed(options.seed)
     module = build(
         method,
@@ -114,9 +125,13 @@ def main() -> None:
     if options.trouble == "init" and os.environ.get("LOCAL_RANK") == "1":
         next(module.originals[0].parameters()).data.add_(1)
     privacy = eval(options.privacy, vars(fedlit.privacy))  # written by the tests, nobody else
+    callbacks: list[pl.Callback] = [Trouble(options.trouble)]
+    if options.save_steps:
+        callbacks.append(ModelCheckpoint(options.save_steps, "{step}", every_n_train_steps=5, save_top_k=-1))
     run = trainer(
         options.rounds,
-        [Trouble(options.trouble)],
+        callbacks,
+        enable_checkpointing=bool(options.save_steps),
         devices=options.devices,
         gradient_clip_val=1.0,
         strategy={

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 SITE = Path(__file__).parent / "site.py"
 
@@ -61,7 +62,8 @@ def test_placement_changes_neither_weights_nor_ledger_nor_metrics(one: dict, dev
         ("FedRFTCA", "2"),
         pytest.param("FedRFTCA", "3", marks=pytest.mark.slow),
         *(pytest.param(name, devices, marks=pytest.mark.slow)
-          for name in ("Voting", "FedRFTCAClosedForm") for devices in ("2", "3")),
+          for name in ("Voting", "FedRFTCAClosedForm", "FedDA", "FedDA auto", "FedGP", "FedGP auto")
+          for devices in ("2", "3")),
     ],
 )  # fmt: skip
 def test_placement_changes_nothing_where_more_than_weights_is_exchanged(method: str, devices: str) -> None:
@@ -84,6 +86,35 @@ def test_aligned_clients_resume_on_other_processes(tmp_path: Path) -> None:
     results, _ = start(*arguments, "--rounds", "4", "--resume", path, "--devices", "2")
     assert merged(results) == alone["weights"]
     assert results[0]["ledger"] == alone["ledger"]
+
+
+@pytest.mark.parametrize(
+    ("method", "privacy"),
+    [
+        pytest.param("FedGP auto, exact", "None", id="open"),
+        pytest.param("FedGP auto, inner products", "PairwiseMasking()", id="masked", marks=pytest.mark.slow),
+    ],
+)
+def test_updates_on_three_processes_equal_one_and_a_round_under_way_resumes_on_two(
+    method: str, privacy: str, tmp_path: Path
+) -> None:
+    """The target's steps so far, and everybody's start of the round, go along in the checkpoint."""
+    arguments = ["--method", method, "--privacy", privacy, "--everyone", "--rounds", "2"]
+    (alone,), _ = start(*arguments)
+    three, _ = start(*arguments, "--devices", "3", "--save-steps", str(tmp_path))
+    assert merged(three) == alone["weights"]
+    assert "beta" in alone["metrics"]
+    for result in three:
+        assert result["ledger"] == alone["ledger"]
+        assert result["metrics"] == alone["metrics"]  # every process logs what the target has told
+    saved = {path: torch.load(path, weights_only=True)["federation"] for path in tmp_path.glob("*.ckpt")}
+    within = [path for path, state in saved.items() if state["round_idx"] == 1 and state["batch_idx"]]
+    last = max(within, key=lambda path: int(saved[path]["batch_idx"]))
+    results, _ = start(*arguments, "--devices", "2", "--resume", str(last))
+    assert merged(results) == alone["weights"]
+    for result in results:  # norms of gradients are a mean over the steps since the checkpoint
+        kept = {name: value for name, value in alone["metrics"].items() if not name.endswith("grad_norm")}
+        assert kept.items() <= result["metrics"].items()
 
 
 def test_sites_that_know_only_their_own_data_train_the_same(one: dict) -> None:
@@ -128,6 +159,27 @@ def test_masked_training_on_three_processes_equals_one_and_the_plain_grid(on_gri
     assert all(result["ledger"] == alone["ledger"] for result in results)
 
 
+HIDDEN = ["--rounds", "3", "--everyone"]
+
+
+@pytest.mark.parametrize(
+    ("method", "name"),
+    [
+        ("FedRFTCA", "masking"),
+        pytest.param("FedRFTCA", "bfv", marks=pytest.mark.slow),
+        pytest.param("FedRFTCA", "paillier", marks=pytest.mark.slow),
+        pytest.param("FedRFTCAClosedForm", "masking", marks=pytest.mark.slow),
+    ],
+)
+def test_hidden_messages_train_the_same_on_three_processes_and_on_the_plain_grid(method: str, name: str) -> None:
+    backend, library = BACKENDS[name]
+    pytest.importorskip(library)
+    (plain,), _ = start(*HIDDEN, "--method", method, "--privacy", "Plain(FixedPoint())")
+    results, _ = start(*HIDDEN, "--method", method, "--privacy", backend, "--devices", "3")
+    assert merged(results) == plain["weights"]
+    assert all(result["metrics"] == plain["metrics"] for result in results)
+
+
 @pytest.mark.parametrize("name", ["masking", "paillier", pytest.param("bfv", marks=pytest.mark.slow)])
 def test_exact_backends_resume_on_other_processes_with_new_keys(on_grid: dict, name: str, tmp_path: Path) -> None:
     """Clients that were away before the checkpoint catch up after it, though the old keys are gone."""
@@ -147,10 +199,11 @@ def test_exact_backends_resume_on_other_processes_with_new_keys(on_grid: dict, n
         (["--method", "OutOfStep"], "channel 'gossip'"),
         (["--trouble", "init"], "the initial network"),
         (["--trouble", "raise"], "something went wrong at this site"),
+        (["--method", "FedGP auto, one batch", "--rounds", "1"], "needs at least 2; 'fonts' took 1"),
         (["--trouble", "kill"], "lost the other processes"),
         (["--trouble", "stall", "--timeout", "4"], "was silent for 4 s (timeout)"),
     ],
-    ids=["out-of-range", "nan", "out-of-step", "other-network", "exception", "killed", "stalled"],
+    ids=["out-of-range", "nan", "out-of-step", "other-network", "exception", "one-step", "killed", "stalled"],
 )
 def test_trouble_at_one_process_ends_all_with_a_clear_error(arguments: list[str], message: str) -> None:
     begin = time.perf_counter()

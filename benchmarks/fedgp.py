@@ -1,0 +1,233 @@
+"""FedDA, FedGP and their auto-weights next to what they are compared with, as in the paper's tables 12, 13 and 17.
+
+Run from the repository root: python benchmarks/fedgp.py [--parts noise label_shift heart] [--jobs 2] [--seeds 0 1 2]
+
+Every cell is one ``fedlit fit`` of an experiment, all methods and seeds; accuracies are those of the last round, on
+test samples of the target, which nothing was chosen by. The paper's are of all of Fashion-MNIST (ours: the images that
+the experiment's ``max_samples`` says) and, for hearts, of other test patients. Results go into benchmarks/fedgp.json as
+they come, with the paper's beside them; cells that are not run keep their figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import lightning
+import torch
+
+METHODS = {
+    "SourceOnly": "Source only",
+    "FedAvg": "FedAvg",
+    "FinetuneOffline": "Finetune_Offline",
+    "FedDA": "FedDA_0.5",
+    "FedGP": "FedGP_0.5",
+    "FedDA(beta=auto)": "FedDA_Auto",
+    "FedGP(beta=auto)": "FedGP_Auto",
+    "Ditto": "Ditto",
+    "FedRep": "FedRep",
+    "APFL": "APFL",
+    "KNNPer": "KNN-per",
+    "TargetOnly": "Target only",
+    "Oracle": "Oracle",
+}
+"""What the experiments' tables and the paper's call a method, in the order of the rows."""
+
+PAPER: dict[str, dict[str, Any]] = {
+    # Jiang, Zhang and Koyejo (ICLR 2024): Table 12 (Fashion-MNIST, columns by noise), Table 13 (by eta), Table 17.
+    "noise": {
+        "columns": ["0.2", "0.4", "0.6", "0.8"],
+        "SourceOnly": [25.49, 18.55, 16.71, 14.99],
+        "FinetuneOffline": [48.26, 40.15, 36.64, 33.71],
+        "FedDA": [69.73, 58.6, 50.13, 45.51],
+        "FedGP": [75.09, 71.09, 68.01, 62.22],
+        "FedDA(beta=auto)": [77.03, 72.68, 67.69, 62.85],
+        "FedGP(beta=auto)": [75.09, 71.46, 67.53, 62.93],
+        "TargetOnly": [70.59, 66.03, 61.26, 57.82],
+        "Oracle": [82.53, 81.20, 75.60, 72.60],
+    },
+    "label_shift": {
+        "columns": ["0.45", "0.3", "0.15", "0.1", "0.05", "0.0"],
+        "SourceOnly": [83.97, 79.71, 69.15, 59.90, 52.51, 0.00],
+        "FinetuneOffline": [79.84, 80.21, 83.13, 85.43, 89.63, 33.25],
+        "FedDA": [82.44, 80.85, 77.50, 76.51, 68.26, 59.56],
+        "FedGP": [82.97, 83.24, 85.97, 88.72, 91.89, 98.71],
+        "FedDA(beta=auto)": [83.94, 83.91, 86.50, 89.45, 91.87, 98.51],
+        "FedGP(beta=auto)": [84.68, 84.14, 86.72, 89.58, 92.03, 98.53],
+        "TargetOnly": [81.05, 82.44, 84.00, 88.02, 89.80, 98.32],
+        "Oracle": [87.68, 88.06, 90.56, 91.9, 93.46, 98.73],
+    },
+    "heart": {
+        "columns": ["cleveland", "hungary", "switzerland", "va_long_beach", "average"],
+        "SourceOnly": [76.92, 75.96, 62.50, 55.56, 67.74],
+        "FedAvg": [75.96, 76.40, 62.50, 55.56, 67.61],
+        "FedDA": [79.81, 78.65, 67.50, 62.22, 72.05],
+        "FedGP": [78.85, 80.45, 68.75, 65.33, 73.35],
+        "FedDA(beta=auto)": [80.77, 80.90, 68.75, 71.11, 75.38],
+        "FedGP(beta=auto)": [80.77, 79.78, 68.75, 69.78, 74.77],
+        "Ditto": [76.92, 73.03, 62.50, 55.56, 67.00],
+        "FedRep": [78.84, 65.17, 75.00, 60.00, 69.75],
+        "APFL": [51.92, 57.30, 31.25, 42.22, 45.67],
+        "KNNPer": [56.00, 56.00, 56.00, 56.00, 56.00],
+    },
+}
+"""Target test accuracies in per cent, as printed."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One experiment, and the column or columns of the table that it fills."""
+
+    part: str
+    name: str
+    arguments: tuple[str, ...]
+
+
+def cells(parts: list[str]) -> list[Cell]:
+    """All experiments of some parts."""
+    found = []
+    for part in ("noise", "label_shift"):
+        for level in PAPER[part]["columns"] if part in parts else ():
+            found.append(
+                Cell(part, str(level), (f"--config=configs/experiments/fashion_mnist_{part}_{level}_fedgp.yaml",))
+            )
+    if "heart" in parts:
+        heart = "--config=configs/experiments/heart_fedgp.yaml"
+        for hospital in PAPER["heart"]["columns"][:-1]:
+            share = 1.0 if hospital == "switzerland" else 0.2
+            arguments = (heart, f"--targets=[{hospital}]", f"--data.target_labels={share}")
+            found.append(Cell("heart", str(hospital), arguments))
+    return found
+
+
+def fit(cell: Cell, seeds: list[int] | None) -> list[dict[str, Any]]:
+    """Summaries of all runs of one experiment."""
+    command = Path(sys.executable).with_name("fedlit")
+    extra = [] if seeds is None else [f"--seeds={seeds}"]
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = [str(command), "fit", *cell.arguments, *extra, f"--trainer.default_root_dir={folder}"]
+        done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(arguments)} failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
+        return [json.loads(path.read_text()) for path in sorted(Path(folder).rglob("summary.json"))]
+
+
+def table(cell: Cell, runs: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Per method: mean and sample standard deviation in per cent, the accuracy of each seed, and the cost of a run."""
+    result: dict[str, dict[str, Any]] = {}
+    for method in METHODS:
+        own = sorted((run for run in runs if run["method"] == method), key=lambda run: run["seed"])
+        if own:
+            accuracies = [round(100 * run["oracle_accuracy"], 2) for run in own]
+            result[method] = {
+                "mean": round(statistics.fmean(accuracies), 1),
+                "std": round(statistics.stdev(accuracies), 1) if len(own) > 1 else 0.0,
+                "paper": paper(cell.part, method, cell.name),
+                "by_seed": {str(run["seed"]): accuracy for run, accuracy in zip(own, accuracies, strict=True)},
+                "seconds": round(statistics.fmean(run["seconds_total"] for run in own), 1),
+                "megabytes": round(statistics.fmean(sent(run) for run in own), 3),
+            }
+    return result
+
+
+def sent(run: dict[str, Any]) -> float:
+    """Megabytes of a run's messages, without what is sent to be logged."""
+    logging = ("metrics", "oracle")
+    return float(sum(size for channel, size in run["bytes_by_channel"].items() if channel not in logging)) / 1e6
+
+
+def paper(part: str, method: str, column: str) -> float | None:
+    """The paper's figure; ``None`` where it has none."""
+    row = PAPER[part].get(method)
+    return None if row is None else float(row[PAPER[part]["columns"].index(column)])
+
+
+def with_average(columns: dict[str, Any]) -> dict[str, Any]:
+    """The columns, and an average over hospitals taken within each seed, once all four are there."""
+    names = PAPER["heart"]["columns"]
+    if any(name not in columns for name in names[:-1]):
+        return columns
+    average = {}
+    for method in columns[names[0]]:
+        by_seed = [columns[name][method]["by_seed"] for name in names[:-1]]
+        seeds = [seed for seed in by_seed[0] if all(seed in each for each in by_seed)]
+        means = [statistics.fmean(each[seed] for each in by_seed) for seed in seeds]
+        average[method] = {
+            "mean": round(statistics.fmean(means), 1),
+            "std": round(statistics.stdev(means), 1) if len(means) > 1 else 0.0,
+            "paper": paper("heart", method, "average"),
+        }
+    return {**{name: columns[name] for name in names[:-1]}, "average": average}
+
+
+def show(part: str, columns: dict[str, Any]) -> None:
+    """Print a part as a table in Markdown: ours, and in brackets the paper's."""
+    names = [name for name in PAPER[part]["columns"] if name in columns]
+    print(f"\n| {part} | {' | '.join(names)} |\n|---|{'---|' * len(names)}")
+    for method, called in METHODS.items():
+        if any(method in columns[name] for name in names):
+            print(f"| {called} | {' | '.join(written(columns[name].get(method)) for name in names)} |", flush=True)
+
+
+def written(cell: dict[str, Any] | None) -> str:
+    """One cell of the table."""
+    if cell is None:
+        return "-"
+    printed = "" if cell["paper"] is None else f" ({cell['paper']:.1f})"
+    return f"{cell['mean']:.1f} ± {cell['std']:.1f}{printed}"
+
+
+def main() -> None:
+    """Run the chosen parts, and write the JSON after each cell."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", nargs="+", choices=list(PAPER), default=list(PAPER))
+    parser.add_argument("--cells", nargs="+", help="Only these columns, such as 0.4 or hungary.")
+    parser.add_argument(
+        "--seeds", nargs="+", type=int, help="Instead of those of the experiments: 3, and 5 for hearts."
+    )
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="Runs side by side, one thread each.")
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
+    options = parser.parse_args()
+    stored = json.loads(options.out.read_text()) if options.out.exists() else {}
+    results: dict[str, Any] = stored.get("results", {})
+    lock = Lock()
+
+    def run(cell: Cell) -> None:
+        rows = table(cell, fit(cell, options.seeds))
+        with lock:
+            columns = results.setdefault(cell.part, {})
+            columns[cell.name] = rows
+            if cell.part == "heart":
+                results[cell.part] = with_average(columns)
+            versions = {
+                "python": platform.python_version(),
+                "torch": torch.__version__,
+                "lightning": lightning.__version__,
+            }
+            command = "python benchmarks/fedgp.py"
+            content = {"results": results, "command": command, "cores": os.cpu_count(), "versions": versions}
+            options.out.write_text(json.dumps(content, indent=2) + "\n")
+            print(
+                f"{cell.part} {cell.name}: " + ", ".join(f"{m} {written(row)}" for m, row in rows.items()), flush=True
+            )
+
+    chosen = [cell for cell in cells(options.parts) if options.cells is None or cell.name in options.cells]
+    with ThreadPoolExecutor(options.jobs) as pool:
+        list(pool.map(run, chosen))
+    for part in options.parts:
+        show(part, results.get(part, {}))
+
+
+if __name__ == "__main__":
+    main()

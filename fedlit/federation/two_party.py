@@ -1,0 +1,122 @@
+"""Runs a `TwoPartyAffine` between pairs of clients: who has which party, and how its byte strings get there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from fedlit.federation.messenger import KINDS, Messenger
+from fedlit.privacy import PrivacyError, RoundId, TwoPartyAffine
+from fedlit.privacy.affine import AffineSource, AffineTarget
+
+_T = TypeVar("_T")
+Pair = tuple[str, str]
+"""Who holds the moments, and who learns y."""
+
+_Carry = Callable[
+    [str, Mapping[str, dict[str, Tensor]], Callable[[str], list[Pair]]], dict[str, dict[str, dict[str, Tensor]]]
+]
+
+
+class TwoPartyExchange:
+    """Local parties by channel and pair, with keys that last as long as the process.
+
+    Args:
+        messenger: Of the federation.
+        carry: Sends messages of local clients along routes.
+        timed: Context that books seconds under the name of a phase.
+    """
+
+    def __init__(
+        self, messenger: Messenger, carry: _Carry, timed: Callable[[str], AbstractContextManager[None]]
+    ) -> None:
+        self.protocols: dict[str, TwoPartyAffine] = {}
+        self._messenger = messenger
+        self._carry = carry
+        self._timed = timed
+        self._holders: dict[tuple[str, Pair], AffineSource] = {}
+        self._learners: dict[tuple[str, Pair], AffineTarget] = {}
+        self._introduced: set[tuple[str, Pair]] = set()
+
+    def run(
+        self,
+        round_id: RoundId,
+        protocol: TwoPartyAffine,
+        moments: Mapping[str, Tensor],
+        maps: Mapping[str, Mapping[str, tuple[Tensor, Tensor]]],
+        pairs: Sequence[Pair],
+        num_outputs: int,
+    ) -> dict[str, dict[str, Tensor]]:
+        """What `Federation.affine` returns."""
+        channel = round_id.channel
+        self.protocols[channel] = protocol
+        new = [pair for pair in pairs if (channel, pair) not in self._introduced]
+        for pair in new:
+            if self._messenger.is_local(pair[0]):
+                self._holders[channel, pair] = protocol.source()
+            if self._messenger.is_local(pair[1]):
+                self._learners[channel, pair] = protocol.target()
+        keys = self._relay(channel, new, lambda pair: self._holders[channel, pair].public_key())
+        for pair, key in keys.items():
+            self._guarded(lambda pair=pair, key=key: self._learners[channel, pair].receive_key(key))  # type: ignore[misc]
+        self._introduced |= {(channel, pair) for pair in new}
+
+        def protect(pair: Pair) -> bytes:
+            party = self._holders[channel, pair]
+            party.open_round(round_id)
+            return party.protect(moments[pair[0]].double().cpu(), num_outputs)
+
+        def evaluate(pair: Pair) -> bytes:
+            party = self._learners[channel, pair]
+            party.open_round(round_id)
+            matrix, offset = maps[pair[1]][pair[0]]
+            return party.evaluate(sent[pair], matrix.double().cpu(), offset.double().cpu())
+
+        sent = self._relay(channel, pairs, protect)
+        replies = self._relay(channel, pairs, evaluate, back=True)
+        answers = self._relay(channel, pairs, lambda pair: self._holders[channel, pair].unlock(replies[pair]))
+        outputs: dict[str, dict[str, Tensor]] = {}
+        for pair, answer in answers.items():
+            y = self._guarded(lambda pair=pair, answer=answer: self._learners[channel, pair].reveal(answer))  # type: ignore[misc]
+            if y is not None:
+                outputs.setdefault(pair[1], {})[pair[0]] = y.to(self._messenger.device or y.device)
+        if pairs:
+            self._messenger.announce(channel, {}, KINDS.index("check"))  # whether an answer was refused somewhere
+        return outputs
+
+    def _relay(
+        self, channel: str, pairs: Sequence[Pair], write: Callable[[Pair], bytes], back: bool = False
+    ) -> dict[Pair, bytes]:
+        """One step: a byte string for each pair, from the first to the second or ``back``; those that arrived here.
+
+        Pair by pair: what one client says to several others is a different message for each of them.
+        """
+        arrived: dict[Pair, bytes] = {}
+        for pair in pairs:
+            sender, receiver = reversed(pair) if back else pair
+            message: bytes | None = None
+            if self._messenger.is_local(sender) and not self._messenger.failed:
+                message = self._guarded(lambda pair=pair: write(pair))  # type: ignore[misc]
+            outgoing = {} if message is None else {sender: {"bytes": _to_tensor(message)}}
+            with self._timed("exchange"):
+                received = self._carry(channel, outgoing, lambda _, way=(sender, receiver): [way])  # type: ignore[misc]
+            if receiver in received:
+                arrived[pair] = received[receiver][sender]["bytes"].cpu().numpy().tobytes()
+        return arrived
+
+    def _guarded(self, step: Callable[[], _T]) -> _T | None:
+        """Result of one party's step; a refusal is kept for the next announcement, which raises it everywhere."""
+        try:
+            with self._timed("protection"):
+                return step()
+        except PrivacyError as error:
+            self._messenger.fail(error)
+            return None
+
+
+def _to_tensor(message: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(message), dtype=torch.uint8) if message else torch.zeros(0, dtype=torch.uint8)

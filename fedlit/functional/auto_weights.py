@@ -1,0 +1,211 @@
+"""How much to trust a source: weights from the variance of the target's gradients and the distance to the source's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from fedlit.functional.updates import (
+    CHUNK,
+    Granularity,
+    check_alike,
+    check_granularity,
+    flat,
+    inner_products,
+    layer_names,
+    products_with_sources,
+)
+
+Rule = Literal["fedda", "fedgp"]
+
+
+@dataclass(eq=False)  # tensors have no truth value
+class BatchStatistics:
+    r"""Mean and variance of batch gradients that come one at a time, in the memory of one model.
+
+    .. math:: \bar{g} = \frac{1}{B} \sum_j g_j, \qquad V = \frac{1}{B - 1} \sum_j \lVert g_j - \bar{g} \rVert^2
+
+    Integer entries and BatchNorm's ``running_mean`` and ``running_var`` take no part. The state is plain, so that it
+    can be stored and given to the constructor again.
+
+    Attributes:
+        mean: Mean of the gradients so far, in their dtypes but in float32 at least; empty before the first. It
+            is changed in place by :meth:`add`.
+        squares: Sum of the squared distances from the mean, in float64.
+        count: Number of gradients so far (B).
+
+    References:
+        Welford, Note on a method for calculating corrected sums of squares and products, Technometrics 1962.
+    """
+
+    mean: dict[str, Tensor] = field(default_factory=dict)
+    squares: float = 0.0
+    count: int = 0
+
+    def __post_init__(self) -> None:
+        # the mean is changed in place, which must not reach the one who gave it
+        self.mean = {name: t.detach().clone(memory_format=torch.contiguous_format) for name, t in self.mean.items()}
+
+    @torch.no_grad()
+    def add(self, update: dict[str, Tensor]) -> None:
+        """Take in one more batch gradient; it is not kept.
+
+        Args:
+            update: Gradient of the mean loss over one batch, or the update of one local step, name by name.
+
+        Raises:
+            ValueError: If names or shapes of the layers differ from those of the gradients before.
+        """
+        layers = {name: update[name].detach() for name in layer_names(update)}
+        if self.count == 0:
+            for name, layer in layers.items():
+                self.mean[name] = layer.new_zeros(layer.shape, dtype=torch.promote_types(layer.dtype, torch.float32))
+                self.mean[name].copy_(layer)
+            self.count = 1
+            return
+        check_alike([self.mean, layers], ["the gradients before", "this one"])
+        self.count += 1
+        distance: Tensor | float = 0.0
+        for name, layer in layers.items():
+            pieces = (torch.split(flat(tensor), CHUNK) for tensor in (self.mean[name], layer))
+            for part, chunk in zip(*pieces, strict=True):
+                mean = part.double()
+                step = chunk.to(mean) - mean
+                distance = distance + step.dot(step)
+                part.copy_(mean.add(step, alpha=1 / self.count))
+        self.squares += float(distance) * (self.count - 1) / self.count
+
+    @property
+    def variance(self) -> float:
+        """Unbiased sample variance of a batch gradient, summed over coordinates (V)."""
+        if self.count < 2:
+            raise ValueError(
+                f"the variance needs gradients of at least 2 batches (B), got {self.count}: use smaller batches"
+            )
+        return self.squares / (self.count - 1)
+
+
+@dataclass(frozen=True)
+class AutoBeta:
+    r"""Weights of the sources, and the estimates they come from. All in float64.
+
+    Attributes:
+        beta: Weight of each source, shape (N,), from 0 to 1.
+        target_variance: Variance of the target's mean gradient, summed over coordinates
+            (:math:`\hat\sigma^2 = V / B`), a scalar.
+        distance: Squared distance of each source's gradient from the target's expected one (:math:`d^2`), shape (N,).
+            Unbiased, hence it can be negative.
+        residual: Squared distance of the target's expected gradient from the span of each source's
+            (:math:`\tau^2 d^2`), shape (N,). Unbiased, hence it can be negative and can exceed ``distance``.
+    """
+
+    beta: Tensor
+    target_variance: Tensor
+    distance: Tensor
+    residual: Tensor
+
+
+def auto_weights(target_variance: float | Tensor, distance: float | Tensor) -> Tensor:
+    r"""Weight of a source that minimises the expected squared error of FedDA or FedGP.
+
+    .. math:: \beta = \frac{\sigma^2}{\sigma^2 + \max(d^2, 0)}, \quad 0 \text{ where } \sigma^2 = 0
+
+    An estimate of :math:`d^2` below zero says that the source cannot be told from the target: its weight is 1.
+
+    Args:
+        target_variance: Variance of the target's mean gradient (sigma^2), not negative.
+        distance: Estimate of a squared distance, of a shape that goes with the variance's: from the source's gradient
+            for FedDA (d^2), from its span for FedGP (tau^2 d^2).
+
+    Returns:
+        Weights of the sources from 0 to 1, float64.
+
+    Raises:
+        ValueError: If a value is not finite, or the variance is negative.
+
+    References:
+        Jiang et al., Principled federated domain adaptation: gradient projection and auto-weighting, ICLR 2024,
+        section 4.3. The denominator's 1/m, for m parameters, is dropped there as well.
+    """
+    variance = torch.as_tensor(target_variance, dtype=torch.float64)
+    squared = torch.as_tensor(distance, dtype=torch.float64, device=variance.device)
+    if not (variance.isfinite().all() and (variance >= 0).all()):
+        raise ValueError(f"target_variance (sigma^2) must be finite and not negative, got {variance.tolist()}")
+    if not squared.isfinite().all():
+        raise ValueError(f"distance (d^2) must be finite, got {squared.tolist()}: has a client's model diverged?")
+    total = variance + squared.clamp(min=0)
+    return torch.where(variance == 0, 0.0, variance / torch.where(variance == 0, 1.0, total))
+
+
+@torch.no_grad()
+def auto_beta(
+    target_batches: Iterable[dict[str, Tensor]],
+    sources: Sequence[dict[str, Tensor]],
+    rule: Rule = "fedda",
+    granularity: Granularity = "model",
+) -> AutoBeta:
+    r"""Estimate from batch gradients of the target how much each source should weigh in FedDA or FedGP.
+
+    .. math:: \hat\sigma^2 = \frac{V}{B}, \qquad
+              \hat{d}^2 = \lVert g_S - \bar{g} \rVert^2 - \frac{V}{B}, \qquad
+              \widehat{\tau^2 d^2} = \lVert \bar{g} - P \bar{g} \rVert^2 - \frac{V_r}{B}
+
+    :math:`P` projects on the span of the source's update, and :math:`V_r` is the sample variance of
+    :math:`g_j - P g_j`. All three are unbiased for batches drawn independently and a source's update independent of
+    them. The batches are read once and not kept: of each, one number per layer of each source remains.
+
+    Args:
+        target_batches: Gradients of the target at one point, one per batch of equal size; at least two. A generator
+            will do.
+        sources: One update per source (g_S), in the scale of the target's. At least one.
+        rule: ``"fedda"`` weighs with the distance, ``"fedgp"`` with the residual.
+        granularity: Whether the residual is of projections layer by layer or of the whole model; the distance is the
+            same in both.
+
+    Returns:
+        Weights per source, and the three estimates before clipping.
+
+    Raises:
+        ValueError: If there are fewer than two batches or no sources, names or shapes of layers differ, the rule or the
+            granularity is unknown, or an update is not finite.
+
+    References:
+        Jiang et al., Principled federated domain adaptation: gradient projection and auto-weighting, ICLR 2024,
+        appendix A.5. There all batches are kept; this is the same number in the memory of one model.
+    """
+    if rule not in get_args(Rule):
+        raise ValueError(f"rule must be one of {list(get_args(Rule))}, got {rule!r}")
+    check_granularity(granularity)
+    if not sources:
+        raise ValueError("sources must hold at least 1 update, got none")
+    statistics = BatchStatistics()
+    along_mean = along_squares = torch.zeros((), dtype=torch.float64)
+    callers = ["the target", *(f"source {idx}" for idx in range(len(sources)))]
+    sources = [{name: source[name] for name in layer_names(source)} for source in sources]
+    for batch in target_batches:
+        statistics.add(batch)
+        if statistics.count == 1:
+            check_alike([statistics.mean, *sources], callers)
+        inner, norms_squared = products_with_sources(batch, sources, granularity)
+        along = _lengths(inner, norms_squared)
+        step = along - along_mean
+        along_mean = along_mean + step / statistics.count
+        along_squares = along_squares + step * (along - along_mean)
+    batches, variance = statistics.count, statistics.variance
+    inner, norms_squared = products_with_sources(statistics.mean, sources, granularity)
+    mean_squared = inner_products(statistics.mean, statistics.mean, "model")
+    target_variance = mean_squared.new_tensor(variance / batches)
+    distance = norms_squared.sum(1) - 2 * inner.sum(1) + mean_squared - target_variance
+    variance_along = along_squares.sum(1) / (batches - 1)
+    residual = mean_squared - _lengths(inner, norms_squared).square().sum(1) - (variance - variance_along) / batches
+    beta = auto_weights(target_variance, distance if rule == "fedda" else residual)
+    return AutoBeta(beta=beta, target_variance=target_variance, distance=distance, residual=residual)
+
+
+def _lengths(inner: Tensor, norms_squared: Tensor) -> Tensor:
+    """Inner products with the unit vectors of directions; 0 for a direction that is 0."""
+    return torch.where(norms_squared == 0, 0.0, inner / torch.where(norms_squared == 0, 1.0, norms_squared).sqrt())

@@ -1,0 +1,68 @@
+"""APFL (Deng, Kamani and Mahdavi, Adaptive Personalized Federated Learning, arXiv 2003.13461, 2020), Algorithm 1.
+
+Differences from the paper: alpha is fixed and the same for all, as in Jiang et al. (ICLR 2024); its adaptive alpha is
+left out. BatchNorm's running statistics are not mixed: those of the mixed model's own activations are kept.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedlit.methods.personalised import Personalised, PersonalReplica
+
+
+class MixedReplica(PersonalReplica):
+    """A client's copy of the averaged model w and its local model v, evaluated as alpha v + (1 - alpha) w.
+
+    Args:
+        extractor: Of w; v starts as a copy.
+        classifier: Of w; v starts as a copy.
+        alpha: Share of v, in [0, 1].
+    """
+
+    def __init__(self, extractor: nn.Module, classifier: nn.Module, alpha: float) -> None:
+        super().__init__(extractor, classifier)
+        self.alpha = alpha
+
+    def own(self, x: Tensor) -> Tensor:
+        """Logits of the mixed model; their gradient reaches v alone."""
+        mixed = {
+            name: torch.lerp(self.get_parameter(name).detach(), param, self.alpha)
+            for name, param in self.personal.named_parameters()
+        }
+        logits: Tensor = functional_call(self.personal, mixed, (x,))
+        return logits
+
+
+class APFL(Personalised):
+    """FedAvg of w, and at each client a local v_k, so that the mixture alpha v_k + (1 - alpha) w fits its data.
+
+    w takes steps on its own loss F_k(w), v_k along alpha grad F_k(alpha v_k + (1 - alpha) w). Each client is evaluated
+    by the mixture; v_k never leaves it.
+
+    Sends: "weights", as FedAvg.
+
+    Args:
+        alpha: Share of the local model in [0, 1]: 0 is FedAvg (with BatchNorm statistics of the client's own), 1 is
+            local training.
+
+    Raises:
+        ValueError: If ``alpha`` is outside [0, 1].
+        RosterError: When training starts, if the target has no labels.
+    """
+
+    def __init__(self, *args: Any, alpha: float = 0.5, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if not 0 <= alpha <= 1:
+            raise ValueError(f"alpha must be in [0, 1], got {alpha}: it is the share of the local model")
+        self.alpha = alpha
+
+    def build_replica(self) -> PersonalReplica:
+        """Both models, and how they are mixed."""
+        extractor, classifier = (copy.deepcopy(network) for network in self.originals)
+        return MixedReplica(extractor, classifier, self.alpha)

@@ -1,0 +1,78 @@
+"""Ditto (Li, Hu, Beirami and Smith, ICML 2021), Algorithm 1.
+
+Differences from the paper: w and v take their steps on the same batches, with the same optimiser; the paper has them
+apart, with a number of steps for each. v starts as the first w that its client trains, which after a warm-up is its
+result.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from fedlit.federation import Client
+from fedlit.methods.personalised import Personalised, PersonalReplica
+
+
+class Ditto(Personalised):
+    """FedAvg, and beside it at each client a model v_k of its own that minimises F_k(v) + (lam / 2) |v - w|^2.
+
+    w is the averaged model of the round's start. Each client is evaluated by its v_k, which never leaves it.
+
+    Sends: "weights", as FedAvg.
+
+    Args:
+        lam: Strength lambda of the pull towards w, at least 0: with 0 the v_k are trained locally, with a large one
+            they are w. Steps of SGD need learning rate * lam < 2. Jiang et al. (ICLR 2024) take 1.
+
+    Raises:
+        ValueError: If ``lam`` is negative or not finite.
+        RosterError: When training starts, if the target has no labels.
+    """
+
+    stays_local: ClassVar[tuple[str, ...]] = (*Personalised.stays_local, "anchor.")
+
+    def __init__(self, *args: Any, lam: float = 1.0, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if not 0 <= lam < math.inf:
+            raise ValueError(
+                f"lam (lambda) must be at least 0 and finite, got {lam}: it weighs the pull towards the averaged model"
+            )
+        self.lam = lam
+
+    def build_replica(self) -> PersonalReplica:
+        """Both models, and the w of the round's start as buffers, so that a checkpoint within a round has it."""
+        extractor, classifier = (copy.deepcopy(network) for network in self.originals)
+        replica = PersonalReplica(extractor, classifier)
+        anchor = nn.Module()
+        for index, param in enumerate(replica.personal.parameters()):
+            anchor.register_buffer(str(index), param.detach().clone())
+        replica.add_module("anchor", anchor)
+        return replica
+
+    def on_round_start(self, round_idx: int) -> None:
+        """Fetch the current w, and remember it."""
+        super().on_round_start(round_idx)
+        self.anchor_()
+
+    @torch.no_grad()
+    def anchor_(self) -> None:
+        """Remember the current w of each local client."""
+        for client in self.federation.local_clients:
+            replica = self.replica(client)
+            current: list[Tensor] = [*replica.extractor.parameters(), *replica.classifier.parameters()]
+            torch._foreach_copy_(self._anchor(client), current)
+
+    def loss(self, client: Client, batch: Sequence[Any]) -> Tensor:
+        """Cross-entropies of w and v, plus the pull of v towards the w of the round's start."""
+        pairs = zip(self.replica(client).personal.parameters(), self._anchor(client), strict=True)
+        distance = torch.stack([(param - anchor).square().sum() for param, anchor in pairs]).sum()
+        return super().loss(client, batch) + 0.5 * self.lam * distance
+
+    def _anchor(self, client: Client) -> list[Tensor]:
+        return list(self.replica(client).get_submodule("anchor").buffers())

@@ -1,0 +1,754 @@
+"""FedDA and FedGP (Jiang, Zhang and Koyejo, Principled Federated Domain Adaptation, ICLR 2024).
+
+Algorithm 1 with Definitions 4.1 and 4.3, and the auto-weights of section 4.2. Gradients are model updates, as in the
+algorithm: weights after a round's local steps less those before.
+
+Differences from the paper, where it leaves something open or says two things:
+
+- beta weights the source, as in the definitions and the published code; appendix C.9 prints the opposite.
+- The projection is that of Definition 4.3. That of appendix C.9, which scales a source's update by its cosine, is
+  ``projection="cosine"``.
+- Auto-weights compare the updates that are combined, with magnitudes aligned by learning rates and steps
+  (``align_magnitudes``). The published code scales one side only, or both alike.
+- The variance of the target's gradient along a source's direction is by default taken to be that along any other
+  (``residual="isotropic"``); ``"exact"`` is the paper's estimator. Batch gradients never leave the target; the paper
+  sends them to the server.
+- BatchNorm's running statistics are no gradients: they are averaged with beta, and never projected.
+- Under a backend that hides single messages, each source computes its own weight and projection, and only the mean of
+  what comes of it leaves them (`FedDA.combine_hidden`). The paper has no such protocol.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from fedlit.federation import Client, RosterError
+from fedlit.functional import (
+    Granularity,
+    auto_beta,
+    auto_weights,
+    fedda,
+    fedgp,
+    fedgp_cosine,
+    inner_products,
+    projection_coefficients,
+    scale_layers,
+)
+from fedlit.functional.updates import layer_names
+from fedlit.models import RoundMemory
+from fedlit.module import FederatedModule
+
+Update = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class TargetSummary:
+    """What a source has to know of the target to weigh itself, besides products of their updates.
+
+    Args:
+        square: Squared norm of the target's update.
+        variance: Estimated variance sigma^2 of its mean gradient; NaN where that is not known.
+        path: Sum of the learning rates of its steps.
+    """
+
+    square: float
+    variance: float
+    path: float
+
+
+@dataclass(frozen=True)
+class Products:
+    """Inner products of two updates, by layer or over the whole model, float64.
+
+    Args:
+        inner: Of the target's with the source's, shape (L,).
+        source: Of the source's with itself, shape (L,).
+        target: Of the target's with itself, shape (L,); ``None`` where the source does not know them.
+    """
+
+    inner: Tensor
+    source: Tensor
+    target: Tensor | None = None
+
+    @classmethod
+    def of(cls, target: Update, source: Update, granularity: Granularity) -> Products:
+        """Of two updates at hand."""
+        pairs = ((target, source), (source, source), (target, target))
+        return cls(*(inner_products(a, b, granularity) for a, b in pairs))
+
+
+@dataclass(frozen=True)
+class SourceWeight:
+    """How a source enters the mean.
+
+    Args:
+        beta: Its weight, in [0, 1].
+        distance: Estimated squared distance d^2 between its gradient and the target's.
+        residual: Estimated squared distance tau^2 d^2 between the target's gradient and the directions of its own.
+    """
+
+    beta: float
+    distance: float
+    residual: float
+
+
+class FedDA(FederatedModule):
+    r"""Convex combinations of the target's update and each source's (Definition 4.1).
+
+    .. math:: \theta \leftarrow \theta + \sum_i w_i \left[ (1 - \beta_i) \, g_T + \beta_i \, g_{S_i} \right]
+
+    In each round sources train on their data and the target on its few labels, all from the same model; then the target
+    combines the updates, and everyone goes on from the result. A round without the target changes nothing.
+
+    With ``beta="auto"``, beta_i = sigma^2 / (sigma^2 + d_i^2) minimises a bound on the error of the combined gradient:
+    sigma^2 is the variance of the target's gradient, and d_i^2 its squared distance to the source's.
+
+    Sends: "update", each present source's update to the target, in the clear; "model", the new weights to everyone.
+    Under a backend of "update" that hides single messages the target receives the mean of what the sources contribute
+    instead. What they need of the target for it, if beta is "auto" or magnitudes are aligned, and for `FedGP`, goes to
+    each of them over "target_update": its update, or, if the strategy has ``two_party`` for
+    "inner_product", three numbers, and products with the update over that channel.
+
+    Who learns what under such a backend: the target (and the server, where the backend lets it read totals) the mean of
+    the contributions and of the betas; sources the new model and the target's update, from which much of its few
+    samples can be read, and so the mean of the contributions: of two sources each learns the other's. With
+    ``two_party``, meant for networks of some thousand parameters, a source learns the products of its own directions
+    with the target's update instead, one number for each layer. Nobody checks what it asks for: a dishonest source can
+    read a few coordinates in every round.
+
+    Differential privacy is for the channel "update" and needs a fixed beta.
+
+    Logged after each round: ``beta`` (mean over sources), ``target_variance`` (sigma^2), and while updates are open
+    ``beta/SOURCE``, ``distance/SOURCE`` (d^2) and ``tau/SOURCE`` (sine of the angle between the source's gradient and
+    its difference to the target's). Gradients are updates divided by the target's learning rates.
+
+    Args:
+        beta: Weight of the sources in [0, 1]: a number, a number for each source by name, or ``"auto"``.
+        target_lr_ratio: The target's learning rate in units of the sources', positive.
+        align_magnitudes: Scale a source's update by the target's steps and learning rates over its own, as if it had
+            taken the target's; ``False`` combines updates as they are. ``None`` does so if beta is "auto", as the paper
+            does (appendix C.4). `FedGP` depends on it with ``projection="cosine"`` only.
+        weighting: Weights w_i of sources: the definitions' are uniform, those of the paper's code numbers of samples.
+        kwargs: See `FederatedModule`.
+
+    Raises:
+        ValueError: If an argument is out of range.
+        RosterError: When training starts, if the target has no labels, or a mechanism of differential privacy covers
+            what it cannot; later, if ``beta="auto"`` and the target takes one step in a round, which has no variance.
+    """
+
+    needs_target_labels: ClassVar[bool] = True
+
+    granularity: Granularity = "model"
+    residual: Literal["isotropic", "exact"] = "isotropic"
+
+    def __init__(
+        self,
+        *args: Any,
+        beta: float | dict[str, float] | Literal["auto"] = 0.5,
+        target_lr_ratio: float = 1.0,
+        align_magnitudes: bool | None = None,
+        weighting: Literal["samples", "uniform"] = "uniform",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, weighting=weighting, **kwargs)
+        names = [client.name for client in self.sources]
+        self.auto = beta == "auto"
+        self.betas: dict[str, Any] = dict(beta) if isinstance(beta, Mapping) else dict.fromkeys(names, beta)
+        if not self.auto:
+            _check_betas(self.betas, names)
+        if not 0 < target_lr_ratio < math.inf:
+            raise ValueError(f"target_lr_ratio must be positive and finite, got {target_lr_ratio}")
+        self.target_lr_ratio = target_lr_ratio
+        self.align_magnitudes = self.auto if align_magnitudes is None else align_magnitudes
+        self._memories: dict[str, RoundMemory] = {}
+        self._behind: set[str] = set()  # sources that the newest model has not been sent to
+
+    # ---------------------------------------------------------------- Algorithm 1
+
+    def on_round_start(self, round_idx: int) -> None:
+        """Those who were away fetch the current model; everyone remembers what the round starts from."""
+        if round_idx == self.warmup_rounds:
+            self.load_shared_(self.federation.catch_up("weights", absent_too=True))
+        self.send_model_()
+        for client in self.federation.local_clients:
+            self.memory(client).begin_(self.shared_state(client.name))
+
+    def on_round_end(self, round_idx: int) -> None:
+        """The target combines the updates and hands out the new model."""
+        heard = {client.name for client in self.federation.present("update")}
+        step: Update = {}
+        told: dict[str, float] = {}
+        if self.target.name in heard:
+            sources = self._heard_sources()
+            self._check_steps()
+            step, told = self.combine_hidden(sources) if self.hides_updates else self.combine_open(sources)
+        self.move_to_(step)
+        if self.target.name in heard:
+            self._behind = {client.name for client in self.sources}
+            self.send_model_()
+            self._log(told)
+
+    def combine_open(self, sources: Sequence[Client]) -> tuple[Update, dict[str, float]]:
+        """The target receives every update, weighs it, and combines them.
+
+        Args:
+            sources: Those who are heard.
+
+        Returns:
+            The step to take from the round's start, and numbers to log; both empty where the target is not hosted.
+        """
+        federation = self.federation
+        sent = {client.name: self._rated(client) for client in sources if federation.is_local(client)}
+        received = federation.exchange("update", sent, to=[self.target])
+        if not federation.is_local(self.target):
+            return {}, {}
+        own, summary = self.update(self.target), self.summary()
+        messages = received.get(self.target.name, {})
+        if not messages:
+            return own, {}
+        names = list(messages)
+        updates = [self.aligned(message, summary) for message in messages.values()]
+        weights = self.weigh_all(own, dict(zip(names, updates, strict=True)), summary)
+        betas, shares = [weights[name].beta for name in names], self._shares(names)
+        return self.combine(own, updates, betas, shares), _told(weights, shares, summary)
+
+    def combine_hidden(self, sources: Sequence[Client]) -> tuple[Update, dict[str, float]]:
+        """Sources weigh themselves, and the target receives the mean of what they contribute.
+
+        sum_i w_i [(1 - beta_i) g_T + beta_i P_i] = (1 - sum_i w_i beta_i) g_T + sum_i w_i beta_i P_i, where P_i is the
+        source's update or the projection on it: the two means on the right are all that the target needs.
+
+        Args:
+            sources: As in `combine_open`.
+
+        Returns:
+            As `combine_open`.
+        """
+        federation = self.federation
+        contributions = {}
+        enough = len(sources) >= federation.least_clients("update")
+        for client, update, products, summary in self.hear_target(sources) if enough else ():
+            weight = self.weigh(client.name, products, summary)
+            contributions[client.name] = self.contribution(update, products, weight.beta)
+            if self.auto:
+                contributions[client.name]["beta"] = torch.tensor(weight.beta)
+        received = federation.mean(
+            "update",
+            contributions,
+            among=sources,
+            to=[self.target],
+            weights=federation.weights if self.weighting == "samples" else None,
+            too_few="skip",
+        )
+        if not federation.is_local(self.target):
+            return {}, {}
+        own = self.update(self.target)
+        if self.target.name not in received:
+            return own, {}
+        mean = dict(received[self.target.name])
+        names = [client.name for client in sources]
+        beta = float(mean.pop("beta")) if self.auto else self._mean_beta(names)
+        step = {name: torch.add(mean[name], tensor, alpha=1 - beta) for name, tensor in own.items()}
+        return step, {"beta": beta, **_known("target_variance", self.summary().variance)}
+
+    def combine(
+        self, target: Update, sources: Sequence[Update], betas: Sequence[float], shares: Sequence[float]
+    ) -> Update:
+        """The rule: sum_i w_i [(1 - beta_i) g_T + beta_i g_Si].
+
+        Args:
+            target: The target's update g_T.
+            sources: Updates g_S, with magnitudes aligned if they are to be.
+            betas: One for each source.
+            shares: Weights w_i, one for each source.
+        """
+        return fedda(target, sources, betas, shares)
+
+    def contribution(self, update: Update, products: Products, beta: float) -> Update:
+        """What a source adds to the rule by itself: beta_i g_Si.
+
+        Args:
+            update: Its own g_S.
+            products: With the target's.
+            beta: Its weight.
+        """
+        return _times(update, beta)
+
+    # ---------------------------------------------------------------- weights (section 4.2, appendix A.5)
+
+    def weigh(self, source: str, products: Products, summary: TargetSummary) -> SourceWeight:
+        """Distances of a source to the target, with the target's noise taken off, and its beta.
+
+        With g_T the mean of the target's batch gradients, E|g_S - g_T|^2 = d^2 + sigma^2, and the squared distance of
+        g_T to a span of L of m directions is tau^2 d^2 + (1 - L/m) sigma^2, if the noise is isotropic.
+
+        Args:
+            source: Its name.
+            products: Of its update (with magnitudes aligned if they are to be) and the target's.
+            summary: Of the target.
+        """
+        unit = summary.path**2 or math.nan  # squared updates per squared gradient; without steps there are none
+        apart = summary.square - 2 * float(products.inner.sum()) + float(products.source.sum())
+        used = products.source > 0
+        along = float((products.inner[used].square() / products.source[used]).sum())
+        across = 1 - int(used.sum()) / self._num_parameters
+        distance = apart / unit - summary.variance
+        residual = (summary.square - along) / unit - across * summary.variance
+        return SourceWeight(self._beta(source, summary.variance, distance, residual), distance, residual)
+
+    def weigh_all(
+        self, target: Update, updates: Mapping[str, Update], summary: TargetSummary
+    ) -> dict[str, SourceWeight]:
+        """Weights of sources whose updates the target has.
+
+        Args:
+            target: Its own update.
+            updates: By source, with magnitudes aligned if they are to be.
+            summary: Of the target.
+        """
+        if self.residual == "exact" and self.auto:
+            steps = self.memory(self.target).steps
+            gradients = [_times(update, 1 / summary.path) for update in updates.values()]
+            found = auto_beta(steps, [_only(update, steps[0]) for update in gradients], "fedgp", self.granularity)
+            rows = torch.stack([found.beta, found.distance, found.residual], dim=1).tolist()
+            return {name: SourceWeight(*row) for name, row in zip(updates, rows, strict=True)}
+        return {
+            name: self.weigh(name, Products.of(target, update, self.granularity), summary)
+            for name, update in updates.items()
+        }
+
+    def auto_weight(self, variance: float, distance: float, residual: float) -> float:
+        """The rule's best beta: sigma^2 / (sigma^2 + d^2).
+
+        Args:
+            variance: Of the target's gradient, sigma^2.
+            distance: Estimate of d^2.
+            residual: Estimate of tau^2 d^2.
+        """
+        return float(auto_weights(variance, distance))
+
+    def summary(self) -> TargetSummary:
+        """What the target has found in its local steps; called where it is hosted."""
+        memory = self.memory(self.target)
+        update = self.update(self.target)
+        statistics = memory.statistics
+        variance = statistics.variance / statistics.count if statistics.count > 1 else math.nan
+        return TargetSummary(float(inner_products(update, update, "model")), variance, memory.path)
+
+    # ---------------------------------------------------------------- what is said
+
+    @property
+    def hides_updates(self) -> bool:
+        """Whether the backend of "update" keeps single messages from the target."""
+        return self.federation.least_clients("update") > 1
+
+    @property
+    def hides_target(self) -> bool:
+        """Whether sources get products with the target's update by a two-party protocol, and not the update."""
+        return self.federation.protocol("inner_product") is not None
+
+    @property
+    def needs_products(self) -> bool:
+        """Whether sources need products with the target's update to contribute."""
+        return self.auto
+
+    @property
+    def asks(self) -> bool:
+        """Whether sources need anything of the target to contribute."""
+        return self.needs_products or self.align_magnitudes
+
+    def hear_target(self, sources: Sequence[Client]) -> list[tuple[Client, Update, Products, TargetSummary]]:
+        """For each local source: its update, products with the target's, and the target's summary.
+
+        Args:
+            sources: Those who are heard.
+        """
+        federation = self.federation
+        local = [client for client in sources if federation.is_local(client)]
+        if not self.asks:
+            nothing = TargetSummary(math.nan, math.nan, 1.0)
+            none = torch.zeros(0, dtype=torch.float64)
+            return [(client, self.update(client), Products(none, none), nothing) for client in local]
+        message: dict[str, Update] = {}
+        if federation.is_local(self.target):
+            numbers = torch.tensor(list(vars(self.summary()).values()), dtype=torch.float64)
+            message[self.target.name] = {"summary": numbers.nan_to_num()}  # a variance that a fixed beta does not need
+            if self.needs_products and not self.hides_target:
+                own = self.update(self.target)
+                message[self.target.name] |= {name: own[name] for name in layer_names(own)}
+        received = federation.exchange("target_update", message, to=sources)
+        heard = {client: received[client.name][self.target.name] for client in local if client.name in received}
+        summaries = {client: TargetSummary(*told["summary"].tolist()) for client, told in heard.items()}
+        updates = {client: self.aligned(self._rated(client), summaries[client]) for client in heard}
+        if not self.needs_products:
+            products = dict.fromkeys(heard, Products(torch.zeros(0), torch.zeros(0)))
+        elif not self.hides_target:
+            products = {
+                client: Products.of(_only(told, updates[client]), _only(updates[client], told), self.granularity)
+                for client, told in heard.items()
+            }
+        else:
+            products = self.ask_products(sources, updates, summaries)
+        return [(client, updates[client], products[client], summaries[client]) for client in heard]
+
+    def ask_products(
+        self, sources: Sequence[Client], updates: Mapping[Client, Update], summaries: Mapping[Client, TargetSummary]
+    ) -> dict[Client, Products]:
+        """Each source learns <g_T, g_S / |g_S|>, layer by layer, and nothing else of g_T; the target nothing of g_S.
+
+        Both vectors are scaled to length 1 first, so that one grid of fixed-point numbers fits all.
+
+        Args:
+            sources: Those who are heard.
+            updates: Of local ones.
+            summaries: Of the target, as it told local ones.
+        """
+        federation = self.federation
+        moments, maps, squares = {}, {}, {}
+        if federation.is_local(self.target):
+            own = self.update(self.target)
+            flat = torch.cat([own[name].flatten().double() for name in layer_names(own)])
+            moments[self.target.name] = flat / flat.norm().clamp(min=torch.finfo(torch.float64).tiny)
+        for client, update in updates.items():
+            squares[client] = inner_products(update, update, self.granularity)
+            layers = [update[name].flatten().double() for name in layer_names(update)]
+            rows = torch.block_diag(*layers) if self.granularity == "layer" else torch.cat(layers)[None]
+            rows = rows / squares[client].sqrt().clamp(min=torch.finfo(torch.float64).tiny)[:, None]
+            maps[client.name] = {self.target.name: (rows, torch.zeros(len(rows), dtype=torch.float64))}
+        outputs = federation.affine(
+            "inner_product",
+            moments,
+            maps,
+            [(self.target, client) for client in sources],
+            self._num_layers,
+        )
+        products = {}
+        for client in updates:
+            cosines = outputs[client.name][self.target.name].to(squares[client].device)
+            products[client] = Products(
+                cosines * squares[client].sqrt() * math.sqrt(summaries[client].square), squares[client]
+            )
+        return products
+
+    def send_model_(self) -> None:
+        """Send the target's weights to present clients that lack the newest."""
+        federation = self.federation
+        present = {client.name for client in federation.present("model")}
+        late = [client for client in self.sources if client.name in self._behind & present]
+        if not late or self.target.name not in present:
+            return
+        sent = {self.target.name: self.shared_state(self.target.name)} if federation.is_local(self.target) else {}
+        received = federation.exchange("model", sent, to=late)
+        self.load_shared_({name: messages[self.target.name] for name, messages in received.items()})
+        self._behind -= {client.name for client in late}
+
+    # ---------------------------------------------------------------- local steps
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        """Take a step, and remember it for those who took part.
+
+        A client with several parameter groups counts with the learning rate of the first that has gradients.
+        """
+        super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+        if self.warming_up:
+            return
+        rates = {}
+        for group in optimizer.param_groups:
+            if any(param.grad is not None for param in group["params"]):
+                rates.setdefault(group["client"], float(group["lr"]))
+        for client in self.federation.local_clients:
+            if client.name in rates:
+                self.memory(client).record_(self.parameters_of(client), rates[client.name])
+
+    def make_optimizer(self) -> Optimizer:
+        """As configured, with the target's learning rate scaled."""
+        optimizer = super().make_optimizer()
+        for group in optimizer.param_groups:
+            if group["client"] == self.target.name:
+                group["lr"] = group["lr"] * self.target_lr_ratio
+        return optimizer
+
+    @torch.no_grad()
+    def move_to_(self, step: Update) -> None:
+        """Return to the round's start, and let the target take its step from there.
+
+        Args:
+            step: Empty where the target is not hosted, or if there is none.
+        """
+        for client in self.federation.local_clients:
+            state, memory = self.shared_state(client.name), self.memory(client)
+            torch._foreach_copy_([state[name] for name in memory.start], list(memory.start.values()))
+            if client.is_target and step:
+                torch._foreach_add_([state[name] for name in step], list(step.values()))
+            memory.forget_()
+
+    def update(self, client: Client) -> Update:
+        """What a local client has changed in this round, by name; counters (integers) are no part of it.
+
+        Args:
+            client: Hosted here.
+        """
+        state = self.shared_state(client.name)
+        return self.memory(client).update(
+            {name: tensor for name, tensor in state.items() if tensor.is_floating_point()}
+        )
+
+    def aligned(self, message: Update, summary: TargetSummary) -> Update:
+        """A source's update, as if it had taken the target's steps if magnitudes are aligned.
+
+        Args:
+            message: The update, and the sum of its learning rates as "path".
+            summary: Of the target.
+        """
+        update = {name: tensor for name, tensor in message.items() if name != "path"}
+        if not self.align_magnitudes:
+            return update
+        path = float(message["path"])
+        layers = {name: update[name] for name in layer_names(update)}  # statistics do not grow with learning rates
+        return update | _times(layers, summary.path / path if path else 1.0)
+
+    def memory(self, client: Client) -> RoundMemory:
+        """Of a local client; the target watches its steps.
+
+        Args:
+            client: Hosted here.
+        """
+        if client.name not in self._memories:
+            keep_steps = self.auto and self.residual == "exact"
+            self._memories[client.name] = RoundMemory(client.is_target, client.is_target and keep_steps)
+        return self._memories[client.name]
+
+    def parameters_of(self, client: Client) -> Update:
+        """A local client's parameters that are shared, by name; buffers are no part of a gradient.
+
+        Args:
+            client: Hosted here.
+        """
+        shared = self.shared_state(client.name)
+        return {name: param for name, param in self.replicas[client.name].named_parameters() if name in shared}
+
+    # ---------------------------------------------------------------- hooks and small things
+
+    def on_train_start(self) -> None:
+        """Refuse what a mechanism of differential privacy cannot cover, and a residual that hidden updates lack."""
+        super().on_train_start()
+        federation = self.federation
+        for channel in ("model", "target_update"):
+            if federation.mechanism(channel) is not None:
+                raise RosterError(
+                    f"differential privacy of {type(self).__name__} covers the channel 'update', not {channel!r}: give "
+                    "the strategy differential_privacy {update: ...}"
+                )
+        if federation.mechanism("update") is not None and (self.auto or self.align_magnitudes):
+            raise RosterError(
+                f"{type(self).__name__} with differential privacy needs a fixed beta and align_magnitudes=False: the "
+                "numbers sent beside an update would be drowned in its noise"
+            )
+        if self.hides_target and not self.hides_updates:
+            raise RosterError(
+                "two_party for 'inner_product' keeps the target's update from sources whose own are hidden, but the "
+                "channel 'update' is open: give the strategy privacy, such as fedlit.privacy.PairwiseMasking(), or "
+                "leave two_party out"
+            )
+        if self.hides_updates and self.auto and self.residual == "exact":
+            raise RosterError(
+                "residual='exact' needs single updates at the target, which the backend of 'update' hides: take "
+                "residual='isotropic', or fedlit.privacy.Plain()"
+            )
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add who lacks the newest model, and what is remembered of a round under way."""
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["behind"] = sorted(self._behind)
+        if self.federation.batch_idx:
+            local = self.federation.local_clients
+            checkpoint["memory"] = {client.name: self.memory(client).state_dict() for client in local}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restore who lacks the newest model, and what is remembered of a round under way."""
+        super().on_load_checkpoint(checkpoint)
+        self._behind = set(checkpoint.get("behind", ()))
+        for client in self.federation.local_clients:
+            if client.name in checkpoint.get("memory", {}):
+                self.memory(client).load_state_dict(checkpoint["memory"][client.name])
+
+    def _heard_sources(self) -> list[Client]:
+        """Sources that contribute in this round: those heard, and told what they need for it."""
+        channels = ["update"]
+        if self.hides_updates and self.asks:
+            channels.append("target_update")
+            if self.needs_products and self.hides_target:
+                channels.append("inner_product")
+        heard = [{client.name for client in self.federation.present(channel)} for channel in channels]
+        everywhere = set.intersection(*heard)
+        return (
+            [client for client in self.sources if client.name in everywhere] if self.target.name in everywhere else []
+        )
+
+    def _beta(self, source: str, variance: float, distance: float, residual: float) -> float:
+        return self.auto_weight(variance, distance, residual) if self.auto else float(self.betas[source])
+
+    def _rated(self, client: Client) -> Update:
+        """A local source's update with its learning rates; without them under differential privacy."""
+        update = self.update(client)
+        if self.federation.mechanism("update") is None:
+            update["path"] = torch.tensor(self.memory(client).path, dtype=torch.float64)
+        return update
+
+    def _check_steps(self) -> None:
+        """Raise on every process if the target has no variance to weigh sources with."""
+        if not self.auto:
+            return
+        error = None
+        if self.federation.is_local(self.target):
+            count = self.memory(self.target).statistics.count
+            if count < 2:
+                error = RosterError(
+                    f"beta='auto' estimates a variance from the target's steps in a round, which needs at least 2; "
+                    f"{self.target.name!r} took {count}: lower its batch size, or take a fixed beta"
+                )
+        self.federation.check("target steps", error)
+
+    def _shares(self, names: Sequence[str]) -> list[float]:
+        """Weights w_i of sources, of sum 1."""
+        weights = [float(self.federation.weights[name]) if self.weighting == "samples" else 1.0 for name in names]
+        return [weight / sum(weights) for weight in weights]
+
+    def _mean_beta(self, names: Sequence[str]) -> float:
+        return sum(share * self.betas[name] for name, share in zip(names, self._shares(names), strict=True))
+
+    @property
+    def _num_parameters(self) -> int:
+        state = self.shared_state(self.federation.local_clients[0].name)
+        return sum(state[name].numel() for name in layer_names(state))
+
+    @property
+    def _num_layers(self) -> int:
+        state = self.shared_state(self.federation.local_clients[0].name)
+        return len(layer_names(state)) if self.granularity == "layer" else 1
+
+    def _log(self, told: Mapping[str, float]) -> None:
+        kinds = [f"{kind}/{client.name}" for kind in ("beta", "distance", "tau") for client in self.sources]
+        mine = {self.target.name: told} if self.federation.is_local(self.target) else {}
+        self.log_now(self.federation.report(mine, ["beta", "target_variance", *kinds]).get(self.target.name, {}))
+
+
+class FedGP(FedDA):
+    r"""Combinations of the target's update and its projection on each source's, where the two agree (Definition 4.3).
+
+    .. math::
+        \theta \leftarrow \theta + \sum_i w_i \left[ (1 - \beta_i) \, g_T
+        + \beta_i \, \frac{\max(\langle g_T, g_{S_i} \rangle, 0)}{|g_{S_i}|^2} \, g_{S_i} \right]
+
+    With ``beta="auto"``, beta_i = sigma^2 / (sigma^2 + tau_i^2 d_i^2). Protocol, channels and who learns what are those
+    of `FedDA`; the step never opposes the target's own and is never longer.
+
+    Args:
+        granularity: Project ``"layer"`` by layer, as the paper's experiments do, or the whole ``"model"`` at once.
+        projection: ``"orthogonal"`` is Definition 4.3; ``"cosine"`` adds max(cos, 0) g_S as in appendix C.9, which is
+            linear in the length of g_S and meant for ``align_magnitudes=True``.
+        residual: Where the variance along a source's directions comes from in auto-weights: ``"isotropic"`` takes the
+            share L/m of all of it; ``"exact"`` estimates it from the target's single steps, which the target then keeps
+            for a round, one copy of the parameters each. Not for hidden updates.
+        kwargs: See `FedDA`.
+
+    Raises:
+        ValueError: If an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        granularity: Granularity = "layer",
+        projection: Literal["orthogonal", "cosine"] = "orthogonal",
+        residual: Literal["isotropic", "exact"] = "isotropic",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        if granularity not in ("layer", "model"):
+            raise ValueError(f"granularity must be 'layer' or 'model', got {granularity!r}")
+        if projection not in ("orthogonal", "cosine"):
+            raise ValueError(f"projection must be 'orthogonal' or 'cosine', got {projection!r}")
+        if residual not in ("isotropic", "exact"):
+            raise ValueError(f"residual must be 'isotropic' or 'exact', got {residual!r}")
+        self.granularity = granularity
+        self.projection = projection
+        self.residual = residual
+
+    @property
+    def needs_products(self) -> bool:
+        """Always."""
+        return True
+
+    def on_train_start(self) -> None:
+        """As the base class; refuse a cosine of layers whose length the sources are not told."""
+        super().on_train_start()
+        if self.projection == "cosine" and self.hides_target:
+            raise RosterError(
+                "projection='cosine' needs the length of each layer of the target's update, which two_party for "
+                "'inner_product' keeps from the sources: take projection='orthogonal', or leave two_party out"
+            )
+
+    def combine(
+        self, target: Update, sources: Sequence[Update], betas: Sequence[float], shares: Sequence[float]
+    ) -> Update:
+        """The rule: sum_i w_i [(1 - beta_i) g_T + beta_i Proj+(g_T | g_Si)]; arguments as in `FedDA.combine`."""
+        if self.projection == "cosine":
+            return fedgp_cosine(target, sources, betas, [1.0] * len(sources), shares, self.granularity)
+        return fedgp(target, sources, betas, shares, self.granularity)
+
+    def contribution(self, update: Update, products: Products, beta: float) -> Update:
+        """What a source adds to the rule by itself: beta_i Proj+(g_T | g_Si); arguments as in `FedDA.contribution`."""
+        squares = products.source
+        if self.projection == "cosine":
+            assert products.target is not None
+            squares = (products.source * products.target).sqrt()
+        projected = scale_layers(update, projection_coefficients(products.inner, squares))
+        return {name: beta * projected.get(name, tensor) for name, tensor in update.items()}
+
+    def auto_weight(self, variance: float, distance: float, residual: float) -> float:
+        """The rule's best beta: sigma^2 / (sigma^2 + tau^2 d^2); arguments as in `FedDA.auto_weight`."""
+        return float(auto_weights(variance, residual))
+
+
+def _check_betas(betas: Mapping[str, Any], sources: Sequence[str]) -> None:
+    if set(betas) != set(sources):
+        raise ValueError(f"beta must have one number for each source of {list(sources)}, got {dict(betas)}")
+    for name, beta in betas.items():
+        if not isinstance(beta, int | float) or not 0 <= beta <= 1:
+            raise ValueError(
+                f"beta must be 'auto' or lie in [0, 1], got {beta!r} for source {name!r}: it weighs the source"
+            )
+
+
+def _times(update: Update, factor: float) -> Update:
+    return dict(zip(update, torch._foreach_mul(list(update.values()), factor), strict=True))
+
+
+def _only(update: Update, names: Mapping[str, Any]) -> Update:
+    """The entries of ``update`` that ``names`` has too."""
+    return {name: update[name] for name in update if name in names}
+
+
+def _known(name: str, value: float) -> dict[str, float]:
+    return {name: value} if math.isfinite(value) else {}
+
+
+def _told(weights: Mapping[str, SourceWeight], shares: Sequence[float], summary: TargetSummary) -> dict[str, float]:
+    """What is logged of the sources' weights; tau where the estimates allow it."""
+    told = {"beta": sum(share * weight.beta for share, weight in zip(shares, weights.values(), strict=True))}
+    told |= _known("target_variance", summary.variance)
+    for name, weight in weights.items():
+        told[f"beta/{name}"] = weight.beta
+        told |= _known(f"distance/{name}", weight.distance)
+        if weight.distance > 0 and math.isfinite(weight.residual):
+            told[f"tau/{name}"] = min(1.0, math.sqrt(max(weight.residual, 0.0) / weight.distance))
+    return told

@@ -1,0 +1,84 @@
+"""FedRep (Collins, Hassani, Mokhtari and Shakkottai, ICML 2021), Algorithm 1.
+
+Differences from the paper: a round's local steps are shared out between head and body, while the paper takes so many
+epochs of each (10 and 1 in its experiments). Its analysis has one step of the body, which here is ``head_share`` of
+(steps - 1) / steps. BatchNorm's running statistics, part of the body, follow the data in the head's steps too.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+from fedlit.federation import Client, FederatedLoader
+from fedlit.methods.fedavg import FedAvg
+from fedlit.models import Replica
+
+
+class FedRep(FedAvg):
+    """A body that all share (the extractor), and a head of its own at each client (the classifier).
+
+    In a round, a client first trains its head with the body fixed, then the body with its head fixed; the mean of the
+    bodies replaces everyone's. Each client is evaluated by the shared body and its own head, which never leaves it,
+    in a warm-up either.
+
+    A client whose data make one batch a round has one step, which goes to its head: give the strategy ``local_steps``
+    where clients with few labels are to train the body too.
+
+    Sends: "weights", the body's, up from each learner and down to every client, in every round.
+
+    Args:
+        head_share: Share of a client's local steps in a round that train its head, in (0, 1); rounded up to whole
+            steps.
+
+    Raises:
+        ValueError: If ``head_share`` is not between 0 and 1, or the extractor has no weights.
+        RosterError: When training starts, if the target has no labels.
+    """
+
+    stays_local: ClassVar[tuple[str, ...]] = ("classifier.",)
+    needs_target_labels: ClassVar[bool] = True
+
+    def __init__(self, *args: Any, head_share: float = 0.5, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if not 0 < head_share < 1:
+            raise ValueError(
+                f"head_share must be between 0 and 1, got {head_share}: it is the share of local steps that train the "
+                "head, and both head and body need some"
+            )
+        if not self.originals[0].state_dict():
+            raise ValueError(
+                f"FedRep shares the extractor, but {type(self.originals[0]).__name__} has no weights to share: give "
+                "one that is trained, such as fedlit.models.MLP"
+            )
+        self.head_share = head_share
+
+    def on_after_backward(self) -> None:
+        """Forget the gradients of what is fixed; an optimiser passes over parameters without one."""
+        super().on_after_backward()
+        if self.warming_up:
+            return
+        for client in self.federation.local_clients:
+            replica = self.replicas[client.name]
+            assert isinstance(replica, Replica)
+            fixed = replica.extractor if self.trains_head(client) else replica.classifier
+            for param in fixed.parameters():
+                param.grad = None
+
+    def trains_head(self, client: Client) -> bool:
+        """Whether the step under way trains the client's head rather than the body."""
+        accumulate = self.trainer.accumulate_grad_batches
+        steps = math.ceil(self._num_batches(client) / accumulate)
+        # Rounded, as 0.28 * 25 is a little more than 7.
+        return self.federation.batch_idx // accumulate < math.ceil(round(self.head_share * steps, 9))
+
+    def _num_batches(self, client: Client) -> int:
+        """Batches of a client in a round."""
+        loader, whole = self.trainer.train_dataloader, int(self.trainer.num_training_batches)
+        if not isinstance(loader, FederatedLoader):
+            return whole
+        whole = min(whole, loader.batches_per_round)
+        if client.num_samples is None or self._plan is None or self._plan["local_steps"] is not None:
+            return whole
+        batches = client.num_samples / loader.batch_size_of(client.name)
+        return min(whole, math.floor(batches) if loader.drop_last else math.ceil(batches))

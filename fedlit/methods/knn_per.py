@@ -1,0 +1,235 @@
+"""kNN-Per (Marfoq, Neglia, Kameni and Vidal, ICML 2022), Algorithm 1.
+
+Differences from the paper: lambda is given, and the same for all; the paper has each client choose it on validation
+data (Jiang et al., ICLR 2024, report the best on the test data). The datastore holds all labelled training samples.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from fedlit.federation import UNLABELLED, Client, FederatedLoader, RoundPlan
+from fedlit.methods.fedavg import FedAvg
+from fedlit.models import Replica
+
+_CHUNK = 512
+"""Training samples that are embedded at a time."""
+
+
+def knn_probabilities(
+    queries: Tensor, embeddings: Tensor, labels: Tensor, num_classes: int, num_neighbors: int
+) -> Tensor:
+    r"""Class probabilities from the nearest embeddings, each with weight exp(-distance).
+
+    .. math:: p(c \mid x) \propto \sum_{i \in N_k(x)} 1\{y_i = c\} \, e^{-\lVert\phi(x) - \phi_i\rVert_2}
+
+    Args:
+        queries: Embeddings phi(x), shape (b, p).
+        embeddings: Embeddings phi_i of labelled samples, shape (n, p), at least one.
+        labels: Their classes y_i, int64, shape (n,).
+        num_classes: Number of classes C.
+        num_neighbors: Number k of neighbours, at least 1; all n, if they are fewer.
+
+    Returns:
+        Probabilities, shape (b, C).
+
+    References:
+        Marfoq et al., Personalized federated learning through local memorization, ICML 2022.
+    """
+    # The usual expansion |a|^2 - 2ab + |b|^2 would give a sample a distance to itself.
+    distances = torch.cdist(queries, embeddings, compute_mode="donot_use_mm_for_euclid_dist")
+    nearest = distances.topk(min(num_neighbors, len(labels)), largest=False)
+    weights = (-nearest.values).softmax(dim=1)  # far from all, every exp(-distance) would be 0
+    return weights.new_zeros(len(queries), num_classes).scatter_add_(1, labels[nearest.indices], weights)
+
+
+class MemorisingReplica(Replica):
+    """A client's network and its datastore: embeddings and classes of its labelled training samples.
+
+    Args:
+        extractor: Turns inputs into embeddings.
+        classifier: Turns embeddings into logits.
+        lam: Share of the neighbours in the prediction.
+        num_neighbors: Number of neighbours.
+    """
+
+    embeddings: Tensor
+    labels: Tensor
+
+    def __init__(self, extractor: nn.Module, classifier: nn.Module, lam: float, num_neighbors: int) -> None:
+        super().__init__(extractor, classifier)
+        self.lam = lam
+        self.num_neighbors = num_neighbors
+        self.register_buffer("embeddings", torch.empty(0, 0))
+        self.register_buffer("labels", torch.empty(0, dtype=torch.int64))
+        self.register_load_state_dict_pre_hook(_make_room)  # type: ignore[no-untyped-call]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Log of lam p_kNN + (1 - lam) p_w; with an empty datastore, the logits of w."""
+        features = self.extractor(x)
+        logits: Tensor = self.classifier(features)
+        if not len(self.labels):
+            return logits
+        exact = torch.promote_types(features.dtype, torch.float32)  # distances have no half precision
+        own = logits.to(exact).softmax(dim=1)
+        near = knn_probabilities(
+            features.to(exact), self.embeddings.to(exact), self.labels, own.shape[1], self.num_neighbors
+        )
+        mixed = torch.lerp(own, near, self.lam)
+        return mixed.clamp(min=torch.finfo(mixed.dtype).tiny).log()  # log 0 would make entropies NaN
+
+    def memorise_(self, embeddings: Tensor, labels: Tensor) -> None:
+        """Fill the datastore."""
+        self.embeddings, self.labels = embeddings, labels
+
+    def forget_(self) -> None:
+        """Empty the datastore."""
+        self.embeddings, self.labels = self.embeddings.new_empty(0, 0), self.labels.new_empty(0)
+
+
+def _make_room(replica: MemorisingReplica, state: Mapping[str, Tensor], prefix: str, *_: Any) -> None:
+    """Give the datastore the size of the one that is about to be loaded."""
+    for name in ("embeddings", "labels"):
+        if f"{prefix}{name}" in state:
+            setattr(replica, name, getattr(replica, name).new_empty(state[f"{prefix}{name}"].shape))
+
+
+class KNNPer(FedAvg):
+    """FedAvg of w, and at each client a prediction of lam p_kNN + (1 - lam) p_w, with neighbours among its own samples.
+
+    Training is FedAvg's. For evaluation, each client embeds its labelled training samples by the extractor that it then
+    has, and keeps them in its datastore: when a validation starts, when a checkpoint is written, and at the end of
+    training. Other parts of training predict with w alone.
+
+    The embedding is what the extractor makes of a sample. With `Features`, which passes inputs on, none is learned:
+    the neighbours are those of the inputs.
+
+    Sends: "weights", as FedAvg; the datastore never leaves its client. But a checkpoint holds those of all clients, as
+    it does their weights: a number per feature and labelled training sample.
+
+    Args:
+        lam: Share lambda of the neighbours in [0, 1]: 0 is FedAvg, 1 is the neighbours alone.
+        num_neighbors: Number k of neighbours, at least 1; all labelled samples of a client that has fewer.
+
+    Raises:
+        ValueError: If an argument is out of range.
+        RosterError: When training starts, if the target has no labels.
+        TypeError: When training ends, if the data did not come from a `FederatedLoader`.
+    """
+
+    stays_local: ClassVar[tuple[str, ...]] = ("embeddings", "labels")
+    needs_target_labels: ClassVar[bool] = True
+
+    def __init__(self, *args: Any, lam: float = 0.5, num_neighbors: int = 10, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if not 0 <= lam <= 1:
+            raise ValueError(f"lam (lambda) must be in [0, 1], got {lam}: it is the share of the neighbours")
+        if num_neighbors < 1:
+            raise ValueError(f"num_neighbors (k) must be at least 1, got {num_neighbors}")
+        self.lam = lam
+        self.num_neighbors = num_neighbors
+
+    def build_replica(self) -> MemorisingReplica:
+        """A network and an empty datastore."""
+        extractor, classifier = (copy.deepcopy(network) for network in self.originals)
+        return MemorisingReplica(extractor, classifier, self.lam, self.num_neighbors)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """As FedAvg; what was memorised is out of date from here on."""
+        self.forget_()
+        return super().training_step(batch, batch_idx)
+
+    def load_shared_(self, received: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Write received weights into local replicas, which puts what was memorised out of date."""
+        super().load_shared_(received)
+        self.forget_()
+
+    def forget_(self) -> None:
+        """Empty the datastores of local clients."""
+        for client in self.federation.local_clients:
+            self.replica(client).forget_()
+
+    def memorise_(self) -> None:
+        """Fill empty datastores of local clients, where there are training data to fill them from."""
+        loader = self.trainer.train_dataloader
+        empty = [client for client in self.federation.local_clients if not len(self.replica(client).labels)]
+        if loader is None or not empty:
+            return
+        if not isinstance(loader, FederatedLoader):
+            raise TypeError(
+                f"KNNPer reads training samples from a FederatedLoader, got {type(loader).__name__}: give "
+                "FederatedLoader({client: dataset})"
+            )
+        found: dict[str, list[tuple[Tensor, Tensor]]] = {client.name: [] for client in empty}
+        with self._evaluating():
+            for batch in _in_order(loader, list(found)):
+                batch = self.trainer.strategy.batch_to_device(self.trainer.precision_plugin.convert_input(batch))
+                for name, (inputs, labels, *_) in batch.items():
+                    known = labels != UNLABELLED
+                    with self.trainer.precision_plugin.forward_context():
+                        features = self._named(name).extractor(inputs[known])
+                    found[name].append((features, labels[known]))
+            for name, parts in found.items():
+                embeddings, labels = zip(*parts, strict=True)
+                self._named(name).memorise_(torch.cat(embeddings), torch.cat(labels))
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        modes = [(module, module.training) for module in self.modules()]
+        self.eval()
+        try:
+            # Inference tensors, such as validation would make, could not be loaded into later.
+            with torch.inference_mode(False), torch.no_grad():
+                yield
+        finally:
+            for module, training in modes:
+                module.training = training
+
+    def on_validation_epoch_start(self) -> None:
+        """Embed the samples, unless it was done before."""
+        super().on_validation_epoch_start()
+        self.memorise_()
+
+    def on_train_end(self) -> None:
+        """As when a validation starts."""
+        super().on_train_end()
+        self.memorise_()
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add the datastores, so that the checkpoint predicts as the clients do."""
+        super().on_save_checkpoint(checkpoint)
+        self.memorise_()
+        for client in self.federation.local_clients:
+            for name in self.stays_local:
+                tensor = getattr(self.replica(client), name)
+                checkpoint["state_dict"][f"replicas.{client.name}.{name}"] = tensor
+
+    def replica(self, client: Client) -> MemorisingReplica:
+        """What a local client holds."""
+        return self._named(client.name)
+
+    def _named(self, client: str) -> MemorisingReplica:
+        replica = self.replicas[client]
+        assert isinstance(replica, MemorisingReplica)
+        return replica
+
+
+def _in_order(loader: FederatedLoader, clients: list[str]) -> FederatedLoader:
+    """A loader that goes once through the labelled training samples of ``clients``, the same way every time."""
+    datasets = {name: loader.datasets[name] for name in clients}
+    once = FederatedLoader(datasets, _CHUNK, training=False, num_workers=loader.num_workers, seed=loader.seed)
+    once.plan(
+        RoundPlan(
+            sizes=once.sizes(clients),
+            learners=lambda round_idx: clients,
+            position=lambda: (0, 0),
+            labelled_only=clients,
+        )
+    )
+    return once

@@ -1,0 +1,138 @@
+"""What Ditto and APFL share: a model of its own at every client, beside the averaged one."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from fedlit.federation import UNLABELLED, Client
+from fedlit.methods.fedavg import FedAvg
+from fedlit.models import Replica
+
+
+class PersonalReplica(Replica):
+    """A client's copy of the averaged model w, and its personal model v, by which it is evaluated.
+
+    Args:
+        extractor: Of w; v starts as a copy.
+        classifier: Of w; v starts as a copy.
+    """
+
+    personalised: Tensor
+
+    def __init__(self, extractor: nn.Module, classifier: nn.Module) -> None:
+        super().__init__(extractor, classifier)
+        self.personal = Replica(copy.deepcopy(extractor), copy.deepcopy(classifier))
+        # Whether v has started; in a warm-up there is w alone.
+        self.register_buffer("personalised", torch.tensor(False))
+
+    def shared(self, x: Tensor) -> Tensor:
+        """Logits of w."""
+        return super().forward(x)
+
+    def own(self, x: Tensor) -> Tensor:
+        """Logits of the model that the client is evaluated by."""
+        logits: Tensor = self.personal(x)
+        return logits
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of the personal model; before it has started, of w."""
+        return self.own(x) if self.personalised else self.shared(x)
+
+    @torch.no_grad()
+    def personalise_(self) -> None:
+        """Start v from w."""
+        own = self.personal.state_dict()
+        for part in ("extractor", "classifier"):
+            for name, tensor in self.get_submodule(part).state_dict().items():
+                own[f"{part}.{name}"].copy_(tensor)
+        self.personalised.fill_(True)
+
+
+class Personalised(FedAvg, ABC):
+    """FedAvg of w over all clients with labels, the target among them; every client also trains a v that stays with it.
+
+    A client's v starts as the w of the first round in which it is present. Both take a step on the same batches, and
+    are clipped each by itself, so that w is what `FedAvg` makes it. A client's training loss is the sum of both.
+    """
+
+    stays_local: ClassVar[tuple[str, ...]] = ("personal",)
+    needs_target_labels: ClassVar[bool] = True
+
+    @abstractmethod
+    def build_replica(self) -> PersonalReplica:
+        """What one client holds."""
+
+    def on_train_start(self) -> None:
+        """No v has started while a run warms up, even if one was trained by a run before it."""
+        super().on_train_start()
+        if self.warming_up:
+            for client in self.federation.local_clients:
+                self.replica(client).personalised.fill_(False)
+
+    def on_round_start(self, round_idx: int) -> None:
+        """Fetch the current w, and start v where a client takes part for the first time."""
+        super().on_round_start(round_idx)
+        for client in self.federation.present():
+            if self.federation.is_local(client) and not self.replica(client).personalised:
+                self.replica(client).personalise_()
+
+    def loss(self, client: Client, batch: Sequence[Any]) -> Tensor:
+        """Cross-entropy of w plus that of the personal model."""
+        logits, labels = self.replica(client).shared(batch[0]), batch[1]
+        if client.is_target:
+            total = F.cross_entropy(logits, labels, ignore_index=UNLABELLED, reduction="sum")
+            shared = torch.div(total, (labels != UNLABELLED).sum().clamp(min=1))
+        else:
+            shared = F.cross_entropy(logits, labels)
+        return shared + super().loss(client, batch)
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clip the gradients of each client's w and v, each by itself; their common norm is logged."""
+        if not gradient_clip_val:
+            return
+        norms: dict[str, list[Tensor]] = {}
+        for group in optimizer.param_groups:
+            gradients = [param.grad for param in group["params"] if param.grad is not None]
+            if gradients:
+                norm = torch.nn.utils.get_total_norm(gradients)
+                norms.setdefault(group["client"], []).append(norm)
+                if gradient_clip_algorithm == "value":
+                    torch.nn.utils.clip_grad_value_(group["params"], gradient_clip_val)
+                else:
+                    torch.nn.utils.clip_grads_with_norm_(group["params"], gradient_clip_val, norm)
+        for name, parts in norms.items():
+            self._norms.setdefault(name, []).append(torch.stack(parts).norm())
+
+    def client_param_groups(self) -> list[dict[str, Any]]:
+        """Two parameter groups per local client, of w and of v.
+
+        After a warm-up only w has a momentum, and torch's fused SGD takes no such mixture in one group.
+        """
+        groups: list[dict[str, Any]] = []
+        for client in self.federation.local_clients:
+            personal = list(self.replica(client).personal.parameters())
+            own = {id(param) for param in personal}
+            shared = [param for param in self.replica(client).parameters() if id(param) not in own]
+            for params in (shared, personal):
+                trained = [param for param in params if param.requires_grad]
+                groups.append({"params": trained, "client": client.name})
+        return groups
+
+    def replica(self, client: Client) -> PersonalReplica:
+        """What a local client holds."""
+        replica = self.replicas[client.name]
+        assert isinstance(replica, PersonalReplica)
+        return replica

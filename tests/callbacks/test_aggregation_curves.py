@@ -1,0 +1,223 @@
+"""AggregationCurves on a method that logs known numbers, and on FedGP itself."""
+
+from __future__ import annotations
+
+import csv
+import math
+import sys
+import warnings
+from pathlib import Path
+
+import lightning.pytorch as pl
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+from matplotlib.figure import Figure
+
+sys.path.insert(0, str(Path(__file__).parent))
+from small_federation import NUM_CLASSES, TARGET, Blobs, build, trainer
+
+from fedlit import Client
+from fedlit.callbacks import AggregationCurves
+from fedlit.methods import FedAvg, FedGP
+from fedlit.models import MLP
+
+SOURCES = ["amazon", "dslr", "caltech"]
+
+
+class Told(FedAvg):
+    """Logs given numbers: what `numbers` says of a round."""
+
+    def on_round_end(self, round_idx: int) -> None:
+        super().on_round_end(round_idx)
+        self.log_now(numbers(round_idx))
+
+
+class AtOnce(FedAvg):
+    """Logs numbers in its first round."""
+
+    def on_round_end(self, round_idx: int) -> None:
+        super().on_round_end(round_idx)
+        self.log_now(numbers(round_idx + 1))
+
+
+def numbers(round_idx: int) -> dict[str, float]:
+    """Nothing in round 0; dslr is absent from round 2; caltech's distance is negative."""
+    if round_idx == 0:
+        return {}
+    told = {"beta": 0.5 / round_idx, "target_variance": 10.0 / round_idx}
+    for place, source in enumerate(SOURCES):
+        if source == "dslr" and round_idx == 2:
+            continue
+        told |= {f"beta/{source}": 0.25 * place, f"distance/{source}": 1.0 + round_idx - 3 * place}
+        told |= {f"tau/{source}": 0.125 * round_idx}
+    return told
+
+
+def expected(rounds: range) -> dict[int, dict[str, float]]:
+    return {round_idx: pytest.approx(numbers(round_idx)) for round_idx in rounds if round_idx}
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def curves(figure: Figure) -> dict[str, dict[str, dict[int, float]]]:
+    """By panel and label, the finite points of each line."""
+    return {
+        axis.get_title(): {
+            str(line.get_label()): {int(x): float(y) for x, y in zip(*line.get_data(), strict=True) if np.isfinite(y)}
+            for line in axis.lines
+        }
+        for axis in figure.axes
+    }
+
+
+@pytest.mark.parametrize("federated", [True, False])
+def test_the_table_holds_what_was_logged_and_is_empty_where_nothing_was(tmp_path: Path, federated: bool):
+    logger, callback = CSVLogger(tmp_path), AggregationCurves()
+    trainer(4, [callback], tmp_path, federated, logger=logger).fit(build(Told, weighting="uniform"), Blobs())
+    assert callback.rounds == expected(range(4))
+    rows = read_csv(Path(logger.log_dir) / "aggregation_curves.csv")
+    kinds = [f"{kind}/{source}" for kind in ("beta", "distance", "tau") for source in SOURCES]
+    assert list(rows[0]) == ["round", "beta", "target_variance", *kinds]
+    assert [int(row["round"]) for row in rows] == [1, 2, 3]
+    for row in rows:
+        told = {name: float(value) for name, value in row.items() if value and name != "round"}
+        assert told == pytest.approx(numbers(int(row["round"])))
+    assert [name for name, value in rows[1].items() if not value] == ["beta/dslr", "distance/dslr", "tau/dslr"]
+    picture = (Path(logger.log_dir) / "aggregation_curves.png").read_bytes()
+    assert picture.startswith(b"\x89PNG")
+
+
+def test_without_a_logger_files_are_in_the_root(tmp_path: Path):
+    trainer(2, [AggregationCurves()], tmp_path).fit(build(Told), Blobs())
+    assert {path.suffix for path in tmp_path.glob("aggregation_curves.*")} == {".csv", ".png"}
+
+
+def test_lines_are_the_numbers_and_are_interrupted_where_a_source_was_absent(tmp_path: Path):
+    callback = AggregationCurves()
+    trainer(5, [callback], tmp_path).fit(build(Told), Blobs())
+    beta, distance, tau = curves(callback.plot()).values()
+    assert beta["mean of sources"] == pytest.approx({r: 0.5 / r for r in range(1, 5)})
+    assert beta["dslr"] == {1: 0.25, 3: 0.25, 4: 0.25}
+    assert beta["caltech"] == dict.fromkeys(range(1, 5), 0.5)
+    assert distance["amazon"] == {r: 1.0 + r for r in range(1, 5)}
+    assert distance[r"target variance $\sigma^2$"] == pytest.approx({r: 10 / r for r in range(1, 5)})
+    assert tau["amazon"] == {r: 0.125 * r for r in range(1, 5)}
+
+
+def test_estimates_that_no_logarithm_shows_are_marks_at_the_foot(tmp_path: Path):
+    """Of dslr, 1 + r - 3 <= 0 in round 1 (it is absent from round 2); of caltech, 1 + r - 6 <= 0 in rounds 1 to 4."""
+    callback = AggregationCurves()
+    trainer(5, [callback], tmp_path).fit(build(Told), Blobs())
+    axis = callback.plot().axes[1]
+    assert axis.get_yscale() == "log"
+    marks = [line for line in axis.lines if line.get_marker() == "_" and len(line.get_xdata())]
+    assert [list(line.get_xdata()) for line in marks] == [[1], [1, 2, 3, 4]]
+    assert all(0 < height < 0.2 for line in marks for height in line.get_ydata())
+    assert r"$d^2$ estimated $\leq 0$" in {str(line.get_label()) for line in axis.lines}
+
+
+def test_nine_sources_have_nine_colours_and_one_legend_entry_each():
+    callback = AggregationCurves()
+    names = [f"client_{place}" for place in range(9)]
+    for round_idx in range(30):
+        row = {"beta": 0.5, "target_variance": 1.0}
+        for name in names:
+            row |= {f"beta/{name}": 0.5, f"distance/{name}": 1.0, f"tau/{name}": 0.5}
+        callback.rounds[round_idx] = row
+    figure = callback.plot()
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels == [*names, "mean of sources", r"target variance $\sigma^2$"]
+    for axis in figure.axes:
+        lines = [line for line in axis.lines if line.get_label() in names]
+        assert len({line.get_color() for line in lines}) == 9
+        assert len({line.get_marker() for line in lines}) == 9
+        # nine equal curves: each shows markers, none where another one does
+        marked = [set(line.get_markevery()) for line in lines]
+        assert all(marked)
+        assert sum(map(len, marked)) == len(set().union(*marked))
+
+
+def test_a_value_between_two_gaps_has_a_marker():
+    callback = AggregationCurves()
+    for round_idx in range(40):
+        row = {"beta/dslr": 0.5} if round_idx in (3, 10, 11) else {}
+        callback.rounds[round_idx] = row | {"beta": 0.5, "distance/dslr": 1.0 if round_idx in (7, 20, 21) else -1.0}
+    for axis, alone, pair in zip(callback.plot().axes, (3, 7), ({10, 11}, {20, 21}), strict=True):
+        (line,) = (line for line in axis.lines if line.get_label() == "dslr")
+        assert alone in line.get_markevery()
+        assert not pair <= set(line.get_markevery())
+
+
+def test_what_was_never_logged_has_no_panel():
+    callback = AggregationCurves()
+    callback.rounds = {0: {"beta": 0.5}}
+    assert list(curves(callback.plot())) == [r"weight of the source, $\beta$"]
+    callback.rounds = {0: {"beta": 0.5, "target_variance": 2.0}}
+    assert len(callback.plot().axes) == 2
+    with pytest.raises(ValueError, match="plot needs at least one collected round, got none"):
+        AggregationCurves().plot()
+
+
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
+@pytest.mark.parametrize("steps", [8, 10])
+def test_a_resumed_run_has_the_rounds_before(tmp_path: Path, steps: int):
+    """Rounds of 4 steps; the checkpoint is written at a round's end, or in the middle of a round."""
+    saving = ModelCheckpoint(tmp_path, filename="mid", every_n_train_steps=steps, save_top_k=-1)
+    first: list[pl.Callback] = [AggregationCurves(), saving]
+    trainer(3, first, tmp_path / "stopped", enable_checkpointing=True).fit(build(Told), Blobs())
+    callback = AggregationCurves()
+    run = trainer(5, [callback], tmp_path / "resumed")
+    run.fit(build(Told), Blobs(), ckpt_path=str(tmp_path / "mid.ckpt"))
+    assert callback.rounds == expected(range(5))
+    rows = read_csv(tmp_path / "resumed" / "aggregation_curves.csv")
+    assert [int(row["round"]) for row in rows] == [1, 2, 3, 4]
+
+
+def test_another_fit_forgets_the_one_before(tmp_path: Path):
+    callback = AggregationCurves()
+    trainer(4, [callback], tmp_path).fit(build(Told), Blobs())
+    trainer(2, [callback], tmp_path).fit(build(Told), Blobs())
+    assert callback.rounds == expected(range(2))
+
+
+def test_a_method_that_logs_none_is_named_and_nothing_is_written(tmp_path: Path):
+    with pytest.warns(UserWarning, match=r"FedAvg logged none of beta, .*distance/SOURCE.*remove the callback"):
+        trainer(1, [AggregationCurves()], tmp_path).fit(build(FedAvg), Blobs())
+    assert not list(tmp_path.rglob("aggregation_curves.*"))
+
+
+def test_fast_dev_run_writes_no_file(tmp_path: Path):
+    callback = AggregationCurves()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="AggregationCurves")
+        trainer(1, [callback], tmp_path, fast_dev_run=True).fit(build(AtOnce), Blobs())
+    assert callback.rounds == {0: pytest.approx(numbers(1))}
+    assert not list(tmp_path.rglob("aggregation_curves.*"))
+
+
+def test_other_modules_are_refused_by_name(tmp_path: Path):
+    from lightning.pytorch.demos.boring_classes import BoringModel
+
+    run = trainer(1, [AggregationCurves()], tmp_path, federated=False)
+    with pytest.raises(TypeError, match="AggregationCurves watches a FederatedModule, got BoringModel"):
+        run.fit(BoringModel())
+
+
+def test_fedgp_is_drawn(tmp_path: Path):
+    callback = AggregationCurves()
+    torch.manual_seed(0)
+    clients = [*SOURCES, Client(TARGET, role="target", labelled=True)]
+    module = FedGP(clients, TARGET, NUM_CLASSES, MLP(5, [8]), beta="auto")
+    trainer(3, [callback], tmp_path).fit(module, Blobs())
+    assert sorted(callback.rounds) == [0, 1, 2]
+    for row in callback.rounds.values():
+        mean = math.fsum(row[f"beta/{source}"] for source in SOURCES) / 3
+        assert row["beta"] == pytest.approx(mean)
+        assert row["target_variance"] > 0
+    assert len(callback.plot().axes) >= 2

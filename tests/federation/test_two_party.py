@@ -1,0 +1,125 @@
+"""`Federation.affine`: the two-party exchange y = A m + b carried between clients, also between processes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedlit.federation import DivergedError, Federation, RosterError, Schedule
+from fedlit.privacy import (
+    AffineGrid,
+    CKKSAffine,
+    FixedPoint,
+    GaussianMechanism,
+    PaillierAffine,
+    PlainAffine,
+    RangeError,
+    TwoPartyAffine,
+)
+
+
+def small_grid() -> AffineGrid:
+    return AffineGrid(FixedPoint(16, 8.0), FixedPoint(16, 8.0), FixedPoint(16, 8.0))
+
+
+def numbers(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(torch.randn(*shape, generator=generator) for shape in ((6,), (2, 6), (2,)))  # type: ignore[return-value]
+
+
+def run(federation: Federation, seed: int = 0) -> dict[str, dict[str, torch.Tensor]]:
+    m, matrix, offset = numbers(seed)
+    pairs = [(federation.target, source) for source in federation.sources]
+    maps = {source.name: {federation.target.name: (matrix, offset)} for source in federation.sources}
+    return federation.affine("dot", {federation.target.name: m}, maps, pairs, num_outputs=2)
+
+
+@pytest.mark.filterwarnings("ignore::fedlit.privacy.PrivacyWarning")
+@pytest.mark.parametrize(
+    ("protocol", "tolerance"),
+    [
+        (PlainAffine(), 1e-12),
+        (PlainAffine(small_grid()), None),
+        (PaillierAffine(key_bits=512, grid=small_grid(), insecure_test_keys=True), None),
+        (CKKSAffine(), None),
+    ],
+    ids=["floats", "grid", "paillier (small key: tests arithmetic, not secrecy)", "ckks"],
+)
+def test_every_protocol_gives_the_affine_map_of_the_moments(protocol: TwoPartyAffine, tolerance: float | None) -> None:
+    received = run(Federation(["a", "b", "t"], "t", two_party=protocol))
+    m, matrix, offset = (tensor.double() for tensor in numbers())
+    bound = protocol.error_bound(6) if tolerance is None else tolerance
+    assert set(received) == {"a", "b"}
+    for name in received:
+        assert set(received[name]) == {"t"}
+        assert float((received[name]["t"] - (matrix @ m + offset)).abs().max()) <= bound
+
+
+def test_keys_are_sent_once_and_every_later_exchange_is_shorter() -> None:
+    protocol = PaillierAffine(key_bits=512, grid=small_grid(), insecure_test_keys=True)
+    federation = Federation(["a", "t"], "t", two_party={"dot": protocol})
+    totals = []
+    for _ in range(3):
+        run(federation)
+        totals.append(federation.ledger.bytes_by_channel()["dot"])
+    first, second, third = totals[0], totals[1] - totals[0], totals[2] - totals[1]
+    assert second < first
+    assert second == third
+
+
+def test_both_directions_run_in_one_call() -> None:
+    federation = Federation(["a", "t"], "t")
+    m, matrix, offset = numbers()
+    a, t = federation.clients
+    received = federation.affine(
+        "dot",
+        {"a": m, "t": 2 * m},
+        {"a": {"t": (matrix, offset)}, "t": {"a": (matrix, 0 * offset)}},
+        [(a, t), (t, a)],
+        2,
+    )
+    assert torch.allclose(received["t"]["a"], (matrix @ m).double(), atol=1e-6)
+    assert torch.allclose(received["a"]["t"], (2 * matrix @ m + offset).double(), atol=1e-6)
+
+
+def test_pairs_with_an_absent_client_are_left_out() -> None:
+    federation = Federation(["a", "b", "t"], "t", participation=Schedule([["a", "t"]]))
+    assert set(run(federation)) == {"a"}
+
+
+def test_moments_out_of_range_or_not_finite_are_refused_by_name() -> None:
+    maps = {"a": {"t": (torch.ones(1, 2), torch.zeros(1))}}
+    for number, error, text in ((99.0, RangeError, "bound"), (torch.nan, DivergedError, "'t' would send NaN")):
+        federation = Federation(["a", "t"], "t", two_party=PlainAffine(small_grid()))
+        a, t = federation.clients
+        with pytest.raises(error, match=text):
+            federation.affine("dot", {"t": torch.tensor([1.0, number])}, maps, [(t, a)], 1)
+
+
+def test_a_pair_with_an_unknown_client_is_refused() -> None:
+    federation = Federation(["a", "t"], "t")
+    with pytest.raises(RosterError, match="stranger"):
+        federation.affine("dot", {"stranger": torch.ones(1)}, {}, [], 1)
+
+
+def test_differential_privacy_noises_the_moments_and_books_them() -> None:
+    mechanism = GaussianMechanism(clip_norm=1.0, noise_multiplier=1.0)
+    federation = Federation(["a", "t"], "t", differential_privacy={"dot": mechanism})
+    exact = run(Federation(["a", "t"], "t"))["a"]["t"]
+    assert float((run(federation)["a"]["t"] - exact).abs().max()) > 1e-3
+    assert federation.accounts["message"].clients == ["t"] or set(federation.accounts["message"].clients) == {"t"}
+
+
+def test_what_is_no_protocol_is_refused() -> None:
+    with pytest.raises(TypeError, match="two_party must be a TwoPartyAffine"):
+        Federation(["a", "t"], "t", two_party={"dot": PlainAffine})  # type: ignore[dict-item]
+
+
+def test_a_protocol_is_that_of_its_channel_and_describes_it() -> None:
+    federation = Federation(["a", "t"], "t", two_party={"dot": PlainAffine(small_grid()), "other": CKKSAffine()})
+    assert federation.named_channels >= {"dot", "other"}
+    assert federation.protocol("third") is None
+    run(federation)
+    description = federation.description("dot")
+    assert description is not None
+    assert description.backend == "PlainAffine"

@@ -1,0 +1,305 @@
+"""The three estimators of auto-weighting: against their definitions, by Monte-Carlo, and at their edges."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fedlit.functional import AutoBeta, BatchStatistics, auto_beta, auto_weights, fedda, fedgp
+
+GRANULARITIES = pytest.mark.parametrize("granularity", ["layer", "model"])
+SIZES = {"a": 4, "b": 2}
+LAYERS = [slice(0, 4), slice(4, 6)]
+
+
+def update(vector: np.ndarray) -> dict[str, Tensor]:
+    """A vector of six numbers as an update of two layers."""
+    return {name: torch.as_tensor(vector[part]) for name, part in zip(SIZES, LAYERS, strict=True)}
+
+
+def vector(of: dict[str, Tensor]) -> np.ndarray:
+    return np.concatenate([tensor.double().numpy().ravel() for tensor in of.values()])
+
+
+def projected(g: np.ndarray, on: np.ndarray, granularity: str) -> np.ndarray:
+    """Projection of rows on the span of a vector, or of each of its layers."""
+    result = np.empty_like(g)
+    for part in LAYERS if granularity == "layer" else [slice(None)]:
+        u = on[part] / np.linalg.norm(on[part])
+        result[..., part] = (g[..., part] @ u)[..., None] * u
+    return result
+
+
+def estimates_by_definition(g: np.ndarray, source: np.ndarray, granularity: str) -> tuple[float, float, float]:
+    """The paper's estimators, with all batches in memory: rows of ``g``."""
+
+    def spread(x: np.ndarray) -> float:
+        return float(((x - x.mean(0)) ** 2).sum() / (len(x) - 1))
+
+    r = g - projected(g, source, granularity)
+    distance = ((source - g) ** 2).sum(1).mean() - spread(g)
+    return spread(g) / len(g), float(distance), float((r**2).sum(1).mean() - spread(r))
+
+
+@GRANULARITIES
+@pytest.mark.parametrize("rule", ["fedda", "fedgp"])
+def test_streamed_estimates_are_those_of_the_definitions(rule: Any, granularity: Any) -> None:
+    rng = np.random.default_rng(0)
+    batches, sources = rng.normal(1, 1, (5, 6)), rng.normal(1, 1, (3, 6))
+    found = auto_beta((update(g) for g in batches), [update(s) for s in sources], rule, granularity)
+    expected = np.array([estimates_by_definition(batches, source, granularity) for source in sources])
+    np.testing.assert_allclose(found.target_variance.expand(3), expected[:, 0], rtol=1e-12)
+    np.testing.assert_allclose(found.distance, expected[:, 1], rtol=1e-12)
+    np.testing.assert_allclose(found.residual, expected[:, 2], rtol=1e-12)
+    used = np.maximum(expected[:, 1 if rule == "fedda" else 2], 0)
+    np.testing.assert_allclose(found.beta, expected[:, 0] / (expected[:, 0] + used), rtol=1e-12)
+    assert {t.dtype for t in (found.beta, found.target_variance, found.distance, found.residual)} == {torch.float64}
+    assert found.target_variance.dim() == 0
+
+
+@GRANULARITIES
+def test_the_three_estimators_are_unbiased(granularity: Any) -> None:
+    r"""Means over 500 repetitions are within 4.5 of their standard errors of s2 = tr(C)/B, |gS - g|^2, |g - Pg|^2.
+
+    C is the covariance of a batch gradient, neither isotropic nor within one layer. Without their corrections the last
+    two would be too large by s2 and by (tr C - tr PC)/B, which is more than 8 standard errors.
+    """
+    rng = np.random.default_rng(1)
+    mean, source, mixing = rng.normal(0, 1, 6), rng.normal(0, 1, 6), rng.normal(0, 1, (6, 6))
+    batches, repetitions = 3, 500
+    draws = mean + rng.normal(0, 1, (repetitions, batches, 6)) @ mixing.T
+    found = [auto_beta(map(update, draw), [update(source)], "fedgp", granularity) for draw in draws]
+    variance = np.trace(mixing @ mixing.T) / batches
+    truth = [
+        variance,
+        ((source - mean) ** 2).sum(),
+        ((mean - projected(mean, source, granularity)) ** 2).sum(),
+    ]
+    residual_noise = mixing.T - projected(mixing.T, source, granularity)  # rows: images of the unit noises
+    uncorrected = [0.0, variance, (residual_noise**2).sum() / batches]
+    for name, value, bias in zip(("target_variance", "distance", "residual"), truth, uncorrected, strict=True):
+        values = np.array([float(getattr(one, name)) for one in found])
+        error = values.std(ddof=1) / np.sqrt(repetitions)
+        assert abs(values.mean() - value) < 4.5 * error, name
+        assert bias == 0 or bias > 8 * error, name
+
+
+@pytest.mark.parametrize("beta", [0.3, 0.7, 1.0])
+@pytest.mark.parametrize("rule", ["fedda", "layer", "model"])
+def test_expected_squared_error_is_that_of_the_formula(rule: Any, beta: float) -> None:
+    r"""With isotropic noise e, |e|^2 of mean s2, and nothing filtered:
+
+    FedDA: agg - g = (1 - b) e + b (gS - g), so Delta^2 = (1 - b)^2 s2 + b^2 |gS - g|^2.
+
+    FedGP: agg - g = (1 - b) (e - Pe) + Pe + b (Pg - g), so, as P has rank k (one per layer or 1) and takes k/m of the
+    noise, Delta^2 = [(1 - b)^2 + (2b - b^2) k/m] s2 + b^2 |g - Pg|^2. The last factor is tau^2 d^2.
+    """
+    rng = np.random.default_rng(2)
+    g = np.array([3.0, 2.0, 4.0, 1.0, 5.0, 2.0])
+    source = np.array([4.0, 1.0, 4.0, 2.0, 3.0, 4.0])
+    deviation, repetitions = 0.4, 500  # <g, gS> is 10 deviations from 0 in the whole and in both layers
+    errors = []
+    for noise in rng.normal(0, deviation, (repetitions, 6)):
+        target = update(g + noise)
+        mixed = (
+            fedda(target, [update(source)], beta)
+            if rule == "fedda"
+            else fedgp(target, [update(source)], beta, granularity=rule)
+        )
+        errors.append(((vector(mixed) - g) ** 2).sum())
+    s2 = 6 * deviation**2
+    if rule == "fedda":
+        formula = (1 - beta) ** 2 * s2 + beta**2 * ((source - g) ** 2).sum()
+    else:
+        rank = 2 if rule == "layer" else 1
+        residual = ((g - projected(g, source, rule)) ** 2).sum()
+        formula = ((1 - beta) ** 2 + (2 * beta - beta**2) * rank / 6) * s2 + beta**2 * residual
+    standard_error = np.std(errors, ddof=1) / np.sqrt(repetitions)
+    assert abs(np.mean(errors) - formula) < 4 * standard_error + 1e-12
+    if rule == "model":
+        angle = g - source
+        cosine = angle @ source / np.linalg.norm(angle) / np.linalg.norm(source)
+        assert residual == pytest.approx((1 - cosine**2) * ((source - g) ** 2).sum())  # tau^2 d^2
+
+
+def test_weights_minimise_the_expected_squared_error() -> None:
+    s2, d2 = 0.7, 2.1
+    best = float(auto_weights(s2, d2))
+    assert best == pytest.approx(0.25)
+    grid = np.linspace(0, 1, 1001)
+    assert grid[np.argmin((1 - grid) ** 2 * s2 + grid**2 * d2)] == pytest.approx(best, abs=5e-4)
+    # Delta*^2 = s2 d2 / (s2 + d2), below both
+    assert (1 - best) ** 2 * s2 + best**2 * d2 == pytest.approx(s2 * d2 / (s2 + d2))
+
+
+def test_weights_by_hand() -> None:
+    assert auto_weights(1.0, torch.tensor([0.0, 1.0, 3.0, -5.0])).tolist() == [1.0, 0.5, 0.25, 1.0]
+    assert auto_weights(0.0, torch.tensor([0.0, 1.0, -1.0])).tolist() == [0.0, 0.0, 0.0]
+    assert auto_weights(torch.tensor([1.0, 0.0]), 1.0).tolist() == [0.5, 0.0]
+    assert auto_weights(1e-300, 0.0).item() == 1.0
+    assert auto_weights(torch.tensor(1.0), torch.tensor(1.0)).dtype == torch.float64
+
+
+@pytest.mark.parametrize("rule", ["fedda", "fedgp"])
+def test_a_target_without_variance_trusts_itself(rule: Any) -> None:
+    g, sources = update(np.arange(6.0)), [update(np.ones(6)), update(np.arange(6.0)), update(np.zeros(6))]
+    found = auto_beta([g, g, g], sources, rule)
+    assert found.target_variance.item() == 0.0
+    assert found.beta.tolist() == [0.0, 0.0, 0.0]
+
+
+def test_a_source_that_cannot_be_told_from_the_target_gets_all_the_weight() -> None:
+    r"""gS is the batches' mean: |gS - gbar|^2 = 0, so the estimate is -V/B = -(4 * 6)/2 and is clipped to 0.
+
+    g = 0 and 2 in each of six coordinates, mean 1: V = 6 (1 + 1) / 1 = 12, s2 = V/2 = 6.
+    """
+    found = auto_beta([update(np.zeros(6)), update(np.full(6, 2.0))], [update(np.ones(6))])
+    assert found.target_variance.item() == 6.0
+    assert found.distance.item() == pytest.approx(-6.0)
+    assert found.beta.item() == 1.0
+
+
+@GRANULARITIES
+def test_a_source_that_is_zero_has_the_whole_gradient_as_residual(granularity: Any) -> None:
+    g = np.random.default_rng(3).normal(0, 1, (4, 6))
+    found = auto_beta(map(update, g), [update(np.zeros(6))], "fedgp", granularity)
+    assert found.residual.item() == pytest.approx(found.distance.item())
+
+
+def test_projections_layer_by_layer_are_nearer_to_the_target() -> None:
+    """In expectation: with many batches of little noise the estimates show it."""
+    rng = np.random.default_rng(4)
+    g, source = rng.normal(0, 1, 6), rng.normal(0, 1, 6)
+    batches = g + rng.normal(0, 1e-3, (20, 6))
+    by_layer, whole = (auto_beta(map(update, batches), [update(source)], "fedgp", each) for each in ("layer", "model"))
+    assert by_layer.residual.item() < whole.residual.item() < whole.distance.item()
+    assert by_layer.distance.item() == whole.distance.item()
+    assert by_layer.beta.item() > whole.beta.item()
+
+
+def test_batches_are_read_once_and_not_kept() -> None:
+    alive: list[weakref.ref[Tensor]] = []
+    most = 0
+
+    def batches() -> Iterator[dict[str, Tensor]]:
+        nonlocal most
+        for seed in range(20):
+            gradient = {"a": torch.randn(5, generator=torch.Generator().manual_seed(seed))}
+            alive.append(weakref.ref(gradient["a"]))
+            most = max(most, sum(each() is not None for each in alive))
+            yield gradient
+
+    stream = batches()
+    found = auto_beta(stream, [{"a": torch.ones(5)}], "fedgp")
+    assert isinstance(found, AutoBeta)
+    assert len(alive) == 20
+    assert next(stream, None) is None
+    assert most <= 3  # the one before, the new one, and the mean that the first one may have become
+
+
+def test_float32_gradients_with_a_large_common_part_keep_their_variance() -> None:
+    """g = 1000 +- 1/64 in a million coordinates: V = 2e6 / 64^2; sum g^2 - B gbar^2 in float32 would lose it."""
+    batches = [{"a": torch.full((10**6,), 1000 + sign / 64)} for sign in (-1, 1)]
+    found = auto_beta(batches, [{"a": torch.full((10**6,), 1000.0)}], "fedgp")
+    assert found.target_variance.item() == pytest.approx(10**6 / 64**2, rel=1e-9)
+    # the source is the mean: |gS - gbar|^2 = 0 out of 10^12
+    assert found.distance.item() == pytest.approx(-(10**6) / 64**2, rel=1e-3)
+
+
+def test_statistics_and_counters_of_networks_take_no_part() -> None:
+    rng = np.random.default_rng(5)
+    g, source = rng.normal(0, 1, (3, 6)), rng.normal(0, 1, 6)
+    plain = auto_beta(map(update, g), [update(source)], "fedgp", "layer")
+    extra = {"bn.running_mean": torch.full((2,), 1e6), "bn.num_batches_tracked": torch.tensor(3)}
+    with_extra = auto_beta((update(one) | extra for one in g), [update(source) | extra], "fedgp", "layer")
+    bare_sources = auto_beta((update(one) | extra for one in g), [update(source)], "fedgp", "layer")
+    for other in (with_extra, bare_sources):
+        assert torch.equal(other.beta, plain.beta)
+        assert torch.equal(other.distance, plain.distance)
+
+
+def test_batch_statistics_agree_with_numpy_whatever_the_order() -> None:
+    g = np.random.default_rng(6).normal(1e6, 1, (7, 6))
+    for order in (g, g[::-1]):
+        statistics = BatchStatistics()
+        for one in order:
+            statistics.add(update(one))
+        assert statistics.count == 7
+        assert statistics.variance == pytest.approx(g.var(axis=0, ddof=1).sum(), rel=1e-9)
+        np.testing.assert_allclose(vector(statistics.mean), g.mean(0), rtol=1e-15)
+
+
+def test_batch_statistics_go_on_from_their_stored_state() -> None:
+    g = np.random.default_rng(7).normal(0, 1, (6, 6))
+    whole, first = BatchStatistics(), BatchStatistics()
+    for one in g:
+        whole.add(update(one))
+    for one in g[:3]:
+        first.add(update(one))
+    stored = {name: tensor.clone() for name, tensor in first.mean.items()}
+    second = BatchStatistics(mean=first.mean, squares=first.squares, count=first.count)
+    for one in g[3:]:
+        second.add(update(one))
+    assert (second.squares, second.count) == (whole.squares, whole.count)
+    assert all(torch.equal(second.mean[name], whole.mean[name]) for name in whole.mean)
+    assert all(torch.equal(first.mean[name], stored[name]) for name in stored)  # not changed in place
+
+
+def test_batch_statistics_keep_neither_the_gradient_nor_its_half_precision() -> None:
+    gradient = {"a": torch.full((2,), 0.1, dtype=torch.float16), "b": torch.ones(2, requires_grad=True)}
+    statistics = BatchStatistics()
+    statistics.add(gradient)
+    gradient["a"].zero_()
+    statistics.add({"a": torch.zeros(2, dtype=torch.float16), "b": torch.zeros(2)})
+    assert statistics.mean["a"].dtype == torch.float32
+    assert statistics.mean["a"].tolist() == pytest.approx([0.05, 0.05], rel=1e-3)
+    assert not statistics.mean["b"].requires_grad
+
+
+def test_one_batch_has_no_variance() -> None:
+    one = update(np.ones(6))
+    with pytest.raises(ValueError, match=r"at least 2 batches \(B\), got 1"):
+        auto_beta([one], [one])
+    with pytest.raises(ValueError, match=r"at least 2 batches \(B\), got 0"):
+        auto_beta(iter(()), [one])
+    with pytest.raises(ValueError, match="got 0"):
+        _ = BatchStatistics().variance
+
+
+@pytest.mark.parametrize(
+    ("batches", "sources", "options", "message"),
+    [
+        ([{"a": torch.ones(2)}] * 2, [], {}, "sources must hold at least 1 update"),
+        ([{"a": torch.ones(2)}] * 2, [{"b": torch.ones(2)}], {}, r"source 0 lacks \['a'\] and adds \['b'\]"),
+        ([{"a": torch.ones(2)}] * 2, [{"a": torch.ones(3)}], {}, r"\(3,\) in source 0"),
+        ([{"a": torch.ones(2)}, {"a": torch.ones(3)}], [{"a": torch.ones(2)}], {}, r"\(2,\) in the gradients before"),
+        ([{"a": torch.ones(2)}] * 2, [{"a": torch.ones(2)}], {"rule": "fedavg"}, "rule must be one of"),
+        ([{"a": torch.ones(2)}] * 2, [{"a": torch.ones(2)}], {"granularity": "row"}, "granularity must be one of"),
+        ([{"a": torch.ones(2)}] * 2, [{"a": torch.tensor([1.0, float("inf")])}], {}, "distance .* must be finite"),
+        ([{"a": torch.full((2,), float("nan"))}] * 2, [{"a": torch.ones(2)}], {}, "target_variance .* must be finite"),
+    ],
+)
+def test_refuses_what_cannot_be_weighed(
+    batches: list[dict[str, Tensor]], sources: list[dict[str, Tensor]], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        auto_beta(batches, sources, **options)
+
+
+@pytest.mark.parametrize(
+    ("variance", "distance", "message"),
+    [
+        (-1.0, 1.0, r"target_variance .* not negative, got -1\.0"),
+        (float("inf"), 1.0, "target_variance"),
+        (1.0, float("nan"), "distance .* must be finite, got nan"),
+    ],
+)
+def test_weights_refuse_what_is_no_variance_or_distance(variance: float, distance: float, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        auto_weights(variance, distance)

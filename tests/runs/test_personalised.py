@@ -1,0 +1,641 @@
+"""Ditto, FedRep, APFL and KNNPer: update rules against hand-made loops, their limits, and what stays at home."""
+
+from __future__ import annotations
+
+import copy
+import math
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from lightning.pytorch.callbacks import ModelCheckpoint
+from sklearn.neighbors import KNeighborsClassifier
+from torch import Tensor, nn
+from torch.optim import SGD, Adam
+from torch.utils.data import TensorDataset
+
+sys.path.insert(0, str(Path(__file__).parent))
+from helpers import build, digits, loader, same, shards, trainer, weights
+
+from fedlit import Client, FederatedModule
+from fedlit.federation import UNLABELLED, Fraction, RosterError, Schedule
+from fedlit.methods import APFL, Ditto, FedAvg, FedRep, KNNPer, TargetOnly
+from fedlit.methods.knn_per import knn_probabilities
+from fedlit.models import MLP, SmallCNN
+
+METHODS: dict[str, tuple[type[FederatedModule], dict[str, Any]]] = {
+    "APFL": (APFL, {"alpha": 0.3}),
+    "Ditto": (Ditto, {"lam": 0.5}),
+    "FedRep": (FedRep, {}),
+    "KNNPer": (KNNPer, {"num_neighbors": 5}),
+}
+CLIENTS = ("clean", "blended", "fonts")
+LR = 0.3
+
+
+def unequal() -> dict[str, TensorDataset]:
+    """Three clients with 5, 2 and 1 batches of 8."""
+    data = shards(3, 40)
+    for name, size in (("c1", 13), ("c2", 6)):
+        data[name] = TensorDataset(*(tensor[:size] for tensor in data[name].tensors))
+    return data
+
+
+def on_shards(method: type[FederatedModule], width: int = 0, **kwargs: Any) -> FederatedModule:
+    """Logistic regression, or two linear layers with ``width`` features between; the target is c2."""
+    torch.manual_seed(0)
+    extractor: nn.Module = nn.Linear(5, width) if width else nn.Identity()
+    kwargs.setdefault("optimizer", lambda params: SGD(params, lr=LR))
+    clients = ["c0", "c1", Client("c2", role="target", labelled=True)]
+    return method(clients, "c2", 2, extractor, nn.Linear(width or 5, 2), **kwargs)  # type: ignore[arg-type]
+
+
+def batches(data: dict[str, TensorDataset], client: str, round_idx: int) -> list[tuple[Tensor, Tensor]]:
+    """What a client trains on in a round, in the loader's own order."""
+    return list(loader(data)._reader(client).read(round_idx, 0, 99))
+
+
+def gradient(weight: Tensor, bias: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradient of the mean cross-entropy of softmax regression, by its closed form."""
+    error = ((x @ weight.T + bias).softmax(dim=1) - F.one_hot(y, 2)) / len(y)
+    return error.T @ x, error.sum(dim=0)
+
+
+def local(data: dict[str, TensorDataset], **kwargs: Any) -> FederatedModule:
+    """Every client by itself."""
+    module = on_shards(TargetOnly, **kwargs)
+    module.learners = lambda round_idx: module.clients  # type: ignore[method-assign]
+    return module
+
+
+def run_digits(method: type[FederatedModule], rounds: int = 3, callbacks: Any = (), **kwargs: Any) -> FederatedModule:
+    strategy, limits = kwargs.pop("strategy", {}), kwargs.pop("trainer", {})
+    data = digits(target_labels=30)
+    module = build(method, data, **kwargs)
+    trainer(rounds, callbacks, strategy=strategy, **limits).fit(module, data)
+    return module
+
+
+# -------------------------------------------------------------------- Ditto
+
+
+@pytest.mark.parametrize("lam", [0.0, 0.7])
+def test_ditto_follows_its_update_rule(lam: float) -> None:
+    """v <- v - lr (grad F(v) + lam (v - w)), w of the round's start; w is averaged by samples."""
+    data, sizes = unequal(), {"c0": 40, "c1": 13, "c2": 6}
+    module = on_shards(Ditto, lam=lam)
+    start = [tensor.detach().clone() for tensor in module.originals[1].parameters()]
+    trainer(3).fit(module, loader(data))
+    shared, personal = start, {name: start for name in data}
+    for round_idx in range(3):
+        ends = {}
+        for name in data:
+            w, v = shared, personal[name]
+            for x, y in batches(data, name, round_idx):
+                v = [p - LR * (g + lam * (p - a)) for p, g, a in zip(v, gradient(*v, x, y), shared, strict=True)]
+                w = [p - LR * g for p, g in zip(w, gradient(*w, x, y), strict=True)]
+            ends[name], personal[name] = w, v
+        shared = [sum(sizes[name] / 59 * ends[name][i] for name in data) for i in range(2)]  # type: ignore[misc]
+    for name in data:
+        got = weights(module, name)
+        for i, key in enumerate(("weight", "bias")):
+            torch.testing.assert_close(got[f"classifier.{key}"], shared[i], atol=1e-6, rtol=1e-5)
+            torch.testing.assert_close(got[f"personal.classifier.{key}"], personal[name][i], atol=1e-6, rtol=1e-5)
+        x = data[name].tensors[0]
+        torch.testing.assert_close(module.replicas[name](x), x @ personal[name][0].T + personal[name][1])
+
+
+def test_ditto_without_pull_is_local_training() -> None:
+    data = unequal()
+    options = {"width": 3, "optimizer": lambda params: Adam(params, lr=0.05)}
+    module, alone = on_shards(Ditto, lam=0.0, **options), local(data, **options)
+    for each in (module, alone):
+        trainer(4, gradient_clip_val=0.2).fit(each, loader(data))
+    for name in data:
+        got, expected = weights(module, name), weights(alone, name)
+        assert all(torch.equal(got[f"personal.{key}"], expected[key]) for key in expected)
+
+
+def test_the_stronger_dittos_pull_the_nearer_personal_models_are_to_the_average() -> None:
+    """The minimum of F(v) + lam/2 |v - w|^2 is at a distance of |grad F| / lam."""
+
+    def distance(lam: float) -> float:
+        data = unequal()
+        module = on_shards(Ditto, lam=lam, optimizer=lambda params: SGD(params, lr=0.1))
+        starts = Starts()
+        trainer(2, [starts], strategy={"local_steps": 50}).fit(module, loader(data))
+        got = weights(module, "c2")
+        return float((got["personal.classifier.weight"] - starts.rounds[-1]["c2"]["classifier.weight"]).norm())
+
+    near, middle, far = (distance(lam) for lam in (15.0, 1.0, 0.0))
+    assert near < 0.15 * middle < 0.15 * far
+    assert near < 0.02
+
+
+# -------------------------------------------------------------------- APFL
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.4, 1.0])
+def test_apfl_follows_its_update_rule(alpha: float) -> None:
+    """w <- w - lr grad F(w) and v <- v - lr alpha grad F(alpha v + (1 - alpha) w), both from the same w and v."""
+    data, sizes = unequal(), {"c0": 40, "c1": 13, "c2": 6}
+    module = on_shards(APFL, alpha=alpha)
+    start = [tensor.detach().clone() for tensor in module.originals[1].parameters()]
+    trainer(3).fit(module, loader(data))
+    shared, personal = start, {name: start for name in data}
+
+    def mix(v: list[Tensor], w: list[Tensor]) -> list[Tensor]:
+        return [alpha * p + (1 - alpha) * q for p, q in zip(v, w, strict=True)]
+
+    for round_idx in range(3):
+        ends = {}
+        for name in data:
+            w, v = shared, personal[name]
+            for x, y in batches(data, name, round_idx):
+                mixed = gradient(*mix(v, w), x, y)
+                w = [p - LR * g for p, g in zip(w, gradient(*w, x, y), strict=True)]
+                v = [p - LR * alpha * g for p, g in zip(v, mixed, strict=True)]
+            ends[name], personal[name] = w, v
+        shared = [sum(sizes[name] / 59 * ends[name][i] for name in data) for i in range(2)]  # type: ignore[misc]
+    for name in data:
+        got, x = weights(module, name), data[name].tensors[0]
+        for i, key in enumerate(("weight", "bias")):
+            torch.testing.assert_close(got[f"classifier.{key}"], shared[i], atol=1e-6, rtol=1e-5)
+            torch.testing.assert_close(got[f"personal.classifier.{key}"], personal[name][i], atol=1e-6, rtol=1e-5)
+        weight, bias = mix(personal[name], shared)
+        torch.testing.assert_close(module.replicas[name](x), x @ weight.T + bias, atol=1e-5, rtol=1e-5)
+
+
+def test_apfl_predicts_as_fedavg_at_one_end_and_as_local_training_at_the_other() -> None:
+    data = unequal()
+    options = {"width": 3, "optimizer": lambda params: Adam(params, lr=0.05)}
+    none, all_, alone, together = (
+        on_shards(APFL, alpha=0.0, **options),
+        on_shards(APFL, alpha=1.0, **options),
+        local(data, **options),
+        on_shards(FedAvg, **options),
+    )
+    for module in (none, all_, alone, together):
+        trainer(4, gradient_clip_val=0.2).fit(module, loader(data))
+    for name, shard in data.items():
+        x = shard.tensors[0]
+        assert torch.equal(none.replicas[name](x), together.replicas[name](x))
+        assert torch.equal(all_.replicas[name](x), alone.replicas[name](x))
+        assert not torch.equal(together.replicas[name](x), alone.replicas[name](x))
+
+
+# -------------------------------------------------------------------- FedRep
+
+
+def fedrep_by_hand(data: dict[str, TensorDataset], rounds: int, head_steps: dict[str, int]) -> dict[str, nn.Module]:
+    """Algorithm 1 with torch's own tools: head steps with the body fixed, body steps with the head fixed, mean body."""
+    torch.manual_seed(0)
+    first = nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 2))
+    nets = {name: copy.deepcopy(first) for name in data}
+    for round_idx in range(rounds):
+        for name, net in nets.items():
+            for step, (x, y) in enumerate(batches(data, name, round_idx)):
+                part = net[1] if step < head_steps[name] else net[0]
+                grads = torch.autograd.grad(F.cross_entropy(net(x), y), list(part.parameters()))
+                with torch.no_grad():
+                    for param, grad in zip(part.parameters(), grads, strict=True):
+                        param -= LR * grad
+        total = sum(len(shard) for shard in data.values())
+        with torch.no_grad():
+            for key in ("weight", "bias"):
+                mean = sum(len(data[name]) / total * getattr(net[0], key) for name, net in nets.items())
+                for net in nets.values():
+                    getattr(net[0], key).copy_(mean)
+    return nets
+
+
+@pytest.mark.parametrize(
+    ("head_share", "head_steps"),
+    [(0.5, {"c0": 3, "c1": 1, "c2": 1}), (0.2, {"c0": 1, "c1": 1, "c2": 1}), (0.8, {"c0": 4, "c1": 2, "c2": 1})],
+)
+def test_fedrep_trains_heads_first_then_bodies_and_averages_bodies(
+    head_share: float, head_steps: dict[str, int]
+) -> None:
+    data = unequal()  # 5, 2 and 1 steps
+    module = on_shards(FedRep, width=3, head_share=head_share)
+    trainer(3).fit(module, loader(data))
+    expected = fedrep_by_hand(data, 3, head_steps)
+    for name in data:
+        got = weights(module, name)
+        for key in ("weight", "bias"):
+            body, head = (getattr(expected[name][i], key).detach() for i in (0, 1))
+            torch.testing.assert_close(got[f"extractor.{key}"], body, atol=1e-6, rtol=1e-5)
+            torch.testing.assert_close(got[f"classifier.{key}"], head, atol=1e-6, rtol=1e-5)
+    heads = [weights(module, name)["classifier.weight"] for name in data]
+    assert not torch.equal(heads[0], heads[1])
+    assert not torch.equal(heads[1], heads[2])
+
+
+class Moves(pl.Callback):
+    """Which parts of each client's network a batch has changed."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, list[str]] = {}
+
+    def on_train_batch_start(self, trainer: pl.Trainer, module: FederatedModule, *_: object) -> None:  # type: ignore[override]
+        self.before = {client.name: weights(module, client.name) for client in module.clients}
+
+    def on_train_batch_end(self, trainer: pl.Trainer, module: FederatedModule, *_: object) -> None:  # type: ignore[override]
+        for name, old in self.before.items():
+            new = weights(module, name)
+            parts = {key.split(".")[0][0] for key in new if not torch.equal(new[key], old[key])}
+            self.seen.setdefault(name, []).append("".join(sorted(parts)) or "-")
+
+
+def test_fedreps_phases_are_optimiser_steps_where_batches_are_accumulated() -> None:
+    """Five batches in twos are three steps, two of them of the head; a step is taken after its last batch."""
+    moves = Moves()
+    module = on_shards(FedRep, width=3, optimizer=lambda params: Adam(params, lr=0.01, weight_decay=0.1))
+    trainer(1, [moves], accumulate_grad_batches=2).fit(module, loader(unequal()))
+    assert moves.seen == {"c0": list("-c-c-e"), "c1": list("-c----"), "c2": list("-c----")}
+
+
+def test_fedreps_phases_share_out_given_local_steps_among_all_clients_alike() -> None:
+    moves = Moves()
+    module = on_shards(FedRep, width=3, optimizer=lambda params: SGD(params, lr=0.1, momentum=0.9, weight_decay=0.1))
+    trainer(1, [moves], strategy={"local_steps": 5}).fit(module, loader(unequal()))
+    assert moves.seen == {name: list("cccee") for name in ("c0", "c1", "c2")}
+
+
+def test_fedreps_heads_do_not_leave_in_a_warm_up_either() -> None:
+    module = run_digits(FedRep, 2, warmup_rounds=2)
+    ours, theirs = weights(module, "clean"), weights(module, "blended")
+    assert torch.equal(ours["extractor.layers.0.weight"], theirs["extractor.layers.0.weight"])
+    assert not torch.equal(ours["classifier.weight"], theirs["classifier.weight"])
+
+
+def test_vectorised_fedrep_equals_one_client_at_a_time_and_the_others_refuse() -> None:
+    data = unequal()
+    one, many = (on_shards(FedRep, width=3, vectorize=vectorize) for vectorize in (False, True))
+    for module in (one, many):
+        trainer(2, gradient_clip_val=0.1).fit(module, loader(data))
+    for client in data:
+        for name, tensor in weights(one, client).items():
+            torch.testing.assert_close(weights(many, client)[name], tensor, atol=2e-5, rtol=1e-4)
+    for method, message in ((Ditto, "has its own"), (APFL, "has its own"), (KNNPer, "without buffers")):
+        with pytest.raises(ValueError, match=message):
+            trainer(1).fit(on_shards(method, vectorize=True), loader(data))
+
+
+# -------------------------------------------------------------------- KNNPer
+
+
+@pytest.mark.parametrize("lam", [0.0, 0.3, 1.0])
+def test_knnper_mixes_scikit_learns_neighbours_with_fedavg(lam: float) -> None:
+    """Neighbours among a client's own labelled training samples, each with weight exp(-distance)."""
+    data = digits(target_labels=30)
+    module = build(KNNPer, data, lam=lam)
+    run = trainer(1)
+    run.fit(module, data)
+    plain = run_digits(FedAvg, 1)
+    predicted = run.predict(module, data)
+    for client in CLIENTS:
+        train, test = data.dataset(client, "train"), data.dataset(client, "test")
+        x, y = train.batch(torch.arange(len(train)))
+        known = y != UNLABELLED
+        assert int(known.sum()) == (30 if client == "fonts" else len(train))
+        queries, _ = test.batch(torch.arange(len(test)))
+        replica = plain.replicas[client].eval()
+        with torch.no_grad():
+            stored, asked = (replica.extractor(z).double().numpy() for z in (x[known], queries))  # type: ignore[operator]
+            softmax = replica(queries).softmax(dim=1).double()
+        oracle = KNeighborsClassifier(10, weights=lambda distances: np.exp(-distances))
+        oracle.fit(stored, y[known].numpy())
+        near = torch.zeros(len(test), 10, dtype=torch.float64)
+        near[:, oracle.classes_] = torch.from_numpy(oracle.predict_proba(asked))
+        expected = lam * near + (1 - lam) * softmax
+        module.eval()
+        got = module.replicas[client](queries).softmax(dim=1).double()
+        torch.testing.assert_close(got, expected, atol=1e-5, rtol=0)
+        if client == "fonts":
+            torch.testing.assert_close(module(queries).softmax(dim=1).double(), expected, atol=1e-5, rtol=0)
+            flat = torch.cat([batch["fonts"] for batch in predicted if "fonts" in batch]).double()
+            torch.testing.assert_close(flat, expected, atol=1e-5, rtol=0)
+
+
+def test_neighbours_by_hand() -> None:
+    """Of 0, 1 (class 0) and 3 (class 2), seen from 1.5, the nearest two are 1 and 0 or 3, at 0.5 and 1.5."""
+    stored, labels = torch.tensor([[0.0], [1.0], [3.0]]), torch.tensor([0, 0, 2])
+    one = knn_probabilities(torch.tensor([[1.6]]), stored, labels, 3, 2)
+    a, b = math.exp(-0.6), math.exp(-1.4)
+    torch.testing.assert_close(one, torch.tensor([[a / (a + b), 0.0, b / (a + b)]]))
+    fewer = knn_probabilities(torch.tensor([[1.6]]), stored, labels, 3, 10)
+    c = math.exp(-1.6)
+    torch.testing.assert_close(fewer, torch.tensor([[(a + c) / (a + b + c), 0.0, b / (a + b + c)]]))
+
+
+def test_neighbours_of_a_sample_far_from_all_are_weighed_too() -> None:
+    """exp(-1000) is 0 in any precision, the ratio of two such weights is not."""
+    stored, labels = torch.tensor([[0.0], [1.0]]), torch.tensor([0, 1])
+    far = knn_probabilities(torch.tensor([[1000.0]]), stored, labels, 2, 2)
+    torch.testing.assert_close(far, torch.tensor([[1.0, math.e]]) / (1 + math.e))
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-true"])
+def test_neighbours_alone_have_a_finite_score_and_loss(precision: str) -> None:
+    data = digits(target_labels=30)
+    module = build(KNNPer, data, lam=1.0, num_neighbors=1)
+    run = trainer(1, precision=precision)
+    run.fit(module, data)
+    metrics = run.test(module, data, verbose=False)[0]
+    assert all(math.isfinite(value) for value in metrics.values())
+    assert metrics["target/score"] > 0.5  # nearly each sample has a class of its own
+
+
+def test_knnper_changes_nothing_of_training_and_batchnorm() -> None:
+    """Samples are embedded in evaluation mode, and modes are restored."""
+    states = {}
+    for method in (FedAvg, KNNPer):
+        torch.manual_seed(0)
+        data = digits(flatten=False, target_labels=30)
+        module = build(method, data, extractor=SmallCNN(1, width=4))
+        trainer(2, gradient_clip_val=0.5).fit(module, data)
+        states[method] = weights(module, "blended")
+        assert module.replicas["blended"].training
+    datastore = {name: states[KNNPer].pop(name) for name in ("embeddings", "labels")}
+    assert same(states[FedAvg], states[KNNPer])
+    assert datastore["embeddings"].shape == (len(datastore["labels"]), 32)
+
+
+def embedded(state: dict[str, Tensor], client: str) -> Tensor:
+    """Embeddings of a client's labelled samples by the weights in a checkpoint."""
+    data = digits(target_labels=30)
+    train = data.dataset(client, "train")
+    x, y = train.batch(torch.arange(len(train)))
+    prefix = f"replicas.{client}.extractor.layers.0."
+    return F.relu(F.linear(x[y != UNLABELLED], state[f"{prefix}weight"], state[f"{prefix}bias"]))
+
+
+def test_every_checkpoint_has_the_datastore_of_its_own_weights(tmp_path: Path) -> None:
+    """Also one from within a round, and one that is written after the last round was closed early."""
+
+    class Stop(pl.Callback):
+        def on_train_batch_end(self, trainer: pl.Trainer, *_: object) -> None:
+            trainer.should_stop = trainer.global_step == 28
+
+    savers = [
+        ModelCheckpoint(tmp_path, every_n_train_steps=7, save_top_k=-1, filename="{step}"),
+        ModelCheckpoint(tmp_path, save_last=True, save_top_k=0),
+    ]
+    module = run_digits(KNNPer, 4, [*savers, Stop()], trainer={"enable_checkpointing": True})
+    paths = sorted(tmp_path.glob("*.ckpt"))
+    assert {path.stem for path in paths} >= {"step=7", "step=14", "last"}
+    for path in paths:
+        state = torch.load(path, weights_only=True)["state_dict"]
+        for client in CLIENTS:
+            torch.testing.assert_close(state[f"replicas.{client}.embeddings"], embedded(state, client))
+    state = {f"replicas.fonts.{name}": tensor for name, tensor in weights(module, "fonts").items()}
+    torch.testing.assert_close(state["replicas.fonts.embeddings"], embedded(state, "fonts"))
+
+
+def test_validation_while_training_has_the_neighbours_of_the_moment() -> None:
+    class Look(pl.Callback):
+        def on_validation_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+            if trainer.sanity_checking:
+                return
+            state = {f"replicas.clean.{name}": tensor for name, tensor in weights(module, "clean").items()}  # type: ignore[arg-type]
+            torch.testing.assert_close(state["replicas.clean.embeddings"], embedded(state, "clean"))
+            accuracies.append(float(trainer.callback_metrics["source/clean/acc"]))
+
+    accuracies: list[float] = []
+    data = digits(target_labels=30)
+    module = build(KNNPer, data)
+    run = trainer(3, [Look()], num_sanity_val_steps=1)
+    run.fit(module, data)
+    assert len(accuracies) == 3
+    assert run.validate(module, data, verbose=False)[0]["source/clean/acc"] == accuracies[-1]
+
+
+def test_knnper_without_a_federated_loader_says_what_it_needs() -> None:
+    class Ordinary(torch.utils.data.IterableDataset):
+        def __iter__(self) -> Iterator[dict[str, Any]]:
+            yield {name: tuple(shard.tensors) for name, shard in shards(3).items()}
+
+        def __len__(self) -> int:
+            return 1
+
+    ordinary = torch.utils.data.DataLoader(Ordinary(), batch_size=None)
+    with pytest.raises(TypeError, match="from a FederatedLoader, got DataLoader"):
+        trainer(1, federated=False).fit(on_shards(KNNPer, weighting="uniform"), ordinary)
+
+
+def test_unlabelled_samples_are_no_neighbours_even_in_data_that_do_not_list_them() -> None:
+    data = shards(3, 24)
+    x, y = data["c2"].tensors
+    data["c2"] = TensorDataset(x, torch.where(torch.arange(24) < 20, UNLABELLED, y))
+    module = on_shards(KNNPer)
+    trainer(1).fit(module, loader(data))
+    got = weights(module, "c2")
+    assert torch.equal(got["embeddings"], x[20:])
+    assert torch.equal(got["labels"], y[20:])
+
+
+# -------------------------------------------------------------------- all of them
+
+
+@pytest.mark.parametrize("name", ["APFL", "Ditto", "KNNPer"])
+def test_the_averaged_model_is_fedavgs_to_the_last_bit(name: str) -> None:
+    """With dropout, clipping and absent clients: what a client does for itself does not touch it."""
+    method, arguments = METHODS[name]
+    options: dict[str, Any] = {
+        "dropout": 0.2,
+        "optimizer": lambda params: Adam(params, lr=0.01),
+        "strategy": {"participation": Fraction(0.5)},
+        "trainer": {"gradient_clip_val": 0.1},
+    }
+    ours, plain = run_digits(method, 3, **arguments, **options), run_digits(FedAvg, 3, **options)
+    for client in CLIENTS:
+        got, expected = weights(ours, client), weights(plain, client)
+        assert all(torch.equal(got[key], expected[key]) for key in expected)
+    assert ours.federation.ledger.bytes_by_channel() == plain.federation.ledger.bytes_by_channel()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_only_what_is_shared_leaves(name: str) -> None:
+    method, arguments = METHODS[name]
+    module = run_digits(method, 1, **arguments)
+    parts = {key.split(".")[0] for key in module.shared_state("fonts")}
+    assert parts == ({"extractor"} if name == "FedRep" else {"extractor", "classifier"})
+    sent = module.federation.ledger.bytes_by_channel()["weights"]
+    plain = run_digits(FedAvg, 1).federation.ledger.bytes_by_channel()["weights"]
+    if name == "FedRep":
+        assert plain - sent >= 6 * 4 * (16 * 10 + 10)  # three up, three down, and fewer names in the headers
+    else:
+        assert sent == plain
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_checkpoint_within_a_round_resumes_bit_for_bit(name: str, tmp_path: Path) -> None:
+    method, arguments = METHODS[name]
+
+    def run(callbacks: list[pl.Callback], checkpoint: str | None = None) -> FederatedModule:
+        module = on_shards(method, width=3, optimizer=lambda params: Adam(params, lr=0.05), **arguments)
+        run = trainer(2, callbacks, enable_checkpointing=True, strategy={"local_steps": 9}, gradient_clip_val=0.1)
+        run.fit(module, loader(unequal()), ckpt_path=checkpoint)
+        return module
+
+    straight = run([ModelCheckpoint(tmp_path, every_n_train_steps=6, save_top_k=-1, filename="{step}")])
+    for step in (6, 12):  # of FedRep, in the body's and in the head's part of a round
+        saved = torch.load(tmp_path / f"step={step}.ckpt", weights_only=True)
+        assert saved["federation"]["batch_idx"] == step % 9
+        resumed = run([], str(tmp_path / f"step={step}.ckpt"))
+        for client in unequal():
+            assert same(weights(straight, client), weights(resumed, client))
+
+
+@pytest.mark.parametrize(
+    "name", [*(pytest.param(name, marks=pytest.mark.slow) for name in ("APFL", "FedRep")), "Ditto", "KNNPer"]
+)
+def test_a_checkpoint_predicts_validates_and_tests_as_the_run_did(name: str, tmp_path: Path) -> None:
+    method, arguments = METHODS[name]
+    data = digits(target_labels=30)
+    module = build(method, data, optimizer=lambda params: Adam(params, lr=0.02), **arguments)
+    run = trainer(1)
+    run.fit(module, data)
+    path = str(tmp_path / "run.ckpt")
+    run.save_checkpoint(path)
+
+    def told(module: FederatedModule, run: pl.Trainer, **given: Any) -> list[Any]:
+        data = digits(target_labels=30)
+        predicted = run.predict(module, data, **given)
+        numbers = [task(module, data, verbose=False, **given)[0] for task in (run.validate, run.test)]
+        return [*numbers, {"fonts": torch.cat([batch["fonts"] for batch in predicted])}]
+
+    expected = told(module, run)
+    fresh = build(method, digits(target_labels=30), **arguments)
+    got = told(fresh, trainer(1), ckpt_path=path)
+    assert got[:2] == expected[:2]
+    assert same(got[2], expected[2])
+    loaded = method.load_from_checkpoint(path, clients=data.clients, extractor=MLP(64, [16]), weights_only=True)
+    test = data.dataset("fonts", "test")
+    x, _ = test.batch(torch.arange(len(test)))
+    with torch.no_grad():
+        assert torch.equal(loaded.eval()(x), module.eval()(x))
+        torch.testing.assert_close(loaded(x).softmax(dim=1), expected[2]["fonts"])
+
+
+class Starts(pl.Callback):
+    """All weights when each round has started."""
+
+    def __init__(self) -> None:
+        self.rounds: list[dict[str, dict[str, Tensor]]] = []
+
+    def on_round_start(self, trainer: pl.Trainer, module: FederatedModule, round_idx: int) -> None:  # type: ignore[override]
+        self.rounds.append({client.name: weights(module, client.name) for client in module.clients})
+
+
+@pytest.mark.parametrize("name", [pytest.param("APFL", marks=pytest.mark.slow), "Ditto"])
+def test_after_a_warm_up_personal_models_start_from_its_result(name: str) -> None:
+    method, arguments = METHODS[name]
+    starts, x = Starts(), torch.randn(7, 64)
+    module = run_digits(method, 3, [starts], warmup_rounds=2, **arguments)
+    first, result = starts.rounds[0]["fonts"], starts.rounds[2]
+    for client in CLIENTS:
+        for key in ("extractor.layers.0.weight", "classifier.bias"):
+            assert torch.equal(result[client][f"personal.{key}"], result["fonts"][key])
+            assert not torch.equal(result[client][f"personal.{key}"], first[key])
+    # The same module once more, from where it stands: its warm-up trains w, and v starts anew.
+    before = weights(module, "fonts")
+    trainer(2).fit(module, digits(target_labels=30))
+    after = weights(module, "fonts")
+    assert before["personalised"]
+    assert not after["personalised"]
+    assert torch.equal(before["personal.classifier.bias"], after["personal.classifier.bias"])
+    plain = build(FedAvg, digits(target_labels=30)).originals
+    for network, part in zip(plain, ("extractor", "classifier"), strict=True):
+        network.load_state_dict(
+            {key.removeprefix(f"{part}."): tensor for key, tensor in after.items() if key.startswith(part)}
+        )
+    torch.testing.assert_close(module(x), plain[1](plain[0](x)))  # while it lasts, w is all there is
+
+
+@pytest.mark.parametrize("name", [pytest.param("APFL", marks=pytest.mark.slow), "Ditto"])
+def test_who_is_away_neither_trains_nor_starts_a_personal_model(name: str) -> None:
+    method, arguments = METHODS[name]
+    schedule = Schedule([["clean", "fonts"], ["clean", "blended", "fonts"], ["clean", "fonts"]])
+    starts = Starts()
+    module = run_digits(method, 3, [starts], strategy={"participation": schedule}, **arguments)
+    away, late, there = (state["blended"] for state in starts.rounds)
+    fonts = starts.rounds[1]["fonts"]
+    head = "personal.classifier.weight"
+    assert not away["personalised"]
+    assert late["personalised"]
+    assert torch.equal(late[head], fonts["classifier.weight"])  # it starts from what its client fetches
+    assert not torch.equal(late[head], away["classifier.weight"])
+    assert not torch.equal(fonts[head], fonts["classifier.weight"])
+    assert not torch.equal(there[head], late[head])
+    end = weights(module, "blended")
+    assert all(torch.equal(end[key], there[key]) for key in end if key.startswith("personal"))
+
+
+@pytest.mark.parametrize("local_norm", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", METHODS)
+def test_batchnorm_of_personal_models_is_of_the_clients_own_data(name: str, local_norm: bool) -> None:
+    method, arguments = METHODS[name]
+    torch.manual_seed(0)
+    data = digits(flatten=False, target_labels=30)
+    module = build(method, data, extractor=SmallCNN(1, width=4), local_norm=local_norm, **arguments)
+    trainer(2).fit(module, data)
+    ours, theirs = weights(module, "clean"), weights(module, "blended")
+    statistics = [key for key in ours if key.endswith("running_mean") and key.startswith("extractor")]
+    assert len(statistics) == 3
+    for key in statistics:
+        assert torch.equal(ours[key], theirs[key]) != local_norm
+        if name in ("APFL", "Ditto"):
+            assert not torch.equal(ours[f"personal.{key}"], theirs[f"personal.{key}"])
+            assert not torch.equal(ours[f"personal.{key}"], ours[key])
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_without_target_labels_a_run_is_refused(name: str) -> None:
+    method, arguments = METHODS[name]
+    data = digits()
+    with pytest.raises(RosterError, match=f"{name} trains on target labels, but target 'fonts' has none"):
+        trainer(1).fit(build(method, data, **arguments), data)
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "message"),
+    [
+        (APFL, {"alpha": -0.1}, r"alpha must be in \[0, 1\], got -0.1"),
+        (APFL, {"alpha": 1.5}, r"alpha must be in \[0, 1\], got 1.5"),
+        (Ditto, {"lam": -1.0}, r"lam \(lambda\) must be at least 0 and finite, got -1.0"),
+        (Ditto, {"lam": math.inf}, "must be at least 0 and finite, got inf"),
+        (Ditto, {"lam": math.nan}, "must be at least 0 and finite, got nan"),
+        (FedRep, {"head_share": 0.0}, "head_share must be between 0 and 1, got 0.0"),
+        (FedRep, {"head_share": 1.0}, "head_share must be between 0 and 1, got 1.0"),
+        (FedRep, {}, "FedRep shares the extractor, but Identity has no weights to share: give one that is trained"),
+        (KNNPer, {"lam": 1.1}, r"lam \(lambda\) must be in \[0, 1\], got 1.1"),
+        (KNNPer, {"num_neighbors": 0}, r"num_neighbors \(k\) must be at least 1, got 0"),
+    ],
+)
+def test_bad_arguments_are_refused_at_construction(
+    method: type[FederatedModule], arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        on_shards(method, **arguments)
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("name", METHODS)
+def test_several_processes_equal_one_and_resume_on_other_numbers_of_them(name: str, tmp_path: Path) -> None:
+    from test_placement import merged, start
+
+    path = str(tmp_path / "half.ckpt")
+    (alone,), _ = start("--method", name, "--rounds", "4")
+    start("--method", name, "--rounds", "2", "--save", path, "--devices", "3")
+    results, _ = start("--method", name, "--rounds", "4", "--resume", path, "--devices", "2")
+    assert merged(results) == alone["weights"]
+    assert all(result["ledger"] == alone["ledger"] for result in results)
