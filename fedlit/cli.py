@@ -32,6 +32,7 @@ import fedlit.methods
 import fedlit.models
 import fedlit.strategy  # noqa: F401
 from fedlit.callbacks import (
+    AggregationCurves,
     CommunicationLedger,
     OracleAccuracy,
     RoundProgressBar,
@@ -42,6 +43,7 @@ from fedlit.callbacks import (
 )
 from fedlit.data import DatasetLayoutError, DatasetNotFoundError, DomainDataModule
 from fedlit.federation import FederationError, RosterError
+from fedlit.methods import FedDA
 from fedlit.module import FederatedModule
 from fedlit.privacy import PrivacyError
 
@@ -157,6 +159,8 @@ class FedlitCLI(LightningCLI):
         given = config.get("callbacks") or []
         given = given if isinstance(given, list) else [given]
         extra: list[Callback] = [OracleAccuracy(), CommunicationLedger(print_table=not self._one_of_many), RoundTimer()]
+        if isinstance(self.model, FedDA):
+            extra.append(AggregationCurves())
         if config.get("enable_progress_bar") is not False and (sys.stdout.isatty() or not self._one_of_many):
             extra.append(RoundProgressBar())
         else:

@@ -73,9 +73,7 @@ def script(transport: Any, privacy: Any = None, placement: Any = None) -> dict[s
 GRID = AffineGrid(*[FixedPoint(16, 8.0)] * 3)
 
 
-def affine(
-    fed: Federation, protocol: Any, salt: int = 0, spoil: Callable[[str, dict[str, Any]], None] | None = None
-) -> Any:
+def affine(fed: Federation, salt: int = 0, spoil: Callable[[str, dict[str, Any]], None] | None = None) -> Any:
     """Products of t's moments with maps of a, b and d, and of c's with one of t; ``spoil`` changes what one has."""
     own: dict[str, dict[str, Any]] = {}
     for client in fed.local_clients:
@@ -88,7 +86,6 @@ def affine(
     clients = {client.name: client for client in fed.clients}
     return fed.affine(
         "dot",
-        protocol,
         {name: own[name]["moments"] for name in ("t", "c") if name in own},
         {name: {first[name]: (own[name]["matrix"], own[name]["offset"])} for name in first if name in own},
         [(clients[holder], clients[learner]) for learner, holder in first.items()],
@@ -98,10 +95,10 @@ def affine(
 
 def affine_script(transport: Any, protocol: Any, placement: Any = None) -> dict[str, Any]:
     """Four rounds, in which sources come and go; what local clients learn."""
-    fed = federation(transport, participation=Fraction(0.5), placement=placement)
+    fed = federation(transport, participation=Fraction(0.5), placement=placement, two_party=protocol)
     got = []
     for fed.round_idx in range(4):
-        got.append(affine(fed, protocol, fed.round_idx))
+        got.append(affine(fed, fed.round_idx))
     state = fed.state_dict()
     return {"got": got, "ledger": state["ledger"], "calls": state["calls"]}
 
@@ -141,25 +138,25 @@ def affine_failures(transport: Any) -> dict[str, Any]:
 
     found: dict[str, Any] = {}
     for case in (far, lost, wide, blank, ragged, greedy):
-        fed, protocol = federation(transport), PlainAffine(GRID)
-        affine(fed, protocol)  # keys are there already: the next message is the first that can fail
-        found[case.__name__] = attempt(lambda fed=fed, protocol=protocol, case=case: affine(fed, protocol, 1, case))
-        found[f"{case.__name__} before keys"] = attempt(
-            lambda case=case: affine(federation(transport), PlainAffine(GRID), 1, case)
-        )
-    noisy, protocol = federation(transport, differential_privacy={"dot": GaussianMechanism(1.0, 1.0)}), PlainAffine()
-    affine(noisy, protocol)
-    found["lost under noise"] = attempt(lambda: affine(noisy, protocol, 1, lost))
+        for when in ("", " before keys"):
+            fed = federation(transport, two_party=PlainAffine(GRID))
+            if not when:
+                affine(fed)  # keys are there already: the next message is the first that can fail
+            found[case.__name__ + when] = attempt(lambda fed=fed, case=case: affine(fed, 1, case))
+    mechanism = GaussianMechanism(1.0, 1.0)
+    noisy = federation(transport, two_party=PlainAffine(), differential_privacy={"dot": mechanism})
+    affine(noisy)
+    found["lost under noise"] = attempt(lambda: affine(noisy, 1, lost))
 
     def out_of_step() -> None:
-        fed = federation(transport)
+        fed = federation(transport, two_party=PlainAffine())
         if transport.rank == 0:
-            fed.mean("dot", payloads(fed, 0))
+            fed.exchange("dot", {})
         else:
-            fed.affine("dot", PlainAffine(), {}, {}, [(fed.clients[4], fed.clients[0])], 1)
+            fed.affine("dot", {}, {}, [(fed.clients[4], fed.clients[0])], 1)
 
     found["out of step"] = attempt(out_of_step)
-    found["afterwards"] = attempt(lambda: affine(federation(transport), PlainAffine(GRID)))
+    found["afterwards"] = attempt(lambda: affine(federation(transport, two_party=PlainAffine(GRID))))
     return found
 
 

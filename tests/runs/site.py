@@ -41,7 +41,6 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "FedGP auto": {"beta": "auto"},
     "FedGP auto, exact": {"beta": "auto", "residual": "exact"},
     "FedGP auto, one batch": {"beta": "auto"},
-    "FedGP auto, inner products": {"beta": "auto", "inner_product": fedlit.privacy.PlainAffine()},
 }
 """What methods are given, by the name under which they are asked for."""
 
@@ -103,6 +102,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--everyone", action="store_true", help="nobody is away")
     parser.add_argument("--privacy", default="None", help="an expression over fedlit.privacy")
+    parser.add_argument("--two-party", default="None", help="another one")
     options = parser.parse_args()
     pl.seed_everything(options.seed, verbose=False)
     # several steps in a round, whose variance auto-weights need
@@ -124,7 +124,8 @@ def main() -> None:
     )
     if options.trouble == "init" and os.environ.get("LOCAL_RANK") == "1":
         next(module.originals[0].parameters()).data.add_(1)
-    privacy = eval(options.privacy, vars(fedlit.privacy))  # written by the tests, nobody else
+    # written by the tests, nobody else
+    privacy, two_party = (eval(text, vars(fedlit.privacy)) for text in (options.privacy, options.two_party))
     callbacks: list[pl.Callback] = [Trouble(options.trouble)]
     if options.save_steps:
         callbacks.append(ModelCheckpoint(options.save_steps, "{step}", every_n_train_steps=5, save_top_k=-1))
@@ -138,6 +139,7 @@ def main() -> None:
             "participation": Everyone() if options.everyone else Fraction(0.5),
             "timeout": options.timeout,
             "privacy": privacy,
+            "two_party": two_party,
         },
     )
     run.fit(module, OwnDataOnly() if options.own else data, ckpt_path=options.resume)

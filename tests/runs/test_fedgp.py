@@ -624,9 +624,10 @@ def run(case: str, backend: str = "", protocol: str = "") -> Run:
             if needed:
                 pytest.importorskip(needed)
         settings = CASES[case]
-        more = {"inner_product": PROTOCOLS[protocol]()} if protocol else {}
-        module = build(noted(settings.method), **settings.kwargs, **more)
+        module = build(noted(settings.method), **settings.kwargs)
         strategy = {"privacy": BACKENDS[backend]()} if backend else {}
+        if protocol:
+            strategy["two_party"] = {"inner_product": PROTOCOLS[protocol]()}
         _RUNS[key] = Run(module, fit(module, rounds=ROUNDS, strategy=strategy))
     return _RUNS[key]
 
@@ -750,8 +751,9 @@ def test_paillier_and_plain_inner_products_agree_to_the_last_bit() -> None:
 def test_a_single_layer_that_is_a_single_number_fits_the_grid(beta: Any) -> None:
     """Its direction is 1 or -1, at the very end of what a bound of 1 allows."""
     network = nn.Sequential(nn.Linear(5, 1), nn.Linear(1, 2))
-    module = build(beta=beta, inner_product=PlainAffine(**GRID), classifier=network)
-    snapshots = fit(module, rounds=2, strategy={"privacy": PairwiseMasking()})
+    module = build(beta=beta, classifier=network)
+    strategy = {"privacy": PairwiseMasking(), "two_party": PlainAffine(**GRID)}
+    snapshots = fit(module, rounds=2, strategy=strategy)
     assert not torch.equal(snapshots.rounds[-1]["c2"]["classifier.0.bias"], snapshots.start["c2"]["classifier.0.bias"])
 
 
@@ -781,9 +783,9 @@ class Wire:
             self.means.append(mean(federation, channel, payloads, among, to, **kwargs))
             return self.means[-1]
 
-        def spy_affine(federation: Any, channel: str, protocol: Any, moments: Any, maps: Any, *rest: Any) -> Any:
+        def spy_affine(federation: Any, channel: str, moments: Any, maps: Any, *rest: Any) -> Any:
             self.multiplied.append((channel, list(moments), list(maps)))
-            return affine(federation, channel, protocol, moments, maps, *rest)
+            return affine(federation, channel, moments, maps, *rest)
 
         monkeypatch.setattr(Federation, "exchange", spy_exchange)
         monkeypatch.setattr(Federation, "mean", spy_mean)
@@ -810,9 +812,9 @@ def test_nobody_sees_a_sources_update_and_with_inner_products_nobody_the_targets
     case: str, inner_product: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings, wire = CASES[case], Wire(monkeypatch)
-    more = {"inner_product": PlainAffine()} if inner_product else {}
-    module = build(settings.method, **settings.kwargs, **more)
-    fit(module, rounds=2, strategy={"privacy": PairwiseMasking()})
+    more = {"two_party": {"inner_product": PlainAffine()}} if inner_product else {}
+    module = build(settings.method, **settings.kwargs)
+    fit(module, rounds=2, strategy={"privacy": PairwiseMasking()} | more)
     ratio = settings.method is FedDA and settings.beta != "auto"  # needs no products
     # the sources speak in means alone, and these reach the target alone
     assert all(sender == "c2" for _, payloads, _ in wire.exchanged for sender in payloads)
@@ -970,8 +972,9 @@ def test_hidden_means_are_over_those_who_contribute(channel: str) -> None:
     lost = Schedule([["c0", "c1", "c2"]])
     runs = []
     for strategy in ({"drops": {channel: lost}, "nested_drops": False}, {"participation": lost}):
-        module = build(clients=clients, beta=betas, inner_product=PlainAffine())
-        runs.append(fit(module, data, strategy={"privacy": PairwiseMasking()} | strategy).rounds[0]["c2"])
+        module = build(clients=clients, beta=betas)
+        hidden = {"privacy": PairwiseMasking(), "two_party": PlainAffine()}
+        runs.append(fit(module, data, strategy=hidden | strategy).rounds[0]["c2"])
     assert same(runs[0], runs[1])
 
 
@@ -1050,7 +1053,7 @@ RESUMED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "auto": ({"beta": "auto"}, {}),
     "auto, exact": ({"beta": "auto", "residual": "exact"}, {}),
     "masked": ({"beta": "auto"}, {"privacy": PairwiseMasking}),
-    "masked, inner products": ({"beta": "auto", "inner_product": PlainAffine(**GRID)}, {"privacy": PairwiseMasking}),
+    "masked, inner products": ({"beta": "auto"}, {"privacy": PairwiseMasking, "two_party": PROTOCOLS["plain"]}),
     "batchnorm": ({"beta": "auto"}, {}),
     "vectorised": ({"beta": "auto", "vectorize": True}, {}),
 }  # fmt: skip
@@ -1144,7 +1147,6 @@ def test_a_checkpoint_between_rounds_holds_no_copies_of_the_network(tmp_path: Pa
         (FedGP, {"granularity": "network"}, "granularity must be 'layer' or 'model', got 'network'"),
         (FedGP, {"projection": "euclid"}, "projection must be 'orthogonal' or 'cosine', got 'euclid'"),
         (FedGP, {"residual": "full"}, "residual must be 'isotropic' or 'exact', got 'full'"),
-        (FedGP, {"projection": "cosine", "inner_product": PlainAffine()}, "projection='cosine' needs the length"),
         (FedGP, {"weighting": "size"}, "weighting must be"),
     ],
 )  # fmt: skip
@@ -1167,7 +1169,13 @@ MECHANISM = GaussianMechanism(clip_norm=10.0, noise_multiplier=1e-9)
         ({}, {"differential_privacy": {"target_update": MECHANISM}}, "not 'target_update'"),
         ({"beta": "auto"}, {"differential_privacy": {"update": MECHANISM}}, "needs a fixed beta"),
         ({"align_magnitudes": True}, {"differential_privacy": {"update": MECHANISM}}, "align_magnitudes=False"),
-        ({"inner_product": PlainAffine()}, {}, "channel 'update' is open"),
+        ({}, {"two_party": PlainAffine()}, "channel 'update' is open"),
+        ({}, {"two_party": {"inner_product": PlainAffine()}}, "or leave two_party out"),
+        (
+            {"projection": "cosine"},
+            {"privacy": PairwiseMasking(), "two_party": PlainAffine()},
+            "projection='cosine' needs the length of each layer",
+        ),
         ({}, {"privacy": {"weights": PairwiseMasking()}}, "but not for 'update'"),
     ],
 )  # fmt: skip

@@ -89,17 +89,17 @@ def test_aligned_clients_resume_on_other_processes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "privacy"),
+    ("method", "privacy", "two_party"),
     [
-        pytest.param("FedGP auto, exact", "None", id="open"),
-        pytest.param("FedGP auto, inner products", "PairwiseMasking()", id="masked", marks=pytest.mark.slow),
+        pytest.param("FedGP auto, exact", "None", "None", id="open"),
+        pytest.param("FedGP auto", "PairwiseMasking()", "PlainAffine()", id="masked", marks=pytest.mark.slow),
     ],
 )
 def test_updates_on_three_processes_equal_one_and_a_round_under_way_resumes_on_two(
-    method: str, privacy: str, tmp_path: Path
+    method: str, privacy: str, two_party: str, tmp_path: Path
 ) -> None:
     """The target's steps so far, and everybody's start of the round, go along in the checkpoint."""
-    arguments = ["--method", method, "--privacy", privacy, "--everyone", "--rounds", "2"]
+    arguments = ["--method", method, "--privacy", privacy, "--two-party", two_party, "--everyone", "--rounds", "2"]
     (alone,), _ = start(*arguments)
     three, _ = start(*arguments, "--devices", "3", "--save-steps", str(tmp_path))
     assert merged(three) == alone["weights"]
