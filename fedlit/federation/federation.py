@@ -60,7 +60,7 @@ class Federation:
         privacy: Backend for sums, one for all channels or one per channel; ``None`` is `Plain`. If channels are named,
             a sum over another one is refused: it would be sent in the clear.
         two_party: Protocol for what pairs of clients compute together (`affine`), one for all channels or one per
-            channel; ``None`` is `PlainAffine`.
+            channel; ``None`` is `PlainAffine`. If channels are named, another one is refused, as for sums.
         differential_privacy: What each client does to what it sends before anything else, one for all channels or one
             per channel. Watched numbers (`report`) are never touched.
         seed: Of participation and random streams; ``None`` takes the one given to ``seed_everything``.
@@ -315,6 +315,12 @@ class Federation:
             DivergedError: On every process, if moments have NaN or infinite entries.
             PrivacyError: On every process, if one party cannot encode its numbers or refuses what it was sent.
         """
+        protocol = self.protocol(channel)
+        if protocol is None and self._protocols is not None:
+            raise PrivacyError(
+                f"two_party names channels, but not {channel!r}, whose moments would be sent in the clear: add it, if "
+                "only with fedlit.privacy.PlainAffine()"
+            )
         heard = self._heard(channel, False)
         self._names("pairs", [client for pair in pairs for client in pair])
         active = [(first.name, second.name) for first, second in pairs if {first.name, second.name} <= {*heard}]
@@ -326,7 +332,7 @@ class Federation:
         self._account(channel, dict.fromkeys(holders, 1.0), hidden=False)
         return self._two_party.run(
             RoundId(self.round_idx, channel, self._messenger.call),
-            self.protocol(channel) or PlainAffine(),
+            PlainAffine() if protocol is None else protocol,
             {name: payload["moments"] for name, payload in released.items()},
             maps,
             active,

@@ -13,6 +13,7 @@ from fedlit.privacy import (
     GaussianMechanism,
     PaillierAffine,
     PlainAffine,
+    PrivacyError,
     RangeError,
     TwoPartyAffine,
 )
@@ -119,6 +120,8 @@ def test_a_protocol_is_that_of_its_channel_and_describes_it() -> None:
     federation = Federation(["a", "t"], "t", two_party={"dot": PlainAffine(small_grid()), "other": CKKSAffine()})
     assert federation.named_channels >= {"dot", "other"}
     assert federation.protocol("third") is None
+    with pytest.raises(PrivacyError, match="two_party names channels, but not 'third'"):
+        federation.affine("third", {}, {}, [], 1)
     run(federation)
     description = federation.description("dot")
     assert description is not None

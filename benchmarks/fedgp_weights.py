@@ -1,0 +1,151 @@
+"""FedDA and FedGP: sensitivity to beta, what the isotropic residual costs, and hidden against open updates.
+
+Run from the repository root: python benchmarks/fedgp_weights.py [--parts beta residual hidden] [--jobs 2]
+
+beta: accuracy for fixed betas, as in the paper's tables 8 to 11 (Jiang et al., ICLR 2024, appendix C.6).
+residual: mean beta over rounds and accuracy of FedGP's auto-weights with the residual's variance taken as isotropic (no
+    batch gradient needed) and as the paper estimates it.
+hidden: FedGP's auto-weights with open updates, under masking, and under masking on ten processes.
+
+Accuracies are those of the last round on the target's test samples, which nothing was chosen by.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import lightning
+import torch
+
+BETAS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+NOISE = "fashion_mnist_noise_0.8_fedgp"
+AUTO = ["--model=FedGP", "--model.init_args.beta=auto", "--data.target_batch_size=4"]
+
+
+def fit(folder: str, *arguments: str) -> list[dict[str, Any]]:
+    """Summaries of the runs of one ``fedlit fit``, each with the rows of its curves."""
+    command = str(Path(sys.executable).with_name("fedlit"))
+    full = [command, "fit", *arguments, "--compare=null", f"--trainer.default_root_dir={folder}"]
+    done = subprocess.run(full, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(full)} failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
+    runs = []
+    for path in sorted(Path(folder).rglob("summary.json")):
+        with (path.parent / "aggregation_curves.csv").open() as file:
+            runs.append({**json.loads(path.read_text()), "curves": list(csv.DictReader(file)), "folder": path.parent})
+    return runs
+
+
+def spread(values: list[float], factor: float = 100.0, places: int = 1) -> dict[str, float]:
+    """Mean and sample standard deviation."""
+    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+    return {"mean": round(factor * statistics.fmean(values), places), "std": round(factor * deviation, places)}
+
+
+def accuracy(runs: list[dict[str, Any]]) -> dict[str, float]:
+    """Of the runs of one setting."""
+    return spread([run["oracle_accuracy"] for run in runs])
+
+
+def _written(cell: dict[str, float]) -> str:
+    return f"{cell['mean']} ± {cell['std']}"
+
+
+def beta_cell(method: str, beta: float, seeds: list[int]) -> dict[str, Any]:
+    """Accuracy with one fixed beta."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = f"--config=configs/experiments/{NOISE}.yaml"
+        runs = fit(folder, config, f"--seeds={seeds}", f"--model={method}", f"--model.init_args.beta={beta}")
+        return accuracy(runs)
+
+
+def residual_cell(experiment: str, residual: str, seeds: list[int]) -> dict[str, Any]:
+    """Mean beta and accuracy of auto-weights."""
+    with tempfile.TemporaryDirectory() as folder:
+        extra = [f"--seeds={seeds}", *AUTO, f"--model.init_args.residual={residual}"]
+        runs = fit(folder, f"--config=configs/experiments/{experiment}.yaml", *extra)
+        betas = [statistics.fmean(float(row["beta"]) for row in run["curves"]) for run in runs]
+        return {"accuracy": accuracy(runs), "beta": spread(betas, 1.0, 3)}
+
+
+def hidden() -> dict[str, Any]:
+    """Largest difference between the target's final weights, and their fingerprints."""
+    settings = {
+        "open": [],
+        "masking": ["--config=configs/privacy/masking.yaml"],
+        "masking, 10 processes": ["--config=configs/privacy/masking.yaml", "--trainer.devices=10"],
+    }
+    config = ["--config=configs/experiments/fashion_mnist_noise_0.4_fedgp.yaml", "--seeds=[0]"]
+    short = ["--trainer.max_epochs=5", "--trainer.enable_checkpointing=true"]
+    result: dict[str, Any] = {}
+    weights: dict[str, dict[str, torch.Tensor]] = {}
+    for name, extra in settings.items():
+        with tempfile.TemporaryDirectory() as folder:
+            (run,) = fit(folder, *config, *extra, *AUTO, *short)
+            (path,) = Path(run["folder"]).rglob("*.ckpt")
+            state = torch.load(path, weights_only=True)["state_dict"]
+            weights[name] = {key: tensor for key, tensor in state.items() if key.startswith("replicas.target.")}
+            apart = [float((tensor - weights["open"][key]).abs().max()) for key, tensor in weights[name].items()]
+            result[name] = {
+                "accuracy": round(100 * run["oracle_accuracy"], 2),
+                "sha256": run["target_sha256"][:8],
+                "largest_difference_to_open": max(apart),
+                "megabytes": {key: round(size / 1e6, 3) for key, size in run["bytes_by_channel"].items()},
+                "seconds": round(run["seconds_total"], 1),
+            }
+            print(name, result[name], flush=True)
+    return result
+
+
+def main() -> None:
+    """Run the chosen parts, and write the JSON after each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parts = ["beta", "residual", "hidden"]
+    parser.add_argument("--parts", nargs="+", choices=parts, default=parts)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="Runs side by side, one thread each.")
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
+    options = parser.parse_args()
+    stored = json.loads(options.out.read_text()) if options.out.exists() else {}
+    results: dict[str, Any] = stored.get("results", {})
+
+    def keep(part: str, values: object) -> None:
+        results[part] = values
+        versions = {"python": platform.python_version(), "torch": torch.__version__, "lightning": lightning.__version__}
+        content = {"results": results, "command": "python benchmarks/fedgp_weights.py", "cores": os.cpu_count()}
+        options.out.write_text(json.dumps({**content, "seeds": options.seeds, "versions": versions}, indent=2) + "\n")
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        if "beta" in options.parts:
+            cells = [(method, beta) for method in ("FedDA", "FedGP") for beta in BETAS]
+            found = pool.map(lambda cell: beta_cell(*cell, options.seeds), cells)
+            table = {f"{method}, {beta}": cell for (method, beta), cell in zip(cells, found, strict=True)}
+            keep("beta", table)
+            print(f"| {NOISE}, beta | {' | '.join(map(str, BETAS))} |\n|---|{'---|' * len(BETAS)}")
+            for method in ("FedDA", "FedGP"):
+                row = [table[f"{method}, {beta}"] for beta in BETAS]
+                print(f"| {method} | {' | '.join(_written(cell) for cell in row)} |", flush=True)
+        if "residual" in options.parts:
+            settings = [(e, r) for e in (NOISE, "fashion_mnist_noise_0.4_fedgp") for r in ("isotropic", "exact")]
+            found = pool.map(lambda setting: residual_cell(*setting, options.seeds), settings)
+            table = {f"{e}, {r}": cell for (e, r), cell in zip(settings, found, strict=True)}
+            keep("residual", table)
+            for name, cell in table.items():
+                print(name, cell, flush=True)
+    if "hidden" in options.parts:
+        keep("hidden", hidden())
+
+
+if __name__ == "__main__":
+    main()
