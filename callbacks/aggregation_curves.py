@@ -177,7 +177,7 @@ class AggregationCurves(Callback):
     def _draw_tau(self, axis: Axes, sources: list[str]) -> None:
         self._draw_sources(axis, "tau", sources)
         axis.set_ylim(-0.03, 1.03)
-        axis.set_title(r"$\tau$, sine of the angle between $g_S$ and $g_T - g_S$")
+        axis.set_title(r"$\tau$, distance of $g_T$ to the directions of $g_S$, over $d$")
 
     def _write(self, path: Path) -> None:
         columns = [name for name in _columns(self._sources()) if any(name in row for row in self.rounds.values())]

@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -220,10 +220,12 @@ class Method:
     Args:
         name: ``None`` is the name of the configuration's class.
         arguments: Command line arguments; none is the method of the configuration.
+        preset: Arguments for data and Trainer, which those of the command line go before.
     """
 
     name: str | None = None
     arguments: tuple[str, ...] = ()
+    preset: tuple[str, ...] = ()
 
     @classmethod
     def parse(cls, entry: str | dict[str, Any]) -> Method:
@@ -246,13 +248,16 @@ class Method:
                 "fedlit: an entry of compare must be a class path or a mapping with class_path and, if need be, "
                 f"{', '.join(_ENTRY[1:])}, got {entry}"
             )
-        arguments = [f"--model={entry['class_path']}"]
-        for section, given in sections.items():
-            key = "model.init_args" if section == "init_args" else section
-            arguments += [f"--{key}.{name}={_as_argument(value)}" for name, value in given.items()]
-        shown = [f"{name}={value}" for name, value in sections["init_args"].items() if not isinstance(value, dict)]
+        init_args = sections.pop("init_args")
+        sections["model.init_args"] = init_args
+        given = {
+            section: [f"--{section}.{name}={_as_argument(value)}" for name, value in values.items()]
+            for section, values in sections.items()
+        }
+        arguments = (f"--model={entry['class_path']}", *given.pop("model.init_args"))
+        shown = [f"{name}={value}" for name, value in init_args.items() if not isinstance(value, dict)]
         name = entry["class_path"].split(".")[-1] + (f"({', '.join(shown)})" if shown else "")
-        return cls(str(entry.get("name") or name), tuple(arguments))
+        return cls(str(entry.get("name") or name), arguments, tuple(chain.from_iterable(given.values())))
 
 
 def _as_argument(value: object) -> str:
@@ -266,13 +271,26 @@ class Run:
     Args:
         name: Of its method in the closing table; ``None`` is its class.
         arguments: Command line arguments that it adds.
+        preset: Those that come before the user's own.
     """
 
     name: str | None
     arguments: tuple[str, ...]
+    preset: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return " ".join([*([] if self.name is None else [f"{self.name}:"]), *self.arguments]) or "as configured"
+        own = [*self.preset, *self.arguments]
+        return " ".join([*([] if self.name is None else [f"{self.name}:"]), *own]) or "as configured"
+
+    def command(self, args: Sequence[str]) -> list[str]:
+        """The whole command line: configurations, what this run presets, what the user gave, and what it must have.
+
+        Args:
+            args: Of the user.
+        """
+        places = [place for place, arg in enumerate(args) if arg.startswith(("--config", "-c"))]
+        after = 1 if not places else places[-1] + (1 if "=" in args[places[-1]] else 2)
+        return [*args[:after], *self.preset, *args[after:], *self.arguments]
 
 
 @dataclass(frozen=True)
@@ -298,10 +316,16 @@ class Experiment:
         if list(targets) == ["all"]:
             targets = _all_clients(args)
         methods = (Method(), *map(Method.parse, config.get("compare") or ()))
-        names = [method.name for method in methods if method.name is not None]
+        names = [method.name or method.arguments[0].split(".")[-1].split("=")[-1] for method in methods[1:]]
+        configured = config.get("model")
+        if configured is not None:
+            names.append(str(configured.get("class_path")).split(".")[-1])
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            sys.exit(f"fedlit: two entries of compare are called {twice[0]!r}: give each a name of its own")
+            sys.exit(
+                f"fedlit: two methods of this experiment are called {twice[0]!r}: give an entry of compare a name of "
+                "its own, or leave it out (--compare null trains the configured method alone)"
+            )
         return cls(methods, tuple(targets), tuple(config.get("seeds") or (None,)))
 
     def runs(self) -> list[Run]:
@@ -310,7 +334,7 @@ class Experiment:
         for method, target, seed in product(self.methods, self.targets, self.seeds):
             extra = [] if seed is None else [f"--seed_everything={seed}"]
             extra += [] if target is None else [f"--data.target={target}"]
-            runs.append(Run(method.name, (*extra, *method.arguments)))
+            runs.append(Run(method.name, (*extra, *method.arguments), method.preset))
         return runs
 
 
@@ -376,13 +400,13 @@ def _main(args: list[str]) -> None:
             "each by itself, with --seeds null --targets null --compare null"
         )
     for run in runs:
-        _refuse_linked([*run.arguments])
+        _refuse_linked([*run.preset, *run.arguments])
     summaries: list[RunSummary] = []
     try:
         for number, run in enumerate(runs):
             if len(runs) > 1:
                 _say(f"run {number + 1} of {len(runs)}: {run}")
-            cli = FedlitCLI([*args, *run.arguments], one_of_many=len(runs) > 1, name=run.name)
+            cli = FedlitCLI(run.command(args), one_of_many=len(runs) > 1, name=run.name)
             assert cli.summary is not None
             summaries.append(cli.summary)
     finally:  # a run that fails does not take the others' results with it

@@ -313,11 +313,12 @@ class Federation:
         Raises:
             OutOfStepError: On every process, if another one is in a different exchange.
             DivergedError: On every process, if moments have NaN or infinite entries.
+            RosterError: If a client is unknown or not hosted here, or ``two_party`` names channels but not this one.
             PrivacyError: On every process, if one party cannot encode its numbers or refuses what it was sent.
         """
         protocol = self.protocol(channel)
         if protocol is None and self._protocols is not None:
-            raise PrivacyError(
+            raise RosterError(
                 f"two_party names channels, but not {channel!r}, whose moments would be sent in the clear: add it, if "
                 "only with fedlit.privacy.PlainAffine()"
             )

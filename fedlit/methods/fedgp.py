@@ -10,6 +10,9 @@ Differences from the paper, where it leaves something open or says two things:
   ``projection="cosine"``.
 - Auto-weights compare the updates that are combined, with magnitudes aligned by learning rates and steps
   (``align_magnitudes``). The published code scales one side only, or both alike.
+- The target's variance comes from its batch gradients, and is scaled to its update by their lengths. The published code
+  takes that between steps, which momentum and Adam make alike (under Adam about 20 times too small), and counts every
+  batch of several passes as a new one.
 - The variance of the target's gradient along a source's direction is by default taken to be that along any other
   (``residual="isotropic"``); ``"exact"`` is the paper's estimator. Batch gradients never leave the target; the paper
   sends them to the server.
@@ -29,10 +32,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fedlit.federation import Client, RosterError
+from fedlit.federation import Client, DivergedError, FederatedLoader, FederationError, RosterError
 from fedlit.functional import (
     Granularity,
-    auto_beta,
     auto_weights,
     fedda,
     fedgp,
@@ -120,22 +122,27 @@ class FedDA(FederatedModule):
     the contributions and of the betas; sources the new model and the target's update, from which much of its few
     samples can be read, and so the mean of the contributions: of two sources each learns the other's. With
     ``two_party``, meant for networks of some thousand parameters, a source learns the products of its own directions
-    with the target's update instead, one number for each layer. Nobody checks what it asks for: a dishonest source can
-    read a few coordinates in every round.
+    with the target's update, one number for each layer, but not the update; yet the step of the new model is little
+    else while betas are small. This is for clients that follow the protocol. A source that does not can ask for a few
+    coordinates of the update in every round; a target that does not can choose its update or its variance so that all
+    sources but one contribute nothing, as honest rounds may by chance. Differential privacy of "update" bounds that.
 
     Differential privacy is for the channel "update" and needs a fixed beta.
 
     Logged after each round: ``beta`` (mean over sources), ``target_variance`` (sigma^2), and while updates are open
-    ``beta/SOURCE``, ``distance/SOURCE`` (d^2) and ``tau/SOURCE`` (sine of the angle between the source's gradient and
-    its difference to the target's). Gradients are updates divided by the target's learning rates.
+    ``beta/SOURCE``, ``distance/SOURCE`` (d^2) and ``tau/SOURCE``: the distance of the target's gradient to the
+    directions of the source's, over d; for the whole model at once the sine of the angle between the source's gradient
+    and its difference to the target's. Gradients are updates divided by the target's learning rates.
 
     Args:
         beta: Weight of the sources in [0, 1]: a number, a number for each source by name, or ``"auto"``.
-        target_lr_ratio: The target's learning rate in units of the sources', positive.
+        target_lr_ratio: The target's learning rate in units of the sources', positive. Schedules that scale rates keep
+            it; those that set them (such as OneCycleLR) do not.
         align_magnitudes: Scale a source's update by the target's steps and learning rates over its own, as if it had
             taken the target's; ``False`` combines updates as they are. ``None`` does so if beta is "auto", as the paper
             does (appendix C.4). `FedGP` depends on it with ``projection="cosine"`` only.
-        weighting: Weights w_i of sources: the definitions' are uniform, those of the paper's code numbers of samples.
+        weighting: Weights w_i of sources, in a warm-up too: the definitions' are uniform, those of the paper's code
+            numbers of samples.
         kwargs: See `FederatedModule`.
 
     Raises:
@@ -175,8 +182,10 @@ class FedDA(FederatedModule):
 
     def on_round_start(self, round_idx: int) -> None:
         """Those who were away fetch the current model; everyone remembers what the round starts from."""
-        if round_idx == self.warmup_rounds:
-            self.load_shared_(self.federation.catch_up("weights", absent_too=True))
+        if round_idx == self.warmup_rounds > 0:
+            self.load_shared_(self.federation.catch_up("weights"))
+            present = {client.name for client in self.federation.present("weights")}
+            self._behind = {client.name for client in self.sources} - present
         self.send_model_()
         for client in self.federation.local_clients:
             self.memory(client).begin_(self.shared_state(client.name))
@@ -284,22 +293,26 @@ class FedDA(FederatedModule):
 
     # ---------------------------------------------------------------- weights (section 4.2, appendix A.5)
 
-    def weigh(self, source: str, products: Products, summary: TargetSummary) -> SourceWeight:
+    def weigh(
+        self, source: str, products: Products, summary: TargetSummary, across: float | None = None
+    ) -> SourceWeight:
         """Distances of a source to the target, with the target's noise taken off, and its beta.
 
         With g_T the mean of the target's batch gradients, E|g_S - g_T|^2 = d^2 + sigma^2, and the squared distance of
-        g_T to a span of L of m directions is tau^2 d^2 + (1 - L/m) sigma^2, if the noise is isotropic.
+        g_T to a span of directions is tau^2 d^2 plus the part of sigma^2 across them: (1 - L/m) sigma^2 for L of m
+        directions, if the noise is isotropic.
 
         Args:
             source: Its name.
             products: Of its update (with magnitudes aligned if they are to be) and the target's.
             summary: Of the target.
+            across: Share of the variance across the source's directions; ``None`` is that of isotropic noise.
         """
         unit = summary.path**2 or math.nan  # squared updates per squared gradient; without steps there are none
         apart = summary.square - 2 * float(products.inner.sum()) + float(products.source.sum())
         used = products.source > 0
         along = float((products.inner[used].square() / products.source[used]).sum())
-        across = 1 - int(used.sum()) / self._num_parameters
+        across = 1 - int(used.sum()) / self._num_parameters if across is None else across
         distance = apart / unit - summary.variance
         residual = (summary.square - along) / unit - across * summary.variance
         return SourceWeight(self._beta(source, summary.variance, distance, residual), distance, residual)
@@ -314,14 +327,8 @@ class FedDA(FederatedModule):
             updates: By source, with magnitudes aligned if they are to be.
             summary: Of the target.
         """
-        if self.residual == "exact" and self.auto:
-            steps = self.memory(self.target).steps
-            gradients = [_times(update, 1 / summary.path) for update in updates.values()]
-            found = auto_beta(steps, [_only(update, steps[0]) for update in gradients], "fedgp", self.granularity)
-            rows = torch.stack([found.beta, found.distance, found.residual], dim=1).tolist()
-            return {name: SourceWeight(*row) for name, row in zip(updates, rows, strict=True)}
         return {
-            name: self.weigh(name, Products.of(target, update, self.granularity), summary)
+            name: self.weigh(name, Products.of(target, update, self.granularity), summary, self._across(update))
             for name, update in updates.items()
         }
 
@@ -336,12 +343,22 @@ class FedDA(FederatedModule):
         return float(auto_weights(variance, distance))
 
     def summary(self) -> TargetSummary:
-        """What the target has found in its local steps; called where it is hosted."""
+        """What the target has found in its local steps; called where it is hosted.
+
+        The variance of its mean gradient is V / B, with V the variance between batches and B the number of different
+        ones. Momentum and preconditioning filter gradients into steps, whose own variance says little; the update is
+        taken to have the noise of the mean gradient in proportion to its length.
+        """
         memory = self.memory(self.target)
         update = self.update(self.target)
+        square = float(inner_products(update, update, "model"))
         statistics = memory.statistics
-        variance = statistics.variance / statistics.count if statistics.count > 1 else math.nan
-        return TargetSummary(float(inner_products(update, update, "model")), variance, memory.path)
+        if statistics.count < 2 or not memory.path:
+            return TargetSummary(square, math.nan, memory.path)
+        length = float(inner_products(statistics.mean, statistics.mean, "model"))
+        noise = statistics.variance / min(statistics.count, self._batches_per_pass())
+        relative = noise / length if length else 0.0
+        return TargetSummary(square, relative * square / memory.path**2, memory.path)
 
     # ---------------------------------------------------------------- what is said
 
@@ -379,8 +396,13 @@ class FedDA(FederatedModule):
             return [(client, self.update(client), Products(none, none), nothing) for client in local]
         message: dict[str, Update] = {}
         if federation.is_local(self.target):
-            numbers = torch.tensor(list(vars(self.summary()).values()), dtype=torch.float64)
-            message[self.target.name] = {"summary": numbers.nan_to_num()}  # a variance that a fixed beta does not need
+            summary = self.summary()
+            needed = (
+                summary.square if self.needs_products else 0.0,
+                summary.variance if self.auto else 0.0,
+                summary.path,
+            )
+            message[self.target.name] = {"summary": torch.tensor(needed, dtype=torch.float64)}
             if self.needs_products and not self.hides_target:
                 own = self.update(self.target)
                 message[self.target.name] |= {name: own[name] for name in layer_names(own)}
@@ -460,7 +482,7 @@ class FedDA(FederatedModule):
         super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
         if self.warming_up:
             return
-        rates = {}
+        rates: dict[str, float] = {}
         for group in optimizer.param_groups:
             if any(param.grad is not None for param in group["params"]):
                 rates.setdefault(group["client"], float(group["lr"]))
@@ -485,9 +507,9 @@ class FedDA(FederatedModule):
         """
         for client in self.federation.local_clients:
             state, memory = self.shared_state(client.name), self.memory(client)
-            torch._foreach_copy_([state[name] for name in memory.start], list(memory.start.values()))
-            if client.is_target and step:
-                torch._foreach_add_([state[name] for name in step], list(step.values()))
+            for name, start in memory.start.items():  # not in place: tied weights have several names
+                moves = client.is_target and name in step
+                state[name].copy_(start + step[name].to(start.dtype) if moves else start)
             memory.forget_()
 
     def update(self, client: Client) -> Update:
@@ -522,18 +544,19 @@ class FedDA(FederatedModule):
             client: Hosted here.
         """
         if client.name not in self._memories:
-            keep_steps = self.auto and self.residual == "exact"
-            self._memories[client.name] = RoundMemory(client.is_target, client.is_target and keep_steps)
+            keep_gradients = self.auto and self.residual == "exact"
+            self._memories[client.name] = RoundMemory(client.is_target, client.is_target and keep_gradients)
         return self._memories[client.name]
 
     def parameters_of(self, client: Client) -> Update:
-        """A local client's parameters that are shared, by name; buffers are no part of a gradient.
+        """A local client's parameters that are shared and trained, by name; buffers are no part of a gradient.
 
         Args:
             client: Hosted here.
         """
         shared = self.shared_state(client.name)
-        return {name: param for name, param in self.replicas[client.name].named_parameters() if name in shared}
+        params = self.replicas[client.name].named_parameters()
+        return {name: param for name, param in params if name in shared and param.requires_grad}
 
     # ---------------------------------------------------------------- hooks and small things
 
@@ -541,7 +564,7 @@ class FedDA(FederatedModule):
         """Refuse what a mechanism of differential privacy cannot cover, and a residual that hidden updates lack."""
         super().on_train_start()
         federation = self.federation
-        for channel in ("model", "target_update"):
+        for channel in ("model", "target_update", "inner_product"):
             if federation.mechanism(channel) is not None:
                 raise RosterError(
                     f"differential privacy of {type(self).__name__} covers the channel 'update', not {channel!r}: give "
@@ -588,10 +611,30 @@ class FedDA(FederatedModule):
             if self.needs_products and self.hides_target:
                 channels.append("inner_product")
         heard = [{client.name for client in self.federation.present(channel)} for channel in channels]
-        everywhere = set.intersection(*heard)
+        everywhere = set.intersection(*heard) - self._behind  # who trains on an old model has an old update
         return (
             [client for client in self.sources if client.name in everywhere] if self.target.name in everywhere else []
         )
+
+    def _across(self, update: Update) -> float | None:
+        """Share of the variance of the target's gradients across a source's directions; ``None`` is left to `weigh`."""
+        memory = self.memory(self.target)
+        if self.residual != "exact" or not self.auto or not memory.statistics.variance:
+            return None
+        directions = _only(update, memory.gradients[0])
+        lengths = inner_products(directions, directions, self.granularity).sqrt()
+        along = [inner_products(gradient, directions, self.granularity) for gradient in memory.gradients]
+        variances = torch.stack(along).var(dim=0) / lengths.square()
+        return 1 - float(variances[lengths > 0].sum()) / memory.statistics.variance
+
+    def _batches_per_pass(self) -> int:
+        """Optimiser steps in which the target goes once through its labelled samples; a second pass tells no more."""
+        loader = self.trainer.train_dataloader
+        if not isinstance(loader, FederatedLoader):
+            return self.memory(self.target).statistics.count
+        name = self.target.name
+        batches = self.federation.weights[name] / loader.batch_size_of(name)
+        return max(1, math.ceil(batches / self.trainer.accumulate_grad_batches))
 
     def _beta(self, source: str, variance: float, distance: float, residual: float) -> float:
         return self.auto_weight(variance, distance, residual) if self.auto else float(self.betas[source])
@@ -607,13 +650,23 @@ class FedDA(FederatedModule):
         """Raise on every process if the target has no variance to weigh sources with."""
         if not self.auto:
             return
-        error = None
+        error: RosterError | FederationError | None = None
         if self.federation.is_local(self.target):
-            count = self.memory(self.target).statistics.count
-            if count < 2:
+            memory, name = self.memory(self.target), self.target.name
+            if memory.statistics.count < 2:
                 error = RosterError(
                     f"beta='auto' estimates a variance from the target's steps in a round, which needs at least 2; "
-                    f"{self.target.name!r} took {count}: lower its batch size, or take a fixed beta"
+                    f"{name!r} took {memory.statistics.count}: lower its batch size, or take a fixed beta"
+                )
+            elif not memory.path:
+                error = RosterError(
+                    f"beta='auto' compares updates by their learning rates, but those of {name!r} were 0 in a whole "
+                    "round: give its schedule a higher start, or take a fixed beta"
+                )
+            elif not all(bool(torch.isfinite(tensor).all()) for tensor in self.update(self.target).values()):
+                error = DivergedError(
+                    f"the update of {name!r} has NaN or infinite entries: its training has diverged, lower the "
+                    "learning rate or clip gradients"
                 )
         self.federation.check("target steps", error)
 
@@ -627,8 +680,7 @@ class FedDA(FederatedModule):
 
     @property
     def _num_parameters(self) -> int:
-        state = self.shared_state(self.federation.local_clients[0].name)
-        return sum(state[name].numel() for name in layer_names(state))
+        return sum(param.numel() for param in self.parameters_of(self.federation.local_clients[0]).values())
 
     @property
     def _num_layers(self) -> int:
@@ -649,15 +701,16 @@ class FedGP(FedDA):
         + \beta_i \, \frac{\max(\langle g_T, g_{S_i} \rangle, 0)}{|g_{S_i}|^2} \, g_{S_i} \right]
 
     With ``beta="auto"``, beta_i = sigma^2 / (sigma^2 + tau_i^2 d_i^2). Protocol, channels and who learns what are those
-    of `FedDA`; the step never opposes the target's own and is never longer.
+    of `FedDA`; with the orthogonal projection the step of the parameters never opposes the target's own and is never
+    longer.
 
     Args:
         granularity: Project ``"layer"`` by layer, as the paper's experiments do, or the whole ``"model"`` at once.
         projection: ``"orthogonal"`` is Definition 4.3; ``"cosine"`` adds max(cos, 0) g_S as in appendix C.9, which is
             linear in the length of g_S and meant for ``align_magnitudes=True``.
         residual: Where the variance along a source's directions comes from in auto-weights: ``"isotropic"`` takes the
-            share L/m of all of it; ``"exact"`` estimates it from the target's single steps, which the target then keeps
-            for a round, one copy of the parameters each. Not for hidden updates.
+            share L/m of all of it; ``"exact"`` estimates it from the target's batch gradients, which the target then
+            keeps for a round, one copy of the parameters each. Not for hidden updates.
         kwargs: See `FedDA`.
 
     Raises:

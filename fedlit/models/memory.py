@@ -12,23 +12,22 @@ from fedlit.functional import BatchStatistics
 
 
 class RoundMemory:
-    """Weights at the start of a round, learning rates since, and statistics of the steps if they are asked for.
+    """Weights at the start of a round, learning rates since, and statistics of the gradients if they are asked for.
 
     Args:
-        watched: Keep mean and variance of the steps, each divided by its learning rate (a gradient, under SGD), in two
-            copies of the parameters.
-        keep_steps: Keep all of these too: as many copies as there are steps in a round.
+        watched: Keep mean and variance of the steps' gradients, in one copy of the parameters.
+        keep_gradients: Keep all of these too: as many copies as there are steps in a round.
 
     Attributes:
         start: ``{name: tensor}``, empty outside of rounds.
         path: Sum of the learning rates of the steps so far.
-        statistics: Of the steps so far.
-        steps: The steps so far, if they are kept.
+        statistics: Of the gradients so far.
+        gradients: The gradients so far, if they are kept.
     """
 
-    def __init__(self, watched: bool = False, keep_steps: bool = False) -> None:
+    def __init__(self, watched: bool = False, keep_gradients: bool = False) -> None:
         self.watched = watched
-        self.keep_steps = keep_steps
+        self.keep_gradients = keep_gradients
         self.forget_()
 
     def forget_(self) -> None:
@@ -36,38 +35,31 @@ class RoundMemory:
         self.start: dict[str, Tensor] = {}
         self.path = 0.0
         self.statistics = BatchStatistics()
-        self.steps: list[dict[str, Tensor]] = []
-        self._previous: dict[str, Tensor] = {}
+        self.gradients: list[dict[str, Tensor]] = []
 
     @torch.no_grad()
     def begin_(self, state: Mapping[str, Tensor]) -> None:
         """Start a round from these weights."""
         self.forget_()
         self.start = {name: tensor.detach().clone() for name, tensor in state.items()}
-        if self.watched:
-            self._previous = {name: tensor.clone() for name, tensor in self.start.items()}
 
     @torch.no_grad()
     def record_(self, params: Mapping[str, Tensor], rate: float) -> None:
         """Note a step that has just been taken.
 
         Args:
-            params: Parameters after it, by their names in `start`.
-            rate: Its learning rate, positive.
+            params: Trained parameters by their names in `start`, with the gradients of the step (none counts as 0).
+            rate: Its learning rate, not negative.
         """
         self.path += rate
         if not self.watched:
             return
-        names = list(params)
-        now = [params[name].detach() for name in names]
-        before = [self._previous[name].to(tensor.device) for name, tensor in params.items()]
-        steps = torch._foreach_div(torch._foreach_sub(now, before), rate)
-        step = dict(zip(names, steps, strict=True))
-        self.statistics.add(step)
-        if self.keep_steps:
-            self.steps.append(step)
-        for name, tensor in zip(names, now, strict=True):
-            self._previous[name] = tensor.clone()
+        gradient = {
+            name: torch.zeros_like(param) if param.grad is None else param.grad for name, param in params.items()
+        }
+        self.statistics.add(gradient)
+        if self.keep_gradients:
+            self.gradients.append({name: tensor.clone() for name, tensor in gradient.items()})
 
     @torch.no_grad()
     def update(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -82,12 +74,11 @@ class RoundMemory:
             "mean": self.statistics.mean,
             "squares": self.statistics.squares,
             "count": self.statistics.count,
-            "steps": self.steps,
-            "previous": self._previous,
+            "gradients": self.gradients,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` left off."""
         self.start, self.path = dict(state["start"]), state["path"]
         self.statistics = BatchStatistics(dict(state["mean"]), state["squares"], state["count"])
-        self.steps, self._previous = list(state["steps"]), dict(state["previous"])
+        self.gradients = list(state["gradients"])

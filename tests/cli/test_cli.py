@@ -208,8 +208,8 @@ def test_methods_are_compared_with_arguments_of_their_own_under_names_that_tell_
         trainer: {max_epochs: 2}
       - fedlit.methods.SourceOnly
     """
-    Path("compare.yaml").write_text(f"compare:{compare}")
-    main(["fit", "--config", "experiments/digits", "--config", "compare.yaml", "--trainer.max_epochs=1"])
+    Path("compare.yaml").write_text(f"trainer: {{max_epochs: 1}}\ncompare:{compare}")
+    main(["fit", "--config", "experiments/digits", "--config", "compare.yaml"])
     printed = capsys.readouterr().out
     summaries = [json.loads(path.read_text()) for path in Path("runs").rglob("summary.json")]
     assert {run["method"]: run["rounds"] for run in summaries} == {
@@ -224,6 +224,20 @@ def test_methods_are_compared_with_arguments_of_their_own_under_names_that_tell_
     assert few["model"]["init_args"]["optimizer"]["init_args"]["lr"] == 0.1  # the configuration's
     assert (many["model"]["init_args"]["mu"], many["data"]["init_args"]["target_labels"]) == (1.0, 1.0)
     assert many["model"]["init_args"]["optimizer"]["init_args"]["lr"] == 0.5
+
+
+def test_the_command_line_goes_before_what_an_entry_of_compare_presets() -> None:
+    compare = "[{class_path: fedlit.methods.FedProx, trainer: {max_epochs: 3}, data: {target_labels: 1.0}}]"
+    main(["fit", "--config", "experiments/digits", "--trainer.max_epochs=1", f"--compare={compare}"])
+    summaries = [json.loads(path.read_text()) for path in Path("runs").rglob("summary.json")]
+    assert {run["method"]: run["rounds"] for run in summaries} == {"FedAvg": 1, "FedProx": 1}
+    (config,) = Path("runs/FedProx").rglob("config.yaml")
+    assert yaml.safe_load(config.read_text())["data"]["init_args"]["target_labels"] == 1.0
+
+
+def test_an_entry_of_compare_may_not_be_called_like_the_configured_method() -> None:
+    with pytest.raises(SystemExit, match="two methods of this experiment are called 'FedAvg'"):
+        main(["fit", "--config", "experiments/digits", "--compare=[fedlit.methods.FedAvg]"])
 
 
 def test_the_seed_decides_the_result_and_repeats_it() -> None:

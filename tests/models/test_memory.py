@@ -1,4 +1,4 @@
-"""What a client remembers of a round: where it started, its learning rates, and statistics of its steps."""
+"""What a client remembers of a round: where it started, its learning rates, and statistics of its gradients."""
 
 from __future__ import annotations
 
@@ -12,21 +12,31 @@ from torch import Tensor, nn
 
 from fedlit.models import RoundMemory
 
-RATES = [0.5, 0.25, 0.125]  # powers of two, so that dividing by them is exact
+RATES = [0.5, 0.25, 0.125]  # powers of two, so that their sum is exact
 
 
-def walk(generator: torch.Generator, steps: int = 3) -> list[dict[str, Tensor]]:
-    """States of a model with parameters and BatchNorm's statistics: the start, and after each step."""
+defdef walk(generator: torch.Generator, steps: int = 3) -> list[dict[str, Tensor]]:
+    """States of a model with parameters and BatchNorm's statistics, the start and after each step, with gradients."""
     shapes = {"layer.weight": (3, 2), "layer.bias": (3,), "norm.running_mean": (3,)}
     states = []
     for _ in range(steps + 1):
         state = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+        for tensor in parameters(state).values():
+            tensor.grad = torch.randn(tensor.shape, generator=generator)
         states.append(state | {"norm.num_batches_tracked": torch.tensor(len(states))})
     return states
 
 
 def parameters(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in state.items() if name.startswith("layer.")}
+
+
+def gradients(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    found = {}
+    for name, tensor in parameters(state).items():
+        assert tensor.grad is not None
+        found[name] = tensor.grad
+    return found
 
 
 def record(memory: RoundMemory, states: list[dict[str, Tensor]], rates: list[float] = RATES) -> RoundMemory:
@@ -37,7 +47,7 @@ def record(memory: RoundMemory, states: list[dict[str, Tensor]], rates: list[flo
     return memory
 
 
-def stored(memory: RoundMemory) -> dict[str, Any]:
+ stored(memory: RoundMemory) -> dict[str, Any]:
     """Its state after a trip through a file that holds plain values only."""
     file = io.BytesIO()
     torch.save(memory.state_dict(), file)
@@ -56,7 +66,7 @@ def test_the_update_is_what_has_changed_since_the_round_began(generator: torch.G
     assert list(memory.update(parameters(states[-1]))) == ["layer.weight", "layer.bias"]
 
 
-def test_the_start_is_a_copy_that_training_does_not_move(generator: torch.Generator) -> None:
+def test_the_start_is_a_copy_that_training_does_not_move() -> None:
     layer = nn.Linear(2, 3)
     memory = RoundMemory(watched=True)
     memory.begin_(layer.state_dict(keep_vars=True))
@@ -65,26 +75,54 @@ def test_the_start_is_a_copy_that_training_does_not_move(generator: torch.Genera
         layer.weight.add_(1.0)
     assert torch.equal(memory.start["weight"], before)
     assert not memory.start["weight"].requires_grad
-    memory.record_(dict(layer.named_parameters()), 1.0)
-    with torch.no_grad():
-        layer.weight.add_(2.0)
-    memory.record_(dict(layer.named_parameters()), 1.0)
-    torch.testing.assert_close(memory.statistics.mean["weight"], torch.full((3, 2), 1.5))  # of 1 and 2
-    assert not memory.update(dict(layer.named_parameters()))["weight"].requires_grad
+    update = memory.update(dict(layer.named_parameters()))
+    torch.testing.assert_close(update["weight"], torch.ones(3, 2))
+    assert not update["weight"].requires_grad
 
 
-def test_steps_are_divided_by_the_learning_rates_that_made_them(generator: torch.Generator) -> None:
+def test_gradients_are_copied_as_they_are_at_each_step() -> None:
+    """An optimiser's zero_grad, or the next backward pass, writes into the same tensors."""
+    layer = nn.Linear(2, 3)
+    memory = RoundMemory(watched=True, keep_gradients=True)
+    memory.begin_(layer.state_dict())
+    layer.weight.grad, layer.bias.grad = torch.full((3, 2), 1.0), torch.zeros(3)
+    memory.record_(dict(layer.named_parameters()), 1.0)
+    layer.weight.grad.fill_(5.0)
+    memory.record_(dict(layer.named_parameters()), 1.0)
+    layer.weight.grad.zero_()
+    torch.testing.assert_close(memory.statistics.mean["weight"], torch.full((3, 2), 3.0))  # of 1 and 5
+    assert [float(gradient["weight"].mean()) for gradient in memory.gradients] == [1.0, 5.0]
+    assert memory.statistics.variance == pytest.approx(6 * 8.0)  # of 1 and 5, in each of 6 entries
+
+
+def test_a_parameter_without_a_gradient_counts_as_zero() -> None:
+    layer = nn.Linear(2, 3)
+    memory = RoundMemory(watched=True, keep_gradients=True)
+    memory.begin_(layer.state_dict())
+    layer.weight.grad = torch.full((3, 2), 2.0)
+    memory.record_(dict(layer.named_parameters()), 1.0)
+    layer.weight.grad, layer.bias.grad = None, torch.full((3,), 4.0)
+    memory.record_(dict(layer.named_parameters()), 1.0)
+    torch.testing.assert_close(memory.statistics.mean["weight"], torch.ones(3, 2))
+    torch.testing.assert_close(memory.statistics.mean["bias"], torch.full((3,), 2.0))
+    assert [list(gradient) for gradient in memory.gradients] == [["weight", "bias"]] * 2
+    assert [float(gradient["bias"].sum()) for gradient in memory.gradients] == [0.0, 12.0]
+    assert layer.weight.grad is None
+
+
+@pytest.mark.parametrize("rates", [RATES, [0.0, 0.25, 0.125]])
+def test_statistics_are_those_of_the_gradients_whatever_the_learning_rates(
+    rates: list[float], generator: torch.Generator
+) -> None:
     states = walk(generator)
-    memory = record(RoundMemory(watched=True, keep_steps=True), states)
-    assert memory.path == sum(RATES)
-    gradients = []
-    for before, after, rate in zip(states[:-1], states[1:], RATES, strict=True):
-        gradients.append({name: (after[name] - before[name]) / rate for name in parameters(after)})
-    assert len(memory.steps) == 3
-    for step, gradient in zip(memory.steps, gradients, strict=True):
-        assert list(step) == ["layer.weight", "layer.bias"]
-        assert all(torch.equal(step[name], gradient[name]) for name in step)
-    rows = torch.stack([torch.cat([tensor.flatten() for tensor in gradient.values()]) for gradient in gradients])
+    memory = record(RoundMemory(watched=True, keep_gradients=True), states, rates)
+    assert memory.path == sum(rates)
+    expected = [gradients(state) for state in states[1:]]
+    assert len(memory.gradients) == 3
+    for ours, gradient in zip(memory.gradients, expected, strict=True):
+        assert list(ours) == ["layer.weight", "layer.bias"]
+        assert all(torch.equal(ours[name], gradient[name]) for name in ours)
+    rows = torch.stack([torch.cat([tensor.flatten() for tensor in gradient.values()]) for gradient in expected])
     mean = torch.cat([tensor.flatten() for tensor in memory.statistics.mean.values()])
     torch.testing.assert_close(mean, rows.mean(dim=0))
     assert memory.statistics.count == 3
@@ -92,21 +130,23 @@ def test_steps_are_divided_by_the_learning_rates_that_made_them(generator: torch
 
 
 def test_a_client_that_is_not_watched_keeps_its_start_and_its_learning_rates_alone(generator: torch.Generator) -> None:
-    memory = record(RoundMemory(), walk(generator))
+    states = walk(generator)
+    memory = record(RoundMemory(keep_gradients=True), states)
     assert memory.path == sum(RATES)
-    assert (memory.statistics.count, memory.statistics.mean, memory.steps) == (0, {}, [])
-    assert not memory.state_dict()["previous"]  # no third copy of the network
-    watched = record(RoundMemory(watched=True), walk(generator))
-    assert (watched.statistics.count, watched.steps) == (3, [])
+    assert (memory.statistics.count, memory.statistics.mean, memory.gradients) == (0, {}, [])
+    held = {name: value for name, value in memory.state_dict().items() if value}
+    assert set(held) == {"start", "path"}  # no second copy of the network
+    watched = record(RoundMemory(watched=True), states)
+    assert (watched.statistics.count, watched.gradients) == (3, [])
 
 
 def test_a_new_round_and_the_end_of_a_round_forget_the_last_one(generator: torch.Generator) -> None:
-    memory = record(RoundMemory(watched=True, keep_steps=True), walk(generator))
+    memory = record(RoundMemory(watched=True, keep_gradients=True), walk(generator))
     second = walk(generator, steps=1)
     record(memory, second, [0.5])
-    assert (memory.path, memory.statistics.count, len(memory.steps)) == (0.5, 1, 1)
-    expected = (second[1]["layer.bias"] - second[0]["layer.bias"]) / 0.5
-    assert torch.equal(memory.steps[0]["layer.bias"], expected)
+    assert (memory.path, memory.statistics.count, len(memory.gradients)) == (0.5, 1, 1)
+    assert torch.equal(memory.gradients[0]["layer.bias"], gradients(second[1])["layer.bias"])
+    assert torch.equal(memory.statistics.mean["layer.bias"], gradients(second[1])["layer.bias"])
     memory.forget_()
     state = memory.state_dict()
     assert all(not value for value in state.values()), state
@@ -115,9 +155,9 @@ def test_a_new_round_and_the_end_of_a_round_forget_the_last_one(generator: torch
 @pytest.mark.parametrize("stop", [0, 1, 2])
 def test_a_round_goes_on_from_a_checkpoint_to_the_last_bit(stop: int, generator: torch.Generator) -> None:
     states = walk(generator)
-    straight = record(RoundMemory(watched=True, keep_steps=True), states)
-    first = record(RoundMemory(watched=True, keep_steps=True), states[: stop + 1], RATES[:stop])
-    resumed = RoundMemory(watched=True, keep_steps=True)
+    straight = record(RoundMemory(watched=True, keep_gradients=True), states)
+    first = record(RoundMemory(watched=True, keep_gradients=True), states[: stop + 1], RATES[:stop])
+    resumed = RoundMemory(watched=True, keep_gradients=True)
     resumed.load_state_dict(stored(first))
     for state, rate in zip(states[stop + 1 :], RATES[stop:], strict=True):
         resumed.record_(parameters(state), rate)
@@ -125,30 +165,37 @@ def test_a_round_goes_on_from_a_checkpoint_to_the_last_bit(stop: int, generator:
     assert ours.keys() == theirs.keys()
     for name in ("path", "squares", "count"):
         assert ours[name] == theirs[name]
-    for name in ("start", "mean", "previous"):
+    for name in ("start", "mean"):
         assert ours[name].keys() == theirs[name].keys()
         assert all(torch.equal(tensor, theirs[name][key]) for key, tensor in ours[name].items())
-    for one, other in zip(ours["steps"], theirs["steps"], strict=True):
+    for one, other in zip(ours["gradients"], theirs["gradients"], strict=True):
         assert all(torch.equal(one[key], other[key]) for key in one)
     assert torch.equal(resumed.update(states[-1])["layer.weight"], straight.update(states[-1])["layer.weight"])
 
 
 def test_one_who_loads_does_not_write_into_what_was_saved(generator: torch.Generator) -> None:
     states = walk(generator)
-    first = record(RoundMemory(watched=True, keep_steps=True), states[:2], RATES[:1])
+    first = record(RoundMemory(watched=True, keep_gradients=True), states[:2], RATES[:1])
     saved = first.state_dict()
     before = copy.deepcopy(saved)
-    resumed = RoundMemory(watched=True, keep_steps=True)
+    resumed = RoundMemory(watched=True, keep_gradients=True)
     resumed.load_state_dict(saved)
     resumed.record_(parameters(states[2]), 0.25)
     after = first.state_dict()
-    assert (after["path"], after["count"], len(after["steps"])) == (0.5, 1, 1)
-    assert torch.equal(after["previous"]["layer.bias"], before["previous"]["layer.bias"])
+    assert (after["path"], after["count"], len(after["gradients"])) == (0.5, 1, 1)
+    assert torch.equal(after["start"]["layer.bias"], before["start"]["layer.bias"])
     assert torch.equal(after["mean"]["layer.bias"], before["mean"]["layer.bias"])
 
 
 def test_half_precision_weights_keep_their_mean_in_float32(generator: torch.Generator) -> None:
-    states = [{name: tensor.bfloat16() for name, tensor in parameters(state).items()} for state in walk(generator)]
+    states = []
+    for state in walk(generator):
+        half = {name: tensor.detach().bfloat16() for name, tensor in parameters(state).items()}
+        for name, tensor in half.items():
+            tensor.grad = gradients(state)[name].bfloat16()
+        states.append(half)
     memory = record(RoundMemory(watched=True), states)
     assert memory.statistics.mean["layer.weight"].dtype == torch.float32
+    expected = torch.stack([gradients(state)["layer.weight"].float() for state in states[1:]]).mean(dim=0)
+    torch.testing.assert_close(memory.statistics.mean["layer.weight"], expected)
     assert memory.update(states[-1])["layer.weight"].dtype == torch.bfloat16

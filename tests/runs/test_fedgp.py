@@ -123,7 +123,7 @@ def talk(module: FederatedModule, channel: str, round_idx: int | None = None) ->
 
 @dataclass
 class Local:
-    """What one client has done in a round: its update, its learning rates, and its steps divided by them."""
+    """What one client has done in a round: its update, its learning rates, and its batch gradients."""
 
     update: Update
     rates: list[float] = field(default_factory=list)
@@ -219,17 +219,26 @@ class Estimates:
 
 
 def estimates_by_hand(
-    locals_: Mapping[str, Local], sources: Sequence[str], settings: Settings, variance: float | None = None
+    locals_: Mapping[str, Local],
+    sources: Sequence[str],
+    settings: Settings,
+    variance: float | None = None,
+    batches: int | None = None,
 ) -> Estimates:
-    """Appendix A.5, from all gradients at once: of the target's steps, and updates over the target's learning rates."""
+    """Appendix A.5, from all the target's batch gradients at once, and updates over its learning rates.
+
+    The update has the noise of the mean of ``batches`` different gradients (by default all), in proportion to its
+    length; of the exact residual, what is left of each gradient off the source's directions.
+    """
     target = locals_[NAMES[-1]]
     names = [name for name in target.update if not name.endswith(STATISTICS)]
     g = vector(target.update, names) / target.path
     width = len(g)
     if variance is None:
         rows = torch.stack([vector(gradient, names) for gradient in target.gradients])
-        batches = len(rows)
-        variance = float(rows.var(dim=0).sum()) / batches
+        noise = float(rows.var(dim=0).sum()) / (len(rows) if batches is None else batches)
+        unit = float(g.square().sum()) / float(rows.mean(dim=0).square().sum())  # 1 with a constant learning rate
+        variance = noise * unit
     found = Estimates(variance)
     for source in sources:
         scale = scale_of(locals_[source], target, settings) / target.path
@@ -244,12 +253,11 @@ def estimates_by_hand(
             basis.append(direction / direction.norm())
             start += length
         q = torch.stack(basis)
+        across = 1 - len(q) / width
         if settings.residual == "exact":
             left = rows - rows @ q.T @ q
-            noise = float(left.var(dim=0).sum()) / batches
-            found.residual[source] = float(left.mean(dim=0).square().sum()) - noise
-        else:
-            found.residual[source] = float((g - q.T @ (q @ g)).square().sum()) - (1 - len(q) / width) * variance
+            across = float(left.var(dim=0).sum()) / float(rows.var(dim=0).sum())
+        found.residual[source] = float((g - q.T @ (q @ g)).square().sum()) - across * variance
         apart = found.residual[source] if issubclass(settings.method, FedGP) else found.distance[source]
         given = settings.beta
         if given == "auto":
@@ -374,7 +382,7 @@ def test_the_residuals_differ_and_agree_where_noise_is_isotropic() -> None:
         assert one[key] == pytest.approx(other[key], rel=1e-4)
 
 
-def test_a_source_that_opposes_the_target_addsnullcontext() -> None:
+def test_a_source_that_opposes_the_target_adds_nothing() -> None:
     """Card 6: with <g_T, g_S> <= 0, the result is (1 - beta) g_T."""
     data = unequal()
     for name in ("c0", "c1"):
@@ -410,7 +418,7 @@ class Noted:
         for client in self.federation.local_clients:  # type: ignore[attr-defined]
             memory = self.memory(client)  # type: ignore[attr-defined]
             update = {name: tensor.double() for name, tensor in self.update(client).items()}  # type: ignore[attr-defined]
-            given[client.name] = Local(update, [memory.path], [dict(step) for step in memory.steps])
+            given[client.name] = Local(update, [memory.path], [dict(gradient) for gradient in memory.gradients])
         target = self.memory(self.target)  # type: ignore[attr-defined]
         statistics = target.statistics
         variance = statistics.variance / statistics.count if statistics.count > 1 else math.nan
@@ -558,7 +566,7 @@ def test_vectorised_training_equals_one_client_at_a_time(accumulate: int) -> Non
     assert runs[1].metrics[-1]["target_variance"] == pytest.approx(runs[0].metrics[-1]["target_variance"], rel=1e-3)
 
 
-def test_frozen_parameters_stay_and_cost_the_rulenullcontext() -> None:
+def test_frozen_parameters_stay_and_cost_the_rule_nothing() -> None:
     """A frozen layer has no update: it is no direction to project on, and does not move."""
 
     def network() -> dict[str, Any]:
@@ -1000,7 +1008,7 @@ def test_a_target_dropped_on_the_model_keeps_it_for_later() -> None:
     assert same(snapshots.rounds[1]["c0"], expected.rounds[1]["c0"])
 
 
-def test_a_single_source_under_masking_is_skipped_with_a_warning_and_toldnullcontext() -> None:
+def test_a_single_source_under_masking_is_skipped_with_a_warning_and_told_nothing() -> None:
     module = build(clients=["c0", Client("c2", role="target", labelled=True)])
     data = unequal()
     with pytest.warns(UserWarning, match=r"round 0 sends no mean over channel 'update': \['c0'\] alone"):
