@@ -15,7 +15,7 @@ from fedlit.models import RoundMemory
 RATES = [0.5, 0.25, 0.125]  # powers of two, so that their sum is exact
 
 
-defdef walk(generator: torch.Generator, steps: int = 3) -> list[dict[str, Tensor]]:
+def walk(generator: torch.Generator, steps: int = 3) -> list[dict[str, Tensor]]:
     """States of a model with parameters and BatchNorm's statistics, the start and after each step, with gradients."""
     shapes = {"layer.weight": (3, 2), "layer.bias": (3,), "norm.running_mean": (3,)}
     states = []
@@ -47,7 +47,7 @@ def record(memory: RoundMemory, states: list[dict[str, Tensor]], rates: list[flo
     return memory
 
 
- stored(memory: RoundMemory) -> dict[str, Any]:
+def stored(memory: RoundMemory) -> dict[str, Any]:
     """Its state after a trip through a file that holds plain values only."""
     file = io.BytesIO()
     torch.save(memory.state_dict(), file)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
+import re
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -20,14 +23,14 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import Logger
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
-from torch.optim.lr_scheduler import StepLR
+from torch.optim.lr_scheduler import LambdaLR, StepLR
 from torch.utils.data import TensorDataset
 
 sys.path.insert(0, str(Path(__file__).parent))
 from helpers import loader, same, shards, trainer, weights
 
 from fedlit import Client, FederatedModule
-from fedlit.federation import Federation, RosterError, Schedule
+from fedlit.federation import DivergedError, Federation, RosterError, Schedule
 from fedlit.functional import auto_beta
 from fedlit.methods import FedDA, FedGP, SourceOnly, TargetOnly
 from fedlit.privacy import (
@@ -566,23 +569,281 @@ def test_vectorised_training_equals_one_client_at_a_time(accumulate: int) -> Non
     assert runs[1].metrics[-1]["target_variance"] == pytest.approx(runs[0].metrics[-1]["target_variance"], rel=1e-3)
 
 
-def test_frozen_parameters_stay_and_cost_the_rule_nothing() -> None:
-    """A frozen layer has no update: it is no direction to project on, and does not move."""
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"beta": 0.5},
+        {"beta": "auto"},
+        {"beta": "auto", "residual": "exact"},
+        {"beta": "auto", "granularity": "model"},
+        {"beta": "auto", "align_magnitudes": True, "projection": "cosine"},
+    ],
+    ids=lambda arguments: ", ".join(str(value) for value in arguments.values()),
+)
+def test_frozen_parameters_stay_and_cost_the_rule_nothing(arguments: dict[str, Any]) -> None:
+    """As if the frozen layer had been applied to the data: it is no direction, and no part of isotropic noise."""
+    torch.manual_seed(1)
+    frozen, head = nn.Linear(5, 6).requires_grad_(False), nn.Linear(6, 2)
+    mapped = {name: TensorDataset(frozen(data.tensors[0]), data.tensors[1]) for name, data in unequal().items()}
+    ours = fit(build(**arguments, extractor=frozen, classifier=head), rounds=2)
+    theirs = fit(build(**arguments, classifier=head), mapped, rounds=2)
+    assert torch.equal(ours.rounds[-1]["c2"]["extractor.weight"], ours.start["c2"]["extractor.weight"])
+    for key in (W, B):
+        torch.testing.assert_close(ours.rounds[-1]["c2"][key], theirs.rounds[-1]["c2"][key], atol=1e-6, rtol=1e-5)
+    assert "tau/c1" in theirs.metrics[-1]
+    assert ours.metrics[-1].keys() == theirs.metrics[-1].keys()
+    for name, value in theirs.metrics[-1].items():
+        assert ours.metrics[-1][name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
+
+
+@pytest.mark.parametrize("hidden", [False, True], ids=["open", "masked"])
+@pytest.mark.parametrize("method", [FedDA, FedGP])
+def test_tied_weights_move_once(method: type[FedDA], hidden: bool) -> None:
+    """One tensor under two names, as in an autoencoder: with beta 0 the step is the target's own."""
 
     def network() -> dict[str, Any]:
-        torch.manual_seed(1)
-        frozen = nn.Linear(5, 6)
-        frozen.requires_grad_(False)
-        return {"extractor": frozen, "classifier": nn.Linear(6, 2)}
+        torch.manual_seed(2)
+        encoder, decoder = nn.Linear(5, 5), nn.Linear(5, 5)
+        decoder.weight = encoder.weight
+        return {"extractor": nn.Sequential(encoder, nn.Tanh(), decoder), "classifier": nn.Linear(5, 2)}
 
-    for beta in (0.5, "auto"):
-        for residual in ("isotropic", "exact"):
-            module = build(beta=beta, residual=residual, **network())
-            snapshots = fit(module, rounds=2)
-            assert torch.equal(
-                snapshots.rounds[-1]["c2"]["extractor.weight"], snapshots.start["c2"]["extractor.weight"]
-            )
-            assert not torch.equal(snapshots.rounds[-1]["c2"][W], snapshots.start["c2"][W])
+    strategy = {"privacy": PairwiseMasking()} if hidden else {}
+    ours = fit(build(method, beta=0, **network()), strategy=strategy)
+    theirs = fit(build(TargetOnly, **network()))
+    assert float((theirs.rounds[0]["c2"]["extractor.0.weight"] - ours.start["c2"]["extractor.0.weight"]).norm()) > 1e-2
+    for name, tensor in theirs.rounds[0]["c2"].items():
+        torch.testing.assert_close(ours.rounds[0]["c2"][name], tensor, atol=2e-6, rtol=1e-5, msg=name)
+    assert torch.equal(ours.rounds[0]["c2"]["extractor.0.weight"], ours.rounds[0]["c2"]["extractor.2.weight"])
+
+
+# -------------------------------------------------------------------- the variance of the target's update
+
+
+class Slope(NotedDA):
+    """A loss that is linear in the weights, <x, theta>: the gradient of a batch is the mean of its x, wherever it is.
+
+    Coordinates are independent, so that one run with m of them is m draws of the data.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.steps: list[Tensor] = []  # of the target
+
+    def loss(self, client: Client, batch: Sequence[Any]) -> Tensor:
+        return self.replicas[client.name](batch[0]).mean()
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        before = weights(self, "c2")[W]
+        super().optimizer_step(*args, **kwargs)
+        self.steps.append((weights(self, "c2")[W] - before).flatten() / LR)
+
+
+def slope(
+    x: Tensor, optimizer: Any, rounds: int = 1, batch_size: int = 1, **kwargs: Any
+) -> tuple[Slope, list[dict[str, float]]]:
+    """A run of the target on samples ``x``, beside a source that is of no interest; with the logged metrics."""
+    clients: list[Client | str] = ["c0", Client("c2", role="target", labelled=True)]
+    classifier = nn.Linear(x.shape[1], 1, bias=False)
+    module = build(Slope, clients, beta="auto", classifier=classifier, optimizer=optimizer)
+    labels = torch.zeros(len(x), dtype=torch.long)
+    data = {"c0": TensorDataset(x + 1, labels), "c2": TensorDataset(x, labels)}
+    return module, fit(module, data, rounds, batch_size, **kwargs).metrics
+
+
+def true_variance(module: Slope, round_idx: int) -> float:
+    """Of the target's update over its learning rates, summed over coordinates; off by sqrt(2 / m) of itself."""
+    local = module.notes[round_idx][0]["c2"]
+    update = local.update[W].flatten() / local.path
+    return float(update.var()) * len(update)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_the_logged_variance_is_that_of_the_update_under_momentum(momentum: float) -> None:
+    r"""An update over its learning rates is sum_j w_j g_j / B, of true variance sigma^2 sum_j w_j^2 / B^2.
+
+    In the first round w_j = (1 - m^(B-j+1)) / (1 - m); the second has the same samples again, and the velocity of the
+    first, m^(B-j+1) (1 - m^B) / (1 - m) for its j-th sample. The estimate is
+    sigma^2/B (A mu^2 + C sigma^2/B) / (mu^2 + sigma^2/B), with A = (mean w)^2 and C = mean w^2, for a true C sigma^2/B:
+    their ratio lies between A/C and 1, up to 4 standard errors. The worst order of the samples has the largest C.
+    """
+    batches, width = 25, 2000
+    x = 1 + torch.randn(batches, width, generator=torch.Generator().manual_seed(0))
+    module, metrics = slope(x, lambda params: SGD(params, lr=LR, momentum=momentum), rounds=2)
+    left = momentum ** torch.arange(batches, 0, -1, dtype=torch.float64)  # m^(B-j+1)
+    own, carried = (1 - left) / (1 - momentum), left * (1 - momentum**batches) / (1 - momentum)
+    error = 4 * math.sqrt(2 / width)
+    for round_idx, factor in enumerate((own, own.sort().values + carried.sort().values)):
+        least = float(factor.mean() ** 2 / factor.square().mean())
+        ratio = metrics[round_idx]["target_variance"] / true_variance(module, round_idx)
+        assert least > 0.75
+        assert least * (1 - error) < ratio < 1 + error
+    steps = torch.stack(module.steps[batches:])
+    between_steps = float(steps.var(dim=0).sum()) / batches
+    assert (between_steps < true_variance(module, 1) / 10) == (momentum > 0)  # what the published code takes
+
+
+def test_the_logged_variance_is_that_of_the_update_under_adam() -> None:
+    """Adam divides by a slowly changing root mean square, the same for signal and noise, after weights of momentum.
+
+    With these alone the ratio is that of SGD with momentum, from 0.79 to 1. In the first round the root itself is
+    noisy: the first steps are of length 1 whatever the gradient, which takes from the signal and the noise alike.
+    """
+    x = 0.5 + torch.randn(25, 2000, generator=torch.Generator().manual_seed(0))
+    module, metrics = slope(x, lambda params: Adam(params, lr=LR, betas=(0.9, 0.999)), rounds=3)
+    for round_idx in range(3):
+        ratio = metrics[round_idx]["target_variance"] / true_variance(module, round_idx)
+        assert 0.5 < ratio < 2, round_idx
+    steps = torch.stack(module.steps[-25:])
+    assert float(steps.var(dim=0).sum()) / 25 < true_variance(module, 2) / 5  # what the published code takes
+
+
+@pytest.mark.parametrize("optimizer", [lambda params: SGD(params, lr=LR, momentum=0.9), lambda params: Adam(params)])
+def test_samples_that_are_all_alike_have_no_variance_under_momentum(optimizer: Any) -> None:
+    """Although steps grow from one to the next while momentum gathers."""
+    x = torch.randn(1, 20, generator=torch.Generator().manual_seed(0)).expand(10, 20)
+    module, (metrics,) = slope(x, optimizer)
+    local = module.notes[0][0]["c2"]
+    length = float(local.update[W].norm()) / local.path
+    assert metrics["target_variance"] < 1e-10 * length**2
+    assert metrics["beta"] < 1e-8
+
+
+def test_repeated_passes_over_the_same_samples_tell_no_more() -> None:
+    """n samples, each 4 times, have n - 1 over n - 1/4 of the variance between n samples, and the same mean."""
+    n = 8
+    x = torch.randn(n, 500, generator=torch.Generator().manual_seed(0))
+    between = float(x.double().var(dim=0).sum())
+
+    def variance(steps: int | None, **kwargs: Any) -> float:
+        strategy = {} if steps is None else {"local_steps": steps}
+        module, (metrics,) = slope(x, lambda params: SGD(params, lr=LR), strategy=strategy, **kwargs)
+        assert module.counts[0]["steps"] == (n if steps is None else steps)
+        return metrics["target_variance"]
+
+    assert variance(None) == pytest.approx(between / n, rel=1e-4)
+    assert variance(4 * n) == pytest.approx((n - 1) / (n - 0.25) * between / n, rel=1e-4)
+    assert variance(n // 2) == pytest.approx(between / (n // 2), rel=0.2)  # half a pass
+    # pairs of samples: 4 passes of n/2 means, of variance between/2 each; n/2 - 1 over n/2 - 1/4 of that
+    pairs = variance(2 * n, accumulate_grad_batches=2)
+    assert pairs == pytest.approx((n / 2 - 1) / (n / 2 - 0.25) * between / n, rel=0.1)
+
+
+def test_weights_over_repeated_passes_equal_the_algorithm_by_hand() -> None:
+    settings = AUTO["FedGP auto, exact"]
+    module = build(NotedGP, **settings.kwargs)
+    snapshots = fit(module, strategy={"local_steps": 16})
+    ((given, step),) = module.notes
+    found = estimates_by_hand(given, NAMES[:-1], settings, batches=4)  # of 27 samples, in batches of 8
+    for name, tensor in rule_by_hand(given, found.beta, shares_of(NAMES[:-1], settings), settings).items():
+        torch.testing.assert_close(step[name].double(), tensor, atol=2e-6, rtol=1e-4)
+    assert snapshots.metrics[0]["target_variance"] == pytest.approx(found.variance, rel=1e-4)
+
+
+# -------------------------------------------------------------------- learning rates of 0, and updates that diverge
+
+
+def idle(optimizer: Any) -> LambdaLR:
+    """No learning rate in the first round."""
+    return LambdaLR(optimizer, lambda round_idx: min(round_idx, 1))
+
+
+@pytest.mark.parametrize("hidden", [False, True], ids=["open", "masked"])
+def test_a_round_without_a_learning_rate_has_no_gradient_to_compare(hidden: bool) -> None:
+    strategy = {"privacy": PairwiseMasking()} if hidden else {}
+    for method in (FedDA, FedGP):
+        with pytest.raises(RosterError, match="those of 'c2' were 0 in a whole round: give its schedule a higher"):
+            fit(build(method, beta="auto", lr_scheduler=idle), rounds=2, strategy=strategy)
+
+
+@pytest.mark.parametrize("case", ["FedDA", "FedDA, aligned", "FedGP by layer", "cosine by layer, aligned"])
+@pytest.mark.parametrize("hidden", [False, True], ids=["open", "masked"])
+def test_with_a_fixed_beta_a_round_without_a_learning_rate_changes_nothing(case: str, hidden: bool) -> None:
+    settings = CASES[case]
+    module = build(noted(settings.method), **settings.kwargs, lr_scheduler=idle)
+    snapshots = fit(module, rounds=2, strategy={"privacy": PairwiseMasking()} if hidden else {})
+    for name in NAMES:
+        assert torch.equal(snapshots.rounds[0][name][W], snapshots.start[name][W])
+    assert "target_variance" not in snapshots.metrics[0]
+    given, step = module.notes[1]
+    expected = rule_by_hand(given, settings_betas(settings), shares_of(NAMES[:-1], settings), settings)
+    assert float(expected[W].abs().max()) > 1e-2
+    for name, tensor in expected.items():
+        torch.testing.assert_close(step[name].double(), tensor, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("case", ["FedDA auto, aligned", "FedGP auto", "FedGP auto, exact"])
+def test_single_steps_without_a_learning_rate_do_no_harm(case: str) -> None:
+    """As in a linear warm-up that starts at 0."""
+    settings = AUTO[case]
+    module = build(
+        settings.method,
+        **settings.kwargs,
+        lr_scheduler=lambda optimizer: LambdaLR(optimizer, lambda step: min(1.0, step / 3)),
+        schedule_interval="step",
+    )
+    snapshots = fit(module)
+
+    def rates(name: str, ratio: float) -> Iterator[float]:
+        return (LR * ratio * min(1.0, i / 3) for i in itertools.count())
+
+    expected, found = rounds_by_hand(snapshots.start["c2"], settings, 1, rates=rates)
+    for key in (W, B):
+        torch.testing.assert_close(snapshots.rounds[0]["c2"][key], expected[key], atol=2e-6, rtol=1e-5)
+    assert snapshots.metrics[0]["target_variance"] == pytest.approx(found.variance, rel=1e-4)
+    for name in NAMES[:-1]:
+        assert snapshots.metrics[0][f"beta/{name}"] == pytest.approx(found.beta[name], rel=1e-3)
+
+
+class Overshoot(FedGP):
+    """The target's weights overflow in its last step, which no loss of the round sees."""
+
+    def optimizer_step(self, epoch: int, batch_idx: int, *args: Any, **kwargs: Any) -> None:
+        super().optimizer_step(epoch, batch_idx, *args, **kwargs)
+        if batch_idx == 3 and any(client.is_target for client in self.federation.local_clients):
+            with torch.no_grad():
+                next(self.replicas["c2"].parameters()).fill_(math.inf)
+
+
+@pytest.mark.parametrize("hidden", [False, True], ids=["open", "masked"])
+def test_a_target_that_diverges_in_its_last_step_is_named(hidden: bool) -> None:
+    with pytest.raises(DivergedError, match="the update of 'c2' has NaN or infinite entries"):
+        fit(build(Overshoot, beta="auto"), strategy={"privacy": PairwiseMasking()} if hidden else {})
+
+
+SITE = """
+import sys
+sys.path.insert(0, {folder!r})
+import test_fedgp as here
+if __name__ == "__main__":
+    arguments = {{"lr": {{"lr_scheduler": here.idle}}, "inf": {{"method": here.Overshoot}}}}[{trouble!r}]
+    module = here.build(beta="auto", **arguments)
+    run = here.trainer(2, devices=2, strategy={{"timeout": 30.0}})
+    try:
+        run.fit(module, here.loader(here.unequal()))
+    except Exception as error:
+        print("ENDS", module.trainer.global_rank, type(error).__name__, error, flush=True)
+"""
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize(
+    ("trouble", "message"),
+    [
+        ("lr", "RosterError .*were 0 in a whole round"),
+        pytest.param("inf", "DivergedError .*NaN or infinite entries", marks=pytest.mark.slow),
+    ],
+)
+def test_what_the_target_finds_wrong_with_its_steps_is_an_error_on_all_processes(
+    trouble: str, message: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "site.py"
+    script.write_text(SITE.format(folder=str(Path(__file__).parent), trouble=trouble))
+    clean = {key: value for key, value in os.environ.items() if key not in ("LOCAL_RANK", "WORLD_SIZE", "RANK")}
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=120, env=clean, check=False
+    )
+    for rank in (0, 1):
+        assert re.search(f"ENDS {rank} {message}", done.stdout), done.stdout + done.stderr[-3000:]
 
 
 def test_in_a_plain_trainer_the_method_trains_the_same() -> None:
@@ -998,6 +1259,57 @@ def test_a_dropped_model_is_fetched_in_the_next_round_before_training() -> None:
     assert messages == {(0, "c0"): 1, (1, "c1"): 2, (1, "c0"): 1}
 
 
+@pytest.mark.parametrize("hidden", [False, True], ids=["open", "masked"])
+def test_a_source_that_trains_on_an_old_model_is_left_out(hidden: bool) -> None:
+    """c1 does not get the models of rounds 0 and 1, but its updates get through: they are of another start."""
+    clients: list[Client | str] = ["c0", "c1", "c3", Client("c2", role="target", labelled=True)]
+    data = unequal() | {"c3": shards(1)["c0"]}
+    some, everyone = ["c0", "c2", "c3"], ["c0", "c1", "c2", "c3"]
+    more: dict[str, Any] = {"nested_drops": False} | ({"privacy": PairwiseMasking()} if hidden else {})
+    stale, lost = build(beta="auto", clients=clients), build(beta="auto", clients=clients)
+    ours = fit(stale, data, 3, strategy=more | {"drops": {"model": Schedule([some, some, everyone])}})
+    # the same run, but that its update of round 1 is lost
+    drops = {"model": Schedule([some, some, everyone]), "update": Schedule([everyone, some, everyone])}
+    theirs = fit(lost, data, 3, strategy=more | {"drops": drops})
+    for round_idx in range(3):
+        assert same(ours.rounds[round_idx]["c2"], theirs.rounds[round_idx]["c2"]), round_idx
+    assert same(ours.rounds[1]["c1"], ours.start["c1"])
+    assert same(ours.rounds[2]["c1"], ours.rounds[2]["c2"])
+    spoke = ["c1" in {sender for sender, _ in talk(stale, "update", round_idx)} for round_idx in range(3)]
+    assert spoke == [True, False, True]
+
+
+def test_a_source_that_opposes_the_target_leaves_the_mean_to_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the documentation of `FedDA` warns of: of two hidden sources, the target then reads the other's part."""
+    data = unequal()
+    x, y = data["c2"].tensors
+    data["c0"], data["c1"] = TensorDataset(x, y), TensorDataset(x, 1 - y)
+    wire, module = Wire(monkeypatch), build(beta={"c0": 0.5, "c1": 0.25}, classifier=_zero_layer())
+    snapshots = fit(module, data, batch_size=64, strategy={"privacy": PairwiseMasking()})
+    own = fit(build(TargetOnly, classifier=_zero_layer()), data, batch_size=64).rounds[0]["c2"]
+    ((_, payloads, _),), (mean,) = wire.averaged, wire.means
+    for key in (W, B):
+        assert not payloads["c1"][key].any()
+        torch.testing.assert_close(mean["c2"][key], payloads["c0"][key] / 2, atol=1e-6, rtol=0)
+        # c0 is the target's twin, on which the target's update is its own projection
+        expected = (1 - 0.375) * own[key] + 0.25 * own[key]
+        torch.testing.assert_close(snapshots.rounds[0]["c2"][key], expected, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("case", "told"),
+    [("FedDA auto", "111"), ("FedGP auto", "111"), ("FedGP by layer", "101"), ("FedDA, aligned", "001"), ("FedDA", "")],
+)
+def test_the_target_tells_no_numbers_that_are_not_needed(case: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of squared norm, variance and sum of learning rates; the last is known to all who know the configuration."""
+    settings, wire = CASES[case], Wire(monkeypatch)
+    fit(build(settings.method, **settings.kwargs), strategy={"privacy": PairwiseMasking()})
+    summaries = [payloads["c2"]["summary"] for channel, payloads, _ in wire.exchanged if channel == "target_update"]
+    assert ["".join("1" if number > 0 else "0" for number in summary.tolist()) for summary in summaries] == (
+        [told] if told else []
+    )
+
+
 def test_a_target_dropped_on_the_model_keeps_it_for_later() -> None:
     drops = {"model": Schedule([["c0", "c1"], ["c0", "c1", "c2"]])}
     module, undisturbed = build(), build()
@@ -1034,9 +1346,9 @@ def test_warm_up_rounds_are_fedavg_over_the_sources_and_send_no_updates() -> Non
     assert spoken == {(0, "weights"), (1, "weights"), (2, "update"), (2, "model")}
 
 
-@pytest.mark.parametrize(("absent", "away"), [("c1", 1), ("c2", 1), ("c2", 2)])
+@pytest.mark.parametrize(("absent", "away"), [("c1", 1), ("c1", 2), ("c2", 1), ("c2", 2)])
 def test_who_was_away_at_the_end_of_the_warm_up_starts_from_its_result(absent: str, away: int) -> None:
-    """Also a target, and one that is still away in the round after it: all updates are from the same model."""
+    """Also a target, and those who are still away in the round after it: all updates are from the same model."""
     others = [name for name in NAMES if name != absent]
     schedule = Schedule([*[others] * away, NAMES])
     module = build(NotedGP, warmup_rounds=1)
@@ -1045,12 +1357,17 @@ def test_who_was_away_at_the_end_of_the_warm_up_starts_from_its_result(absent: s
     assert all(same(snapshots.rounds[-1][name], snapshots.rounds[-1]["c2"]) for name in NAMES)
     given, _ = module.notes[-1]
     expected = rule_by_hand(given, settings_betas(Settings(FedGP)), {"c0": 0.5, "c1": 0.5}, Settings(FedGP))
-    warm = snapshots.rounds[0]["c0"]
+    before = snapshots.rounds[away - 1]["c0"]  # of the warm-up, or of a round that the absent one has missed
     for key in (W, B):
         torch.testing.assert_close(
-            snapshots.rounds[-1]["c2"][key] - warm[key], expected[key].float(), atol=1e-6, rtol=0
+            snapshots.rounds[-1]["c2"][key] - before[key], expected[key].float(), atol=1e-6, rtol=0
         )
-    assert talk(module, "weights", 1) == [("server", absent)]
+    # an absent client receives nothing; a source that comes back later needs the model of then
+    later = [("c2", "c1")] if (absent, away) == ("c1", 2) else []
+    assert talk(module, "weights", away) == ([] if later else [("server", absent)])
+    assert talk(module, "model", away)[: len(later)] == later
+    assert not [pair for round_idx in range(away) for name in ("weights", "model")
+                for pair in talk(module, name, round_idx) if pair[1] == absent]  # fmt: skip
 
 
 # -------------------------------------------------------------------- checkpoints
@@ -1175,6 +1492,7 @@ MECHANISM = GaussianMechanism(clip_norm=10.0, noise_multiplier=1e-9)
         ({}, {"differential_privacy": MECHANISM}, "FedGP covers the channel 'update', not 'model'"),
         ({}, {"differential_privacy": {"model": MECHANISM}}, "not 'model'"),
         ({}, {"differential_privacy": {"target_update": MECHANISM}}, "not 'target_update'"),
+        ({}, {"differential_privacy": {"inner_product": MECHANISM}}, "not 'inner_product'"),
         ({"beta": "auto"}, {"differential_privacy": {"update": MECHANISM}}, "needs a fixed beta"),
         ({"align_magnitudes": True}, {"differential_privacy": {"update": MECHANISM}}, "align_magnitudes=False"),
         ({}, {"two_party": PlainAffine()}, "channel 'update' is open"),
