@@ -176,19 +176,17 @@ class FedDA(FederatedModule):
         self.target_lr_ratio = target_lr_ratio
         self.align_magnitudes = self.auto if align_magnitudes is None else align_magnitudes
         self._memories: dict[str, RoundMemory] = {}
-        self._behind: set[str] = set()  # sources that the newest model has not been sent to
+        self._behind: set[str] | None = None  # sources that lack the target's newest model; None before there is one
 
     # ---------------------------------------------------------------- Algorithm 1
 
     def on_round_start(self, round_idx: int) -> None:
         """Those who were away fetch the current model; everyone remembers what the round starts from."""
-        if round_idx == self.warmup_rounds > 0:
+        if self._behind is None:  # the newest model is a warm-up's
             self.load_shared_(self.federation.catch_up("weights"))
-            present = {client.name for client in self.federation.present("weights")}
-            self._behind = {client.name for client in self.sources} - present
         self.send_model_()
         for client in self.federation.local_clients:
-            self.memory(client).begin_(self.shared_state(client.name))
+            self.memory(client).begin_(self.weights_of(client))
 
     def on_round_end(self, round_idx: int) -> None:
         """The target combines the updates and hands out the new model."""
@@ -353,10 +351,12 @@ class FedDA(FederatedModule):
         update = self.update(self.target)
         square = float(inner_products(update, update, "model"))
         statistics = memory.statistics
-        if statistics.count < 2 or not memory.path:
+        batches = self._different_batches()
+        if batches < 2 or not memory.path:
             return TargetSummary(square, math.nan, memory.path)
         length = float(inner_products(statistics.mean, statistics.mean, "model"))
-        noise = statistics.variance / min(statistics.count, self._batches_per_pass())
+        # each of the batches comes count / B times: the sample variance has B - 1 degrees of freedom for each B
+        noise = statistics.squares / (statistics.count * (1 - 1 / batches)) / batches
         relative = noise / length if length else 0.0
         return TargetSummary(square, relative * square / memory.path**2, memory.path)
 
@@ -464,13 +464,14 @@ class FedDA(FederatedModule):
         """Send the target's weights to present clients that lack the newest."""
         federation = self.federation
         present = {client.name for client in federation.present("model")}
-        late = [client for client in self.sources if client.name in self._behind & present]
+        behind = self._behind or set()
+        late = [client for client in self.sources if client.name in behind & present]
         if not late or self.target.name not in present:
             return
         sent = {self.target.name: self.shared_state(self.target.name)} if federation.is_local(self.target) else {}
         received = federation.exchange("model", sent, to=late)
         self.load_shared_({name: messages[self.target.name] for name, messages in received.items()})
-        self._behind -= {client.name for client in late}
+        self._behind = behind - {client.name for client in late}
 
     # ---------------------------------------------------------------- local steps
 
@@ -506,10 +507,10 @@ class FedDA(FederatedModule):
             step: Empty where the target is not hosted, or if there is none.
         """
         for client in self.federation.local_clients:
-            state, memory = self.shared_state(client.name), self.memory(client)
-            for name, start in memory.start.items():  # not in place: tied weights have several names
-                moves = client.is_target and name in step
-                state[name].copy_(start + step[name].to(start.dtype) if moves else start)
+            state, memory = self.weights_of(client), self.memory(client)
+            torch._foreach_copy_([state[name] for name in memory.start], list(memory.start.values()))
+            if client.is_target and step:
+                torch._foreach_add_([state[name] for name in step], list(step.values()))
             memory.forget_()
 
     def update(self, client: Client) -> Update:
@@ -518,10 +519,18 @@ class FedDA(FederatedModule):
         Args:
             client: Hosted here.
         """
+        state = self.weights_of(client).items()
+        return self.memory(client).update({name: tensor for name, tensor in state if tensor.is_floating_point()})
+
+    def weights_of(self, client: Client) -> Update:
+        """A local client's shared weights, tied ones under their first name alone.
+
+        Args:
+            client: Hosted here.
+        """
+        first: dict[int, str] = {}
         state = self.shared_state(client.name)
-        return self.memory(client).update(
-            {name: tensor for name, tensor in state.items() if tensor.is_floating_point()}
-        )
+        return {name: tensor for name, tensor in state.items() if first.setdefault(id(tensor), name) == name}
 
     def aligned(self, message: Update, summary: TargetSummary) -> Update:
         """A source's update, as if it had taken the target's steps if magnitudes are aligned.
@@ -590,7 +599,7 @@ class FedDA(FederatedModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add who lacks the newest model, and what is remembered of a round under way."""
         super().on_save_checkpoint(checkpoint)
-        checkpoint["behind"] = sorted(self._behind)
+        checkpoint["behind"] = None if self._behind is None else sorted(self._behind)
         if self.federation.batch_idx:
             local = self.federation.local_clients
             checkpoint["memory"] = {client.name: self.memory(client).state_dict() for client in local}
@@ -598,7 +607,8 @@ class FedDA(FederatedModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore who lacks the newest model, and what is remembered of a round under way."""
         super().on_load_checkpoint(checkpoint)
-        self._behind = set(checkpoint.get("behind", ()))
+        behind = checkpoint.get("behind")
+        self._behind = None if behind is None else set(behind)
         for client in self.federation.local_clients:
             if client.name in checkpoint.get("memory", {}):
                 self.memory(client).load_state_dict(checkpoint["memory"][client.name])
@@ -611,7 +621,7 @@ class FedDA(FederatedModule):
             if self.needs_products and self.hides_target:
                 channels.append("inner_product")
         heard = [{client.name for client in self.federation.present(channel)} for channel in channels]
-        everywhere = set.intersection(*heard) - self._behind  # who trains on an old model has an old update
+        everywhere = set.intersection(*heard) - (self._behind or set())  # who trains on an old model has an old update
         return (
             [client for client in self.sources if client.name in everywhere] if self.target.name in everywhere else []
         )
@@ -627,14 +637,16 @@ class FedDA(FederatedModule):
         variances = torch.stack(along).var(dim=0) / lengths.square()
         return 1 - float(variances[lengths > 0].sum()) / memory.statistics.variance
 
-    def _batches_per_pass(self) -> int:
-        """Optimiser steps in which the target goes once through its labelled samples; a second pass tells no more."""
+    def _different_batches(self) -> int:
+        """Number B of different batches among the target's steps: a second pass over its samples tells no more."""
+        count = self.memory(self.target).statistics.count
         loader = self.trainer.train_dataloader
         if not isinstance(loader, FederatedLoader):
-            return self.memory(self.target).statistics.count
+            return count
         name = self.target.name
         batches = self.federation.weights[name] / loader.batch_size_of(name)
-        return max(1, math.ceil(batches / self.trainer.accumulate_grad_batches))
+        steps = (math.floor(batches) if loader.drop_last else math.ceil(batches)) / self.trainer.accumulate_grad_batches
+        return min(count, math.ceil(steps))
 
     def _beta(self, source: str, variance: float, distance: float, residual: float) -> float:
         return self.auto_weight(variance, distance, residual) if self.auto else float(self.betas[source])
@@ -652,11 +664,11 @@ class FedDA(FederatedModule):
             return
         error: RosterError | FederationError | None = None
         if self.federation.is_local(self.target):
-            memory, name = self.memory(self.target), self.target.name
-            if memory.statistics.count < 2:
+            memory, name, batches = self.memory(self.target), self.target.name, self._different_batches()
+            if batches < 2:
                 error = RosterError(
-                    f"beta='auto' estimates a variance from the target's steps in a round, which needs at least 2; "
-                    f"{name!r} took {memory.statistics.count}: lower its batch size, or take a fixed beta"
+                    f"beta='auto' estimates a variance from the target's steps in a round, which needs at least 2 on "
+                    f"different samples; {name!r} took {batches}: lower its batch size, or take a fixed beta"
                 )
             elif not memory.path:
                 error = RosterError(
