@@ -696,7 +696,7 @@ class FedDA(FederatedModule):
 
     @property
     def _num_layers(self) -> int:
-        state = self.shared_state(self.federation.local_clients[0].name)
+        state = self.weights_of(self.federation.local_clients[0])
         return len(layer_names(state)) if self.granularity == "layer" else 1
 
     def _log(self, told: Mapping[str, float]) -> None:
