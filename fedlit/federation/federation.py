@@ -579,7 +579,7 @@ class Federation:
     def _send(
         self,
         channel: str,
-        outgoing: Mapping[str, Payload],
+        outgoing: Mapping[str, dict[str, Tensor]],
         routes: Callable[[str], list[tuple[str, str]]],
         account: Callable[[Mapping[str, float]], None] | None = None,
         kind: str = "exchange",

@@ -442,7 +442,9 @@ class FedDA(FederatedModule):
         for client, update in updates.items():
             squares[client] = inner_products(update, update, self.granularity)
             layers = [update[name].flatten().double() for name in layer_names(update)]
-            rows = torch.block_diag(*layers) if self.granularity == "layer" else torch.cat(layers)[None]
+            rows = torch.cat(layers)[None]
+            if self.granularity == "layer":
+                rows = torch.block_diag(*layers)  # type: ignore[no-untyped-call]
             rows = rows / squares[client].sqrt().clamp(min=torch.finfo(torch.float64).tiny)[:, None]
             maps[client.name] = {self.target.name: (rows, torch.zeros(len(rows), dtype=torch.float64))}
         outputs = federation.affine(
@@ -688,7 +690,7 @@ class FedDA(FederatedModule):
         return [weight / sum(weights) for weight in weights]
 
     def _mean_beta(self, names: Sequence[str]) -> float:
-        return sum(share * self.betas[name] for name, share in zip(names, self._shares(names), strict=True))
+        return math.fsum(share * self.betas[name] for name, share in zip(names, self._shares(names), strict=True))
 
     @property
     def _num_parameters(self) -> int:
