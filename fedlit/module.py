@@ -181,12 +181,7 @@ class FederatedModule(pl.LightningModule):
 
     def loss(self, client: Client, batch: Sequence[Any]) -> Tensor:
         """Loss of one client on its batch, a scalar; default: cross-entropy on its labelled samples."""
-        inputs, labels = batch[0], batch[1]
-        logits = self.replicas[client.name](inputs)
-        if not client.is_target:
-            return F.cross_entropy(logits, labels)
-        total = F.cross_entropy(logits, labels, ignore_index=UNLABELLED, reduction="sum")
-        return torch.div(total, (labels != UNLABELLED).sum().clamp(min=1))
+        return supervised_loss(client, self.replicas[client.name](batch[0]), batch[1])
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         """Losses of local clients in this step, by name. Override it to exchange something in every local step."""
@@ -659,6 +654,14 @@ class FederatedModule(pl.LightningModule):
             for name, values in checkpoint["round_losses"].items():
                 if self.federation.is_local(name):
                     self._resumed_losses += [([name], torch.tensor([value])) for value in values]
+
+
+def supervised_loss(client: Client, logits: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy of one client's labelled samples, a scalar; only the target may have unlabelled ones."""
+    if not client.is_target:
+        return F.cross_entropy(logits, labels)
+    total = F.cross_entropy(logits, labels, ignore_index=UNLABELLED, reduction="sum")
+    return torch.div(total, (labels != UNLABELLED).sum().clamp(min=1))
 
 
 def class_path(module: FederatedModule) -> str:

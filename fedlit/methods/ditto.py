@@ -12,11 +12,11 @@ import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedlit.federation import Client
 from fedlit.methods.personalised import Personalised, PersonalReplica
+from fedlit.models import Anchor
 
 
 class Ditto(Personalised):
@@ -49,10 +49,7 @@ class Ditto(Personalised):
         """Both models, and the w of the round's start as buffers, so that a checkpoint within a round has it."""
         extractor, classifier = (copy.deepcopy(network) for network in self.originals)
         replica = PersonalReplica(extractor, classifier)
-        anchor = nn.Module()
-        for index, param in enumerate(replica.personal.parameters()):
-            anchor.register_buffer(str(index), param.detach().clone())
-        replica.add_module("anchor", anchor)
+        replica.add_module("anchor", Anchor(replica.personal.parameters()))
         return replica
 
     def on_round_start(self, round_idx: int) -> None:
@@ -60,19 +57,18 @@ class Ditto(Personalised):
         super().on_round_start(round_idx)
         self.anchor_()
 
-    @torch.no_grad()
     def anchor_(self) -> None:
         """Remember the current w of each local client."""
         for client in self.federation.local_clients:
             replica = self.replica(client)
-            current: list[Tensor] = [*replica.extractor.parameters(), *replica.classifier.parameters()]
-            torch._foreach_copy_(self._anchor(client), current)
+            self._anchor(client).move_([*replica.extractor.parameters(), *replica.classifier.parameters()])
 
     def loss(self, client: Client, batch: Sequence[Any]) -> Tensor:
         """Cross-entropies of w and v, plus the pull of v towards the w of the round's start."""
-        pairs = zip(self.replica(client).personal.parameters(), self._anchor(client), strict=True)
-        distance = torch.stack([(param - anchor).square().sum() for param, anchor in pairs]).sum()
+        distance = self._anchor(client).squared_distance(self.replica(client).personal.parameters())
         return super().loss(client, batch) + 0.5 * self.lam * distance
 
-    def _anchor(self, client: Client) -> list[Tensor]:
-        return list(self.replica(client).get_submodule("anchor").buffers())
+    def _anchor(self, client: Client) -> Anchor:
+        anchor = self.replica(client).get_submodule("anchor")
+        assert isinstance(anchor, Anchor)
+        return anchor

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from fedlit.federation import Client
 from fedlit.methods.fedavg import FedAvg
+from fedlit.models import Anchor
 
 
 class FedProx(FedAvg):
@@ -39,10 +39,7 @@ class FedProx(FedAvg):
     def build_replica(self) -> nn.Module:
         """A network and its anchor w_round, as buffers, so that a checkpoint within a round has it."""
         replica = super().build_replica()
-        anchor = nn.Module()
-        for index, param in enumerate(replica.parameters()):
-            anchor.register_buffer(str(index), param.detach().clone())
-        replica.add_module("anchor", anchor)
+        replica.add_module("anchor", Anchor(replica.parameters()))
         return replica
 
     def on_round_start(self, round_idx: int) -> None:
@@ -50,19 +47,17 @@ class FedProx(FedAvg):
         super().on_round_start(round_idx)
         self.anchor_()
 
-    @torch.no_grad()
     def anchor_(self) -> None:
         """Set w_round to the current weights of each local client."""
         for client in self.federation.local_clients:
-            replica = self.replicas[client.name]
-            torch._foreach_copy_(self._anchor(client), list(replica.parameters()))
+            self._anchor(client).move_(self.replicas[client.name].parameters())
 
     def loss(self, client: Client, batch: Sequence[Any]) -> Tensor:
         """Cross-entropy plus the proximal term."""
-        pairs = zip(self.replicas[client.name].parameters(), self._anchor(client), strict=True)
-        distance = torch.stack([(param - anchor).square().sum() for param, anchor in pairs]).sum()
+        distance = self._anchor(client).squared_distance(self.replicas[client.name].parameters())
         return super().loss(client, batch) + 0.5 * self.mu * distance
 
-    def _anchor(self, client: Client) -> list[Tensor]:
+    def _anchor(self, client: Client) -> Anchor:
         anchor = self.replicas[client.name].get_submodule("anchor")
-        return list(anchor.buffers())
+        assert isinstance(anchor, Anchor)
+        return anchor

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fedlit.federation import UNLABELLED, Client
+from fedlit.federation import Client
 from fedlit.methods.fedavg import FedAvg
 from fedlit.models import Replica
+from fedlit.module import supervised_loss
 
 
 class PersonalReplica(Replica):
@@ -86,12 +86,7 @@ class Personalised(FedAvg, ABC):
 
     def loss(self, client: Client, batch: Sequence[Any]) -> Tensor:
         """Cross-entropy of w plus that of the personal model."""
-        logits, labels = self.replica(client).shared(batch[0]), batch[1]
-        if client.is_target:
-            total = F.cross_entropy(logits, labels, ignore_index=UNLABELLED, reduction="sum")
-            shared = torch.div(total, (labels != UNLABELLED).sum().clamp(min=1))
-        else:
-            shared = F.cross_entropy(logits, labels)
+        shared = supervised_loss(client, self.replica(client).shared(batch[0]), batch[1])
         return shared + super().loss(client, batch)
 
     def configure_gradient_clipping(

@@ -1,6 +1,7 @@
 """Small networks and pretrained extractors, and what one client holds of them."""
 
 from fedlit.models.aligned import AlignedReplica, VotingReplica
+from fedlit.models.anchor import Anchor
 from fedlit.models.extractors import MLP, Features, LeNet, SmallCNN
 from fedlit.models.memory import RoundMemory
 from fedlit.models.replica import Replica, feature_width, make_classifier
@@ -9,6 +10,7 @@ from fedlit.models.resnet import ResNet
 __all__ = [
     "MLP",
     "AlignedReplica",
+    "Anchor",
     "Features",
     "LeNet",
     "Replica",

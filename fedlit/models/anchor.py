@@ -1,0 +1,39 @@
+"""A point that parameters are held near: the weights at the start of a round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+
+class Anchor(nn.Module):
+    """Copies of parameters, as buffers, so that a checkpoint within a round has them.
+
+    Args:
+        params: What is copied; later calls give as many, of the same shapes, in the same order.
+    """
+
+    def __init__(self, params: Iterable[Tensor]) -> None:
+        super().__init__()
+        for index, param in enumerate(params):
+            self.register_buffer(str(index), param.detach().clone())
+
+    @torch.no_grad()
+    def move_(self, params: Iterable[Tensor]) -> None:
+        """Copy the values that parameters have now.
+
+        Args:
+            params: In the order given at first.
+        """
+        torch._foreach_copy_(list(self.buffers()), list(params))
+
+    def squared_distance(self, params: Iterable[Tensor]) -> Tensor:
+        """Sum of squared differences to parameters, a scalar with a graph.
+
+        Args:
+            params: In the order given at first.
+        """
+        pairs = zip(params, self.buffers(), strict=True)
+        return torch.stack([(param - anchor).square().sum() for param, anchor in pairs]).sum()
