@@ -10,9 +10,10 @@ Differences from the paper, where it leaves something open or says two things:
   ``projection="cosine"``.
 - Auto-weights compare the updates that are combined, with magnitudes aligned by learning rates and steps
   (``align_magnitudes``). The published code scales one side only, or both alike.
-- The target's variance comes from its batch gradients, and is scaled to its update by their lengths. The published code
-  takes that between steps, which momentum and Adam make alike (under Adam about 20 times too small), and counts every
-  batch of several passes as a new one.
+- The target's variance comes from its batch gradients at the round's start, and is scaled to its update by their
+  lengths. The published code takes that between steps of training, which momentum and Adam make alike (under Adam about
+  20 times too small), and counts every batch of several passes as a new one. Gradients along the steps would not do
+  either: they go back and forth, so that their mean says less of the target than any of them.
 - The variance of the target's gradient along a source's direction is by default taken to be that along any other
   (``residual="isotropic"``); ``"exact"`` is the paper's estimator. Batch gradients never leave the target; the paper
   sends them to the server.
@@ -45,7 +46,7 @@ from fedlit.functional import (
 )
 from fedlit.functional.updates import layer_names
 from fedlit.models import RoundMemory
-from fedlit.module import FederatedModule
+from fedlit.module import Batch, FederatedModule
 
 Update = dict[str, Tensor]
 
@@ -148,7 +149,7 @@ class FedDA(FederatedModule):
     Raises:
         ValueError: If an argument is out of range.
         RosterError: When training starts, if the target has no labels, or a mechanism of differential privacy covers
-            what it cannot; later, if ``beta="auto"`` and the target takes one step in a round, which has no variance.
+            what it cannot; later, if ``beta="auto"`` and the target has one batch in a round, which has no variance.
     """
 
     needs_target_labels: ClassVar[bool] = True
@@ -343,21 +344,18 @@ class FedDA(FederatedModule):
     def summary(self) -> TargetSummary:
         """What the target has found in its local steps; called where it is hosted.
 
-        The variance of its mean gradient is V / B, with V the variance between batches and B the number of different
-        ones. Momentum and preconditioning filter gradients into steps, whose own variance says little; the update is
-        taken to have the noise of the mean gradient in proportion to its length.
+        The variance of its mean gradient is V / B, with V the variance between B batches at the round's start. Momentum
+        and preconditioning filter gradients into steps, whose own variance says little; the update is taken to have the
+        noise of the mean gradient in proportion to its length.
         """
         memory = self.memory(self.target)
         update = self.update(self.target)
         square = float(inner_products(update, update, "model"))
         statistics = memory.statistics
-        batches = self._different_batches()
-        if batches < 2 or not memory.path:
+        if statistics.count < 2 or not memory.path:
             return TargetSummary(square, math.nan, memory.path)
         length = float(inner_products(statistics.mean, statistics.mean, "model"))
-        # each of the batches comes count / B times: the sample variance has B - 1 degrees of freedom for each B
-        noise = statistics.squares / (statistics.count * (1 - 1 / batches)) / batches
-        relative = noise / length if length else 0.0
+        relative = statistics.variance / statistics.count / length if length else 0.0
         return TargetSummary(square, relative * square / memory.path**2, memory.path)
 
     # ---------------------------------------------------------------- what is said
@@ -477,6 +475,31 @@ class FedDA(FederatedModule):
 
     # ---------------------------------------------------------------- local steps
 
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """As the base class; the target sees each of its batches from the round's start as well, for its variance."""
+        learners = {client.name for client in self.present_learners()}
+        if not self.warming_up and self.target.name in batch.keys() & learners:
+            self.observe_(batch[self.target.name])
+        return super().training_step(batch, batch_idx)
+
+    def observe_(self, samples: Sequence[Any]) -> None:
+        """Note the target's gradient over a batch at the weights that the round started from.
+
+        A second pass over its samples tells no more, and is not looked at.
+
+        Args:
+            samples: The batch, of the target.
+        """
+        memory = self.memory(self.target)
+        if memory.statistics.count >= self._batches_per_pass():
+            return
+        params = self.parameters_of(self.target)
+        with memory.at_start(self.replicas[self.target.name], self.weights_of(self.target)):
+            for client, inputs in self.in_streams({self.target.name: samples}, "variance"):
+                loss = self.loss(client, inputs)
+                gradients = torch.autograd.grad(loss, list(params.values()), materialize_grads=True)
+                memory.observe_(dict(zip(params, gradients, strict=True)))
+
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
         """Take a step, and remember it for those who took part.
 
@@ -491,7 +514,7 @@ class FedDA(FederatedModule):
                 rates.setdefault(group["client"], float(group["lr"]))
         for client in self.federation.local_clients:
             if client.name in rates:
-                self.memory(client).record_(self.parameters_of(client), rates[client.name])
+                self.memory(client).record_(rates[client.name])
 
     def make_optimizer(self) -> Optimizer:
         """As configured, with the target's learning rate scaled."""
@@ -549,14 +572,13 @@ class FedDA(FederatedModule):
         return update | _times(layers, summary.path / path if path else 1.0)
 
     def memory(self, client: Client) -> RoundMemory:
-        """Of a local client; the target watches its steps.
+        """Of a local client.
 
         Args:
             client: Hosted here.
         """
         if client.name not in self._memories:
-            keep_gradients = self.auto and self.residual == "exact"
-            self._memories[client.name] = RoundMemory(client.is_target, client.is_target and keep_gradients)
+            self._memories[client.name] = RoundMemory(keep_gradients=self.auto and self.residual == "exact")
         return self._memories[client.name]
 
     def parameters_of(self, client: Client) -> Update:
@@ -639,16 +661,13 @@ class FedDA(FederatedModule):
         variances = torch.stack(along).var(dim=0) / lengths.square()
         return 1 - float(variances[lengths > 0].sum()) / memory.statistics.variance
 
-    def _different_batches(self) -> int:
-        """Number B of different batches among the target's steps: a second pass over its samples tells no more."""
-        count = self.memory(self.target).statistics.count
-        loader = self.trainer.train_dataloader
+    def _batches_per_pass(self) -> float:
+        """Number of different batches of the target's samples, as far as the loader tells."""
+        loader, name = self.trainer.train_dataloader, self.target.name
         if not isinstance(loader, FederatedLoader):
-            return count
-        name = self.target.name
+            return math.inf
         batches = self.federation.weights[name] / loader.batch_size_of(name)
-        steps = (math.floor(batches) if loader.drop_last else math.ceil(batches)) / self.trainer.accumulate_grad_batches
-        return min(count, math.ceil(steps))
+        return math.floor(batches) if loader.drop_last else math.ceil(batches)
 
     def _beta(self, source: str, variance: float, distance: float, residual: float) -> float:
         return self.auto_weight(variance, distance, residual) if self.auto else float(self.betas[source])
@@ -666,11 +685,12 @@ class FedDA(FederatedModule):
             return
         error: RosterError | FederationError | None = None
         if self.federation.is_local(self.target):
-            memory, name, batches = self.memory(self.target), self.target.name, self._different_batches()
+            memory, name = self.memory(self.target), self.target.name
+            batches = memory.statistics.count
             if batches < 2:
                 error = RosterError(
-                    f"beta='auto' estimates a variance from the target's steps in a round, which needs at least 2 on "
-                    f"different samples; {name!r} took {batches}: lower its batch size, or take a fixed beta"
+                    f"beta='auto' estimates a variance from the target's batches in a round, which needs at least 2 of "
+                    f"different samples; {name!r} had {batches}: lower its batch size, or take a fixed beta"
                 )
             elif not memory.path:
                 error = RosterError(
@@ -810,12 +830,13 @@ def _known(name: str, value: float) -> dict[str, float]:
 
 
 def _told(weights: Mapping[str, SourceWeight], shares: Sequence[float], summary: TargetSummary) -> dict[str, float]:
-    """What is logged of the sources' weights; tau where the estimates allow it."""
+    """What is logged of the sources' weights; tau is NaN where a source is not told from the target."""
     told = {"beta": sum(share * weight.beta for share, weight in zip(shares, weights.values(), strict=True))}
     told |= _known("target_variance", summary.variance)
     for name, weight in weights.items():
         told[f"beta/{name}"] = weight.beta
         told |= _known(f"distance/{name}", weight.distance)
-        if weight.distance > 0 and math.isfinite(weight.residual):
-            told[f"tau/{name}"] = min(1.0, math.sqrt(max(weight.residual, 0.0) / weight.distance))
+        if math.isfinite(weight.residual):
+            sine = math.sqrt(max(weight.residual, 0.0) / weight.distance) if weight.distance > 0 else math.nan
+            told[f"tau/{name}"] = min(sine, 1.0)
     return told

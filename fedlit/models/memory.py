@@ -1,32 +1,31 @@
-"""What a client remembers of a round under way: the weights it started from, and the steps it has taken."""
+"""What a client remembers of a round under way: the weights it started from, and what it has seen since."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedlit.functional import BatchStatistics
 
 
 class RoundMemory:
-    """Weights at the start of a round, learning rates since, and statistics of the gradients if they are asked for.
+    """Weights at the start of a round, learning rates since, and statistics of gradients at that start.
 
     Args:
-        watched: Keep mean and variance of the steps' gradients, in one copy of the parameters.
-        keep_gradients: Keep all of these too: as many copies as there are steps in a round.
+        keep_gradients: Keep all gradients that are observed too: one copy of the parameters each.
 
     Attributes:
         start: ``{name: tensor}``, empty outside of rounds.
         path: Sum of the learning rates of the steps so far.
-        statistics: Of the gradients so far.
-        gradients: The gradients so far, if they are kept.
+        statistics: Of the gradients observed so far.
+        gradients: The gradients observed so far, if they are kept.
     """
 
-    def __init__(self, watched: bool = False, keep_gradients: bool = False) -> None:
-        self.watched = watched
+    def __init__(self, keep_gradients: bool = False) -> None:
         self.keep_gradients = keep_gradients
         self.forget_()
 
@@ -43,23 +42,37 @@ class RoundMemory:
         self.forget_()
         self.start = {name: tensor.detach().clone() for name, tensor in state.items()}
 
-    @torch.no_grad()
-    def record_(self, params: Mapping[str, Tensor], rate: float) -> None:
-        """Note a step that has just been taken.
+    def record_(self, rate: float) -> None:
+        """Note a step that has just been taken, by its learning rate, which is not negative."""
+        self.path += rate
+
+    @contextmanager
+    def at_start(self, module: nn.Module, state: Mapping[str, Tensor]) -> Iterator[None]:
+        """Take a module back to the round's start; afterwards it is what it was, buffers included.
 
         Args:
-            params: Trained parameters by their names in `start`, with the gradients of the step (none counts as 0).
-            rate: Its learning rate, not negative.
+            module: Whose parameters and buffers are put back.
+            state: Those among them that `start` has.
         """
-        self.path += rate
-        if not self.watched:
-            return
-        gradient = {
-            name: torch.zeros_like(param) if param.grad is None else param.grad for name, param in params.items()
-        }
+        tensors = [*module.parameters(), *module.buffers()]
+        kept = [tensor.detach().clone() for tensor in tensors]
+        with torch.no_grad():
+            torch._foreach_copy_([state[name] for name in self.start], list(self.start.values()))
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                torch._foreach_copy_(tensors, kept)
+
+    def observe_(self, gradient: dict[str, Tensor]) -> None:
+        """Note the gradient of one more batch at `start`.
+
+        Args:
+            gradient: By the names in `start`.
+        """
         self.statistics.add(gradient)
         if self.keep_gradients:
-            self.gradients.append({name: tensor.clone() for name, tensor in gradient.items()})
+            self.gradients.append({name: tensor.detach().clone() for name, tensor in gradient.items()})
 
     @torch.no_grad()
     def update(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,7 +1,8 @@
-"""What a client remembers of a round: where it started, its learning rates, and statistics of its gradients."""
+"""What a client remembers of a round: where it started, its learning rates, and statistics of gradients there."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
 from typing import Any
@@ -16,7 +17,10 @@ RATES = [0.5, 0.25, 0.125]  # powers of two, so that their sum is exact
 
 
 def walk(generator: torch.Generator, steps: int = 3) -> list[dict[str, Tensor]]:
-    """States of a model with parameters and BatchNorm's statistics, the start and after each step, with gradients."""
+    """States of a model with parameters and BatchNorm's statistics, the start and after each step, with gradients.
+
+    The gradients are of batches at the start; which batch comes with which step is of no interest here.
+    """
     shapes = {"layer.weight": (3, 2), "layer.bias": (3,), "norm.running_mean": (3,)}
     states = []
     for _ in range(steps + 1):
@@ -43,7 +47,8 @@ def record(memory: RoundMemory, states: list[dict[str, Tensor]], rates: list[flo
     """Start from the first state, and go through the others."""
     memory.begin_(states[0])
     for state, rate in zip(states[1:], rates, strict=True):
-        memory.record_(parameters(state), rate)
+        memory.observe_(gradients(state))
+        memory.record_(rate)
     return memory
 
 
@@ -68,7 +73,7 @@ def test_the_update_is_what_has_changed_since_the_round_began(generator: torch.G
 
 def test_the_start_is_a_copy_that_training_does_not_move() -> None:
     layer = nn.Linear(2, 3)
-    memory = RoundMemory(watched=True)
+    memory = RoundMemory()
     memory.begin_(layer.state_dict(keep_vars=True))
     before = layer.weight.detach().clone()
     with torch.no_grad():
@@ -80,34 +85,43 @@ def test_the_start_is_a_copy_that_training_does_not_move() -> None:
     assert not update["weight"].requires_grad
 
 
-def test_gradients_are_copied_as_they_are_at_each_step() -> None:
-    """An optimiser's zero_grad, or the next backward pass, writes into the same tensors."""
-    layer = nn.Linear(2, 3)
-    memory = RoundMemory(watched=True, keep_gradients=True)
-    memory.begin_(layer.state_dict())
-    layer.weight.grad, layer.bias.grad = torch.full((3, 2), 1.0), torch.zeros(3)
-    memory.record_(dict(layer.named_parameters()), 1.0)
-    layer.weight.grad.fill_(5.0)
-    memory.record_(dict(layer.named_parameters()), 1.0)
-    layer.weight.grad.zero_()
+def test_gradients_are_copied_as_they_are_when_observed() -> None:
+    """The next backward pass may write into the same tensors."""
+    memory = RoundMemory(keep_gradients=True)
+    memory.begin_(nn.Linear(2, 3).state_dict())
+    gradient = {"weight": torch.full((3, 2), 1.0), "bias": torch.zeros(3)}
+    memory.observe_(gradient)
+    gradient["weight"].fill_(5.0)
+    memory.observe_(gradient)
+    gradient["weight"].zero_()
     torch.testing.assert_close(memory.statistics.mean["weight"], torch.full((3, 2), 3.0))  # of 1 and 5
-    assert [float(gradient["weight"].mean()) for gradient in memory.gradients] == [1.0, 5.0]
+    assert [float(kept["weight"].mean()) for kept in memory.gradients] == [1.0, 5.0]
     assert memory.statistics.variance == pytest.approx(6 * 8.0)  # of 1 and 5, in each of 6 entries
 
 
-def test_a_parameter_without_a_gradient_counts_as_zero() -> None:
-    layer = nn.Linear(2, 3)
-    memory = RoundMemory(watched=True, keep_gradients=True)
-    memory.begin_(layer.state_dict())
-    layer.weight.grad = torch.full((3, 2), 2.0)
-    memory.record_(dict(layer.named_parameters()), 1.0)
-    layer.weight.grad, layer.bias.grad = None, torch.full((3,), 4.0)
-    memory.record_(dict(layer.named_parameters()), 1.0)
-    torch.testing.assert_close(memory.statistics.mean["weight"], torch.ones(3, 2))
-    torch.testing.assert_close(memory.statistics.mean["bias"], torch.full((3,), 2.0))
-    assert [list(gradient) for gradient in memory.gradients] == [["weight", "bias"]] * 2
-    assert [float(gradient["bias"].sum()) for gradient in memory.gradients] == [0.0, 12.0]
-    assert layer.weight.grad is None
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_module_is_at_the_start_for_a_while_and_then_what_it_was(fails: bool) -> None:
+    """Also buffers that are no part of the start, and move in between; and if what is done there fails."""
+    module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    shared = {name: tensor for name, tensor in module.state_dict(keep_vars=True).items() if name.startswith("0.")}
+    memory = RoundMemory()
+    memory.begin_(shared)
+    start = {name: tensor.detach().clone() for name, tensor in shared.items()}
+    with torch.no_grad():
+        for tensor in module.parameters():
+            tensor.add_(1.0)
+    module(torch.randn(8, 2))
+    before = copy.deepcopy(module.state_dict())
+    with contextlib.suppress(ZeroDivisionError), memory.at_start(module, shared):
+        assert all(torch.equal(shared[name], start[name]) for name in start)
+        assert torch.equal(module[1].weight, before["1.weight"])
+        module(torch.randn(8, 2))
+        assert int(module[1].num_batches_tracked) == 2
+        if fails:
+            raise ZeroDivisionError
+    assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
+    assert int(module[1].num_batches_tracked) == 1
+    assert module[0].weight.requires_grad
 
 
 @pytest.mark.parametrize("rates", [RATES, [0.0, 0.25, 0.125]])
@@ -115,7 +129,7 @@ def test_statistics_are_those_of_the_gradients_whatever_the_learning_rates(
     rates: list[float], generator: torch.Generator
 ) -> None:
     states = walk(generator)
-    memory = record(RoundMemory(watched=True, keep_gradients=True), states, rates)
+    memory = record(RoundMemory(keep_gradients=True), states, rates)
     assert memory.path == sum(rates)
     expected = [gradients(state) for state in states[1:]]
     assert len(memory.gradients) == 3
@@ -129,19 +143,23 @@ def test_statistics_are_those_of_the_gradients_whatever_the_learning_rates(
     assert memory.statistics.variance == pytest.approx(float(rows.double().var(dim=0).sum()), rel=1e-6)
 
 
-def test_a_client_that_is_not_watched_keeps_its_start_and_its_learning_rates_alone(generator: torch.Generator) -> None:
-    states = walk(generator)
-    memory = record(RoundMemory(keep_gradients=True), states)
+def test_a_client_that_observes_nothing_keeps_its_start_and_its_learning_rates_alone(
+    generator: torch.Generator,
+) -> None:
+    memory = RoundMemory(keep_gradients=True)
+    memory.begin_(walk(generator)[0])
+    for rate in RATES:
+        memory.record_(rate)
     assert memory.path == sum(RATES)
     assert (memory.statistics.count, memory.statistics.mean, memory.gradients) == (0, {}, [])
     held = {name: value for name, value in memory.state_dict().items() if value}
     assert set(held) == {"start", "path"}  # no second copy of the network
-    watched = record(RoundMemory(watched=True), states)
-    assert (watched.statistics.count, watched.gradients) == (3, [])
+    observing = record(RoundMemory(), walk(generator))
+    assert (observing.statistics.count, observing.gradients) == (3, [])
 
 
 def test_a_new_round_and_the_end_of_a_round_forget_the_last_one(generator: torch.Generator) -> None:
-    memory = record(RoundMemory(watched=True, keep_gradients=True), walk(generator))
+    memory = record(RoundMemory(keep_gradients=True), walk(generator))
     second = walk(generator, steps=1)
     record(memory, second, [0.5])
     assert (memory.path, memory.statistics.count, len(memory.gradients)) == (0.5, 1, 1)
@@ -155,12 +173,13 @@ def test_a_new_round_and_the_end_of_a_round_forget_the_last_one(generator: torch
 @pytest.mark.parametrize("stop", [0, 1, 2])
 def test_a_round_goes_on_from_a_checkpoint_to_the_last_bit(stop: int, generator: torch.Generator) -> None:
     states = walk(generator)
-    straight = record(RoundMemory(watched=True, keep_gradients=True), states)
-    first = record(RoundMemory(watched=True, keep_gradients=True), states[: stop + 1], RATES[:stop])
-    resumed = RoundMemory(watched=True, keep_gradients=True)
+    straight = record(RoundMemory(keep_gradients=True), states)
+    first = record(RoundMemory(keep_gradients=True), states[: stop + 1], RATES[:stop])
+    resumed = RoundMemory(keep_gradients=True)
     resumed.load_state_dict(stored(first))
     for state, rate in zip(states[stop + 1 :], RATES[stop:], strict=True):
-        resumed.record_(parameters(state), rate)
+        resumed.observe_(gradients(state))
+        resumed.record_(rate)
     ours, theirs = straight.state_dict(), resumed.state_dict()
     assert ours.keys() == theirs.keys()
     for name in ("path", "squares", "count"):
@@ -175,12 +194,13 @@ def test_a_round_goes_on_from_a_checkpoint_to_the_last_bit(stop: int, generator:
 
 def test_one_who_loads_does_not_write_into_what_was_saved(generator: torch.Generator) -> None:
     states = walk(generator)
-    first = record(RoundMemory(watched=True, keep_gradients=True), states[:2], RATES[:1])
+    first = record(RoundMemory(keep_gradients=True), states[:2], RATES[:1])
     saved = first.state_dict()
     before = copy.deepcopy(saved)
-    resumed = RoundMemory(watched=True, keep_gradients=True)
+    resumed = RoundMemory(keep_gradients=True)
     resumed.load_state_dict(saved)
-    resumed.record_(parameters(states[2]), 0.25)
+    resumed.observe_(gradients(states[2]))
+    resumed.record_(0.25)
     after = first.state_dict()
     assert (after["path"], after["count"], len(after["gradients"])) == (0.5, 1, 1)
     assert torch.equal(after["start"]["layer.bias"], before["start"]["layer.bias"])
@@ -194,7 +214,7 @@ def test_half_precision_weights_keep_their_mean_in_float32(generator: torch.Gene
         for name, tensor in half.items():
             tensor.grad = gradients(state)[name].bfloat16()
         states.append(half)
-    memory = record(RoundMemory(watched=True), states)
+    memory = record(RoundMemory(), states)
     assert memory.statistics.mean["layer.weight"].dtype == torch.float32
     expected = torch.stack([gradients(state)["layer.weight"].float() for state in states[1:]]).mean(dim=0)
     torch.testing.assert_close(memory.statistics.mean["layer.weight"], expected)

@@ -126,7 +126,7 @@ def talk(module: FederatedModule, channel: str, round_idx: int | None = None) ->
 
 @dataclass
 class Local:
-    """What one client has done in a round: its update, its learning rates, and its batch gradients."""
+    """What one client has done in a round: its update, its learning rates, and its batches' gradients at the start."""
 
     update: Update
     rates: list[float] = field(default_factory=list)
@@ -161,15 +161,19 @@ class Settings:
 def train_by_hand(start: Update, batches: Iterator[Any], rates: Iterator[float], clip: float | None = None) -> Local:
     """Plain gradient steps of logistic regression."""
     state, local = {name: tensor.clone() for name, tensor in start.items()}, Local({})
-    for (x, y), rate in zip(batches, rates, strict=False):
-        leaves = {name: tensor.clone().requires_grad_() for name, tensor in state.items()}
+
+    def gradient(at: Update, x: Tensor, y: Tensor) -> Update:
+        leaves = {name: tensor.clone().requires_grad_() for name, tensor in at.items()}
         loss = F.cross_entropy(x @ leaves[W].T + leaves[B], y)
-        gradients = dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
-        norm = math.sqrt(sum(float(gradient.square().sum()) for gradient in gradients.values()))
+        return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
+
+    for (x, y), rate in zip(batches, rates, strict=False):
+        gradients = gradient(state, x, y)
+        norm = math.sqrt(sum(float(tensor.square().sum()) for tensor in gradients.values()))
         shrink = 1.0 if clip is None else min(1.0, clip / norm)
         state = {name: tensor - rate * shrink * gradients[name] for name, tensor in state.items()}
         local.rates.append(rate)
-        local.gradients.append({name: -shrink * gradient.double() for name, gradient in gradients.items()})
+        local.gradients.append({name: -tensor.double() for name, tensor in gradient(start, x, y).items()})
     local.update = {name: (state[name] - start[name]).double() for name in state}
     return local
 
@@ -226,12 +230,11 @@ def estimates_by_hand(
     sources: Sequence[str],
     settings: Settings,
     variance: float | None = None,
-    batches: int | None = None,
 ) -> Estimates:
     """Appendix A.5, from all the target's batch gradients at once, and updates over its learning rates.
 
-    The update has the noise of the mean of ``batches`` different gradients (by default all), in proportion to its
-    length; of the exact residual, what is left of each gradient off the source's directions.
+    The update has the noise of the mean gradient at the round's start, in proportion to its length; of the exact
+    residual, what is left of each gradient off the source's directions.
     """
     target = locals_[NAMES[-1]]
     names = [name for name in target.update if not name.endswith(STATISTICS)]
@@ -239,9 +242,8 @@ def estimates_by_hand(
     width = len(g)
     if variance is None:
         rows = torch.stack([vector(gradient, names) for gradient in target.gradients])
-        different = len(rows) if batches is None else batches
-        noise = float(rows.var(dim=0, correction=len(rows) / different).sum()) / different
-        unit = float(g.square().sum()) / float(rows.mean(dim=0).square().sum())  # 1 with a constant learning rate
+        noise = float(rows.var(dim=0).sum()) / len(rows)
+        unit = float(g.square().sum()) / float(rows.mean(dim=0).square().sum())
         variance = noise * unit
     found = Estimates(variance)
     for source in sources:
@@ -359,14 +361,15 @@ def test_rounds_equal_the_algorithm_by_hand(case: str) -> None:
         assert any(0.01 < beta < 0.99 for beta in found.beta.values()), found.beta
 
 
-def test_auto_weights_are_those_of_the_function_on_the_steps_of_the_target() -> None:
-    """The exact residual is `auto_beta` on single batch gradients, taken along the target's own trajectory."""
+def test_auto_weights_are_those_of_the_function_where_steps_are_small() -> None:
+    """Then the target's update is the mean of its gradients at the start, and the exact residual is `auto_beta`."""
+    slow = 1e-3
     for granularity in ("layer", "model"):
         settings = Settings(FedGP, beta="auto", residual="exact", granularity=granularity)
-        module = build(FedGP, **settings.kwargs)
+        module = build(FedGP, optimizer=lambda params: SGD(params, lr=slow), **settings.kwargs)
         snapshots = fit(module)
         reference, state = loader(unequal()), {key: snapshots.start["c2"][key] for key in (W, B)}
-        rate = (LR for _ in range(1000))
+        rate = itertools.repeat(slow)
         locals_ = {name: train_by_hand(state, reference._reader(name).read(0, 0, 99), rate) for name in NAMES}
         sources = [
             {key: tensor / locals_["c2"].path for key, tensor in locals_[name].update.items()} for name in NAMES[:-1]
@@ -374,8 +377,8 @@ def test_auto_weights_are_those_of_the_function_on_the_steps_of_the_target() -> 
         found = auto_beta(locals_["c2"].gradients, sources, "fedgp", granularity)  # type: ignore[arg-type]
         for index, name in enumerate(NAMES[:-1]):
             logged = snapshots.metrics[0]
-            assert logged[f"beta/{name}"] == pytest.approx(float(found.beta[index]), rel=1e-3)
-            assert logged[f"distance/{name}"] == pytest.approx(float(found.distance[index]), rel=1e-3)
+            assert logged[f"beta/{name}"] == pytest.approx(float(found.beta[index]), rel=2e-2)
+            assert logged[f"distance/{name}"] == pytest.approx(float(found.distance[index]), rel=2e-2)
 
 
 def test_the_residuals_differ_and_agree_where_noise_is_isotropic() -> None:
@@ -423,10 +426,13 @@ class Noted:
             memory = self.memory(client)  # type: ignore[attr-defined]
             update = {name: tensor.double() for name, tensor in self.update(client).items()}  # type: ignore[attr-defined]
             given[client.name] = Local(update, [memory.path], [dict(gradient) for gradient in memory.gradients])
-        target = self.memory(self.target)  # type: ignore[attr-defined]
-        statistics = target.statistics
-        variance = statistics.variance / statistics.count if statistics.count > 1 else math.nan
-        self.counts.append({"steps": statistics.count, "variance": variance})
+        statistics, target = self.memory(self.target).statistics, given[self.target.name]  # type: ignore[attr-defined]
+        variance = math.nan
+        if statistics.count > 1 and target.path:
+            names = list(statistics.mean)
+            lengths = [float(vector(u, names).square().sum()) for u in (target.update, statistics.mean)]
+            variance = statistics.variance / statistics.count / lengths[1] * lengths[0] / target.path**2
+        self.counts.append({"batches": statistics.count, "variance": variance})
         self.notes.append((given, {name: tensor.clone() for name, tensor in step.items()}))
         super().move_to_(step)  # type: ignore[misc]
 
@@ -496,7 +502,8 @@ def test_local_normalisation_layers_are_trained_and_kept_and_no_part_of_the_rule
 
 
 @pytest.mark.parametrize("case", ["FedGP auto", "FedDA auto, aligned"])
-def test_clipped_gradients_are_what_weights_are_estimated_from(case: str) -> None:
+def test_clipping_shortens_updates_and_leaves_their_relative_noise(case: str) -> None:
+    """That is estimated from gradients at the round's start, which no step is made of."""
     settings = AUTO[case]
     module = build(settings.method, **settings.kwargs)
     snapshots = fit(module, rounds=2, gradient_clip_val=0.3)
@@ -505,6 +512,26 @@ def test_clipped_gradients_are_what_weights_are_estimated_from(case: str) -> Non
     assert snapshots.metrics[-1]["target_variance"] == pytest.approx(found.variance, rel=1e-4)
     _, unclipped = rounds_by_hand(snapshots.start["c2"], settings, 2)
     assert found.variance < 0.8 * unclipped.variance  # the clip bites
+
+
+def test_looking_at_gradients_of_the_start_leaves_training_alone() -> None:
+    """Neither BatchNorm's statistics nor the random numbers of dropout see the second forward pass."""
+
+    class Blind(NotedDA):
+        def observe_(self, samples: Sequence[Any]) -> None:
+            """See nothing."""
+
+    def network() -> dict[str, Any]:
+        torch.manual_seed(4)
+        return {
+            "extractor": nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Dropout(0.5)),
+            "classifier": nn.Linear(6, 2),
+        }
+
+    runs = [fit(build(method, target_lr_ratio=2.0, **network()), rounds=2) for method in (Blind, NotedDA)]
+    assert "target_variance" in runs[1].metrics[-1]
+    for name in NAMES:
+        assert same(runs[0].rounds[-1][name], runs[1].rounds[-1][name])
 
 
 @pytest.mark.parametrize("interval", ["step", "round"])
@@ -531,13 +558,13 @@ def test_schedules_keep_the_ratio_of_learning_rates_and_steps_are_divided_by_the
     assert snapshots.metrics[-1]["target_variance"] == pytest.approx(found.variance, rel=1e-4)
 
 
-def test_a_step_over_several_batches_counts_once() -> None:
+def test_a_step_over_several_batches_counts_once_but_each_batch_has_its_gradient() -> None:
     """Batches of c0, c1 and the target: 5, 3 and 4, so with 2 batches to a step 3, 2 and 2 steps."""
     module = build(NotedGP, beta="auto", target_lr_ratio=0.5)
     fit(module, rounds=2, accumulate_grad_batches=2)
     for (given, _), count in zip(module.notes, module.counts, strict=True):
         assert {name: local.path for name, local in given.items()} == pytest.approx({"c0": 0.3, "c1": 0.2, "c2": 0.1})
-        assert count["steps"] == 2
+        assert count["batches"] == 4
 
 
 def test_several_parameter_groups_of_a_client_are_one_step() -> None:
@@ -554,7 +581,7 @@ def test_several_parameter_groups_of_a_client_are_one_step() -> None:
     parts, whole = build(Parts, beta="auto"), build(NotedGP, beta="auto")
     ours, theirs = fit(parts, rounds=2), fit(whole, rounds=2)
     assert parts.counts == whole.counts
-    assert [count["steps"] for count in parts.counts] == [4, 4]
+    assert [count["batches"] for count in parts.counts] == [4, 4]
     assert [given["c2"].path for given, _ in parts.notes] == pytest.approx([0.4, 0.4])
     assert same(ours.rounds[-1]["c2"], theirs.rounds[-1]["c2"])
 
@@ -594,7 +621,7 @@ def test_frozen_parameters_stay_and_cost_the_rule_nothing(arguments: dict[str, A
     assert "tau/c1" in theirs.metrics[-1]
     assert ours.metrics[-1].keys() == theirs.metrics[-1].keys()
     for name, value in theirs.metrics[-1].items():
-        assert ours.metrics[-1][name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
+        assert ours.metrics[-1][name] == pytest.approx(value, rel=1e-3, abs=1e-5, nan_ok=True), name
 
 
 @pytest.mark.parametrize("hidden", [False, True], ids=["open", "masked"])
@@ -710,7 +737,7 @@ def test_samples_that_are_all_alike_have_no_variance_under_momentum(optimizer: A
 
 
 def test_repeated_passes_over_the_same_samples_tell_no_more() -> None:
-    """n samples, each 4 times, have n - 1 degrees of freedom in each pass."""
+    """n samples, each 4 times, are seen once."""
     n = 8
     x = torch.randn(n, 500, generator=torch.Generator().manual_seed(0))
     between = float(x.double().var(dim=0).sum())
@@ -718,14 +745,13 @@ def test_repeated_passes_over_the_same_samples_tell_no_more() -> None:
     def variance(steps: int | None, **kwargs: Any) -> float:
         strategy = {} if steps is None else {"local_steps": steps}
         module, (metrics,) = slope(x, lambda params: SGD(params, lr=LR), strategy=strategy, **kwargs)
-        assert module.counts[0]["steps"] == (n if steps is None else steps)
+        assert module.counts[0]["batches"] == (n if steps is None else min(n, steps))
         return metrics["target_variance"]
 
     assert variance(None) == pytest.approx(between / n, rel=1e-4)
     assert variance(4 * n) == pytest.approx(between / n, rel=1e-4)
     assert variance(n // 2) == pytest.approx(between / (n // 2), rel=0.2)  # half a pass
-    # pairs of samples: passes of n/2 means, of variance between/2 each
-    assert variance(2 * n, accumulate_grad_batches=2) == pytest.approx(between / n, rel=0.1)
+    assert variance(2 * n, accumulate_grad_batches=2) == pytest.approx(between / n, rel=1e-4)  # pairs of samples
 
 
 def test_weights_over_repeated_passes_equal_the_algorithm_by_hand() -> None:
@@ -733,7 +759,8 @@ def test_weights_over_repeated_passes_equal_the_algorithm_by_hand() -> None:
     module = build(NotedGP, **settings.kwargs)
     snapshots = fit(module, strategy={"local_steps": 16})
     ((given, step),) = module.notes
-    found = estimates_by_hand(given, NAMES[:-1], settings, batches=4)  # of 27 samples, in batches of 8
+    assert len(given["c2"].gradients) == 4  # of 27 samples, in batches of 8
+    found = estimates_by_hand(given, NAMES[:-1], settings)
     for name, tensor in rule_by_hand(given, found.beta, shares_of(NAMES[:-1], settings), settings).items():
         torch.testing.assert_close(step[name].double(), tensor, atol=2e-6, rtol=1e-4)
     assert snapshots.metrics[0]["target_variance"] == pytest.approx(found.variance, rel=1e-4)
@@ -852,7 +879,7 @@ def test_in_a_plain_trainer_the_method_trains_the_same() -> None:
         plain, federated = (fit(build(**kwargs), rounds=3, federated=flag) for flag in (False, True))
         for name in NAMES:
             assert same(plain.rounds[-1][name], federated.rounds[-1][name])
-        assert plain.metrics[-1] == federated.metrics[-1]
+        assert plain.metrics[-1] == pytest.approx(federated.metrics[-1], rel=0, abs=0, nan_ok=True)
 
 
 # -------------------------------------------------------------------- hidden updates
@@ -1431,7 +1458,7 @@ def test_a_checkpoint_within_a_round_resumes_bit_for_bit(name: str, tmp_path: Pa
         resumed, rest = go([], str(path))
         for client in NAMES:
             assert same(everything.rounds[-1][client], rest.rounds[-1][client]), (step, client)
-        assert everything.metrics[-1] == rest.metrics[-1]
+        assert rest.metrics[-1] == pytest.approx(everything.metrics[-1], rel=0, abs=0, nan_ok=True)
         if "masked" not in name:  # which exchanges its keys again
             assert straight.federation.ledger == resumed.federation.ledger
 
@@ -1538,7 +1565,7 @@ def test_a_target_without_labels_is_refused() -> None:
 
 def test_one_step_of_the_target_has_no_variance_for_auto_weights() -> None:
     for kwargs in ({}, {"strategy": {"privacy": PairwiseMasking()}}):
-        with pytest.raises(RosterError, match="at least 2 on different samples; 'c2' took 1: lower its batch"):
+        with pytest.raises(RosterError, match="at least 2 of different samples; 'c2' had 1: lower its batch"):
             fit(build(beta="auto"), batch_size=64, **kwargs)
     fit(build(beta="auto"), batch_size=14)  # two
 
@@ -1613,9 +1640,8 @@ def test_weights_and_estimates_reach_the_loggers_in_every_round() -> None:
     for row, metrics in zip(rows, snapshots.metrics, strict=True):
         assert {"beta", "beta/c0", "beta/c1", "distance/c0", "distance/c1", "target_variance"} <= set(row)
         for name, value in row.items():
-            assert metrics[name] == pytest.approx(value)
+            assert metrics[name] == pytest.approx(value, nan_ok=True)
         assert row["beta"] == pytest.approx((row["beta/c0"] + row["beta/c1"]) / 2)
         for name in ("c0", "c1"):
-            assert (f"tau/{name}" in row) == (row[f"distance/{name}"] > 0)
-            if f"tau/{name}" in row:
-                assert 0 <= row[f"tau/{name}"] <= 1
+            assert math.isnan(row[f"tau/{name}"]) == (row[f"distance/{name}"] <= 0)
+            assert math.isnan(row[f"tau/{name}"]) or 0 <= row[f"tau/{name}"] <= 1
