@@ -192,6 +192,8 @@ class FederatedStrategy(DDPStrategy):
             RosterError: If it has a client that is not in the roster.
         """
         module = self._federated_module()
+        if dataloader == [] and not module.trainer.training:  # as of a data module that keeps no validation samples
+            return dataloader
         if not isinstance(dataloader, FederatedLoader):
             raise TypeError(
                 f"FederatedStrategy needs a FederatedLoader, got {type(dataloader).__name__}: use a "

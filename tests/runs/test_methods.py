@@ -701,6 +701,16 @@ def test_ordinary_loaders_are_refused_by_the_strategy() -> None:
         trainer(1).fit(linear(2), torch.utils.data.DataLoader(shards(2)["c0"], 8))
 
 
+def test_without_validation_samples_a_run_trains_and_tests() -> None:
+    """A data module that keeps none has an empty list for a loader."""
+    data = digits(val_fraction=0.0)
+    run = trainer(1)
+    run.fit(module := build(FedAvg, data), data)
+    assert module.federation.round_idx == 1
+    assert "source/acc" not in run.callback_metrics
+    assert 0 <= run.test(module, data, verbose=False)[0]["source/acc"] <= 1
+
+
 def test_clients_of_different_shapes_are_refused_before_training() -> None:
     data = shards(2)
     data["c1"] = TensorDataset(torch.randn(10, 7), torch.zeros(10, dtype=torch.long))
