@@ -8,6 +8,17 @@ from fedlit.functional.kernels import Kernel, cauchy_kernel, gaussian_kernel, la
 from fedlit.functional.mmd import mmd_squared, rff_mmd_squared
 from fedlit.functional.random_features import random_fourier_features, sample_frequencies
 from fedlit.functional.scores import information_score
+from fedlit.functional.taylor_mmd import (
+    gradient_map,
+    mean_squared_distance,
+    num_taylor_moments,
+    pair_with_kernel,
+    repelling_distance,
+    taylor_coefficients,
+    taylor_mmd_squared,
+    taylor_moments,
+    within_domain_mean,
+)
 from fedlit.functional.transfer_components import (
     RandomFeatureSums,
     Scaling,
@@ -38,20 +49,29 @@ __all__ = [
     "fedgp",
     "fedgp_cosine",
     "gaussian_kernel",
+    "gradient_map",
     "hard_vote",
     "information_score",
     "inner_products",
     "laplace_kernel",
     "linear_discriminant",
+    "mean_squared_distance",
     "mmd_squared",
+    "num_taylor_moments",
+    "pair_with_kernel",
     "projection_coefficients",
     "r_tca",
     "random_feature_sums",
     "random_fourier_features",
+    "repelling_distance",
     "rf_tca",
     "rf_tca_from_sums",
     "rff_mmd_squared",
     "sample_frequencies",
     "scale_layers",
+    "taylor_coefficients",
+    "taylor_mmd_squared",
+    "taylor_moments",
     "tca",
+    "within_domain_mean",
 ]

@@ -1,0 +1,384 @@
+r"""Maximum mean discrepancy of a Gaussian kernel's Taylor polynomial: two domains meet in a few moments of each.
+
+With :math:`u = \lVert x - y \rVert^2` the polynomial of degree D around a squared distance c is
+
+.. math:: k_D(x, y) = e^{-\alpha c} \sum_{q=0}^{D} \frac{(-\alpha (u - c))^q}{q!} = \sum_{q=0}^{D} a_q u^q,
+          \qquad
+          u^q = \sum_{i + j + t = q} \frac{q! \, (-2)^t}{i! \, j! \, t!}
+                \lVert x \rVert^{2i} \lVert y \rVert^{2j} \langle x^{\otimes t}, y^{\otimes t} \rangle .
+
+So means over pairs of samples are products of each domain's means of :math:`\lVert x \rVert^{2i} x^{\otimes t}`, its
+moments. They are grouped as this form groups them: 21 numbers for 4 features at degree 2, where the expansion in single
+monomials has 87 products of 41 different ones.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from fedlit.functional.kernels import check_samples
+
+Within = Literal["truncated", "exact"]
+
+
+def num_taylor_moments(num_features: int, degree: int) -> int:
+    """Number M of moments of a domain: sum over t <= D of (D - t + 1) times the entries of a symmetric t-tensor.
+
+    Args:
+        num_features: Number L of features, at least 1.
+        degree: Degree D of the polynomial, from 1 to 3.
+
+    Raises:
+        ValueError: If an argument is out of range.
+    """
+    _check_degree(degree)
+    if num_features < 1:
+        raise ValueError(f"num_features (L) must be at least 1, got {num_features}")
+    return sum((degree - t + 1) * math.comb(num_features + t - 1, t) for t in range(degree + 1))
+
+
+def taylor_moments(x: Tensor, degree: int) -> Tensor:
+    r"""Means over samples of :math:`\lVert x \rVert^{2i} x^{\otimes t}` for all i + t <= D, as one vector.
+
+    Tensors are symmetric: each of their different entries is there once, times the square root of how often it occurs,
+    so that inner products of moments are those of the tensors. The order is that of t, then of i, then of the entries'
+    sorted indices; the first moment is the constant 1.
+
+    Args:
+        x: Samples, shape (n, L), at least one.
+        degree: Degree D of the polynomial, from 1 to 3. Memory is that of n L^(D - 1) + M numbers.
+
+    Returns:
+        Shape (M,), see :func:`num_taylor_moments`; float64, as powers of features cancel. Gradients pass through.
+
+    Raises:
+        ValueError: If the shape or the degree is not as said.
+        TypeError: If the samples are not of a floating type.
+
+    References:
+        Kang, Li and Zhang, Communicational and computational efficient federated domain adaptation, IEEE TPDS 2022,
+        section 4.3.1, where a domain sends the sum over its batch of every monomial.
+    """
+    _check_degree(degree)
+    check_samples("x", x)
+    if not len(x):
+        raise ValueError("x must hold at least 1 sample, got none")
+    a = x.double()
+    squares = (a * a).sum(dim=1)
+    powers = torch.stack([squares**i for i in range(degree + 1)], dim=1)  # (n, D + 1)
+    blocks = []
+    for t in range(degree + 1):
+        blocks.append(_symmetric_means(powers[:, : degree - t + 1], a, t).flatten())
+    return torch.cat(blocks)
+
+
+def _symmetric_means(powers: Tensor, x: Tensor, t: int) -> Tensor:
+    """Means of powers times the t-fold tensor product of x: shape (number of powers, entries of a symmetric tensor)."""
+    length = x.shape[1]
+    if t == 0:
+        return powers.mean(dim=0)[:, None]
+    if t == 1:
+        return powers.T @ x / len(x)
+    # the last factor by a matrix product over samples: no tensor of all n L^t products
+    index, scale = _entries(length, t)
+    index, scale = index.to(x.device), scale.to(x.device)
+    rows = []
+    for power in powers.unbind(dim=1):
+        left = x * power[:, None]
+        if t == 3:
+            left = (left[:, :, None] * x[:, None, :]).flatten(1)
+        full = (left.T @ x / len(x)).flatten()
+        rows.append(full[index] * scale)
+    return torch.stack(rows)
+
+
+@lru_cache(maxsize=8)
+def _entries(length: int, t: int) -> tuple[Tensor, Tensor]:
+    """Flat places of a symmetric tensor's different entries, and the square roots of how often they occur."""
+    indices = torch.combinations(torch.arange(length), t, with_replacement=True)
+    places = torch.zeros(len(indices), dtype=torch.long)
+    for column in indices.T:
+        places = places * length + column
+    # t! over the factorials of how often each index occurs in the sorted row
+    runs = torch.ones(len(indices))
+    current = torch.ones(len(indices))
+    for before, after in zip(indices.T[:-1], indices.T[1:], strict=True):
+        current = torch.where(before == after, current + 1, 1.0)
+        runs = runs * current
+    return places, (math.factorial(t) / runs.double()).sqrt()
+
+
+def taylor_coefficients(alpha: float, degree: int, center: float = 0.0) -> tuple[float, ...]:
+    r"""Coefficients :math:`a_0, ..., a_D` of the polynomial in the squared distance.
+
+    Args:
+        alpha: Kernel parameter, positive, in units of 1 / features squared: :math:`1 / (2 \sigma^2)`.
+        degree: Degree D, from 1 to 3.
+        center: Squared distance c around which exp is expanded, not negative; 0 in the paper.
+
+    Returns:
+        D + 1 numbers.
+
+    Raises:
+        ValueError: If an argument is out of range.
+    """
+    _check_degree(degree)
+    _check_scale(alpha, center)
+    shifted = [math.exp(-alpha * center) * (-alpha) ** q / math.factorial(q) for q in range(degree + 1)]
+    return tuple(
+        math.fsum(shifted[q] * math.comb(q, p) * (-center) ** (q - p) for q in range(p, degree + 1))
+        for p in range(degree + 1)
+    )
+
+
+def repelling_distance(alpha: float, degree: int, center: float = 0.0) -> float:
+    r"""Squared distance beyond which the truncated kernel grows with distance, so that alignment pushes pairs apart.
+
+    .. math:: k_D'(u) = -\alpha \, k_{D-1}(u), \quad \text{of which } k_1 \text{ is negative beyond } c + 1 / \alpha
+
+    Args:
+        alpha: As in :func:`taylor_coefficients`.
+        degree: Degree D, from 1 to 3.
+        center: As in :func:`taylor_coefficients`.
+
+    Returns:
+        :math:`c + 1 / \alpha` at degree 2, infinity at degrees 1 and 3, whose slope keeps its sign; there distant pairs
+        pull with a force that grows with distance, like that of a parabola at degree 1 and like its fifth power at 3.
+    """
+    _check_degree(degree)
+    _check_scale(alpha, center)
+    return center + 1 / alpha if degree == 2 else math.inf
+
+
+def mean_squared_distance(moments: Tensor, other: Tensor, num_features: int, degree: int) -> Tensor:
+    """Mean squared distance between the samples of two domains, from their moments.
+
+    Args:
+        moments: Of one domain, shape (M,).
+        other: Of the other one, shape (M,).
+        num_features: Number L of features.
+        degree: Degree D that the moments are of.
+
+    Returns:
+        A scalar, not negative up to rounding.
+    """
+    _check_moments(num_features, degree, moments=moments, other=other)
+    mine, theirs = (_blocks(each, num_features, degree) for each in (moments, other))
+    return mine[0][1, 0] + theirs[0][1, 0] - 2 * mine[1][0] @ theirs[1][0]
+
+
+def pair_with_kernel(moments: Tensor, num_features: int, coefficients: Sequence[float]) -> Tensor:
+    r"""What a domain's moments come to for the other domain: :math:`h` with mean kernel :math:`\langle f, h \rangle`.
+
+    Args:
+        moments: Moments g of one domain, shape (M,).
+        num_features: Number L of features.
+        coefficients: Of the polynomial, see :func:`taylor_coefficients`: one more than the degree.
+
+    Returns:
+        Shape (M,): for moments f of the other domain, ``f @ h`` is the mean of the kernel over all pairs of samples.
+        Linear and symmetric: ``f @ pair_with_kernel(g) == g @ pair_with_kernel(f)``.
+
+    References:
+        Kang et al. 2022, equation 11.
+    """
+    degree = len(coefficients) - 1
+    _check_moments(num_features, degree, moments=moments)
+    blocks = []
+    for t, block in enumerate(_blocks(moments, num_features, degree)):
+        weights = block.new_zeros(degree - t + 1, degree - t + 1)
+        for i in range(degree - t + 1):
+            for j in range(degree - t - i + 1):
+                q = i + j + t
+                ways = math.factorial(q) / (math.factorial(i) * math.factorial(j) * math.factorial(t))
+                weights[i, j] = coefficients[q] * ways * (-2.0) ** t
+        blocks.append((weights @ block).flatten())
+    return torch.cat(blocks)
+
+
+def within_domain_mean(moments: Tensor, num_samples: int, num_features: int, coefficients: Sequence[float]) -> Tensor:
+    """Unbiased mean of the truncated kernel over pairs of different samples of one domain.
+
+    Args:
+        moments: Of the domain, shape (M,).
+        num_samples: Number n of samples they are means of, at least 2.
+        num_features: Number L of features.
+        coefficients: Of the polynomial.
+
+    Returns:
+        A scalar.
+
+    Raises:
+        ValueError: If there is only one sample.
+
+    References:
+        Kang et al. 2022, equations 4 and 5, of the truncated kernel.
+    """
+    if num_samples < 2:
+        raise ValueError(f"the mean over pairs of different samples needs at least 2 of them, got {num_samples}")
+    everything = moments @ pair_with_kernel(moments, num_features, coefficients)
+    return (num_samples * everything - coefficients[0]) / (num_samples - 1)
+
+
+def gradient_map(x: Tensor, coefficients: Sequence[float]) -> Tensor:
+    r"""Matrix A with which the other domain's moments g become the gradient of the mean kernel by this one's samples.
+
+    .. math:: \frac{\partial}{\partial x} \frac{1}{n k} \sum_{i,j} k_D(x_i, y_j) = A g
+
+    It is what a domain that must not see g gives to a two-party affine exchange.
+
+    Args:
+        x: Samples, shape (n, L).
+        coefficients: Of the polynomial.
+
+    Returns:
+        Shape (n L, M), float64, rows in the order of ``x.flatten()``. Dense: for few features or degree 1.
+
+    References:
+        Kang et al. 2022, equation 15.
+    """
+    degree, length = len(coefficients) - 1, x.shape[1]
+
+    def of_one(sample: Tensor) -> Tensor:
+        return taylor_moments(sample[None], degree)
+
+    slopes = torch.func.vmap(torch.func.jacrev(of_one), chunk_size=16)(x.detach().double())  # (n, M, L)
+    rows = slopes.transpose(1, 2).reshape(-1, slopes.shape[1]) / len(x)
+    paired = torch.func.vmap(lambda g: pair_with_kernel(g, length, coefficients))(rows)  # the form is symmetric
+    return paired
+
+
+def taylor_mmd_squared(
+    x: Tensor,
+    y: Tensor,
+    alpha: float,
+    degree: int,
+    center: float | None = None,
+    within: Within = "truncated",
+) -> Tensor:
+    r"""Squared maximum mean discrepancy with the Taylor polynomial of a Gaussian kernel, unbiased.
+
+    .. math:: \frac{1}{n(n-1)} \sum_{i \ne j} k(x_i, x_j) + \frac{1}{k(k-1)} \sum_{i \ne j} k(y_i, y_j)
+              - \frac{2}{n k} \sum_{i, j} k_D(x_i, y_j)
+
+    At degree 1 it is linear matching of means: :math:`2 \alpha e^{-\alpha c}` times the unbiased estimate of the
+    squared distance between the domains' means.
+
+    Args:
+        x: Samples of the first domain, shape (n, L), at least 2.
+        y: Samples of the second domain, shape (k, L), at least 2.
+        alpha: Kernel parameter, positive. For features of unit variance ``1 / (4 * L)`` keeps alpha times typical
+            squared distances at 1/2, where few terms suffice.
+        degree: Degree D of the polynomial, from 1 to 3.
+        center: Squared distance around which exp is expanded, held constant in gradients. ``None`` is the mean squared
+            distance between the domains; 0 is the paper's, whose polynomials are far from the kernel at the distances
+            that occur.
+        within: Kernel of the first two terms: ``"truncated"`` is the same polynomial, so that equal distributions have
+            mean 0; ``"exact"`` is the Gaussian kernel itself. The paper approximates the third term only; its mixture
+            is no discrepancy, as it does not vanish for equal distributions.
+
+    Returns:
+        A scalar in the dtype of ``x`` that gradients pass through; slightly negative values are possible.
+
+    Raises:
+        ValueError: If a domain has fewer than 2 samples, shapes do not fit or an argument is out of range.
+        TypeError: If samples are not of a floating type.
+
+    Warns:
+        UserWarning: If pairs of the two domains lie where the polynomial of even degree repels.
+
+    References:
+        Kang et al. 2022, equations 3 to 7 and 11.
+    """
+    check_samples("x", x)
+    check_samples("y", y)
+    if x.shape[1] != y.shape[1]:
+        raise ValueError(f"x and y must have equally many features (L), got {tuple(x.shape)} and {tuple(y.shape)}")
+    for name, samples in (("x", x), ("y", y)):
+        if len(samples) < 2:
+            raise ValueError(f"{name} must hold at least 2 samples, got {len(samples)}")
+    if within not in get_args(Within):
+        raise ValueError(f"within must be one of {list(get_args(Within))}, got {within!r}")
+    _check_degree(degree)
+    _check_scale(alpha, center or 0.0)
+    length = x.shape[1]
+    a, b = x.double(), y.double()
+    origin = torch.cat([a, b]).detach().mean(dim=0)  # distances do not see it, and powers lose fewer digits
+    a, b = a - origin, b - origin
+    f, g = taylor_moments(a, degree), taylor_moments(b, degree)
+    if center is None:
+        center = float(mean_squared_distance(f.detach(), g.detach(), length, degree).clamp(min=0))
+    _warn_of_repulsion(a.detach(), b.detach(), alpha, degree, center)
+    coefficients = taylor_coefficients(alpha, degree, center)
+    if within == "truncated":
+        own = [within_domain_mean(each, n, length, coefficients) for each, n in ((f, len(a)), (g, len(b)))]
+    else:
+        own = [_exact_mean(each, alpha) for each in (a, b)]
+    return (own[0] + own[1] - 2 * f @ pair_with_kernel(g, length, coefficients)).to(x.dtype)
+
+
+def _exact_mean(x: Tensor, alpha: float) -> Tensor:
+    """Mean Gaussian kernel over pairs of different samples."""
+    squared = (x[:, None] - x[None]).square().sum(dim=2)
+    kernel = torch.exp(-alpha * squared)
+    return (kernel.sum() - kernel.diagonal().sum()) / (len(x) * (len(x) - 1))
+
+
+def _warn_of_repulsion(x: Tensor, y: Tensor, alpha: float, degree: int, center: float) -> None:
+    limit = repelling_distance(alpha, degree, center)
+    if math.isinf(limit):
+        return
+    squared = torch.cdist(x, y).square()
+    share = float((squared > limit).double().mean())
+    if share > 0:
+        warnings.warn(
+            f"{share:.0%} of the pairs are further apart than {math.sqrt(limit):.3g}, where the Taylor kernel of "
+            f"degree {degree} repels: lower alpha ({alpha:.3g}; the largest squared distance is "
+            f"{float(squared.max()):.3g}), or take an odd degree",
+            stacklevel=3,
+        )
+
+
+def _blocks(moments: Tensor, num_features: int, degree: int) -> list[Tensor]:
+    """Moments by the order t of their tensors, each of shape (D - t + 1, entries)."""
+    return [part.reshape(rows, -1) for part, rows in _parts(moments, num_features, degree)]
+
+
+def _parts(moments: Tensor, num_features: int, degree: int) -> Iterator[tuple[Tensor, int]]:
+    start = 0
+    for t in range(degree + 1):
+        rows = degree - t + 1
+        size = rows * math.comb(num_features + t - 1, t)
+        yield moments[start : start + size], rows
+        start += size
+
+
+def _check_moments(num_features: int, degree: int, **given: Tensor) -> None:
+    number = num_taylor_moments(num_features, degree)
+    for name, moments in given.items():
+        if moments.shape != (number,):
+            raise ValueError(
+                f"{name} must have shape ({number},), the moments of {num_features} features at degree {degree}, got "
+                f"{tuple(moments.shape)}"
+            )
+
+
+def _check_degree(degree: int) -> None:
+    if degree not in (1, 2, 3):
+        raise ValueError(f"degree must be 1, 2 or 3, got {degree}")
+
+
+def _check_scale(alpha: float, center: float) -> None:
+    if not (math.isfinite(alpha) and alpha > 0):
+        raise ValueError(
+            f"alpha must be positive and finite, got {alpha}: for L features of unit variance take 1 / (4 L)"
+        )
+    if not (math.isfinite(center) and center >= 0):
+        raise ValueError(f"center must be a squared distance, finite and not negative, got {center}")
