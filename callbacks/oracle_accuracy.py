@@ -21,8 +21,9 @@ _PREFIX = "oracle/"
 class OracleAccuracy(Callback):
     """Accuracy and loss on the target's hidden labels, in validation and test: what papers report.
 
-    Logs ``oracle/target/acc`` (in [0, 1]) and ``oracle/target/loss`` (cross-entropy), equal on all processes. No
-    federation could know these numbers, so nothing may be selected by them. They travel over the channel "oracle",
+    Logs ``oracle/target/acc``, ``oracle/target/balanced_acc`` (mean recall over the classes that the target has) and
+    ``oracle/target/f1`` (F1 scores of classes, weighted by their samples), all in [0, 1], and ``oracle/target/loss``
+    (cross-entropy), equal on all processes. No federation could know these numbers, so nothing may be selected by them. They travel over the channel "oracle",
     which tables of communication keep apart from what the method sends.
 
     Args:
@@ -130,13 +131,19 @@ class OracleAccuracy(Callback):
         mine: dict[str, dict[str, float]] = {}
         if self._hits is not None and self._loss is not None:
             scores = self._hits.compute()  # per class: true and false positives, true and false negatives, samples
-            hits, samples = scores[:, 0].tolist(), scores[:, 4].tolist()
-            numbers = {"acc": sum(hits) / sum(samples), "loss": float(self._loss.compute())}
-            for index in range(len(classes)):
-                if samples[index]:
-                    numbers[f"acc/{index}"] = hits[index] / samples[index]
+            hits, predicted, samples = scores[:, 0], scores[:, 0] + scores[:, 1], scores[:, 4]
+            recall = (hits / samples)[samples > 0].tolist()
+            f1 = 2 * hits / (predicted + samples).clamp(min=1)
+            numbers = {
+                "acc": int(hits.sum()) / int(samples.sum()),
+                "balanced_acc": sum(recall) / len(recall),
+                "f1": float((f1 * samples).sum() / samples.sum()),
+                "loss": float(self._loss.compute()),
+            }
+            there = samples.nonzero().flatten().tolist()
+            numbers |= {f"acc/{index}": each for index, each in zip(there, recall, strict=True) if self.per_class}
             mine[module.target.name] = numbers
-        told = module.federation.report(mine, ["acc", "loss", *classes], channel="oracle")
+        told = module.federation.report(mine, ["acc", "balanced_acc", "f1", "loss", *classes], channel="oracle")
         metrics = {f"{_PREFIX}target/{key}": value for row in told.values() for key, value in row.items()}
         # Equal numbers on all processes: no reduction, no warning, and the key exists everywhere.
         module.log_dict(metrics, batch_size=1, sync_dist=True, rank_zero_only=True)

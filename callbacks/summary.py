@@ -47,6 +47,8 @@ class RunSummary:
         selected_accuracy: Accuracy on the target's hidden validation labels in the validation with the highest
             ``target_score``: what choosing a round without labels comes to. ``None`` without validation.
         best_accuracy: The highest such accuracy in any validation, which no federation could pick: an oracle.
+        oracle_balanced_accuracy: As `oracle_accuracy`, mean recall over classes.
+        oracle_f1: As `oracle_accuracy`, F1 scores of classes weighted by their samples.
     """
 
     method: str
@@ -63,6 +65,8 @@ class RunSummary:
     backends: dict[str, Description]
     selected_accuracy: float | None = None
     best_accuracy: float | None = None
+    oracle_balanced_accuracy: float | None = None
+    oracle_f1: float | None = None
 
     def to_json(self) -> str:
         """The fields as a JSON object."""
@@ -99,6 +103,8 @@ def summarise(trainer: Trainer, module: FederatedModule, seconds: float, method:
         backends={channel: found for channel in sent if (found := federation.description(channel)) is not None},
         selected_accuracy=max(seen)[1] if seen else None,
         best_accuracy=max(accuracy for _, accuracy in seen) if seen else None,
+        oracle_balanced_accuracy=_metric(trainer, "oracle/target/balanced_acc"),
+        oracle_f1=_metric(trainer, "oracle/target/f1"),
     )
 
 

@@ -222,6 +222,21 @@ class FederatedModule(pl.LightningModule):
         """Whether this round is one of the ``warmup_rounds``."""
         return self.federation.round_idx < self.warmup_rounds
 
+    def is_last(self, round_idx: int) -> bool:
+        """Whether a round is the last one of the run, as far as it was planned.
+
+        Args:
+            round_idx: Of the round under way.
+        """
+        trainer = self.trainer
+        if 0 <= trainer.max_steps <= trainer.global_step:
+            return True
+        loader = trainer.train_dataloader
+        if trainer.max_epochs is None or trainer.max_epochs < 0 or not isinstance(loader, FederatedLoader):
+            return False
+        per_epoch = math.ceil(trainer.num_training_batches / loader.batches_per_round)
+        return round_idx + 1 == trainer.max_epochs * per_epoch
+
     def present_learners(self) -> tuple[Client, ...]:
         """Clients that take local steps in this round."""
         return self._present_learners(self.federation.round_idx)

@@ -165,6 +165,25 @@ class FederatedLoader:
         batches = size / self.batch_size_of(client)
         return math.floor(batches) if self.drop_last else math.ceil(batches)
 
+    def batches_per_pass(self, client: str) -> int:
+        """Batches of one pass over the samples that a client trains on, wherever it is hosted.
+
+        Args:
+            client: Of the federation, once a strategy has cut the data into rounds; before that, a local one.
+        """
+        sizes = self.sizes() if self._plan is None else self._plan.sizes
+        return self._num_batches(sizes[client], client)
+
+    def has_batch(self, client: str, batch_idx: int) -> bool:
+        """Whether a client that takes part has a batch in a step of a round, wherever it is hosted.
+
+        Args:
+            client: As in `batches_per_pass`.
+            batch_idx: Of the step within the round.
+        """
+        endless = self._plan is not None and self._plan.local_steps is not None
+        return endless or batch_idx < self.batches_per_pass(client)
+
     @property
     def batches_per_round(self) -> int:
         """Batches that each process goes through in one round; equal on all of them."""

@@ -227,6 +227,29 @@ def within_domain_mean(moments: Tensor, num_samples: int, num_features: int, coe
     return (num_samples * everything - coefficients[0]) / (num_samples - 1)
 
 
+def exact_within_domain_mean(x: Tensor, alpha: float) -> Tensor:
+    """Mean of the Gaussian kernel itself over pairs of different samples of one domain.
+
+    Args:
+        x: Samples, shape (n, L), at least 2.
+        alpha: Kernel parameter, positive.
+
+    Returns:
+        A scalar, float64.
+
+    Raises:
+        ValueError: If there is only one sample.
+
+    References:
+        Kang et al. 2022, equations 4 and 5.
+    """
+    if len(x) < 2:
+        raise ValueError(f"the mean over pairs of different samples needs at least 2 of them, got {len(x)}")
+    samples = x.double()
+    kernel = torch.exp(-alpha * (samples[:, None] - samples[None]).square().sum(dim=2))
+    return (kernel.sum() - kernel.diagonal().sum()) / (len(samples) * (len(samples) - 1))
+
+
 def gradient_map(x: Tensor, coefficients: Sequence[float]) -> Tensor:
     r"""Matrix A with which the other domain's moments g become the gradient of the mean kernel by this one's samples.
 
@@ -320,15 +343,8 @@ def taylor_mmd_squared(
     if within == "truncated":
         own = [within_domain_mean(each, n, length, coefficients) for each, n in ((f, len(a)), (g, len(b)))]
     else:
-        own = [_exact_mean(each, alpha) for each in (a, b)]
+        own = [exact_within_domain_mean(each, alpha) for each in (a, b)]
     return (own[0] + own[1] - 2 * f @ pair_with_kernel(g, length, coefficients)).to(x.dtype)
-
-
-def _exact_mean(x: Tensor, alpha: float) -> Tensor:
-    """Mean Gaussian kernel over pairs of different samples."""
-    squared = (x[:, None] - x[None]).square().sum(dim=2)
-    kernel = torch.exp(-alpha * squared)
-    return (kernel.sum() - kernel.diagonal().sum()) / (len(x) * (len(x) - 1))
 
 
 def _warn_of_repulsion(x: Tensor, y: Tensor, alpha: float, degree: int, center: float) -> None:

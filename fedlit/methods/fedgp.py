@@ -490,8 +490,9 @@ class FedDA(FederatedModule):
         Args:
             samples: The batch, of the target.
         """
-        memory = self.memory(self.target)
-        if memory.statistics.count >= self._batches_per_pass():
+        memory, loader = self.memory(self.target), self.trainer.train_dataloader
+        different = loader.batches_per_pass(self.target.name) if isinstance(loader, FederatedLoader) else math.inf
+        if memory.statistics.count >= different:
             return
         params = self.parameters_of(self.target)
         with memory.at_start(self.replicas[self.target.name], self.weights_of(self.target)):
@@ -660,14 +661,6 @@ class FedDA(FederatedModule):
         along = [inner_products(gradient, directions, self.granularity) for gradient in memory.gradients]
         variances = torch.stack(along).var(dim=0) / lengths.square()
         return 1 - float(variances[lengths > 0].sum()) / memory.statistics.variance
-
-    def _batches_per_pass(self) -> float:
-        """Number of different batches of the target's samples, as far as the loader tells."""
-        loader, name = self.trainer.train_dataloader, self.target.name
-        if not isinstance(loader, FederatedLoader):
-            return math.inf
-        batches = self.federation.weights[name] / loader.batch_size_of(name)
-        return math.floor(batches) if loader.drop_last else math.ceil(batches)
 
     def _beta(self, source: str, variance: float, distance: float, residual: float) -> float:
         return self.auto_weight(variance, distance, residual) if self.auto else float(self.betas[source])

@@ -28,7 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedlit.federation import Client, FederatedLoader, Participation, RosterError, UniformSubset
+from fedlit.federation import Client, Participation, RosterError, UniformSubset
 from fedlit.functional import Kernel, alignment_loss, sample_frequencies
 from fedlit.models import AlignedReplica, VotingReplica, feature_width
 from fedlit.models.aligned import STAYS_LOCAL, check_widths
@@ -246,7 +246,7 @@ class FedRFTCA(FederatedModule):
             self.average_("classifier", among=self.sources, part="classifier", too_few="skip")
             if heard >= self.federation.least_clients("classifier"):
                 self._classified_in = round_idx
-        if self._is_last(round_idx):
+        if self.is_last(round_idx):
             self.close_run()
 
     def close_run(self) -> None:
@@ -386,14 +386,3 @@ class FedRFTCA(FederatedModule):
 
     def _num_sources(self, channel: str) -> int:
         return sum(not client.is_target for client in self.federation.present(channel))
-
-    def _is_last(self, round_idx: int) -> bool:
-        """Whether this is the last round of the run, as far as it was planned."""
-        trainer = self.trainer
-        if 0 <= trainer.max_steps <= trainer.global_step:
-            return True
-        loader = trainer.train_dataloader
-        if trainer.max_epochs is None or trainer.max_epochs < 0 or not isinstance(loader, FederatedLoader):
-            return False
-        per_epoch = math.ceil(trainer.num_training_batches / loader.batches_per_round)
-        return round_idx + 1 == trainer.max_epochs * per_epoch

@@ -2,7 +2,8 @@
 
 from fedlit.models.aligned import AlignedReplica, VotingReplica
 from fedlit.models.anchor import Anchor
-from fedlit.models.extractors import MLP, Features, LeNet, SmallCNN
+from fedlit.models.committee import Committee, MomentReplica
+from fedlit.models.extractors import MLP, Bottleneck, Features, LeNet, SmallCNN
 from fedlit.models.memory import RoundMemory
 from fedlit.models.replica import Replica, feature_width, make_classifier
 from fedlit.models.resnet import ResNet
@@ -11,8 +12,11 @@ __all__ = [
     "MLP",
     "AlignedReplica",
     "Anchor",
+    "Bottleneck",
+    "Committee",
     "Features",
     "LeNet",
+    "MomentReplica",
     "Replica",
     "ResNet",
     "RoundMemory",

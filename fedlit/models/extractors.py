@@ -7,6 +7,8 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from fedlit.models.replica import feature_width
+
 
 def _check_at_least_one(**values: int) -> None:
     for name, value in values.items():
@@ -55,6 +57,31 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Features (batch, out_features) of inputs (batch, ...)."""
         features: Tensor = self.layers(x.flatten(1))
+        return features
+
+
+class Bottleneck(nn.Module):
+    """An extractor and a linear layer that narrows its features, which can then have any sign.
+
+    Args:
+        extractor: Turns inputs into features, of which it tells the width in ``out_features``.
+        out_features: Width of the narrowed features, at least 1.
+
+    Raises:
+        TypeError: If the extractor does not tell its width.
+        ValueError: If the width is below 1.
+    """
+
+    def __init__(self, extractor: nn.Module, out_features: int) -> None:
+        super().__init__()
+        _check_at_least_one(out_features=out_features)
+        self.extractor = extractor
+        self.out_features = out_features
+        self.layer = nn.Linear(feature_width(extractor), out_features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features (batch, out_features) of inputs."""
+        features: Tensor = self.layer(self.extractor(x))
         return features
 
 

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
-from sklearn.metrics import accuracy_score, recall_score
+from sklearn.metrics import accuracy_score, balanced_accuracy_score, f1_score, recall_score
 
 sys.path.insert(0, str(Path(__file__).parent))
 import small_federation
@@ -55,6 +55,9 @@ def test_oracle_accuracy_is_that_of_the_targets_logits(tmp_path: Path, federated
         got = run.callback_metrics
         assert float(got["oracle/target/acc"]) == pytest.approx(accuracy_score(y, logits.argmax(1)), abs=1e-7)
         assert float(got["oracle/target/loss"]) == pytest.approx(float(F.cross_entropy(logits, y)), rel=1e-5)
+        balanced, f1 = balanced_accuracy_score(y, logits.argmax(1)), f1_score(y, logits.argmax(1), average="weighted")
+        assert float(got["oracle/target/balanced_acc"]) == pytest.approx(balanced, abs=1e-6)
+        assert float(got["oracle/target/f1"]) == pytest.approx(f1, abs=1e-6)
         recall = recall_score(y, logits.argmax(1), average=None, labels=range(NUM_CLASSES))
         for index in range(NUM_CLASSES):
             assert float(got[f"oracle/target/acc/{index}"]) == pytest.approx(recall[index], abs=1e-7)
@@ -70,10 +73,14 @@ def test_classes_are_left_out_unless_asked_for_and_absent_ones_always(tmp_path: 
     assert {name for name in run.callback_metrics if name.startswith("oracle/target/acc/")} == {
         f"oracle/target/acc/{index}" for index in (0, 1, 3)
     }
+    balanced = [float(run.callback_metrics[f"oracle/target/acc/{index}"]) for index in (0, 1, 3)]
+    assert float(run.callback_metrics["oracle/target/balanced_acc"]) == pytest.approx(sum(balanced) / 3, abs=1e-6)
     run = trainer(1, [OracleAccuracy()], tmp_path)
     run.fit(build(), data)
     assert {name for name in run.callback_metrics if name.startswith("oracle/")} == {
         "oracle/target/acc",
+        "oracle/target/balanced_acc",
+        "oracle/target/f1",
         "oracle/target/loss",
     }
 

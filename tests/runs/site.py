@@ -40,6 +40,8 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "FedGP": {"target_lr_ratio": 0.5},
     "FedGP auto": {"beta": "auto"},
     "FedGP auto, exact": {"beta": "auto", "residual": "exact"},
+    "FedMMD": {"degree": 1},
+    "FedMMD, pairwise": {"degree": 1, "exchange": "pairwise"},
     "FedGP auto, one batch": {"beta": "auto"},
 }
 """What methods are given, by the name under which they are asked for."""
@@ -112,7 +114,7 @@ def main() -> None:
         names = ["clean", "blended", Client("fonts", role="target", labelled=True)]
         data = SimpleNamespace(clients=names, target="fonts", num_classes=10)
     given = {"OutOfStep": OutOfStep, "Voting": FedRFTCA}
-    method = given.get(options.method) or getattr(fedlit.methods, options.method.split()[0])
+    method = given.get(options.method) or getattr(fedlit.methods, options.method.split()[0].rstrip(","))
     torch.manual_seed(options.seed)
     module = build(
         method,

@@ -1,0 +1,90 @@
+"""What one client of FedMMD holds: extractor and classifier, and at the target all sources' classifiers."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedlit.models.replica import Replica
+
+STAYS_LOCAL = ("center", "members.", "informed")
+"""Beginnings of the names in a replica's state that never leave its client."""
+
+
+class MomentReplica(Replica):
+    """A client's own network, whose features are what domains compare by their moments.
+
+    Args:
+        extractor: Turns a batch of inputs into features, shape (batch, L).
+        classifier: Turns features into logits, shape (batch, num_classes).
+        unit_norm: Whether features are scaled to length 1 for the moments, and to sqrt(L), a variance of about 1, for
+            the classifier.
+    """
+
+    center: Tensor
+
+    def __init__(self, extractor: nn.Module, classifier: nn.Module, unit_norm: bool) -> None:
+        super().__init__(extractor, classifier)
+        self.unit_norm = unit_norm
+        # squared distance that the round's kernel is expanded around, -1 while nobody has told it; in the state for
+        # checkpoints within a round
+        self.register_buffer("center", torch.tensor(-1.0, dtype=torch.float64))
+
+    def features(self, x: Tensor) -> Tensor:
+        """Features of a batch, shape (batch, L)."""
+        z: Tensor = self.extractor(x)
+        return F.normalize(z, dim=1) if self.unit_norm else z
+
+    def readable(self, features: Tensor) -> Tensor:
+        """What a classifier is given of features, shape (batch, L)."""
+        return features * math.sqrt(features.shape[1]) if self.unit_norm else features
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of a batch of inputs."""
+        logits: Tensor = self.classifier(self.readable(self.features(x)))
+        return logits
+
+
+class Committee(MomentReplica):
+    """The target's network: the mean of what the sources' classifiers say of its own features.
+
+    Members count once their classifier has arrived; until one has, it predicts with its own, that of the pre-training.
+
+    Args:
+        replica: What the target would hold otherwise; its parts are taken over.
+        members: Names of the sources.
+    """
+
+    informed: Tensor
+
+    def __init__(self, replica: MomentReplica, members: Sequence[str]) -> None:
+        super().__init__(replica.extractor, replica.classifier, replica.unit_norm)
+        self.names = list(members)
+        self.members = nn.ModuleList(copy.deepcopy(replica.classifier).requires_grad_(False) for _ in members)
+        self.register_buffer("informed", torch.zeros(len(members), dtype=torch.bool))
+
+    def seat_(self, name: str, classifier: Mapping[str, Tensor]) -> None:
+        """Take in a member's classifier.
+
+        Args:
+            name: Of the source.
+            classifier: Its state, less what stays at the source.
+        """
+        place = self.names.index(name)
+        self.members[place].load_state_dict(classifier, strict=False)
+        self.informed[place] = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Log of the mean class probabilities, shape (batch, num_classes)."""
+        features = self.readable(self.features(x))
+        if not self.informed.any():
+            logits: Tensor = self.classifier(features)
+            return logits
+        heard = [member for member, informed in zip(self.members, self.informed.tolist(), strict=True) if informed]
+        each = torch.stack([member(features).log_softmax(dim=1) for member in heard])
+        return each.logsumexp(dim=0) - math.log(len(each))
