@@ -23,8 +23,8 @@ class OracleAccuracy(Callback):
 
     Logs ``oracle/target/acc``, ``oracle/target/balanced_acc`` (mean recall over the classes that the target has) and
     ``oracle/target/f1`` (F1 scores of classes, weighted by their samples), all in [0, 1], and ``oracle/target/loss``
-    (cross-entropy), equal on all processes. No federation could know these numbers, so nothing may be selected by them. They travel over the channel "oracle",
-    which tables of communication keep apart from what the method sends.
+    (cross-entropy), equal on all processes. No federation could know these numbers, so nothing may be selected by them.
+    They travel over the channel "oracle", which tables of communication keep apart from what the method sends.
 
     Args:
         per_class: Also log the accuracy on each class c that the target has, as ``oracle/target/acc/c``.
