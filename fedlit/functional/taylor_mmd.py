@@ -272,7 +272,7 @@ def gradient_map(x: Tensor, coefficients: Sequence[float]) -> Tensor:
     def of_one(sample: Tensor) -> Tensor:
         return taylor_moments(sample[None], degree)
 
-    slopes = torch.func.vmap(torch.func.jacrev(of_one), chunk_size=16)(x.detach().double())  # (n, M, L)
+    slopes = torch.func.vmap(torch.func.jacfwd(of_one), chunk_size=8)(x.detach().double())  # (n, M, L)
     rows = slopes.transpose(1, 2).reshape(-1, slopes.shape[1]) / len(x)
     paired = torch.func.vmap(lambda g: pair_with_kernel(g, length, coefficients))(rows)  # the form is symmetric
     return paired
