@@ -115,6 +115,33 @@ def _entries(length: int, t: int) -> tuple[Tensor, Tensor]:
     return places, (math.factorial(t) / runs.double()).sqrt()
 
 
+def moments_to_send(num_features: int, degree: int, unit_norm: bool) -> Tensor:
+    r"""Which moments say something new, so that the others need not be sent.
+
+    The first moment is 1. If all samples have length 1, :math:`\lVert x \rVert^{2i} x^{\otimes t}` does not depend on
+    i.
+
+    Args:
+        num_features: Number L of features.
+        degree: Degree D of the polynomial, from 1 to 3.
+        unit_norm: Whether all samples have length 1.
+
+    Returns:
+        For each moment its place among ``[1, what is sent]``, shape (M,), integers: with ``known`` so put together,
+        ``known[places]`` are all moments.
+    """
+    num_taylor_moments(num_features, degree)
+    if not unit_norm:
+        return torch.arange(num_taylor_moments(num_features, degree))
+    places = [torch.zeros(degree + 1, dtype=torch.long)]
+    sent = 0
+    for t in range(1, degree + 1):
+        size = math.comb(num_features + t - 1, t)
+        places.append(torch.arange(1 + sent, 1 + sent + size).repeat(degree - t + 1))
+        sent += size
+    return torch.cat(places)
+
+
 def taylor_coefficients(alpha: float, degree: int, center: float = 0.0) -> tuple[float, ...]:
     r"""Coefficients :math:`a_0, ..., a_D` of the polynomial in the squared distance.
 

@@ -2,7 +2,8 @@
 
 Differences from the paper, where it leaves something open or does not work as printed:
 
-- Moments are grouped, 21 numbers for 4 features at degree 2 where the paper's monomials are 41; all are of one batch.
+- Moments are grouped, 21 numbers for 4 features at degree 2 where the paper's monomials are 41, and those that features
+  of length 1 make equal are sent once, which leaves 14; all are of one batch.
 - All three terms of the discrepancy have the truncated kernel by default. The paper approximates the third alone,
   which does not vanish between equal distributions (``within="exact"``).
 - The kernel is expanded around the mean squared distance between the domains, estimated in each round's first step; the
@@ -23,6 +24,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -32,6 +34,7 @@ from fedlit.functional import (
     exact_within_domain_mean,
     gradient_map,
     mean_squared_distance,
+    moments_to_send,
     num_taylor_moments,
     pair_with_kernel,
     repelling_distance,
@@ -135,6 +138,8 @@ class FedMMD(FederatedModule):
         self.exchange = exchange
         self.unit_norm = unit_norm
         self.classifier_period = classifier_period
+        self._places = moments_to_send(self.width, degree, unit_norm)
+        self._sent = torch.from_numpy(np.unique(self._places.numpy(), return_index=True)[1][1:])  # less the constant 1
         self._classified_in = -1  # round in which the target last got the classifiers
         self._warned = False
 
@@ -212,7 +217,7 @@ class FedMMD(FederatedModule):
         names = {client.name for client in sources}
         up = federation.mean(
             "moments",
-            {name: {"moments": _sent(own)} for name, own in moments.items() if name in names},
+            {name: {"moments": self.to_send(own)} for name, own in moments.items() if name in names},
             among=sources,
             to=[self.target],
             too_few="skip",
@@ -220,16 +225,18 @@ class FedMMD(FederatedModule):
         met: dict[str, tuple[float, Tensor]] = {}
         message = {}
         if target in up and target in moments:
-            others = _with_constant(up[target]["moments"])
+            others = self.from_message(up[target]["moments"])
             center = self.center_for(mean_squared_distance(others, moments[target], self.width, self.degree))
             self.check_repulsion(features[target], center)
             met[target] = (center, self.across(moments[target], others, center))
-            message[target] = {"moments": _sent(moments[target]), "center": torch.tensor(center, dtype=torch.float64)}
+            own = self.to_send(moments[target])
+            message[target] = {"moments": own, "center": torch.tensor(center, dtype=torch.float64)}
         down = federation.exchange("target_moments", message, to=sources)
         for name, messages in down.items():
             if target in messages and name in moments:
                 center = float(messages[target]["center"])
-                met[name] = (center, self.across(moments[name], _with_constant(messages[target]["moments"]), center))
+                others = self.from_message(messages[target]["moments"])
+                met[name] = (center, self.across(moments[name], others, center))
         return met
 
     def across(self, moments: Tensor, others: Tensor, center: float) -> Tensor:
@@ -258,7 +265,7 @@ class FedMMD(FederatedModule):
         """
         federation, target = self.federation, self.target
         names = {target.name, *(client.name for client in sources)}
-        sent = {name: _sent(own).double() for name, own in moments.items() if name in names}
+        sent = {name: self.to_send(own).double() for name, own in moments.items() if name in names}
         self.agree_on_center_(sources, features, moments, sent)
         centers, maps = {}, {}
         for client in federation.local_clients:
@@ -286,13 +293,39 @@ class FedMMD(FederatedModule):
             center: Squared distance around which the kernel is expanded.
 
         Returns:
-            Shapes (n L + 1, M - 1) and (n L + 1,): the constant moment goes into the offset.
+            Shapes (n L + 1, number sent) and (n L + 1,).
         """
         coefficients = taylor_coefficients(self.alpha, self.degree, center)
         slope = len(features) * gradient_map(features, coefficients)  # so that batches of any size use the same digits
         value = pair_with_kernel(moments.detach(), self.width, coefficients)
-        rows = -2 * torch.cat([slope, value[None]])
-        return rows[:, 1:], rows[:, 0]
+        return self.of_sent(-2 * torch.cat([slope, value[None]]))
+
+    def to_send(self, moments: Tensor) -> Tensor:
+        """What a message has of moments, float32: those that say something new.
+
+        Args:
+            moments: All of them, shape (M,).
+        """
+        return moments.detach()[self._sent.to(moments.device)].float()
+
+    def from_message(self, received: Tensor) -> Tensor:
+        """All moments, shape (M,), float64.
+
+        Args:
+            received: Those that were sent.
+        """
+        known = torch.cat([received.new_ones(1, dtype=torch.float64), received.double()])
+        return known[self._places.to(known.device)]
+
+    def of_sent(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Linear functions of all moments as a matrix for those that are sent, and an offset.
+
+        Args:
+            rows: Shape (k, M).
+        """
+        folded = rows.new_zeros(len(rows), 1 + len(self._sent))
+        folded.index_add_(1, self._places.to(rows.device), rows)
+        return folded[:, 1:], folded[:, 0]
 
     def with_gradient(self, features: Tensor, y: Tensor) -> Tensor:
         """A scalar whose value and gradient are what an exchange gave.
@@ -345,7 +378,9 @@ class FedMMD(FederatedModule):
                 other = torch.zeros_like(moments[target]).requires_grad_()
                 distance = mean_squared_distance(other, moments[target].detach(), self.width, self.degree)
                 (row,) = torch.autograd.grad(distance, other)
-                maps[target] = {client.name: (row[None, 1:], distance.detach()[None]) for client in sources}
+                matrix, offset = self.of_sent(row[None])
+                offset = offset + distance.detach()  # at moments of 0
+                maps[target] = {client.name: (matrix, offset) for client in sources}
             holders = {name: own for name, own in sent.items() if name != target}
             told = federation.affine("moments", holders, maps, [(client, self.target) for client in sources], 1)
             message = {}
@@ -472,13 +507,3 @@ class FedMMD(FederatedModule):
         rounds = self.federation.round_idx
         if rounds > self.warmup_rounds and self._classified_in < rounds - 1:
             self.send_classifiers_(absent_too=True)
-
-
-def _sent(moments: Tensor) -> Tensor:
-    """What a message has of moments: all but the constant one, in float32."""
-    return moments.detach()[1:].float()
-
-
-def _with_constant(received: Tensor) -> Tensor:
-    """Moments from a message, shape (M,), float64."""
-    return torch.cat([received.new_ones(1, dtype=torch.float64), received.double()])

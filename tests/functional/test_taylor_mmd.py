@@ -14,6 +14,7 @@ from fedlit.functional import (
     gradient_map,
     mean_squared_distance,
     mmd_squared,
+    moments_to_send,
     num_taylor_moments,
     pair_with_kernel,
     repelling_distance,
@@ -89,6 +90,18 @@ def test_moments_are_means_over_samples(degree: int, domains: tuple[Tensor, Tens
 def test_mean_squared_distance_is_that_of_all_pairs(degree: int, domains: tuple[Tensor, Tensor]) -> None:
     f, g = (taylor_moments(each, degree) for each in domains)
     assert float(mean_squared_distance(f, g, 4, degree)) == pytest.approx(float(distances(*domains).mean()), rel=1e-13)
+
+
+@pytest.mark.parametrize("degree", DEGREES)
+@pytest.mark.parametrize("unit_norm", [True, False])
+def test_what_is_sent_gives_all_moments(degree: int, unit_norm: bool, domains: tuple[Tensor, Tensor]) -> None:
+    x = torch.nn.functional.normalize(domains[0], dim=1) if unit_norm else domains[0]
+    moments, places = taylor_moments(x, degree), moments_to_send(4, degree, unit_norm)
+    known = torch.full((int(places.max()) + 1,), torch.nan, dtype=torch.float64)
+    known[places] = moments
+    assert len(known) == ({1: 5, 2: 15, 3: 35}[degree] if unit_norm else num_taylor_moments(4, degree))
+    assert float(known[0]) == pytest.approx(1, rel=1e-14)
+    torch.testing.assert_close(known[places], moments, rtol=1e-14, atol=1e-14)
 
 
 # -------------------------------------------------------------------- kernel

@@ -241,7 +241,7 @@ def sizes(module: FedMMD, channel: str) -> list[int]:
 
 
 def test_messages_have_the_size_of_the_moments_whatever_the_batch() -> None:
-    """20 numbers up at degree 2 and 4 features, and the centre with them down; twice the samples, the same bytes."""
+    """14 numbers up at degree 2 and 4 features, and the centre with them down; twice the samples, the same bytes."""
     data = {name: TensorDataset(*(torch.cat([t, t]) for t in each.tensors)) for name, each in unequal().items()}
     modules = [build(), build()]
     fit(modules[0])
@@ -250,9 +250,9 @@ def test_messages_have_the_size_of_the_moments_whatever_the_batch() -> None:
         assert sizes(modules[0], channel) == sizes(modules[1], channel)
     deep = build(degree=1)
     fit(deep)
-    # 20 and 5 numbers of 4 bytes, and a header that says how many
+    # 14 and 4 numbers of 4 bytes, and a header that says how many
     for more, less in zip(sizes(modules[0], "moments"), sizes(deep, "moments"), strict=True):
-        assert 4 * 15 <= more - less < 4 * 16
+        assert 4 * 10 <= more - less < 4 * 11
 
 
 def test_summed_moments_reach_the_target_as_a_mean_alone() -> None:
