@@ -126,6 +126,16 @@ def test_a_client_that_has_run_out_is_missing_from_later_batches() -> None:
     assert [sorted(step) for step in seen(planned())] == [["a", "b", "t"], ["a", "b", "t"], ["a", "b"], ["b"]]
 
 
+@pytest.mark.parametrize("plan", [{}, {"local_steps": 5}, {"accumulate": 3}], ids=str)
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_every_process_knows_who_has_a_batch_in_a_step(plan: dict[str, Any], drop_last: bool) -> None:
+    everything = seen(planned(loader={"drop_last": drop_last}, **plan))
+    elsewhere = planned(["a"], loader={"drop_last": drop_last}, **plan)
+    for step, batches in enumerate(everything):
+        assert {name for name in SIZES if elsewhere.has_batch(name, step)} == set(batches)
+    assert [elsewhere.batches_per_pass(name) for name in SIZES] == ([2, 4, 1] if drop_last else [3, 4, 2])
+
+
 def test_batch_sizes_by_client() -> None:
     loader = planned(loader={"batch_size": {"a": 7, "b": 6, "t": 1}})
     assert [[len(step.get(name, [])) for name in SIZES] for step in seen(loader)] == [
