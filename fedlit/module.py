@@ -108,6 +108,9 @@ class FederatedModule(pl.LightningModule):
     trains_when_absent: ClassVar[bool] = False
     """Whether clients that are absent in a round go on training; they neither send nor receive in any case."""
 
+    several_models: ClassVar[bool] = False
+    """Whether a client's parameter groups are different models, whose gradients are clipped each by itself."""
+
     stays_local: ClassVar[tuple[str, ...]] = ()
     """Beginnings of names in a replica's state that never leave the client."""
 
@@ -502,7 +505,8 @@ class FederatedModule(pl.LightningModule):
     ) -> None:
         """Clip each client's gradient by itself."""
         if gradient_clip_val:
-            norms = clip_client_gradients(optimizer, gradient_clip_val, str(gradient_clip_algorithm or "norm"))
+            algorithm = str(gradient_clip_algorithm or "norm")
+            norms = clip_client_gradients(optimizer, gradient_clip_val, algorithm, self.several_models)
             for name, norm in norms.items():
                 self._norms.setdefault(name, []).append(norm)
 

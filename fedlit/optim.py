@@ -30,24 +30,29 @@ def client_norms(optimizer: Optimizer) -> dict[str, Tensor]:
     return norms
 
 
-def clip_client_gradients(optimizer: Optimizer, clip_val: float, algorithm: str = "norm") -> dict[str, Tensor]:
+def clip_client_gradients(
+    optimizer: Optimizer, clip_val: float, algorithm: str = "norm", by_group: bool = False
+) -> dict[str, Tensor]:
     """Clip each client's gradient by itself, never the sum over clients.
 
     Args:
         optimizer: With parameter groups that carry a ``"client"`` key.
         clip_val: Greatest norm, or greatest absolute entry.
         algorithm: ``"norm"`` or ``"value"``.
+        by_group: Clip each parameter group of a client by itself too, where they are different models.
 
     Returns:
-        Each client's gradient norm before clipping; clients without a gradient are left out.
+        Each client's gradient norm before clipping, over all of its groups; clients without a gradient are left out.
     """
     norms = client_norms(optimizer)
-    for client, params in _by_client(optimizer).items():
-        if client in norms:
-            if algorithm == "value":
-                torch.nn.utils.clip_grad_value_(params, clip_val)
-            else:
-                torch.nn.utils.clip_grads_with_norm_(params, clip_val, norms[client])
+    groups = [(group["client"], group["params"]) for group in optimizer.param_groups]
+    for client, params in groups if by_group else _by_client(optimizer).items():
+        gradients = [param.grad for param in params if param.grad is not None]
+        if gradients and algorithm == "value":
+            torch.nn.utils.clip_grad_value_(params, clip_val)
+        elif gradients:
+            norm = torch.nn.utils.get_total_norm(gradients) if by_group else norms[client]
+            torch.nn.utils.clip_grads_with_norm_(params, clip_val, norm)
     return norms
 
 

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from fedlit.federation import Client
 from fedlit.methods.fedavg import FedAvg
@@ -65,6 +64,7 @@ class Personalised(FedAvg, ABC):
 
     stays_local: ClassVar[tuple[str, ...]] = ("personal",)
     needs_target_labels: ClassVar[bool] = True
+    several_models: ClassVar[bool] = True
 
     @abstractmethod
     def build_replica(self) -> PersonalReplica:
@@ -88,28 +88,6 @@ class Personalised(FedAvg, ABC):
         """Cross-entropy of w plus that of the personal model."""
         shared = supervised_loss(client, self.replica(client).shared(batch[0]), batch[1])
         return shared + super().loss(client, batch)
-
-    def configure_gradient_clipping(
-        self,
-        optimizer: Optimizer,
-        gradient_clip_val: float | None = None,
-        gradient_clip_algorithm: str | None = None,
-    ) -> None:
-        """Clip the gradients of each client's w and v, each by itself; their common norm is logged."""
-        if not gradient_clip_val:
-            return
-        norms: dict[str, list[Tensor]] = {}
-        for group in optimizer.param_groups:
-            gradients = [param.grad for param in group["params"] if param.grad is not None]
-            if gradients:
-                norm = torch.nn.utils.get_total_norm(gradients)
-                norms.setdefault(group["client"], []).append(norm)
-                if gradient_clip_algorithm == "value":
-                    torch.nn.utils.clip_grad_value_(group["params"], gradient_clip_val)
-                else:
-                    torch.nn.utils.clip_grads_with_norm_(group["params"], gradient_clip_val, norm)
-        for name, parts in norms.items():
-            self._norms.setdefault(name, []).append(torch.stack(parts).norm())
 
     def client_param_groups(self) -> list[dict[str, Any]]:
         """Two parameter groups per local client, of w and of v.
