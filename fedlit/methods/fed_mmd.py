@@ -382,15 +382,16 @@ class FedMMD(FederatedModule):
                 offset = offset + distance.detach()  # at moments of 0
                 maps[target] = {client.name: (matrix, offset) for client in sources}
             holders = {name: own for name, own in sent.items() if name != target}
-            told = federation.affine("moments", holders, maps, [(client, self.target) for client in sources], 1)
+            distances = federation.affine("moments", holders, maps, [(client, self.target) for client in sources], 1)
             message = {}
-            if told.get(target):
-                mean = torch.stack(list(told[target].values())).mean().double()
+            if distances.get(target):
+                mean = torch.stack(list(distances[target].values())).mean().double()
                 message[target] = {"center": self.replica(self.target).center.fill_(float(mean.clamp(min=0)))}
             # over the same channel, so that whoever hears one hears both
-            for name, messages in federation.exchange("moments", message, to=sources).items():
-                if target in messages:
-                    self.replicas[name].center.copy_(messages[target]["center"])
+            told = federation.exchange("moments", message, to=sources)
+            for client in sources:
+                if target in told.get(client.name, {}):
+                    self.replica(client).center.copy_(told[client.name][target]["center"])
         if target in features and self.replica(self.target).center >= 0:
             self.check_repulsion(features[target], float(self.replica(self.target).center))
 
