@@ -75,7 +75,7 @@ def hidden() -> dict[str, Any]:
         "masking, 10 processes": ["--config=configs/privacy/masking.yaml", "--trainer.devices=10"],
     }
     config = ["--config=configs/experiments/fashion_mnist_noise_0.4_fedgp.yaml", "--seeds=[0]"]
-    short = ["--trainer.max_epochs=5", "--trainer.enable_checkpointing=true"]
+    short = ["--trainer.max_epochs=5", "--trainer.check_val_every_n_epoch=1", "--trainer.enable_checkpointing=true"]
     result: dict[str, Any] = {}
     weights: dict[str, dict[str, torch.Tensor]] = {}
     for name, extra in settings.items():
