@@ -176,6 +176,9 @@ def _top_eigenpairs(matrix: Tensor, number: int) -> tuple[Tensor, Tensor]:
     if found is None:
         first = size - number
         found = scipy.linalg.eigh(dense, subset_by_index=[first, size - 1], driver="evr", check_finite=False)
+        if len(found[0]) < number:  # of equal eigenvalues, as of a multiple of the identity, evr can find none
+            values, vectors = scipy.linalg.eigh(dense, driver="evd", check_finite=False)
+            found = values[first:], vectors[:, first:]
     order = np.argsort(-found[0], kind="stable")
     values, vectors = found[0][order], np.ascontiguousarray(found[1][:, order])
     return torch.from_numpy(values).to(matrix.device), torch.from_numpy(vectors).to(matrix.device)

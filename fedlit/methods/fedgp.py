@@ -130,6 +130,8 @@ class FedDA(FederatedModule):
 
     Differential privacy is for the channel "update" and needs a fixed beta.
 
+    The target computes a second gradient of each of its batches, at the round's start, from which sigma^2 is estimated.
+
     Logged after each round: ``beta`` (mean over sources), ``target_variance`` (sigma^2), and while updates are open
     ``beta/SOURCE``, ``distance/SOURCE`` (d^2) and ``tau/SOURCE``: the distance of the target's gradient to the
     directions of the source's, over d; for the whole model at once the sine of the angle between the source's gradient

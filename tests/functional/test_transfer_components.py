@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -460,6 +461,25 @@ def test_large_problems_take_lanczos_and_give_the_same(
     assert torch.equal(lanczos.source, again.source)
     if bandwidth == 1.0:
         torch.testing.assert_close(lanczos.source, dense.source, rtol=0, atol=1e-9)
+
+
+def test_eigenvalues_that_lapack_loses_are_found_by_another_driver(
+    generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On some processors ``evr`` finds none of equal eigenvalues, and says nothing."""
+    xs, xt = double(9, DIM, generator=generator), double(11, DIM, generator=generator)
+    kernel = partial(gaussian_kernel, bandwidth=1.0)
+    expected = tca(xs, xt, 3, GAMMA, kernel)
+    whole = scipy.linalg.eigh
+
+    def lossy(matrix: Any, driver: str, **kwargs: Any) -> Any:
+        values, vectors = whole(matrix, driver=driver, **kwargs)
+        return (values[:0], vectors[:, :0]) if driver == "evr" else (values, vectors)
+
+    monkeypatch.setattr(scipy.linalg, "eigh", lossy)
+    found = tca(xs, xt, 3, GAMMA, kernel)
+    torch.testing.assert_close(found.eigenvalues, expected.eigenvalues, rtol=1e-10, atol=0)
+    torch.testing.assert_close(found.source, expected.source, rtol=0, atol=1e-9)
 
 
 # --- errors

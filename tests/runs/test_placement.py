@@ -200,7 +200,7 @@ def test_exact_backends_resume_on_other_processes_with_new_keys(on_grid: dict, n
         (["--method", "OutOfStep"], "channel 'gossip'"),
         (["--trouble", "init"], "the initial network"),
         (["--trouble", "raise"], "something went wrong at this site"),
-        (["--method", "FedGP auto, one batch", "--rounds", "1"], "at least 2 on different samples; 'fonts' took 1"),
+        (["--method", "FedGP auto, one batch", "--rounds", "1"], "at least 2 of different samples; 'fonts' had 1"),
         (["--trouble", "kill"], "lost the other processes"),
         (["--trouble", "stall", "--timeout", "4"], "was silent for 4 s (timeout)"),
     ],
