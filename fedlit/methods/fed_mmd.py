@@ -42,7 +42,7 @@ from fedlit.functional import (
     taylor_moments,
     within_domain_mean,
 )
-from fedlit.models import Committee, MomentReplica, feature_width
+from fedlit.models import Committee, MomentReplica, feature_width, part_of
 from fedlit.models.committee import STAYS_LOCAL
 from fedlit.module import Batch, FederatedModule
 
@@ -367,11 +367,10 @@ class FedMMD(FederatedModule):
             sent: What is encrypted of them.
         """
         federation, target = self.federation, self.target.name
-        replicas = [self.replica(client) for client in federation.local_clients]
         if federation.batch_idx:
             return
-        for replica in replicas:
-            replica.center.fill_(-1.0 if self.center is None else self.center)
+        for client in federation.local_clients:
+            self.replica(client).center.fill_(-1.0 if self.center is None else self.center)
         if self.center is None:
             maps = {}
             if target in sent:
@@ -446,11 +445,7 @@ class FedMMD(FederatedModule):
         federation = self.federation
         self._classified_in = federation.round_idx
         sent = {
-            client.name: {
-                name.removeprefix("classifier."): tensor
-                for name, tensor in self.shared_state(client.name).items()
-                if name.startswith("classifier.")
-            }
+            client.name: part_of(self.shared_state(client.name), "classifier")
             for client in self.sources
             if federation.is_local(client)
         }

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from fedlit.federation import Client, Participation, RosterError, UniformSubset
 from fedlit.functional import Kernel, alignment_loss, sample_frequencies
-from fedlit.models import AlignedReplica, VotingReplica, feature_width
+from fedlit.models import AlignedReplica, VotingReplica, feature_width, part_of
 from fedlit.models.aligned import STAYS_LOCAL, check_widths
 from fedlit.module import NORMS, Batch, FederatedModule
 
@@ -267,11 +267,7 @@ class FedRFTCA(FederatedModule):
         """Send every source's classifier to the target."""
         federation = self.federation
         ballots = {
-            client.name: {
-                name.removeprefix("classifier."): tensor
-                for name, tensor in self.shared_state(client.name).items()
-                if name.startswith("classifier.")
-            }
+            client.name: part_of(self.shared_state(client.name), "classifier")
             for client in self.sources
             if federation.is_local(client)
         }

@@ -5,7 +5,7 @@ from fedlit.models.anchor import Anchor
 from fedlit.models.committee import Committee, MomentReplica
 from fedlit.models.extractors import MLP, Bottleneck, Features, LeNet, SmallCNN
 from fedlit.models.memory import RoundMemory
-from fedlit.models.replica import Replica, feature_width, make_classifier
+from fedlit.models.replica import Replica, feature_width, make_classifier, part_of
 from fedlit.models.resnet import ResNet
 
 __all__ = [
@@ -24,4 +24,5 @@ __all__ = [
     "VotingReplica",
     "feature_width",
     "make_classifier",
+    "part_of",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -27,6 +28,17 @@ class Replica(nn.Module):
         """Logits of a batch of inputs."""
         logits: Tensor = self.classifier(self.extractor(x))
         return logits
+
+
+def part_of(state: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
+    """Entries of a replica's state that belong to one of its parts, by their names within it.
+
+    Args:
+        state: By name.
+        part: Name of a sub-module, such as ``"classifier"``.
+    """
+    prefix = f"{part}."
+    return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
 
 
 def make_classifier(extractor: nn.Module, num_classes: int) -> nn.Linear:
