@@ -62,7 +62,7 @@ class TwoPartyExchange:
                 self._learners[channel, pair] = protocol.target()
         keys = self._relay(channel, new, lambda pair: self._holders[channel, pair].public_key())
         for pair, key in keys.items():
-            self._guarded(lambda pair=pair, key=key: self._learners[channel, pair].receive_key(key))  # type: ignore[misc]
+            self._guarded(channel, pair[1], lambda pair=pair, key=key: self._learners[channel, pair].receive_key(key))  # type: ignore[misc]
         self._introduced |= {(channel, pair) for pair in new}
 
         def protect(pair: Pair) -> bytes:
@@ -81,7 +81,11 @@ class TwoPartyExchange:
         answers = self._relay(channel, pairs, lambda pair: self._holders[channel, pair].unlock(replies[pair]))
         outputs: dict[str, dict[str, Tensor]] = {}
         for pair, answer in answers.items():
-            y = self._guarded(lambda pair=pair, answer=answer: self._learners[channel, pair].reveal(answer))  # type: ignore[misc]
+            y = self._guarded(
+                channel,
+                pair[1],
+                lambda pair=pair, answer=answer: self._learners[channel, pair].reveal(answer),  # type: ignore[misc]
+            )
             if y is not None:
                 outputs.setdefault(pair[1], {})[pair[0]] = y.to(self._messenger.device or y.device)
         if pairs:
@@ -100,7 +104,7 @@ class TwoPartyExchange:
             sender, receiver = reversed(pair) if back else pair
             message: bytes | None = None
             if self._messenger.is_local(sender) and not self._messenger.failed:
-                message = self._guarded(lambda pair=pair: write(pair))  # type: ignore[misc]
+                message = self._guarded(channel, sender, lambda pair=pair: write(pair))  # type: ignore[misc]
             outgoing = {} if message is None else {sender: {"bytes": _to_tensor(message)}}
             with self._timed("exchange"):
                 received = self._carry(channel, outgoing, lambda _, way=(sender, receiver): [way])  # type: ignore[misc]
@@ -108,13 +112,13 @@ class TwoPartyExchange:
                 arrived[pair] = received[receiver][sender]["bytes"].cpu().numpy().tobytes()
         return arrived
 
-    def _guarded(self, step: Callable[[], _T]) -> _T | None:
+    def _guarded(self, channel: str, client: str, step: Callable[[], _T]) -> _T | None:
         """Result of one party's step; a refusal is kept for the next announcement, which raises it everywhere."""
         try:
             with self._timed("protection"):
                 return step()
         except PrivacyError as error:
-            self._messenger.fail(error)
+            self._messenger.fail(type(error)(f"client {client!r}, channel {channel!r}: {error}"))
             return None
 
 

@@ -9,6 +9,7 @@ from fedlit.functional.mmd import mmd_squared, rff_mmd_squared
 from fedlit.functional.random_features import random_fourier_features, sample_frequencies
 from fedlit.functional.scores import information_score
 from fedlit.functional.taylor_mmd import (
+    exact_between_domains_mean,
     exact_within_domain_mean,
     gradient_map,
     mean_squared_distance,
@@ -46,6 +47,7 @@ __all__ = [
     "auto_beta",
     "auto_weights",
     "cauchy_kernel",
+    "exact_between_domains_mean",
     "exact_within_domain_mean",
     "fedavg",
     "fedda",

@@ -23,7 +23,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from fedlit.functional.kernels import check_samples
+from fedlit.functional.kernels import check_samples, gaussian_kernel
 
 Within = Literal["truncated", "exact"]
 
@@ -275,6 +275,23 @@ def exact_within_domain_mean(x: Tensor, alpha: float) -> Tensor:
     samples = x.double()
     kernel = torch.exp(-alpha * (samples[:, None] - samples[None]).square().sum(dim=2))
     return (kernel.sum() - kernel.diagonal().sum()) / (len(samples) * (len(samples) - 1))
+
+
+def exact_between_domains_mean(x: Tensor, y: Tensor, alpha: float) -> Tensor:
+    """Mean of the Gaussian kernel itself over pairs of samples of two domains.
+
+    Args:
+        x: Samples of one domain, shape (n, L).
+        y: Samples of the other, shape (m, L).
+        alpha: Kernel parameter, positive.
+
+    Returns:
+        A scalar, float64.
+
+    References:
+        Kang et al. 2022, equation 6, less its factor.
+    """
+    return gaussian_kernel(x.double(), y.double(), 1 / math.sqrt(2 * alpha)).mean()
 
 
 def gradient_map(x: Tensor, coefficients: Sequence[float]) -> Tensor:

@@ -13,6 +13,7 @@ Differences from the paper, where it leaves something open or does not work as p
 - The paper gives no alpha and no scale of the features: here they have length 1 and alpha is 1/4, so that no pair is
   repelled (card: an even degree repels pairs beyond a distance).
 - ``exchange="summed"`` is not in the paper: a secure mean of moments in place of one encrypted exchange per source.
+  ``exchange="open"`` is what the paper compares with: training on features that everybody sees.
 - The loss is not reported to the sources; each client's own is logged as with any method.
 """
 
@@ -31,6 +32,7 @@ from torch import Tensor, nn
 
 from fedlit.federation import Client, FederatedLoader, RosterError
 from fedlit.functional import (
+    exact_between_domains_mean,
     exact_within_domain_mean,
     gradient_map,
     mean_squared_distance,
@@ -45,6 +47,11 @@ from fedlit.functional import (
 from fedlit.models import Committee, MomentReplica, feature_width, part_of
 from fedlit.models.committee import STAYS_LOCAL
 from fedlit.module import Batch, FederatedModule
+
+SCALED_ALPHA = 0.25
+"""Kernel parameter of scaled features, which moments and squared distances are those of. If alpha fits the features,
+these moments have the order of 1 whatever the features' unit is; a fixed-point grid holds them or says that it cannot.
+Features of length 1 are left as they are."""
 
 
 class FedMMD(FederatedModule):
@@ -62,8 +69,12 @@ class FedMMD(FederatedModule):
     receives the mean; "target_moments", the target's to each of them, in the clear. The privacy backend of "moments"
     hides single sources. With ``"pairwise"``: "moments", two two-party affine exchanges per source and local step, by
     the protocol that the strategy's ``two_party`` has for it, and in each round one number, the kernel's centre, from
-    the target to the sources in the clear. With both: "classifier", from each source to the target every T_C rounds and
-    at the end.
+    the target to the sources in the clear. With ``"open"``: "moments", the features of every batch, from each source to
+    the target and back, in the clear. Always: "classifier", from each source to the target every T_C rounds and at the
+    end.
+
+    With ``"open"`` the kernel is the Gaussian itself, and `degree`, `center` and `within` play no part: the same
+    training as if all data were in one place, the paper's centralised baseline.
 
     Who learns what: summed, the target the sources' mean moments, and every source the target's; those of a batch of
     ``n`` samples reveal much of them if ``n`` is small next to the number of moments. Pairwise, each side learns
@@ -84,7 +95,7 @@ class FedMMD(FederatedModule):
         center: Squared distance around which the kernel is expanded; ``None`` estimates their mean in each round.
         within: Kernel of the terms within a domain, ``"truncated"`` or ``"exact"``: see `taylor_mmd_squared`.
         mmd_weight: Weight lambda of the discrepancy, at least 0; the paper's is 0.25.
-        exchange: ``"summed"`` or ``"pairwise"``.
+        exchange: ``"summed"``, ``"pairwise"``, or ``"open"``, which protects nothing.
         unit_norm: Scale features to length 1, so that one alpha and one grid of fixed-point numbers fit all extractors.
         classifier_period: Rounds T_C between the sources' sending their classifiers; ``None`` is at the end alone, as
             in the paper.
@@ -92,7 +103,7 @@ class FedMMD(FederatedModule):
 
     Raises:
         ValueError: If an argument is out of range.
-        RosterError: When training starts, if ``two_party`` is given and the exchange does not use it.
+        RosterError: When training starts, if ``two_party`` or ``privacy`` is given and the exchange does not use it.
     """
 
     stays_local: ClassVar[tuple[str, ...]] = STAYS_LOCAL
@@ -111,7 +122,7 @@ class FedMMD(FederatedModule):
         center: float | None = None,
         within: Literal["truncated", "exact"] = "truncated",
         mmd_weight: float = 0.25,
-        exchange: Literal["summed", "pairwise"] = "summed",
+        exchange: Literal["summed", "pairwise", "open"] = "summed",
         unit_norm: bool = True,
         classifier_period: int | None = 1,
         **kwargs: Any,
@@ -121,18 +132,20 @@ class FedMMD(FederatedModule):
         num_taylor_moments(self.width, degree)
         self.alpha = (0.25 if unit_norm else 1 / (4 * self.width)) if alpha is None else alpha
         taylor_coefficients(self.alpha, degree, center or 0.0)
+        self._alpha = self.alpha if unit_norm else SCALED_ALPHA
+        self._scale = math.sqrt(self.alpha / self._alpha)
         if within not in ("truncated", "exact"):
             raise ValueError(f"within must be 'truncated' or 'exact', got {within!r}")
         if not 0 <= mmd_weight < math.inf:
             raise ValueError(f"mmd_weight (lambda) must be at least 0 and finite, got {mmd_weight}")
-        if exchange not in ("summed", "pairwise"):
-            raise ValueError(f"exchange must be 'summed' or 'pairwise', got {exchange!r}")
+        if exchange not in ("summed", "pairwise", "open"):
+            raise ValueError(f"exchange must be 'summed', 'pairwise' or 'open', got {exchange!r}")
         if classifier_period is not None and classifier_period < 1:
             raise ValueError(
                 f"classifier_period (T_C) must be at least 1 round, or null for the end alone, got {classifier_period}"
             )
         self.degree = degree
-        self.center = center
+        self.center = None if center is None else center * self._scale**2
         self.within = within
         self.mmd_weight = mmd_weight
         self.exchange = exchange
@@ -154,10 +167,11 @@ class FedMMD(FederatedModule):
         features = {
             client.name: self.replica(client).features(samples[0]) for client, samples in self.in_streams(batch)
         }
-        moments = {name: taylor_moments(own, self.degree) for name, own in features.items()}
+        scaled = {name: own * self._scale for name, own in features.items()}
+        moments = {name: taylor_moments(own, self.degree) for name, own in scaled.items()}
         sources = self.heard_sources()
-        meet = self.meet_summed if self.exchange == "summed" else self.meet_pairwise
-        met = meet(sources, features, moments) if sources else {}
+        meet = {"summed": self.meet_summed, "pairwise": self.meet_pairwise, "open": self.meet_open}[self.exchange]
+        met = meet(sources, scaled, moments) if sources else {}
         losses = {}
         for client, samples in self.in_streams(batch, "classify"):
             name = client.name
@@ -168,7 +182,7 @@ class FedMMD(FederatedModule):
                 parts.append(F.cross_entropy(logits, samples[1]))
             if name in met:
                 center, across = met[name]
-                alignment = across + self.within_domain(features[name], moments[name], center)
+                alignment = across + self.within_domain(scaled[name], moments[name], center)
                 parts.append(self.mmd_weight * alignment.to(features[name].dtype))
             if parts:
                 losses[name] = torch.stack(parts).sum()
@@ -178,15 +192,15 @@ class FedMMD(FederatedModule):
         """L_p1 of a source or L_p2 of the target, a scalar; 0 for a batch of one sample, which has no pairs.
 
         Args:
-            features: Of the batch, shape (n, L).
+            features: Scaled, of the batch, shape (n, L).
             moments: Of the same, shape (M,).
             center: Squared distance around which the kernel is expanded.
         """
         if len(features) < 2:
             return moments.new_zeros(())
-        if self.within == "exact":
-            return exact_within_domain_mean(features, self.alpha)
-        coefficients = taylor_coefficients(self.alpha, self.degree, center)
+        if self.within == "exact" or self.exchange == "open":
+            return exact_within_domain_mean(features, self._alpha)
+        coefficients = taylor_coefficients(self._alpha, self.degree, center)
         return within_domain_mean(moments, len(features), self.width, coefficients)
 
     def heard_sources(self) -> list[Client]:
@@ -207,7 +221,7 @@ class FedMMD(FederatedModule):
 
         Args:
             sources: Those who are heard.
-            features: Of local clients' batches, each of shape (n, L).
+            features: Scaled, of local clients' batches, each of shape (n, L).
             moments: Of the same, each of shape (M,).
 
         Returns:
@@ -247,7 +261,7 @@ class FedMMD(FederatedModule):
             others: Of the other side, shape (M,).
             center: Squared distance around which the kernel is expanded.
         """
-        coefficients = taylor_coefficients(self.alpha, self.degree, center)
+        coefficients = taylor_coefficients(self._alpha, self.degree, center)
         return -2 * moments @ pair_with_kernel(others.detach(), self.width, coefficients)
 
     def meet_pairwise(
@@ -284,18 +298,46 @@ class FedMMD(FederatedModule):
             met[name] = (centers[name], self.with_gradient(features[name], y))
         return met
 
+    def meet_open(
+        self, sources: Sequence[Client], features: Mapping[str, Tensor], moments: Mapping[str, Tensor]
+    ) -> dict[str, tuple[float, Tensor]]:
+        """Both sides see each other's features, and compare them with the Gaussian kernel itself.
+
+        Args:
+            sources: Those who are heard.
+            features: As in `meet_summed`.
+            moments: As in `meet_summed`; not used.
+
+        Returns:
+            As `meet_summed`, with a centre that is not used.
+        """
+        target = self.target.name
+        names = {target, *(client.name for client in sources)}
+        sent = {name: {"features": own.detach()} for name, own in features.items() if name in names}
+        up = self.federation.exchange("moments", {n: m for n, m in sent.items() if n != target}, to=[self.target])
+        down = self.federation.exchange("moments", {n: m for n, m in sent.items() if n == target}, to=sources)
+        met = {}
+        for name, told in {**up, **down}.items():
+            if name in features and told:
+                means = [
+                    exact_between_domains_mean(features[name], message["features"], self._alpha)
+                    for message in told.values()
+                ]
+                met[name] = (0.0, -2 * torch.stack(means).mean())
+        return met
+
     def map_for(self, features: Tensor, moments: Tensor, center: float) -> tuple[Tensor, Tensor]:
         """Matrix and offset that turn the other side's moments into n times the gradient, and the value, of L_p3.
 
         Args:
-            features: One's own, shape (n, L).
+            features: One's own, scaled, shape (n, L).
             moments: Of the same, shape (M,).
             center: Squared distance around which the kernel is expanded.
 
         Returns:
             Shapes (n L + 1, number sent) and (n L + 1,).
         """
-        coefficients = taylor_coefficients(self.alpha, self.degree, center)
+        coefficients = taylor_coefficients(self._alpha, self.degree, center)
         slope = len(features) * gradient_map(features, coefficients)  # so that batches of any size use the same digits
         value = pair_with_kernel(moments.detach(), self.width, coefficients)
         return self.of_sent(-2 * torch.cat([slope, value[None]]))
@@ -331,7 +373,7 @@ class FedMMD(FederatedModule):
         """A scalar whose value and gradient are what an exchange gave.
 
         Args:
-            features: With their graph, shape (n, L).
+            features: Scaled, with their graph, shape (n, L).
             y: n times the gradient, and the value, shape (n L + 1,).
         """
         slope = y[:-1].view_as(features).to(features) / len(features)
@@ -398,17 +440,17 @@ class FedMMD(FederatedModule):
         """Warn once if features are so long that pairs may be pushed apart.
 
         Args:
-            features: Of the target, shape (n, L).
+            features: Scaled, of the target, shape (n, L).
             center: Squared distance around which the kernel is expanded.
         """
-        limit = repelling_distance(self.alpha, self.degree, center)
+        limit = repelling_distance(self._alpha, self.degree, center)
         widest = 4 * float(features.detach().double().square().sum(dim=1).max())
         if widest > limit and not self._warned:
             self._warned = True
             warnings.warn(
-                f"features are up to {math.sqrt(widest / 4):.3g} long, so that pairs of samples can be further apart "
-                f"than {math.sqrt(limit):.3g}, where the Taylor kernel of degree {self.degree} repels: lower alpha "
-                f"({self.alpha:.3g}), take an odd degree, or unit_norm=True",
+                f"features are up to {math.sqrt(widest / 4) / self._scale:.3g} long, so that pairs of samples can be "
+                f"further apart than {math.sqrt(limit) / self._scale:.3g}, where the Taylor kernel of degree "
+                f"{self.degree} repels: lower alpha ({self.alpha:.3g}), take an odd degree, or unit_norm=True",
                 stacklevel=2,
             )
 
@@ -482,19 +524,19 @@ class FedMMD(FederatedModule):
         return replica
 
     def on_train_start(self) -> None:
-        """Refuse two-party protocols that nothing would go through; nobody has sent a classifier in this run yet."""
+        """Refuse protection that nothing would go through; nobody has sent a classifier in this run yet."""
         super().on_train_start()
         federation = self.federation
         self._classified_in = federation.round_idx - 1
-        if self.exchange == "summed" and federation.protocol("moments") is not None:
+        if self.exchange != "pairwise" and federation.protocol("moments") is not None:
             raise RosterError(
-                "two_party for 'moments' carries exchange='pairwise', but exchange is 'summed': give the strategy "
-                "privacy for it, or the method exchange='pairwise'"
+                f"two_party for 'moments' carries exchange='pairwise', but exchange is {self.exchange!r}: leave it out, "
+                "or give the method exchange='pairwise'"
             )
-        if self.exchange == "pairwise" and federation.least_clients("moments") > 1:
+        if self.exchange != "summed" and federation.least_clients("moments") > 1:
             raise RosterError(
-                "privacy for 'moments' carries exchange='summed', but exchange is 'pairwise': give the strategy "
-                "two_party for it, or the method exchange='summed'"
+                f"privacy for 'moments' carries exchange='summed', but exchange is {self.exchange!r}: leave it out "
+                "(exchange='pairwise' takes two_party), or give the method exchange='summed'"
             )
 
     def on_train_end(self) -> None:

@@ -106,22 +106,26 @@ def distances(x: Tensor, y: Tensor) -> Tensor:
 
 def step_by_hand(
     start: dict[str, nn.Module], data: dict[str, TensorDataset], degree: int, center: float | None, within: str,
-    unit_norm: bool,
+    unit_norm: bool, alpha: float | None = None,
 ) -> dict[str, dict[str, Tensor]]:  # fmt: skip
-    """Weights after one step from sums over all pairs (equations 3 to 6 and 18 to 20)."""
-    alpha = 1 / 4 if unit_norm else 1 / (4 * WIDTH)
+    """Weights after one step from sums over all pairs (equations 3 to 6 and 18 to 20); degree 0: the Gaussian kernel."""
+    if alpha is None:
+        alpha = 1 / 4 if unit_norm else 1 / (4 * WIDTH)
     replicas = {name: copy.deepcopy(replica) for name, replica in start.items()}
     raw = {name: replicas[name].extractor(data[name].tensors[0]).double() for name in NAMES}  # type: ignore[union-attr, operator]
     v = {name: F.normalize(each, dim=1) if unit_norm else each for name, each in raw.items()}
     if center is None:
         center = float(torch.stack([distances(v[s], v["c2"]).detach().mean() for s in NAMES[:-1]]).mean())
 
+    def values(u: Tensor, exact: bool) -> Tensor:
+        return torch.exp(-alpha * u) if exact else kernel(u, alpha, degree, center)
+
     def mean_within(x: Tensor) -> Tensor:
         u = distances(x, x)[~torch.eye(len(x), dtype=torch.bool)]
-        return (kernel(u, alpha, degree, center) if within == "truncated" else torch.exp(-alpha * u)).mean()
+        return values(u, within == "exact").mean()
 
     def across(x: Tensor, y: Tensor) -> Tensor:
-        return -2 * kernel(distances(x, y), alpha, degree, center).mean()
+        return -2 * values(distances(x, y), degree == 0).mean()
 
     total = mean_within(v["c2"])
     for name in NAMES[:-1]:
@@ -163,6 +167,68 @@ def test_a_step_is_that_of_all_pairs_of_samples(
     assert float(moved.abs().max()) > 1e-4
 
 
+@pytest.mark.parametrize("unit_norm", [True, False])
+def test_open_features_train_on_the_gaussian_kernel_itself(unit_norm: bool) -> None:
+    snapshots = fit(build(exchange="open", unit_norm=unit_norm))
+    expected = step_by_hand(snapshots.start, unequal(), 0, None, "exact", unit_norm)
+    for name in NAMES:
+        for key, tensor in trained(snapshots.rounds[0][name]).items():
+            torch.testing.assert_close(tensor, expected[name][key], atol=2e-6, rtol=1e-5, msg=f"{name} {key}")
+
+
+class Scaled(Linear):
+    """Features in another unit."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * super().forward(x)
+
+
+SAFE = {
+    "open": {},
+    "summed": {"privacy": {"moments": PairwiseMasking()}},
+    "pairwise": {"two_party": {"moments": PaillierAffine(key_bits=1024, insecure_test_keys=True)}},  # arithmetic only
+}
+
+
+@pytest.mark.parametrize("exchange", SAFE)
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_features_of_any_unit_train_the_same(exchange: Any, scale: float) -> None:
+    """With alpha in that unit, the fixed-point grid holds the moments, and the discrepancy is what it was."""
+    alpha = 1 / (16 * scale**2)
+    module = build(extractor=Scaled(scale), unit_norm=False, alpha=alpha, exchange=exchange)
+    torch.nn.init.zeros_(module.originals[1].requires_grad_(False).weight)  # which reads features in their unit
+    snapshots = fit(module, strategy=SAFE[exchange])
+    degree, within = (0, "exact") if exchange == "open" else (2, "truncated")
+    expected = step_by_hand(snapshots.start, unequal(), degree, None, within, False, alpha)
+    for name in NAMES:
+        start = snapshots.start[name].state_dict()
+        for key, tensor in trained(snapshots.rounds[0][name]).items():
+            torch.testing.assert_close(tensor, expected[name][key], atol=1e-4, rtol=1e-4, msg=f"{name} {key}")
+        moved = snapshots.rounds[0][name]["extractor.weight"] - start["extractor.weight"]
+        assert float(moved.abs().max()) > 1e-2
+
+
+@pytest.mark.parametrize("exchange", ["summed", "pairwise"])
+def test_features_too_long_for_alpha_leave_the_grid_with_an_error(exchange: Any) -> None:
+    module = build(extractor=Scaled(1e3), unit_norm=False, exchange=exchange)
+    with pytest.raises(PrivacyError, match="moments"):
+        fit(module, strategy=SAFE[exchange])
+
+
+@pytest.mark.parametrize("exchange", ["summed", "pairwise"])
+def test_features_too_short_for_alpha_have_a_flat_kernel_and_the_right_step(exchange: Any) -> None:
+    module = build(extractor=Scaled(1e-3), unit_norm=False, exchange=exchange)
+    snapshots = fit(module, strategy=SAFE[exchange])
+    expected = step_by_hand(snapshots.start, unequal(), 2, None, "truncated", False)
+    for name in NAMES:
+        for key, tensor in trained(snapshots.rounds[0][name]).items():
+            torch.testing.assert_close(tensor, expected[name][key], atol=2e-6, rtol=1e-5, msg=f"{name} {key}")
+
+
 def test_lambda_0_is_training_of_each_source_by_itself() -> None:
     module = build(mmd_weight=0.0)
     snapshots = fit(module, rounds=2)
@@ -182,7 +248,7 @@ def test_two_sources_of_the_same_data_are_one() -> None:
             torch.testing.assert_close(two.rounds[-1][name][key], tensor, atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("exchange", ["summed", "pairwise"])
+@pytest.mark.parametrize("exchange", ["summed", "pairwise", "open"])
 def test_a_batch_of_one_sample_has_no_pairs_within(exchange: Any) -> None:
     """14 samples of the target in batches of 13: the last one is alone."""
     snapshots = fit(build(exchange=exchange), batch_size=13, rounds=2)
@@ -321,7 +387,7 @@ def test_a_source_that_is_away_is_no_member_until_it_comes() -> None:
     assert torch.equal(snapshots.rounds[0]["c1"]["extractor.weight"], snapshots.start["c1"].extractor.weight)  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("exchange", ["summed", "pairwise"])
+@pytest.mark.parametrize("exchange", ["summed", "pairwise", "open"])
 def test_without_the_target_or_without_sources_nothing_is_aligned(exchange: Any) -> None:
     """Sources that are there train on their labels."""
     alone = fit(build(mmd_weight=0.0))
@@ -348,7 +414,7 @@ def test_a_run_that_is_stopped_early_still_gives_the_target_its_classifiers() ->
 # -------------------------------------------------------------------- resume
 
 
-@pytest.mark.parametrize("exchange", ["summed", "pairwise"])
+@pytest.mark.parametrize("exchange", ["summed", "pairwise", "open"])
 def test_a_checkpoint_within_a_round_resumes_bit_for_bit(exchange: Any, tmp_path: Path) -> None:
     def go(callbacks: list[pl.Callback], checkpoint: str | None = None) -> tuple[FedMMD, Snapshots]:
         torch.manual_seed(7)
@@ -379,7 +445,7 @@ def test_a_checkpoint_within_a_round_resumes_bit_for_bit(exchange: Any, tmp_path
         ({"center": -1.0}, "center must be a squared distance"),
         ({"within": "all"}, "within must be 'truncated' or 'exact', got 'all'"),
         ({"mmd_weight": math.nan}, r"mmd_weight \(lambda\) must be at least 0 and finite, got nan"),
-        ({"exchange": "open"}, "exchange must be 'summed' or 'pairwise', got 'open'"),
+        ({"exchange": "closed"}, "exchange must be 'summed', 'pairwise' or 'open', got 'closed'"),
         ({"classifier_period": 0}, r"classifier_period \(T_C\) must be at least 1 round, .* got 0"),
     ],
 )
@@ -397,6 +463,8 @@ def test_protection_that_the_exchange_does_not_use_is_refused() -> None:
         RosterError, match="privacy for 'moments' carries exchange='summed', but exchange is 'pairwise'"
     ):
         fit(build(exchange="pairwise"), strategy={"privacy": PairwiseMasking()})
+    with pytest.raises(RosterError, match="privacy for 'moments' .* but exchange is 'open'"):
+        fit(build(exchange="open"), strategy={"privacy": PairwiseMasking()})
 
 
 def test_features_that_may_be_repelled_are_warned_about_once() -> None:
