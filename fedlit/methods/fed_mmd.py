@@ -530,8 +530,8 @@ class FedMMD(FederatedModule):
         self._classified_in = federation.round_idx - 1
         if self.exchange != "pairwise" and federation.protocol("moments") is not None:
             raise RosterError(
-                f"two_party for 'moments' carries exchange='pairwise', but exchange is {self.exchange!r}: leave it out, "
-                "or give the method exchange='pairwise'"
+                f"two_party for 'moments' carries exchange='pairwise', but exchange is {self.exchange!r}: leave it "
+                "out, or give the method exchange='pairwise'"
             )
         if self.exchange != "summed" and federation.least_clients("moments") > 1:
             raise RosterError(

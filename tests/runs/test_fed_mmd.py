@@ -108,7 +108,7 @@ def step_by_hand(
     start: dict[str, nn.Module], data: dict[str, TensorDataset], degree: int, center: float | None, within: str,
     unit_norm: bool, alpha: float | None = None,
 ) -> dict[str, dict[str, Tensor]]:  # fmt: skip
-    """Weights after one step from sums over all pairs (equations 3 to 6 and 18 to 20); degree 0: the Gaussian kernel."""
+    """Weights after one step from sums over all pairs (equations 3 to 6 and 18 to 20); degree 0: of the Gaussian."""
     if alpha is None:
         alpha = 1 / 4 if unit_norm else 1 / (4 * WIDTH)
     replicas = {name: copy.deepcopy(replica) for name, replica in start.items()}
@@ -463,7 +463,7 @@ def test_protection_that_the_exchange_does_not_use_is_refused() -> None:
         RosterError, match="privacy for 'moments' carries exchange='summed', but exchange is 'pairwise'"
     ):
         fit(build(exchange="pairwise"), strategy={"privacy": PairwiseMasking()})
-    with pytest.raises(RosterError, match="privacy for 'moments' .* but exchange is 'open'"):
+    with pytest.raises(RosterError, match=r"privacy for 'moments' .* but exchange is 'open'"):
         fit(build(exchange="open"), strategy={"privacy": PairwiseMasking()})
 
 
