@@ -12,8 +12,10 @@ from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassStatScores
 
 from fedlit.callbacks.shared import federated
-from fedlit.federation import UNLABELLED, reveal_for_oracle
+from fedlit.federation import reveal_for_oracle
+from fedlit.federation.labels import known_labels
 from fedlit.module import FederatedModule
+from fedlit.tasks import Classification, NumberMeter
 
 _PREFIX = "oracle/"
 
@@ -23,8 +25,10 @@ class OracleAccuracy(Callback):
 
     Logs ``oracle/target/acc``, ``oracle/target/balanced_acc`` (mean recall over the classes that the target has) and
     ``oracle/target/f1`` (F1 scores of classes, weighted by their samples), all in [0, 1], and ``oracle/target/loss``
-    (cross-entropy), equal on all processes. No federation could know these numbers, so nothing may be selected by them.
-    They travel over the channel "oracle", which tables of communication keep apart from what the method sends.
+    (cross-entropy); in regression ``oracle/target/r2`` (share of variance explained, at most 1) and
+    ``oracle/target/loss`` (mean squared error). They are equal on all processes. No federation could know these
+    numbers, so nothing may be selected by them. They travel over the channel "oracle", which tables of communication
+    keep apart from what the method sends.
 
     Args:
         per_class: Also log the accuracy on each class c that the target has, as ``oracle/target/acc/c``.
@@ -40,6 +44,7 @@ class OracleAccuracy(Callback):
         self.per_class = per_class
         self._hits: MulticlassStatScores | None = None
         self._loss: MeanMetric | None = None
+        self._numbers: NumberMeter | None = None
         self.history: list[tuple[float, float]] = []
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -55,11 +60,11 @@ class OracleAccuracy(Callback):
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start counting afresh."""
-        self._hits = self._loss = None
+        self._hits = self._loss = self._numbers = None
 
     def on_test_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start counting afresh."""
-        self._hits = self._loss = None
+        self._hits = self._loss = self._numbers = None
 
     def on_validation_batch_end(
         self,
@@ -115,9 +120,13 @@ class OracleAccuracy(Callback):
         if not isinstance(outputs, Mapping) or name not in outputs or len(batch[name]) < 2:
             return
         labels = reveal_for_oracle(batch[name][1])
-        known = labels != UNLABELLED
+        known = known_labels(labels)
         logits, labels = outputs[name].detach()[known], labels[known]
         if len(labels) == 0:
+            return
+        if not isinstance(module.task, Classification):
+            self._numbers = self._numbers or NumberMeter(logits.device)
+            self._numbers.update(logits, labels)
             return
         if self._hits is None or self._loss is None:
             # The other processes have no target: torchmetrics' own synchronisation would wait for them for ever.
@@ -127,6 +136,18 @@ class OracleAccuracy(Callback):
         self._loss.update(F.cross_entropy(logits.float(), labels), weight=len(labels))
 
     def _log(self, module: FederatedModule) -> None:
+        if isinstance(module.task, Classification):
+            mine, names = self._scores_of_classes(module)
+        else:
+            found = {} if self._numbers is None else self._numbers.compute()
+            renamed = {"loss" if name == "eval_loss" else name: value for name, value in found.items()}
+            mine, names = ({module.target.name: renamed} if renamed else {}), ["r2", "loss"]
+        told = module.federation.report(mine, names, channel="oracle")
+        metrics = {f"{_PREFIX}target/{key}": value for row in told.values() for key, value in row.items()}
+        # Equal numbers on all processes: no reduction, no warning, and the key exists everywhere.
+        module.log_dict(metrics, batch_size=1, sync_dist=True, rank_zero_only=True)
+
+    def _scores_of_classes(self, module: FederatedModule) -> tuple[dict[str, dict[str, float]], list[str]]:
         classes = [f"acc/{index}" for index in range(module.num_classes)] if self.per_class else []
         mine: dict[str, dict[str, float]] = {}
         if self._hits is not None and self._loss is not None:
@@ -143,10 +164,7 @@ class OracleAccuracy(Callback):
             there = samples.nonzero().flatten().tolist()
             numbers |= {f"acc/{index}": each for index, each in zip(there, recall, strict=True) if self.per_class}
             mine[module.target.name] = numbers
-        told = module.federation.report(mine, ["acc", "balanced_acc", "f1", "loss", *classes], channel="oracle")
-        metrics = {f"{_PREFIX}target/{key}": value for row in told.values() for key, value in row.items()}
-        # Equal numbers on all processes: no reduction, no warning, and the key exists everywhere.
-        module.log_dict(metrics, batch_size=1, sync_dist=True, rank_zero_only=True)
+        return mine, ["acc", "balanced_acc", "f1", "loss", *classes]
 
 
 def _refuse(monitor: object, who: str) -> None:

@@ -49,6 +49,7 @@ class RunSummary:
         best_accuracy: The highest such accuracy in any validation, which no federation could pick: an oracle.
         oracle_balanced_accuracy: As `oracle_accuracy`, mean recall over classes.
         oracle_f1: As `oracle_accuracy`, F1 scores of classes weighted by their samples.
+        oracle_r2: In regression, the share of the hidden labels' variance that is explained, at most 1.
     """
 
     method: str
@@ -67,6 +68,7 @@ class RunSummary:
     best_accuracy: float | None = None
     oracle_balanced_accuracy: float | None = None
     oracle_f1: float | None = None
+    oracle_r2: float | None = None
 
     def to_json(self) -> str:
         """The fields as a JSON object."""
@@ -105,6 +107,7 @@ def summarise(trainer: Trainer, module: FederatedModule, seconds: float, method:
         best_accuracy=max(accuracy for _, accuracy in seen) if seen else None,
         oracle_balanced_accuracy=_metric(trainer, "oracle/target/balanced_acc"),
         oracle_f1=_metric(trainer, "oracle/target/f1"),
+        oracle_r2=_metric(trainer, "oracle/target/r2"),
     )
 
 
@@ -123,8 +126,9 @@ def _target_sha256(module: FederatedModule) -> str:
 def closing_table(summaries: Sequence[RunSummary]) -> RenderableType:
     """One row per method and target, an average over several targets, and below it what is hidden from whom.
 
-    Repetitions with several seeds are shown as mean ± sample standard deviation of the accuracy, and the mean of the
-    other columns. An average over targets is taken within each seed first, over the seeds that have all targets.
+    Repetitions with several seeds are shown as mean ± sample standard deviation of the accuracy (in regression, of R2),
+    and the mean of the other columns. An average over targets is taken within each seed first, over the seeds that have
+    all targets.
 
     Args:
         summaries: Of all runs, in the order of the rows.
@@ -149,11 +153,14 @@ def closing_table(summaries: Sequence[RunSummary]) -> RenderableType:
         rows[-1].last = True
     repeated = len({run.seed for run in summaries}) > 1
     notes = [*_differences(summaries), *_selections(summaries), *_privacy(summaries)]
-    return _ClosingTable(rows, "mean ± standard deviation over seeds" if repeated else None, notes)
+    regression = any(run.oracle_r2 is not None for run in summaries)
+    columns = tuple("target R2 in % (oracle)" if regression and name == _ACCURACY else name for name in _COLUMNS)
+    return _ClosingTable(rows, columns, "mean ± standard deviation over seeds" if repeated else None, notes)
 
 
+_ACCURACY = "target accuracy (oracle)"
 _COLUMNS = (
-    *("method", "target", "target accuracy (oracle)", "target\nscore", "rounds"),
+    *("method", "target", _ACCURACY, "target\nscore", "rounds"),
     *("MB by\nchannel", "logging\nMB", "local\ns", "exchange\ns", "protection\ns", "total\ns"),
 )
 _CHANNELS = 5
@@ -171,16 +178,17 @@ class _Row:
 @dataclass
 class _ClosingTable:
     rows: Sequence[_Row]
+    columns: Sequence[str]
     title: str | None
     notes: Sequence[str]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        whole = self._table(range(len(_COLUMNS)))
+        whole = self._table(range(len(self.columns)))
         if console.measure(whole, options=options.update(width=1000)).maximum <= options.max_width:
             yield whole
         else:
             yield self._table(range(5))
-            yield self._table([0, 1, *range(5, len(_COLUMNS))])
+            yield self._table([0, 1, *range(5, len(self.columns))])
         yield Text("\n".join(self.notes))
 
     def _table(self, columns: Sequence[int]) -> Table:
@@ -188,7 +196,7 @@ class _ClosingTable:
         for column in columns:
             words = column in (0, 1, _CHANNELS)
             table.add_column(
-                _COLUMNS[column], justify="left" if words else "right", no_wrap=column != _CHANNELS, overflow="fold"
+                self.columns[column], justify="left" if words else "right", no_wrap=column != _CHANNELS, overflow="fold"
             )
         for row in self.rows:
             table.add_row(*(row.cells[column] for column in columns), style=row.style, end_section=row.last)
@@ -204,7 +212,9 @@ def _targets(runs: Iterable[RunSummary]) -> list[str]:
 
 
 def _accuracies(runs: Iterable[RunSummary]) -> list[float]:
-    return [run.oracle_accuracy for run in runs if run.oracle_accuracy is not None]
+    """What is compared: accuracies, or in regression shares of variance explained."""
+    found = (run.oracle_accuracy if run.oracle_r2 is None else run.oracle_r2 for run in runs)
+    return [each for each in found if each is not None]
 
 
 def _averages(runs: Sequence[RunSummary]) -> list[float]:

@@ -47,7 +47,7 @@ from fedlit.methods import FedDA
 from fedlit.module import FederatedModule
 from fedlit.privacy import PrivacyError
 
-_LINKED = ("clients", "target", "num_classes")
+_LINKED = ("clients", "target", "num_classes", "task")
 """Arguments of the model that come from the data module."""
 
 _EXTRAS = {
@@ -79,7 +79,7 @@ _ENTRY = ("class_path", "init_args", "name", "data", "trainer")
 class FedlitCLI(LightningCLI):
     """Lightning's CLI with the federation's defaults.
 
-    The clients, the target and the number of classes are written once, in the data module, and linked to the model.
+    Clients, target, number of classes and task are written once, in the data module, and linked to the model.
     """
 
     summary: RunSummary | None = None
@@ -427,11 +427,11 @@ def _print_table(summaries: list[RunSummary]) -> None:
 
 
 def _all_clients(args: list[str]) -> tuple[str, ...]:
-    """Names of the configuration's clients; builds the data module, and nothing else."""
+    """Names of the domains that take part; builds the data module, and nothing else."""
     cli = FedlitCLI(args, run_classes=False)
     config = cli.config[cli.subcommand]
     data = cli._parser(cli.subcommand).instantiate_classes(_only_data(config))["data"]
-    return tuple(client.name for client in data.clients)
+    return tuple(client.name for client in data.check_roster())
 
 
 def _only_data(config: Any) -> Any:
@@ -491,8 +491,8 @@ def _refuse_linked(args: list[str]) -> None:
                 found += [f"model.init_args.{name} in {path}" for name in _LINKED if name in given]
     if found:
         sys.exit(
-            f"fedlit: {', '.join(found)}: clients, target and num_classes are taken from the data module; give them "
-            "there (--data.target, --data.clients)"
+            f"fedlit: {', '.join(found)}: clients, target, num_classes and task are taken from the data module; give "
+            "them there (--data.target, --data.clients)"
         )
 
 

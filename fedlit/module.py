@@ -9,17 +9,13 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 import lightning.pytorch as pl
 import torch
-import torch.nn.functional as F
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torchmetrics import MeanMetric
-from torchmetrics.classification import MulticlassAccuracy
 
 from fedlit.federation import (
-    UNLABELLED,
     Client,
     DivergedError,
     Everyone,
@@ -30,12 +26,12 @@ from fedlit.federation import (
     RoundPlan,
 )
 from fedlit.federation.client import make_roster
-from fedlit.federation.labels import guard
+from fedlit.federation.labels import TaskName, guard
 from fedlit.federation.streams import enter_stream, torch_streams
-from fedlit.functional import information_score
 from fedlit.models import Replica, make_classifier
 from fedlit.optim import ClientSchedules, clip_client_gradients, default_optimizer
 from fedlit.rounds import Rounds
+from fedlit.tasks import Classification, Meter, make_task
 from fedlit.vectorized import StackedReplicas
 
 Batch: TypeAlias = Mapping[str, Sequence[Any]]
@@ -77,14 +73,17 @@ class FederatedModule(pl.LightningModule):
     Metrics: ``source/NAME/loss`` and ``target/loss`` (training loss, mean over the round), ``train/loss`` (their mean
     over clients), ``.../grad_norm`` (before clipping, where gradients are clipped), ``source/NAME/acc`` and
     ``source/acc`` (validation accuracy of each source's own replica, and their mean), ``target/score`` (label-free:
-    mutual information between the target's inputs and predicted classes, in [0, 1]). All processes log equal numbers.
+    mutual information between the target's inputs and predicted classes, in [0, 1]). In regression ``r2`` takes the
+    place of ``acc`` (share of variance explained, at most 1), and there is no score. All processes log equal numbers.
 
     Args:
         clients: The roster, at least two names or `Client` objects.
         target: Name of the client adapted to.
-        num_classes: Number of classes.
+        num_classes: Number of classes; in regression, of numbers to predict.
         extractor: Network from inputs to features; each client gets a copy with the same initial weights.
-        classifier: Network from features to logits; ``None`` is a linear layer on ``extractor.out_features``.
+        classifier: Network from features to logits, or in regression to numbers; ``None`` is a linear layer on
+            ``extractor.out_features``.
+        task: ``"classification"`` (cross-entropy) or ``"regression"`` (mean squared error).
         optimizer: Makes the optimiser from parameter groups.
         lr_scheduler: Makes a learning-rate schedule from an optimiser; each client has its own.
         schedule_interval: What advances a client's schedule: the ``"round"`` s or ``"step"`` s it took part in.
@@ -114,6 +113,9 @@ class FederatedModule(pl.LightningModule):
     stays_local: ClassVar[tuple[str, ...]] = ()
     """Beginnings of names in a replica's state that never leave the client."""
 
+    classes_only: ClassVar[bool] = False
+    """Whether the method cannot do regression."""
+
     needs_target_labels: ClassVar[bool] = False
     """Whether the method cannot do without labels of the target; a run without them is refused at its start."""
 
@@ -125,6 +127,7 @@ class FederatedModule(pl.LightningModule):
         extractor: nn.Module,
         classifier: nn.Module | None = None,
         *,
+        task: TaskName = "classification",
         optimizer: OptimizerCallable = default_optimizer,
         lr_scheduler: LRSchedulerCallable | None = None,
         schedule_interval: Literal["round", "step"] = "round",
@@ -134,8 +137,9 @@ class FederatedModule(pl.LightningModule):
         vectorize: bool = False,
     ) -> None:
         super().__init__()
-        if num_classes < 2:
-            raise ValueError(f"num_classes must be at least 2, got {num_classes}")
+        if self.classes_only and task != "classification":
+            raise ValueError(f"{type(self).__name__} is about classes: task must be 'classification', got {task!r}")
+        self.task = make_task(task, num_classes)
         if warmup_rounds < 0:
             raise ValueError(f"warmup_rounds must be at least 0, got {warmup_rounds}")
         if weighting not in ("samples", "uniform"):
@@ -169,7 +173,7 @@ class FederatedModule(pl.LightningModule):
         self._shared: dict[str, dict[str, Tensor]] = {}
         self._public: dict[str, dict[str, Tensor]] = {}  # what each local client last received
         self._restored_public: dict[str, dict[str, Tensor]] = {}
-        self._meters: dict[str, _Meter] = {}
+        self._meters: dict[str, Meter] = {}
 
     # ---------------------------------------------------------------- what a method overrides
 
@@ -183,8 +187,8 @@ class FederatedModule(pl.LightningModule):
         return tuple(client for client in self.clients if client.labelled)
 
     def loss(self, client: Client, batch: Sequence[Any]) -> Tensor:
-        """Loss of one client on its batch, a scalar; default: cross-entropy on its labelled samples."""
-        return supervised_loss(client, self.replicas[client.name](batch[0]), batch[1])
+        """Loss of one client on its batch, a scalar; default: the task's on its labelled samples."""
+        return self.task.loss(client, self.replicas[client.name](batch[0]), batch[1])
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         """Losses of local clients in this step, by name. Override it to exchange something in every local step."""
@@ -459,6 +463,8 @@ class FederatedModule(pl.LightningModule):
         if self.vectorize:
             if type(self).loss is not FederatedModule.loss or type(self).losses is not FederatedModule.losses:
                 raise ValueError(f"vectorize=True needs the plain supervised loss, {type(self).__name__} has its own")
+            if not isinstance(self.task, Classification):
+                raise ValueError("vectorize=True has the loss of a classification built in: train without it")
             if not self.automatic_optimization:
                 raise ValueError(
                     "vectorize=True needs automatic optimisation: it hands gradients to the clients itself"
@@ -588,12 +594,12 @@ class FederatedModule(pl.LightningModule):
     # ---------------------------------------------------------------- evaluation
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Logits of the target's replica, shape (batch, num_classes)."""
+        """Outputs of the target's replica, shape (batch, num_classes): logits, or in regression the numbers."""
         logits: Tensor = self.replicas[self.target.name](inputs)
         return logits
 
     def validation_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        """Logits of each local client's replica on its own samples, by name; the target's labels are not read."""
+        """Outputs of each local client's replica on its own samples, by name; the target's labels are not read."""
         return self._evaluate(batch)
 
     def test_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
@@ -601,17 +607,17 @@ class FederatedModule(pl.LightningModule):
         return self._evaluate(batch)
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        """Class probabilities of each client in ``batch``, by name, each of shape (batch, num_classes)."""
-        return {name: self.replicas[name](samples[0]).softmax(dim=1) for name, samples in batch.items()}
+        """Class probabilities, or numbers, of each client in ``batch``, by name, of shape (batch, num_classes)."""
+        return {name: self.task.predictions(self.replicas[name](samples[0])) for name, samples in batch.items()}
 
     def _evaluate(self, batch: Batch) -> dict[str, Tensor]:
-        logits: dict[str, Tensor] = {}
+        outputs: dict[str, Tensor] = {}
         for name, samples in guard(batch, self.target.name, keep=True).items():
-            logits[name] = self.replicas[name](samples[0])
+            outputs[name] = self.replicas[name](samples[0])
             if name not in self._meters:
-                self._meters[name] = _Meter(self.num_classes, name == self.target.name, self.device)
-            self._meters[name].update(logits[name], samples[1])
-        return logits
+                self._meters[name] = self.task.meter(name == self.target.name, self.device)
+            self._meters[name].update(outputs[name], samples[1])
+        return outputs
 
     def on_validation_epoch_start(self) -> None:
         """Start counting afresh."""
@@ -633,11 +639,12 @@ class FederatedModule(pl.LightningModule):
         if self.trainer.sanity_checking:
             return
         values = {name: meter.compute() for name, meter in self._meters.items()}
-        told = self.federation.report(values, ["acc", "eval_loss", "score"])
+        told = self.federation.report(values, list(self.task.metrics))
         metrics = {f"{self._prefix(name)}/{key}": value for name, row in told.items() for key, value in row.items()}
-        accuracies = [row["acc"] for row in told.values() if "acc" in row]
-        if accuracies:
-            metrics["source/acc"] = sum(accuracies) / len(accuracies)
+        quality = self.task.metrics[0]
+        of_sources = [row[quality] for row in told.values() if quality in row]
+        if of_sources:
+            metrics[f"source/{quality}"] = sum(of_sources) / len(of_sources)
         # Equal numbers on all processes: no reduction, no warning, and the key exists everywhere.
         self.log_dict(metrics, batch_size=1, sync_dist=True, rank_zero_only=True)
 
@@ -675,40 +682,6 @@ class FederatedModule(pl.LightningModule):
                     self._resumed_losses += [([name], torch.tensor([value])) for value in values]
 
 
-def supervised_loss(client: Client, logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy of one client's labelled samples, a scalar; only the target may have unlabelled ones."""
-    if not client.is_target:
-        return F.cross_entropy(logits, labels)
-    total = F.cross_entropy(logits, labels, ignore_index=UNLABELLED, reduction="sum")
-    return torch.div(total, (labels != UNLABELLED).sum().clamp(min=1))
-
-
 def class_path(module: FederatedModule) -> str:
     """Where a method is defined, which names it in checkpoints and between processes."""
     return f"{type(module).__module__}.{type(module).__qualname__}"
-
-
-class _Meter:
-    """Evaluation of one client: accuracy and loss for a source, a label-free score for the target."""
-
-    def __init__(self, num_classes: int, is_target: bool, device: torch.device) -> None:
-        self.is_target = is_target
-        self.probabilities = torch.zeros(num_classes, device=device, dtype=torch.float64)
-        self.entropy, self.samples = 0.0, 0
-        self.accuracy = MulticlassAccuracy(num_classes, average="micro", sync_on_compute=False).to(device)
-        self.loss = MeanMetric(sync_on_compute=False).to(device)
-
-    def update(self, logits: Tensor, labels: Any) -> None:
-        if self.is_target:
-            log_p = logits.detach().double().log_softmax(dim=1)
-            self.probabilities += log_p.exp().sum(dim=0)
-            self.entropy -= float((log_p.exp() * log_p).sum())
-            self.samples += len(logits)
-            return
-        self.accuracy.update(logits, labels)
-        self.loss.update(F.cross_entropy(logits, labels), weight=len(labels))
-
-    def compute(self) -> dict[str, float]:
-        if self.is_target:
-            return {"score": float(information_score(self.probabilities / self.samples, self.entropy / self.samples))}
-        return {"acc": float(self.accuracy.compute()), "eval_loss": float(self.loss.compute())}

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import lightning as L
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import ConcatDataset, Dataset
 
 from fedlit.federation.client import Client, make_roster
 from fedlit.federation.errors import RosterError
-from fedlit.federation.labels import UNLABELLED
+from fedlit.federation.labels import UNLABELLED, TaskName, known_labels
 from fedlit.federation.loader import FederatedLoader
 from fedlit.federation.streams import global_seed, stable_seed
 
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 Stage = Literal["train", "val", "test"]
 Transform = Callable[[Tensor], Tensor]
+
+
+POOLED = "sources"
+"""Name of the client that all sources make together."""
 
 
 class DatasetNotFoundError(FileNotFoundError):
@@ -39,13 +43,14 @@ class DomainDataset(Dataset[tuple[Tensor, Tensor]]):
 
     Args:
         x: Samples, shape (n, ...).
-        y: Class of each sample, int64, shape (n,); -1 (`UNLABELLED`) where the class is hidden.
+        y: Class of each sample, int64, shape (n,), -1 (`UNLABELLED`) where it is hidden; or numbers, floating, of shape
+            (n,) or (n, k), NaN where they are hidden.
         transform: Applied to each batch of samples: conversion to floats, normalisation, augmentation. It may draw from
             torch's global random generator, which the loader points at a stream of its own for each batch.
         augments: Whether ``transform`` draws random numbers.
 
     Attributes:
-        labelled_indices: Positions whose class is known, or ``None`` when all are.
+        labelled_indices: Positions whose label is known, or ``None`` when all are.
 
     Raises:
         ValueError: If ``x`` and ``y`` differ in length.
@@ -55,7 +60,7 @@ class DomainDataset(Dataset[tuple[Tensor, Tensor]]):
         if len(x) != len(y):
             raise ValueError(f"x and y must hold the same number of samples, got {len(x)} and {len(y)}")
         self.x = x
-        self.y = y.long()
+        self.y = y if y.is_floating_point() else y.long()
         self.transform = transform
         self.augments = augments
         self.labelled_indices = labelled_positions(self.y)
@@ -74,8 +79,8 @@ class DomainDataset(Dataset[tuple[Tensor, Tensor]]):
 
 
 def labelled_positions(y: Tensor) -> Tensor | None:
-    """Positions of ``y`` that are not `UNLABELLED`, or ``None`` when all are."""
-    known = y != UNLABELLED
+    """Positions of known labels in ``y``, or ``None`` when all are."""
+    known = known_labels(y)
     return None if bool(known.all()) else known.nonzero().squeeze(1)
 
 
@@ -85,7 +90,8 @@ class Domain:
 
     Args:
         x: Samples: a tensor of shape (n, ...), or whatever `DomainDataModule.dataset` of the subclass reads.
-        y: Class of each sample, int64, shape (n,).
+        y: Class of each sample, int64, shape (n,); where the task is regression, its numbers, floating, of shape (n,)
+            or (n, k).
     """
 
     x: Any
@@ -115,8 +121,9 @@ class DomainDataModule(L.LightningDataModule, ABC):
     A subclass names its domains and classes and loads one domain at a time; everything else is here. What a data set
     *is* (which samples, which noise) never depends on ``seed``: the seed rules splits, kept labels and order.
 
-    Splits are stratified by class, and a client's split depends on its own samples and the seed alone, not on who else
-    takes part. At least one sample of each of a client's classes stays in its training split.
+    Splits are stratified by class (in regression there are none), and a client's split depends on its own samples and
+    the seed alone, not on who else takes part. At least one sample of each of a client's classes stays in its training
+    split.
 
     Args:
         clients: Domains that take part, in this order; ``None`` takes all.
@@ -131,6 +138,8 @@ class DomainDataModule(L.LightningDataModule, ABC):
             one sample and 1.0 is all of them.
         transductive: Train and test on all samples of the target, as adaptation benchmarks do; its labels stay hidden
             in training. Samples whose labels are kept (``target_labels``) are left out of its test set.
+        pool_sources: Let all sources be one client, ``"sources"``: the baseline of data that could be pooled. Each
+            domain is split and normalised by itself as without it.
         drop_last: Leave out the last training batch of a pass if it is smaller.
         num_workers: Worker processes for data that are decoded from files.
         seed: Of splits, kept labels and order; ``None`` takes the one given to ``seed_everything``.
@@ -142,6 +151,9 @@ class DomainDataModule(L.LightningDataModule, ABC):
 
     unshared_classes = False
     """Whether a class may occur at one client only, which is an error unless the data set makes such shifts."""
+
+    task: TaskName = "classification"
+    """What is to be predicted: classes, or numbers."""
 
     def __init__(
         self,
@@ -155,6 +167,7 @@ class DomainDataModule(L.LightningDataModule, ABC):
         test_fraction: float = 0.2,
         target_labels: int | float = 0,
         transductive: bool = False,
+        pool_sources: bool = False,
         drop_last: bool = False,
         num_workers: int = 0,
         seed: int | None = None,
@@ -192,6 +205,7 @@ class DomainDataModule(L.LightningDataModule, ABC):
         self.test_fraction = test_fraction
         self.target_labels = target_labels
         self.transductive = transductive
+        self.pool_sources = pool_sources
         self.drop_last = drop_last
         self.num_workers = num_workers
         self._client_names = clients
@@ -212,7 +226,7 @@ class DomainDataModule(L.LightningDataModule, ABC):
 
     @abstractmethod
     def class_names(self) -> list[str]:
-        """Names of the classes, in the order of the labels."""
+        """Names of the classes, in the order of the labels; in regression, of the numbers to predict."""
 
     @abstractmethod
     def load(self, domain: str) -> Domain:
@@ -236,7 +250,7 @@ class DomainDataModule(L.LightningDataModule, ABC):
         return self._seed
 
     def check_roster(self) -> tuple[Client, ...]:
-        """The clients without their sample counts; a subclass calls this at the end of its constructor."""
+        """The domains that take part, without sample counts; a subclass calls this at the end of its constructor."""
         if self._roster is None:
             known = self.domain_names()
             names = known if self._client_names is None else list(self._client_names)
@@ -250,6 +264,8 @@ class DomainDataModule(L.LightningDataModule, ABC):
                 target = names[-1]
             elif target not in known:
                 raise RosterError(f"target {target!r} is not among the domains of {type(self).__name__}: {known}")
+            if self.pool_sources and POOLED in names:
+                raise RosterError(f"pool_sources makes a client {POOLED!r}, as a domain is called already: rename it")
             self._roster = make_roster(names, target)
         return self._roster
 
@@ -258,13 +274,21 @@ class DomainDataModule(L.LightningDataModule, ABC):
         """The clients in order, with their numbers of training samples (of labelled ones, if some labels are kept)."""
         self._check_agreement()
         clients = []
-        for client in self.check_roster():
+        for client in self._roster_of_run():
             split = self.split(client.name)
             partly = client.is_target and len(split.labelled) > 0
             num_samples = len(split.labelled if partly else split.train)
             labelled = not client.is_target or partly
             clients.append(replace(client, labelled=labelled, num_samples=num_samples))
         return clients
+
+    def _roster_of_run(self) -> tuple[Client, ...]:
+        return make_roster([POOLED, self.target], self.target) if self.pool_sources else self.check_roster()
+
+    def _members(self, client: str) -> list[str]:
+        """Domains that a client has."""
+        pooled = self.pool_sources and client == POOLED
+        return [each.name for each in self.check_roster() if not each.is_target] if pooled else [client]
 
     @property
     def target(self) -> str:
@@ -273,12 +297,12 @@ class DomainDataModule(L.LightningDataModule, ABC):
 
     @property
     def classes(self) -> list[str]:
-        """Names of the classes, in the order of the labels."""
+        """Names of the classes, in the order of the labels; in regression, of the numbers to predict."""
         return self.class_names()
 
     @property
     def num_classes(self) -> int:
-        """Number of classes."""
+        """Number of classes, or of numbers to predict."""
         return len(self.class_names())
 
     @property
@@ -297,17 +321,31 @@ class DomainDataModule(L.LightningDataModule, ABC):
     # Samples.
 
     def split(self, client: str) -> Split:
-        """Positions of the samples of ``client`` in each stage."""
-        self._domain(client)
-        return self._splits[client]
+        """Positions of the samples of ``client`` in each stage; those of pooled domains follow one another."""
+        members = self._members(client)
+        for name in members:
+            self._domain(name)
+        if members == [client]:
+            return self._splits[client]
+        starts = torch.tensor([0, *(len(self._domain(name).y) for name in members)]).cumsum(0).tolist()
+        parts = {
+            stage: torch.cat(
+                [getattr(self._splits[name], stage) + start for name, start in zip(members, starts, strict=False)]
+            )
+            for stage in ("train", "val", "test", "labelled")
+        }
+        return Split(**parts)
 
     def dataset(self, client: str, stage: Stage) -> Dataset[Any]:
         """Samples of one client in one stage.
 
-        Labels of the target are -1 in training, except for those that ``target_labels`` keeps, and true in validation
-        and testing.
+        Labels of the target are -1, or NaN, in training, except for those that ``target_labels`` keeps, and true in
+        validation and testing.
         """
         key = (client, stage)
+        members = self._members(client)
+        if key not in self._datasets and members != [client]:
+            self._datasets[key] = pooled([self.dataset(name, stage) for name in members])
         if key not in self._datasets:
             positions: Tensor = getattr(self.split(client), stage)
             y = self._labels(client, stage, positions)
@@ -322,7 +360,7 @@ class DomainDataModule(L.LightningDataModule, ABC):
         y = self._domain(client).y
         if stage != "train" or client != self.target:
             return y[positions]
-        shown = torch.full_like(y, UNLABELLED)
+        shown = torch.full_like(y, torch.nan if y.is_floating_point() else UNLABELLED)
         labelled = self.split(client).labelled
         shown[labelled] = y[labelled]
         return shown[positions]
@@ -343,6 +381,15 @@ class DomainDataModule(L.LightningDataModule, ABC):
             )
         if len(domain.y) == 0:
             raise RosterError(f"client {name!r} has no samples: leave it out of clients or give it data")
+        if self.task == "regression":
+            if not (domain.y.is_floating_point() and domain.y[:1].numel() == self.num_classes):
+                raise DatasetLayoutError(
+                    f"labels of domain {name!r} must be {self.num_classes} floating-point numbers per sample "
+                    f"({self.class_names()}), got {domain.y.dtype} of shape {tuple(domain.y.shape)}"
+                )
+            if not bool(domain.y.isfinite().all()):
+                raise DatasetLayoutError(f"labels of domain {name!r} must be finite: leave out samples without a value")
+            return
         low, high = int(domain.y.min()), int(domain.y.max())
         if low < 0 or high >= self.num_classes:
             raise DatasetLayoutError(
@@ -362,7 +409,7 @@ class DomainDataModule(L.LightningDataModule, ABC):
                 f"samples of all clients must have one shape, got {shapes}: extract the same features at each client, "
                 "or leave the odd one out of clients"
             )
-        if not self.unshared_classes:
+        if self.task == "classification" and not self.unshared_classes:
             holders = {
                 label: [name for name in names if bool((domains[name].y == label).any())]
                 for label in range(self.num_classes)
@@ -377,6 +424,7 @@ class DomainDataModule(L.LightningDataModule, ABC):
 
     def _make_split(self, name: str, y: Tensor) -> Split:
         generator = torch.Generator().manual_seed(stable_seed(self.seed, "split", name))
+        y = y if self.task == "classification" else torch.zeros(len(y), dtype=torch.int64)  # one stratum
         train, val, test = stratified_split(y, self.val_fraction, self.test_fraction, generator)
         for part, positions, fraction in (("val", val, self.val_fraction), ("test", test, self.test_fraction)):
             if fraction > 0 and len(positions) == 0:
@@ -417,11 +465,11 @@ class DomainDataModule(L.LightningDataModule, ABC):
     # Loaders.
 
     def _local_names(self) -> list[str]:
-        names = [client.name for client in self.check_roster()]
+        names = [client.name for client in self._roster_of_run()]
         federation = getattr(getattr(self.trainer, "lightning_module", None), "federation", None)
         if federation is None:
             return names
-        members = [client.name for client in getattr(federation, "clients", self.check_roster())]
+        members = [client.name for client in getattr(federation, "clients", self._roster_of_run())]
         if sorted(members) != sorted(names):
             raise RosterError(
                 f"the model's clients {members} and the data module's {names} must be the same: give the model "
@@ -437,7 +485,7 @@ class DomainDataModule(L.LightningDataModule, ABC):
 
     def _eval_loader(self, stage: Stage, names: Sequence[str], fraction: float) -> FederatedLoader | list[Any]:
         self._check_agreement()
-        everyone = [client.name for client in self.check_roster()]
+        everyone = [client.name for client in self._roster_of_run()]
         if fraction == 0 and not any(len(getattr(self.split(name), stage)) for name in everyone):
             return []  # Lightning's way to say that there is nothing to evaluate
         # With fraction 0 only a transductive target has samples; otherwise every client does.
@@ -458,7 +506,7 @@ class DomainDataModule(L.LightningDataModule, ABC):
         self._check_agreement()
         sizes: int | dict[str, int] = self.batch_size
         if self.target_batch_size is not None:
-            sizes = {c.name: self.target_batch_size if c.is_target else self.batch_size for c in self.check_roster()}
+            sizes = {c.name: self.target_batch_size if c.is_target else self.batch_size for c in self._roster_of_run()}
         loader = FederatedLoader(
             {name: self.dataset(name, "train") for name in self._local_names()},
             sizes,
@@ -491,7 +539,8 @@ class DomainDataModule(L.LightningDataModule, ABC):
     def __str__(self) -> str:
         # Lightning's own builds every loader, which decodes every image.
         clients = ", ".join(f"{client.name} ({client.role}, {client.num_samples})" for client in self.clients)
-        return f"{type(self).__name__}: {clients}; {self.num_classes} classes, input {self.input_shape}"
+        what = "classes" if self.task == "classification" else "numbers to predict"
+        return f"{type(self).__name__}: {clients}; {self.num_classes} {what}, input {self.input_shape}"
 
     # A look at the data.
 
@@ -527,7 +576,7 @@ class DomainDataModule(L.LightningDataModule, ABC):
     def _plot_images(self, num_samples: int) -> Figure:
         from matplotlib.figure import Figure
 
-        clients, classes = self.clients, self.class_names()
+        clients, classes = self.check_roster(), self.class_names()
         figure = Figure(figsize=(1.1 * num_samples + 0.8, 1.3 * len(clients) + 0.3), layout="constrained")
         axes = figure.subplots(len(clients), num_samples, squeeze=False)
         for row, client in zip(axes, clients, strict=True):
@@ -562,7 +611,7 @@ class DomainDataModule(L.LightningDataModule, ABC):
     def _scatter(self, axis: Any, most: int = 500) -> None:
         """Two principal components of (at most ``most`` evenly picked samples of) all clients together."""
         samples = []
-        for client in self.clients:
+        for client in self.check_roster():
             x = self._domain(client.name).x
             positions = torch.linspace(0, len(x) - 1, min(len(x), most)).round().long()
             samples.append(x[positions].flatten(1).double())
@@ -571,7 +620,7 @@ class DomainDataModule(L.LightningDataModule, ABC):
         _, values, directions = torch.linalg.svd(centred, full_matrices=False)
         shares = values.square() / values.square().sum().clamp(min=1e-12)
         points = (centred @ directions[:2].T).split([len(sample) for sample in samples])
-        for client, point in zip(self.clients, points, strict=True):
+        for client, point in zip(self.check_roster(), points, strict=True):
             marker = "x" if client.is_target else "o"
             axis.scatter(*point.T.numpy(), s=14, alpha=0.6, marker=marker, label=f"{client.name} ({client.role})")
         axis.set_xlabel(f"component 1 ({shares[0]:.0%} of the variance)")
@@ -580,7 +629,16 @@ class DomainDataModule(L.LightningDataModule, ABC):
         axis.legend(fontsize=8)
 
     def _class_shares(self, axis: Any) -> None:
-        clients, classes = self.clients, self.class_names()
+        if self.task == "regression":
+            for client in self.check_roster():
+                y = self._domain(client.name).y.reshape(len(self._domain(client.name).y), -1)[:, 0]
+                axis.hist(y.numpy(), bins=20, density=True, histtype="step", label=f"{client.name} (n={len(y)})")
+            axis.set_xlabel(self.class_names()[0])
+            axis.set_ylabel("density")
+            axis.set_title("What is to be predicted")
+            axis.legend(fontsize=8)
+            return
+        clients, classes = self.check_roster(), self.class_names()
         width = 0.8 / len(clients)
         for place, client in enumerate(clients):
             counts = torch.bincount(self._domain(client.name).y, minlength=len(classes)).double()
@@ -598,6 +656,43 @@ class DomainDataModule(L.LightningDataModule, ABC):
         axis.set_ylabel("share of the client's samples")
         axis.set_title("Classes")
         axis.legend(fontsize=8, ncols=2)
+
+
+class PooledDataset(Dataset[Any]):
+    """Samples of several domains, one domain after the other, read a batch at a time.
+
+    Args:
+        parts: Datasets with a ``batch`` method, all of whose labels are known.
+    """
+
+    def __init__(self, parts: Sequence[Any]) -> None:
+        self.parts = list(parts)
+        self.ends = torch.tensor([len(part) for part in self.parts]).cumsum(0)
+        self.augments = any(part.augments for part in self.parts)
+
+    def __len__(self) -> int:
+        return int(self.ends[-1])
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Transformed samples and labels at ``indices`` (int64, shape (b,))."""
+        owner = torch.searchsorted(self.ends, indices, right=True)
+        order, found = [], []
+        for place, part in enumerate(self.parts):
+            mine = (owner == place).nonzero().squeeze(1)
+            if len(mine):
+                order.append(mine)
+                found.append(part.batch(indices[mine] - (self.ends[place] - len(part))))
+        back = torch.cat(order).argsort()
+        return torch.cat([x for x, _ in found])[back], torch.cat([y for _, y in found])[back]
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        x, y = self.batch(torch.tensor([index]))
+        return x[0], y[0]
+
+
+def pooled(parts: Sequence[Dataset[Any]]) -> Dataset[Any]:
+    """Datasets of several domains as one."""
+    return PooledDataset(parts) if all(hasattr(part, "batch") for part in parts) else ConcatDataset(parts)
 
 
 def stratified_split(

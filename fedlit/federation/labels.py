@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 from torch import Tensor
 
 from fedlit.federation.errors import LabelGuardError
 
+TaskName = Literal["classification", "regression"]
+"""Whether labels are classes or numbers."""
+
 UNLABELLED = -1
-"""Label value of a training sample whose class is not known."""
+"""Label value of a training sample whose class is not known; where labels are numbers, it is NaN."""
+
+
+def known_labels(y: Tensor) -> Tensor:
+    """Which labels are known, bool, shape (n,).
+
+    Args:
+        y: Classes, int64, shape (n,), or numbers, floating, of shape (n,) or (n, k).
+    """
+    return y.isfinite().reshape(len(y), -1).all(dim=1) if y.is_floating_point() else y != UNLABELLED
 
 
 class GuardedLabels:

@@ -27,7 +27,6 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedlit.federation import Client, FederatedLoader, RosterError
@@ -47,6 +46,7 @@ from fedlit.functional import (
 from fedlit.models import Committee, MomentReplica, feature_width, part_of
 from fedlit.models.committee import STAYS_LOCAL
 from fedlit.module import Batch, FederatedModule
+from fedlit.tasks import Classification
 
 SCALED_ALPHA = 0.25
 """Kernel parameter of scaled features, which moments and squared distances are those of. If alpha fits the features,
@@ -62,8 +62,8 @@ class FedMMD(FederatedModule):
 
     The sources pre-train one network (``warmup_rounds``), which the target receives. Then every client has its own: in
     each local step clients tell each other moments of their features in a way that ``exchange`` says, and lower the
-    discrepancy; a source its classification loss too. The target predicts with the mean of what the sources'
-    classifiers say of its features.
+    discrepancy; a source its classification or regression loss too. The target predicts with the mean of what the
+    sources' classifiers say of its features.
 
     Sends, with ``exchange="summed"``: "moments", from each present source in each local step, of which the target
     receives the mean; "target_moments", the target's to each of them, in the clear. The privacy backend of "moments"
@@ -86,9 +86,9 @@ class FedMMD(FederatedModule):
     Args:
         clients: The roster.
         target: Name of the client adapted to.
-        num_classes: Number of classes.
+        num_classes: Number of classes; with ``task="regression"``, of numbers to predict.
         extractor: Network from inputs to features; each client gets a copy and trains it.
-        classifier: Network from features to logits; ``None`` is a linear layer.
+        classifier: Network from features to logits, or to numbers; ``None`` is a linear layer.
         degree: Degree D of the Taylor polynomial, 1 to 3; messages have O(L^D) numbers.
         alpha: Kernel parameter, positive; ``None`` is 1/4 for features of length 1, and else 1/(4L), for L features of
             variance about 1.
@@ -178,8 +178,8 @@ class FedMMD(FederatedModule):
             parts = []
             if not client.is_target:
                 replica = self.replica(client)
-                logits = replica.classifier(replica.readable(features[name]))
-                parts.append(F.cross_entropy(logits, samples[1]))
+                outputs = replica.classifier(replica.readable(features[name]))
+                parts.append(self.task.loss(client, outputs, samples[1]))
             if name in met:
                 center, across = met[name]
                 alignment = across + self.within_domain(scaled[name], moments[name], center)
@@ -508,7 +508,11 @@ class FedMMD(FederatedModule):
         super().configure_model()
         name = self.target.name
         if name in self.replicas and not isinstance(self.replicas[name], Committee):
-            self.replicas[name] = Committee(self.replica(self.target), [client.name for client in self.sources])
+            self.replicas[name] = Committee(
+                self.replica(self.target),
+                [client.name for client in self.sources],
+                of_logits=isinstance(self.task, Classification),
+            )
 
     def replica(self, client: Client) -> MomentReplica:
         """What a local client holds."""

@@ -90,6 +90,7 @@ class FedRFTCA(FederatedModule):
         RosterError: When training starts, if the backend of "classifier" cannot hide as few sources as there are.
     """
 
+    classes_only: ClassVar[bool] = True
     stays_local: ClassVar[tuple[str, ...]] = STAYS_LOCAL
     uses_unlabelled_target: ClassVar[bool] = True
     default_participation: ClassVar[Participation] = UniformSubset()

@@ -65,6 +65,7 @@ class FedRFTCAClosedForm(FederatedModule):
             absent in it.
     """
 
+    classes_only: ClassVar[bool] = True
     stays_local: ClassVar[tuple[str, ...]] = STAYS_LOCAL
     uses_unlabelled_target: ClassVar[bool] = True
 

@@ -123,6 +123,7 @@ class KNNPer(FedAvg):
         TypeError: When training ends, if the data did not come from a `FederatedLoader`.
     """
 
+    classes_only: ClassVar[bool] = True
     stays_local: ClassVar[tuple[str, ...]] = ("embeddings", "labels")
     needs_target_labels: ClassVar[bool] = True
 

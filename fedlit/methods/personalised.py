@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from fedlit.federation import Client
 from fedlit.methods.fedavg import FedAvg
 from fedlit.models import Replica
-from fedlit.module import supervised_loss
 
 
 class PersonalReplica(Replica):
@@ -85,8 +84,8 @@ class Personalised(FedAvg, ABC):
                 self.replica(client).personalise_()
 
     def loss(self, client: Client, batch: Sequence[Any]) -> Tensor:
-        """Cross-entropy of w plus that of the personal model."""
-        shared = supervised_loss(client, self.replica(client).shared(batch[0]), batch[1])
+        """The task's loss of w plus that of the personal model."""
+        shared = self.task.loss(client, self.replica(client).shared(batch[0]), batch[1])
         return shared + super().loss(client, batch)
 
     def client_param_groups(self) -> list[dict[str, Any]]:

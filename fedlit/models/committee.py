@@ -58,13 +58,15 @@ class Committee(MomentReplica):
     Args:
         replica: What the target would hold otherwise; its parts are taken over.
         members: Names of the sources.
+        of_logits: Whether classifiers give logits, whose probabilities are averaged, rather than numbers.
     """
 
     informed: Tensor
 
-    def __init__(self, replica: MomentReplica, members: Sequence[str]) -> None:
+    def __init__(self, replica: MomentReplica, members: Sequence[str], of_logits: bool = True) -> None:
         super().__init__(replica.extractor, replica.classifier, replica.unit_norm)
         self.names = list(members)
+        self.of_logits = of_logits
         self.members = nn.ModuleList(copy.deepcopy(replica.classifier).requires_grad_(False) for _ in members)
         self.register_buffer("informed", torch.zeros(len(members), dtype=torch.bool))
 
@@ -80,11 +82,13 @@ class Committee(MomentReplica):
         self.informed[place] = True
 
     def forward(self, x: Tensor) -> Tensor:
-        """Log of the mean class probabilities, shape (batch, num_classes)."""
+        """Log of the mean class probabilities, or the mean of the numbers, shape (batch, num_classes)."""
         features = self.readable(self.features(x))
         if not self.informed.any():
             logits: Tensor = self.classifier(features)
             return logits
         heard = [member for member, informed in zip(self.members, self.informed.tolist(), strict=True) if informed]
-        each = torch.stack([member(features).log_softmax(dim=1) for member in heard])
-        return each.logsumexp(dim=0) - math.log(len(each))
+        each = torch.stack([member(features) for member in heard])
+        if not self.of_logits:
+            return each.mean(dim=0)
+        return each.log_softmax(dim=2).logsumexp(dim=0) - math.log(len(each))

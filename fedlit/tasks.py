@@ -1,0 +1,184 @@
+"""What a head predicts, classes or numbers: its loss, its predictions, and how well it does."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torchmetrics import MeanMetric, R2Score
+from torchmetrics.classification import MulticlassAccuracy
+
+from fedlit.federation import UNLABELLED, Client
+from fedlit.federation.labels import TaskName, known_labels
+from fedlit.functional import information_score
+
+
+class Meter(Protocol):
+    """Evaluation of one client, batch by batch."""
+
+    def update(self, outputs: Tensor, labels: Any) -> None:
+        """Count a batch; a target's labels are not read."""
+
+    def compute(self) -> dict[str, float]:
+        """The metrics, by name."""
+
+
+class Classification:
+    """Logits of classes.
+
+    Args:
+        num_classes: Number of classes C, at least 2.
+
+    Attributes:
+        metrics: What meters compute; the first is the higher, the better, and of sources alone.
+
+    Raises:
+        ValueError: If there are fewer.
+    """
+
+    metrics = ("acc", "eval_loss", "score")
+
+    def __init__(self, num_classes: int) -> None:
+        if num_classes < 2:
+            raise ValueError(f"num_classes must be at least 2, got {num_classes}")
+        self.num_classes = num_classes
+
+    def loss(self, client: Client, outputs: Tensor, labels: Tensor) -> Tensor:
+        """Mean cross-entropy over one client's labelled samples, a scalar; only the target may have unlabelled ones."""
+        if not client.is_target:
+            return F.cross_entropy(outputs, labels)
+        total = F.cross_entropy(outputs, labels, ignore_index=UNLABELLED, reduction="sum")
+        return torch.div(total, (labels != UNLABELLED).sum().clamp(min=1))
+
+    def predictions(self, outputs: Tensor) -> Tensor:
+        """Class probabilities, shape (batch, C)."""
+        return outputs.softmax(dim=1)
+
+    def meter(self, is_target: bool, device: torch.device) -> Meter:
+        """Accuracy and loss of a source; a label-free score of the target."""
+        return _ScoreMeter(self.num_classes, device) if is_target else _ClassMeter(self.num_classes, device)
+
+
+class Regression:
+    """Numbers.
+
+    Args:
+        num_outputs: How many are predicted for a sample, at least 1.
+
+    Attributes:
+        metrics: As of `Classification`.
+
+    Raises:
+        ValueError: If it is less.
+    """
+
+    metrics = ("r2", "eval_loss")
+
+    def __init__(self, num_outputs: int) -> None:
+        if num_outputs < 1:
+            raise ValueError(
+                f"num_classes must be at least 1 with task='regression', where it is the number of outputs, got "
+                f"{num_outputs}"
+            )
+        self.num_outputs = num_outputs
+
+    def loss(self, client: Client, outputs: Tensor, labels: Tensor) -> Tensor:
+        """As `Classification.loss`, of squared errors, and a mean over outputs; labels are (batch,) or (batch, k)."""
+        labels = labels.reshape(outputs.shape).to(outputs.dtype)
+        if not client.is_target:
+            return F.mse_loss(outputs, labels)
+        known = known_labels(labels)
+        errors = torch.where(known[:, None], outputs - labels, 0.0)  # 0 before squaring: no NaN reaches a gradient
+        return errors.square().mean(dim=1).sum() / known.sum().clamp(min=1)
+
+    def predictions(self, outputs: Tensor) -> Tensor:
+        """The outputs, shape (batch, k)."""
+        return outputs
+
+    def meter(self, is_target: bool, device: torch.device) -> Meter:
+        """Share of variance explained, and mean squared error, of a source; nothing is known of the target."""
+        return _Nothing() if is_target else NumberMeter(device)
+
+
+def make_task(name: TaskName, num_outputs: int) -> Classification | Regression:
+    """A task by its name.
+
+    Args:
+        name: ``"classification"`` or ``"regression"``.
+        num_outputs: Number of classes, or of numbers to predict.
+
+    Raises:
+        ValueError: If it is neither, or the number is too small.
+    """
+    if name == "classification":
+        return Classification(num_outputs)
+    if name == "regression":
+        return Regression(num_outputs)
+    raise ValueError(f"task must be 'classification' or 'regression', got {name!r}")
+
+
+class NumberMeter:
+    """R2 and mean squared error, means over outputs.
+
+    R2 is the share of the labels' variance that predictions explain: at most 1, and below 0 if their mean does better.
+    It is missing where fewer than two samples were seen.
+
+    Args:
+        device: Of the outputs.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        # Other processes have other clients: torchmetrics' own synchronisation would wait for them for ever.
+        self.samples = 0
+        self.r2 = R2Score(sync_on_compute=False).set_dtype(torch.float64).to(device)
+        self.loss = MeanMetric(sync_on_compute=False).to(device)
+
+    def update(self, outputs: Tensor, labels: Tensor) -> None:
+        """Count a batch, all of whose labels are known."""
+        labels = labels.reshape(outputs.shape).double()
+        self.r2.update(outputs.detach().double().squeeze(1), labels.squeeze(1))
+        self.loss.update(F.mse_loss(outputs.detach().double(), labels), weight=len(labels))
+        self.samples += len(labels)
+
+    def compute(self) -> dict[str, float]:
+        """R2, where it is defined, and loss."""
+        known = {"r2": float(self.r2.compute())} if self.samples > 1 else {}
+        return {**known, "eval_loss": float(self.loss.compute())}
+
+
+class _ClassMeter:
+    def __init__(self, num_classes: int, device: torch.device) -> None:
+        self.accuracy = MulticlassAccuracy(num_classes, average="micro", sync_on_compute=False).to(device)
+        self.loss = MeanMetric(sync_on_compute=False).to(device)
+
+    def update(self, outputs: Tensor, labels: Tensor) -> None:
+        self.accuracy.update(outputs, labels)
+        self.loss.update(F.cross_entropy(outputs, labels), weight=len(labels))
+
+    def compute(self) -> dict[str, float]:
+        return {"acc": float(self.accuracy.compute()), "eval_loss": float(self.loss.compute())}
+
+
+class _ScoreMeter:
+    def __init__(self, num_classes: int, device: torch.device) -> None:
+        self.probabilities = torch.zeros(num_classes, device=device, dtype=torch.float64)
+        self.entropy, self.samples = 0.0, 0
+
+    def update(self, outputs: Tensor, labels: Any) -> None:
+        log_p = outputs.detach().double().log_softmax(dim=1)
+        self.probabilities += log_p.exp().sum(dim=0)
+        self.entropy -= float((log_p.exp() * log_p).sum())
+        self.samples += len(outputs)
+
+    def compute(self) -> dict[str, float]:
+        return {"score": float(information_score(self.probabilities / self.samples, self.entropy / self.samples))}
+
+
+class _Nothing:
+    def update(self, outputs: Tensor, labels: Any) -> None:
+        pass
+
+    def compute(self) -> dict[str, float]:
+        return {}
