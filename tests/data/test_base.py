@@ -390,3 +390,78 @@ def test_importing_the_package_loads_no_heavy_library():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     heavy = {"sklearn", "torchvision", "matplotlib", "scipy", "PIL"}
     assert not heavy & {name.split(".")[0] for name in done.stdout.split()}
+
+
+# Numbers to predict, and pooled sources.
+
+
+class Numbers(Blobs):
+    """Blobs whose labels are numbers."""
+
+    task = "regression"
+
+    def class_names(self) -> list[str]:
+        return ["height"]
+
+    def load(self, domain: str) -> Domain:
+        found = super().load(domain)
+        return Domain(found.x, found.y.float() + 0.5)
+
+
+def test_numbers_are_split_hidden_and_kept_as_classes_are():
+    data = Numbers(target_labels=7, seed=0)
+    for name, n in ((name, sum(shares)) for name, shares in CLASS_SHARES.items()):
+        split = data.split(name)
+        parts = torch.cat([split.train, split.val, split.test])
+        assert sorted(parts.tolist()) == list(range(n))
+        assert (len(split.val), len(split.test)) == (round(0.1 * n), round(0.2 * n))
+    shown = data.dataset("d", "train")
+    assert shown.y.isnan().sum() == len(shown) - 7
+    assert len(shown.labelled_indices) == 7
+    assert shown.y.dtype == torch.float32
+    assert not data.dataset("d", "test").y.isnan().any()
+    assert data.num_classes == 1
+    assert "1 numbers to predict" in str(data)
+
+
+@pytest.mark.parametrize(
+    ("y", "message"),
+    [
+        (lambda y: y.long(), "must be 1 floating-point numbers per sample"),
+        (lambda y: torch.stack([y, y], dim=1), "must be 1 floating-point numbers per sample"),
+        (lambda y: y / (y > 1), "must be finite: leave out samples without a value"),
+    ],
+)
+def test_bad_numbers_are_refused(y, message):
+    class Bad(Numbers):
+        def load(self, domain: str) -> Domain:
+            found = super().load(domain)
+            return Domain(found.x, y(found.y))
+
+    with pytest.raises(DatasetLayoutError, match=message):
+        _ = Bad().clients
+
+
+def test_pooled_sources_have_the_samples_that_they_have_one_by_one():
+    apart, together = Blobs(seed=0, target="b"), Blobs(seed=0, target="b", pool_sources=True)
+    assert [(client.name, client.is_target) for client in together.clients] == [("sources", False), ("b", True)]
+    assert together.clients[0].num_samples == sum(
+        client.num_samples for client in apart.clients if not client.is_target
+    )
+    for stage in ("train", "val", "test"):
+        parts = [apart.dataset(name, stage) for name in "acd"]
+        one = together.dataset("sources", stage)
+        order = torch.randperm(len(one), generator=torch.Generator().manual_seed(0))
+        x, y = one.batch(order)
+        assert torch.equal(x, torch.cat([part.x for part in parts])[order])
+        assert torch.equal(y, torch.cat([part.y for part in parts])[order])
+        assert torch.equal(one[3][0], one.batch(torch.tensor([3]))[0][0])
+        assert len(getattr(together.split("sources"), stage)) == len(one)
+        assert torch.equal(together.dataset("b", stage).x, apart.dataset("b", stage).x)
+    batch = next(iter(together.train_dataloader()))
+    assert sorted(batch) == ["b", "sources"]
+
+
+def test_a_domain_called_sources_cannot_be_pooled():
+    with pytest.raises(RosterError, match="pool_sources makes a client 'sources', as a domain is called already"):
+        Blobs(shares={"sources": [10, 10, 10], "a": [10, 10, 10], "b": [10, 10, 10]}, pool_sources=True)

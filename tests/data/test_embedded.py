@@ -284,3 +284,22 @@ def test_heart_plot_shows_what_is_missing():
 def test_unknown_normalisation_is_refused():
     with pytest.raises(ValueError, match="normalise must be 'local' or 'none', got 'global'"):
         HeartDisease(normalise="global")
+
+
+def test_heart_rates_are_those_of_the_table_without_the_column_itself():
+    module = HeartDisease(predict="heart_rate", normalise="none")
+    table = resources.files("fedlit.data").joinpath("heart_disease_uci.csv").read_text(encoding="utf-8")
+    rows = [row for row in csv.DictReader(table.splitlines()) if row["thalch"]]
+    sizes = {name: len(everything(module, name)[1]) for name in module.domain_names()}
+    assert sum(sizes.values()) == len(rows) == 865
+    rates = torch.cat([140 + 25 * everything(module, name)[1] for name in module.domain_names()])
+    assert sorted(rates.round().tolist()) == sorted(float(row["thalch"]) for row in rows)
+    names = module.feature_names()
+    assert len(names) == module.in_features == 36
+    assert not [name for name in names if "thalch" in name]
+    x, _ = everything(module, "cleveland")
+    ages = [float(row["age"]) for row in rows if row["dataset"] == "Cleveland"]
+    assert x[:, names.index("age")].tolist() == ages
+    assert isinstance(module.plot(), Figure)
+    with pytest.raises(ValueError, match="predict must be 'disease' or 'heart_rate', got 'age'"):
+        HeartDisease(predict="age")
