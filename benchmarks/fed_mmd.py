@@ -73,12 +73,11 @@ from fedlit.privacy import (
     Plain,
     PlainAffine,
     PrivacyError,
-    PrivacyWarning,
     RoundId,
     SecureAggregation,
     TwoPartyAffine,
 )
-from fedlit.privacy.affine import AffineGrid
+from fedlit.privacy.affine import RANKED, AffineGrid
 from fedlit.privacy.affine_ckks import PARAMETERS as CKKS_PARAMETERS
 
 BATCH, ALPHA, CENTER = 64, 0.25, 0.0
@@ -196,7 +195,7 @@ def affine_map(x: Tensor, coefficients: Sequence[float], with_loss: bool) -> tup
     return matrix[:, 1:], matrix[:, 0]
 
 
-def pairwise_batch(pairs: Mapping[str, Pair], length: int, degree: int) -> Case:
+def pairwise_batch(backend: TwoPartyAffine, pairs: Mapping[str, Pair], length: int, degree: int) -> Case:
     """Both directions of a batch; compared with autograd outside the clock."""
     coefficients = taylor_coefficients(ALPHA, degree, CENTER)
     data = {party: features(length, seed) for seed, party in enumerate(PARTIES)}
@@ -208,10 +207,9 @@ def pairwise_batch(pairs: Mapping[str, Pair], length: int, degree: int) -> Case:
         moments = taylor_moments(data[holder], degree)[1:]
         matrix, offset = affine_map(data[learner], coefficients, with_loss=learner == "target")
         seconds["map"] += time.process_time() - start
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            outputs, steps, messages = pairs[learner].exchange(moments, matrix, offset)
-        determined |= any(issubclass(each.category, PrivacyWarning) for each in caught)
+        outputs, steps, messages = pairs[learner].exchange(moments, matrix, offset)
+        rank = int(torch.linalg.matrix_rank(matrix)) if matrix.numel() <= RANKED else min(matrix.shape)
+        determined |= rank >= enough_outputs(backend, len(moments))
         for step, taken in steps.items():
             seconds[step] += taken
         sizes += sum(messages)
@@ -228,11 +226,11 @@ def pairwise_batch(pairs: Mapping[str, Pair], length: int, degree: int) -> Case:
 
 def pairwise_cell(backend: TwoPartyAffine, pairs: Mapping[str, Pair], length: int, degree: int, repeats: int) -> Case:
     """A cell as it is. The first round checks, and is left out unless it is slow."""
-    runs = [pairwise_batch(pairs, length, degree)]
+    runs = [pairwise_batch(backend, pairs, length, degree)]
     bound = backend.error_bound(num_taylor_moments(length, degree) - 1) + 1e-12  # of float64 sums
     assert runs[0]["error"] <= bound, (runs[0]["error"], bound)
     if sum(runs[0]["seconds"].values()) < SLOW:
-        runs = [pairwise_batch(pairs, length, degree) for _ in range(repeats)]
+        runs = [pairwise_batch(backend, pairs, length, degree) for _ in range(repeats)]
     return {
         "cpu_s": statistics.median(sum(run["seconds"].values()) for run in runs),
         "steps_s": {step: statistics.median(run["seconds"][step] for run in runs) for step in runs[0]["seconds"]},
@@ -247,6 +245,7 @@ def pairwise_cell(backend: TwoPartyAffine, pairs: Mapping[str, Pair], length: in
 
 def extrapolated_cell(backend: PaillierAffine | CKKSAffine, pair: Pair, length: int, degree: int) -> Case:
     """Twice one direction of a cell, from pieces: some samples' rows, and moments spread evenly over all of them."""
+    pair.exchange(torch.ones(1), torch.ones(2, 1), torch.zeros(2))  # the one warning, which takes a rank
     coefficients = taylor_coefficients(ALPHA, degree, CENTER)
     num_moments, num_rows = num_taylor_moments(length, degree) - 1, BATCH * length
     x, y = features(length, 0), features(length, 1)
@@ -263,7 +262,7 @@ def extrapolated_cell(backend: PaillierAffine | CKKSAffine, pair: Pair, length: 
         error = max(error, float((outputs - matrix @ moments[columns] - offset).abs().max()))
         assert error <= backend.error_bound(num_columns) + 1e-12
         sizes.append((num_columns, len(offset)))
-        evaluate.append(seconds["evaluate"] - rank_check_seconds(backend, matrix))
+        evaluate.append(seconds["evaluate"])
     # products of moments and rows; with more pieces, tables for each moment and noise for each row
     terms = np.array([[m * r, m, r] for m, r in [*sizes, (num_moments, num_rows)]])[:, : len(sizes)].astype(float)
     wanted = message_units(backend, num_moments, num_rows)
@@ -274,7 +273,6 @@ def extrapolated_cell(backend: PaillierAffine | CKKSAffine, pair: Pair, length: 
         "evaluate": float(terms[-1] @ np.linalg.solve(terms[:-1], np.array(evaluate))),
         "unlock": seconds["unlock"] * ratios[1],
         "reveal": seconds["reveal"] * ratios[1],
-        "rank": rank_seconds(num_rows, num_moments) if num_rows >= enough_outputs(backend, num_moments) else 0.0,
     }
     both = {step: 2 * value for step, value in steps.items()}
     return {
@@ -298,28 +296,9 @@ def message_units(backend: PaillierAffine | CKKSAffine, num_moments: int, num_ro
     return math.ceil(num_moments / block), replies, num_rows
 
 
-def enough_outputs(backend: PaillierAffine | CKKSAffine, num_moments: int) -> int:
-    """From how many rows on the learner computes the rank of its matrix, to warn."""
+def enough_outputs(backend: TwoPartyAffine, num_moments: int) -> int:
+    """From which rank on the outputs may determine the moments."""
     return backend.grid.enough_outputs(num_moments) if isinstance(backend, PaillierAffine) else num_moments
-
-
-def rank_check_seconds(backend: PaillierAffine | CKKSAffine, matrix: Tensor) -> float:
-    """Of the learner's check of a piece: not proportional to its size as the rest is."""
-    if len(matrix) < enough_outputs(backend, matrix.shape[1]):
-        return 0.0
-    start = time.process_time()
-    torch.linalg.matrix_rank(matrix)
-    return time.process_time() - start
-
-
-def rank_seconds(num_rows: int, num_columns: int) -> float:
-    """Of a matrix's rank, from one of 1024 x 512: cubic."""
-    matrix = torch.randn(1024, 512, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    start = time.process_time()
-    torch.linalg.matrix_rank(matrix)
-    seconds = time.process_time() - start
-    few, many = sorted((num_rows, num_columns))
-    return seconds * few**2 * many / (512**2 * 1024)
 
 
 def pairwise(repeats: int) -> Case:

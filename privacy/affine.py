@@ -45,6 +45,9 @@ from fedlit.privacy.links import digest, round_digest
 
 _LENGTH = struct.Struct("<Q")
 
+RANKED = 2**20
+"""Entries of the largest matrix whose rank is computed."""
+
 
 class AffineSource(ABC):
     """S: holds the moments and the key pair. A backend fills in `_public_key`, `_encrypt` and `_decrypt`."""
@@ -125,6 +128,7 @@ class AffineTarget(ABC):
         self._public: bytes | None = None
         self._round: bytes | None = None
         self._num_outputs = 0
+        self._warned = False
 
     @final
     def receive_key(self, public: bytes) -> None:
@@ -151,7 +155,7 @@ class AffineTarget(ABC):
     def evaluate(self, message: bytes, matrix: Tensor, offset: Tensor) -> bytes:
         """Reply to S: A m + b, encrypted and masked afresh.
 
-        Warns with a `PrivacyWarning` if the rank of the matrix is such that y may determine the moments.
+        Warns once with a `PrivacyWarning` if the rank of the matrix is such that y may determine the moments.
 
         Args:
             message: From `AffineSource.protect`.
@@ -195,10 +199,12 @@ class AffineTarget(ABC):
 
     def _warn_of_solution(self, matrix: Tensor) -> None:
         enough = self._enough_outputs(matrix.shape[1])
-        if len(matrix) < enough:
+        if self._warned or len(matrix) < enough:
             return
-        rank = int(torch.linalg.matrix_rank(matrix))
+        # A rank takes a singular value decomposition; large matrices are taken to have the rank that they can have.
+        rank = int(torch.linalg.matrix_rank(matrix)) if matrix.numel() <= RANKED else min(matrix.shape)
         if rank >= enough:
+            self._warned = True
             warnings.warn(
                 f"the matrix A has rank {rank}, and {enough} independent numbers of y may determine the "
                 f"{matrix.shape[1]} moments of the source exactly: ask for fewer",

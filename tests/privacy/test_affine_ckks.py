@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -332,9 +333,15 @@ def test_outputs_that_could_wrap_around_are_refused_and_the_largest_are_right(pa
     assert outputs.item() == pytest.approx(-LARGEST_OUTPUT, abs=BACKEND.error_bound(16))
 
 
-def test_full_rank_matrices_warn(parties):
+def test_full_rank_matrices_warn_once():
+    target = BACKEND.target()
+    source = BACKEND.source()
+    target.receive_key(source.public_key())
     with pytest.warns(PrivacyWarning, match="rank 3"):
-        exchanged(parties, *problem(3, 5))
+        exchanged((source, target), *problem(3, 5))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        exchanged((source, target), *problem(3, 5))
 
 
 def test_bounds_of_the_grid_size_the_error():
