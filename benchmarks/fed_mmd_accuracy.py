@@ -6,10 +6,10 @@ Every row is one ``fedlit fit`` of an experiment with all its targets and seeds.
 the last round on the target's hidden labels, by which nothing was chosen; means over targets within each seed.
 
 office_L4, office_L64   EfficientNet features of Office-Caltech-10 through a bottleneck of 4 features, the paper's
-    length, and of 64. "centralised": everybody sees everybody's features, and the kernel is the Gaussian itself, with the
-    sources one by one or pooled into one, the paper's two baselines. "federated": the secure mean of Taylor moments,
-    without protection, masked, or under CKKS; and the paper's exchange under Paillier with keys of 3072 bits. "no
-    alignment" has lambda = 0, and says what the discrepancy itself does.
+    length, and of 64. "centralised": everybody sees everybody's features, and the kernel is the Gaussian itself, with
+    the sources one by one or pooled into one, the paper's two baselines. "federated": the secure mean of Taylor
+    moments, without protection, masked, or under CKKS; and the paper's exchange under Paillier with keys of 3072 bits.
+    "no alignment" has lambda = 0, and says what the discrepancy itself does.
 heart    Four hospitals as they are: a table with several sources.
 heart_rate   The same as a regression; R2 in per cent.
 curves   Loss and accuracy by round, open and encrypted over one another, on target amazon with seed 0; a PNG.
@@ -124,9 +124,8 @@ def row(runs: list[dict[str, Any]]) -> dict[str, Any]:
 def show(part: str, rows: dict[str, Any]) -> None:
     """Print a part as a table in Markdown."""
     keys = [key for key in METRICS if any(key in each for each in rows.values())]
-    print(
-        f"\n| {part} | {' | '.join(METRICS[key] for key in keys)} | moments, MB | seconds |\n|---|{'---|' * len(keys)}---|---|"
-    )
+    print(f"\n| {part} | {' | '.join(METRICS[key] for key in keys)} | moments, MB | seconds |")
+    print(f"|---|{'---|' * (len(keys) + 2)}")
     for name in (name for name in PARTS[part] if name in rows):
         found = rows[name]
         numbers = " | ".join(f"{found[key]['mean']:.1f} ± {found[key]['std']:.1f}" for key in keys)
