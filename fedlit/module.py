@@ -28,7 +28,7 @@ from fedlit.federation import (
 from fedlit.federation.client import make_roster
 from fedlit.federation.labels import TaskName, guard
 from fedlit.federation.streams import enter_stream, torch_streams
-from fedlit.models import Replica, make_classifier
+from fedlit.models import Replica, make_classifier, part_of
 from fedlit.optim import ClientSchedules, clip_client_gradients, default_optimizer
 from fedlit.rounds import Rounds
 from fedlit.tasks import Classification, Meter, make_task
@@ -325,6 +325,14 @@ class FederatedModule(pl.LightningModule):
             local.update(name for name in state if name.startswith(self.stays_local))
             self._shared[client] = {name: tensor for name, tensor in state.items() if name not in local}
         return self._shared[client]
+
+    def public_part(self, part: str) -> dict[str, dict[str, Tensor]]:
+        """What local clients last received of one of their parts: what a mechanism clips messages about it around.
+
+        Args:
+            part: Name of a sub-module of the replicas, such as ``"classifier"``.
+        """
+        return {client: part_of(state, part) for client, state in self._public.items()}
 
     @torch.no_grad()
     def load_shared_(self, received: Mapping[str, Mapping[str, Tensor]]) -> None:

@@ -491,7 +491,9 @@ class FedMMD(FederatedModule):
             for client in self.sources
             if federation.is_local(client)
         }
-        received = federation.exchange("classifier", sent, to=[self.target], absent_too=absent_too)
+        received = federation.exchange(
+            "classifier", sent, to=[self.target], around=self.public_part("classifier"), absent_too=absent_too
+        )
         for messages in received.values():
             for name, classifier in messages.items():
                 self.committee.seat_(name, classifier)

@@ -272,11 +272,9 @@ class FedRFTCA(FederatedModule):
             for client in self.sources
             if federation.is_local(client)
         }
-        around = {
-            name: {entry.removeprefix("classifier."): tensor for entry, tensor in public.items()}
-            for name, public in self._public.items()
-        }
-        received = federation.exchange("vote", ballots, to=[self.target], around=around, absent_too=True)
+        received = federation.exchange(
+            "vote", ballots, to=[self.target], around=self.public_part("classifier"), absent_too=True
+        )
         for name, messages in received.items():
             replica = self.replicas[name]
             assert isinstance(replica, VotingReplica)

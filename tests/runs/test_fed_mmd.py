@@ -30,6 +30,7 @@ from fedlit.privacy import (
     CKKS,
     CKKSAffine,
     FixedPoint,
+    GaussianMechanism,
     Paillier,
     PaillierAffine,
     PairwiseMasking,
@@ -376,6 +377,24 @@ def test_before_classifiers_came_the_target_predicts_with_that_of_the_pre_traini
     x = torch.randn(7, 5)
     torch.testing.assert_close(module(x), module.replicas["c0"](x))
     assert not bool(module.replicas["c2"].informed.any())
+
+
+def test_classifiers_under_differential_privacy_are_clipped_around_that_of_the_pre_training() -> None:
+    """Clipped around 0, they would lose nearly all their length; around what all know, only their own steps."""
+    clip = 1e-3
+    mechanism = GaussianMechanism(clip_norm=clip, noise_multiplier=1e-9)
+    module = build(warmup_rounds=1)
+    snapshots = fit(module, rounds=3, strategy={"differential_privacy": {"classifier": mechanism}})
+    public, state = snapshots.rounds[0]["c0"], snapshots.rounds[-1]
+    for i, source in enumerate(("c0", "c1")):
+        gaps = {
+            holder: torch.cat(
+                [(state[name][f"{prefix}.{key}"] - public[f"classifier.{key}"]).flatten() for key in ("weight", "bias")]
+            ).norm()
+            for holder, name, prefix in (("own", source, "classifier"), ("told", "c2", f"members.{i}"))
+        }
+        assert float(gaps["own"]) > 20 * clip
+        assert float(gaps["told"]) == pytest.approx(clip, rel=1e-3)
 
 
 def test_a_source_that_is_away_is_no_member_until_it_comes() -> None:
