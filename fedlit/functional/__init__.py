@@ -34,9 +34,19 @@ from fedlit.functional.transfer_components import (
 )
 from fedlit.functional.updates import Granularity, inner_products, projection_coefficients, scale_layers
 from fedlit.functional.voting import hard_vote
+from fedlit.functional.wasserstein import (
+    Barycenter,
+    barycentric_mapping,
+    joint_cost,
+    joint_ot_loss,
+    project_simplex,
+    transport_plan,
+    wasserstein_barycenter,
+)
 
 __all__ = [
     "AutoBeta",
+    "Barycenter",
     "BatchStatistics",
     "Granularity",
     "Kernel",
@@ -46,6 +56,7 @@ __all__ = [
     "alignment_loss",
     "auto_beta",
     "auto_weights",
+    "barycentric_mapping",
     "cauchy_kernel",
     "exact_between_domains_mean",
     "exact_within_domain_mean",
@@ -58,6 +69,8 @@ __all__ = [
     "hard_vote",
     "information_score",
     "inner_products",
+    "joint_cost",
+    "joint_ot_loss",
     "laplace_kernel",
     "linear_discriminant",
     "mean_squared_distance",
@@ -65,6 +78,7 @@ __all__ = [
     "moments_to_send",
     "num_taylor_moments",
     "pair_with_kernel",
+    "project_simplex",
     "projection_coefficients",
     "r_tca",
     "random_feature_sums",
@@ -79,5 +93,7 @@ __all__ = [
     "taylor_mmd_squared",
     "taylor_moments",
     "tca",
+    "transport_plan",
+    "wasserstein_barycenter",
     "within_domain_mean",
 ]

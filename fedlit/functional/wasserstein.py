@@ -1,0 +1,328 @@
+"""Optimal transport between labelled samples, and barycenters of them with free support (Montesuma et al., ECAI 2023).
+
+All samples weigh the same. A plan pi between n and m samples has shape (n, m), rows that sum to 1/n and columns to 1/m.
+Plans are found exactly (`ot.emd`), or with an entropic penalty, in float64 and without a graph. What is made of them
+has gradients in which the plans are constant: that is the gradient of the transport cost wherever it has one (envelope
+theorem).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import ot
+import torch
+from torch import Tensor
+
+from fedlit.functional.kernels import check_samples
+
+LabelCost = float | Literal["adaptive"]
+"""Weight beta of labels in a cost: a number, or the largest squared distance of features at hand, which lets a plan
+join samples of different classes only where it has to."""
+
+
+def squared_distances(x: Tensor, x2: Tensor) -> Tensor:
+    """Squared Euclidean distances between all pairs of rows, shape (n, m), from centred inner products in float64.
+
+    Args:
+        x: Samples, shape (n, d).
+        x2: Samples, shape (m, d).
+    """
+    centre = x2.detach().double().mean(dim=0)
+    a, b = x.double() - centre, x2.double() - centre
+    squared = torch.addmm(a.square().sum(dim=1, keepdim=True) + b.square().sum(dim=1), a, b.T, alpha=-2)
+    return squared.clamp_min(0)
+
+
+def joint_cost(
+    x: Tensor, x2: Tensor, y: Tensor | None = None, y2: Tensor | None = None, label_cost: LabelCost = "adaptive"
+) -> Tensor:
+    r"""Cost of moving each sample to each other one, by features and, if both sides have them, by labels.
+
+    .. math:: C_{ij} = \|x_i - x'_j\|_2^2 + \beta \|y_i - y'_j\|_2^2
+
+    Args:
+        x: Samples, shape (n, d).
+        x2: Samples, shape (m, d).
+        y: Class probabilities of ``x``, shape (n, C); ``None`` leaves labels out.
+        y2: Class probabilities of ``x2``, shape (m, C).
+        label_cost: beta, at least 0. ``"adaptive"`` is a constant for the gradient, but another one in each call.
+
+    Returns:
+        Shape (n, m), float64.
+
+    Raises:
+        ValueError: If shapes do not fit, only one side has labels, or beta is negative.
+
+    References:
+        Montesuma et al. 2024 (FedDaDiL), equation 6; ``"adaptive"`` is from its code.
+    """
+    _check_pair(x, x2, y, y2)
+    cost = squared_distances(x, x2)
+    if y is None or y2 is None:
+        return cost
+    return cost + _label_weight(label_cost, cost) * squared_distances(y, y2)
+
+
+def transport_plan(cost: Tensor, entropy: float | None = None) -> Tensor:
+    """Plan of least cost between samples of equal weight.
+
+    Args:
+        cost: Shape (n, m).
+        entropy: ``None`` is exact, on the CPU. A positive number is the weight of the entropy in units of the largest
+            cost (Sinkhorn, in the log domain), on the device of ``cost``.
+
+    Returns:
+        Shape (n, m), float64, without a graph. An exact one has at most n + m - 1 entries other than 0; where several
+        plans cost the same, it is one of them.
+
+    Raises:
+        ValueError: If a cost is not finite or the entropy not positive.
+    """
+    costs = cost.detach().double()
+    if costs.dim() != 2 or 0 in costs.shape or not bool(costs.isfinite().all()):
+        raise ValueError(f"cost must be a matrix of finite numbers, got one of shape {tuple(cost.shape)}")
+    if entropy is None:
+        weights = [torch.full((size,), 1 / size, dtype=torch.float64).numpy() for size in costs.shape]
+        plan = ot.emd(*weights, costs.cpu().numpy(), numItermax=1_000_000)
+        return torch.from_numpy(plan).to(cost.device)
+    if not 0 < entropy < math.inf:
+        raise ValueError(f"entropy must be positive and finite, or None for exact transport, got {entropy}")
+    uniform = [torch.full((size,), 1 / size, dtype=torch.float64, device=cost.device) for size in costs.shape]
+    scale = float(costs.max()) or 1.0
+    found: Tensor = ot.sinkhorn(
+        *uniform, costs / scale, reg=entropy, method="sinkhorn_log", numItermax=2000, warn=False
+    )
+    return found
+
+
+def joint_ot_loss(
+    x: Tensor,
+    x2: Tensor,
+    y: Tensor | None = None,
+    y2: Tensor | None = None,
+    label_cost: LabelCost = "adaptive",
+    entropy: float | None = None,
+) -> Tensor:
+    """Least cost of transport between two samples, T_c with labels and T_2 without.
+
+    Args:
+        x: Samples, shape (n, d).
+        x2: Samples, shape (m, d).
+        y: Class probabilities of ``x``, shape (n, C); ``None`` leaves labels out.
+        y2: Class probabilities of ``x2``, shape (m, C).
+        label_cost: See `joint_cost`.
+        entropy: Of the plan, see `transport_plan`; the loss is its cost, without the entropy.
+
+    Returns:
+        A scalar in the dtype of ``x``, with the gradient of a constant plan.
+
+    Raises:
+        ValueError: If shapes do not fit.
+
+    References:
+        Montesuma et al. 2024 (FedDaDiL), equations 4, 6 and 11.
+    """
+    cost = joint_cost(x, x2, y, y2, label_cost)
+    return (transport_plan(cost, entropy) * cost).sum().to(x.dtype)
+
+
+def barycentric_mapping(plan: Tensor, x2: Tensor) -> Tensor:
+    r"""Where a plan takes each sample: T(x_i) = n \sum_j \pi_{ij} x'_j, shape (n, d).
+
+    Args:
+        plan: Shape (n, m), with rows that sum to 1/n.
+        x2: Samples at which it ends, shape (m, d).
+
+    References:
+        Montesuma et al. 2024 (FedDaDiL), equation 3; n is the number of samples that are moved.
+    """
+    return (len(plan) * plan.to(x2.dtype)) @ x2
+
+
+@dataclass(frozen=True)
+class Barycenter:
+    """A barycenter of labelled samples.
+
+    Args:
+        support: Its samples, shape (n, d), with the gradient of constant plans.
+        labels: Their class probabilities, shape (n, C), likewise; ``None`` if there were none.
+        plans: From each of the given samples to it, of shapes (n_k, n), float64.
+        objective: Weighted mean of the costs of transport before each update, one for each iteration.
+    """
+
+    support: Tensor
+    labels: Tensor | None
+    plans: list[Tensor]
+    objective: list[float]
+
+
+def wasserstein_barycenter(
+    supports: Sequence[Tensor],
+    labels: Sequence[Tensor] | None,
+    coordinates: Tensor,
+    num_points: int | None = None,
+    label_cost: LabelCost = "adaptive",
+    init: tuple[Tensor, Tensor | None] | None = None,
+    num_iterations: int = 10,
+    tol: float = 1e-4,
+    entropy: float | None = None,
+) -> Barycenter:
+    r"""Barycenter of labelled samples with a free support, by fixed-point iteration.
+
+    .. math:: X \leftarrow n \sum_k \alpha_k \pi_k^T X_k, \qquad Y \leftarrow n \sum_k \alpha_k \pi_k^T Y_k.
+
+    It lowers the mean cost of transport to the given samples, weighted by the coordinates. The mean of the support is
+    that of the given ones, and labels stay probabilities. With a label cost of 0, or one
+    that is a number, no update raises the objective.
+
+    Args:
+        supports: Samples of K distributions, of shapes (n_k, d).
+        labels: Their class probabilities, of shapes (n_k, C), or ``None``.
+        coordinates: alpha, shape (K,), at least 0, with sum 1. Gradients reach it.
+        num_points: n; ``None`` is that of the distribution with the largest coordinate.
+        label_cost: See `joint_cost`.
+        init: Support and labels to start from, of shapes (n, d) and (n, C). ``None`` takes n of those of the
+            distribution with the largest coordinate, evenly over their order.
+        num_iterations: Most updates, at least 1.
+        tol: Stop when the objective falls by less than this share of itself.
+        entropy: Of the plans, see `transport_plan`.
+
+    Returns:
+        The barycenter after the last update, in the dtype of the supports.
+
+    Raises:
+        ValueError: If shapes do not fit, coordinates are no weights, or a number is out of range.
+
+    References:
+        Montesuma et al. 2023 (DaDiL), algorithm 1; Montesuma et al. 2024 (FedDaDiL), equation 14; Cuturi and Doucet,
+        ICML 2014. Unlike in their code the objective is weighted by the coordinates, and the start is near the result.
+    """
+    _check_barycenter(supports, labels, coordinates, num_points, num_iterations)
+    weights = coordinates.detach().double()
+    largest = int(weights.argmax())
+    if init is None:
+        x, y = _spread(supports[largest], num_points), None if labels is None else _spread(labels[largest], num_points)
+    else:
+        x, y = init
+        _check_pair(x, supports[0], y, None if labels is None else labels[0])
+        if num_points is not None and len(x) != num_points:
+            raise ValueError(f"init must have num_points={num_points} samples, got {len(x)}")
+    x, y = x.detach(), None if y is None else y.detach()
+    objective: list[float] = []
+    plans: list[Tensor] = []
+    for _ in range(num_iterations):
+        plans, total = [], 0.0
+        for place, support in enumerate(supports):
+            with torch.no_grad():
+                cost = joint_cost(support, x, None if labels is None else labels[place], y, label_cost)
+            plans.append(transport_plan(cost, entropy))
+            total += float(weights[place]) * float((plans[-1] * cost).sum())
+        objective.append(total)
+        with torch.no_grad():
+            x = _mean_image(plans, supports, weights)
+            y = None if labels is None else _mean_image(plans, labels, weights)
+        if len(objective) > 1 and objective[-2] - total <= tol * abs(objective[-2]):
+            break
+    return Barycenter(
+        _mean_image(plans, supports, coordinates),
+        None if labels is None else _mean_image(plans, labels, coordinates),
+        plans,
+        objective,
+    )
+
+
+def project_simplex(v: Tensor) -> Tensor:
+    """Nearest point of the probability simplex, for each row.
+
+    Args:
+        v: Shape (..., k).
+
+    Returns:
+        The same shape and dtype, entries at least 0 that sum to 1 over the last dimension; computed in float64.
+
+    Raises:
+        ValueError: If an entry is not finite.
+
+    References:
+        Held, Wolfe and Crowder 1974; Duchi et al., ICML 2008, figure 1.
+    """
+    if v.dim() == 0 or v.shape[-1] == 0 or not bool(v.isfinite().all()):
+        raise ValueError(f"v must have finite entries and a last dimension of at least 1, got shape {tuple(v.shape)}")
+    exact = v.double()
+    ordered = exact.sort(dim=-1, descending=True).values
+    excess = ordered.cumsum(dim=-1) - 1
+    rank = torch.arange(1, v.shape[-1] + 1, dtype=torch.float64, device=v.device)
+    support = (ordered * rank > excess).sum(dim=-1, keepdim=True)
+    threshold = excess.gather(-1, support - 1) / support
+    return (exact - threshold).clamp_min(0).to(v.dtype)
+
+
+def _mean_image(plans: Sequence[Tensor], given: Sequence[Tensor], weights: Tensor) -> Tensor:
+    """N sum_k alpha_k pi_k^T X_k, shape (n, ...), in the dtype of what is given."""
+    dtype = given[0].dtype
+    images = [plan.shape[1] * plan.T.to(dtype) @ each for plan, each in zip(plans, given, strict=True)]
+    return torch.einsum("k,k...->...", weights.to(dtype), torch.stack(images))
+
+
+def _spread(samples: Tensor, number: int | None) -> Tensor:
+    if number is None or number == len(samples):
+        return samples
+    places = torch.linspace(0, len(samples) - 1, number, dtype=torch.float64).round().long()
+    return samples[places.to(samples.device)]
+
+
+def _label_weight(label_cost: LabelCost, cost: Tensor) -> float:
+    if label_cost == "adaptive":
+        return float(cost.detach().max())
+    if isinstance(label_cost, str) or not 0 <= label_cost < math.inf:
+        raise ValueError(f"label_cost (beta) must be at least 0 and finite, or 'adaptive', got {label_cost!r}")
+    return label_cost
+
+
+def _check_pair(x: Tensor, x2: Tensor, y: Tensor | None, y2: Tensor | None) -> None:
+    check_samples("x", x)
+    check_samples("x2", x2)
+    if x.shape[1] != x2.shape[1]:
+        raise ValueError(
+            f"x and x2 must have equally many features (d), got shapes {tuple(x.shape)}, {tuple(x2.shape)}"
+        )
+    if (y is None) != (y2 is None):
+        raise ValueError("y and y2 must both be given, or neither: samples without labels are compared by features")
+    if y is not None and y2 is not None and (len(y), len(y2), y.shape[1:]) != (len(x), len(x2), y2.shape[1:]):
+        raise ValueError(
+            f"y and y2 must have a row of class probabilities for each sample, got shapes {tuple(y.shape)} and "
+            f"{tuple(y2.shape)} for {len(x)} and {len(x2)} samples"
+        )
+
+
+def _check_barycenter(
+    supports: Sequence[Tensor],
+    labels: Sequence[Tensor] | None,
+    coordinates: Tensor,
+    num_points: int | None,
+    num_iterations: int,
+) -> None:
+    if not len(supports):
+        raise ValueError("supports must hold the samples of at least one distribution, got none")
+    if labels is not None and len(labels) != len(supports):
+        raise ValueError(f"labels must be given for each of {len(supports)} supports, got {len(labels)}")
+    for place, support in enumerate(supports):
+        own = None if labels is None else labels[place]
+        _check_pair(support, supports[0], own, None if labels is None else labels[0])
+    if coordinates.shape != (len(supports),):
+        raise ValueError(
+            f"coordinates must be one number for each of {len(supports)} supports, got shape {tuple(coordinates.shape)}"
+        )
+    alpha = coordinates.detach().double()
+    if not bool((alpha >= -1e-6).all()) or abs(float(alpha.sum()) - 1) > 1e-4:
+        raise ValueError(
+            f"coordinates must be at least 0 with sum 1, got {alpha.tolist()}: project them with project_simplex"
+        )
+    if num_points is not None and num_points < 1:
+        raise ValueError(f"num_points must be at least 1, got {num_points}")
+    if num_iterations < 1:
+        raise ValueError(f"num_iterations must be at least 1, got {num_iterations}")

@@ -1,0 +1,355 @@
+"""Transport, barycenters and projections: POT and scipy as oracles, and the identities of card 10."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import ot
+import pytest
+import torch
+from scipy.optimize import linear_sum_assignment, minimize
+from torch import Tensor
+
+from fedlit.functional import (
+    barycentric_mapping,
+    joint_cost,
+    joint_ot_loss,
+    project_simplex,
+    transport_plan,
+    wasserstein_barycenter,
+)
+
+
+def samples(n: int, d: int = 4, seed: int = 0, shift: float = 0.0) -> Tensor:
+    return shift + torch.randn(n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def probabilities(n: int, classes: int = 3, seed: int = 0) -> Tensor:
+    return samples(n, classes, seed + 100).softmax(dim=1)
+
+
+# -------------------------------------------------------------------- costs and plans
+
+
+def test_costs_are_those_of_pot() -> None:
+    x, x2, y, y2 = samples(7), samples(5, seed=1), probabilities(7), probabilities(5, seed=1)
+    features, labels = ot.dist(x.numpy(), x2.numpy()), ot.dist(y.numpy(), y2.numpy())
+    np.testing.assert_allclose(joint_cost(x, x2), features, atol=1e-12)
+    np.testing.assert_allclose(joint_cost(x, x2, y, y2, 2.5), features + 2.5 * labels, atol=1e-12)
+    np.testing.assert_allclose(joint_cost(x, x2, y, y2), features + features.max() * labels, atol=1e-12)
+
+
+def test_costs_of_near_samples_far_away_keep_their_digits() -> None:
+    x = samples(6).float()
+    near = joint_cost(x + 1000, x + 1000).fill_diagonal_(0)
+    far = (x.double()[:, None] - x.double()[None]).square().sum(dim=2)
+    torch.testing.assert_close(near, far, atol=1e-3, rtol=1e-3)
+    assert bool((joint_cost(x, x) >= 0).all())
+
+
+def test_plans_of_equal_numbers_are_assignments() -> None:
+    cost = joint_cost(samples(12), samples(12, seed=1))
+    plan = transport_plan(cost)
+    rows, columns = linear_sum_assignment(cost.numpy())
+    expected = np.zeros((12, 12))
+    expected[rows, columns] = 1 / 12
+    np.testing.assert_allclose(plan, expected, atol=1e-15)
+
+
+@pytest.mark.parametrize(("n", "m"), [(9, 5), (5, 9), (1, 4), (4, 1), (7, 7)])
+def test_plans_have_uniform_marginals_and_few_entries(n: int, m: int) -> None:
+    plan = transport_plan(joint_cost(samples(n).float(), samples(m, seed=1).float()))
+    torch.testing.assert_close(plan.sum(dim=1), torch.full((n,), 1 / n, dtype=torch.float64))
+    torch.testing.assert_close(plan.sum(dim=0), torch.full((m,), 1 / m, dtype=torch.float64))
+    assert int((plan > 0).sum()) <= n + m - 1
+
+
+def test_little_entropy_comes_near_the_exact_plan_and_much_of_it_spreads() -> None:
+    cost = joint_cost(samples(10), samples(8, seed=1))
+    exact = float((transport_plan(cost) * cost).sum())
+    costs = [float((transport_plan(cost, entropy) * cost).sum()) for entropy in (0.005, 0.05, 100.0)]
+    assert exact <= costs[0] < costs[1] < costs[2]
+    assert costs[0] == pytest.approx(exact, rel=0.02)
+    assert costs[2] == pytest.approx(float(cost.mean()), rel=1e-2)
+
+
+def test_losses_are_those_of_pot_with_its_gradient() -> None:
+    """The envelope theorem: ot.emd2 differentiates likewise."""
+    x, x2 = samples(8).requires_grad_(), samples(6, seed=1)
+    y, y2 = probabilities(8).requires_grad_(), probabilities(6, seed=1)
+    loss = joint_ot_loss(x, x2, y, y2, 3.0)
+    theirs_x, theirs_y = x.detach().clone().requires_grad_(), y.detach().clone().requires_grad_()
+    cost = ot.dist(theirs_x, x2) + 3.0 * ot.dist(theirs_y, y2)
+    uniform = torch.full((8,), 1 / 8, dtype=torch.float64), torch.full((6,), 1 / 6, dtype=torch.float64)
+    theirs = ot.emd2(*uniform, cost)
+    assert float(loss) == pytest.approx(float(theirs), rel=1e-12)
+    loss.backward()
+    theirs.backward()
+    torch.testing.assert_close(x.grad, theirs_x.grad)
+    torch.testing.assert_close(y.grad, theirs_y.grad)
+
+
+def test_gradients_are_those_of_finite_differences() -> None:
+    x, x2 = samples(5, 2), samples(6, 2, seed=1)
+
+    def loss(flat: np.ndarray[Any, Any]) -> float:
+        return float(joint_ot_loss(torch.from_numpy(flat).reshape(5, 2), x2))
+
+    leaf = x.clone().requires_grad_()
+    joint_ot_loss(leaf, x2).backward()
+    assert leaf.grad is not None
+    step = 1e-6
+    for place in range(10):
+        moved = np.eye(10)[place] * step
+        slope = (loss(x.numpy().flatten() + moved) - loss(x.numpy().flatten() - moved)) / (2 * step)
+        assert float(leaf.grad.flatten()[place]) == pytest.approx(slope, abs=1e-6)
+
+
+def test_equal_samples_cost_nothing_and_translated_ones_their_distance() -> None:
+    x, shift = samples(9), torch.tensor([1.0, -2.0, 0.5, 0.0], dtype=torch.float64)
+    assert float(joint_ot_loss(x, x[torch.randperm(9)])) == pytest.approx(0, abs=1e-12)
+    assert float(joint_ot_loss(x, x + shift)) == pytest.approx(float(shift.square().sum()))
+
+
+def test_barycentric_mappings_keep_the_mean_and_are_least_squares() -> None:
+    x, x2 = samples(6), samples(9, seed=1)
+    plan = transport_plan(joint_cost(x, x2))
+    mapped = barycentric_mapping(plan, x2)
+    torch.testing.assert_close(mapped.mean(dim=0), x2.mean(dim=0))
+    best = minimize(lambda z: float((plan[2] * (torch.from_numpy(z) - x2).square().sum(dim=1)).sum()), np.zeros(4))
+    np.testing.assert_allclose(mapped[2], best.x, atol=1e-4)
+
+
+# -------------------------------------------------------------------- barycenters
+
+
+def atoms(sizes: tuple[int, ...] = (12, 12, 12), d: int = 4) -> tuple[list[Tensor], list[Tensor]]:
+    return (
+        [samples(n, d, seed, 2.0 * seed) for seed, n in enumerate(sizes)],
+        [probabilities(n, seed=seed) for seed, n in enumerate(sizes)],
+    )
+
+
+ALPHA = torch.tensor([0.5, 0.2, 0.3], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("label_cost", [0.0, 1.5, "adaptive"])
+@pytest.mark.parametrize("num_points", [None, 7, 20])
+@pytest.mark.parametrize("sizes", [(12, 12, 12), (9, 12, 15)])
+def test_means_are_weighted_means_and_labels_stay_probabilities(
+    label_cost: Any, num_points: int | None, sizes: tuple[int, ...]
+) -> None:
+    supports, labels = atoms(sizes)
+    for iterations in (1, 2, 10):
+        found = wasserstein_barycenter(supports, labels, ALPHA, num_points, label_cost, num_iterations=iterations)
+        assert found.labels is not None
+        expected = sum(a * x.mean(dim=0) for a, x in zip(ALPHA, supports, strict=True))
+        torch.testing.assert_close(found.support.mean(dim=0), expected)
+        expected = sum(a * y.mean(dim=0) for a, y in zip(ALPHA, labels, strict=True))
+        torch.testing.assert_close(found.labels.mean(dim=0), expected)
+        torch.testing.assert_close(found.labels.sum(dim=1), torch.ones(len(found.labels), dtype=torch.float64))
+        assert bool((found.labels >= 0).all())
+        assert len(found.support) == (sizes[0] if num_points is None else num_points)
+
+
+def test_a_single_distribution_is_its_own_barycenter_after_one_step() -> None:
+    (x, *_), (y, *_) = atoms()
+    start = (x[torch.randperm(12, generator=torch.Generator().manual_seed(3))] + 0.01, y)
+    for supports, labels, alpha in (
+        ([x], [y], torch.ones(1)),
+        ([x, samples(12, seed=5)], [y, probabilities(12, seed=5)], torch.tensor([1.0, 0.0])),
+    ):
+        found = wasserstein_barycenter(supports, labels, alpha.double(), label_cost=0.0, init=start, num_iterations=1)
+        order = [int((found.support[i] - x).square().sum(dim=1).argmin()) for i in range(12)]
+        assert sorted(order) == list(range(12))
+        torch.testing.assert_close(found.support, x[order])
+        torch.testing.assert_close(found.labels, y[order])
+
+
+def test_fewer_points_of_one_distribution_are_means_of_its_parts() -> None:
+    x = samples(12)
+    found = wasserstein_barycenter([x], None, torch.ones(1, dtype=torch.float64), 4, num_iterations=50, tol=0.0)
+    assert found.labels is None
+    torch.testing.assert_close(found.support, 4 * found.plans[0].T @ x)
+    assert found.objective[-1] < found.objective[0]
+
+
+def test_on_a_line_the_barycenter_averages_quantiles() -> None:
+    """W2 of samples on a line: sort, and average (Agueh and Carlier 2011)."""
+    supports = [samples(15, 1, seed, seed) for seed in range(3)]
+    found = wasserstein_barycenter(supports, None, ALPHA, num_iterations=20)
+    quantiles = torch.stack([x.sort(dim=0).values for x in supports])
+    torch.testing.assert_close(found.support.sort(dim=0).values, torch.einsum("k,knd->nd", ALPHA, quantiles))
+
+
+def test_it_is_that_of_pot_from_the_same_start() -> None:
+    supports, _ = atoms((9, 12, 15))
+    start = samples(10, seed=9)
+    weights = [np.full(len(x), 1 / len(x)) for x in supports]
+    theirs = ot.lp.free_support_barycenter(
+        [x.numpy() for x in supports], weights, start.numpy(), weights=ALPHA.numpy(), numItermax=5, stopThr=0.0
+    )
+    ours = wasserstein_barycenter(supports, None, ALPHA, init=(start, None), num_iterations=5, tol=-1.0)
+    np.testing.assert_allclose(ours.support, theirs, atol=1e-10)
+
+
+@pytest.mark.parametrize("label_cost", [0.0, 2.0])
+def test_no_update_raises_the_objective(label_cost: float) -> None:
+    supports, labels = atoms((20, 25, 30))
+    found = wasserstein_barycenter(supports, labels, ALPHA, 15, label_cost, num_iterations=30, tol=0.0)
+    assert all(b <= a + 1e-12 for a, b in itertools.pairwise(found.objective))
+    assert len(found.objective) > 2
+
+
+def test_it_moves_with_its_distributions() -> None:
+    supports, labels = atoms((9, 12, 15))
+    shift = torch.tensor([3.0, -1.0, 0.5, 2.0], dtype=torch.float64)
+    start = (samples(10, seed=9), probabilities(10, seed=9))
+    one = wasserstein_barycenter(supports, labels, ALPHA, init=start, num_iterations=4)
+    two = wasserstein_barycenter(
+        [x + shift for x in supports], labels, ALPHA, init=(start[0] + shift, start[1]), num_iterations=4
+    )
+    torch.testing.assert_close(two.support, one.support + shift)
+    torch.testing.assert_close(two.labels, one.labels)
+
+
+def test_gradients_reach_atoms_labels_and_coordinates_with_constant_plans() -> None:
+    supports, labels = atoms()
+    leaves = [each.requires_grad_() for each in (*supports, *labels)]
+    alpha = ALPHA.clone().requires_grad_()
+    target, classes = samples(10, seed=7, shift=1.0), probabilities(10, seed=7)
+    found = wasserstein_barycenter(supports, labels, alpha)
+    assert found.labels is not None
+    loss = joint_ot_loss(target, found.support, classes, found.labels, 2.0)
+    found.support.retain_grad()
+    found.labels.retain_grad()
+    loss.backward()
+    g, h = found.support.grad, found.labels.grad
+    assert g is not None
+    assert h is not None
+    for k in range(3):
+        torch.testing.assert_close(leaves[k].grad, 12 * ALPHA[k] * found.plans[k] @ g)
+        torch.testing.assert_close(leaves[3 + k].grad, 12 * ALPHA[k] * found.plans[k] @ h)
+        by_alpha = (g * (12 * found.plans[k].T @ supports[k])).sum() + (h * (12 * found.plans[k].T @ labels[k])).sum()
+        torch.testing.assert_close(alpha.grad[k], by_alpha)  # type: ignore[index]
+
+
+@pytest.mark.parametrize("size", [0.1, 1.0, 10.0])
+def test_a_common_shift_of_all_atoms_changes_the_loss_as_the_corrected_theorem_says(size: float) -> None:
+    """Card 10: f(P + eps) = f(P) + eps^T grad + |eps|^2 exactly, with grad = 2 (mean B - mean Q). No factor 2."""
+    supports, _ = atoms()
+    target = samples(12, seed=7, shift=1.0)
+    shift = size * torch.tensor([1.0, -0.5, 0.25, 2.0], dtype=torch.float64)
+
+    def value(shift: Tensor) -> tuple[float, Tensor]:
+        start = (samples(12, seed=9) + shift, None)
+        found = wasserstein_barycenter([x + shift for x in supports], None, ALPHA, init=start)
+        return float(joint_ot_loss(target, found.support)), found.support.mean(dim=0)
+
+    (before, mean), (after, _) = value(torch.zeros_like(shift)), value(shift)
+    slope = 2 * (mean - target.mean(dim=0))
+    assert after == pytest.approx(before + float(shift @ slope) + float(shift.square().sum()), rel=1e-9)
+
+
+def test_float32_atoms_give_float32_and_class_less_points_are_fine() -> None:
+    supports, labels = atoms()
+    labels[1][:, 2] = 0  # a class that one of them does not have
+    labels[1] /= labels[1].sum(dim=1, keepdim=True)
+    found = wasserstein_barycenter([x.float() for x in supports], [y.float() for y in labels], ALPHA.float())
+    assert found.labels is not None
+    assert (found.support.dtype, found.labels.dtype, found.plans[0].dtype) == (
+        torch.float32,
+        torch.float32,
+        torch.float64,
+    )
+    exact = wasserstein_barycenter(supports, labels, ALPHA)
+    torch.testing.assert_close(found.support.double(), exact.support, atol=1e-4, rtol=1e-4)
+
+
+def test_with_entropy_it_comes_near() -> None:
+    supports, labels = atoms()
+    exact = wasserstein_barycenter(supports, labels, ALPHA, label_cost=1.0)
+    near = wasserstein_barycenter(supports, labels, ALPHA, label_cost=1.0, entropy=1e-3)
+    assert float((exact.support - near.support).abs().mean()) < 0.1
+
+
+# -------------------------------------------------------------------- the simplex
+
+
+def test_projections_are_the_nearest_points_of_the_simplex() -> None:
+    for seed in range(20):
+        v = 2 * samples(1, 5, seed)[0]
+        ours = project_simplex(v)
+        best = minimize(
+            lambda w, v=v: ((w - v.numpy()) ** 2).sum(),
+            np.full(5, 0.2),
+            bounds=[(0, 1)] * 5,
+            constraints={"type": "eq", "fun": lambda w: w.sum() - 1},
+            tol=1e-12,
+        )
+        np.testing.assert_allclose(ours, best.x, atol=1e-5)
+
+
+def test_projections_by_hand_and_their_identities() -> None:
+    by_hand = {
+        (2.0, 0.0): (1.0, 0.0), (0.5, 0.5): (0.5, 0.5), (1.0, 1.0, 1.0): (1 / 3,) * 3, (0.0, 0.0): (0.5, 0.5),
+        (0.9, 0.3): (0.8, 0.2), (-1.0, -3.0): (1.0, 0.0), (5.0,): (1.0,),
+    }  # fmt: skip
+    for v, expected in by_hand.items():
+        torch.testing.assert_close(project_simplex(torch.tensor(v)), torch.tensor(expected))
+    v = samples(50, 6)
+    once = project_simplex(v)
+    torch.testing.assert_close(once.sum(dim=1), torch.ones(50, dtype=torch.float64))
+    torch.testing.assert_close(project_simplex(once), once)
+    torch.testing.assert_close(project_simplex(v + 7.5), once)
+    torch.testing.assert_close(project_simplex(v[None])[0], once)
+    assert bool((once >= 0).all())
+
+
+def test_projections_of_long_vectors_stay_sharp_in_float32() -> None:
+    projected = project_simplex(torch.randn(1_000_000, generator=torch.Generator().manual_seed(0)))
+    assert float(projected.double().sum()) == pytest.approx(1, abs=1e-5)
+
+
+# -------------------------------------------------------------------- errors
+
+
+X, Y = samples(4), probabilities(4)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: joint_cost(X, samples(4, 3)), r"x and x2 must have equally many features \(d\)"),
+        (lambda: joint_cost(X, X, Y), "y and y2 must both be given, or neither"),
+        (lambda: joint_cost(X, X, Y[:3], Y), "must have a row of class probabilities for each sample"),
+        (
+            lambda: joint_cost(X, X, Y, Y, -1.0),
+            r"label_cost \(beta\) must be at least 0 and finite, or 'adaptive', got -1",
+        ),
+        (lambda: joint_cost(X, X, Y, Y, "fixed"), "got 'fixed'"),  # type: ignore[arg-type]
+        (lambda: transport_plan(torch.tensor([[math.nan]])), "cost must be a matrix of finite numbers"),
+        (lambda: transport_plan(joint_cost(X, X), 0.0), "entropy must be positive and finite, or None"),
+        (lambda: wasserstein_barycenter([], None, torch.ones(0)), "at least one distribution, got none"),
+        (lambda: wasserstein_barycenter([X], [Y, Y], torch.ones(1)), "labels must be given for each of 1 supports"),
+        (lambda: wasserstein_barycenter([X], [Y[:2]], torch.ones(1)), "a row of class probabilities for each sample"),
+        (lambda: wasserstein_barycenter([X, X], None, torch.ones(1)), "one number for each of 2 supports"),
+        (lambda: wasserstein_barycenter([X, X], None, torch.ones(2)), "with sum 1, got .* project_simplex"),
+        (lambda: wasserstein_barycenter([X, X], None, torch.tensor([1.5, -0.5])), "at least 0 with sum 1"),
+        (lambda: wasserstein_barycenter([X], None, torch.ones(1), 0), "num_points must be at least 1, got 0"),
+        (
+            lambda: wasserstein_barycenter([X], None, torch.ones(1), num_iterations=0),
+            "num_iterations must be at least 1",
+        ),
+        (lambda: wasserstein_barycenter([X], None, torch.ones(1), 3, init=(X, None)), "init must have num_points=3"),
+        (lambda: wasserstein_barycenter([X], [Y], torch.ones(1), init=(X, None)), "must both be given, or neither"),
+        (lambda: project_simplex(torch.tensor([math.inf])), "finite entries"),
+        (lambda: project_simplex(torch.ones(3, 0)), "a last dimension of at least 1"),
+    ],
+)
+def test_bad_input_is_named(call: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
