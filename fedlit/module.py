@@ -201,6 +201,10 @@ class FederatedModule(pl.LightningModule):
                 return self._stacked.losses(batch)
         return {client.name: method(self, client, samples) for client, samples in self.in_streams(batch)}
 
+    def average_warmup_(self) -> None:
+        """The exchange of a round of ``warmup_rounds``: FedAvg over the sources; default: of all shared weights."""
+        self.average_("weights", among=self.sources)
+
     def on_round_start(self, round_idx: int) -> None:
         """Exchange what a method needs before its local steps; default: nothing."""
 
@@ -268,7 +272,7 @@ class FederatedModule(pl.LightningModule):
         channel: str,
         among: Iterable[Client],
         to: Iterable[Client] | None = None,
-        part: str | None = None,
+        part: str | tuple[str, ...] | None = None,
         too_few: Literal["raise", "skip"] = "raise",
         absent_too: bool = False,
     ) -> None:
@@ -278,18 +282,19 @@ class FederatedModule(pl.LightningModule):
             channel: Under which it is sent.
             among: Clients whose weights are averaged, weighted as ``weighting`` says.
             to: Clients that receive the mean; ``None`` is everyone.
-            part: Sub-module of the replicas to which this is restricted, such as ``"classifier"``.
+            part: Sub-module of the replicas to which this is restricted, such as ``"classifier"``, or several.
             too_few: See `Federation.mean`.
             absent_too: See `Federation.mean`.
         """
         federation = self.federation
         among = tuple(among)
         present = {client.name for client in (self.clients if absent_too else federation.present(channel))}
+        parts = tuple(f"{name}." for name in ((part,) if isinstance(part, str) else part or ()))
         payloads = {
             client.name: {
                 name: tensor
                 for name, tensor in self.shared_state(client.name).items()
-                if part is None or name.startswith(f"{part}.")
+                if part is None or name.startswith(parts)
             }
             for client in among
             if client.name in present and federation.is_local(client)
@@ -558,7 +563,7 @@ class FederatedModule(pl.LightningModule):
             numbers[name]["grad_norm"] = float(torch.stack(norms).mean())
         told = federation.report(numbers, ["loss", "grad_norm"])
         if self.warming_up:
-            self.average_("weights", among=self.sources)
+            self.average_warmup_()
         else:
             self.on_round_end(federation.round_idx)
         for config in self.trainer.lr_scheduler_configs:

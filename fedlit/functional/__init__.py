@@ -3,7 +3,7 @@
 from fedlit.functional.aggregation import fedavg, fedda, fedgp, fedgp_cosine
 from fedlit.functional.alignment import alignment_loss
 from fedlit.functional.auto_weights import AutoBeta, BatchStatistics, auto_beta, auto_weights
-from fedlit.functional.discriminant import linear_discriminant
+from fedlit.functional.discriminant import linear_discriminant, softmax_regression
 from fedlit.functional.kernels import Kernel, cauchy_kernel, gaussian_kernel, laplace_kernel
 from fedlit.functional.mmd import mmd_squared, rff_mmd_squared
 from fedlit.functional.random_features import random_fourier_features, sample_frequencies
@@ -89,6 +89,7 @@ __all__ = [
     "rff_mmd_squared",
     "sample_frequencies",
     "scale_layers",
+    "softmax_regression",
     "taylor_coefficients",
     "taylor_mmd_squared",
     "taylor_moments",

@@ -1,4 +1,4 @@
-"""A linear classifier in closed form, from moments that clients can add up."""
+"""Linear classifiers: in closed form from moments that clients can add up, and of samples with soft labels."""
 
 from __future__ import annotations
 
@@ -59,3 +59,47 @@ def linear_discriminant(
     biases = shares.clamp(min=_LEAST_PRIOR).log() - 0.5 * (weights * means.T).sum(dim=1)
     unseen = shares <= 0
     return weights.masked_fill(unseen[:, None], 0.0), biases.masked_fill(unseen, _NEVER)
+
+
+def softmax_regression(x: Tensor, y: Tensor, penalty: float = 1e-3, num_iterations: int = 200) -> tuple[Tensor, Tensor]:
+    r"""Linear classifier of samples with class probabilities: multinomial logistic regression by L-BFGS.
+
+    .. math:: \min_{W, b} \frac{1}{n} \sum_{i,c} -y_{ic} \log \mathrm{softmax}(W x_i + b)_c
+              + \frac{\lambda}{2} \|W\|_F^2
+
+    Args:
+        x: Samples, shape (n, d).
+        y: Class probabilities, shape (n, C).
+        penalty: lambda, positive. It is 1 / (n C) in the terms of scikit-learn.
+        num_iterations: Most iterations.
+
+    Returns:
+        Weights of shape (C, d) and biases of shape (C,), float64.
+
+    Raises:
+        ValueError: If shapes do not fit, an entry is not finite, or the penalty is not positive.
+    """
+    if x.dim() != 2 or y.dim() != 2 or len(x) != len(y) or not len(x):
+        raise ValueError(f"x and y must have shapes (n, d) and (n, C), got {tuple(x.shape)} and {tuple(y.shape)}")
+    if not (bool(x.isfinite().all()) and bool(y.isfinite().all())):
+        raise ValueError("x and y must be finite, got NaN or infinity")
+    if not 0 < penalty < float("inf"):
+        raise ValueError(f"penalty (lambda) must be positive and finite, got {penalty}")
+    samples, shares = x.detach().double(), y.detach().double()
+    with torch.inference_mode(False), torch.enable_grad():
+        samples, shares = samples.clone(), shares.clone()  # not those of an inference mode around
+        weight = torch.zeros(y.shape[1], x.shape[1], dtype=torch.float64, device=x.device, requires_grad=True)
+        bias = torch.zeros(y.shape[1], dtype=torch.float64, device=x.device, requires_grad=True)
+        optimizer = torch.optim.LBFGS(
+            [weight, bias], max_iter=num_iterations, tolerance_grad=1e-7, line_search_fn="strong_wolfe"
+        )
+
+        def objective() -> Tensor:
+            optimizer.zero_grad()
+            log_p = torch.log_softmax(samples @ weight.T + bias, dim=1)
+            loss = -(shares * log_p).sum(dim=1).mean() + penalty / 2 * weight.square().sum()
+            loss.backward()  # type: ignore[no-untyped-call]
+            return loss
+
+        optimizer.step(objective)  # type: ignore[no-untyped-call]
+    return weight.detach(), bias.detach()

@@ -3,6 +3,7 @@
 import fedlit.strategy  # noqa: F401  (so that Trainer(strategy="federated") is known)
 from fedlit.methods.apfl import APFL
 from fedlit.methods.ditto import Ditto
+from fedlit.methods.fed_dadil import FedDaDiL
 from fedlit.methods.fed_mmd import FedMMD
 from fedlit.methods.fedavg import FedAvg
 from fedlit.methods.fedgp import FedDA, FedGP
@@ -20,6 +21,7 @@ __all__ = [
     "Ditto",
     "FedAvg",
     "FedDA",
+    "FedDaDiL",
     "FedGP",
     "FedMMD",
     "FedProx",

@@ -3,6 +3,7 @@
 from fedlit.models.aligned import AlignedReplica, VotingReplica
 from fedlit.models.anchor import Anchor
 from fedlit.models.committee import Committee, MomentReplica
+from fedlit.models.dictionary import Dictionary, DictionaryReplica
 from fedlit.models.extractors import MLP, Bottleneck, Features, LeNet, SmallCNN
 from fedlit.models.memory import RoundMemory
 from fedlit.models.replica import Replica, feature_width, make_classifier, part_of
@@ -14,6 +15,8 @@ __all__ = [
     "Anchor",
     "Bottleneck",
     "Committee",
+    "Dictionary",
+    "DictionaryReplica",
     "Features",
     "LeNet",
     "MomentReplica",

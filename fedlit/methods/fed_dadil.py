@@ -1,0 +1,330 @@
+"""FedDaDiL: federated dataset dictionary learning (Montesuma et al., 2024), algorithms 1 and 2.
+
+Differences from the paper, where it leaves something open or does not work as printed:
+
+- Atoms start at class means and variances of the sources' features, which a secure mean tells all clients in a round of
+  its own, with noise of their own; the paper does not say, its code draws them from N(0, 1).
+- Labels are stepped directly, as in the paper, and projected to the simplex after each step; the code takes softmax of
+  free numbers, whose mean over clients is not the mean of the probabilities.
+- ``label_cost="adaptive"`` is the code's; the paper's beta is a number. With it the loss is another function for each
+  batch.
+- The classifier of a reconstruction is fitted to the barycenter's points; the paper prints the target's own there.
+- Coordinates start at 1/K; the code starts outside of the simplex.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedlit.federation import Client
+from fedlit.federation.streams import stable_seed
+from fedlit.functional import joint_ot_loss, wasserstein_barycenter
+from fedlit.functional.wasserstein import LabelCost
+from fedlit.models import Dictionary, DictionaryReplica, feature_width
+from fedlit.models.dictionary import STAYS_LOCAL
+from fedlit.module import Batch, FederatedModule
+
+
+class FedDaDiL(FederatedModule):
+    r"""Learn labelled atoms of which every client's data are a Wasserstein barycenter, with coordinates of its own.
+
+    .. math:: \min_{P, \alpha} \frac{1}{N} \sum_\ell \mathcal{T}(\hat Q_\ell, B(\alpha_\ell; P))
+
+    Phase 1 (``warmup_rounds``) trains an encoder by FedAvg over the sources; with given features (`Features`) it may be
+    left out. One more round tells all clients the class moments of the sources' features, at which the atoms start. In
+    phase 2 every client moves atoms and coordinates in local steps, on mini-batches of its samples and of the atoms; a
+    round ends with the mean of the atoms. The target predicts with a classifier of its reconstruction (R) or with those
+    of the atoms (E).
+
+    Sends: "weights" in phase 1; "class_moments", from each source, once, of which all receive the mean; "atoms", from
+    each client in each round, of which all receive the mean: K n (d + C) numbers each way. All three go through the
+    channel's privacy backend. Coordinates never leave a client. But a client's atoms, less those it was sent, tell of
+    gradients on its data; a backend hides that among the clients.
+
+    Args:
+        clients: The roster.
+        target: Name of the client adapted to.
+        num_classes: Number of classes C.
+        extractor: Network from inputs to features: the encoder.
+        classifier: Network from features to logits, for phase 1; ``None`` is a linear layer.
+        num_atoms: Number K of atoms.
+        atom_size: Points n of an atom, at least C.
+        atom_batch_size: Points n_b of an atom in a local step; ``None`` takes all. The paper's n_b is also that of
+            samples, the data module's ``batch_size``.
+        sampling: How points are dealt out to the local steps of a pass: ``"balanced"`` over the classes at which they
+            started (the code: to which they lean), or ``"uniform"``.
+        label_cost: beta, or ``"adaptive"``: see `joint_cost`.
+        num_iterations: Most updates of a barycenter.
+        atom_lr: Learning rate of points, in units of features.
+        simplex_lr: Learning rate of labels and coordinates.
+        predict_with: ``"reconstruction"`` (R) or ``"ensemble"`` (E).
+        penalty: Of the classifiers, see `softmax_regression`.
+        unit_norm: Scale features to length 1.
+        kwargs: See `FederatedModule`; ``weighting`` is uniform by default, and its optimizer is that of both phases.
+
+    Raises:
+        ValueError: If an argument is out of range.
+    """
+
+    classes_only: ClassVar[bool] = True
+    stays_local: ClassVar[tuple[str, ...]] = STAYS_LOCAL
+    uses_unlabelled_target: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        clients: Sequence[Client | str],
+        target: str,
+        num_classes: int,
+        extractor: nn.Module,
+        classifier: nn.Module | None = None,
+        *,
+        num_atoms: int = 3,
+        atom_size: int = 200,
+        atom_batch_size: int | None = None,
+        sampling: Literal["balanced", "uniform"] = "balanced",
+        label_cost: LabelCost = "adaptive",
+        num_iterations: int = 10,
+        atom_lr: float = 1e-3,
+        simplex_lr: float = 1e-2,
+        predict_with: Literal["reconstruction", "ensemble"] = "reconstruction",
+        penalty: float = 1e-3,
+        unit_norm: bool = True,
+        weighting: Literal["samples", "uniform"] = "uniform",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(clients, target, num_classes, extractor, classifier, weighting=weighting, **kwargs)
+        for name, value, least in (
+            ("num_atoms (K)", num_atoms, 1),
+            ("atom_size (n)", atom_size, num_classes),
+            ("atom_batch_size (n_b)", atom_size if atom_batch_size is None else atom_batch_size, 1),
+            ("num_iterations", num_iterations, 1),
+        ):
+            if value < least:
+                raise ValueError(f"{name} must be at least {least}, got {value}")
+        for name, rate in (("atom_lr", atom_lr), ("simplex_lr", simplex_lr), ("penalty", penalty)):
+            if not 0 < rate < math.inf:
+                raise ValueError(f"{name} must be positive and finite, got {rate}")
+        if sampling not in ("balanced", "uniform"):
+            raise ValueError(f"sampling must be 'balanced' or 'uniform', got {sampling!r}")
+        if predict_with not in ("reconstruction", "ensemble"):
+            raise ValueError(f"predict_with must be 'reconstruction' or 'ensemble', got {predict_with!r}")
+        self.width = feature_width(extractor)
+        self.num_atoms = num_atoms
+        self.atom_size = atom_size
+        self.atom_batch_size = min(atom_size, atom_batch_size or atom_size)
+        self.sampling = sampling
+        self.label_cost = label_cost
+        self.num_iterations = num_iterations
+        self.atom_lr = atom_lr
+        self.simplex_lr = simplex_lr
+        self.predict_with = predict_with
+        self.penalty = penalty
+        self.unit_norm = unit_norm
+        self._moments: dict[str, Tensor] = {}
+
+    # ---------------------------------------------------------------- local steps (algorithm 2)
+
+    def learners(self, round_idx: int) -> tuple[Client, ...]:
+        """Everyone, the target on its unlabelled samples; the sources alone tell their moments."""
+        return self.sources if round_idx == self.warmup_rounds else self.clients
+
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        """Count moments in the first round of phase 2; then each client's f_l."""
+        if self.federation.round_idx > self.warmup_rounds:
+            return super().losses(batch)
+        for client, samples in self.in_streams(batch):
+            self.count_(client, self.encode(client, samples[0]), samples[1])
+        return {}
+
+    def loss(self, client: Client, batch: Sequence[Any]) -> Tensor:
+        """f_l: cost of transport between a batch and the barycenter of a batch of the atoms (equation 11)."""
+        replica = self.replica(client)
+        replica.project_()
+        features = self.encode(client, batch[0])
+        rows = self.rows(client)
+        points = [atom[row] for atom, row in zip(replica.dictionary.points, rows, strict=True)]
+        labels = [atom[row] for atom, row in zip(replica.dictionary.labels, rows, strict=True)]
+        barycenter = wasserstein_barycenter(
+            points, labels, replica.coordinates, None, self.label_cost, None, self.num_iterations
+        )
+        if client.is_target:
+            return joint_ot_loss(features, barycenter.support)
+        classes = F.one_hot(batch[1], self.num_classes).to(features.dtype)
+        return joint_ot_loss(features, barycenter.support, classes, barycenter.labels, self.label_cost)
+
+    @torch.no_grad()
+    def encode(self, client: Client, inputs: Tensor) -> Tensor:
+        """Features of a batch, shape (batch, d), without gradient and with statistics that stand still.
+
+        Args:
+            client: Whose encoder.
+            inputs: The batch.
+        """
+        replica = self.replica(client)
+        replica.extractor.eval()
+        return replica.features(inputs)
+
+    def rows(self, client: Client) -> list[Tensor]:
+        """Points of each atom in this local step, of shape (n_b,): a pass over an atom deals out all of them.
+
+        Args:
+            client: Whose step.
+        """
+        steps = math.ceil(self.atom_size / self.atom_batch_size)
+        turn, step = divmod(self.federation.batch_idx, steps)
+        generator = torch.Generator().manual_seed(
+            stable_seed(self.federation.seed, "atoms", client.name, self.federation.round_idx, turn)
+        )
+        orders = [self.order(generator).to(self.device) for _ in range(self.num_atoms)]
+        return [order[step * self.atom_batch_size :][: self.atom_batch_size] for order in orders]
+
+    def order(self, generator: torch.Generator) -> Tensor:
+        """A permutation of an atom's points, shape (n,); balanced, each C in a row are one of each class.
+
+        Args:
+            generator: Of the permutation.
+        """
+        shuffled = torch.randperm(self.atom_size, generator=generator)
+        if self.sampling == "uniform":
+            return shuffled
+        classes = shuffled % self.num_classes  # at which points started
+        turns = F.one_hot(classes, self.num_classes).cumsum(dim=0).gather(1, classes[:, None]).squeeze(1)
+        return shuffled[turns.argsort(stable=True)]
+
+    # ---------------------------------------------------------------- rounds (algorithm 1)
+
+    def on_round_start(self, round_idx: int) -> None:
+        """Clients that were away fetch what the others have."""
+        if round_idx == self.warmup_rounds:
+            self._moments.clear()
+            self.load_shared_(self.federation.catch_up("weights", absent_too=True))
+        else:
+            self.load_shared_(self.federation.catch_up("atoms"))
+
+    def on_round_end(self, round_idx: int) -> None:
+        """The mean of all clients' atoms (equation 12); before the first one, where they start."""
+        if round_idx == self.warmup_rounds:
+            self.start_atoms_()
+            return
+        for client in self.federation.local_clients:
+            self.replica(client).project_()
+        self.average_("atoms", among=self.clients, part="dictionary")
+
+    def average_warmup_(self) -> None:
+        """Encoder and classifier; there is nothing in the atoms yet."""
+        self.average_("weights", among=self.sources, part=("extractor", "classifier"))
+
+    def count_(self, client: Client, features: Tensor, labels: Tensor) -> None:
+        """Add a batch to a source's sums by class: features, their squares, and the number of samples.
+
+        Args:
+            client: The source.
+            features: Shape (n, d).
+            labels: Classes, shape (n,).
+        """
+        z = features.double()
+        classes = F.one_hot(labels, self.num_classes).double()
+        sums = torch.cat([classes.T @ z, classes.T @ z.square(), classes.sum(dim=0)[:, None]], dim=1)
+        self._moments[client.name] = self._moments.get(client.name, torch.zeros_like(sums)) + sums
+
+    @torch.no_grad()
+    def start_atoms_(self) -> None:
+        """Points of each class around its mean over the sources, with its variance; another draw for each atom."""
+        federation = self.federation
+        means = {name: {"moments": sums / sums[:, -1].sum()} for name, sums in self._moments.items()}
+        told = federation.mean("class_moments", means, among=self.sources, to=self.clients, absent_too=True)
+        generator = torch.Generator().manual_seed(stable_seed(federation.seed, "initial atoms"))
+        noise = torch.randn(self.num_atoms, self.atom_size, self.width, generator=generator)
+        for name, mean in told.items():
+            moments = mean["moments"].double()
+            shares = moments[:, -1:].clamp(min=1e-12)
+            centres, squares = moments[:, : self.width] / shares, moments[:, self.width : -1] / shares
+            spread = (squares - centres.square()).clamp(min=0).sqrt()
+            dictionary = self._named(name).dictionary
+            classes = dictionary.labels[0].argmax(dim=1)
+            dictionary.points.copy_(centres[classes] + spread[classes] * noise.to(spread))
+
+    # ---------------------------------------------------------------- predictions (section 3.4)
+
+    def fit_classifiers_(self) -> None:
+        """Fit local clients' classifiers to the dictionary as it stands, once there is one."""
+        if self.federation.round_idx > self.warmup_rounds:
+            for client in self.federation.local_clients:
+                self.replica(client).fit_(self.label_cost, self.num_iterations, self.penalty)
+
+    def distill(self, samples_per_class: int) -> tuple[Tensor, Tensor]:
+        """A labelled summary of the target, where it is hosted: a barycenter of the atoms with few points.
+
+        Args:
+            samples_per_class: Points per class, at least 1.
+
+        Returns:
+            Features of shape (samples_per_class C, d) and class probabilities of shape (samples_per_class C, C).
+
+        Raises:
+            ValueError: If it is less than 1.
+        """
+        if samples_per_class < 1:
+            raise ValueError(f"samples_per_class must be at least 1, got {samples_per_class}")
+        number = samples_per_class * self.num_classes
+        found = self.replica(self.target).reconstruct(number, self.label_cost, self.num_iterations)
+        assert found.labels is not None
+        return found.support, found.labels
+
+    # ---------------------------------------------------------------- set-up and hooks
+
+    def build_replica(self) -> nn.Module:
+        """Copies of encoder and classifier, and a dictionary."""
+        extractor, classifier = (copy.deepcopy(network) for network in self.originals)
+        dictionary = Dictionary(self.num_atoms, self.atom_size, self.width, self.num_classes)
+        return DictionaryReplica(extractor, classifier, dictionary, self.unit_norm, self.predict_with == "ensemble")
+
+    def client_param_groups(self) -> list[dict[str, Any]]:
+        """Three parameter groups per local client: networks, points, and what lives on a simplex."""
+        groups: list[dict[str, Any]] = []
+        for client in self.federation.local_clients:
+            replica = self.replica(client)
+            own = [replica.dictionary.points, replica.dictionary.labels, replica.coordinates]
+            known = {id(param) for param in own}
+            networks = [p for p in replica.parameters() if p.requires_grad and id(p) not in known]
+            groups.append({"params": networks, "client": client.name})
+            groups.append({"params": own[:1], "client": client.name, "lr": self.atom_lr})
+            groups.append({"params": own[1:], "client": client.name, "lr": self.simplex_lr})
+        return groups
+
+    def replica(self, client: Client) -> DictionaryReplica:
+        """What a local client holds."""
+        return self._named(client.name)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add the sums of a round under way."""
+        super().on_save_checkpoint(checkpoint)
+        if self._moments and self.federation.round_idx == self.warmup_rounds:
+            checkpoint["class_moments"] = dict(self._moments)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Go on with them."""
+        super().on_load_checkpoint(checkpoint)
+        self._moments = dict(checkpoint.get("class_moments", {}))
+
+    def on_validation_epoch_start(self) -> None:
+        """Fit the classifiers that are validated."""
+        super().on_validation_epoch_start()
+        self.fit_classifiers_()
+
+    def on_train_end(self) -> None:
+        """As when a validation starts."""
+        super().on_train_end()
+        self.fit_classifiers_()
+
+    def _named(self, client: str) -> DictionaryReplica:
+        replica = self.replicas[client]
+        assert isinstance(replica, DictionaryReplica)
+        return replica

@@ -1,0 +1,127 @@
+"""What one client of FedDaDiL holds: an encoder, the public atoms, and coordinates of its own."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedlit.functional import Barycenter, project_simplex, softmax_regression, wasserstein_barycenter
+from fedlit.functional.wasserstein import LabelCost
+from fedlit.models.replica import Replica, feature_width
+
+STAYS_LOCAL = ("coordinates", "fitted", "reconstruction.", "ensemble.")
+"""Beginnings of the names in a replica's state that never leave its client."""
+
+
+class Dictionary(nn.Module):
+    """K atoms: distributions of n labelled points each.
+
+    Args:
+        num_atoms: K, at least 1.
+        num_points: n, at least 1.
+        width: Number d of features.
+        num_classes: Number C of classes.
+
+    Attributes:
+        points: Shape (K, n, d).
+        labels: Class probabilities, shape (K, n, C); at first each class has as many points as every other.
+    """
+
+    def __init__(self, num_atoms: int, num_points: int, width: int, num_classes: int) -> None:
+        super().__init__()
+        classes = torch.arange(num_points) % num_classes
+        one_hot = F.one_hot(classes, num_classes).float()
+        self.points = nn.Parameter(torch.randn(num_atoms, num_points, width) / width**0.5)
+        self.labels = nn.Parameter(one_hot.repeat(num_atoms, 1, 1))
+
+
+class DictionaryReplica(Replica):
+    """A client's encoder, dictionary, barycentric coordinates, and what it predicts with.
+
+    Args:
+        extractor: Turns inputs into features, shape (batch, d): the encoder.
+        classifier: Turns features into logits: predicts until something was fitted to the dictionary.
+        dictionary: The atoms.
+        unit_norm: Whether features are scaled to length 1.
+        ensembling: Whether to predict with classifiers of the atoms (E) rather than of the reconstruction (R).
+    """
+
+    fitted: Tensor
+
+    def __init__(
+        self, extractor: nn.Module, classifier: nn.Module, dictionary: Dictionary, unit_norm: bool, ensembling: bool
+    ) -> None:
+        super().__init__(extractor, classifier)
+        num_atoms, _, num_classes = dictionary.labels.shape
+        width = feature_width(extractor)
+        self.dictionary = dictionary
+        self.coordinates = nn.Parameter(torch.full((num_atoms,), 1 / num_atoms))
+        self.unit_norm = unit_norm
+        self.ensembling = ensembling
+        self.reconstruction = nn.Linear(width, num_classes).requires_grad_(False)
+        self.ensemble = nn.ModuleList(nn.Linear(width, num_classes).requires_grad_(False) for _ in range(num_atoms))
+        self.register_buffer("fitted", torch.tensor(False))
+
+    def features(self, x: Tensor) -> Tensor:
+        """Features of a batch, shape (batch, d)."""
+        z: Tensor = self.extractor(x)
+        return F.normalize(z, dim=1) if self.unit_norm else z
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Log of the class probabilities, shape (batch, C), up to a constant."""
+        features = self.features(x)
+        if not self.fitted:
+            logits: Tensor = self.classifier(features)
+            return logits
+        return self.by_ensemble(features) if self.ensembling else self.by_reconstruction(features)
+
+    def by_reconstruction(self, features: Tensor) -> Tensor:
+        """Logits of the classifier that was fitted to the client's barycenter (R)."""
+        logits: Tensor = self.reconstruction(features)
+        return logits
+
+    def by_ensemble(self, features: Tensor) -> Tensor:
+        """Log of the atoms' class probabilities, weighted by the coordinates (E, equation 15)."""
+        each = torch.stack([head(features).log_softmax(dim=1) for head in self.ensemble])
+        weights = self.coordinates.detach().clamp(min=0).log().to(each)
+        return (weights[:, None, None] + each).logsumexp(dim=0)
+
+    @torch.no_grad()
+    def project_(self) -> None:
+        """Put coordinates and labels back on their simplices."""
+        self.coordinates.copy_(project_simplex(self.coordinates))
+        self.dictionary.labels.copy_(project_simplex(self.dictionary.labels))
+
+    @torch.no_grad()
+    def reconstruct(self, num_points: int | None, label_cost: LabelCost, num_iterations: int) -> Barycenter:
+        """Barycenter of the whole atoms at the client's coordinates (equation 14).
+
+        Args:
+            num_points: Of it; ``None`` is that of an atom.
+            label_cost: See `joint_cost`.
+            num_iterations: Most updates.
+        """
+        points, labels = self.dictionary.points.detach(), self.dictionary.labels.detach()
+        return wasserstein_barycenter(
+            list(points), list(labels), self.coordinates.detach(), num_points, label_cost, None, num_iterations
+        )
+
+    @torch.no_grad()
+    def fit_(self, label_cost: LabelCost, num_iterations: int, penalty: float) -> None:
+        """Fit a classifier to the client's barycenter and one to each atom (section 3.4).
+
+        Args:
+            label_cost: See `joint_cost`.
+            num_iterations: Most updates of the barycenter.
+            penalty: See `softmax_regression`.
+        """
+        barycenter = self.reconstruct(None, label_cost, num_iterations)
+        assert barycenter.labels is not None
+        atoms = zip(self.dictionary.points, self.dictionary.labels, strict=True)
+        samples = [(barycenter.support, barycenter.labels), *atoms]
+        for head, (points, labels) in zip((self.reconstruction, *self.ensemble), samples, strict=True):
+            weight, bias = softmax_regression(points, labels, penalty)
+            head.weight.copy_(weight)
+            head.bias.copy_(bias)
+        self.fitted.fill_(True)
