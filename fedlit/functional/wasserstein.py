@@ -24,6 +24,19 @@ LabelCost = float | Literal["adaptive"]
 join samples of different classes only where it has to."""
 
 
+def check_label_cost(label_cost: LabelCost) -> None:
+    """Refuse a weight of labels that is none.
+
+    Args:
+        label_cost: beta.
+
+    Raises:
+        ValueError: If it is negative, not finite, or another word than ``"adaptive"``.
+    """
+    if label_cost != "adaptive" and (isinstance(label_cost, str) or not 0 <= label_cost < math.inf):
+        raise ValueError(f"label_cost (beta) must be at least 0 and finite, or 'adaptive', got {label_cost!r}")
+
+
 def squared_distances(x: Tensor, x2: Tensor) -> Tensor:
     """Squared Euclidean distances between all pairs of rows, shape (n, m), from centred inner products in float64.
 
@@ -276,11 +289,8 @@ def _spread(samples: Tensor, number: int | None) -> Tensor:
 
 
 def _label_weight(label_cost: LabelCost, cost: Tensor) -> float:
-    if label_cost == "adaptive":
-        return float(cost.detach().max())
-    if isinstance(label_cost, str) or not 0 <= label_cost < math.inf:
-        raise ValueError(f"label_cost (beta) must be at least 0 and finite, or 'adaptive', got {label_cost!r}")
-    return label_cost
+    check_label_cost(label_cost)
+    return float(cost.detach().max()) if isinstance(label_cost, str) else label_cost
 
 
 def _check_pair(x: Tensor, x2: Tensor, y: Tensor | None, y2: Tensor | None) -> None:

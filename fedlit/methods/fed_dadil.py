@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from fedlit.federation import Client
 from fedlit.federation.streams import stable_seed
 from fedlit.functional import joint_ot_loss, wasserstein_barycenter
-from fedlit.functional.wasserstein import LabelCost
+from fedlit.functional.wasserstein import LabelCost, check_label_cost
 from fedlit.models import Dictionary, DictionaryReplica, feature_width
 from fedlit.models.dictionary import STAYS_LOCAL
 from fedlit.module import Batch, FederatedModule
@@ -111,6 +111,7 @@ class FedDaDiL(FederatedModule):
         for name, rate in (("atom_lr", atom_lr), ("simplex_lr", simplex_lr), ("penalty", penalty)):
             if not 0 < rate < math.inf:
                 raise ValueError(f"{name} must be positive and finite, got {rate}")
+        check_label_cost(label_cost)
         if sampling not in ("balanced", "uniform"):
             raise ValueError(f"sampling must be 'balanced' or 'uniform', got {sampling!r}")
         if predict_with not in ("reconstruction", "ensemble"):

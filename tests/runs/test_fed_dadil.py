@@ -1,0 +1,344 @@
+"""FedDaDiL: a local step by hand, what is sent and what never is, and where its atoms start."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+import torch.nn.functional as F
+from lightning.pytorch.callbacks import ModelCheckpoint
+from sklearn.linear_model import LogisticRegression
+from torch import Tensor, nn
+from torch.optim import SGD, Adam
+from torch.utils.data import TensorDataset
+
+sys.path.insert(0, str(Path(__file__).parent))
+from helpers import loader, same, trainer, weights
+
+from fedlit.callbacks import OracleAccuracy
+from fedlit.federation import Federation
+from fedlit.functional import joint_ot_loss, softmax_regression, wasserstein_barycenter
+from fedlit.methods import FedDaDiL
+from fedlit.models import DictionaryReplica, Features
+from fedlit.privacy import CKKS, PairwiseMasking
+
+NAMES = ["c0", "c1", "c2"]
+WIDTH, CLASSES, ATOMS, SIZE = 5, 3, 2, 12
+LR = 0.05
+
+
+def blobs(size: int = 24) -> dict[str, TensorDataset]:
+    """Three classes around centres that move from client to client."""
+    generator = torch.Generator().manual_seed(0)
+    centres = 3 * torch.randn(CLASSES, WIDTH, generator=generator)
+    shift = torch.randn(WIDTH, generator=generator)
+    data = {}
+    for index, name in enumerate(NAMES):
+        y = torch.arange(size) % CLASSES
+        data[name] = TensorDataset(centres[y] + index * shift + torch.randn(size, WIDTH, generator=generator), y)
+    return data
+
+
+def build(**kwargs: Any) -> FedDaDiL:
+    torch.manual_seed(0)
+    given: dict[str, Any] = {
+        "num_atoms": ATOMS, "atom_size": SIZE, "unit_norm": False, "label_cost": 2.0, "atom_lr": LR, "simplex_lr": LR,
+        "optimizer": lambda params: SGD(params, lr=LR),
+    }  # fmt: skip
+    return FedDaDiL(NAMES, "c2", CLASSES, kwargs.pop("extractor", None) or Features(WIDTH), **(given | kwargs))
+
+
+class Snapshots(pl.Callback):
+    """Copies of all clients' states after each round."""
+
+    def __init__(self) -> None:
+        self.rounds: list[dict[str, dict[str, Tensor]]] = []
+
+    def on_round_end(self, trainer: pl.Trainer, module: FedDaDiL, round_idx: int) -> None:
+        self.rounds.append({name: weights(module, name) for name, _ in module.replicas.named_children()})
+
+
+def fit(module: FedDaDiL, rounds: int = 2, batch_size: int = 24, **kwargs: Any) -> list[dict[str, dict[str, Tensor]]]:
+    snapshots = Snapshots()
+    run = trainer(rounds, [snapshots, *kwargs.pop("callbacks", [])], **kwargs)
+    run.fit(module, loader(blobs(), batch_size))
+    return snapshots.rounds
+
+
+# -------------------------------------------------------------------- the start and a step
+
+
+def test_atoms_start_at_the_class_means_and_variances_of_all_sources() -> None:
+    """Of the pooled sources' samples, less the noise, which is N(0, 1) and other for each atom."""
+    module = build(atom_size=300, num_iterations=1)
+    state = fit(module, rounds=1)[0]
+    points = state["c2"]["dictionary.points"]
+    assert torch.equal(points, state["c0"]["dictionary.points"])
+    pooled = torch.cat([blobs()[name].tensors[0] for name in NAMES[:2]])
+    classes = torch.cat([blobs()[name].tensors[1] for name in NAMES[:2]])
+    own = torch.arange(300) % CLASSES
+    noise = torch.empty_like(points)
+    for label in range(CLASSES):
+        here = pooled[classes == label]
+        noise[:, own == label] = (points[:, own == label] - here.mean(dim=0)) / here.std(dim=0, correction=0)
+    torch.testing.assert_close(noise.mean(dim=1), torch.zeros(ATOMS, WIDTH), atol=0.2, rtol=0)
+    torch.testing.assert_close(noise.std(dim=1), torch.ones(ATOMS, WIDTH), atol=0.15, rtol=0)
+    assert float((noise[0] * noise[1]).mean().abs()) < 0.1
+    labels = state["c2"]["dictionary.labels"]
+    torch.testing.assert_close(labels, F.one_hot(own, CLASSES).float().expand_as(labels))
+
+
+@pytest.mark.parametrize("label_cost", [2.0, "adaptive"])
+def test_a_round_is_a_step_of_each_client_and_their_mean(label_cost: Any) -> None:
+    """Algorithms 1 and 2 with all points of the atoms and all samples in one batch."""
+    module = build(label_cost=label_cost, sampling="uniform")
+    before, after = fit(module, rounds=2)
+    stepped = []
+    for name in NAMES:
+        points = before[name]["dictionary.points"].clone().requires_grad_()
+        labels = before[name]["dictionary.labels"].clone().requires_grad_()
+        alpha = before[name]["coordinates"].clone().requires_grad_()
+        # the same points in the same order, which the barycenter starts from
+        rows = module_rows(module, name)
+        found = wasserstein_barycenter(
+            [atom[row] for atom, row in zip(points, rows, strict=True)],
+            [atom[row] for atom, row in zip(labels, rows, strict=True)],
+            alpha,
+            label_cost=label_cost,
+        )
+        x, y = blobs()[name].tensors
+        if name == "c2":
+            loss = joint_ot_loss(x, found.support)
+        else:
+            loss = joint_ot_loss(x, found.support, F.one_hot(y, CLASSES).float(), found.labels, label_cost)
+        loss.backward()
+        assert points.grad is not None
+        gradient = torch.zeros_like(labels) if labels.grad is None else labels.grad
+        stepped.append((points.detach() - LR * points.grad, labels.detach() - LR * gradient))
+        assert alpha.grad is not None
+        moved = alpha.detach() - LR * alpha.grad
+        # of two numbers the projection is known: move both by the same amount, then cut at 0 and 1
+        first = ((moved[0] - moved[1] + 1) / 2).clamp(0, 1)
+        torch.testing.assert_close(after[name]["coordinates"], torch.stack([first, 1 - first]), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(
+        after["c0"]["dictionary.points"], torch.stack([p for p, _ in stepped]).mean(dim=0), atol=1e-5, rtol=1e-4
+    )
+    for name in NAMES:
+        assert torch.equal(after[name]["dictionary.points"], after["c0"]["dictionary.points"])
+    unprojected = torch.stack([y for _, y in stepped]).mean(dim=0)
+    gap = (after["c0"]["dictionary.labels"] - unprojected).abs().max()
+    assert float(gap) < 0.1, "labels are projected before they are averaged"
+
+
+def module_rows(module: FedDaDiL, name: str) -> list[Tensor]:
+    """Points in the order of the only step of round 1."""
+    twin = copy.copy(module)
+    federation = module.federation
+    round_idx, federation.round_idx = federation.round_idx, 1
+    batch_idx, federation.batch_idx = federation.batch_idx, 0
+    try:
+        return twin.rows(next(client for client in module.clients if client.name == name))
+    finally:
+        federation.round_idx, federation.batch_idx = round_idx, batch_idx
+
+
+def test_labels_and_coordinates_stay_on_their_simplices() -> None:
+    module = build(simplex_lr=0.5, optimizer=lambda params: Adam(params, lr=LR))
+    for state in fit(module, rounds=5, batch_size=8):
+        for client in state.values():
+            for name in ("coordinates", "dictionary.labels"):
+                torch.testing.assert_close(client[name].sum(dim=-1), torch.ones(client[name].shape[:-1]))
+                assert bool((client[name] >= -1e-7).all())
+    assert not torch.equal(client["coordinates"], torch.full((ATOMS,), 1 / ATOMS))
+
+
+def test_a_pass_deals_out_every_point_and_each_class_in_turn() -> None:
+    module = build(atom_size=20, atom_batch_size=6)
+    module.configure_model()
+    federation = module.federation
+    client = module.clients[0]
+    passes = []
+    for batch_idx in range(8):
+        federation.batch_idx = batch_idx
+        passes.append(module.rows(client))
+    sizes = [[len(row) for row in rows] for rows in passes]
+    assert sizes == [[6, 6], [6, 6], [6, 6], [2, 2]] * 2
+    for start in (0, 4):
+        for atom in range(ATOMS):
+            dealt = torch.cat([rows[atom] for rows in passes[start : start + 4]])
+            assert sorted(dealt.tolist()) == list(range(20))
+            assert [sorted((batch % CLASSES).tolist()) for batch in dealt[:18].split(3)] == [[0, 1, 2]] * 6
+    assert not torch.equal(passes[0][0], passes[4][0])
+    assert not torch.equal(passes[0][0], passes[0][1])
+
+
+# -------------------------------------------------------------------- messages
+
+
+def test_coordinates_are_in_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything that is given to the federation to be sent, by name."""
+    sent: list[tuple[str, str, tuple[int, ...]]] = []
+
+    def watch(name: str) -> None:
+        original = getattr(Federation, name)
+
+        def watched(self: Federation, channel: str, payloads: Any, *args: Any, **kwargs: Any) -> Any:
+            sent.extend((channel, key, tuple(t.shape)) for p in payloads.values() for key, t in p.items())
+            return original(self, channel, payloads, *args, **kwargs)
+
+        monkeypatch.setattr(Federation, name, watched)
+
+    watch("mean")
+    watch("exchange")
+    module = build(warmup_rounds=1, extractor=Encoder())
+    fit(module, rounds=4, batch_size=8)
+    assert {(channel, key) for channel, key, _ in sent} == {
+        ("weights", "extractor.weight"), ("weights", "extractor.bias"), ("weights", "classifier.weight"),
+        ("weights", "classifier.bias"), ("class_moments", "moments"), ("atoms", "dictionary.points"),
+        ("atoms", "dictionary.labels"),
+    }  # fmt: skip
+    assert {shape for channel, _, shape in sent if channel == "atoms"} == {(2, 12, 5), (2, 12, 3)}
+    assert (ATOMS,) not in {shape for _, _, shape in sent}
+
+
+class Encoder(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(WIDTH, WIDTH)
+
+
+def test_atoms_cost_their_numbers_each_way() -> None:
+    """Equation 13: K n (d + C) numbers of 4 bytes, and a header that does not grow with them."""
+
+    def sizes(atom_size: int) -> list[int]:
+        module = build(atom_size=atom_size)
+        fit(module, rounds=2)
+        return [entry.num_bytes for entry in module.federation.ledger if entry.channel == "atoms"]
+
+    small, large = sizes(12), sizes(24)
+    assert len(small) == 6, "three up, three down"
+    assert all(b - a in range(4 * 2 * 12 * 8, 4 * 2 * 12 * 8 + 8) for a, b in zip(small, large, strict=True))
+
+
+@pytest.mark.parametrize("backend", [PairwiseMasking, CKKS])
+def test_hidden_atoms_are_the_open_ones_up_to_the_backends_error(backend: Any) -> None:
+    open_, hidden = fit(build(), rounds=3), fit(build(), rounds=3, strategy={"privacy": backend()})
+    for key in ("dictionary.points", "dictionary.labels", "coordinates"):
+        torch.testing.assert_close(hidden[-1]["c2"][key], open_[-1]["c2"][key], atol=1e-4, rtol=0)
+
+
+# -------------------------------------------------------------------- predictions
+
+
+def test_softmax_regression_is_that_of_scikit_learn() -> None:
+    x, y = blobs()["c0"].tensors
+    weight, bias = softmax_regression(x, F.one_hot(y, CLASSES).float(), penalty=0.01)
+    theirs = LogisticRegression(C=1 / (0.01 * len(x)), tol=1e-8, max_iter=1000).fit(x.double(), y)
+    ours = (x.double() @ weight.T + bias).softmax(dim=1)
+    torch.testing.assert_close(ours, torch.from_numpy(theirs.predict_proba(x.double())), atol=1e-4, rtol=0)
+    soft = torch.rand(24, CLASSES, generator=torch.Generator().manual_seed(1)).softmax(dim=1)
+    weight, bias = softmax_regression(x, soft, penalty=0.01)
+    # a sample with probabilities is C samples with weights
+    theirs.fit(x.double().repeat(CLASSES, 1), torch.arange(CLASSES).repeat_interleave(24), soft.T.flatten())
+    ours = (x.double() @ weight.T + bias).softmax(dim=1)
+    torch.testing.assert_close(ours, torch.from_numpy(theirs.predict_proba(x.double())), atol=1e-4, rtol=0)
+
+
+def test_the_target_predicts_by_reconstruction_or_by_ensemble() -> None:
+    reconstruction, ensemble = build(), build(predict_with="ensemble")
+    for module in (reconstruction, ensemble):
+        fit(module, rounds=3)
+    replica = ensemble.replicas["c2"]
+    assert isinstance(replica, DictionaryReplica)
+    x, y = blobs()["c2"].tensors
+    each = [head(x).softmax(dim=1) for head in replica.ensemble]
+    by_hand = sum(a * p for a, p in zip(replica.coordinates.detach(), each, strict=True))
+    torch.testing.assert_close(ensemble(x).exp(), by_hand, atol=1e-5, rtol=1e-4)
+    assert torch.equal(reconstruction(x), replica.by_reconstruction(x)), "both train the same"
+    for module in (reconstruction, ensemble):
+        assert float((module(x).argmax(dim=1) == y).float().mean()) > 0.9
+    found = wasserstein_barycenter(
+        list(replica.dictionary.points.detach()), list(replica.dictionary.labels.detach()),
+        replica.coordinates.detach(), label_cost=2.0,
+    )  # fmt: skip
+    weight, bias = softmax_regression(found.support, found.labels)  # type: ignore[arg-type]
+    torch.testing.assert_close(reconstruction(x), (x.double() @ weight.T + bias).float(), atol=1e-3, rtol=1e-3)
+
+
+def test_a_distilled_set_has_all_classes_and_trains_a_classifier() -> None:
+    module = build(atom_size=30)
+    fit(module, rounds=6)
+    for samples_per_class in (1, 4):
+        z, y = module.distill(samples_per_class)
+        assert z.shape == (samples_per_class * CLASSES, WIDTH)
+        assert y.shape == (samples_per_class * CLASSES, CLASSES)
+        assert set(y.argmax(dim=1).tolist()) == {0, 1, 2}
+        weight, bias = softmax_regression(z, y)
+        x, labels = blobs()["c2"].tensors
+        assert float(((x.double() @ weight.T + bias).argmax(dim=1) == labels).float().mean()) > 0.8
+    with pytest.raises(ValueError, match="samples_per_class must be at least 1, got 0"):
+        module.distill(0)
+
+
+def test_the_loss_falls() -> None:
+    losses: list[float] = []
+
+    class Watch(pl.Callback):
+        def on_round_end(self, trainer: pl.Trainer, module: FedDaDiL, round_idx: int) -> None:
+            if "train/loss" in trainer.callback_metrics:
+                losses.append(float(trainer.callback_metrics["train/loss"]))
+
+    fit(build(optimizer=lambda params: Adam(params, lr=LR)), rounds=30, callbacks=[Watch()])
+    assert losses[-1] < 0.75 * losses[0]
+
+
+# -------------------------------------------------------------------- resume, arguments
+
+
+@pytest.mark.parametrize("step", [2, 8])
+def test_a_checkpoint_in_the_round_of_moments_or_among_the_atoms_resumes_bit_for_bit(step: int, tmp_path: Path) -> None:
+    def run(checkpoint: str | None = None, stop: int = -1) -> FedDaDiL:
+        module = build(atom_batch_size=5, optimizer=lambda params: Adam(params, lr=LR))
+        saver = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
+        engine = trainer(4, [saver], enable_checkpointing=True, max_steps=stop)
+        engine.fit(module, loader(blobs(), 7), ckpt_path=checkpoint)
+        return module
+
+    straight = run()
+    (path,) = tmp_path.glob(f"step={step}.ckpt")
+    resumed = run(str(path))
+    for name in NAMES:
+        assert same(weights(resumed, name), weights(straight, name))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_atoms": 0}, r"num_atoms \(K\) must be at least 1, got 0"),
+        ({"atom_size": 2}, r"atom_size \(n\) must be at least 3, got 2"),
+        ({"atom_batch_size": 0}, r"atom_batch_size \(n_b\) must be at least 1, got 0"),
+        ({"num_iterations": 0}, "num_iterations must be at least 1, got 0"),
+        ({"atom_lr": 0.0}, "atom_lr must be positive and finite, got 0.0"),
+        ({"simplex_lr": -1.0}, "simplex_lr must be positive and finite, got -1.0"),
+        ({"penalty": 0.0}, "penalty must be positive and finite, got 0.0"),
+        ({"sampling": "sorted"}, "sampling must be 'balanced' or 'uniform', got 'sorted'"),
+        ({"predict_with": "both"}, "predict_with must be 'reconstruction' or 'ensemble', got 'both'"),
+        ({"label_cost": -2.0}, r"label_cost \(beta\) must be at least 0 and finite, or 'adaptive', got -2.0"),
+    ],
+)
+def test_bad_arguments_are_named(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build(**arguments)
+
+
+def test_the_oracle_sees_the_fitted_classifier(tmp_path: Path) -> None:
+    module = build()
+    data = {name: TensorDataset(*each.tensors) for name, each in blobs().items()}
+    run = trainer(3, [OracleAccuracy()])
+    run.fit(module, loader(data, 24), loader(data, 24, training=False, guarded="c2"))
+    assert float(run.callback_metrics["oracle/target/acc"]) > 0.9
+    assert float(run.callback_metrics["source/acc"]) > 0.9
