@@ -133,13 +133,13 @@ def show(part: str, rows: dict[str, Any]) -> None:
 
 
 def by_round(path: Path, name: str) -> tuple[list[float], list[float]]:
-    """Rounds and values of one metric of a run."""
+    """Rounds and values of one metric of a run; the test at its end, on other samples, is left out."""
     with path.open() as file:
         rows = list(csv.DictReader(file))
     rounds, values, current = [], [], 0.0
     for line in rows:
         current = float(line["round"]) if line.get("round") else current
-        if line.get(name):
+        if line.get(name) and current not in rounds:
             rounds.append(current)
             values.append(float(line[name]))
     return rounds, values
