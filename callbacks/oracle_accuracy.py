@@ -27,8 +27,9 @@ class OracleAccuracy(Callback):
     ``oracle/target/f1`` (F1 scores of classes, weighted by their samples), all in [0, 1], and ``oracle/target/loss``
     (cross-entropy); in regression ``oracle/target/r2`` (share of variance explained, at most 1) and
     ``oracle/target/loss`` (mean squared error). They are equal on all processes. No federation could know these
-    numbers, so nothing may be selected by them. They travel over the channel "oracle", which tables of communication
-    keep apart from what the method sends.
+    numbers, so nothing may be selected by them. Where a method has other predictions of the target
+    (`FederatedModule.alternatives`), their accuracy is ``oracle/target/NAME/acc``. All of them travel over the channel
+    "oracle", which tables of communication keep apart from what the method sends.
 
     Args:
         per_class: Also log the accuracy on each class c that the target has, as ``oracle/target/acc/c``.
@@ -45,6 +46,7 @@ class OracleAccuracy(Callback):
         self._hits: MulticlassStatScores | None = None
         self._loss: MeanMetric | None = None
         self._numbers: NumberMeter | None = None
+        self._alternatives: dict[str, tuple[int, int]] = {}  # right predictions, and all
         self.history: list[tuple[float, float]] = []
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -61,10 +63,12 @@ class OracleAccuracy(Callback):
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start counting afresh."""
         self._hits = self._loss = self._numbers = None
+        self._alternatives = {}
 
     def on_test_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start counting afresh."""
         self._hits = self._loss = self._numbers = None
+        self._alternatives = {}
 
     def on_validation_batch_end(
         self,
@@ -132,6 +136,9 @@ class OracleAccuracy(Callback):
             # The other processes have no target: torchmetrics' own synchronisation would wait for them for ever.
             self._hits = MulticlassStatScores(module.num_classes, average=None, sync_on_compute=False).to(logits.device)
             self._loss = MeanMetric(sync_on_compute=False).to(logits.device)
+        for label, other in module.alternatives(batch[name][0][known]).items():
+            right, seen = self._alternatives.get(label, (0, 0))
+            self._alternatives[label] = (right + int((other.argmax(dim=1) == labels).sum()), seen + len(labels))
         self._hits.update(logits, labels)
         self._loss.update(F.cross_entropy(logits.float(), labels), weight=len(labels))
 
@@ -142,6 +149,9 @@ class OracleAccuracy(Callback):
             found = {} if self._numbers is None else self._numbers.compute()
             renamed = {"loss" if name == "eval_loss" else name: value for name, value in found.items()}
             mine, names = ({module.target.name: renamed} if renamed else {}), ["r2", "loss"]
+        for each in mine.values():
+            each |= {f"{label}/acc": right / seen for label, (right, seen) in self._alternatives.items()}
+        names += [f"{label}/acc" for label in type(module).alternative_names]
         told = module.federation.report(mine, names, channel="oracle")
         metrics = {f"{_PREFIX}target/{key}": value for row in told.values() for key, value in row.items()}
         # Equal numbers on all processes: no reduction, no warning, and the key exists everywhere.

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from statistics import fmean, stdev
 
 import torch
@@ -49,6 +49,7 @@ class RunSummary:
         best_accuracy: The highest such accuracy in any validation, which no federation could pick: an oracle.
         oracle_balanced_accuracy: As `oracle_accuracy`, mean recall over classes.
         oracle_f1: As `oracle_accuracy`, F1 scores of classes weighted by their samples.
+        oracle_alternatives: As `oracle_accuracy`, of the method's other predictions of the target, by name.
         oracle_r2: In regression, the share of the hidden labels' variance that is explained, at most 1.
     """
 
@@ -69,6 +70,7 @@ class RunSummary:
     oracle_balanced_accuracy: float | None = None
     oracle_f1: float | None = None
     oracle_r2: float | None = None
+    oracle_alternatives: dict[str, float] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """The fields as a JSON object."""
@@ -108,6 +110,11 @@ def summarise(trainer: Trainer, module: FederatedModule, seconds: float, method:
         oracle_balanced_accuracy=_metric(trainer, "oracle/target/balanced_acc"),
         oracle_f1=_metric(trainer, "oracle/target/f1"),
         oracle_r2=_metric(trainer, "oracle/target/r2"),
+        oracle_alternatives={
+            name: accuracy
+            for name in type(module).alternative_names
+            if (accuracy := _metric(trainer, f"oracle/target/{name}/acc")) is not None
+        },
     )
 
 
@@ -152,7 +159,7 @@ def closing_table(summaries: Sequence[RunSummary]) -> RenderableType:
             rows.append(_Row([method, "average", *_cells(runs, _averages(runs))], style="bold"))
         rows[-1].last = True
     repeated = len({run.seed for run in summaries}) > 1
-    notes = [*_differences(summaries), *_selections(summaries), *_privacy(summaries)]
+    notes = [*_differences(summaries), *_alternatives(summaries), *_selections(summaries), *_privacy(summaries)]
     regression = any(run.oracle_r2 is not None for run in summaries)
     columns = tuple("target R2 in % (oracle)" if regression and name == _ACCURACY else name for name in _COLUMNS)
     return _ClosingTable(rows, columns, "mean ± standard deviation over seeds" if repeated else None, notes)
@@ -286,6 +293,21 @@ def _selections(summaries: Sequence[RunSummary]) -> list[str]:
                 f"{method}, on validation samples (oracle): {100 * fmean(selected):.1f} in the round of the highest "
                 f"target score, {100 * fmean(best):.1f} in the best round"
             )
+    return lines
+
+
+def _alternatives(summaries: Sequence[RunSummary]) -> list[str]:
+    """Accuracies of methods that predict in several ways."""
+    lines = []
+    for method in _methods(summaries):
+        runs = [run for run in summaries if run.method == method and run.oracle_alternatives]
+        names = dict.fromkeys(name for run in runs for name in run.oracle_alternatives)
+        if names:
+            each = [
+                f"{name} {100 * fmean(r.oracle_alternatives[name] for r in runs if name in r.oracle_alternatives):.1f}"
+                for name in names
+            ]
+            lines.append(f"{method}, by prediction (oracle): {', '.join(each)}")
     return lines
 
 

@@ -116,6 +116,9 @@ class FederatedModule(pl.LightningModule):
     classes_only: ClassVar[bool] = False
     """Whether the method cannot do regression."""
 
+    alternative_names: ClassVar[tuple[str, ...]] = ()
+    """Names of all that `alternatives` may return."""
+
     needs_target_labels: ClassVar[bool] = False
     """Whether the method cannot do without labels of the target; a run without them is refused at its start."""
 
@@ -610,6 +613,14 @@ class FederatedModule(pl.LightningModule):
         """Outputs of the target's replica, shape (batch, num_classes): logits, or in regression the numbers."""
         logits: Tensor = self.replicas[self.target.name](inputs)
         return logits
+
+    def alternatives(self, inputs: Tensor) -> dict[str, Tensor]:
+        """Other predictions of the target, logits by name, that are scored beside its own; default: none.
+
+        Args:
+            inputs: A batch of the target's, where it is hosted.
+        """
+        return {}
 
     def validation_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """Outputs of each local client's replica on its own samples, by name; the target's labels are not read."""

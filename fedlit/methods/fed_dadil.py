@@ -41,7 +41,8 @@ class FedDaDiL(FederatedModule):
     left out. One more round tells all clients the class moments of the sources' features, at which the atoms start. In
     phase 2 every client moves atoms and coordinates in local steps, on mini-batches of its samples and of the atoms; a
     round ends with the mean of the atoms. The target predicts with a classifier of its reconstruction (R) or with those
-    of the atoms (E).
+    of the atoms (E); the accuracy of both is logged, as ``oracle/target/reconstruction/acc`` and
+    ``oracle/target/ensemble/acc``.
 
     Sends: "weights" in phase 1; "class_moments", from each source, once, of which all receive the mean; "atoms", from
     each client in each round, of which all receive the mean: K n (d + C) numbers each way. All three go through the
@@ -76,6 +77,7 @@ class FedDaDiL(FederatedModule):
     classes_only: ClassVar[bool] = True
     stays_local: ClassVar[tuple[str, ...]] = STAYS_LOCAL
     uses_unlabelled_target: ClassVar[bool] = True
+    alternative_names: ClassVar[tuple[str, ...]] = ("reconstruction", "ensemble")
 
     def __init__(
         self,
@@ -259,6 +261,21 @@ class FedDaDiL(FederatedModule):
         if self.federation.round_idx > self.warmup_rounds:
             for client in self.federation.local_clients:
                 self.replica(client).fit_(self.label_cost, self.num_iterations, self.penalty)
+
+    def alternatives(self, inputs: Tensor) -> dict[str, Tensor]:
+        """Both predictions, by reconstruction and by ensemble, once they are fitted.
+
+        Args:
+            inputs: A batch of the target's.
+        """
+        replica = self.replica(self.target)
+        if not replica.fitted:
+            return {}
+        features = replica.features(inputs)
+        return {
+            "reconstruction": replica.by_reconstruction(features),
+            "ensemble": replica.by_ensemble(features),
+        }
 
     def distill(self, samples_per_class: int) -> tuple[Tensor, Tensor]:
         """A labelled summary of the target, where it is hosted: a barycenter of the atoms with few points.

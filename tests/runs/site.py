@@ -40,6 +40,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "FedGP": {"target_lr_ratio": 0.5},
     "FedGP auto": {"beta": "auto"},
     "FedGP auto, exact": {"beta": "auto", "residual": "exact"},
+    "FedDaDiL": {"num_atoms": 2, "atom_size": 20, "atom_batch_size": 10},
     "FedMMD": {"degree": 1},
     "FedMMD, pairwise": {"degree": 1, "exchange": "pairwise"},
     "FedGP auto, one batch": {"beta": "auto"},

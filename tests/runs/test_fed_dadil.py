@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from lightning.pytorch.callbacks import ModelCheckpoint
+from rich.console import Console
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
@@ -20,7 +21,7 @@ from torch.utils.data import TensorDataset
 sys.path.insert(0, str(Path(__file__).parent))
 from helpers import loader, same, trainer, weights
 
-from fedlit.callbacks import OracleAccuracy
+from fedlit.callbacks import OracleAccuracy, closing_table, summarise
 from fedlit.federation import Federation
 from fedlit.functional import joint_ot_loss, softmax_regression, wasserstein_barycenter
 from fedlit.methods import FedDaDiL
@@ -342,3 +343,20 @@ def test_the_oracle_sees_the_fitted_classifier(tmp_path: Path) -> None:
     run.fit(module, loader(data, 24), loader(data, 24, training=False, guarded="c2"))
     assert float(run.callback_metrics["oracle/target/acc"]) > 0.9
     assert float(run.callback_metrics["source/acc"]) > 0.9
+
+
+def test_both_predictions_are_scored_and_told_in_the_table() -> None:
+    module = build(predict_with="ensemble")
+    run = trainer(3, [OracleAccuracy()])
+    run.fit(module, loader(blobs(), 24), loader(blobs(), 5, training=False, guarded="c2"))
+    x, y = blobs()["c2"].tensors
+    for name, logits in module.alternatives(x).items():
+        by_hand = float((logits.argmax(dim=1) == y).float().mean())
+        assert float(run.callback_metrics[f"oracle/target/{name}/acc"]) == pytest.approx(by_hand)
+    assert float(run.callback_metrics["oracle/target/acc"]) == float(run.callback_metrics["oracle/target/ensemble/acc"])
+    summary = summarise(run, module, 1.0)
+    assert set(summary.oracle_alternatives) == {"reconstruction", "ensemble"}
+    console = Console(width=160)
+    with console.capture() as capture:
+        console.print(closing_table([summary]))
+    assert "FedDaDiL, by prediction (oracle): reconstruction" in capture.get()

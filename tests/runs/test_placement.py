@@ -63,7 +63,8 @@ def test_placement_changes_neither_weights_nor_ledger_nor_metrics(one: dict, dev
         ("FedMMD, pairwise", "3"),
         pytest.param("FedRFTCA", "3", marks=pytest.mark.slow),
         *(pytest.param(name, devices, marks=pytest.mark.slow)
-          for name in ("Voting", "FedRFTCAClosedForm", "FedDA", "FedDA auto", "FedGP", "FedGP auto", "FedMMD")
+          for name in ("Voting", "FedRFTCAClosedForm", "FedDA", "FedDA auto", "FedGP", "FedGP auto", "FedMMD",
+                       "FedDaDiL")
           for devices in ("2", "3")),
     ],
 )  # fmt: skip
