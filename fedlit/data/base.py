@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset
 
+from fedlit.data.splits import balanced_choice, stratified_split
 from fedlit.federation.client import Client, make_roster
 from fedlit.federation.errors import RosterError
 from fedlit.federation.labels import UNLABELLED, TaskName, known_labels
@@ -693,63 +694,3 @@ class PooledDataset(Dataset[Any]):
 def pooled(parts: Sequence[Dataset[Any]]) -> Dataset[Any]:
     """Datasets of several domains as one."""
     return PooledDataset(parts) if all(hasattr(part, "batch") for part in parts) else ConcatDataset(parts)
-
-
-def stratified_split(
-    y: Tensor, val_fraction: float, test_fraction: float, generator: torch.Generator
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Positions of training, validation and test samples: disjoint, covering, ascending, with equal class shares.
-
-    Of each class, the number held out is within one of its exact share, and one sample always stays in training.
-
-    Args:
-        y: Classes, shape (n,).
-        val_fraction: Share of all n samples to validate on, in [0, 1).
-        test_fraction: Share of all n samples to test on, in [0, 1).
-        generator: Of the permutation.
-    """
-    order = torch.randperm(len(y), generator=generator)
-    labels = _labels_in(y)
-    labels = labels[torch.randperm(len(labels), generator=generator)]  # so that ties in `apportion` favour no class
-    groups = [order[y[order] == label] for label in labels]
-    counts = torch.tensor([len(group) for group in groups])
-    num_test = apportion(counts, test_fraction, counts - 1)
-    num_val = apportion(counts, val_fraction, counts - 1 - num_test)
-    train, val, test = [], [], []
-    for group, tests, vals in zip(groups, num_test.tolist(), num_val.tolist(), strict=True):
-        test.append(group[:tests])
-        val.append(group[tests : tests + vals])
-        train.append(group[tests + vals :])
-    return tuple(torch.cat(part).sort().values for part in (train, val, test))  # type: ignore[return-value]
-
-
-def _labels_in(y: Tensor) -> Tensor:
-    return torch.tensor(sorted(set(y.tolist())), dtype=torch.int64)
-
-
-def apportion(counts: Tensor, fraction: float, room: Tensor) -> Tensor:
-    """Deal ``round(fraction * counts.sum())`` seats to groups in proportion (largest remainders).
-
-    Args:
-        counts: Sizes of the groups.
-        fraction: In [0, 1].
-        room: The most that each group can give.
-    """
-    exact = counts.double() * fraction
-    seats = torch.minimum(exact.floor().long(), room)
-    left = round(fraction * int(counts.sum())) - int(seats.sum())
-    for group in (exact - seats).argsort(descending=True, stable=True).tolist():
-        if left > 0 and exact[group] > seats[group] and seats[group] < room[group]:
-            seats[group] += 1
-            left -= 1
-    return seats
-
-
-def balanced_choice(y: Tensor, candidates: Tensor, number: int, generator: torch.Generator) -> Tensor:
-    """``number`` of the ``candidates`` (positions in ``y``), ascending, with as equal class counts as possible."""
-    order = candidates[torch.randperm(len(candidates), generator=generator)]
-    labels = _labels_in(y)
-    labels = labels[torch.randperm(len(labels), generator=generator)]
-    # Take a first sample of each class, then a second of each, and so on.
-    queue = [(nth, place, int(i)) for place, c in enumerate(labels) for nth, i in enumerate(order[y[order] == c])]
-    return torch.tensor(sorted(position for _, _, position in sorted(queue)[:number]), dtype=torch.int64)

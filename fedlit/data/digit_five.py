@@ -19,9 +19,9 @@ from fedlit.data.base import (
     Domain,
     DomainDataModule,
     Transform,
-    apportion,
 )
 from fedlit.data.digits import DEJAVU_FONTS, NUM_CLASSES, flatten, photo_patches, printed_digits, written_digits
+from fedlit.data.splits import apportion
 from fedlit.federation.streams import stable_seed
 
 _SIDES = {"mnist": 28, "usps": 16}  # pixels of the images in the file

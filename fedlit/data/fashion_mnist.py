@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from fedlit.data.base import Domain, DomainDataModule, DomainDataset, Transform, apportion
+from fedlit.data.base import Domain, DomainDataModule, DomainDataset, Transform
 from fedlit.data.idx import load_idx
 from fedlit.data.shifts import add_noise, check_shifts, label_share, source_labels
+from fedlit.data.splits import apportion
 from fedlit.federation.errors import RosterError
 from fedlit.federation.streams import stable_seed
 

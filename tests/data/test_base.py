@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from fedlit.data import DatasetLayoutError, DomainDataModule, DomainDataset, FederatedLoader
-from fedlit.data.base import Domain, apportion, balanced_choice, stratified_split
+from fedlit.data.base import Domain
+from fedlit.data.splits import apportion, balanced_choice, stratified_split
 from fedlit.federation.client import Client
 from fedlit.federation.errors import LabelGuardError, RosterError
 from fedlit.federation.labels import UNLABELLED, GuardedLabels, reveal_for_oracle
