@@ -70,7 +70,7 @@ def softmax_regression(x: Tensor, y: Tensor, penalty: float = 1e-3, num_iteratio
     Args:
         x: Samples, shape (n, d).
         y: Class probabilities, shape (n, C).
-        penalty: lambda, positive. It is 1 / (n C) in the terms of scikit-learn.
+        penalty: lambda, positive; scikit-learn's inverse strength times n is 1 / lambda.
         num_iterations: Most iterations.
 
     Returns:

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedlit.federation import Client
+from fedlit.federation import Client, RosterError
 from fedlit.federation.streams import stable_seed
 from fedlit.functional import joint_ot_loss, wasserstein_barycenter
 from fedlit.functional.wasserstein import LabelCost, check_label_cost
@@ -72,6 +72,7 @@ class FedDaDiL(FederatedModule):
 
     Raises:
         ValueError: If an argument is out of range.
+        RosterError: At the end of the round of class moments, if no source was heard in it.
     """
 
     classes_only: ClassVar[bool] = True
@@ -239,15 +240,24 @@ class FedDaDiL(FederatedModule):
 
     @torch.no_grad()
     def start_atoms_(self) -> None:
-        """Points of each class around its mean over the sources, with its variance; another draw for each atom."""
+        """Points of each class around its mean over the sources, with its variance; another draw for each atom.
+
+        A class that none of them has starts around the mean of all.
+        """
         federation = self.federation
+        if all(client.is_target for client in federation.present("class_moments")):
+            raise RosterError(
+                f"round {federation.round_idx} gathers the class moments of the sources, but none of them is heard: "
+                "give a participation with sources in the first round after warmup_rounds"
+            )
         means = {name: {"moments": sums / sums[:, -1].sum()} for name, sums in self._moments.items()}
         told = federation.mean("class_moments", means, among=self.sources, to=self.clients, absent_too=True)
         generator = torch.Generator().manual_seed(stable_seed(federation.seed, "initial atoms"))
         noise = torch.randn(self.num_atoms, self.atom_size, self.width, generator=generator)
         for name, mean in told.items():
             moments = mean["moments"].double()
-            shares = moments[:, -1:].clamp(min=1e-12)
+            moments = torch.where(moments[:, -1:] > 0, moments, moments.sum(dim=0))
+            shares = moments[:, -1:]
             centres, squares = moments[:, : self.width] / shares, moments[:, self.width : -1] / shares
             spread = (squares - centres.square()).clamp(min=0).sqrt()
             dictionary = self._named(name).dictionary

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from helpers import loader, same, trainer, weights
 
 from fedlit.callbacks import OracleAccuracy, closing_table, summarise
-from fedlit.federation import Federation
+from fedlit.federation import Federation, RosterError, Schedule
 from fedlit.functional import joint_ot_loss, softmax_regression, wasserstein_barycenter
 from fedlit.methods import FedDaDiL
 from fedlit.models import DictionaryReplica, Features
@@ -92,6 +92,24 @@ def test_atoms_start_at_the_class_means_and_variances_of_all_sources() -> None:
     assert float((noise[0] * noise[1]).mean().abs()) < 0.1
     labels = state["c2"]["dictionary.labels"]
     torch.testing.assert_close(labels, F.one_hot(own, CLASSES).float().expand_as(labels))
+
+
+def test_without_sources_there_is_no_start() -> None:
+    with pytest.raises(
+        RosterError, match="round 0 gathers the class moments of the sources, but none of them is heard"
+    ):
+        fit(build(), strategy={"participation": Schedule([["c2"], NAMES])})
+
+
+def test_a_class_that_no_source_has_starts_around_the_mean_of_all() -> None:
+    module = build(atom_size=300, num_iterations=1)
+    data = {name: TensorDataset(each.tensors[0], each.tensors[1].clamp(max=1)) for name, each in blobs().items()}
+    snapshots = Snapshots()
+    trainer(1, [snapshots]).fit(module, loader(data, 24))
+    points = snapshots.rounds[0]["c2"]["dictionary.points"][:, 2::3].flatten(0, 1)
+    pooled = torch.cat([data[name].tensors[0] for name in NAMES[:2]])
+    torch.testing.assert_close(points.mean(dim=0), pooled.mean(dim=0), atol=0.8, rtol=0)
+    torch.testing.assert_close(points.std(dim=0), pooled.std(dim=0), atol=0.5, rtol=0.1)
 
 
 @pytest.mark.parametrize("label_cost", [2.0, "adaptive"])
