@@ -13,13 +13,12 @@ import json
 import os
 import platform
 import statistics
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import lightning
 import torch
+from runs import fit
 
 EXPERIMENTS: dict[str, list[str]] = {
     "digits": ["--seeds=[0,1,2,3,4]"],
@@ -31,12 +30,8 @@ EXPERIMENTS: dict[str, list[str]] = {
 
 def run(name: str, extra: list[str]) -> list[dict[str, object]]:
     """Summaries of all runs of one experiment."""
-    command = Path(sys.executable).with_name("fedlit")
     with tempfile.TemporaryDirectory() as folder:
-        arguments = ["fit", "--config", f"configs/experiments/{name}.yaml", f"--trainer.default_root_dir={folder}"]
-        arguments += extra
-        subprocess.run([command, *arguments], check=True)
-        return [json.loads(path.read_text()) for path in sorted(Path(folder).rglob("summary.json"))]
+        return list(fit(folder, f"--config=configs/experiments/{name}.yaml", *extra).values())
 
 
 def spread(values: list[float]) -> dict[str, float]:

@@ -26,8 +26,6 @@ import json
 import os
 import platform
 import statistics
-import subprocess
-import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
@@ -36,6 +34,7 @@ from threading import Lock
 from typing import Any
 
 from matplotlib.figure import Figure
+from runs import fit
 
 EXPERIMENTS = Path("configs/experiments")
 PLAIN = EXPERIMENTS / "office_caltech_fed_mmd_plain.yaml"
@@ -91,16 +90,6 @@ CURVES = ("centralised, sources one by one", "federated, plain", "federated, pai
 METRICS = {"oracle_balanced_accuracy": "balanced accuracy", "oracle_f1": "weighted F1", "oracle_r2": "R2"}
 
 
-def fit(path: Path, arguments: list[str], folder: str, *more: str) -> list[dict[str, Any]]:
-    """Summaries of all runs of one experiment."""
-    command = [str(Path(sys.executable).with_name("fedlit")), "fit", f"--config={path}", *arguments, *more]
-    command.append(f"--trainer.default_root_dir={folder}")
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
-    return [json.loads(found.read_text()) for found in sorted(Path(folder).rglob("summary.json"))]
-
-
 def row(runs: list[dict[str, Any]]) -> dict[str, Any]:
     """Mean and sample standard deviation over seeds of the mean over targets, in per cent."""
     result: dict[str, Any] = {"seeds": sorted({run["seed"] for run in runs})}
@@ -152,8 +141,9 @@ def curves(out: Path) -> dict[str, Any]:
     loss, accuracy = figure.subplots(1, 2)
     for (name, style), width in zip(zip(CURVES, ("-", "--", ":"), strict=True), (4.0, 2.5, 2.0), strict=True):
         with tempfile.TemporaryDirectory() as folder:
-            fit(*office(4)[name], folder, "--seeds=[0]", "--targets=[amazon]")
-            (path,) = Path(folder).rglob("metrics.csv")
+            experiment, arguments = office(4)[name]
+            (run,) = fit(folder, f"--config={experiment}", *arguments, "--seeds=[0]", "--targets=[amazon]")
+            (path,) = run.rglob("metrics.csv")
             for axis, metric in ((loss, "train/loss"), (accuracy, "oracle/target/acc")):
                 rounds, values = by_round(path, metric)
                 axis.plot(rounds, values, style, linewidth=width, label=name)
@@ -196,8 +186,9 @@ def main() -> None:
 
     def run(job: tuple[str, str]) -> None:
         part, name = job
+        experiment, arguments = PARTS[part][name]
         with tempfile.TemporaryDirectory() as folder:
-            found = row(fit(*PARTS[part][name], folder))
+            found = row(list(fit(folder, f"--config={experiment}", *arguments).values()))
         with lock:
             results.setdefault(part, {})[name] = found
             write()

@@ -15,8 +15,6 @@ import json
 import os
 import platform
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +23,7 @@ from typing import Any
 
 import lightning
 import torch
+from runs import fit
 
 ACCURACY = ["office_caltech_fedrftca", "office_caltech_images_fedrftca", "digit_five_fedrftca"]
 OPTION = "--model.init_args."
@@ -62,17 +61,12 @@ REMEDIES = {
 }
 
 
-def fit(experiment: str, *extra: str, config: str | None = None) -> list[dict[str, Any]]:
+def run(experiment: str, *extra: str, config: str | None = None) -> list[dict[str, Any]]:
     """Summaries of all runs of one experiment."""
-    command = Path(sys.executable).with_name("fedlit")
-    configs = ["--config", f"configs/experiments/{experiment}.yaml"]
-    configs += [] if config is None else ["--config", f"configs/settings/{config}.yaml"]
+    configs = [f"--config=configs/experiments/{experiment}.yaml"]
+    configs += [] if config is None else [f"--config=configs/settings/{config}.yaml"]
     with tempfile.TemporaryDirectory() as folder:
-        arguments = [str(command), "fit", *configs, f"--trainer.default_root_dir={folder}", *extra]
-        done = subprocess.run(arguments, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise RuntimeError(f"{' '.join(arguments)} failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
-        return [json.loads(path.read_text()) for path in sorted(Path(folder).rglob("summary.json"))]
+        return list(fit(folder, *configs, *extra).values())
 
 
 def spread(values: list[float]) -> dict[str, float]:
@@ -185,7 +179,7 @@ def main() -> None:
 
     jobs: list[tuple[str, str, Callable[[], list[dict[str, Any]]]]] = []
     if "accuracy" in options.parts:
-        jobs += [("accuracy", name, lambda name=name: fit(name)) for name in ACCURACY]  # type: ignore[misc]
+        jobs += [("accuracy", name, lambda name=name: run(name)) for name in ACCURACY]  # type: ignore[misc]
     if "robustness" in options.parts:
         for case in options.cases:
             experiment, *extra = CASES[case]
@@ -194,13 +188,13 @@ def main() -> None:
                 jobs.append((
                     "robustness",
                     f"{case}, {setting}",
-                    lambda e=experiment, a=tuple(arguments), c=config: fit(e, *a, config=c),  # type: ignore[misc]
+                    lambda e=experiment, a=tuple(arguments), c=config: run(e, *a, config=c),  # type: ignore[misc]
                 ))  # fmt: skip
     if "remedies" in options.parts:
         experiment, *extra = CASES["office"]
         for remedy, more in REMEDIES.items():
             arguments = [*extra, *more, *ALONE]
-            jobs.append(("remedies", remedy, lambda a=tuple(arguments): fit(experiment, *a)))  # type: ignore[misc]
+            jobs.append(("remedies", remedy, lambda a=tuple(arguments): run(experiment, *a)))  # type: ignore[misc]
     with ThreadPoolExecutor(options.jobs) as pool:
         list(pool.map(lambda job: cell(*job), jobs))
     if "ledger" in options.parts:

@@ -15,8 +15,6 @@ import json
 import os
 import platform
 import statistics
-import subprocess
-import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,6 +24,7 @@ from typing import Any
 
 import lightning
 import torch
+from runs import fit
 
 METHODS = {
     "SourceOnly": "Source only",
@@ -111,16 +110,11 @@ def cells(parts: list[str]) -> list[Cell]:
     return found
 
 
-def fit(cell: Cell, seeds: list[int] | None) -> list[dict[str, Any]]:
-    """Summaries of all runs of one experiment."""
-    command = Path(sys.executable).with_name("fedlit")
+def summaries(cell: Cell, seeds: list[int] | None) -> list[dict[str, Any]]:
+    """Of all runs of one experiment."""
     extra = [] if seeds is None else [f"--seeds={seeds}"]
     with tempfile.TemporaryDirectory() as folder:
-        arguments = [str(command), "fit", *cell.arguments, *extra, f"--trainer.default_root_dir={folder}"]
-        done = subprocess.run(arguments, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise RuntimeError(f"{' '.join(arguments)} failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
-        return [json.loads(path.read_text()) for path in sorted(Path(folder).rglob("summary.json"))]
+        return list(fit(folder, *cell.arguments, *extra).values())
 
 
 def table(cell: Cell, runs: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -204,7 +198,7 @@ def main() -> None:
     lock = Lock()
 
     def run(cell: Cell) -> None:
-        rows = table(cell, fit(cell, options.seeds))
+        rows = table(cell, summaries(cell, options.seeds))
         with lock:
             columns = results.setdefault(cell.part, {})
             columns[cell.name] = rows

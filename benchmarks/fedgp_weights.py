@@ -18,8 +18,6 @@ import json
 import os
 import platform
 import statistics
-import subprocess
-import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,23 +25,19 @@ from typing import Any
 
 import lightning
 import torch
+from runs import fit
 
 EXPERIMENTS = ("fashion_mnist_noise_0.4_fedgp", "fashion_mnist_noise_0.8_fedgp")
 SMALL = ["--data.max_samples=9000", "--data.test_fraction=0.6"]
 AUTO = ["--model=FedGP", "--model.init_args.beta=auto", "--data.target_batch_size=4"]
 
 
-def fit(folder: str, *arguments: str) -> list[dict[str, Any]]:
+def fit_alone(folder: str, *arguments: str) -> list[dict[str, Any]]:
     """Summaries of the runs of one ``fedlit fit``, each with the rows of its curves."""
-    command = str(Path(sys.executable).with_name("fedlit"))
-    full = [command, "fit", *arguments, "--compare=null", f"--trainer.default_root_dir={folder}"]
-    done = subprocess.run(full, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(full)} failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
     runs = []
-    for path in sorted(Path(folder).rglob("summary.json")):
-        with (path.parent / "aggregation_curves.csv").open() as file:
-            runs.append({**json.loads(path.read_text()), "curves": list(csv.DictReader(file)), "folder": path.parent})
+    for place, summary in fit(folder, *arguments, "--compare=null").items():
+        with (place / "aggregation_curves.csv").open() as file:
+            runs.append({**summary, "curves": list(csv.DictReader(file)), "folder": place})
     return runs
 
 
@@ -62,7 +56,7 @@ def residual_cell(experiment: str, residual: str, seeds: list[int]) -> dict[str,
     """Mean beta and accuracy of auto-weights."""
     with tempfile.TemporaryDirectory() as folder:
         extra = [f"--seeds={seeds}", *SMALL, *AUTO, f"--model.init_args.residual={residual}"]
-        runs = fit(folder, f"--config=configs/experiments/{experiment}.yaml", *extra)
+        runs = fit_alone(folder, f"--config=configs/experiments/{experiment}.yaml", *extra)
         betas = [statistics.fmean(float(row["beta"]) for row in run["curves"]) for run in runs]
         return {"accuracy": accuracy(runs), "beta": spread(betas, 1.0, 3)}
 
@@ -80,7 +74,7 @@ def hidden() -> dict[str, Any]:
     weights: dict[str, dict[str, torch.Tensor]] = {}
     for name, extra in settings.items():
         with tempfile.TemporaryDirectory() as folder:
-            (run,) = fit(folder, *config, *SMALL, *extra, *AUTO, *short)
+            (run,) = fit_alone(folder, *config, *SMALL, *extra, *AUTO, *short)
             (path,) = Path(run["folder"]).rglob("*.ckpt")
             state = torch.load(path, weights_only=True)["state_dict"]
             weights[name] = {key: tensor for key, tensor in state.items() if key.startswith("replicas.target.")}

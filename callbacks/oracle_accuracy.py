@@ -43,10 +43,7 @@ class OracleAccuracy(Callback):
 
     def __init__(self, per_class: bool = False) -> None:
         self.per_class = per_class
-        self._hits: MulticlassStatScores | None = None
-        self._loss: MeanMetric | None = None
-        self._numbers: NumberMeter | None = None
-        self._alternatives: dict[str, tuple[int, int]] = {}  # right predictions, and all
+        self._start_afresh()
         self.history: list[tuple[float, float]] = []
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -62,13 +59,11 @@ class OracleAccuracy(Callback):
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start counting afresh."""
-        self._hits = self._loss = self._numbers = None
-        self._alternatives = {}
+        self._start_afresh()
 
     def on_test_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start counting afresh."""
-        self._hits = self._loss = self._numbers = None
-        self._alternatives = {}
+        self._start_afresh()
 
     def on_validation_batch_end(
         self,
@@ -118,6 +113,12 @@ class OracleAccuracy(Callback):
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Share and log the numbers."""
         self._log(federated(pl_module, self))
+
+    def _start_afresh(self) -> None:
+        self._hits: MulticlassStatScores | None = None
+        self._loss: MeanMetric | None = None
+        self._numbers: NumberMeter | None = None
+        self._alternatives: dict[str, tuple[int, int]] = {}  # right predictions, and all
 
     def _update(self, module: FederatedModule, outputs: Any, batch: Mapping[str, Any]) -> None:
         name = module.target.name

@@ -85,9 +85,8 @@ def softmax_regression(x: Tensor, y: Tensor, penalty: float = 1e-3, num_iteratio
         raise ValueError("x and y must be finite, got NaN or infinity")
     if not 0 < penalty < float("inf"):
         raise ValueError(f"penalty (lambda) must be positive and finite, got {penalty}")
-    samples, shares = x.detach().double(), y.detach().double()
     with torch.inference_mode(False), torch.enable_grad():
-        samples, shares = samples.clone(), shares.clone()  # not those of an inference mode around
+        samples, shares = (each.detach().double().clone() for each in (x, y))  # not those of an inference mode around
         weight = torch.zeros(y.shape[1], x.shape[1], dtype=torch.float64, device=x.device, requires_grad=True)
         bias = torch.zeros(y.shape[1], dtype=torch.float64, device=x.device, requires_grad=True)
         optimizer = torch.optim.LBFGS(

@@ -54,13 +54,30 @@ def _check_pair(x: Tensor, y: Tensor, bandwidth: float) -> None:
     check_bandwidth(bandwidth)
 
 
+def squared_distances(x: Tensor, y: Tensor) -> Tensor:
+    """Squared Euclidean distances between all pairs of rows, shape (n, k), float64.
+
+    They come from inner products of float64 samples centred on their mean, which is fast and keeps the distance of near
+    samples far from the origin. Gradients pass through, and are zero between coincident samples.
+
+    Args:
+        x: Samples, shape (n, p).
+        y: Samples, shape (k, p).
+    """
+    a, b = x.double(), y.double()
+    if len(b):
+        centre = b.detach().mean(dim=0)
+        a, b = a - centre, b - centre
+    squared = torch.addmm((a * a).sum(dim=1, keepdim=True) + (b * b).sum(dim=1), a, b.T, alpha=-2)
+    return squared.clamp_min(0)
+
+
 def gaussian_kernel(x: Tensor, y: Tensor, bandwidth: float) -> Tensor:
     r"""Gaussian kernel between all pairs of rows.
 
     .. math:: k(x, y) = \exp\left(-\frac{\|x - y\|_2^2}{2 \sigma^2}\right)
 
-    Squared distances come from inner products of float64 samples centred on their mean, which is fast and keeps the
-    distance of near samples far from the origin. Gradients pass through, and are zero between coincident samples.
+    Distances are those of `squared_distances`.
 
     Args:
         x: Samples, shape (n, p).
@@ -80,12 +97,7 @@ def gaussian_kernel(x: Tensor, y: Tensor, bandwidth: float) -> Tensor:
     """
     _check_pair(x, y, bandwidth)
     dtype = torch.promote_types(x.dtype, y.dtype)
-    a, b = x.double(), y.double()
-    if len(b):
-        centre = b.detach().mean(dim=0)
-        a, b = a - centre, b - centre
-    squared = torch.addmm((a * a).sum(dim=1, keepdim=True) + (b * b).sum(dim=1), a, b.T, alpha=-2)
-    return torch.exp(squared.clamp_min(0) / (-2 * bandwidth**2)).to(dtype)
+    return torch.exp(squared_distances(x, y) / (-2 * bandwidth**2)).to(dtype)
 
 
 def laplace_kernel(x: Tensor, y: Tensor, bandwidth: float) -> Tensor:

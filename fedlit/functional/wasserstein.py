@@ -17,7 +17,7 @@ import ot
 import torch
 from torch import Tensor
 
-from fedlit.functional.kernels import check_samples
+from fedlit.functional.kernels import check_samples, squared_distances
 
 LabelCost = float | Literal["adaptive"]
 """Weight beta of labels in a cost: a number, or the largest squared distance of features at hand, which lets a plan
@@ -35,19 +35,6 @@ def check_label_cost(label_cost: LabelCost) -> None:
     """
     if label_cost != "adaptive" and (isinstance(label_cost, str) or not 0 <= label_cost < math.inf):
         raise ValueError(f"label_cost (beta) must be at least 0 and finite, or 'adaptive', got {label_cost!r}")
-
-
-def squared_distances(x: Tensor, x2: Tensor) -> Tensor:
-    """Squared Euclidean distances between all pairs of rows, shape (n, m), from centred inner products in float64.
-
-    Args:
-        x: Samples, shape (n, d).
-        x2: Samples, shape (m, d).
-    """
-    centre = x2.detach().double().mean(dim=0)
-    a, b = x.double() - centre, x2.double() - centre
-    squared = torch.addmm(a.square().sum(dim=1, keepdim=True) + b.square().sum(dim=1), a, b.T, alpha=-2)
-    return squared.clamp_min(0)
 
 
 def joint_cost(
@@ -98,13 +85,12 @@ def transport_plan(cost: Tensor, entropy: float | None = None) -> Tensor:
     costs = cost.detach().double()
     if costs.dim() != 2 or 0 in costs.shape or not bool(costs.isfinite().all()):
         raise ValueError(f"cost must be a matrix of finite numbers, got one of shape {tuple(cost.shape)}")
+    uniform = [torch.full((size,), 1 / size, dtype=torch.float64, device=cost.device) for size in costs.shape]
     if entropy is None:
-        weights = [torch.full((size,), 1 / size, dtype=torch.float64).numpy() for size in costs.shape]
-        plan = ot.emd(*weights, costs.cpu().numpy(), numItermax=1_000_000)
+        plan = ot.emd(*(each.cpu().numpy() for each in (*uniform, costs)), numItermax=1_000_000)
         return torch.from_numpy(plan).to(cost.device)
     if not 0 < entropy < math.inf:
         raise ValueError(f"entropy must be positive and finite, or None for exact transport, got {entropy}")
-    uniform = [torch.full((size,), 1 / size, dtype=torch.float64, device=cost.device) for size in costs.shape]
     scale = float(costs.max()) or 1.0
     found: Tensor = ot.sinkhorn(
         *uniform, costs / scale, reg=entropy, method="sinkhorn_log", numItermax=2000, warn=False
@@ -189,8 +175,8 @@ def wasserstein_barycenter(
     .. math:: X \leftarrow n \sum_k \alpha_k \pi_k^T X_k, \qquad Y \leftarrow n \sum_k \alpha_k \pi_k^T Y_k.
 
     It lowers the mean cost of transport to the given samples, weighted by the coordinates. The mean of the support is
-    that of the given ones, and labels stay probabilities. With a label cost of 0, or one
-    that is a number, no update raises the objective.
+    that of the given ones, and labels stay probabilities. With a label cost that is a number, no update raises the
+    objective.
 
     Args:
         supports: Samples of K distributions, of shapes (n_k, d).
@@ -275,7 +261,7 @@ def project_simplex(v: Tensor) -> Tensor:
 
 
 def _mean_image(plans: Sequence[Tensor], given: Sequence[Tensor], weights: Tensor) -> Tensor:
-    """N sum_k alpha_k pi_k^T X_k, shape (n, ...), in the dtype of what is given."""
+    """The support n sum_k alpha_k pi_k^T X_k, shape (n, ...), in the dtype of what is given."""
     dtype = given[0].dtype
     images = [plan.shape[1] * plan.T.to(dtype) @ each for plan, each in zip(plans, given, strict=True)]
     return torch.einsum("k,k...->...", weights.to(dtype), torch.stack(images))

@@ -132,6 +132,9 @@ class FedDaDiL(FederatedModule):
         self.penalty = penalty
         self.unit_norm = unit_norm
         self._moments: dict[str, Tensor] = {}
+        self._fitted_at: tuple[int, int] | None = (
+            None  # round and step of the dictionary that classifiers were fitted to
+        )
 
     # ---------------------------------------------------------------- local steps (algorithm 2)
 
@@ -268,7 +271,9 @@ class FedDaDiL(FederatedModule):
 
     def fit_classifiers_(self) -> None:
         """Fit local clients' classifiers to the dictionary as it stands, once there is one."""
-        if self.federation.round_idx > self.warmup_rounds:
+        moment = self.federation.round_idx, self.federation.batch_idx
+        if moment[0] > self.warmup_rounds and moment != self._fitted_at:
+            self._fitted_at = moment
             for client in self.federation.local_clients:
                 self.replica(client).fit_(self.label_cost, self.num_iterations, self.penalty)
 
@@ -302,9 +307,7 @@ class FedDaDiL(FederatedModule):
         if samples_per_class < 1:
             raise ValueError(f"samples_per_class must be at least 1, got {samples_per_class}")
         number = samples_per_class * self.num_classes
-        found = self.replica(self.target).reconstruct(number, self.label_cost, self.num_iterations)
-        assert found.labels is not None
-        return found.support, found.labels
+        return self.replica(self.target).reconstruct(number, self.label_cost, self.num_iterations)
 
     # ---------------------------------------------------------------- set-up and hooks
 
@@ -330,6 +333,11 @@ class FedDaDiL(FederatedModule):
     def replica(self, client: Client) -> DictionaryReplica:
         """What a local client holds."""
         return self._named(client.name)
+
+    def on_fit_start(self) -> None:
+        """Whatever was fitted is of another run."""
+        super().on_fit_start()
+        self._fitted_at = None
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the sums of a round under way."""

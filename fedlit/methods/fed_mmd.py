@@ -311,13 +311,10 @@ class FedMMD(FederatedModule):
         Returns:
             As `meet_summed`, with a centre that is not used.
         """
-        target = self.target.name
-        names = {target, *(client.name for client in sources)}
-        sent = {name: {"features": own.detach()} for name, own in features.items() if name in names}
-        up = self.federation.exchange("moments", {n: m for n, m in sent.items() if n != target}, to=[self.target])
-        down = self.federation.exchange("moments", {n: m for n, m in sent.items() if n == target}, to=sources)
+        to = {self.target.name: sources, **{client.name: [self.target] for client in sources}}
+        sent = {name: {"features": own.detach()} for name, own in features.items() if name in to}
         met = {}
-        for name, told in {**up, **down}.items():
+        for name, told in self.federation.exchange("moments", sent, to=to).items():
             if name in features and told:
                 means = [
                     exact_between_domains_mean(features[name], message["features"], self._alpha)

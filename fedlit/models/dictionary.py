@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedlit.functional import Barycenter, project_simplex, softmax_regression, wasserstein_barycenter
+from fedlit.functional import project_simplex, softmax_regression, wasserstein_barycenter
 from fedlit.functional.wasserstein import LabelCost
 from fedlit.models.replica import Replica, feature_width
 
@@ -94,18 +94,18 @@ class DictionaryReplica(Replica):
         self.dictionary.labels.copy_(project_simplex(self.dictionary.labels))
 
     @torch.no_grad()
-    def reconstruct(self, num_points: int | None, label_cost: LabelCost, num_iterations: int) -> Barycenter:
-        """Barycenter of the whole atoms at the client's coordinates (equation 14).
+    def reconstruct(self, num_points: int | None, label_cost: LabelCost, num_iterations: int) -> tuple[Tensor, Tensor]:
+        """Points and labels of the barycenter of the whole atoms at the client's coordinates (equation 14).
 
         Args:
             num_points: Of it; ``None`` is that of an atom.
             label_cost: See `joint_cost`.
             num_iterations: Most updates.
         """
-        points, labels = self.dictionary.points.detach(), self.dictionary.labels.detach()
-        return wasserstein_barycenter(
-            list(points), list(labels), self.coordinates.detach(), num_points, label_cost, None, num_iterations
-        )
+        points, labels = list(self.dictionary.points), list(self.dictionary.labels)
+        found = wasserstein_barycenter(points, labels, self.coordinates, num_points, label_cost, None, num_iterations)
+        assert found.labels is not None  # as some were given
+        return found.support, found.labels
 
     @torch.no_grad()
     def fit_(self, label_cost: LabelCost, num_iterations: int, penalty: float) -> None:
@@ -116,10 +116,8 @@ class DictionaryReplica(Replica):
             num_iterations: Most updates of the barycenter.
             penalty: See `softmax_regression`.
         """
-        barycenter = self.reconstruct(None, label_cost, num_iterations)
-        assert barycenter.labels is not None
         atoms = zip(self.dictionary.points, self.dictionary.labels, strict=True)
-        samples = [(barycenter.support, barycenter.labels), *atoms]
+        samples = [self.reconstruct(None, label_cost, num_iterations), *atoms]
         for head, (points, labels) in zip((self.reconstruction, *self.ensemble), samples, strict=True):
             weight, bias = softmax_regression(points, labels, penalty)
             head.weight.copy_(weight)
