@@ -85,6 +85,9 @@ class FederatedModule(pl.LightningModule):
             ``extractor.out_features``.
         task: ``"classification"`` (cross-entropy) or ``"regression"`` (mean squared error).
         optimizer: Makes the optimiser from parameter groups.
+        reset_optimizer: Clear momenta and other optimiser state when a round starts, as where clients remember nothing
+            between rounds; learning-rate schedules go on. ``False`` keeps each client's state. With Adam it makes a
+            difference: its first steps are as long as its learning rate, and weights grow faster.
         lr_scheduler: Makes a learning-rate schedule from an optimiser; each client has its own.
         schedule_interval: What advances a client's schedule: the ``"round"`` s or ``"step"`` s it took part in.
         weighting: Weights of clients in a mean: by number of training ``"samples"``, or ``"uniform"``.
@@ -132,6 +135,7 @@ class FederatedModule(pl.LightningModule):
         *,
         task: TaskName = "classification",
         optimizer: OptimizerCallable = default_optimizer,
+        reset_optimizer: bool = False,
         lr_scheduler: LRSchedulerCallable | None = None,
         schedule_interval: Literal["round", "step"] = "round",
         weighting: Literal["samples", "uniform"] = "samples",
@@ -155,6 +159,7 @@ class FederatedModule(pl.LightningModule):
         # In a tuple, so that the originals are not registered: only clients' copies belong in the checkpoint.
         self.originals = (extractor, make_classifier(extractor, num_classes) if classifier is None else classifier)
         self.optimizer = optimizer
+        self.reset_optimizer = reset_optimizer
         self.lr_scheduler = lr_scheduler
         self.schedule_interval = schedule_interval
         self.weighting = weighting
@@ -544,6 +549,9 @@ class FederatedModule(pl.LightningModule):
         """Start a round; called by the round counter, not by users."""
         self._step_losses.clear()
         self._norms.clear()
+        if self.reset_optimizer:
+            for optimizer in self.trainer.optimizers:
+                optimizer.state.clear()
         if not self.warming_up:
             self.on_round_start(self.federation.round_idx)
         else:

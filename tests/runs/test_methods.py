@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import sys
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import lightning.pytorch as pl
 import pytest
@@ -163,11 +165,19 @@ def test_one_full_batch_round_of_fedavg_is_a_step_on_the_pooled_gradient() -> No
     torch.testing.assert_close(got, -0.5 * weight.grad, atol=1e-6, rtol=1e-5)
 
 
-def test_fedavg_equals_local_training_by_hand_and_the_weighted_mean() -> None:
-    """Two rounds, three batches each, in the loader's own order, written out as Algorithm 1."""
+@pytest.mark.parametrize(
+    ("build_optimizer", "options"),
+    [
+        (lambda params: SGD(params, lr=0.5), {}),
+        (lambda params: Adam(params, lr=0.05), {"reset_optimizer": True}),
+        (lambda params: Adam(params, lr=0.05, fused=True), {"reset_optimizer": True, "vectorize": True}),
+    ],
+)
+def test_fedavg_equals_local_training_by_hand_and_the_weighted_mean(build_optimizer: Any, options: dict) -> None:
+    """Two rounds, three batches each, in the loader's own order, written out as Algorithm 1, which knows no state."""
     data = shards(3, 20)
     data["c2"] = TensorDataset(*(tensor[:9] for tensor in data["c2"].tensors))
-    module = linear(3)
+    module = linear(3, optimizer=build_optimizer, **options)
     trainer(2).fit(module, loader(data))
     reference = loader(data)
     model = nn.Linear(5, 2)
@@ -177,7 +187,7 @@ def test_fedavg_equals_local_training_by_hand_and_the_weighted_mean() -> None:
         states = []
         for name in data:
             local = copy.deepcopy(model)
-            optimizer = SGD(local.parameters(), lr=0.5)
+            optimizer = build_optimizer(local.parameters())
             for x, y in reference._reader(name).read(round_idx, 0, 99):
                 optimizer.zero_grad()
                 F.cross_entropy(local(x), y).backward()
@@ -528,10 +538,12 @@ def test_warm_up_leaves_out_what_a_method_does_in_each_step() -> None:
     assert {entry.round_idx for entry in module.federation.ledger if entry.channel == "talk"} == {1}
 
 
-def test_a_checkpoint_within_a_round_resumes_bit_for_bit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("reset", [False, True])
+def test_a_checkpoint_within_a_round_resumes_bit_for_bit(reset: bool, tmp_path: Path) -> None:
     def run(callbacks: list, checkpoint: str | None = None) -> FederatedModule:
         data = digits()
-        module = build(FedProx, data, mu=0.5, dropout=0.2, optimizer=lambda params: Adam(params, lr=0.01))
+        adam: Any = partial(Adam, lr=0.01)
+        module = build(FedProx, data, mu=0.5, dropout=0.2, optimizer=adam, reset_optimizer=reset)
         run = trainer(2, callbacks, enable_checkpointing=True, strategy={"rounds_per_epoch": 2})
         run.fit(module, data, ckpt_path=checkpoint)
         return module
