@@ -8,6 +8,7 @@ theorem).
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -203,32 +204,39 @@ def wasserstein_barycenter(
     _check_barycenter(supports, labels, coordinates, num_points, num_iterations)
     weights = coordinates.detach().double()
     largest = int(weights.argmax())
+    exact = None if labels is None else [each.detach().double() for each in labels]
+    geometry = _Geometry(supports)
     if init is None:
-        x, y = _spread(supports[largest], num_points), None if labels is None else _spread(labels[largest], num_points)
+        places = _spread(len(supports[largest]), num_points).to(coordinates.device)
+        geometry.start_at(largest, places)
+        y = None if exact is None else exact[largest][places]
     else:
         x, y = init
         _check_pair(x, supports[0], y, None if labels is None else labels[0])
         if num_points is not None and len(x) != num_points:
             raise ValueError(f"init must have num_points={num_points} samples, got {len(x)}")
-    x, y = x.detach(), None if y is None else y.detach()
+        geometry.start(x)
+        y = None if y is None else y.detach().double()
     objective: list[float] = []
     plans: list[Tensor] = []
+    moves: list[Tensor] = []
     for _ in range(num_iterations):
         plans, total = [], 0.0
-        for place, support in enumerate(supports):
-            with torch.no_grad():
-                cost = joint_cost(support, x, None if labels is None else labels[place], y, label_cost)
+        for place in range(len(supports)):
+            cost = geometry.cost(place)
+            if exact is not None and y is not None:
+                cost += _label_weight(label_cost, cost) * squared_distances(exact[place], y)
             plans.append(transport_plan(cost, entropy))
             total += float(weights[place]) * float((plans[-1] * cost).sum())
         objective.append(total)
-        with torch.no_grad():
-            x = _mean_image(plans, supports, weights)
-            y = None if labels is None else _mean_image(plans, labels, weights)
+        moves = [_sparse(plan.shape[1] * plan.T, entropy) for plan in plans]
         if len(objective) > 1 and objective[-2] - total <= tol * abs(objective[-2]):
             break
+        geometry.move_([weight * move for weight, move in zip(weights, moves, strict=True)])
+        y = None if exact is None else _mean_image(moves, exact, weights)
     return Barycenter(
-        _mean_image(plans, supports, coordinates),
-        None if labels is None else _mean_image(plans, labels, coordinates),
+        _mean_image(moves, supports, coordinates),
+        None if labels is None else _mean_image(moves, labels, coordinates),
         plans,
         objective,
     )
@@ -260,18 +268,76 @@ def project_simplex(v: Tensor) -> Tensor:
     return (exact - threshold).clamp_min(0).to(v.dtype)
 
 
-def _mean_image(plans: Sequence[Tensor], given: Sequence[Tensor], weights: Tensor) -> Tensor:
-    """The support n sum_k alpha_k pi_k^T X_k, shape (n, ...), in the dtype of what is given."""
+class _Geometry:
+    """Distances between given samples and points that are means of them.
+
+    They need inner products of the given samples alone, which do not change as the points move: an iteration costs the
+    same however many features there are.
+
+    Args:
+        supports: The given samples, of shapes (n_k, d).
+    """
+
+    inner: list[Tensor]
+    """Inner products of the points with the given samples, of shapes (n, n_k)."""
+
+    lengths: Tensor
+    """Squared lengths of the points, shape (n,)."""
+
+    def __init__(self, supports: Sequence[Tensor]) -> None:
+        self.centre = supports[0].detach().double().mean(dim=0)  # near which products keep small distances
+        self.given = [support.detach().double() - self.centre for support in supports]
+        self.products: dict[tuple[int, int], Tensor] = {}
+        for j, x in enumerate(self.given):
+            for k in range(j, len(self.given)):
+                self.products[j, k] = x @ self.given[k].T
+                self.products[k, j] = self.products[j, k].T
+
+    def start(self, points: Tensor) -> None:
+        """Put the points at samples of shape (n, d)."""
+        points = points.detach().double() - self.centre
+        self.inner = [points @ x.T for x in self.given]
+        self.lengths = (points * points).sum(dim=1)
+
+    def start_at(self, place: int, which: Tensor) -> None:
+        """Put the points at some of the samples of ``place``."""
+        self.inner = [self.products[place, k][which] for k in range(len(self.given))]
+        self.lengths = self.products[place, place].diagonal()[which]
+
+    def cost(self, place: int) -> Tensor:
+        """Squared distances between the samples of ``place`` and the points, shape (n_k, n), float64."""
+        lengths = self.products[place, place].diagonal()[:, None] + self.lengths
+        return torch.add(lengths, self.inner[place].T, alpha=-2).clamp_min_(0)
+
+    def move_(self, shares: Sequence[Tensor]) -> None:
+        """Put the points at means of the given samples.
+
+        Args:
+            shares: Of the samples in each point, of shapes (n, n_k); over all k they sum to 1.
+        """
+        number = len(shares)
+        self.inner = [
+            torch.stack([shares[j] @ self.products[j, k] for j in range(number)]).sum(dim=0) for k in range(number)
+        ]
+        lengths = [(shares[k] * self.inner[k]).sum(dim=1).to_dense() for k in range(number)]
+        self.lengths = torch.stack(lengths).sum(dim=0)
+
+
+def _sparse(matrix: Tensor, entropy: float | None) -> Tensor:
+    """Leave out the zeros, which are nearly all entries of an exact plan and none of one with entropy."""
+    return matrix.to_sparse() if entropy is None else matrix
+
+
+def _mean_image(moves: Sequence[Tensor], given: Sequence[Tensor], weights: Tensor) -> Tensor:
+    """The points n sum_k alpha_k pi_k^T X_k, shape (n, ...), in the dtype of what is given."""
     dtype = given[0].dtype
-    images = [plan.shape[1] * plan.T.to(dtype) @ each for plan, each in zip(plans, given, strict=True)]
-    return torch.einsum("k,k...->...", weights.to(dtype), torch.stack(images))
+    each = zip(weights.to(dtype), moves, given, strict=True)
+    return functools.reduce(torch.add, (weight * (move.to(dtype) @ samples) for weight, move, samples in each))
 
 
-def _spread(samples: Tensor, number: int | None) -> Tensor:
-    if number is None or number == len(samples):
-        return samples
-    places = torch.linspace(0, len(samples) - 1, number, dtype=torch.float64).round().long()
-    return samples[places.to(samples.device)]
+def _spread(size: int, number: int | None) -> Tensor:
+    """``number`` of ``size`` places, evenly; ``None`` is all of them."""
+    return torch.linspace(0, size - 1, size if number is None else number, dtype=torch.float64).round().long()
 
 
 def _label_weight(label_cost: LabelCost, cost: Tensor) -> float:
