@@ -2,6 +2,7 @@
 
 from fedlit.callbacks.aggregation_curves import AggregationCurves
 from fedlit.callbacks.communication_ledger import CommunicationLedger
+from fedlit.callbacks.dictionary_pictures import DictionaryPictures
 from fedlit.callbacks.oracle_accuracy import OracleAccuracy
 from fedlit.callbacks.privacy_report import PrivacyReport
 from fedlit.callbacks.round_progress_bar import RoundProgressBar
@@ -11,6 +12,7 @@ from fedlit.callbacks.summary import RunSummary, closing_table, summarise
 __all__ = [
     "AggregationCurves",
     "CommunicationLedger",
+    "DictionaryPictures",
     "OracleAccuracy",
     "PrivacyReport",
     "RoundProgressBar",

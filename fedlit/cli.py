@@ -34,6 +34,7 @@ import fedlit.strategy  # noqa: F401
 from fedlit.callbacks import (
     AggregationCurves,
     CommunicationLedger,
+    DictionaryPictures,
     OracleAccuracy,
     RoundProgressBar,
     RoundTimer,
@@ -43,7 +44,7 @@ from fedlit.callbacks import (
 )
 from fedlit.data import DatasetLayoutError, DatasetNotFoundError, DomainDataModule
 from fedlit.federation import FederationError, RosterError
-from fedlit.methods import FedDA
+from fedlit.methods import FedDA, FedDaDiL
 from fedlit.module import FederatedModule
 from fedlit.privacy import PrivacyError
 
@@ -161,6 +162,8 @@ class FedlitCLI(LightningCLI):
         extra: list[Callback] = [OracleAccuracy(), CommunicationLedger(print_table=not self._one_of_many), RoundTimer()]
         if isinstance(self.model, FedDA):
             extra.append(AggregationCurves())
+        if isinstance(self.model, FedDaDiL):
+            extra.append(DictionaryPictures())
         if config.get("enable_progress_bar") is not False and (sys.stdout.isatty() or not self._one_of_many):
             extra.append(RoundProgressBar())
         else:

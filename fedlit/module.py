@@ -560,7 +560,7 @@ class FederatedModule(pl.LightningModule):
     def close_round(self) -> None:
         """End a round: check and log the losses, communicate, advance the schedules."""
         federation = self.federation
-        losses = self._round_losses()
+        losses = self.round_losses()
         for name, loss in losses.items():
             if not math.isfinite(loss):
                 federation.fail(
@@ -586,6 +586,10 @@ class FederatedModule(pl.LightningModule):
         metrics["round"] = float(federation.round_idx)
         self.log_now(metrics)
 
+    def round_losses(self) -> dict[str, float]:
+        """Training loss of each local client that trained in the round under way, or just over: mean over its steps."""
+        return {name: math.fsum(values) / len(values) for name, values in self._losses_so_far().items()}
+
     def log_now(self, metrics: Mapping[str, float]) -> None:
         """Log numbers that are equal on all processes, at once and without the cost of `self.log`."""
         trainer = self.trainer
@@ -600,10 +604,6 @@ class FederatedModule(pl.LightningModule):
             learners, everybody = self.learners(round_idx), self.trains_when_absent
         present = {client.name for client in self.federation.present_in(round_idx)}
         return tuple(client for client in learners if everybody or client.name in present)
-
-    def _round_losses(self) -> dict[str, float]:
-        """Mean training loss of local clients over the round."""
-        return {name: math.fsum(values) / len(values) for name, values in self._losses_so_far().items()}
 
     def _losses_so_far(self) -> dict[str, list[float]]:
         losses: dict[str, list[float]] = {}

@@ -38,6 +38,19 @@ def check_label_cost(label_cost: LabelCost) -> None:
         raise ValueError(f"label_cost (beta) must be at least 0 and finite, or 'adaptive', got {label_cost!r}")
 
 
+def check_entropy(entropy: float | None) -> None:
+    """Refuse a weight of the entropy that is none.
+
+    Args:
+        entropy: Of a plan; ``None`` is exact transport.
+
+    Raises:
+        ValueError: If it is not positive and finite.
+    """
+    if entropy is not None and not 0 < entropy < math.inf:
+        raise ValueError(f"entropy must be positive and finite, or None for exact transport, got {entropy}")
+
+
 def joint_cost(
     x: Tensor, x2: Tensor, y: Tensor | None = None, y2: Tensor | None = None, label_cost: LabelCost = "adaptive"
 ) -> Tensor:
@@ -90,8 +103,7 @@ def transport_plan(cost: Tensor, entropy: float | None = None) -> Tensor:
     if entropy is None:
         plan = ot.emd(*(each.cpu().numpy() for each in (*uniform, costs)), numItermax=1_000_000)
         return torch.from_numpy(plan).to(cost.device)
-    if not 0 < entropy < math.inf:
-        raise ValueError(f"entropy must be positive and finite, or None for exact transport, got {entropy}")
+    check_entropy(entropy)
     scale = float(costs.max()) or 1.0
     found: Tensor = ot.sinkhorn(
         *uniform, costs / scale, reg=entropy, method="sinkhorn_log", numItermax=2000, warn=False
@@ -331,8 +343,9 @@ def _sparse(matrix: Tensor, entropy: float | None) -> Tensor:
 def _mean_image(moves: Sequence[Tensor], given: Sequence[Tensor], weights: Tensor) -> Tensor:
     """The points n sum_k alpha_k pi_k^T X_k, shape (n, ...), in the dtype of what is given."""
     dtype = given[0].dtype
-    each = zip(weights.to(dtype), moves, given, strict=True)
-    return functools.reduce(torch.add, (weight * (move.to(dtype) @ samples) for weight, move, samples in each))
+    images = [move.to(dtype) @ samples for move, samples in zip(moves, given, strict=True)]
+    weighted: list[Tensor] = [weight * image for weight, image in zip(weights.to(dtype), images, strict=True)]
+    return functools.reduce(torch.add, weighted)
 
 
 def _spread(size: int, number: int | None) -> Tensor:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from fedlit.federation import Client, RosterError
 from fedlit.federation.streams import stable_seed
 from fedlit.functional import joint_ot_loss, wasserstein_barycenter
-from fedlit.functional.wasserstein import LabelCost, check_label_cost
+from fedlit.functional.wasserstein import Barycenter, LabelCost, check_entropy, check_label_cost
 from fedlit.models import Dictionary, DictionaryReplica, feature_width
 from fedlit.models.dictionary import STAYS_LOCAL
 from fedlit.module import Batch, FederatedModule
@@ -63,6 +63,8 @@ class FedDaDiL(FederatedModule):
             started (the code: to which they lean), or ``"uniform"``.
         label_cost: beta, or ``"adaptive"``: see `joint_cost`.
         num_iterations: Most updates of a barycenter.
+        entropy: Weight of the entropy of all plans, in units of their largest cost (Sinkhorn), which stays on the
+            device; ``None`` is exact transport, on the CPU. See `transport_plan`.
         atom_lr: Learning rate of points, in units of features.
         simplex_lr: Learning rate of labels and coordinates.
         predict_with: ``"reconstruction"`` (R) or ``"ensemble"`` (E).
@@ -94,6 +96,7 @@ class FedDaDiL(FederatedModule):
         sampling: Literal["balanced", "uniform"] = "balanced",
         label_cost: LabelCost = "adaptive",
         num_iterations: int = 10,
+        entropy: float | None = None,
         atom_lr: float = 1e-3,
         simplex_lr: float = 1e-2,
         predict_with: Literal["reconstruction", "ensemble"] = "reconstruction",
@@ -115,6 +118,7 @@ class FedDaDiL(FederatedModule):
             if not 0 < rate < math.inf:
                 raise ValueError(f"{name} must be positive and finite, got {rate}")
         check_label_cost(label_cost)
+        check_entropy(entropy)
         if sampling not in ("balanced", "uniform"):
             raise ValueError(f"sampling must be 'balanced' or 'uniform', got {sampling!r}")
         if predict_with not in ("reconstruction", "ensemble"):
@@ -126,6 +130,7 @@ class FedDaDiL(FederatedModule):
         self.sampling = sampling
         self.label_cost = label_cost
         self.num_iterations = num_iterations
+        self.entropy = entropy
         self.atom_lr = atom_lr
         self.simplex_lr = simplex_lr
         self.predict_with = predict_with
@@ -158,13 +163,28 @@ class FedDaDiL(FederatedModule):
         rows = self.rows(client)
         points = [atom[row] for atom, row in zip(replica.dictionary.points, rows, strict=True)]
         labels = [atom[row] for atom, row in zip(replica.dictionary.labels, rows, strict=True)]
-        barycenter = wasserstein_barycenter(
-            points, labels, replica.coordinates, None, self.label_cost, None, self.num_iterations
-        )
+        barycenter = self.barycenter(points, labels, replica.coordinates)
         if client.is_target:
-            return joint_ot_loss(features, barycenter.support)
+            return joint_ot_loss(features, barycenter.support, entropy=self.entropy)
         classes = F.one_hot(batch[1], self.num_classes).to(features.dtype)
-        return joint_ot_loss(features, barycenter.support, classes, barycenter.labels, self.label_cost)
+        return joint_ot_loss(
+            features, barycenter.support, classes, barycenter.labels, self.label_cost, entropy=self.entropy
+        )
+
+    def barycenter(
+        self, points: list[Tensor], labels: list[Tensor], coordinates: Tensor, num_points: int | None = None
+    ) -> Barycenter:
+        """Barycenter of some points of the atoms.
+
+        Args:
+            points: Of each atom.
+            labels: Of the points.
+            coordinates: alpha.
+            num_points: Of the barycenter; ``None`` is as many as the atom with the largest coordinate has.
+        """
+        return wasserstein_barycenter(
+            points, labels, coordinates, num_points, self.label_cost, None, self.num_iterations, entropy=self.entropy
+        )
 
     @torch.no_grad()
     def encode(self, client: Client, inputs: Tensor) -> Tensor:
@@ -275,7 +295,8 @@ class FedDaDiL(FederatedModule):
         if moment[0] > self.warmup_rounds and moment != self._fitted_at:
             self._fitted_at = moment
             for client in self.federation.local_clients:
-                self.replica(client).fit_(self.label_cost, self.num_iterations, self.penalty)
+                atoms = client.is_target or self.predict_with == "ensemble"
+                self.replica(client).fit_(self.reconstruct(client), self.penalty, atoms)
 
     def alternatives(self, inputs: Tensor) -> dict[str, Tensor]:
         """Both predictions, by reconstruction and by ensemble, once they are fitted.
@@ -292,6 +313,24 @@ class FedDaDiL(FederatedModule):
             "ensemble": replica.by_ensemble(features),
         }
 
+    @torch.no_grad()
+    def reconstruct(self, client: Client, num_points: int | None = None) -> tuple[Tensor, Tensor]:
+        """A local client's barycenter of the whole atoms (equation 14).
+
+        Args:
+            client: At whose coordinates.
+            num_points: Of it; ``None`` is that of an atom.
+
+        Returns:
+            Points of shape (num_points, d) and class probabilities of shape (num_points, C).
+        """
+        replica = self.replica(client)
+        found = self.barycenter(
+            list(replica.dictionary.points), list(replica.dictionary.labels), replica.coordinates, num_points
+        )
+        assert found.labels is not None  # as some were given
+        return found.support, found.labels
+
     def distill(self, samples_per_class: int) -> tuple[Tensor, Tensor]:
         """A labelled summary of the target, where it is hosted: a barycenter of the atoms with few points.
 
@@ -306,8 +345,7 @@ class FedDaDiL(FederatedModule):
         """
         if samples_per_class < 1:
             raise ValueError(f"samples_per_class must be at least 1, got {samples_per_class}")
-        number = samples_per_class * self.num_classes
-        return self.replica(self.target).reconstruct(number, self.label_cost, self.num_iterations)
+        return self.reconstruct(self.target, samples_per_class * self.num_classes)
 
     # ---------------------------------------------------------------- set-up and hooks
 

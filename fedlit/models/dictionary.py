@@ -6,8 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedlit.functional import project_simplex, softmax_regression, wasserstein_barycenter
-from fedlit.functional.wasserstein import LabelCost
+from fedlit.functional import project_simplex, softmax_regression
 from fedlit.models.replica import Replica, feature_width
 
 STAYS_LOCAL = ("coordinates", "fitted", "reconstruction.", "ensemble.")
@@ -94,31 +93,20 @@ class DictionaryReplica(Replica):
         self.dictionary.labels.copy_(project_simplex(self.dictionary.labels))
 
     @torch.no_grad()
-    def reconstruct(self, num_points: int | None, label_cost: LabelCost, num_iterations: int) -> tuple[Tensor, Tensor]:
-        """Points and labels of the barycenter of the whole atoms at the client's coordinates (equation 14).
-
-        Args:
-            num_points: Of it; ``None`` is that of an atom.
-            label_cost: See `joint_cost`.
-            num_iterations: Most updates.
-        """
-        points, labels = list(self.dictionary.points), list(self.dictionary.labels)
-        found = wasserstein_barycenter(points, labels, self.coordinates, num_points, label_cost, None, num_iterations)
-        assert found.labels is not None  # as some were given
-        return found.support, found.labels
-
-    @torch.no_grad()
-    def fit_(self, label_cost: LabelCost, num_iterations: int, penalty: float) -> None:
+    def fit_(self, reconstruction: tuple[Tensor, Tensor], penalty: float, atoms: bool) -> None:
         """Fit a classifier to the client's barycenter and one to each atom (section 3.4).
 
         Args:
-            label_cost: See `joint_cost`.
-            num_iterations: Most updates of the barycenter.
+            reconstruction: Points and labels of the barycenter, of shapes (n, d) and (n, C).
             penalty: See `softmax_regression`.
+            atoms: Whether those of the atoms are needed.
         """
-        atoms = zip(self.dictionary.points, self.dictionary.labels, strict=True)
-        samples = [self.reconstruct(None, label_cost, num_iterations), *atoms]
-        for head, (points, labels) in zip((self.reconstruction, *self.ensemble), samples, strict=True):
+        heads = [self.reconstruction]
+        samples = [reconstruction]
+        if atoms:
+            heads += list(self.ensemble)  # type: ignore[arg-type]
+            samples += zip(self.dictionary.points, self.dictionary.labels, strict=True)
+        for head, (points, labels) in zip(heads, samples, strict=True):
             weight, bias = softmax_regression(points, labels, penalty)
             head.weight.copy_(weight)
             head.bias.copy_(bias)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from helpers import loader, same, trainer, weights
 
 from fedlit.callbacks import OracleAccuracy, closing_table, summarise
 from fedlit.federation import Federation, RosterError, Schedule
-from fedlit.functional import joint_ot_loss, softmax_regression, wasserstein_barycenter
+from fedlit.functional import joint_ot_loss, project_simplex, softmax_regression, wasserstein_barycenter
 from fedlit.methods import FedDaDiL
 from fedlit.models import DictionaryReplica, Features
 from fedlit.privacy import CKKS, PairwiseMasking
@@ -154,16 +153,58 @@ def test_a_round_is_a_step_of_each_client_and_their_mean(label_cost: Any) -> Non
     assert float(gap) < 0.1, "labels are projected before they are averaged"
 
 
-def module_rows(module: FedDaDiL, name: str) -> list[Tensor]:
-    """Points in the order of the only step of round 1."""
-    twin = copy.copy(module)
+def module_rows(module: FedDaDiL, name: str, round_idx: int = 1, batch_idx: int = 0) -> list[Tensor]:
+    """Points in the order of a step."""
     federation = module.federation
-    round_idx, federation.round_idx = federation.round_idx, 1
-    batch_idx, federation.batch_idx = federation.batch_idx, 0
+    now = federation.round_idx, federation.batch_idx
+    federation.round_idx, federation.batch_idx = round_idx, batch_idx
     try:
-        return twin.rows(next(client for client in module.clients if client.name == name))
+        return module.rows(next(client for client in module.clients if client.name == name))
     finally:
-        federation.round_idx, federation.batch_idx = round_idx, batch_idx
+        federation.round_idx, federation.batch_idx = now
+
+
+@pytest.mark.parametrize("alone", ["c0", "c2"])
+def test_one_client_alone_is_dadil_without_a_federation(alone: str) -> None:
+    """Four rounds of two steps with Adam, which remembers across rounds: one dictionary, stepped eight times."""
+    schedule = Schedule([["c0", "c1"], *[[alone]] * 4])
+    module = build(optimizer=lambda params: Adam(params, lr=LR), sampling="uniform")
+    rounds = fit(module, 5, strategy={"participation": schedule, "local_steps": 2})
+    start = rounds[0][alone]
+    points, labels, alpha = (
+        start[name].clone().requires_grad_() for name in ("dictionary.points", "dictionary.labels", "coordinates")
+    )
+    adam = Adam([points, labels, alpha], lr=LR)
+    x, y = blobs()[alone].tensors
+    for round_idx in range(1, 5):
+        for step in range(2):
+            rows = module_rows(module, alone, round_idx, step)
+            found = wasserstein_barycenter(
+                [atom[row] for atom, row in zip(points, rows, strict=True)],
+                [atom[row] for atom, row in zip(labels, rows, strict=True)],
+                alpha,
+                label_cost=2.0,
+            )
+            if alone == "c2":
+                loss = joint_ot_loss(x, found.support)
+            else:
+                loss = joint_ot_loss(x, found.support, F.one_hot(y, CLASSES).float(), found.labels, 2.0)
+            adam.zero_grad()
+            loss.backward()
+            adam.step()
+            with torch.no_grad():
+                labels.copy_(project_simplex(labels))
+                alpha.copy_(project_simplex(alpha))
+    torch.testing.assert_close(rounds[-1][alone]["dictionary.points"], points.detach(), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(rounds[-1][alone]["dictionary.labels"], labels.detach(), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(rounds[-1][alone]["coordinates"], alpha.detach(), atol=1e-4, rtol=1e-4)
+    assert float((points.detach() - start["dictionary.points"]).abs().mean()) > 0.05
+
+
+def test_with_little_entropy_a_run_is_near_that_of_exact_plans() -> None:
+    exact, near, far = (fit(build(entropy=entropy), 2)[-1]["c2"] for entropy in (None, 1e-3, 1.0))
+    gaps = [float((state["dictionary.points"] - exact["dictionary.points"]).abs().mean()) for state in (near, far)]
+    assert 0 < gaps[0] < 0.2 * gaps[1]
 
 
 def test_labels_and_coordinates_stay_on_their_simplices() -> None:
@@ -346,6 +387,7 @@ def test_a_checkpoint_in_the_round_of_moments_or_among_the_atoms_resumes_bit_for
         ({"penalty": 0.0}, "penalty must be positive and finite, got 0.0"),
         ({"sampling": "sorted"}, "sampling must be 'balanced' or 'uniform', got 'sorted'"),
         ({"predict_with": "both"}, "predict_with must be 'reconstruction' or 'ensemble', got 'both'"),
+        ({"entropy": 0.0}, "entropy must be positive and finite, or None for exact transport, got 0.0"),
         ({"label_cost": -2.0}, r"label_cost \(beta\) must be at least 0 and finite, or 'adaptive', got -2.0"),
     ],
 )

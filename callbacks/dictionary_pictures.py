@@ -1,0 +1,240 @@
+"""DictionaryPictures: what FedDaDiL has learnt, as pictures of the atoms and of each client."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+
+from fedlit.methods import FedDaDiL
+from fedlit.module import FederatedModule
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_SHOWN = 1000  # most samples of the target in a picture
+
+
+class DictionaryPictures(Callback):
+    r"""Draws FedDaDiL's atoms, each client's coordinates and transport cost, and the target by its reconstruction.
+
+    At the end of a fit, into the Trainer's ``log_dir``, or its ``default_root_dir``:
+
+    - ``dictionary_atoms.png``, from process 0: how much of each atom's label mass is of each class.
+    - ``dictionary_CLIENT.png`` and ``.csv``, from the process that hosts the client: its barycentric coordinates and
+      its cost of transport f_l (mean over the local steps of a round), by round. The target's picture has its samples
+      of the last validation too, next to the points of its barycenter, in a plane of both. Samples have the colour of
+      the class that is predicted for them, as their labels are hidden; points that of their label.
+
+    Coordinates are private: a picture holds those of one client and stays where that client is. After a resumption it
+    has the rounds before for the clients that process 0 hosts. Nothing is written under ``fast_dev_run``.
+
+    Args:
+        plane: ``"pca"``, principal components of samples and points together, or ``"tsne"``, in which near ones are
+            near and distances mean little (van der Maaten and Hinton, 2008).
+
+    Attributes:
+        rounds: By client and round of phase 2: its coordinates, and its cost ``NaN`` where it did not train.
+
+    Raises:
+        ValueError: If ``plane`` is another word.
+        TypeError: When a run starts, if the module is no `FedDaDiL`.
+    """
+
+    def __init__(self, plane: Literal["pca", "tsne"] = "pca") -> None:
+        if plane not in ("pca", "tsne"):
+            raise ValueError(f"plane must be 'pca' or 'tsne', got {plane!r}")
+        self.plane = plane
+        self.rounds: dict[str, dict[int, list[float]]] = {}
+        self._seen: list[tuple[Tensor, Tensor]] = []  # the target's features and predicted classes
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keep the rounds before this one, if this run resumes, and nothing else."""
+        now = _dadil(pl_module).federation.round_idx
+        self.rounds = {
+            client: {round_idx: row for round_idx, row in rounds.items() if round_idx < now}
+            for client, rounds in self.rounds.items()
+        }
+
+    def on_round_end(self, trainer: Trainer, module: FederatedModule, round_idx: int) -> None:
+        """Collect coordinates and costs, once there are atoms."""
+        dadil = _dadil(module)
+        if round_idx <= dadil.warmup_rounds:
+            return
+        costs = dadil.round_losses()
+        for client in dadil.federation.local_clients:
+            coordinates = dadil.replica(client).coordinates.detach().tolist()
+            row = [*coordinates, costs.get(client.name, float("nan"))]
+            self.rounds.setdefault(client.name, {})[round_idx] = row
+
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Look at the target afresh."""
+        self._seen.clear()
+
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Keep the target's features, if it is hosted here."""
+        module = _dadil(pl_module)
+        name = module.target.name
+        if isinstance(outputs, Mapping) and name in outputs:
+            features = module.encode(module.target, batch[name][0])
+            self._seen.append((features.cpu(), outputs[name].argmax(dim=1).cpu()))
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the pictures and tables."""
+        module = _dadil(pl_module)
+        # log_dir is a broadcast: all processes ask for it
+        folder = Path(trainer.log_dir or trainer.default_root_dir)
+        if trainer.fast_dev_run or not self.rounds:  # type: ignore[attr-defined]
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        if trainer.is_global_zero:
+            self.plot_atoms(module).savefig(folder / "dictionary_atoms.png", dpi=120)
+        for client in module.federation.local_clients:
+            if client.name in self.rounds:
+                self._write(folder / f"dictionary_{client.name}.csv", client.name)
+                self.plot_client(module, client.name).savefig(folder / f"dictionary_{client.name}.png", dpi=120)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The rounds so far."""
+        return {"rounds": {client: dict(rounds) for client, rounds in self.rounds.items()}}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on with the rounds of a checkpoint."""
+        self.rounds = {
+            client: {int(round_idx): list(row) for round_idx, row in rounds.items()}
+            for client, rounds in state_dict["rounds"].items()
+        }
+
+    def plot_atoms(self, module: FedDaDiL) -> Figure:
+        """Share of each class in each atom's labels, as stacked bars.
+
+        Args:
+            module: That has been trained here.
+        """
+        from matplotlib.figure import Figure
+
+        labels = module.replica(module.federation.local_clients[0]).dictionary.labels.detach().double().cpu()
+        shares = labels.mean(dim=1).numpy()  # of atom and class
+        figure = Figure(figsize=(1.6 * len(shares) + 3.5, 4.2), layout="constrained")
+        axis = figure.subplots()
+        places, foot = np.arange(len(shares)), np.zeros(len(shares))
+        for label, color in enumerate(_colors(shares.shape[1])):
+            axis.bar(places, shares[:, label], 0.7, foot, color=color, edgecolor="white", linewidth=0.5, label=label)
+            foot += shares[:, label]
+        axis.set_xticks(places, [f"atom {place + 1}" for place in places])
+        axis.set_ylim(0, 1)
+        axis.set_title("classes of the atoms' labels, shares")
+        figure.legend(title="class", loc="outside right center", fontsize=8, frameon=False, reverse=True)
+        return figure
+
+    def plot_client(self, module: FedDaDiL, client: str) -> Figure:
+        """One client: coordinates and cost over rounds; the target also next to its reconstruction.
+
+        Args:
+            module: That has been trained here.
+            client: Name of one that this process hosts.
+
+        Raises:
+            ValueError: If no round of it has been collected.
+        """
+        from matplotlib.figure import Figure
+
+        if not self.rounds.get(client):
+            raise ValueError(
+                f"client must be one with a collected round, got {client!r} of {sorted(self.rounds)}: fit FedDaDiL "
+                "with this callback"
+            )
+        embeds = client == module.target.name and bool(self._seen)
+        figure = Figure(figsize=(15.5 if embeds else 9.5, 4.4), layout="constrained")
+        axes = figure.subplots(1, 3 if embeds else 2, squeeze=False, width_ratios=[1, 1, 1.6][: 3 if embeds else 2])[0]
+        rounds = sorted(self.rounds[client])
+        rows = np.array([self.rounds[client][round_idx] for round_idx in rounds])
+        few = "." if len(rounds) == 1 else ""
+        for atom in range(rows.shape[1] - 1):
+            axes[0].plot(rounds, rows[:, atom], marker=few, label=f"atom {atom + 1}")
+        axes[0].set_ylim(-0.03, 1.03)
+        axes[0].set_title(rf"barycentric coordinates $\alpha$ of {client}")
+        axes[0].legend(fontsize=9, frameon=False)
+        axes[1].plot(rounds, rows[:, -1], marker=few, color="black")
+        axes[1].set_ylim(bottom=0)
+        axes[1].set_title(rf"transport cost $f_\ell$ of {client}")
+        for axis in axes[:2]:
+            axis.set_xlabel("round")
+            axis.xaxis.get_major_locator().set_params(integer=True)
+            axis.grid(alpha=0.25)
+        if embeds:
+            self._draw_plane(axes[2], module)
+        return figure
+
+    def _draw_plane(self, axis: Axes, module: FedDaDiL) -> None:
+        features = torch.cat([each for each, _ in self._seen])
+        predicted = torch.cat([each for _, each in self._seen])
+        kept = torch.linspace(0, len(features) - 1, min(len(features), _SHOWN)).round().long()
+        points, labels = (each.cpu() for each in module.reconstruct(module.target))
+        plane = self._in_plane(torch.cat([features[kept], points]).double().numpy())
+        colors = np.array(_colors(module.num_classes))
+        samples, drawn = plane[: len(kept)], plane[len(kept) :]
+        of_class = colors[labels.argmax(dim=1).numpy()]
+        axis.scatter(samples[:, 0], samples[:, 1], s=14, c=colors[predicted[kept].numpy()], alpha=0.45, linewidths=0)
+        axis.scatter(drawn[:, 0], drawn[:, 1], s=34, marker="P", c=of_class, edgecolors="black", linewidths=0.5)
+        sample, point = "samples of the target, by predicted class", "points of its barycenter, by label"
+        axis.scatter([], [], s=14, c="grey", alpha=0.6, label=sample)
+        axis.scatter([], [], s=34, c="grey", marker="P", edgecolors="black", linewidths=0.5, label=point)
+        axis.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.02), ncols=2, frameon=False)
+        axis.set_xticks([])
+        axis.set_yticks([])
+        how = {"pca": "principal components", "tsne": "t-SNE"}[self.plane]
+        axis.set_title(f"{module.target.name} and its reconstruction, {how}")
+
+    def _in_plane(self, samples: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Both together, shape (n, 2)."""
+        from sklearn.decomposition import PCA
+        from sklearn.manifold import TSNE
+
+        if self.plane == "tsne" and len(samples) > 2:
+            perplexity = min(30.0, (len(samples) - 1) / 3)
+            found = TSNE(2, perplexity=perplexity, init="pca", random_state=0).fit_transform(samples)
+        else:
+            found = PCA(2, random_state=0).fit_transform(samples)
+        return np.asarray(found)
+
+    def _write(self, path: Path, client: str) -> None:
+        rounds = self.rounds[client]
+        atoms = len(next(iter(rounds.values()))) - 1
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(["round", *(f"coordinate_{atom + 1}" for atom in range(atoms)), "transport_cost"])
+            writer.writerows([round_idx, *rounds[round_idx]] for round_idx in sorted(rounds))
+
+
+def _dadil(module: LightningModule) -> FedDaDiL:
+    if not isinstance(module, FedDaDiL):
+        raise TypeError(
+            f"DictionaryPictures draws what FedDaDiL learns, got {type(module).__name__}: train FedDaDiL, or remove "
+            "the callback"
+        )
+    return module
+
+
+def _colors(number: int) -> list[Any]:
+    """One for each class."""
+    import matplotlib as mpl
+
+    if number <= 10:
+        return [mpl.colormaps["tab10"](place) for place in range(number)]
+    return [mpl.colormaps["turbo"](0.04 + 0.92 * place / (number - 1)) for place in range(number)]

@@ -1,0 +1,136 @@
+"""DictionaryPictures on a small dictionary: what is collected, written, drawn, and kept at home."""
+
+from __future__ import annotations
+
+import csv
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch.optim import Adam
+
+sys.path.insert(0, str(Path(__file__).parent))
+from small_federation import CLIENTS, NUM_CLASSES, TARGET, Blobs, trainer
+
+from fedlit.callbacks import DictionaryPictures
+from fedlit.federation import Schedule
+from fedlit.methods import FedAvg, FedDaDiL
+from fedlit.models import MLP, Features
+
+
+def build(**kwargs: Any) -> FedDaDiL:
+    torch.manual_seed(0)
+    given: dict[str, Any] = {"num_atoms": 2, "atom_size": 16, "unit_norm": False, "atom_lr": 0.05, "simplex_lr": 0.05}
+    return FedDaDiL(
+        CLIENTS, TARGET, NUM_CLASSES, Features(5), optimizer=lambda params: Adam(params), **(given | kwargs)
+    )
+
+
+class Watch(pl.Callback):
+    """What a client's coordinates and cost were after each round, read where they live."""
+
+    def __init__(self) -> None:
+        self.rounds: list[tuple[list[float], float]] = []
+
+    def on_round_end(self, trainer: pl.Trainer, module: FedDaDiL, round_idx: int) -> None:
+        coordinates = module.replica(module.target).coordinates.tolist()
+        self.rounds.append((coordinates, float(trainer.callback_metrics.get("target/loss", math.nan))))
+
+
+def test_each_client_has_a_table_and_a_picture_and_the_atoms_have_one(tmp_path: Path) -> None:
+    callback, watch = DictionaryPictures(), Watch()
+    trainer(4, [callback, watch], tmp_path).fit(build(), Blobs())
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "dictionary_atoms.png",
+        *(f"dictionary_{client}.{kind}" for client in CLIENTS for kind in ("csv", "png")),
+    }
+    with (tmp_path / f"dictionary_{TARGET}.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["round"]) for row in rows] == [1, 2, 3], "round 0 gathers the class moments"
+    for row in rows:
+        coordinates, cost = watch.rounds[int(row["round"])]
+        assert [float(row["coordinate_1"]), float(row["coordinate_2"])] == pytest.approx(coordinates)
+        assert float(row["transport_cost"]) == pytest.approx(cost, rel=1e-6)
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in tmp_path.glob("*.png"))
+
+
+@pytest.mark.parametrize("plane", ["pca", "tsne"])
+def test_the_target_is_drawn_next_to_its_reconstruction_by_predicted_classes(plane: Any, tmp_path: Path) -> None:
+    callback, module = DictionaryPictures(plane), build()
+    data = Blobs()
+    trainer(3, [callback], tmp_path).fit(module, data)
+    figure = callback.plot_client(module, TARGET)
+    samples, points = figure.axes[2].collections[:2]
+    assert len(samples.get_offsets()) == 30
+    assert len(points.get_offsets()) == 16
+    assert np.isfinite(samples.get_offsets()).all()
+    import matplotlib as mpl
+
+    x = data.parts["val"][TARGET].tensors[0]
+    predicted = module(x).argmax(dim=1).tolist()
+    colors = [mpl.colormaps["tab10"](label)[:3] for label in predicted]
+    np.testing.assert_allclose(samples.get_facecolors()[:, :3], colors)
+    _, labels = module.reconstruct(module.target)
+    colors = [mpl.colormaps["tab10"](label)[:3] for label in labels.argmax(dim=1).tolist()]
+    np.testing.assert_allclose(points.get_facecolors()[:, :3], colors)
+    if plane == "pca":  # of all together, by singular vectors
+        both = torch.cat([x, module.reconstruct(module.target)[0]]).double()
+        scores = both - both.mean(dim=0)
+        scores = scores @ torch.linalg.svd(scores, full_matrices=False).Vh[:2].T
+        np.testing.assert_allclose(np.abs(samples.get_offsets()), scores[:30].abs(), atol=1e-4)
+
+
+def test_bars_are_shares_of_label_mass(tmp_path: Path) -> None:
+    callback, module = DictionaryPictures(), build()
+    trainer(3, [callback], tmp_path).fit(module, Blobs())
+    (axis,) = callback.plot_atoms(module).axes
+    heights = np.array([[bar.get_height() for bar in bars] for bars in axis.containers])
+    labels = module.replica(module.target).dictionary.labels.detach()
+    np.testing.assert_allclose(heights.T, labels.mean(dim=1), atol=1e-6)
+    np.testing.assert_allclose(heights.sum(axis=0), 1, atol=1e-6)
+
+
+def test_sources_have_no_plane_and_absent_ones_no_cost(tmp_path: Path) -> None:
+    callback, module = DictionaryPictures(), build()
+    everyone_else = [client for client in CLIENTS if client != "dslr"]
+    run = trainer(3, [callback], tmp_path, strategy={"participation": Schedule([CLIENTS, everyone_else, CLIENTS])})
+    run.fit(module, Blobs())
+    assert len(callback.plot_client(module, "dslr").axes) == 2
+    assert math.isnan(callback.rounds["dslr"][1][-1])
+    assert callback.rounds["dslr"][2][-1] > 0
+    with pytest.raises(ValueError, match="client must be one with a collected round, got 'nowhere' of"):
+        callback.plot_client(module, "nowhere")
+
+
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
+def test_a_resumed_run_has_the_rounds_before(tmp_path: Path) -> None:
+    def run(rounds: int, folder: str, checkpoint: Path | None = None) -> DictionaryPictures:
+        callback = DictionaryPictures()
+        saver = ModelCheckpoint(tmp_path / folder, filename="{step}", every_n_train_steps=1, save_top_k=-1)
+        engine = trainer(rounds, [callback, saver], tmp_path / folder, enable_checkpointing=True)
+        engine.fit(build(), Blobs(), ckpt_path=None if checkpoint is None else str(checkpoint))
+        return callback
+
+    straight = run(5, "straight")
+    run(3, "first")
+    resumed = run(5, "resumed", tmp_path / "first" / "step=10.ckpt")  # in the middle of a round of 4 steps
+    assert resumed.rounds == straight.rounds
+
+
+def test_bad_words_and_other_methods_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="plane must be 'pca' or 'tsne', got 'umap'"):
+        DictionaryPictures("umap")  # type: ignore[arg-type]
+    other = FedAvg(CLIENTS, TARGET, NUM_CLASSES, MLP(5, [8]))
+    with pytest.raises(TypeError, match="DictionaryPictures draws what FedDaDiL learns, got FedAvg"):
+        trainer(1, [DictionaryPictures()], tmp_path).fit(other, Blobs())
+
+
+def test_fast_dev_run_writes_nothing(tmp_path: Path) -> None:
+    trainer(1, [DictionaryPictures()], tmp_path, fast_dev_run=True).fit(build(), Blobs())
+    assert not list(tmp_path.rglob("dictionary_*"))
