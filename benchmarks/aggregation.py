@@ -21,11 +21,8 @@ import gc
 import json
 import os
 import platform
-import random
-import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -34,6 +31,7 @@ os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = os.environ[
 
 import torch
 import torchvision
+from measures import forget_peak, mebibytes, medians
 from torch import Tensor
 
 from fedlit.functional import auto_beta, fedavg, fedda, fedgp, fedgp_cosine
@@ -76,26 +74,6 @@ def fedavg_with_new_tensors(sources: list[Update]) -> Update:
     return mean
 
 
-def seconds(action: Callable[[], object]) -> float:
-    start = time.process_time()
-    action()
-    return time.process_time() - start
-
-
-def medians(actions: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Median CPU seconds of each action.
-
-    Actions take turns, so that all meet the same noise of the machine, in an order drawn anew each time: what ran
-    before decides whether the memory for a result is at hand or has to be fetched from the system.
-    """
-    taken: dict[str, list[float]] = {name: [] for name in actions}
-    order = random.Random(0)
-    for _ in range(repeats):
-        for name in order.sample(list(actions), len(actions)):
-            taken[name].append(seconds(actions[name]))
-    return {name: statistics.median(times) for name, times in taken.items()}
-
-
 def timed(repeats: int) -> dict[str, float]:
     target, sources = updates(SOURCES)
     drawn = list(batches(target, 3))
@@ -112,12 +90,6 @@ def timed(repeats: int) -> dict[str, float]:
         },
         repeats,
     )
-
-
-def mebibytes(field: str) -> float:
-    """VmRSS (now) or VmHWM (peak) of this process; ru_maxrss would start from the peak of the parent process."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) / 1024
 
 
 def peak(action: str) -> float:
@@ -137,7 +109,7 @@ def peak(action: str) -> float:
     copy = sum(tensor.numel() * tensor.element_size() for tensor in target.values()) / 2**20
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # memory freed but kept would hide what the action takes
-    Path("/proc/self/clear_refs").write_text("5")  # forget the peak of building the inputs
+    forget_peak()  # of building the inputs
     before = mebibytes("VmRSS")
     kept = run[name](target, sources, int(number or 0))
     found = (mebibytes("VmHWM") - before) / copy

@@ -19,11 +19,9 @@ import json
 import math
 import os
 import platform
-import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -33,6 +31,7 @@ os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = os.environ[
 import numpy as np
 import scipy
 import torch
+from measures import mebibytes, medians
 from torch import Tensor
 
 from fedlit.functional import (
@@ -59,21 +58,6 @@ def samples(number: int, shift: float, seed: int) -> Tensor:
 def batches(number: int, shift: float) -> Iterator[Tensor]:
     for start in range(0, number, BATCH):
         yield samples(min(BATCH, number - start), shift, seed=start)
-
-
-def seconds(action: Callable[[], object]) -> float:
-    start = time.process_time()
-    action()
-    return time.process_time() - start
-
-
-def medians(actions: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Median CPU seconds of each action; actions take turns, so that all meet the same noise of the machine."""
-    taken: dict[str, list[float]] = {name: [] for name in actions}
-    for _ in range(repeats):
-        for name, action in actions.items():
-            taken[name].append(seconds(action))
-    return {name: statistics.median(times) for name, times in taken.items()}
 
 
 def in_memory(number: int, frequencies: Tensor, repeats: int) -> dict[str, float]:
@@ -150,12 +134,6 @@ def streamed(frequencies: Tensor, repeats: int) -> tuple[list[dict[str, float]],
     return rows, float(slope)
 
 
-def megabytes(field: str) -> float:
-    """VmRSS (now) or VmHWM (peak) of this process; ru_maxrss would start from the peak of the parent process."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) / 1024
-
-
 def memory_of_stream(number: int) -> float:
     """Peak memory of the stream above what a fresh process holds before it, in megabytes."""
     command = [sys.executable, str(Path(__file__)), "--peak-of-stream", str(number)]
@@ -174,9 +152,9 @@ def main() -> None:
         # torch's and the eigensolver's own memory is there before, whatever the number of samples
         torch.ones(8, 8, dtype=torch.float64) @ torch.ones(8, 8, dtype=torch.float64)
         scipy.linalg.eigh(np.eye(8))
-        before = megabytes("VmRSS")
+        before = mebibytes("VmRSS")
         stream(options.peak_of_stream, frequencies)
-        print(megabytes("VmHWM") - before)
+        print(mebibytes("VmHWM") - before)
         return
     result: dict[str, object] = {"asked": {"speedup_at_8000": 10, "per_products": 2, "memory_mb": 500, "slope": 1}}
     print("in memory   RF-TCA (s)  vanilla TCA (s)  speedup  products (s)  RF-TCA/products")

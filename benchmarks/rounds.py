@@ -28,6 +28,7 @@ import lightning
 import lightning.pytorch as pl
 import torch
 import torch.nn.functional as F
+from measures import mebibytes
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.optim import SGD
@@ -166,15 +167,9 @@ def start_up() -> dict[str, float]:
     marks, _ = fedlit_loop(shards(10), [64, 64])
     return {
         "start_up_s": round(marks.first_batch - start, 2),
-        "peak_mib": memory_mib("VmHWM"),
-        "private_mib": memory_mib("RssAnon"),
+        "peak_mib": round(mebibytes("VmHWM"), 1),
+        "private_mib": round(mebibytes("RssAnon"), 1),
     }
-
-
-def memory_mib(field: str) -> float:
-    """A field of /proc/self/status in MiB (Linux); ``getrusage`` would count the process that started this one."""
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return round(int(status[field].split()[0]) / 1024, 1)
 
 
 def of_lightning_alone() -> float:
