@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 import platform
-import statistics
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +22,7 @@ from typing import Any
 
 import lightning
 import torch
-from runs import fit
+from runs import by_method, fit
 
 ACCURACY = ["office_caltech_fedrftca", "office_caltech_images_fedrftca", "digit_five_fedrftca"]
 OPTION = "--model.init_args."
@@ -67,34 +66,6 @@ def run(experiment: str, *extra: str, config: str | None = None) -> list[dict[st
     configs += [] if config is None else [f"--config=configs/settings/{config}.yaml"]
     with tempfile.TemporaryDirectory() as folder:
         return list(fit(folder, *configs, *extra).values())
-
-
-def spread(values: list[float]) -> dict[str, float]:
-    """Mean and sample standard deviation, in per cent."""
-    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-    return {"mean": round(100 * statistics.fmean(values), 1), "std": round(100 * deviation, 1)}
-
-
-def table(runs: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Per method: accuracy by target, their average taken within each seed, and what label-free selection comes to."""
-    result: dict[str, dict[str, Any]] = {}
-    for method in sorted({run["method"] for run in runs}):
-        own = [run for run in runs if run["method"] == method]
-        targets = sorted({run["target"] for run in own})
-        seeds = sorted({run["seed"] for run in own})
-        accuracy = {(run["target"], run["seed"]): run["oracle_accuracy"] for run in own}
-        row: dict[str, Any] = {t: spread([accuracy[t, seed] for seed in seeds]) for t in targets}
-        row["average"] = spread([statistics.fmean(accuracy[t, seed] for t in targets) for seed in seeds])
-        for name, key in (("round_by_score", "selected_accuracy"), ("round_by_oracle", "best_accuracy")):
-            row[name] = spread([statistics.fmean(run[key] for run in own if run["seed"] == seed) for seed in seeds])
-        row["seeds"] = seeds
-        row["seconds"] = round(sum(run["seconds_total"] for run in own), 1)
-        row["megabytes"] = {
-            channel: round(statistics.fmean(run["bytes_by_channel"].get(channel, 0) for run in own) / 1e6, 3)
-            for channel in own[0]["bytes_by_channel"]
-        }
-        result[method] = row
-    return result
 
 
 def show(label: str, row: dict[str, Any]) -> None:
@@ -172,7 +143,7 @@ def main() -> None:
         options.out.write_text(json.dumps(content, indent=2) + "\n")
 
     def cell(part: str, name: str, run: Callable[[], list[dict[str, Any]]]) -> None:
-        rows = table(run())
+        rows = by_method(run())
         keep(part, name, rows)
         for method, row in rows.items():
             show(f"{name}: {method}", row)
