@@ -189,7 +189,7 @@ def wasserstein_barycenter(
 
     It lowers the mean cost of transport to the given samples, weighted by the coordinates. The mean of the support is
     that of the given ones, and labels stay probabilities. With a label cost that is a number, no update raises the
-    objective.
+    objective. Inner products of all pairs of given samples are held, in float64, so that updates do not depend on d.
 
     Args:
         supports: Samples of K distributions, of shapes (n_k, d).

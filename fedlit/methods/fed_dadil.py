@@ -40,9 +40,9 @@ class FedDaDiL(FederatedModule):
     Phase 1 (``warmup_rounds``) trains an encoder by FedAvg over the sources; with given features (`Features`) it may be
     left out. One more round tells all clients the class moments of the sources' features, at which the atoms start. In
     phase 2 every client moves atoms and coordinates in local steps, on mini-batches of its samples and of the atoms; a
-    round ends with the mean of the atoms. The target predicts with a classifier of its reconstruction (R) or with those
-    of the atoms (E); the accuracy of both is logged, as ``oracle/target/reconstruction/acc`` and
-    ``oracle/target/ensemble/acc``.
+    round ends with the mean of the atoms. (E local epochs of the paper are ``local_steps`` = E ceil(n / n_b).) The
+    target predicts with a classifier of its reconstruction (R) or with those of the atoms (E); the accuracy of both is
+    logged, as ``oracle/target/reconstruction/acc`` and ``oracle/target/ensemble/acc``.
 
     Sends: "weights" in phase 1; "class_moments", from each source, once, of which all receive the mean; "atoms", from
     each client in each round, of which all receive the mean: K n (d + C) numbers each way. All three go through the
