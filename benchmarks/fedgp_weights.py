@@ -2,7 +2,8 @@
 
 Run from the repository root: python benchmarks/fedgp_weights.py [--parts residual hidden] [--jobs 2]
 
-On 9,000 images of Fashion-MNIST, fewer than the experiments' own, and with optimisers that keep their state.
+On 9,000 images of Fashion-MNIST, fewer than the experiments' own, with optimisers that keep
+their state and without a warm-up.
 residual: mean beta over rounds and accuracy of FedGP's auto-weights with the residual's variance taken as isotropic (no
     batch gradient needed) and as the paper estimates it.
 hidden: FedGP's auto-weights with open updates, under masking, and under masking on ten processes.
@@ -28,7 +29,10 @@ import torch
 from runs import fit
 
 EXPERIMENTS = ("fashion_mnist_noise_0.4_fedgp", "fashion_mnist_noise_0.8_fedgp")
-SMALL = ["--data.max_samples=9000", "--data.test_fraction=0.6", "--model.init_args.reset_optimizer=false"]
+SMALL = [
+    *("--data.max_samples=9000", "--data.test_fraction=0.6", "--trainer.max_epochs=50"),
+    *("--model.init_args.reset_optimizer=false", "--model.init_args.warmup_rounds=0"),
+]
 AUTO = ["--model=FedGP", "--model.init_args.beta=auto", "--data.target_batch_size=4"]
 
 
