@@ -2,7 +2,7 @@
 
 Run from the repository root: python benchmarks/dadil_accuracy.py [--parts methods parallelism] [--jobs 2]
 
-Every cell of the first three parts is one ``fedlit fit`` over targets and seeds. Accuracies are those of the last
+Every cell of the first four parts is one ``fedlit fit`` over targets and seeds. Accuracies are those of the last
 round, on the target's hidden labels, which nothing was chosen by; "round_by_score" is the round that the label-free
 score chooses, "round_by_oracle" the best one, which no federation could choose. R predicts by the reconstruction, E by
 the ensemble of the atoms, in the same run.
@@ -10,6 +10,8 @@ the ensemble of the atoms, in the same run.
 methods        The experiments *_feddadil: EfficientNet and SURF features of Office-Caltech-10, and digits.
 parallelism    E local epochs in a round, and 240 / E rounds, so that all take 240 local epochs (Table 3 holds the
     number of rounds back; its E are the same).
+selection      Learning rates of the atoms and batch sizes, with the label-free score (mean over targets and seeds) that
+    the experiment's are chosen by, and the accuracy beside it.
 sensitivity    K, n and n_b, one at a time, on EfficientNet features.
 communication  Numbers that a client sends in a round, K n (d + C), next to those of the encoder of its features.
 distillation   Classifiers of barycenters with 1, 5, 10 and 20 points per class, next to those of as many samples per
@@ -49,6 +51,11 @@ SENSITIVITY = {
     "n_b = 50": ["atom_batch_size=50"],
 }
 """The dictionary that the experiment has, and what is changed in it."""
+SELECTION = {
+    f"atom_lr = {rate}, batch_size = {size}": [f"--model.init_args.atom_lr={rate}", f"--data.batch_size={size}"]
+    for rate in (0.001, 0.003, 0.01)
+    for size in (200, 1200)
+}
 PER_CLASS = (1, 5, 10, 20)
 
 
@@ -165,7 +172,7 @@ def show(label: str, row: dict[str, Any]) -> None:
 def main() -> None:
     """Run the chosen parts, and write the JSON after each cell."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parts = ["methods", "parallelism", "sensitivity", "communication", "distillation"]
+    parts = ["methods", "parallelism", "selection", "sensitivity", "communication", "distillation"]
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts)
     parser.add_argument("--experiments", nargs="+", choices=METHODS, default=METHODS, help="Of the methods' tables.")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
@@ -199,6 +206,8 @@ def main() -> None:
         jobs += [("methods", name, [name, seeds]) for name in options.experiments]
     if "parallelism" in options.parts:
         jobs += [("parallelism", f"E = {epochs}", [OFFICE, seeds, *parallel(epochs)]) for epochs in EPOCHS]
+    if "selection" in options.parts:
+        jobs += [("selection", name, [OFFICE, seeds, "--compare=null", *more]) for name, more in SELECTION.items()]
     if "sensitivity" in options.parts:
         for name, changed in SENSITIVITY.items():
             arguments = [f"--model.init_args.{each}" for each in changed]

@@ -35,7 +35,7 @@ def spread(values: list[float]) -> dict[str, float]:
 
 
 def by_method(runs: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Per method: accuracy by target, their average taken within each seed, and what label-free selection comes to."""
+    """Per method: accuracy by target, their average within each seed, what label-free selection comes to, the score."""
     result: dict[str, dict[str, Any]] = {}
     for method in sorted({run["method"] for run in runs}):
         own = [run for run in runs if run["method"] == method]
@@ -44,7 +44,11 @@ def by_method(runs: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
         accuracy = {(run["target"], run["seed"]): run["oracle_accuracy"] for run in own}
         row: dict[str, Any] = {t: spread([accuracy[t, seed] for seed in seeds]) for t in targets}
         row["average"] = spread([statistics.fmean(accuracy[t, seed] for t in targets) for seed in seeds])
-        for name, key in (("round_by_score", "selected_accuracy"), ("round_by_oracle", "best_accuracy")):
+        for name, key in (
+            ("round_by_score", "selected_accuracy"),
+            ("round_by_oracle", "best_accuracy"),
+            ("target_score", "target_score"),
+        ):
             if any(run[key] is None for run in own):
                 continue
             row[name] = spread([statistics.fmean(run[key] for run in own if run["seed"] == seed) for seed in seeds])
