@@ -8,8 +8,8 @@ score chooses, "round_by_oracle" the best one, which no federation could choose.
 the ensemble of the atoms, in the same run.
 
 methods        The experiments *_feddadil: EfficientNet and SURF features of Office-Caltech-10, and digits.
-parallelism    E local epochs in a round, and 240 / E rounds, so that all take 240 local epochs (Table 3 holds the
-    number of rounds back; its E are the same).
+parallelism    E local epochs in a round, and 240 / E rounds, so that all take 240 local epochs (Table 3 does not
+    tell its number of rounds; its E are the same).
 selection      Learning rates of the atoms and batch sizes, with the label-free score (mean over targets and seeds) that
     the experiment's are chosen by, and the accuracy beside it.
 sensitivity    K, n and n_b, one at a time, on EfficientNet features.
