@@ -18,7 +18,7 @@ from pathlib import Path
 
 import lightning
 import torch
-from runs import fit
+from experiments import fit
 
 EXPERIMENTS: dict[str, list[str]] = {
     "digits": ["--seeds=[0,1,2,3,4]"],

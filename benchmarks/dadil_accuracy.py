@@ -33,7 +33,7 @@ from threading import Lock
 from typing import Any
 
 import torch
-from runs import by_method, fit, spread
+from experiments import by_method, fit, spread
 from torch import Tensor
 
 METHODS = ("office_caltech_feddadil", "office_caltech_surf_feddadil", "digits_feddadil")

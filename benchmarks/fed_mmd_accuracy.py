@@ -33,8 +33,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from experiments import fit
 from matplotlib.figure import Figure
-from runs import fit
 
 EXPERIMENTS = Path("configs/experiments")
 PLAIN = EXPERIMENTS / "office_caltech_fed_mmd_plain.yaml"

@@ -22,7 +22,7 @@ from typing import Any
 
 import lightning
 import torch
-from runs import by_method, fit
+from experiments import by_method, fit
 
 ACCURACY = ["office_caltech_fedrftca", "office_caltech_images_fedrftca", "digit_five_fedrftca"]
 OPTION = "--model.init_args."

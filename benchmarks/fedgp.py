@@ -24,7 +24,7 @@ from typing import Any
 
 import lightning
 import torch
-from runs import fit
+from experiments import fit
 
 METHODS = {
     "SourceOnly": "Source only",

@@ -26,7 +26,7 @@ from typing import Any
 
 import lightning
 import torch
-from runs import fit
+from experiments import fit
 
 EXPERIMENTS = ("fashion_mnist_noise_0.4_fedgp", "fashion_mnist_noise_0.8_fedgp")
 SMALL = [

@@ -41,7 +41,7 @@ class DictionaryPictures(Callback):
             near and distances mean little (van der Maaten and Hinton, 2008).
 
     Attributes:
-        rounds: By client and round of phase 2: its coordinates, and its cost ``NaN`` where it did not train.
+        rounds: By client and round of phase 2: its coordinates and, last, its cost, ``NaN`` where it did not train.
 
     Raises:
         ValueError: If ``plane`` is another word.
