@@ -16,8 +16,6 @@ auto-weights the batches come from a generator, whose newest batch is counted.
 from __future__ import annotations
 
 import argparse
-import ctypes
-import gc
 import json
 import os
 import platform
@@ -31,7 +29,7 @@ os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = os.environ[
 
 import torch
 import torchvision
-from measures import forget_peak, mebibytes, medians
+from measures import medians, peak
 from torch import Tensor
 
 from fedlit.functional import auto_beta, fedavg, fedda, fedgp, fedgp_cosine
@@ -92,7 +90,7 @@ def timed(repeats: int) -> dict[str, float]:
     )
 
 
-def peak(action: str) -> float:
+def peak_of(action: str) -> float:
     """Peak memory of one action above the inputs, in copies of the model."""
     target, sources = updates(SOURCES)
     run: dict[str, Callable[[Update, list[Update], int], object]] = {
@@ -107,14 +105,7 @@ def peak(action: str) -> float:
     small = {"a": torch.ones(3)}
     run[name](small, [small] * SOURCES, 2)  # what libraries allocate on their first call
     copy = sum(tensor.numel() * tensor.element_size() for tensor in target.values()) / 2**20
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # memory freed but kept would hide what the action takes
-    forget_peak()  # of building the inputs
-    before = mebibytes("VmRSS")
-    kept = run[name](target, sources, int(number or 0))
-    found = (mebibytes("VmHWM") - before) / copy
-    del kept
-    return found
+    return peak(lambda: run[name](target, sources, int(number or 0))) / copy
 
 
 def memory(action: str) -> float:
@@ -130,7 +121,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.peak_of is not None:
-        print(peak(options.peak_of))
+        print(peak_of(options.peak_of))
         return
     times = timed(options.repeats)
     ratio = times["fedgp, layer"] / times["fedavg, sources only"]

@@ -16,8 +16,6 @@ turns. Memory is the peak of a fresh process in a step above what it holds with 
 from __future__ import annotations
 
 import argparse
-import ctypes
-import gc
 import json
 import os
 import platform
@@ -32,7 +30,7 @@ os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = os.environ[
 
 import torch
 import torch.nn.functional as F
-from measures import forget_peak, mebibytes, medians
+from measures import medians, peak
 from torch import Tensor
 from torch.optim import Adam
 
@@ -126,22 +124,17 @@ def row(width: int, client: str, repeats: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def peak(width: int, client: str) -> float:
+def peak_of(width: int, client: str) -> float:
     """MiB of a step beyond what is there before it."""
     small = Step(8, 20, client)
     small()  # what libraries allocate on their first call
     step = Step(width, SAMPLES, client)
     step()  # gradients and moments
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # memory freed but kept would hide what the step takes
-    forget_peak()
-    before = mebibytes("VmRSS")
-    step()
-    return mebibytes("VmHWM") - before
+    return peak(step)
 
 
 def memory(width: int, client: str) -> float:
-    """`peak` in a fresh process."""
+    """`peak_of` in a fresh process."""
     command = [sys.executable, str(Path(__file__)), "--peak-of", str(width), client]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1])
 
@@ -155,7 +148,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.peak_of is not None:
-        print(peak(int(options.peak_of[0]), options.peak_of[1]))
+        print(peak_of(int(options.peak_of[0]), options.peak_of[1]))
         return
     print("   d  client  problems  step (ms)  solves (ms)  cost matrices (ms)  step / both  memory (MiB)")
     rows = []

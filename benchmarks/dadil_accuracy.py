@@ -21,19 +21,15 @@ distillation   Classifiers of barycenters with 1, 5, 10 and 20 points per class,
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import version
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import torch
-from experiments import by_method, fit, spread
+from experiments import Results, by_method, fit, show, spread
 from torch import Tensor
 
 METHODS = ("office_caltech_feddadil", "office_caltech_surf_feddadil", "digits_feddadil")
@@ -56,6 +52,8 @@ SELECTION = {
     for rate in (0.001, 0.003, 0.01)
     for size in (200, 1200)
 }
+NOT_OF_E = ("selected_accuracy", "best_accuracy", "target_score")
+"""What a summary tells of the prediction that the method is set to, R."""
 PER_CLASS = (1, 5, 10, 20)
 
 
@@ -71,7 +69,7 @@ def run(experiment: str, *arguments: str) -> list[dict[str, Any]]:
             continue
         rows.append({**each, "method": "FedDaDiL, R"})
         ensemble = {"method": "FedDaDiL, E", "oracle_accuracy": others["ensemble"]}
-        rows.append({**each, **ensemble, "selected_accuracy": None, "best_accuracy": None})
+        rows.append({**each, **ensemble, **dict.fromkeys(NOT_OF_E)})
     return rows
 
 
@@ -162,13 +160,6 @@ def drawn(x: Tensor, y: Tensor, number: int, generator: torch.Generator) -> tupl
     return x[kept], torch.nn.functional.one_hot(y[kept], int(y.max()) + 1).to(x.dtype)
 
 
-def show(label: str, row: dict[str, Any]) -> None:
-    """Print one row."""
-    cells = {name: cell for name, cell in row.items() if isinstance(cell, dict) and "mean" in cell}
-    means = "  ".join(f"{name} {cell['mean']:.1f} ± {cell['std']:.1f}" for name, cell in cells.items())
-    print(f"{label:58s} {means}", flush=True)
-
-
 def main() -> None:
     """Run the chosen parts, and write the JSON after each cell."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -179,25 +170,12 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="Runs side by side, one thread each.")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
     options = parser.parse_args()
-    stored = json.loads(options.out.read_text()) if options.out.exists() else {}
-    results: dict[str, Any] = stored.get("results", {})
-    lock = Lock()
+    results = Results(options.out, "torch", "lightning", "POT")
     seeds = f"--seeds={options.seeds}"
-
-    def keep(part: str, name: str | None, value: object) -> None:
-        with lock:
-            if name is None:
-                results[part] = value
-            else:
-                results.setdefault(part, {})[name] = value
-            versions = {"python": platform.python_version(), **{x: version(x) for x in ("torch", "lightning", "POT")}}
-            command = "python benchmarks/dadil_accuracy.py"
-            content = {"results": results, "command": command, "cores": os.cpu_count(), "versions": versions}
-            options.out.write_text(json.dumps(content, indent=2) + "\n")
 
     def cell(part: str, name: str, runs: Callable[[], list[dict[str, Any]]]) -> None:
         rows = by_method(runs())
-        keep(part, name, rows)
+        results.keep(rows, part, name)
         for method, row in rows.items():
             show(f"{name}: {method}", row)
 
@@ -215,13 +193,13 @@ def main() -> None:
     with ThreadPoolExecutor(options.jobs) as pool:
         list(pool.map(lambda job: cell(job[0], job[1], lambda: run(*job[2])), jobs))
     if "communication" in options.parts:
-        keep("communication", None, communication())
-        for name, row in results["communication"].items():
+        results.keep(communication(), "communication")
+        for name, row in results.found["communication"].items():
             print(name, row)
     if "distillation" in options.parts:
         torch.set_num_threads(1)
-        keep("distillation", None, distillation(options.seeds))
-        for name, row in results["distillation"].items():
+        results.keep(distillation(options.seeds), "distillation")
+        for name, row in results.found["distillation"].items():
             show(name, {f"{number} per class": each for number, each in row.items()})
 
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
 import statistics
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
 
@@ -28,10 +32,47 @@ def fit(folder: str, *arguments: str) -> dict[Path, dict[str, Any]]:
     return {path.parent: json.loads(path.read_text()) for path in sorted(Path(folder).rglob("summary.json"))}
 
 
-def spread(values: list[float]) -> dict[str, float]:
-    """Mean and sample standard deviation, in per cent."""
+class Results:
+    """What a benchmark has found, in a JSON file that is written after each piece; what is not run again stays.
+
+    Args:
+        out: The file.
+        libraries: Whose versions are told.
+        more: Other facts to tell.
+    """
+
+    def __init__(self, out: Path, *libraries: str, **more: object) -> None:
+        self.out = out
+        self.found: dict[str, Any] = json.loads(out.read_text())["results"] if out.exists() else {}
+        self.lock = RLock()
+        self.facts = {
+            "command": f"python benchmarks/{Path(sys.argv[0]).name}",
+            "cores": os.cpu_count(),
+            **more,
+            "versions": {"python": platform.python_version(), **{name: version(name) for name in libraries}},
+        }
+
+    def keep(self, value: object, part: str, name: str | None = None) -> None:
+        """Put a part, or one piece of it, in place of what was there, and write the file."""
+        with self.lock:
+            if name is None:
+                self.found[part] = value
+            else:
+                self.found.setdefault(part, {})[name] = value
+            self.out.write_text(json.dumps({"results": self.found, **self.facts}, indent=2) + "\n")
+
+
+def show(label: str, row: dict[str, Any]) -> None:
+    """Print the means of one row."""
+    cells = {name: cell for name, cell in row.items() if isinstance(cell, dict) and "mean" in cell}
+    means = (f"{name} {cell['mean']:.1f} ± {cell['std']:.1f}" for name, cell in cells.items())
+    print(f"{label:58s}", "  ".join(means), flush=True)
+
+
+def spread(values: list[float], factor: float = 100.0, places: int = 1) -> dict[str, float]:
+    """Mean and sample standard deviation; in per cent, of shares."""
     deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-    return {"mean": round(100 * statistics.fmean(values), 1), "std": round(100 * deviation, 1)}
+    return {"mean": round(factor * statistics.fmean(values), places), "std": round(factor * deviation, places)}
 
 
 def by_method(runs: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -22,18 +22,14 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 import os
-import platform
 import statistics
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import version
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
-from experiments import fit
+from experiments import Results, fit
 from matplotlib.figure import Figure
 
 EXPERIMENTS = Path("configs/experiments")
@@ -170,29 +166,15 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="Runs side by side, one thread each.")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
     options = parser.parse_args()
-    stored = json.loads(options.out.read_text()) if options.out.exists() else {}
-    results: dict[str, Any] = stored.get("results", {})
-    lock = Lock()
-
-    def write() -> None:
-        versions = {name: version(name) for name in ("torch", "lightning", "tenseal", "phe")}
-        content = {
-            "results": results,
-            "command": "python benchmarks/fed_mmd_accuracy.py",
-            "cores": os.cpu_count(),
-            "versions": {"python": platform.python_version(), **versions},
-        }
-        options.out.write_text(json.dumps(content, indent=2) + "\n")
+    results = Results(options.out, "torch", "lightning", "tenseal", "phe")
 
     def run(job: tuple[str, str]) -> None:
         part, name = job
         experiment, arguments = PARTS[part][name]
         with tempfile.TemporaryDirectory() as folder:
             found = row(list(fit(folder, f"--config={experiment}", *arguments).values()))
-        with lock:
-            results.setdefault(part, {})[name] = found
-            write()
-            print(f"{part}, {name}: {found}", flush=True)
+        results.keep(found, part, name)
+        print(f"{part}, {name}: {found}", flush=True)
 
     jobs = [
         (part, name)
@@ -204,11 +186,10 @@ def main() -> None:
     with ThreadPoolExecutor(options.jobs) as pool:
         list(pool.map(run, jobs))
     if "curves" in options.parts:
-        results["curves"] = curves(options.out.with_suffix(".png"))
-        write()
+        results.keep(curves(options.out.with_suffix(".png")), "curves")
     for part in options.parts:
-        if part in results and part in PARTS:
-            show(part, results[part])
+        if part in results.found and part in PARTS:
+            show(part, results.found[part])
 
 
 if __name__ == "__main__":

@@ -11,9 +11,7 @@ Random Features", first and second version.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +20,7 @@ from typing import Any
 
 import lightning
 import torch
-from experiments import by_method, fit
+from experiments import Results, by_method, fit, show
 
 ACCURACY = ["office_caltech_fedrftca", "office_caltech_images_fedrftca", "digit_five_fedrftca"]
 OPTION = "--model.init_args."
@@ -66,16 +64,6 @@ def run(experiment: str, *extra: str, config: str | None = None) -> list[dict[st
     configs += [] if config is None else [f"--config=configs/settings/{config}.yaml"]
     with tempfile.TemporaryDirectory() as folder:
         return list(fit(folder, *configs, *extra).values())
-
-
-def show(label: str, row: dict[str, Any]) -> None:
-    """Print one row."""
-    cells = [f"{name} {cell['mean']:.1f} ± {cell['std']:.1f}" for name, cell in row.items() if _is_cell(cell)]
-    print(f"{label:44s}", "  ".join(cells), flush=True)
-
-
-def _is_cell(cell: object) -> bool:
-    return isinstance(cell, dict) and "mean" in cell
 
 
 def ledger() -> dict[str, Any]:
@@ -132,19 +120,11 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="Runs side by side, one thread each.")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
     options = parser.parse_args()
-    stored = json.loads(options.out.read_text()) if options.out.exists() else {}
-    results: dict[str, Any] = stored.get("results", {})
-
-    def keep(part: str, name: str, value: object) -> None:
-        results.setdefault(part, {})[name] = value
-        versions = {"python": platform.python_version(), "torch": torch.__version__, "lightning": lightning.__version__}
-        command = "python benchmarks/fed_rf_tca.py"
-        content = {"results": results, "command": command, "cores": os.cpu_count(), "versions": versions}
-        options.out.write_text(json.dumps(content, indent=2) + "\n")
+    results = Results(options.out, "torch", "lightning")
 
     def cell(part: str, name: str, run: Callable[[], list[dict[str, Any]]]) -> None:
         rows = by_method(run())
-        keep(part, name, rows)
+        results.keep(rows, part, name)
         for method, row in rows.items():
             show(f"{name}: {method}", row)
 
@@ -169,7 +149,7 @@ def main() -> None:
     with ThreadPoolExecutor(options.jobs) as pool:
         list(pool.map(lambda job: cell(*job), jobs))
     if "ledger" in options.parts:
-        keep("ledger", "ResNet-50", ledger())
+        results.keep(ledger(), "ledger", "ResNet-50")
 
 
 if __name__ == "__main__":

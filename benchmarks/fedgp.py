@@ -11,20 +11,15 @@ they come, with the paper's beside them; cells that are not run keep their figur
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import statistics
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
-import lightning
-import torch
-from experiments import fit
+from experiments import Results, fit
 
 METHODS = {
     "SourceOnly": "Source only",
@@ -193,34 +188,20 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="Runs side by side, one thread each.")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
     options = parser.parse_args()
-    stored = json.loads(options.out.read_text()) if options.out.exists() else {}
-    results: dict[str, Any] = stored.get("results", {})
-    lock = Lock()
+    results = Results(options.out, "torch", "lightning")
 
     def run(cell: Cell) -> None:
         rows = table(cell, summaries(cell, options.seeds))
-        with lock:
-            columns = results.setdefault(cell.part, {})
-            columns[cell.name] = rows
-            if cell.part == "heart":
-                results[cell.part] = with_average(columns)
-            versions = {
-                "python": platform.python_version(),
-                "torch": torch.__version__,
-                "lightning": lightning.__version__,
-            }
-            command = "python benchmarks/fedgp.py"
-            content = {"results": results, "command": command, "cores": os.cpu_count(), "versions": versions}
-            options.out.write_text(json.dumps(content, indent=2) + "\n")
-            print(
-                f"{cell.part} {cell.name}: " + ", ".join(f"{m} {written(row)}" for m, row in rows.items()), flush=True
-            )
+        with results.lock:
+            columns = {**results.found.get(cell.part, {}), cell.name: rows}
+            results.keep(with_average(columns) if cell.part == "heart" else columns, cell.part)
+        print(f"{cell.part} {cell.name}: " + ", ".join(f"{m} {written(row)}" for m, row in rows.items()), flush=True)
 
     chosen = [cell for cell in cells(options.parts) if options.cells is None or cell.name in options.cells]
     with ThreadPoolExecutor(options.jobs) as pool:
         list(pool.map(run, chosen))
     for part in options.parts:
-        show(part, results.get(part, {}))
+        show(part, results.found.get(part, {}))
 
 
 if __name__ == "__main__":

@@ -15,18 +15,15 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 import os
-import platform
 import statistics
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import lightning
 import torch
-from experiments import fit
+from experiments import Results, fit, spread
 
 EXPERIMENTS = ("fashion_mnist_noise_0.4_fedgp", "fashion_mnist_noise_0.8_fedgp")
 SMALL = [
@@ -43,12 +40,6 @@ def fit_alone(folder: str, *arguments: str) -> list[dict[str, Any]]:
         with (place / "aggregation_curves.csv").open() as file:
             runs.append({**summary, "curves": list(csv.DictReader(file)), "folder": place})
     return runs
-
-
-def spread(values: list[float], factor: float = 100.0, places: int = 1) -> dict[str, float]:
-    """Mean and sample standard deviation."""
-    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-    return {"mean": round(factor * statistics.fmean(values), places), "std": round(factor * deviation, places)}
 
 
 def accuracy(runs: list[dict[str, Any]]) -> dict[str, float]:
@@ -103,25 +94,17 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="Runs side by side, one thread each.")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
     options = parser.parse_args()
-    stored = json.loads(options.out.read_text()) if options.out.exists() else {}
-    results: dict[str, Any] = stored.get("results", {})
-
-    def keep(part: str, values: object) -> None:
-        results[part] = values
-        versions = {"python": platform.python_version(), "torch": torch.__version__, "lightning": lightning.__version__}
-        content = {"results": results, "command": "python benchmarks/fedgp_weights.py", "cores": os.cpu_count()}
-        options.out.write_text(json.dumps({**content, "seeds": options.seeds, "versions": versions}, indent=2) + "\n")
-
+    results = Results(options.out, "torch", "lightning", seeds=options.seeds)
     with ThreadPoolExecutor(options.jobs) as pool:
         if "residual" in options.parts:
             settings = [(e, r) for e in EXPERIMENTS for r in ("isotropic", "exact")]
             found = pool.map(lambda setting: residual_cell(*setting, options.seeds), settings)
             table = {f"{e}, {r}": cell for (e, r), cell in zip(settings, found, strict=True)}
-            keep("residual", table)
+            results.keep(table, "residual")
             for name, cell in table.items():
                 print(name, cell, flush=True)
     if "hidden" in options.parts:
-        keep("hidden", hidden())
+        results.keep(hidden(), "hidden")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import random
 import statistics
 import time
@@ -36,6 +38,13 @@ def mebibytes(field: str) -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) / 1024
 
 
-def forget_peak() -> None:
-    """Let VmHWM start from what the process holds now."""
-    Path("/proc/self/clear_refs").write_text("5")
+def peak(action: Callable[[], object]) -> float:
+    """Peak memory of an action, its result included, above what this process holds before it, in MiB."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # memory freed but kept would hide what the action takes
+    Path("/proc/self/clear_refs").write_text("5")  # forget the peak of what came before
+    before = mebibytes("VmRSS")
+    kept = action()
+    found = mebibytes("VmHWM") - before
+    del kept
+    return found
