@@ -75,10 +75,7 @@ def joint_cost(
         Montesuma et al. 2024 (FedDaDiL), equation 6; ``"adaptive"`` is from its code.
     """
     _check_pair(x, x2, y, y2)
-    cost = squared_distances(x, x2)
-    if y is None or y2 is None:
-        return cost
-    return cost + _label_weight(label_cost, cost) * squared_distances(y, y2)
+    return _with_labels(squared_distances(x, x2), y, y2, label_cost)
 
 
 def transport_plan(cost: Tensor, entropy: float | None = None) -> Tensor:
@@ -235,9 +232,7 @@ def wasserstein_barycenter(
     for _ in range(num_iterations):
         plans, total = [], 0.0
         for place in range(len(supports)):
-            cost = geometry.cost(place)
-            if exact is not None and y is not None:
-                cost += _label_weight(label_cost, cost) * squared_distances(exact[place], y)
+            cost = _with_labels(geometry.cost(place), None if exact is None else exact[place], y, label_cost)
             plans.append(transport_plan(cost, entropy))
             total += float(weights[place]) * float((plans[-1] * cost).sum())
         objective.append(total)
@@ -353,9 +348,13 @@ def _spread(size: int, number: int | None) -> Tensor:
     return torch.linspace(0, size - 1, size if number is None else number, dtype=torch.float64).round().long()
 
 
-def _label_weight(label_cost: LabelCost, cost: Tensor) -> float:
+def _with_labels(cost: Tensor, y: Tensor | None, y2: Tensor | None, label_cost: LabelCost) -> Tensor:
+    """Costs by features, and by labels if both sides have them."""
+    if y is None or y2 is None:
+        return cost
     check_label_cost(label_cost)
-    return float(cost.detach().max()) if isinstance(label_cost, str) else label_cost
+    weight = float(cost.detach().max()) if isinstance(label_cost, str) else label_cost
+    return cost + weight * squared_distances(y, y2)
 
 
 def _check_pair(x: Tensor, x2: Tensor, y: Tensor | None, y2: Tensor | None) -> None:
