@@ -36,9 +36,11 @@ from fedlit.functional.updates import Granularity, inner_products, projection_co
 from fedlit.functional.voting import hard_vote
 from fedlit.functional.wasserstein import (
     Barycenter,
+    balanced_weights,
     barycentric_mapping,
     joint_cost,
     joint_ot_loss,
+    nearest_class_mean,
     project_simplex,
     transport_plan,
     wasserstein_barycenter,
@@ -56,6 +58,7 @@ __all__ = [
     "alignment_loss",
     "auto_beta",
     "auto_weights",
+    "balanced_weights",
     "barycentric_mapping",
     "cauchy_kernel",
     "exact_between_domains_mean",
@@ -76,6 +79,7 @@ __all__ = [
     "mean_squared_distance",
     "mmd_squared",
     "moments_to_send",
+    "nearest_class_mean",
     "num_taylor_moments",
     "pair_with_kernel",
     "project_simplex",

@@ -1,6 +1,7 @@
 """Optimal transport between labelled samples, and barycenters of them with free support (Montesuma et al., ECAI 2023).
 
-All samples weigh the same. A plan pi between n and m samples has shape (n, m), rows that sum to 1/n and columns to 1/m.
+All samples weigh the same unless weights are given. A plan pi between n and m samples has shape (n, m), rows that sum
+to 1/n (or to the weights) and columns to 1/m.
 Plans are found exactly (`ot.emd`), or with an entropic penalty, in float64 and without a graph. What is made of them
 has gradients in which the plans are constant: that is the gradient of the transport cost wherever it has one (envelope
 theorem).
@@ -78,32 +79,84 @@ def joint_cost(
     return _with_labels(squared_distances(x, x2), y, y2, label_cost)
 
 
-def transport_plan(cost: Tensor, entropy: float | None = None) -> Tensor:
-    """Plan of least cost between samples of equal weight.
+def balanced_weights(y: Tensor) -> Tensor:
+    r"""Weights of samples with which all classes among them weigh the same.
+
+    .. math:: w_i = \frac{1}{|\{c : m_c > 0\}|} \sum_{c : m_c > 0} \frac{y_{ic}}{m_c}, \qquad m_c = \sum_i y_{ic}
+
+    Args:
+        y: Class probabilities, shape (n, C).
+
+    Returns:
+        Shape (n,), float64, with sum 1.
+
+    Raises:
+        ValueError: If there are no samples, or an entry is negative or not finite, or all are 0.
+    """
+    if y.dim() != 2 or not len(y) or not bool((y.isfinite() & (y >= 0)).all()) or not bool(y.any()):
+        raise ValueError(
+            f"y must be class probabilities of shape (n, C), with n at least 1, got shape {tuple(y.shape)}"
+        )
+    shares = y.double()[:, y.any(dim=0)]
+    return (shares / shares.sum(dim=0)).mean(dim=1)
+
+
+def nearest_class_mean(x: Tensor, x2: Tensor, y2: Tensor) -> Tensor:
+    """Class of the nearest class mean of labelled samples.
+
+    Args:
+        x: Samples, shape (n, d).
+        x2: Labelled samples, shape (m, d).
+        y2: Their class probabilities, shape (m, C). A class that none of them has is nobody's.
+
+    Returns:
+        Classes, shape (n,), int64.
+
+    Raises:
+        ValueError: If shapes do not fit.
+    """
+    _check_pair(x, x2, None, None)
+    _check_pair(x2, x2, y2, y2)
+    mass = y2.sum(dim=0)
+    means = y2.T.to(x2.dtype) @ x2 / mass.clamp(min=torch.finfo(mass.dtype).tiny)[:, None]
+    return squared_distances(x, means).masked_fill(mass == 0, math.inf).argmin(dim=1)
+
+
+def transport_plan(cost: Tensor, entropy: float | None = None, weights: Tensor | None = None) -> Tensor:
+    """Plan of least cost between samples.
 
     Args:
         cost: Shape (n, m).
         entropy: ``None`` is exact, on the CPU. A positive number is the weight of the entropy in units of the largest
             cost (Sinkhorn, in the log domain), on the device of ``cost``.
+        weights: Of the rows, shape (n,), positive, with sum 1; ``None`` are equal ones. Columns weigh the same.
 
     Returns:
         Shape (n, m), float64, without a graph. An exact one has at most n + m - 1 entries other than 0; where several
         plans cost the same, it is one of them.
 
     Raises:
-        ValueError: If a cost is not finite or the entropy not positive.
+        ValueError: If a cost is not finite, the entropy not positive, or weights are not positive with sum 1.
     """
     costs = cost.detach().double()
     if costs.dim() != 2 or 0 in costs.shape or not bool(costs.isfinite().all()):
         raise ValueError(f"cost must be a matrix of finite numbers, got one of shape {tuple(cost.shape)}")
-    uniform = [torch.full((size,), 1 / size, dtype=torch.float64, device=cost.device) for size in costs.shape]
+    rows, columns = (torch.full((size,), 1 / size, dtype=torch.float64, device=cost.device) for size in costs.shape)
+    if weights is not None:
+        rows = weights.detach().double()
+        if rows.shape != costs.shape[:1] or not bool((rows > 0).all()) or abs(float(rows.sum()) - 1) > 1e-6:
+            raise ValueError(
+                f"weights must be {len(costs)} positive numbers, one per row of cost, with sum 1, got shape "
+                f"{tuple(rows.shape)} with sum {float(rows.sum()):.6g}"
+            )
+        rows = rows / rows.sum()  # exactly the mass of the columns, whatever they were rounded to
     if entropy is None:
-        plan = ot.emd(*(each.cpu().numpy() for each in (*uniform, costs)), numItermax=1_000_000)
+        plan = ot.emd(*(each.cpu().numpy() for each in (rows, columns, costs)), numItermax=1_000_000)
         return torch.from_numpy(plan).to(cost.device)
     check_entropy(entropy)
     scale = float(costs.max()) or 1.0
     found: Tensor = ot.sinkhorn(
-        *uniform, costs / scale, reg=entropy, method="sinkhorn_log", numItermax=2000, warn=False
+        rows, columns, costs / scale, reg=entropy, method="sinkhorn_log", numItermax=2000, warn=False
     )
     return found
 
@@ -115,6 +168,7 @@ def joint_ot_loss(
     y2: Tensor | None = None,
     label_cost: LabelCost = "adaptive",
     entropy: float | None = None,
+    weights: Tensor | None = None,
 ) -> Tensor:
     """Least cost of transport between two samples, T_c with labels and T_2 without.
 
@@ -125,18 +179,19 @@ def joint_ot_loss(
         y2: Class probabilities of ``x2``, shape (m, C).
         label_cost: See `joint_cost`.
         entropy: Of the plan, see `transport_plan`; the loss is its cost, without the entropy.
+        weights: Of the samples in ``x``, shape (n,), see `transport_plan`.
 
     Returns:
         A scalar in the dtype of ``x``, with the gradient of a constant plan.
 
     Raises:
-        ValueError: If shapes do not fit.
+        ValueError: If shapes do not fit, or weights are not positive with sum 1.
 
     References:
         Montesuma et al. 2024 (FedDaDiL), equations 4, 6 and 11.
     """
     cost = joint_cost(x, x2, y, y2, label_cost)
-    return (transport_plan(cost, entropy) * cost).sum().to(x.dtype)
+    return (transport_plan(cost, entropy, weights) * cost).sum().to(x.dtype)
 
 
 def barycentric_mapping(plan: Tensor, x2: Tensor) -> Tensor:

@@ -6,6 +6,9 @@ Differences from the paper, where it leaves something open or does not work as p
   its own, with noise of their own; the paper does not say, its code draws them from N(0, 1).
 - Labels are stepped directly, as in the paper, and projected to the simplex after each step; the code takes softmax of
   free numbers, whose mean over clients is not the mean of the probabilities.
+- Samples of a batch weigh so that its classes weigh the same, as the atoms' do: to carry other proportions onto them
+  takes samples of one class to points of another. The paper's weigh the same; its code deals out the sources' samples
+  by class, and the target's as they come. Here the target's are of the nearest class mean of its barycenter.
 - ``label_cost="adaptive"`` is the code's; the paper's beta is a number. With it the loss is another function for each
   batch.
 - The classifier of a reconstruction is fitted to the barycenter's points; the paper prints the target's own there.
@@ -25,7 +28,7 @@ from torch import Tensor, nn
 
 from fedlit.federation import Client, RosterError
 from fedlit.federation.streams import stable_seed
-from fedlit.functional import joint_ot_loss, wasserstein_barycenter
+from fedlit.functional import balanced_weights, joint_ot_loss, nearest_class_mean, wasserstein_barycenter
 from fedlit.functional.wasserstein import Barycenter, LabelCost, check_entropy, check_label_cost
 from fedlit.models import Dictionary, DictionaryReplica, feature_width
 from fedlit.models.dictionary import STAYS_LOCAL
@@ -61,6 +64,8 @@ class FedDaDiL(FederatedModule):
             samples, the data module's ``batch_size``.
         sampling: How points are dealt out to the local steps of a pass: ``"balanced"`` over the classes at which they
             started (the code: to which they lean), or ``"uniform"``.
+        sample_weights: How samples of a batch weigh: ``"balanced"`` over its classes, the target's being those of
+            the nearest class mean of the barycenter, or ``"uniform"`` (the paper).
         label_cost: beta, or ``"adaptive"``: see `joint_cost`.
         num_iterations: Most updates of a barycenter.
         entropy: Weight of the entropy of all plans, in units of their largest cost (Sinkhorn), which stays on the
@@ -94,6 +99,7 @@ class FedDaDiL(FederatedModule):
         atom_size: int = 200,
         atom_batch_size: int | None = None,
         sampling: Literal["balanced", "uniform"] = "balanced",
+        sample_weights: Literal["balanced", "uniform"] = "balanced",
         label_cost: LabelCost = "adaptive",
         num_iterations: int = 10,
         entropy: float | None = None,
@@ -119,8 +125,9 @@ class FedDaDiL(FederatedModule):
                 raise ValueError(f"{name} must be positive and finite, got {rate}")
         check_label_cost(label_cost)
         check_entropy(entropy)
-        if sampling not in ("balanced", "uniform"):
-            raise ValueError(f"sampling must be 'balanced' or 'uniform', got {sampling!r}")
+        for name, choice in (("sampling", sampling), ("sample_weights", sample_weights)):
+            if choice not in ("balanced", "uniform"):
+                raise ValueError(f"{name} must be 'balanced' or 'uniform', got {choice!r}")
         if predict_with not in ("reconstruction", "ensemble"):
             raise ValueError(f"predict_with must be 'reconstruction' or 'ensemble', got {predict_with!r}")
         self.width = feature_width(extractor)
@@ -128,6 +135,7 @@ class FedDaDiL(FederatedModule):
         self.atom_size = atom_size
         self.atom_batch_size = min(atom_size, atom_batch_size or atom_size)
         self.sampling = sampling
+        self.sample_weights = sample_weights
         self.label_cost = label_cost
         self.num_iterations = num_iterations
         self.entropy = entropy
@@ -164,12 +172,31 @@ class FedDaDiL(FederatedModule):
         points = [atom[row] for atom, row in zip(replica.dictionary.points, rows, strict=True)]
         labels = [atom[row] for atom, row in zip(replica.dictionary.labels, rows, strict=True)]
         barycenter = self.barycenter(points, labels, replica.coordinates)
+        assert barycenter.labels is not None  # as some were given
         if client.is_target:
-            return joint_ot_loss(features, barycenter.support, entropy=self.entropy)
+            nearest = nearest_class_mean(features, barycenter.support.detach(), barycenter.labels.detach())
+            weights = self.weights(nearest)
+            return joint_ot_loss(features, barycenter.support, entropy=self.entropy, weights=weights)
         classes = F.one_hot(batch[1], self.num_classes).to(features.dtype)
         return joint_ot_loss(
-            features, barycenter.support, classes, barycenter.labels, self.label_cost, entropy=self.entropy
+            features,
+            barycenter.support,
+            classes,
+            barycenter.labels,
+            self.label_cost,
+            self.entropy,
+            self.weights(batch[1]),
         )
+
+    def weights(self, classes: Tensor) -> Tensor | None:
+        """Weights of a batch's samples, shape (n,), with sum 1; ``None`` are equal ones.
+
+        Args:
+            classes: Of the samples, shape (n,).
+        """
+        if self.sample_weights == "uniform":
+            return None
+        return balanced_weights(F.one_hot(classes, self.num_classes))
 
     def barycenter(
         self, points: list[Tensor], labels: list[Tensor], coordinates: Tensor, num_points: int | None = None

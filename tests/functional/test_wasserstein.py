@@ -10,13 +10,17 @@ import numpy as np
 import ot
 import pytest
 import torch
+import torch.nn.functional as F
 from scipy.optimize import linear_sum_assignment, minimize
+from sklearn.neighbors import NearestCentroid
 from torch import Tensor
 
 from fedlit.functional import (
+    balanced_weights,
     barycentric_mapping,
     joint_cost,
     joint_ot_loss,
+    nearest_class_mean,
     project_simplex,
     transport_plan,
     wasserstein_barycenter,
@@ -65,6 +69,41 @@ def test_plans_have_uniform_marginals_and_few_entries(n: int, m: int) -> None:
     torch.testing.assert_close(plan.sum(dim=1), torch.full((n,), 1 / n, dtype=torch.float64))
     torch.testing.assert_close(plan.sum(dim=0), torch.full((m,), 1 / m, dtype=torch.float64))
     assert int((plan > 0).sum()) <= n + m - 1
+
+
+@pytest.mark.parametrize("entropy", [None, 0.05])
+def test_a_weight_is_as_many_copies_of_a_sample(entropy: float | None) -> None:
+    x, x2, copies = samples(4), samples(6, seed=1), torch.tensor([1, 3, 2, 2])
+    cost = joint_cost(x, x2)
+    plan = transport_plan(cost, entropy, copies / copies.sum())
+    torch.testing.assert_close(plan.sum(dim=1), copies.double() / 8, atol=1e-7, rtol=1e-4)
+    repeated = joint_cost(x.repeat_interleave(copies, dim=0), x2)
+    expected = float((transport_plan(repeated, entropy) * repeated).sum())
+    assert float((plan * cost).sum()) == pytest.approx(expected, rel=1e-6)
+    if entropy is None:
+        assert float(joint_ot_loss(x, x2, weights=copies / copies.sum())) == pytest.approx(expected, rel=1e-12)
+        uniform = torch.full((6,), 1 / 6, dtype=torch.float64)
+        assert expected == pytest.approx(float(ot.emd2(copies.double() / 8, uniform, cost)), rel=1e-12)
+
+
+def test_balanced_weights_give_each_class_there_is_the_same_mass() -> None:
+    classes = torch.tensor([0, 0, 0, 2, 2, 3])  # nobody of class 1
+    weights = balanced_weights(F.one_hot(classes, 4))
+    torch.testing.assert_close(weights, torch.tensor([1 / 9] * 3 + [1 / 6] * 2 + [1 / 3], dtype=torch.float64))
+    soft = probabilities(7)
+    mass = balanced_weights(soft)[:, None] * soft
+    torch.testing.assert_close(balanced_weights(soft).sum(), torch.tensor(1.0, dtype=torch.float64))
+    assert bool((mass > 0).all())
+    torch.testing.assert_close(balanced_weights(torch.eye(3)), torch.full((3,), 1 / 3, dtype=torch.float64))
+
+
+def test_nearest_class_means_are_those_of_scikit_learn() -> None:
+    x, x2, classes = samples(40), samples(30, seed=1), torch.arange(30) % 3
+    expected = NearestCentroid().fit(x2.numpy(), classes.numpy()).predict(x.numpy())
+    np.testing.assert_array_equal(nearest_class_mean(x, x2, F.one_hot(classes, 3).double()), expected)
+    # a class without samples is nobody's, also where the origin is nearest
+    around = nearest_class_mean(0.01 * x, x2 + 5, F.one_hot(classes, 4).double())
+    assert int(around.max()) < 3
 
 
 def test_little_entropy_comes_near_the_exact_plan_and_much_of_it_spreads() -> None:
@@ -333,6 +372,12 @@ X, Y = samples(4), probabilities(4)
         (lambda: joint_cost(X, X, Y, Y, "fixed"), "got 'fixed'"),  # type: ignore[arg-type]
         (lambda: transport_plan(torch.tensor([[math.nan]])), "cost must be a matrix of finite numbers"),
         (lambda: transport_plan(joint_cost(X, X), 0.0), "entropy must be positive and finite, or None"),
+        (lambda: transport_plan(joint_cost(X, X), weights=torch.ones(3) / 3), "weights must be 4 positive numbers"),
+        (lambda: transport_plan(joint_cost(X, X), weights=torch.ones(4)), "with sum 1, got .* with sum 4"),
+        (lambda: joint_ot_loss(X, X, weights=torch.tensor([0.5, 0.5, 0.0, 0.0])), "weights must be 4 positive numbers"),
+        (lambda: balanced_weights(-Y), r"y must be class probabilities of shape \(n, C\)"),
+        (lambda: balanced_weights(Y[:0]), r"with n at least 1, got shape \(0, 3\)"),
+        (lambda: nearest_class_mean(X, X, Y[:2]), "a row of class probabilities for each sample"),
         (lambda: wasserstein_barycenter([], None, torch.ones(0)), "at least one distribution, got none"),
         (lambda: wasserstein_barycenter([X], [Y, Y], torch.ones(1)), "labels must be given for each of 1 supports"),
         (lambda: wasserstein_barycenter([X], [Y[:2]], torch.ones(1)), "a row of class probabilities for each sample"),

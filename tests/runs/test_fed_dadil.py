@@ -32,14 +32,14 @@ WIDTH, CLASSES, ATOMS, SIZE = 5, 3, 2, 12
 LR = 0.05
 
 
-def blobs(size: int = 24) -> dict[str, TensorDataset]:
-    """Three classes around centres that move from client to client."""
+def blobs(size: int = 24, uneven: bool = False) -> dict[str, TensorDataset]:
+    """Three classes around centres that move from client to client; uneven, half of the samples are of the last."""
     generator = torch.Generator().manual_seed(0)
     centres = 3 * torch.randn(CLASSES, WIDTH, generator=generator)
     shift = torch.randn(WIDTH, generator=generator)
     data = {}
     for index, name in enumerate(NAMES):
-        y = torch.arange(size) % CLASSES
+        y = (torch.arange(size) % (CLASSES + uneven)).clamp(max=CLASSES - 1)
         data[name] = TensorDataset(centres[y] + index * shift + torch.randn(size, WIDTH, generator=generator), y)
     return data
 
@@ -64,9 +64,9 @@ class Snapshots(pl.Callback):
 
 
 def fit(module: FedDaDiL, rounds: int = 2, batch_size: int = 24, **kwargs: Any) -> list[dict[str, dict[str, Tensor]]]:
-    snapshots = Snapshots()
+    snapshots, data = Snapshots(), kwargs.pop("data", None) or blobs()
     run = trainer(rounds, [snapshots, *kwargs.pop("callbacks", [])], **kwargs)
-    run.fit(module, loader(blobs(), batch_size))
+    run.fit(module, loader(data, batch_size))
     return snapshots.rounds
 
 
@@ -111,11 +111,13 @@ def test_a_class_that_no_source_has_starts_around_the_mean_of_all() -> None:
     torch.testing.assert_close(points.std(dim=0), pooled.std(dim=0), atol=0.5, rtol=0.1)
 
 
-@pytest.mark.parametrize("label_cost", [2.0, "adaptive"])
-def test_a_round_is_a_step_of_each_client_and_their_mean(label_cost: Any) -> None:
+@pytest.mark.parametrize(
+    ("label_cost", "sample_weights"), [(2.0, "uniform"), ("adaptive", "uniform"), (2.0, "balanced")]
+)
+def test_a_round_is_a_step_of_each_client_and_their_mean(label_cost: Any, sample_weights: Any) -> None:
     """Algorithms 1 and 2 with all points of the atoms and all samples in one batch."""
-    module = build(label_cost=label_cost, sampling="uniform")
-    before, after = fit(module, rounds=2)
+    module, data = build(label_cost=label_cost, sampling="uniform", sample_weights=sample_weights), blobs(uneven=True)
+    before, after = fit(module, rounds=2, data=data)
     stepped = []
     for name in NAMES:
         points = before[name]["dictionary.points"].clone().requires_grad_()
@@ -129,11 +131,19 @@ def test_a_round_is_a_step_of_each_client_and_their_mean(label_cost: Any) -> Non
             alpha,
             label_cost=label_cost,
         )
-        x, y = blobs()[name].tensors
+        x, y = data[name].tensors
+        support, shares = found.support, found.labels
+        assert shares is not None
         if name == "c2":
-            loss = joint_ot_loss(x, found.support)
+            means = torch.stack(
+                [(shares[:, c, None] * support).sum(dim=0) / shares[:, c].sum() for c in range(CLASSES)]
+            )
+            weighing = None if sample_weights == "uniform" else by_class(torch.cdist(x, means).argmin(dim=1))
+            loss = joint_ot_loss(x, support, weights=weighing)
         else:
-            loss = joint_ot_loss(x, found.support, F.one_hot(y, CLASSES).float(), found.labels, label_cost)
+            weighing = None if sample_weights == "uniform" else by_class(y)
+            classes = F.one_hot(y, CLASSES).float()
+            loss = joint_ot_loss(x, support, classes, shares, label_cost, weights=weighing)
         loss.backward()
         assert points.grad is not None
         gradient = torch.zeros_like(labels) if labels.grad is None else labels.grad
@@ -153,6 +163,21 @@ def test_a_round_is_a_step_of_each_client_and_their_mean(label_cost: Any) -> Non
     assert float(gap) < 0.1, "labels are projected before they are averaged"
 
 
+def by_class(y: Tensor) -> Tensor:
+    """A third of the mass for each of three classes."""
+    counts = torch.tensor([int((y == label).sum()) for label in range(CLASSES)])
+    assert int(counts.min()) < int(counts.max())
+    return torch.tensor([1 / (CLASSES * int(counts[label])) for label in y], dtype=torch.float64)
+
+
+def test_balanced_weights_are_the_default_and_uniform_ones_the_paper_s() -> None:
+    data = blobs(uneven=True)
+    runs = [fit(build(**given), data=data)[-1]["c2"] for given in ({}, {"sample_weights": "balanced"})]
+    uniform = fit(build(sample_weights="uniform"), data=data)[-1]["c2"]
+    assert torch.equal(runs[0]["dictionary.points"], runs[1]["dictionary.points"])
+    assert not torch.allclose(runs[0]["dictionary.points"], uniform["dictionary.points"])
+
+
 def module_rows(module: FedDaDiL, name: str, round_idx: int = 1, batch_idx: int = 0) -> list[Tensor]:
     """Points in the order of a step."""
     federation = module.federation
@@ -168,7 +193,7 @@ def module_rows(module: FedDaDiL, name: str, round_idx: int = 1, batch_idx: int 
 def test_one_client_alone_is_dadil_without_a_federation(alone: str) -> None:
     """Four rounds of two steps with Adam, which remembers across rounds: one dictionary, stepped eight times."""
     schedule = Schedule([["c0", "c1"], *[[alone]] * 4])
-    module = build(optimizer=lambda params: Adam(params, lr=LR), sampling="uniform")
+    module = build(optimizer=lambda params: Adam(params, lr=LR), sampling="uniform", sample_weights="uniform")
     rounds = fit(module, 5, strategy={"participation": schedule, "local_steps": 2})
     start = rounds[0][alone]
     points, labels, alpha = (
@@ -386,6 +411,7 @@ def test_a_checkpoint_in_the_round_of_moments_or_among_the_atoms_resumes_bit_for
         ({"simplex_lr": -1.0}, "simplex_lr must be positive and finite, got -1.0"),
         ({"penalty": 0.0}, "penalty must be positive and finite, got 0.0"),
         ({"sampling": "sorted"}, "sampling must be 'balanced' or 'uniform', got 'sorted'"),
+        ({"sample_weights": "sorted"}, "sample_weights must be 'balanced' or 'uniform', got 'sorted'"),
         ({"predict_with": "both"}, "predict_with must be 'reconstruction' or 'ensemble', got 'both'"),
         ({"entropy": 0.0}, "entropy must be positive and finite, or None for exact transport, got 0.0"),
         ({"label_cost": -2.0}, r"label_cost \(beta\) must be at least 0 and finite, or 'adaptive', got -2.0"),
