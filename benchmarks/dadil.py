@@ -8,7 +8,7 @@ labels and coordinates. Features are of length d = 1280 (EfficientNet) and 2048 
 centres; one client has labels, the target has none. float32 atoms, one thread.
 
 The step's transport problems are recorded and solved once more by themselves: "solves" is `transport_plan` (POT's exact
-solver) on each of their cost matrices, "cost matrices" is `joint_cost` on samples of the same shapes for each of them.
+solver) for each of their cost matrices, "cost matrices" is `joint_cost` on samples of the same shapes for each of them.
 Asked: a step takes at most 1.3 times these two together. CPU seconds (time.process_time), medians of actions that take
 turns. Memory is the peak of a fresh process in a step above what it holds with atoms, gradients and moments in place.
 """
@@ -81,20 +81,20 @@ class Step:
         loss.backward()
         self.optimizer.step()
 
-    def problems(self) -> list[Tensor]:
-        """Cost matrices of the transport problems of a step."""
-        costs: list[Tensor] = []
+    def problems(self) -> list[tuple[Any, ...]]:
+        """What a step asks `transport_plan` for: cost matrices, and whatever comes with them."""
+        asked: list[tuple[Any, ...]] = []
 
-        def recorded(cost: Tensor, entropy: float | None = None) -> Tensor:
-            costs.append(cost.detach().clone())
-            return transport_plan(cost, entropy)
+        def recorded(cost: Tensor, *more: Any) -> Tensor:
+            asked.append((cost.detach().clone(), *more))
+            return transport_plan(cost, *more)
 
         wasserstein.transport_plan = recorded
         try:
             self()
         finally:
             wasserstein.transport_plan = transport_plan
-        return costs
+        return asked
 
 
 def row(width: int, client: str, repeats: int) -> dict[str, Any]:
@@ -102,22 +102,22 @@ def row(width: int, client: str, repeats: int) -> dict[str, Any]:
     step = Step(width, SAMPLES, client)
     for _ in range(3):
         step()
-    costs = step.problems()
+    asked = step.problems()
     dictionary = step.module.replica(step.client).dictionary
     points, labels = dictionary.points.detach(), dictionary.labels.detach()
     x, y = points[0].clone(), labels[0].clone()
 
     def matrices() -> None:
-        for place in range(len(costs) - 1):
+        for place in range(len(asked) - 1):
             joint_cost(points[place % ATOMS], x, labels[place % ATOMS], y)
         joint_cost(step.batch[0], x, *(() if client == "target" else (y, y)))
 
     taken = medians(
-        {"step": step, "solves": lambda: [transport_plan(cost) for cost in costs], "cost_matrices": matrices}, repeats
+        {"step": step, "solves": lambda: [transport_plan(*each) for each in asked], "cost_matrices": matrices}, repeats
     )
     problems = taken["solves"] + taken["cost_matrices"]
     return {
-        "d": width, "client": client, "transport_problems": len(costs),
+        "d": width, "client": client, "transport_problems": len(asked),
         **{f"{name}_ms": round(1000 * value, 2) for name, value in taken.items()},
         "step_per_problems": round(taken["step"] / problems, 3),
         "memory_mib": round(memory(width, client), 1),
