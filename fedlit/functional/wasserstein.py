@@ -101,6 +101,7 @@ def balanced_weights(y: Tensor) -> Tensor:
     return (shares / shares.sum(dim=0)).mean(dim=1)
 
 
+@torch.no_grad()
 def nearest_class_mean(x: Tensor, x2: Tensor, y2: Tensor) -> Tensor:
     """Class of the nearest class mean of labelled samples.
 

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from fedlit.federation import Client, RosterError
 from fedlit.federation.streams import stable_seed
 from fedlit.functional import balanced_weights, joint_ot_loss, nearest_class_mean, wasserstein_barycenter
-from fedlit.functional.wasserstein import Barycenter, LabelCost, check_entropy, check_label_cost
+from fedlit.functional.wasserstein import LabelCost, check_entropy, check_label_cost
 from fedlit.models import Dictionary, DictionaryReplica, feature_width
 from fedlit.models.dictionary import STAYS_LOCAL
 from fedlit.module import Batch, FederatedModule
@@ -171,36 +171,31 @@ class FedDaDiL(FederatedModule):
         rows = self.rows(client)
         points = [atom[row] for atom, row in zip(replica.dictionary.points, rows, strict=True)]
         labels = [atom[row] for atom, row in zip(replica.dictionary.labels, rows, strict=True)]
-        barycenter = self.barycenter(points, labels, replica.coordinates)
-        assert barycenter.labels is not None  # as some were given
-        if client.is_target:
-            nearest = nearest_class_mean(features, barycenter.support.detach(), barycenter.labels.detach())
-            weights = self.weights(nearest)
-            return joint_ot_loss(features, barycenter.support, entropy=self.entropy, weights=weights)
+        support, shares = self.barycenter(points, labels, replica.coordinates)
+        if client.is_target:  # its labels are hidden
+            weights = self.weights(features, None, (support, shares))
+            return joint_ot_loss(features, support, entropy=self.entropy, weights=weights)
         classes = F.one_hot(batch[1], self.num_classes).to(features.dtype)
-        return joint_ot_loss(
-            features,
-            barycenter.support,
-            classes,
-            barycenter.labels,
-            self.label_cost,
-            self.entropy,
-            self.weights(batch[1]),
-        )
+        weights = self.weights(features, classes, (support, shares))
+        return joint_ot_loss(features, support, classes, shares, self.label_cost, self.entropy, weights)
 
-    def weights(self, classes: Tensor) -> Tensor | None:
+    def weights(self, features: Tensor, classes: Tensor | None, barycenter: tuple[Tensor, Tensor]) -> Tensor | None:
         """Weights of a batch's samples, shape (n,), with sum 1; ``None`` are equal ones.
 
         Args:
-            classes: Of the samples, shape (n,).
+            features: Of the samples, shape (n, d).
+            classes: One-hot, shape (n, C); ``None`` takes the nearest class means of the barycenter.
+            barycenter: Points and class probabilities.
         """
         if self.sample_weights == "uniform":
             return None
-        return balanced_weights(F.one_hot(classes, self.num_classes))
+        if classes is None:
+            classes = F.one_hot(nearest_class_mean(features, *barycenter), self.num_classes)
+        return balanced_weights(classes)
 
     def barycenter(
         self, points: list[Tensor], labels: list[Tensor], coordinates: Tensor, num_points: int | None = None
-    ) -> Barycenter:
+    ) -> tuple[Tensor, Tensor]:
         """Barycenter of some points of the atoms.
 
         Args:
@@ -208,10 +203,15 @@ class FedDaDiL(FederatedModule):
             labels: Of the points.
             coordinates: alpha.
             num_points: Of the barycenter; ``None`` is as many as the atom with the largest coordinate has.
+
+        Returns:
+            Points of shape (num_points, d) and class probabilities of shape (num_points, C).
         """
-        return wasserstein_barycenter(
+        found = wasserstein_barycenter(
             points, labels, coordinates, num_points, self.label_cost, None, self.num_iterations, entropy=self.entropy
         )
+        assert found.labels is not None  # as some were given
+        return found.support, found.labels
 
     @torch.no_grad()
     def encode(self, client: Client, inputs: Tensor) -> Tensor:
@@ -352,11 +352,9 @@ class FedDaDiL(FederatedModule):
             Points of shape (num_points, d) and class probabilities of shape (num_points, C).
         """
         replica = self.replica(client)
-        found = self.barycenter(
+        return self.barycenter(
             list(replica.dictionary.points), list(replica.dictionary.labels), replica.coordinates, num_points
         )
-        assert found.labels is not None  # as some were given
-        return found.support, found.labels
 
     def distill(self, samples_per_class: int) -> tuple[Tensor, Tensor]:
         """A labelled summary of the target, where it is hosted: a barycenter of the atoms with few points.
