@@ -74,7 +74,7 @@ class FedDaDiL(FederatedModule):
         simplex_lr: Learning rate of labels and coordinates.
         predict_with: ``"reconstruction"`` (R) or ``"ensemble"`` (E).
         penalty: Of the classifiers, see `softmax_regression`.
-        unit_norm: Scale features to length 1.
+        unit_norm: Scale features to length 1 in phase 2.
         kwargs: See `FederatedModule`; ``weighting`` is uniform by default, and its optimizer is that of both phases.
 
     Raises:

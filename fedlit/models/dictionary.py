@@ -42,7 +42,7 @@ class DictionaryReplica(Replica):
         extractor: Turns inputs into features, shape (batch, d): the encoder.
         classifier: Turns features into logits: predicts until something was fitted to the dictionary.
         dictionary: The atoms.
-        unit_norm: Whether features are scaled to length 1.
+        unit_norm: Whether features are scaled to length 1, other than for ``classifier``.
         ensembling: Whether to predict with classifiers of the atoms (E) rather than of the reconstruction (R).
     """
 
@@ -69,10 +69,9 @@ class DictionaryReplica(Replica):
 
     def forward(self, x: Tensor) -> Tensor:
         """Log of the class probabilities, shape (batch, C), up to a constant."""
+        if not self.fitted:  # phase 1, which is FedAvg: the length of features matters to a classifier
+            return super().forward(x)
         features = self.features(x)
-        if not self.fitted:
-            logits: Tensor = self.classifier(features)
-            return logits
         return self.by_ensemble(features) if self.ensembling else self.by_reconstruction(features)
 
     def by_reconstruction(self, features: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from helpers import loader, same, trainer, weights
 from fedlit.callbacks import OracleAccuracy, closing_table, summarise
 from fedlit.federation import Federation, RosterError, Schedule
 from fedlit.functional import joint_ot_loss, project_simplex, softmax_regression, wasserstein_barycenter
-from fedlit.methods import FedDaDiL
+from fedlit.methods import FedAvg, FedDaDiL
 from fedlit.models import DictionaryReplica, Features
 from fedlit.privacy import CKKS, PairwiseMasking
 
@@ -59,11 +60,13 @@ class Snapshots(pl.Callback):
     def __init__(self) -> None:
         self.rounds: list[dict[str, dict[str, Tensor]]] = []
 
-    def on_round_end(self, trainer: pl.Trainer, module: FedDaDiL, round_idx: int) -> None:
+    def on_round_end(self, trainer: pl.Trainer, module: FedDaDiL | FedAvg, round_idx: int) -> None:
         self.rounds.append({name: weights(module, name) for name, _ in module.replicas.named_children()})
 
 
-def fit(module: FedDaDiL, rounds: int = 2, batch_size: int = 24, **kwargs: Any) -> list[dict[str, dict[str, Tensor]]]:
+def fit(
+    module: FedDaDiL | FedAvg, rounds: int = 2, batch_size: int = 24, **kwargs: Any
+) -> list[dict[str, dict[str, Tensor]]]:
     snapshots, data = Snapshots(), kwargs.pop("data", None) or blobs()
     run = trainer(rounds, [snapshots, *kwargs.pop("callbacks", [])], **kwargs)
     run.fit(module, loader(data, batch_size))
@@ -262,6 +265,20 @@ def test_a_pass_deals_out_every_point_and_each_class_in_turn() -> None:
     assert not torch.equal(passes[0][0], passes[0][1])
 
 
+def test_phase_1_is_fedavg_though_the_dictionarys_features_have_length_1() -> None:
+    torch.manual_seed(0)
+    networks = Encoder(), nn.Linear(WIDTH, CLASSES)
+    fedavg = FedAvg(
+        NAMES, "c2", CLASSES, *copy.deepcopy(networks), weighting="uniform", optimizer=lambda p: SGD(p, lr=LR)
+    )
+    theirs = fit(fedavg, rounds=3, batch_size=8)[-1]["c0"]
+    fed_dadil = build(warmup_rounds=3, unit_norm=True, extractor=networks[0], classifier=networks[1])
+    ours = fit(fed_dadil, rounds=3, batch_size=8)[-1]["c0"]
+    assert len(theirs) == 4
+    for key, value in theirs.items():
+        assert torch.equal(ours[key], value)
+
+
 # -------------------------------------------------------------------- messages
 
 
@@ -373,7 +390,7 @@ def test_the_loss_falls() -> None:
     losses: list[float] = []
 
     class Watch(pl.Callback):
-        def on_round_end(self, trainer: pl.Trainer, module: FedDaDiL, round_idx: int) -> None:
+        def on_round_end(self, trainer: pl.Trainer, module: FedDaDiL | FedAvg, round_idx: int) -> None:
             if "train/loss" in trainer.callback_metrics:
                 losses.append(float(trainer.callback_metrics["train/loss"]))
 
