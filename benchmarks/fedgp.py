@@ -2,6 +2,9 @@
 
 Run from the repository root: python benchmarks/fedgp.py [--parts noise label_shift heart] [--jobs 2] [--seeds 0 1 2]
 
+noise, label_shift, heart  The three tables.
+state_kept                 A column of the first, with optimisers that keep their state over rounds.
+
 Every cell is one ``fedlit fit`` of an experiment, all methods and seeds; accuracies are those of the last round, on
 test samples of the target, which nothing was chosen by. The paper's are of all of Fashion-MNIST (ours: the images that
 the experiment's ``max_samples`` says) and, for hearts, of other test patients. Results go into benchmarks/fedgp.json as
@@ -11,6 +14,7 @@ they come, with the paper's beside them; cells that are not run keep their figur
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 import tempfile
@@ -19,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
 from experiments import Results, fit
 
 METHODS = {
@@ -78,6 +83,10 @@ PAPER: dict[str, dict[str, Any]] = {
 }
 """Target test accuracies in per cent, as printed."""
 
+COLUMNS: dict[str, list[str]] = {**{part: rows["columns"] for part, rows in PAPER.items()}, "state_kept": ["0.4"]}
+STATE_KEPT = ("SourceOnly", "FinetuneOffline", "FedDA")
+"""What is compared with FedGP there: methods that take the sources' network as it is."""
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -92,17 +101,30 @@ def cells(parts: list[str]) -> list[Cell]:
     """All experiments of some parts."""
     found = []
     for part in ("noise", "label_shift"):
-        for level in PAPER[part]["columns"] if part in parts else ():
-            found.append(
-                Cell(part, str(level), (f"--config=configs/experiments/fashion_mnist_{part}_{level}_fedgp.yaml",))
-            )
+        for level in COLUMNS[part] if part in parts else ():
+            found.append(Cell(part, level, (f"--config={fashion_mnist(part, level)}",)))
+    for level in COLUMNS["state_kept"] if "state_kept" in parts else ():
+        path = fashion_mnist("noise", level)
+        compare = [each for each in yaml.safe_load(path.read_text())["compare"] if called(each) in STATE_KEPT]
+        kept = (f"--config={path}", f"--compare={json.dumps(compare)}", "--model.init_args.reset_optimizer=false")
+        found.append(Cell("state_kept", level, kept))
     if "heart" in parts:
         heart = "--config=configs/experiments/heart_fedgp.yaml"
-        for hospital in PAPER["heart"]["columns"][:-1]:
+        for hospital in COLUMNS["heart"][:-1]:
             # the experiment's are a fifth of the labels; the paper gives Switzerland all
             labels = ("--data.target_labels=1.0",) if hospital == "switzerland" else ()
-            found.append(Cell("heart", str(hospital), (heart, f"--targets=[{hospital}]", *labels)))
+            found.append(Cell("heart", hospital, (heart, f"--targets=[{hospital}]", *labels)))
     return found
+
+
+def fashion_mnist(part: str, level: str) -> Path:
+    """The experiment of one column."""
+    return Path(f"configs/experiments/fashion_mnist_{part}_{level}_fedgp.yaml")
+
+
+def called(compared: str | dict[str, Any]) -> str:
+    """Name of a method in an experiment's ``compare``; one with options and no name has none."""
+    return compared.rpartition(".")[2] if isinstance(compared, str) else str(compared.get("name"))
 
 
 def summaries(cell: Cell, seeds: list[int] | None) -> list[dict[str, Any]]:
@@ -138,13 +160,13 @@ def sent(run: dict[str, Any]) -> float:
 
 def paper(part: str, method: str, column: str) -> float | None:
     """The paper's figure; ``None`` where it has none."""
-    row = PAPER[part].get(method)
-    return None if row is None else float(row[PAPER[part]["columns"].index(column)])
+    row = PAPER.get(part, {}).get(method)
+    return None if row is None else float(row[COLUMNS[part].index(column)])
 
 
 def with_average(columns: dict[str, Any]) -> dict[str, Any]:
     """The columns, and an average over hospitals taken within each seed, once all four are there."""
-    names = PAPER["heart"]["columns"]
+    names = COLUMNS["heart"]
     if any(name not in columns for name in names[:-1]):
         return columns
     average = {}
@@ -162,11 +184,11 @@ def with_average(columns: dict[str, Any]) -> dict[str, Any]:
 
 def show(part: str, columns: dict[str, Any]) -> None:
     """Print a part as a table in Markdown: ours, and in brackets the paper's."""
-    names = [name for name in PAPER[part]["columns"] if name in columns]
+    names = [name for name in COLUMNS[part] if name in columns]
     print(f"\n| {part} | {' | '.join(names)} |\n|---|{'---|' * len(names)}")
-    for method, called in METHODS.items():
+    for method, title in METHODS.items():
         if any(method in columns[name] for name in names):
-            print(f"| {called} | {' | '.join(written(columns[name].get(method)) for name in names)} |", flush=True)
+            print(f"| {title} | {' | '.join(written(columns[name].get(method)) for name in names)} |", flush=True)
 
 
 def written(cell: dict[str, Any] | None) -> str:
@@ -180,7 +202,7 @@ def written(cell: dict[str, Any] | None) -> str:
 def main() -> None:
     """Run the chosen parts, and write the JSON after each cell."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", nargs="+", choices=list(PAPER), default=list(PAPER))
+    parser.add_argument("--parts", nargs="+", choices=list(COLUMNS), default=list(COLUMNS))
     parser.add_argument("--cells", nargs="+", help="Only these columns, such as 0.4 or hungary.")
     parser.add_argument(
         "--seeds", nargs="+", type=int, help="Instead of those of the experiments: 3, and 5 for hearts."
