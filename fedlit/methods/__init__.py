@@ -1,4 +1,4 @@
-"""One file per method."""
+"""One file per method, and one for what several share."""
 
 import fedlit.strategy  # noqa: F401  (so that Trainer(strategy="federated") is known)
 from fedlit.methods.apfl import APFL

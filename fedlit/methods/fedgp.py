@@ -27,13 +27,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
-from fedlit.federation import Client, DivergedError, FederatedLoader, FederationError, RosterError
+from fedlit.federation import Client, DivergedError, FederationError, RosterError
 from fedlit.functional import (
     Granularity,
     auto_weights,
@@ -45,10 +44,7 @@ from fedlit.functional import (
     scale_layers,
 )
 from fedlit.functional.updates import layer_names
-from fedlit.models import RoundMemory
-from fedlit.module import Batch, FederatedModule
-
-Update = dict[str, Tensor]
+from fedlit.methods.combined_updates import CombinedUpdates, Update, times
 
 
 @dataclass(frozen=True)
@@ -102,7 +98,7 @@ class SourceWeight:
     residual: float
 
 
-class FedDA(FederatedModule):
+class FedDA(CombinedUpdates):
     r"""Convex combinations of the target's update and each source's (Definition 4.1).
 
     .. math:: \theta \leftarrow \theta + \sum_i w_i \left[ (1 - \beta_i) \, g_T + \beta_i \, g_{S_i} \right]
@@ -139,22 +135,18 @@ class FedDA(FederatedModule):
 
     Args:
         beta: Weight of the sources in [0, 1]: a number, a number for each source by name, or ``"auto"``.
-        target_lr_ratio: The target's learning rate in units of the sources', positive. Schedules that scale rates keep
-            it; those that set them (such as OneCycleLR) do not.
         align_magnitudes: Scale a source's update by the target's steps and learning rates over its own, as if it had
             taken the target's; ``False`` combines updates as they are. ``None`` does so if beta is "auto", as the paper
             does (appendix C.4). `FedGP` depends on it with ``projection="cosine"`` only.
         weighting: Weights w_i of sources, in a warm-up too: the definitions' are uniform, those of the paper's code
             numbers of samples.
-        kwargs: See `FederatedModule`.
+        kwargs: ``target_lr_ratio``, see `CombinedUpdates`; the others, `FederatedModule`.
 
     Raises:
         ValueError: If an argument is out of range.
         RosterError: When training starts, if the target has no labels, or a mechanism of differential privacy covers
             what it cannot; later, if ``beta="auto"`` and the target has one batch in a round, which has no variance.
     """
-
-    needs_target_labels: ClassVar[bool] = True
 
     granularity: Granularity = "model"
     residual: Literal["isotropic", "exact"] = "isotropic"
@@ -163,33 +155,19 @@ class FedDA(FederatedModule):
         self,
         *args: Any,
         beta: float | dict[str, float] | Literal["auto"] = 0.5,
-        target_lr_ratio: float = 1.0,
         align_magnitudes: bool | None = None,
         weighting: Literal["samples", "uniform"] = "uniform",
         **kwargs: Any,
     ) -> None:
-        super().__init__(*args, weighting=weighting, **kwargs)
+        align_magnitudes = beta == "auto" if align_magnitudes is None else align_magnitudes
+        super().__init__(*args, align_magnitudes=align_magnitudes, weighting=weighting, **kwargs)
         names = [client.name for client in self.sources]
         self.auto = beta == "auto"
         self.betas: dict[str, Any] = dict(beta) if isinstance(beta, Mapping) else dict.fromkeys(names, beta)
         if not self.auto:
             _check_betas(self.betas, names)
-        if not 0 < target_lr_ratio < math.inf:
-            raise ValueError(f"target_lr_ratio must be positive and finite, got {target_lr_ratio}")
-        self.target_lr_ratio = target_lr_ratio
-        self.align_magnitudes = self.auto if align_magnitudes is None else align_magnitudes
-        self._memories: dict[str, RoundMemory] = {}
-        self._behind: set[str] | None = None  # sources that lack the target's newest model; None before there is one
 
     # ---------------------------------------------------------------- Algorithm 1
-
-    def on_round_start(self, round_idx: int) -> None:
-        """Those who were away fetch the current model; everyone remembers what the round starts from."""
-        if self._behind is None:  # the newest model is a warm-up's
-            self.load_shared_(self.federation.catch_up("weights"))
-        self.send_model_()
-        for client in self.federation.local_clients:
-            self.memory(client).begin_(self.weights_of(client))
 
     def on_round_end(self, round_idx: int) -> None:
         """The target combines the updates and hands out the new model."""
@@ -202,8 +180,7 @@ class FedDA(FederatedModule):
             step, told = self.combine_hidden(sources) if self.hides_updates else self.combine_open(sources)
         self.move_to_(step)
         if self.target.name in heard:
-            self._behind = {client.name for client in self.sources}
-            self.send_model_()
+            self.hand_out_()
             self._log(told)
 
     def combine_open(self, sources: Sequence[Client]) -> tuple[Update, dict[str, float]]:
@@ -216,7 +193,7 @@ class FedDA(FederatedModule):
             The step to take from the round's start, and numbers to log; both empty where the target is not hosted.
         """
         federation = self.federation
-        sent = {client.name: self._rated(client) for client in sources if federation.is_local(client)}
+        sent = {client.name: self.rated(client) for client in sources if federation.is_local(client)}
         received = federation.exchange("update", sent, to=[self.target])
         if not federation.is_local(self.target):
             return {}, {}
@@ -225,9 +202,9 @@ class FedDA(FederatedModule):
         if not messages:
             return own, {}
         names = list(messages)
-        updates = [self.aligned(message, summary) for message in messages.values()]
+        updates = [self.aligned(message, summary.path) for message in messages.values()]
         weights = self.weigh_all(own, dict(zip(names, updates, strict=True)), summary)
-        betas, shares = [weights[name].beta for name in names], self._shares(names)
+        betas, shares = [weights[name].beta for name in names], self.shares(names)
         return self.combine(own, updates, betas, shares), _told(weights, shares, summary)
 
     def combine_hidden(self, sources: Sequence[Client]) -> tuple[Update, dict[str, float]]:
@@ -290,7 +267,7 @@ class FedDA(FederatedModule):
             products: With the target's.
             beta: Its weight.
         """
-        return _times(update, beta)
+        return times(update, beta)
 
     # ---------------------------------------------------------------- weights (section 4.2, appendix A.5)
 
@@ -409,7 +386,7 @@ class FedDA(FederatedModule):
         received = federation.exchange("target_update", message, to=sources)
         heard = {client: received[client.name][self.target.name] for client in local if client.name in received}
         summaries = {client: TargetSummary(*told["summary"].tolist()) for client, told in heard.items()}
-        updates = {client: self.aligned(self._rated(client), summaries[client]) for client in heard}
+        updates = {client: self.aligned(self.rated(client), summaries[client].path) for client in heard}
         if not self.needs_products:
             products = dict.fromkeys(heard, Products(torch.zeros(0), torch.zeros(0)))
         elif not self.hides_target:
@@ -462,137 +439,7 @@ class FedDA(FederatedModule):
             )
         return products
 
-    def send_model_(self) -> None:
-        """Send the target's weights to present clients that lack the newest."""
-        federation = self.federation
-        present = {client.name for client in federation.present("model")}
-        behind = self._behind or set()
-        late = [client for client in self.sources if client.name in behind & present]
-        if not late or self.target.name not in present:
-            return
-        sent = {self.target.name: self.shared_state(self.target.name)} if federation.is_local(self.target) else {}
-        received = federation.exchange("model", sent, to=late)
-        self.load_shared_({name: messages[self.target.name] for name, messages in received.items()})
-        self._behind = behind - {client.name for client in late}
-
     # ---------------------------------------------------------------- local steps
-
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """As the base class; the target sees each of its batches from the round's start as well, for its variance."""
-        learners = {client.name for client in self.present_learners()}
-        if not self.warming_up and self.target.name in batch.keys() & learners:
-            self.observe_(batch[self.target.name])
-        return super().training_step(batch, batch_idx)
-
-    def observe_(self, samples: Sequence[Any]) -> None:
-        """Note the target's gradient over a batch at the weights that the round started from.
-
-        A second pass over its samples tells no more, and is not looked at.
-
-        Args:
-            samples: The batch, of the target.
-        """
-        memory, loader = self.memory(self.target), self.trainer.train_dataloader
-        different = loader.batches_per_pass(self.target.name) if isinstance(loader, FederatedLoader) else math.inf
-        if memory.statistics.count >= different:
-            return
-        params = self.parameters_of(self.target)
-        with memory.at_start(self.replicas[self.target.name], self.weights_of(self.target)):
-            for client, inputs in self.in_streams({self.target.name: samples}, "variance"):
-                loss = self.loss(client, inputs)
-                gradients = torch.autograd.grad(loss, list(params.values()), materialize_grads=True)
-                memory.observe_(dict(zip(params, gradients, strict=True)))
-
-    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
-        """Take a step, and remember it for those who took part.
-
-        A client with several parameter groups counts with the learning rate of the first that has gradients.
-        """
-        super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
-        if self.warming_up:
-            return
-        rates: dict[str, float] = {}
-        for group in optimizer.param_groups:
-            if any(param.grad is not None for param in group["params"]):
-                rates.setdefault(group["client"], float(group["lr"]))
-        for client in self.federation.local_clients:
-            if client.name in rates:
-                self.memory(client).record_(rates[client.name])
-
-    def make_optimizer(self) -> Optimizer:
-        """As configured, with the target's learning rate scaled."""
-        optimizer = super().make_optimizer()
-        for group in optimizer.param_groups:
-            if group["client"] == self.target.name:
-                group["lr"] = group["lr"] * self.target_lr_ratio
-        return optimizer
-
-    @torch.no_grad()
-    def move_to_(self, step: Update) -> None:
-        """Return to the round's start, and let the target take its step from there.
-
-        Args:
-            step: Empty where the target is not hosted, or if there is none.
-        """
-        for client in self.federation.local_clients:
-            state, memory = self.weights_of(client), self.memory(client)
-            torch._foreach_copy_([state[name] for name in memory.start], list(memory.start.values()))
-            if client.is_target and step:
-                torch._foreach_add_([state[name] for name in step], list(step.values()))
-            memory.forget_()
-
-    def update(self, client: Client) -> Update:
-        """What a local client has changed in this round, by name; counters (integers) are no part of it.
-
-        Args:
-            client: Hosted here.
-        """
-        state = self.weights_of(client).items()
-        return self.memory(client).update({name: tensor for name, tensor in state if tensor.is_floating_point()})
-
-    def weights_of(self, client: Client) -> Update:
-        """A local client's shared weights, tied ones under their first name alone.
-
-        Args:
-            client: Hosted here.
-        """
-        first: dict[int, str] = {}
-        state = self.shared_state(client.name)
-        return {name: tensor for name, tensor in state.items() if first.setdefault(id(tensor), name) == name}
-
-    def aligned(self, message: Update, summary: TargetSummary) -> Update:
-        """A source's update, as if it had taken the target's steps if magnitudes are aligned.
-
-        Args:
-            message: The update, and the sum of its learning rates as "path".
-            summary: Of the target.
-        """
-        update = {name: tensor for name, tensor in message.items() if name != "path"}
-        if not self.align_magnitudes:
-            return update
-        path = float(message["path"])
-        layers = {name: update[name] for name in layer_names(update)}  # statistics do not grow with learning rates
-        return update | _times(layers, summary.path / path if path else 1.0)
-
-    def memory(self, client: Client) -> RoundMemory:
-        """Of a local client.
-
-        Args:
-            client: Hosted here.
-        """
-        if client.name not in self._memories:
-            self._memories[client.name] = RoundMemory(keep_gradients=self.auto and self.residual == "exact")
-        return self._memories[client.name]
-
-    def parameters_of(self, client: Client) -> Update:
-        """A local client's parameters that are shared and trained, by name; buffers are no part of a gradient.
-
-        Args:
-            client: Hosted here.
-        """
-        shared = self.shared_state(client.name)
-        params = self.replicas[client.name].named_parameters()
-        return {name: param for name, param in params if name in shared and param.requires_grad}
 
     # ---------------------------------------------------------------- hooks and small things
 
@@ -617,28 +464,11 @@ class FedDA(FederatedModule):
                 "channel 'update' is open: give the strategy privacy, such as fedlit.privacy.PairwiseMasking(), or "
                 "leave two_party out"
             )
-        if self.hides_updates and self.auto and self.residual == "exact":
+        if self.hides_updates and self.keeps_gradients:
             raise RosterError(
                 "residual='exact' needs single updates at the target, which the backend of 'update' hides: take "
                 "residual='isotropic', or fedlit.privacy.Plain()"
             )
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add who lacks the newest model, and what is remembered of a round under way."""
-        super().on_save_checkpoint(checkpoint)
-        checkpoint["behind"] = None if self._behind is None else sorted(self._behind)
-        if self.federation.batch_idx:
-            local = self.federation.local_clients
-            checkpoint["memory"] = {client.name: self.memory(client).state_dict() for client in local}
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore who lacks the newest model, and what is remembered of a round under way."""
-        super().on_load_checkpoint(checkpoint)
-        behind = checkpoint.get("behind")
-        self._behind = None if behind is None else set(behind)
-        for client in self.federation.local_clients:
-            if client.name in checkpoint.get("memory", {}):
-                self.memory(client).load_state_dict(checkpoint["memory"][client.name])
 
     def _heard_sources(self) -> list[Client]:
         """Sources that contribute in this round: those heard, and told what they need for it."""
@@ -648,15 +478,15 @@ class FedDA(FederatedModule):
             if self.needs_products and self.hides_target:
                 channels.append("inner_product")
         heard = [{client.name for client in self.federation.present(channel)} for channel in channels]
-        everywhere = set.intersection(*heard) - (self._behind or set())  # who trains on an old model has an old update
-        return (
-            [client for client in self.sources if client.name in everywhere] if self.target.name in everywhere else []
-        )
+        everywhere = set.intersection(*heard)
+        if self.target.name not in everywhere:
+            return []
+        return [client for client in self.sources if client.name in everywhere and self.has_newest(client)]
 
     def _across(self, update: Update) -> float | None:
         """Share of the variance of the target's gradients across a source's directions; ``None`` is left to `weigh`."""
         memory = self.memory(self.target)
-        if self.residual != "exact" or not self.auto or not memory.statistics.variance:
+        if not self.keeps_gradients or not memory.statistics.variance:
             return None
         directions = _only(update, memory.gradients[0])
         lengths = inner_products(directions, directions, self.granularity).sqrt()
@@ -666,13 +496,6 @@ class FedDA(FederatedModule):
 
     def _beta(self, source: str, variance: float, distance: float, residual: float) -> float:
         return self.auto_weight(variance, distance, residual) if self.auto else float(self.betas[source])
-
-    def _rated(self, client: Client) -> Update:
-        """A local source's update with its learning rates; without them under differential privacy."""
-        update = self.update(client)
-        if self.federation.mechanism("update") is None:
-            update["path"] = torch.tensor(self.memory(client).path, dtype=torch.float64)
-        return update
 
     def _check_steps(self) -> None:
         """Raise on every process if the target has no variance to weigh sources with."""
@@ -699,13 +522,8 @@ class FedDA(FederatedModule):
                 )
         self.federation.check("target steps", error)
 
-    def _shares(self, names: Sequence[str]) -> list[float]:
-        """Weights w_i of sources, of sum 1."""
-        weights = [float(self.federation.weights[name]) if self.weighting == "samples" else 1.0 for name in names]
-        return [weight / sum(weights) for weight in weights]
-
     def _mean_beta(self, names: Sequence[str]) -> float:
-        return math.fsum(share * self.betas[name] for name, share in zip(names, self._shares(names), strict=True))
+        return math.fsum(share * self.betas[name] for name, share in zip(names, self.shares(names), strict=True))
 
     @property
     def _num_parameters(self) -> int:
@@ -770,6 +588,11 @@ class FedGP(FedDA):
         """Always."""
         return True
 
+    @property
+    def keeps_gradients(self) -> bool:
+        """For the exact residual."""
+        return self.auto and self.residual == "exact"
+
     def on_train_start(self) -> None:
         """As the base class; refuse a cosine of layers whose length the sources are not told."""
         super().on_train_start()
@@ -809,10 +632,6 @@ def _check_betas(betas: Mapping[str, Any], sources: Sequence[str]) -> None:
             raise ValueError(
                 f"beta must be 'auto' or lie in [0, 1], got {beta!r} for source {name!r}: it weighs the source"
             )
-
-
-def _times(update: Update, factor: float) -> Update:
-    return dict(zip(update, torch._foreach_mul(list(update.values()), factor), strict=True))
 
 
 def _only(update: Update, names: Mapping[str, Any]) -> Update:

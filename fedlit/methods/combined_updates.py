@@ -1,0 +1,266 @@
+"""Rounds in which everyone trains from one model and the target combines what all have changed: FedDA's and FedGP's.
+
+A client remembers its weights at the round's start (`RoundMemory`): its update is what it has changed since. The target
+looks at each of its batches from there as well, for the variance of its gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from fedlit.federation import Client, FederatedLoader
+from fedlit.functional.updates import layer_names
+from fedlit.models import RoundMemory
+from fedlit.module import Batch, FederatedModule
+
+Update = dict[str, Tensor]
+
+
+class CombinedUpdates(FederatedModule):
+    """The target combines the updates of a round and hands out the new model; a subclass says how.
+
+    Sends: "model", the new weights, to everyone.
+
+    Args:
+        target_lr_ratio: The target's learning rate in units of the sources', positive. Schedules that scale rates keep
+            it; those that set them (such as OneCycleLR) do not.
+        align_magnitudes: Scale a source's update by the target's steps and learning rates over its own.
+        kwargs: See `FederatedModule`.
+
+    Raises:
+        ValueError: If ``target_lr_ratio`` is out of range.
+    """
+
+    needs_target_labels: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        *args: Any,
+        target_lr_ratio: float = 1.0,
+        align_magnitudes: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        if not 0 < target_lr_ratio < math.inf:
+            raise ValueError(f"target_lr_ratio must be positive and finite, got {target_lr_ratio}")
+        self.target_lr_ratio = target_lr_ratio
+        self.align_magnitudes = align_magnitudes
+        self._memories: dict[str, RoundMemory] = {}
+        self._behind: set[str] | None = None  # sources that lack the target's newest model; None before there is one
+
+    # ---------------------------------------------------------------- rounds
+
+    def on_round_start(self, round_idx: int) -> None:
+        """Those who were away fetch the current model; everyone remembers what the round starts from."""
+        if self._behind is None:  # the newest model is a warm-up's
+            self.load_shared_(self.federation.catch_up("weights"))
+        self.send_model_()
+        for client in self.federation.local_clients:
+            self.memory(client).begin_(self.weights_of(client))
+
+    @torch.no_grad()
+    def move_to_(self, step: Update) -> None:
+        """Return to the round's start, and let the target take its step from there.
+
+        Args:
+            step: Empty where the target is not hosted, or if there is none.
+        """
+        for client in self.federation.local_clients:
+            state, memory = self.weights_of(client), self.memory(client)
+            torch._foreach_copy_([state[name] for name in memory.start], list(memory.start.values()))
+            if client.is_target and step:
+                torch._foreach_add_([state[name] for name in step], list(step.values()))
+            memory.forget_()
+
+    def hand_out_(self) -> None:
+        """The target's weights are the newest model; send them."""
+        self._behind = {client.name for client in self.sources}
+        self.send_model_()
+
+    def send_model_(self) -> None:
+        """Send the target's weights to present clients that lack the newest."""
+        federation = self.federation
+        present = {client.name for client in federation.present("model")}
+        behind = self._behind or set()
+        late = [client for client in self.sources if client.name in behind & present]
+        if not late or self.target.name not in present:
+            return
+        sent = {self.target.name: self.shared_state(self.target.name)} if federation.is_local(self.target) else {}
+        received = federation.exchange("model", sent, to=late)
+        self.load_shared_({name: messages[self.target.name] for name, messages in received.items()})
+        self._behind = behind - {client.name for client in late}
+
+    def has_newest(self, client: Client) -> bool:
+        """Whether a client trains on the target's newest model; others have old updates.
+
+        Args:
+            client: A source.
+        """
+        return client.name not in (self._behind or ())
+
+    # ---------------------------------------------------------------- local steps
+
+    @property
+    def keeps_gradients(self) -> bool:
+        """Whether the target's batch gradients of a round are remembered, one copy of the parameters each."""
+        return False
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """As the base class; the target sees each of its batches from the round's start as well, for its variance."""
+        learners = {client.name for client in self.present_learners()}
+        if not self.warming_up and self.target.name in batch.keys() & learners:
+            self.observe_(batch[self.target.name])
+        return super().training_step(batch, batch_idx)
+
+    def observe_(self, samples: Sequence[Any]) -> None:
+        """Note the target's gradient over a batch at the weights that the round started from.
+
+        A second pass over its samples tells no more, and is not looked at.
+
+        Args:
+            samples: The batch, of the target.
+        """
+        memory, loader = self.memory(self.target), self.trainer.train_dataloader
+        different = loader.batches_per_pass(self.target.name) if isinstance(loader, FederatedLoader) else math.inf
+        if memory.statistics.count >= different:
+            return
+        params = self.parameters_of(self.target)
+        with memory.at_start(self.replicas[self.target.name], self.weights_of(self.target)):
+            for client, inputs in self.in_streams({self.target.name: samples}, "variance"):
+                loss = self.loss(client, inputs)
+                gradients = torch.autograd.grad(loss, list(params.values()), materialize_grads=True)
+                memory.observe_(dict(zip(params, gradients, strict=True)))
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        """Take a step, and remember it for those who took part.
+
+        A client with several parameter groups counts with the learning rate of the first that has gradients.
+        """
+        super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+        if self.warming_up:
+            return
+        rates: dict[str, float] = {}
+        for group in optimizer.param_groups:
+            if any(param.grad is not None for param in group["params"]):
+                rates.setdefault(group["client"], float(group["lr"]))
+        for client in self.federation.local_clients:
+            if client.name in rates:
+                self.memory(client).record_(rates[client.name])
+
+    def make_optimizer(self) -> Optimizer:
+        """As configured, with the target's learning rate scaled."""
+        optimizer = super().make_optimizer()
+        for group in optimizer.param_groups:
+            if group["client"] == self.target.name:
+                group["lr"] = group["lr"] * self.target_lr_ratio
+        return optimizer
+
+    # ---------------------------------------------------------------- updates
+
+    def update(self, client: Client) -> Update:
+        """What a local client has changed in this round, by name; counters (integers) are no part of it.
+
+        Args:
+            client: Hosted here.
+        """
+        state = self.weights_of(client).items()
+        return self.memory(client).update({name: tensor for name, tensor in state if tensor.is_floating_point()})
+
+    def rated(self, client: Client) -> Update:
+        """A local source's update, and the sum of its learning rates as "path", but for differential privacy.
+
+        Args:
+            client: Hosted here.
+        """
+        update = self.update(client)
+        if self.federation.mechanism("update") is None:
+            update["path"] = torch.tensor(self.memory(client).path, dtype=torch.float64)
+        return update
+
+    def aligned(self, message: Update, path: float) -> Update:
+        """A source's update, as if it had taken the target's steps if magnitudes are aligned.
+
+        Args:
+            message: The update, and the sum of its learning rates as "path".
+            path: Sum of the learning rates of the target's steps.
+        """
+        update = {name: tensor for name, tensor in message.items() if name != "path"}
+        if not self.align_magnitudes:
+            return update
+        own = float(message["path"])
+        layers = {name: update[name] for name in layer_names(update)}  # statistics do not grow with learning rates
+        return update | times(layers, path / own if own else 1.0)
+
+    def weights_of(self, client: Client) -> Update:
+        """A local client's shared weights, tied ones under their first name alone.
+
+        Args:
+            client: Hosted here.
+        """
+        first: dict[int, str] = {}
+        state = self.shared_state(client.name)
+        return {name: tensor for name, tensor in state.items() if first.setdefault(id(tensor), name) == name}
+
+    def parameters_of(self, client: Client) -> Update:
+        """A local client's parameters that are shared and trained, by name; buffers are no part of a gradient.
+
+        Args:
+            client: Hosted here.
+        """
+        shared = self.shared_state(client.name)
+        params = self.replicas[client.name].named_parameters()
+        return {name: param for name, param in params if name in shared and param.requires_grad}
+
+    def memory(self, client: Client) -> RoundMemory:
+        """Of a local client.
+
+        Args:
+            client: Hosted here.
+        """
+        if client.name not in self._memories:
+            self._memories[client.name] = RoundMemory(self.keeps_gradients)
+        return self._memories[client.name]
+
+    def shares(self, names: Sequence[str]) -> list[float]:
+        """Weights w_i of sources, of sum 1.
+
+        Args:
+            names: Of the sources.
+        """
+        weights = [float(self.federation.weights[name]) if self.weighting == "samples" else 1.0 for name in names]
+        return [weight / sum(weights) for weight in weights]
+
+    # ---------------------------------------------------------------- checkpoints
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add who lacks the newest model, and what is remembered of a round under way."""
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["behind"] = None if self._behind is None else sorted(self._behind)
+        if self.federation.batch_idx:
+            local = self.federation.local_clients
+            checkpoint["memory"] = {client.name: self.memory(client).state_dict() for client in local}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restore who lacks the newest model, and what is remembered of a round under way."""
+        super().on_load_checkpoint(checkpoint)
+        behind = checkpoint.get("behind")
+        self._behind = None if behind is None else set(behind)
+        for client in self.federation.local_clients:
+            if client.name in checkpoint.get("memory", {}):
+                self.memory(client).load_state_dict(checkpoint["memory"][client.name])
+
+
+def times(update: Update, factor: float) -> Update:
+    """An update of another length.
+
+    Args:
+        update: Tensors by name.
+        factor: Of all of them.
+    """
+    return dict(zip(update, torch._foreach_mul(list(update.values()), factor), strict=True))
