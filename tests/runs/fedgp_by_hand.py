@@ -1,0 +1,356 @@
+"""Algorithm 1 of FedDA and FedGP written out by hand in float64, and what it is compared on."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD
+from torch.utils.data import TensorDataset
+
+sys.path.insert(0, str(Path(__file__).parent))
+from helpers import loader, trainer, weights
+
+from fedlit import Client, FederatedModule
+from fedlit.federation import Federation
+from fedlit.methods import FedDA, FedGP
+from fedlit.privacy import AffineGrid, FixedPoint
+
+Update = dict[str, Tensor]
+
+LR = 0.1
+NAMES = ["c0", "c1", "c2"]  # the last is the target
+SIZES = [40, 21, 27]  # 5, 3 and 4 batches of 8
+W, B = "classifier.weight", "classifier.bias"
+STATISTICS = ("running_mean", "running_var")
+# both vectors of an inner product have length 1, so that a bound of 2 is enough
+GRID = {"grid": AffineGrid(*[FixedPoint(20, 2.0)] * 3)}
+
+
+def roster(num_clients: int = 3, labelled: bool = True) -> list[Client | str]:
+    """Sources, and a target that knows its labels."""
+    names: list[Client | str] = [f"c{i}" for i in range(num_clients - 1)]
+    return [*names, Client(f"c{num_clients - 1}", role="target", labelled=labelled)]
+
+
+def build(method: type[FedDA] = FedGP, clients: Sequence[Client | str] | None = None, **kwargs: Any) -> Any:
+    """Logistic regression of 5 numbers; the last client is the target."""
+    torch.manual_seed(0)
+    given = roster() if clients is None else list(clients)
+    target = next(client.name for client in given if isinstance(client, Client))
+    network = {"extractor": nn.Identity(), "classifier": nn.Linear(5, 2)}
+    kwargs.setdefault("optimizer", lambda params: SGD(params, lr=LR))
+    return method(given, target, 2, **(network | kwargs))
+
+
+def unequal(seed: int = 0) -> dict[str, TensorDataset]:
+    """Clients of different sizes; c0 is labelled much as the target is, c1 by another rule."""
+    generator = torch.Generator().manual_seed(seed)
+    rules = torch.tensor([[1.0, 1, 1, 0.5, 1], [1, -1, 0, 1, -0.5], [1, 1, 1, 1, 1]])
+    data = {}
+    for name, size, rule in zip(NAMES, SIZES, rules, strict=True):
+        x = torch.randn(size, 5, generator=generator)
+        noise = 0.5 * torch.randn(size, generator=generator)
+        data[name] = TensorDataset(x, (x @ rule + noise > 0).long())
+    return data
+
+
+class Snapshots(pl.Callback):
+    """Copies of all clients' weights, and of what is logged: at the start, and after each round."""
+
+    def __init__(self) -> None:
+        self.start: dict[str, Update] = {}
+        self.rounds: list[dict[str, Update]] = []
+        self.metrics: list[dict[str, float]] = []
+
+    def on_train_start(self, trainer: pl.Trainer, module: FederatedModule) -> None:  # type: ignore[override]
+        self.start = {name: weights(module, name) for name, _ in module.replicas.named_children()}
+
+    def on_round_end(self, trainer: pl.Trainer, module: FederatedModule, round_idx: int) -> None:
+        self.rounds.append({name: weights(module, name) for name, _ in module.replicas.named_children()})
+        self.metrics.append({name: float(value) for name, value in trainer.callback_metrics.items()})
+
+
+def fit(
+    module: FederatedModule,
+    data: dict[str, TensorDataset] | None = None,
+    rounds: int = 1,
+    batch_size: int = 8,
+    **kwargs: Any,
+) -> Snapshots:
+    snapshots = Snapshots()
+    run = trainer(rounds, [snapshots, *kwargs.pop("callbacks", [])], **kwargs)
+    run.fit(module, loader(unequal() if data is None else data, batch_size))
+    return snapshots
+
+
+def talk(module: FederatedModule, channel: str, round_idx: int | None = None) -> list[tuple[str, str]]:
+    """Who sent to whom over a channel."""
+    return [
+        (entry.sender, entry.receiver)
+        for entry in module.federation.ledger
+        if entry.channel == channel and round_idx in (None, entry.round_idx)
+    ]
+
+
+@dataclass
+class Local:
+    """What one client has done in a round: its update, its learning rates, and its batches' gradients at the start."""
+
+    update: Update
+    rates: list[float] = field(default_factory=list)
+    gradients: list[Update] = field(default_factory=list)
+
+    @property
+    def path(self) -> float:
+        return math.fsum(self.rates)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the rule is given, with the defaults of the methods."""
+
+    method: type[FedDA]
+    beta: Any = 0.5
+    weighting: str = "uniform"
+    granularity: str = "layer"
+    projection: str = "orthogonal"
+    residual: str = "isotropic"
+    align_magnitudes: bool = False
+    target_lr_ratio: float = 1.0
+    warmup_rounds: int = 0
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        own = {"beta", "weighting", "align_magnitudes", "target_lr_ratio", "warmup_rounds"}
+        more = {"granularity", "projection", "residual"} if issubclass(self.method, FedGP) else set()
+        return {name: value for name, value in vars(self).items() if name in own | more}
+
+
+def vector(update: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
+    return torch.cat([update[name].detach().double().flatten() for name in names])
+
+
+def groups_of(update: Mapping[str, Tensor], settings: Settings) -> list[list[str]]:
+    """Names that are projected together; running statistics are not projected."""
+    layers = [name for name in update if not name.endswith(STATISTICS)]
+    by_layer = issubclass(settings.method, FedGP) and settings.granularity == "layer"
+    return [[name] for name in layers] if by_layer else [layers]
+
+
+def scale_of(source: Local, target: Local, settings: Settings) -> float:
+    return target.path / source.path if settings.align_magnitudes else 1.0
+
+
+def rule_by_hand(locals_: Mapping[str, Local], betas: Mapping[str, float], shares: Mapping[str, float],
+                 settings: Settings) -> Update:  # fmt: skip
+    """Definition 4.1 or 4.3, or appendix C.9 with beta at the source; the target is the last client."""
+    target = locals_[NAMES[-1]]
+    statistics = [[name] for name in target.update if name.endswith(STATISTICS)]
+    step: Update = {}
+    for names in [*groups_of(target.update, settings), *statistics]:
+        t = vector(target.update, names)
+        total = torch.zeros_like(t)
+        for source, beta in betas.items():
+            s = vector(locals_[source].update, names)
+            if names not in statistics:
+                s = s * scale_of(locals_[source], target, settings)
+                cosine = float(t @ s) / (float(t.norm() * s.norm()) or 1.0)
+                if settings.projection == "cosine":
+                    s = max(cosine, 0.0) * s
+                elif issubclass(settings.method, FedGP):
+                    s = max(cosine, 0.0) * float(t.norm()) / (float(s.norm()) or 1.0) * s
+            total += shares[source] * ((1 - beta) * t + beta * s)
+        parts = torch.split(total, [target.update[name].numel() for name in names])
+        step |= {name: part.view_as(target.update[name]) for name, part in zip(names, parts, strict=True)}
+    return step
+
+
+@dataclass
+class Estimates:
+    variance: float
+    distance: dict[str, float] = field(default_factory=dict)
+    residual: dict[str, float] = field(default_factory=dict)
+    beta: dict[str, float] = field(default_factory=dict)
+
+
+def estimates_by_hand(
+    locals_: Mapping[str, Local],
+    sources: Sequence[str],
+    settings: Settings,
+    variance: float | None = None,
+) -> Estimates:
+    """Appendix A.5, from all the target's batch gradients at once, and updates over its learning rates.
+
+    The update has the noise of the mean gradient at the round's start, in proportion to its length; of the exact
+    residual, what is left of each gradient off the source's directions.
+    """
+    target = locals_[NAMES[-1]]
+    names = [name for name in target.update if not name.endswith(STATISTICS)]
+    g = vector(target.update, names) / target.path
+    width = len(g)
+    if variance is None:
+        rows = torch.stack([vector(gradient, names) for gradient in target.gradients])
+        noise = float(rows.var(dim=0).sum()) / len(rows)
+        unit = float(g.square().sum()) / float(rows.mean(dim=0).square().sum())
+        variance = noise * unit
+    found = Estimates(variance)
+    for source in sources:
+        scale = scale_of(locals_[source], target, settings) / target.path
+        s = scale * vector(locals_[source].update, names)
+        found.distance[source] = float((s - g).square().sum()) - variance
+        basis = []  # unit vectors of the source's directions
+        start = 0
+        for group in groups_of({name: target.update[name] for name in names}, settings):
+            length = sum(target.update[name].numel() for name in group)
+            direction = torch.zeros(width, dtype=torch.float64)
+            direction[start : start + length] = s[start : start + length]
+            basis.append(direction / direction.norm())
+            start += length
+        q = torch.stack(basis)
+        across = 1 - len(q) / width
+        if settings.residual == "exact":
+            left = rows - rows @ q.T @ q
+            across = float(left.var(dim=0).sum()) / float(rows.var(dim=0).sum())
+        found.residual[source] = float((g - q.T @ (q @ g)).square().sum()) - across * variance
+        apart = found.residual[source] if issubclass(settings.method, FedGP) else found.distance[source]
+        given = settings.beta
+        if given == "auto":
+            found.beta[source] = variance / (variance + max(apart, 0.0))
+        else:
+            found.beta[source] = given[source] if isinstance(given, dict) else given
+    return found
+
+
+def shares_of(sources: Sequence[str], settings: Settings) -> dict[str, float]:
+    sizes = dict(zip(NAMES, SIZES, strict=True))
+    raw = {name: float(sizes[name]) if settings.weighting == "samples" else 1.0 for name in sources}
+    return {name: weight / sum(raw.values()) for name, weight in raw.items()}
+
+
+PER_SOURCE = {"c0": 0.3, "c1": 0.9}
+FAST = {"target_lr_ratio": 0.4, "align_magnitudes": True}
+
+FIXED = {
+    "FedDA": Settings(FedDA),
+    "FedDA, samples": Settings(FedDA, weighting="samples", target_lr_ratio=0.4),
+    "FedDA, a beta per source": Settings(FedDA, beta=PER_SOURCE, weighting="samples"),
+    "FedDA, aligned": Settings(FedDA, beta=0.7, **FAST),
+    "FedGP by layer": Settings(FedGP),
+    "FedGP by model": Settings(FedGP, granularity="model", target_lr_ratio=0.4),
+    "FedGP, a beta per source": Settings(FedGP, beta=PER_SOURCE, weighting="samples"),
+    "FedGP, aligned": Settings(FedGP, **FAST),
+    "cosine by layer, aligned": Settings(FedGP, beta=PER_SOURCE, projection="cosine", **FAST),
+    "cosine by model": Settings(FedGP, beta=0.3, projection="cosine", granularity="model", weighting="samples"),
+    "FedGP after a warm-up": Settings(FedGP, warmup_rounds=1, weighting="samples"),
+    "beta 0": Settings(FedGP, beta=0),
+    "beta 1": Settings(FedDA, beta=1),
+}
+AUTO = {
+    "FedDA auto": Settings(FedDA, beta="auto"),
+    "FedDA auto, aligned": Settings(FedDA, beta="auto", weighting="samples", **FAST),
+    "FedGP auto": Settings(FedGP, beta="auto"),
+    "FedGP auto by model": Settings(FedGP, beta="auto", granularity="model", weighting="samples", **FAST),
+    "FedGP auto, exact": Settings(FedGP, beta="auto", residual="exact"),
+    "FedGP auto, exact by model": Settings(FedGP, beta="auto", residual="exact", granularity="model", **FAST),
+    "FedGP auto, cosine": Settings(FedGP, beta="auto", projection="cosine", warmup_rounds=1, **FAST),
+}
+
+
+def zero_layer() -> nn.Linear:
+    layer = nn.Linear(5, 2)
+    for parameter in layer.parameters():
+        nn.init.zeros_(parameter)
+    return layer
+
+
+class Noted:
+    """Keeps, for each round, what its rule was given and what it gave."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.notes: list[tuple[dict[str, Local], Update]] = []
+        self.counts: list[dict[str, float]] = []
+
+    def move_to_(self, step: Update) -> None:
+        given = {}
+        for client in self.federation.local_clients:  # type: ignore[attr-defined]
+            memory = self.memory(client)  # type: ignore[attr-defined]
+            update = {name: tensor.double() for name, tensor in self.update(client).items()}  # type: ignore[attr-defined]
+            given[client.name] = Local(update, [memory.path], [dict(gradient) for gradient in memory.gradients])
+        statistics, target = self.memory(self.target).statistics, given[self.target.name]  # type: ignore[attr-defined]
+        variance = math.nan
+        if statistics.count > 1 and target.path:
+            names = list(statistics.mean)
+            lengths = [float(vector(u, names).square().sum()) for u in (target.update, statistics.mean)]
+            variance = statistics.variance / statistics.count / lengths[1] * lengths[0] / target.path**2
+        self.counts.append({"batches": statistics.count, "variance": variance})
+        self.notes.append((given, {name: tensor.clone() for name, tensor in step.items()}))
+        super().move_to_(step)  # type: ignore[misc]
+
+
+class NotedDA(Noted, FedDA):
+    """FedDA with notes."""
+
+
+class NotedGP(Noted, FedGP):
+    """FedGP with notes."""
+
+
+def noted(method: type[FedDA]) -> type[Any]:
+    return NotedGP if issubclass(method, FedGP) else NotedDA
+
+
+def normalised() -> dict[str, Any]:
+    """A network with BatchNorm, whose statistics start far from the data's."""
+    norm = nn.BatchNorm1d(6)
+    norm.running_var.fill_(3.0)  # type: ignore[union-attr]
+    return {"extractor": nn.Sequential(nn.Linear(5, 6), norm, nn.ReLU()), "classifier": nn.Linear(6, 2)}
+
+
+def settings_betas(settings: Settings) -> dict[str, float]:
+    given = settings.beta
+    return {name: given[name] if isinstance(given, dict) else given for name in NAMES[:-1]}
+
+
+CASES = FIXED | AUTO
+
+
+class Wire:
+    """Everything that clients hand to the federation, by verb: (channel, payloads, receivers)."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.exchanged: list[tuple[str, dict[str, Any], list[str]]] = []
+        self.averaged: list[tuple[str, dict[str, Any], list[str]]] = []
+        self.multiplied: list[tuple[str, list[str], list[str]]] = []
+        self.means: list[dict[str, Any]] = []
+        exchange, mean, affine = Federation.exchange, Federation.mean, Federation.affine
+
+        def names(to: Any) -> list[str]:
+            return ["everyone"] if to is None else [client.name for client in to]
+
+        def spy_exchange(federation: Any, channel: str, payloads: Any, to: Any = None, **kwargs: Any) -> Any:
+            self.exchanged.append((channel, dict(payloads), names(to)))
+            return exchange(federation, channel, payloads, to, **kwargs)
+
+        def spy_mean(federation: Any, channel: str, payloads: Any, among: Any = None, to: Any = None,
+                     **kwargs: Any) -> Any:  # fmt: skip
+            self.averaged.append((channel, dict(payloads), names(to)))
+            self.means.append(mean(federation, channel, payloads, among, to, **kwargs))
+            return self.means[-1]
+
+        def spy_affine(federation: Any, channel: str, moments: Any, maps: Any, *rest: Any) -> Any:
+            self.multiplied.append((channel, list(moments), list(maps)))
+            return affine(federation, channel, moments, maps, *rest)
+
+        monkeypatch.setattr(Federation, "exchange", spy_exchange)
+        monkeypatch.setattr(Federation, "mean", spy_mean)
+        monkeypatch.setattr(Federation, "affine", spy_affine)

@@ -1,0 +1,371 @@
+"""FedDA and FedGP: rounds that clients miss, warm-ups, and checkpoints."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import nn
+from torch.optim import Adam
+from torch.optim.lr_scheduler import StepLR
+from torch.utils.data import TensorDataset
+
+sys.path.insert(0, str(Path(__file__).parent))
+from fedgp_by_hand import (
+    CASES,
+    GRID,
+    NAMES,
+    PER_SOURCE,
+    B,
+    NotedGP,
+    Settings,
+    Snapshots,
+    W,
+    Wire,
+    build,
+    fit,
+    normalised,
+    rule_by_hand,
+    settings_betas,
+    talk,
+    unequal,
+    zero_layer,
+)
+from helpers import loader, same, shards, trainer, weights
+
+from fedlit import Client
+from fedlit.federation import Schedule
+from fedlit.methods import FedGP, SourceOnly, TargetOnly
+from fedlit.privacy import (
+    PairwiseMasking,
+    PlainAffine,
+)
+
+# -------------------------------------------------------------------- participation
+
+
+def two(clients: Sequence[str], **kwargs: Any) -> Snapshots:
+    """The same method in a federation of these clients alone."""
+    names: list[Client | str] = [name for name in clients if name != "c2"]
+    data = unequal()
+    module = build(clients=[*names, Client("c2", role="target", labelled=True)], **kwargs)
+    return fit(module, {name: data[name] for name in clients})
+
+
+@pytest.mark.parametrize("hidden", [False, True], ids=["open", "masked"])
+def test_absent_sources_are_left_out_and_fetch_the_model_when_they_come_back(hidden: bool) -> None:
+    present = [["c0", "c1", "c2"], ["c0", "c2"], ["c0", "c1", "c2"]]
+    strategy: dict[str, Any] = {"participation": Schedule(present[1:])}
+    if hidden:
+        strategy["privacy"] = PairwiseMasking()
+    module = build(beta="auto", weighting="samples")
+    warns = pytest.warns(UserWarning, match="hides nothing of fewer than 2") if hidden else nullcontext()
+    with warns:
+        snapshots = fit(module, rounds=2, strategy=strategy)
+    first, second = snapshots.rounds
+    if hidden:  # one source alone: the target's own update is taken
+        assert torch.equal(first["c2"][W], two(["c0", "c2"], beta=0).rounds[0]["c2"][W])
+    else:
+        assert same(first["c2"], two(["c0", "c2"], beta="auto", weighting="samples").rounds[0]["c2"])
+        assert "beta/c1" not in snapshots.metrics[0]
+        assert "beta/c1" in snapshots.metrics[1]
+    assert same(first["c1"], snapshots.start["c1"])
+    assert same(first["c0"], first["c2"])
+    assert same(second["c1"], second["c2"])
+    booked = [entry for entry in module.federation.ledger if entry.channel == "model"]
+    assert [(e.round_idx, e.receiver, e.messages) for e in booked] == [(0, "c0", 1), (1, "c1", 2), (1, "c0", 1)]
+
+
+@pytest.mark.parametrize("hidden", [False, True], ids=["open", "masked"])
+def test_with_nobody_there_the_targets_own_update_is_taken(hidden: bool) -> None:
+    strategy: dict[str, Any] = {"participation": Schedule([["c2"]])}
+    if hidden:
+        strategy["privacy"] = PairwiseMasking()
+    module, alone = build(beta="auto"), build(TargetOnly)
+    ours = fit(module, rounds=2, strategy=strategy)
+    theirs = fit(alone, rounds=2, strategy={"participation": Schedule([["c2"]])})
+    for key in (W, B):
+        torch.testing.assert_close(ours.rounds[-1]["c2"][key], theirs.rounds[-1]["c2"][key], atol=1e-6, rtol=1e-6)
+        assert torch.equal(ours.rounds[-1]["c0"][key], ours.start["c0"][key])
+    assert set(module.federation.ledger.bytes_by_channel()) == {"metrics"}
+
+
+@pytest.mark.parametrize("hidden", [False, True], ids=["open", "masked"])
+@pytest.mark.parametrize("way", ["participation", "update", "target_update"])
+def test_a_round_without_the_target_changes_nothing(way: str, hidden: bool) -> None:
+    """Whether it is away, or only its message is lost; and the round after goes on as if nothing had been."""
+    if way == "target_update" and not hidden:
+        pytest.skip("nothing is sent on it")
+    away = Schedule([["c0", "c1"], ["c0", "c1", "c2"]])
+    strategy: dict[str, Any] = {"participation": away} if way == "participation" else {"drops": {way: away}}
+    if hidden:
+        strategy["privacy"] = PairwiseMasking()
+    module = build(beta="auto", **normalised())
+    snapshots = fit(module, rounds=2, strategy={"nested_drops": False} | strategy)
+    first, second = snapshots.rounds
+    if way == "target_update":  # it is there, and takes its own step, as without sources
+        assert not torch.equal(first["c2"][W], snapshots.start["c2"][W])
+        assert not talk(module, "update", 0)
+    else:
+        for name in NAMES:
+            learnt = [key for key in first[name] if not key.endswith("num_batches_tracked")]
+            assert all(torch.equal(first[name][key], snapshots.start[name][key]) for key in learnt)
+        assert {e.channel for e in module.federation.ledger if e.round_idx == 0} == {"metrics"}
+        assert "beta" not in snapshots.metrics[0]
+    assert not torch.equal(second["c2"][W], first["c2"][W])
+    assert all(torch.equal(second[name][W], second["c2"][W]) for name in NAMES)
+
+
+def test_a_dropped_update_counts_nowhere_and_its_sender_gets_the_model_all_the_same() -> None:
+    drops = {"update": Schedule([["c0", "c2"]])}
+    module = build(beta=PER_SOURCE)
+    snapshots = fit(module, strategy={"drops": drops, "nested_drops": False})
+    expected = two(["c0", "c2"], beta=0.3).rounds[0]["c2"]
+    assert same(snapshots.rounds[0]["c2"], expected)
+    assert same(snapshots.rounds[0]["c1"], expected)
+    assert talk(module, "update") == [("c0", "c2")]
+
+
+@pytest.mark.parametrize("channel", ["update", "target_update", "inner_product"])
+def test_hidden_means_are_over_those_who_contribute(channel: str) -> None:
+    """With a beta per source, the target's share is that of the betas in the mean: of c0 and c1, of three sources."""
+    clients: list[Client | str] = ["c0", "c1", "c3", Client("c2", role="target", labelled=True)]
+    data = unequal() | {"c3": shards(1)["c0"]}
+    betas = {"c0": 0.2, "c1": 0.6, "c3": 1.0}
+    lost = Schedule([["c0", "c1", "c2"]])
+    runs = []
+    for strategy in ({"drops": {channel: lost}, "nested_drops": False}, {"participation": lost}):
+        module = build(clients=clients, beta=betas)
+        hidden = {"privacy": PairwiseMasking(), "two_party": PlainAffine()}
+        runs.append(fit(module, data, strategy=hidden | strategy).rounds[0]["c2"])
+    assert same(runs[0], runs[1])
+
+
+def test_a_dropped_model_is_fetched_in_the_next_round_before_training() -> None:
+    drops = {"model": Schedule([["c0", "c2"], ["c0", "c1", "c2"]])}
+    module, undisturbed = build(beta="auto"), build(beta="auto")
+    snapshots = fit(module, rounds=2, strategy={"drops": drops})
+    expected = fit(undisturbed, rounds=2)
+    assert same(snapshots.rounds[0]["c1"], snapshots.start["c1"])
+    for name in NAMES:
+        assert same(snapshots.rounds[1][name], expected.rounds[1][name])
+    messages = {(e.round_idx, e.receiver): e.messages for e in module.federation.ledger if e.channel == "model"}
+    assert messages == {(0, "c0"): 1, (1, "c1"): 2, (1, "c0"): 1}
+
+
+@pytest.mark.parametrize("hidden", [False, True], ids=["open", "masked"])
+def test_a_source_that_trains_on_an_old_model_is_left_out(hidden: bool) -> None:
+    """c1 does not get the models of rounds 0 and 1, but its updates get through: they are of another start."""
+    clients: list[Client | str] = ["c0", "c1", "c3", Client("c2", role="target", labelled=True)]
+    data = unequal() | {"c3": shards(1)["c0"]}
+    some, everyone = ["c0", "c2", "c3"], ["c0", "c1", "c2", "c3"]
+    more: dict[str, Any] = {"nested_drops": False} | ({"privacy": PairwiseMasking()} if hidden else {})
+    stale, lost = build(beta="auto", clients=clients), build(beta="auto", clients=clients)
+    ours = fit(stale, data, 3, strategy=more | {"drops": {"model": Schedule([some, some, everyone])}})
+    # the same run, but that its update of round 1 is lost
+    drops = {"model": Schedule([some, some, everyone]), "update": Schedule([everyone, some, everyone])}
+    theirs = fit(lost, data, 3, strategy=more | {"drops": drops})
+    for round_idx in range(3):
+        assert same(ours.rounds[round_idx]["c2"], theirs.rounds[round_idx]["c2"]), round_idx
+    assert same(ours.rounds[1]["c1"], ours.start["c1"])
+    assert same(ours.rounds[2]["c1"], ours.rounds[2]["c2"])
+    spoke = ["c1" in {sender for sender, _ in talk(stale, "update", round_idx)} for round_idx in range(3)]
+    assert spoke == [True, False, True]
+
+
+def test_a_source_that_opposes_the_target_leaves_the_mean_to_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the documentation of `FedDA` warns of: of two hidden sources, the target then reads the other's part."""
+    data = unequal()
+    x, y = data["c2"].tensors
+    data["c0"], data["c1"] = TensorDataset(x, y), TensorDataset(x, 1 - y)
+    wire, module = Wire(monkeypatch), build(beta={"c0": 0.5, "c1": 0.25}, classifier=zero_layer())
+    snapshots = fit(module, data, batch_size=64, strategy={"privacy": PairwiseMasking()})
+    own = fit(build(TargetOnly, classifier=zero_layer()), data, batch_size=64).rounds[0]["c2"]
+    ((_, payloads, _),), (mean,) = wire.averaged, wire.means
+    for key in (W, B):
+        assert not payloads["c1"][key].any()
+        torch.testing.assert_close(mean["c2"][key], payloads["c0"][key] / 2, atol=1e-6, rtol=0)
+        # c0 is the target's twin, on which the target's update is its own projection
+        expected = (1 - 0.375) * own[key] + 0.25 * own[key]
+        torch.testing.assert_close(snapshots.rounds[0]["c2"][key], expected, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("case", "told"),
+    [("FedDA auto", "111"), ("FedGP auto", "111"), ("FedGP by layer", "101"), ("FedDA, aligned", "001"), ("FedDA", "")],
+)
+def test_the_target_tells_no_numbers_that_are_not_needed(case: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of squared norm, variance and sum of learning rates; the last is known to all who know the configuration."""
+    settings, wire = CASES[case], Wire(monkeypatch)
+    fit(build(settings.method, **settings.kwargs), strategy={"privacy": PairwiseMasking()})
+    summaries = [payloads["c2"]["summary"] for channel, payloads, _ in wire.exchanged if channel == "target_update"]
+    assert ["".join("1" if number > 0 else "0" for number in summary.tolist()) for summary in summaries] == (
+        [told] if told else []
+    )
+
+
+def test_a_target_dropped_on_the_model_keeps_it_for_later() -> None:
+    drops = {"model": Schedule([["c0", "c1"], ["c0", "c1", "c2"]])}
+    module, undisturbed = build(), build()
+    snapshots = fit(module, rounds=2, strategy={"drops": drops, "nested_drops": False})
+    expected = fit(undisturbed, rounds=2)
+    assert same(snapshots.rounds[0]["c2"], expected.rounds[0]["c2"])
+    assert same(snapshots.rounds[0]["c0"], snapshots.start["c0"])
+    assert same(snapshots.rounds[1]["c0"], expected.rounds[1]["c0"])
+
+
+def test_a_single_source_under_masking_is_skipped_with_a_warning_and_told_nothing() -> None:
+    module = build(clients=["c0", Client("c2", role="target", labelled=True)])
+    data = unequal()
+    with pytest.warns(UserWarning, match=r"round 0 sends no mean over channel 'update': \['c0'\] alone"):
+        snapshots = fit(
+            module, {name: data[name] for name in ("c0", "c2")}, rounds=2, strategy={"privacy": PairwiseMasking()}
+        )
+    expected = two(["c0", "c2"], beta=0).rounds[0]["c2"]
+    assert same(snapshots.rounds[0]["c2"], expected)
+    assert same(snapshots.rounds[1]["c0"], snapshots.rounds[1]["c2"])
+    assert not talk(module, "target_update")  # nobody needs it
+
+
+# -------------------------------------------------------------------- warm-up
+
+
+def test_warm_up_rounds_are_fedavg_over_the_sources_and_send_no_updates() -> None:
+    module, average = build(warmup_rounds=2, beta="auto"), build(SourceOnly, weighting="uniform")
+    snapshots, expected = fit(module, rounds=3), fit(average, rounds=2)
+    assert same(snapshots.rounds[1]["c2"], expected.rounds[1]["c2"])
+    assert "beta" not in snapshots.metrics[1]
+    assert "beta" in snapshots.metrics[2]
+    spoken = {(e.round_idx, e.channel) for e in module.federation.ledger if e.channel != "metrics"}
+    assert spoken == {(0, "weights"), (1, "weights"), (2, "update"), (2, "model")}
+
+
+@pytest.mark.parametrize(("absent", "away"), [("c1", 1), ("c1", 2), ("c2", 1), ("c2", 2)])
+def test_who_was_away_at_the_end_of_the_warm_up_starts_from_its_result(absent: str, away: int) -> None:
+    """Also a target, and those who are still away in the round after it: all updates are from the same model."""
+    others = [name for name in NAMES if name != absent]
+    schedule = Schedule([*[others] * away, NAMES])
+    module = build(NotedGP, warmup_rounds=1)
+    snapshots = fit(module, rounds=away + 1, strategy={"participation": schedule})
+    assert same(snapshots.rounds[0][absent], snapshots.start[absent])
+    assert all(same(snapshots.rounds[-1][name], snapshots.rounds[-1]["c2"]) for name in NAMES)
+    given, _ = module.notes[-1]
+    expected = rule_by_hand(given, settings_betas(Settings(FedGP)), {"c0": 0.5, "c1": 0.5}, Settings(FedGP))
+    before = snapshots.rounds[away - 1]["c0"]  # of the warm-up, or of a round that the absent one has missed
+    for key in (W, B):
+        torch.testing.assert_close(
+            snapshots.rounds[-1]["c2"][key] - before[key], expected[key].float(), atol=1e-6, rtol=0
+        )
+    # an absent client receives nothing; a source that comes back later needs the model of then
+    later = [("c2", "c1")] if (absent, away) == ("c1", 2) else []
+    assert talk(module, "weights", away) == ([] if later else [("server", absent)])
+    assert talk(module, "model", away)[: len(later)] == later
+    assert not [pair for round_idx in range(away) for name in ("weights", "model")
+                for pair in talk(module, name, round_idx) if pair[1] == absent]  # fmt: skip
+
+
+def test_a_source_that_missed_the_warm_up_and_a_round_without_a_new_model_fetches_its_result() -> None:
+    """Round 1 has no target to send a model, so that in round 2 all start from the result of the warm-up."""
+    participation = Schedule([["c0", "c2"], ["c0", "c2"], NAMES])
+    drops = {"update": Schedule([NAMES, ["c0", "c1"], NAMES])}
+    module = build(warmup_rounds=1)
+    snapshots = fit(module, rounds=3, strategy={"participation": participation, "drops": drops, "nested_drops": False})
+    assert same(snapshots.rounds[1]["c1"], snapshots.start["c1"])
+    assert same(snapshots.rounds[1]["c2"], snapshots.rounds[0]["c0"])
+    assert talk(module, "weights", 2)[-1] == ("server", "c1")
+    assert {pair[0] for pair in talk(module, "update", 2)} == {"c0", "c1"}
+    assert same(snapshots.rounds[2]["c1"], snapshots.rounds[2]["c2"])
+
+
+# -------------------------------------------------------------------- checkpoints
+
+
+def hidden_products() -> PlainAffine:
+    return PlainAffine(**GRID)
+
+
+RESUMED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "fixed": ({"beta": 0.5, "align_magnitudes": True}, {}),
+    "auto": ({"beta": "auto"}, {}),
+    "auto, exact": ({"beta": "auto", "residual": "exact"}, {}),
+    "masked": ({"beta": "auto"}, {"privacy": PairwiseMasking}),
+    "masked, inner products": ({"beta": "auto"}, {"privacy": PairwiseMasking, "two_party": hidden_products}),
+    "batchnorm": ({"beta": "auto"}, {}),
+    "vectorised": ({"beta": "auto", "vectorize": True}, {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RESUMED)
+def test_a_checkpoint_within_a_round_resumes_bit_for_bit(name: str, tmp_path: Path) -> None:
+    """c1 is away in round 1, so that it is still behind when the run is resumed within round 2."""
+    arguments, given = RESUMED[name]
+    away = Schedule([NAMES, ["c0", "c2"], NAMES]) if name != "masked" else Schedule([NAMES])
+    torch.manual_seed(3)
+
+    def go(callbacks: list[pl.Callback], checkpoint: str | None = None) -> tuple[Any, Snapshots]:
+        torch.manual_seed(7)
+        more = normalised() if name == "batchnorm" else {}
+        module = build(
+            optimizer=lambda params: Adam(params, lr=0.02),
+            lr_scheduler=lambda optimizer: StepLR(optimizer, 2, 0.5),
+            schedule_interval="step",
+            warmup_rounds=1,
+            **(arguments | more),
+        )
+        snapshots = Snapshots()
+        strategy = {key: value() for key, value in given.items()} | {"rounds_per_epoch": 2, "participation": away}
+        run = trainer(2, [snapshots, *callbacks], enable_checkpointing=bool(callbacks), strategy=strategy)
+        run.fit(module, loader(unequal()), ckpt_path=checkpoint)
+        return module, snapshots
+
+    saver = ModelCheckpoint(tmp_path, every_n_train_steps=1, save_top_k=-1, filename="{step}")
+    straight, everything = go([saver])
+    assert straight.federation.round_idx == 4
+    for step, round_idx in ((2, 0), (8, 1), (12, 2), (17, 3)):  # rounds of 5 steps
+        path = tmp_path / f"step={step}.ckpt"
+        saved = torch.load(path, weights_only=True)
+        assert (saved["federation"]["round_idx"], saved["federation"]["batch_idx"]) == (round_idx, step - 5 * round_idx)
+        resumed, rest = go([], str(path))
+        for client in NAMES:
+            assert same(everything.rounds[-1][client], rest.rounds[-1][client]), (step, client)
+        assert rest.metrics[-1] == pytest.approx(everything.metrics[-1], rel=0, abs=0, nan_ok=True)
+        if "masked" not in name:  # which exchanges its keys again
+            assert straight.federation.ledger == resumed.federation.ledger
+
+
+def test_a_client_that_was_behind_before_a_checkpoint_fetches_the_model_after_it(tmp_path: Path) -> None:
+    def go(rounds: int, checkpoint: str | None = None) -> tuple[Any, pl.Trainer]:
+        module = build()
+        run = trainer(rounds, strategy={"participation": Schedule([["c0", "c2"], NAMES])})
+        run.fit(module, loader(unequal()), ckpt_path=checkpoint)
+        return module, run
+
+    _, half = go(1)
+    path = str(tmp_path / "half.ckpt")
+    half.save_checkpoint(path)
+    assert torch.load(path, weights_only=True)["behind"] == ["c1"]
+    straight, _ = go(2)
+    resumed, _ = go(2, path)
+    for name in NAMES:
+        assert same(weights(straight, name), weights(resumed, name))
+    assert straight.federation.ledger == resumed.federation.ledger
+
+
+def test_a_checkpoint_between_rounds_holds_no_copies_of_the_network(tmp_path: Path) -> None:
+    module = build(beta="auto", residual="exact")
+    fit(module)
+    module.trainer.save_checkpoint(tmp_path / "run.ckpt")
+    saved = torch.load(tmp_path / "run.ckpt", weights_only=True)
+    assert not saved.get("memory")
+    assert {name.split(".", 2)[2] for name in saved["state_dict"]} == {W, B}
+    loaded = FedGP.load_from_checkpoint(
+        tmp_path / "run.ckpt", extractor=nn.Identity(), classifier=nn.Linear(5, 2), weights_only=True
+    )
+    assert same(weights(loaded, "c2"), weights(module, "c2"))
