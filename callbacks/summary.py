@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import fmean, stdev
@@ -44,7 +45,7 @@ class RunSummary:
         target_sha256: Fingerprint of the target's weights, to compare runs bit by bit.
         backends: Of each channel whose messages are summed by the server: what it hides. Channels between clients,
             and those of watched numbers, go through no backend.
-        selected_accuracy: Accuracy on the target's hidden validation labels in the validation with the highest
+        selected_accuracy: Accuracy on the target's hidden validation labels in the first validation with the highest
             ``target_score``: what choosing a round without labels comes to. ``None`` without validation.
         best_accuracy: The highest such accuracy in any validation, which no federation could pick: an oracle.
         oracle_balanced_accuracy: As `oracle_accuracy`, mean recall over classes.
@@ -105,7 +106,7 @@ def summarise(trainer: Trainer, module: FederatedModule, seconds: float, method:
         processes=trainer.world_size,
         target_sha256=_target_sha256(module),
         backends={channel: found for channel in sent if (found := federation.description(channel)) is not None},
-        selected_accuracy=max(seen)[1] if seen else None,
+        selected_accuracy=max(seen, key=operator.itemgetter(0))[1] if seen else None,  # of equal scores the first
         best_accuracy=max(accuracy for _, accuracy in seen) if seen else None,
         oracle_balanced_accuracy=_metric(trainer, "oracle/target/balanced_acc"),
         oracle_f1=_metric(trainer, "oracle/target/f1"),

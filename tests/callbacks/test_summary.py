@@ -150,6 +150,15 @@ def test_a_real_run_is_summed_up(tmp_path: Path):
     assert f"{100 * summary.oracle_accuracy:.1f}" in render([summary])
 
 
+def test_a_round_is_chosen_by_the_score_alone_and_of_equal_ones_the_first(tmp_path: Path):
+    module, watcher = build(), OracleAccuracy()
+    ran = trainer(1, [watcher], tmp_path, limit_val_batches=0)
+    ran.fit(module, Blobs())
+    watcher.history = [(0.4, 1.0), (0.5, 0.2), (0.5, 0.9)]
+    summary = summarise(ran, module, 1.5)
+    assert (summary.selected_accuracy, summary.best_accuracy) == (0.2, 1.0)
+
+
 def test_a_run_can_be_given_a_name(tmp_path: Path):
     module = build()
     ran = trainer(1, [], tmp_path, limit_val_batches=0)
