@@ -7,7 +7,14 @@ from fedlit.functional.discriminant import linear_discriminant, softmax_regressi
 from fedlit.functional.kernels import Kernel, cauchy_kernel, gaussian_kernel, laplace_kernel
 from fedlit.functional.mmd import mmd_squared, rff_mmd_squared
 from fedlit.functional.random_features import random_fourier_features, sample_frequencies
-from fedlit.functional.scores import information_score
+from fedlit.functional.scores import (
+    SourceMoments,
+    certainty_score,
+    diversity_score,
+    importance_weighted_scores,
+    information_score,
+    soft_neighbourhood_density,
+)
 from fedlit.functional.taylor_mmd import (
     exact_between_domains_mean,
     exact_within_domain_mean,
@@ -54,6 +61,7 @@ __all__ = [
     "Kernel",
     "RandomFeatureSums",
     "Scaling",
+    "SourceMoments",
     "TransferComponents",
     "alignment_loss",
     "auto_beta",
@@ -61,6 +69,8 @@ __all__ = [
     "balanced_weights",
     "barycentric_mapping",
     "cauchy_kernel",
+    "certainty_score",
+    "diversity_score",
     "exact_between_domains_mean",
     "exact_within_domain_mean",
     "fedavg",
@@ -70,6 +80,7 @@ __all__ = [
     "gaussian_kernel",
     "gradient_map",
     "hard_vote",
+    "importance_weighted_scores",
     "information_score",
     "inner_products",
     "joint_cost",
@@ -93,6 +104,7 @@ __all__ = [
     "rff_mmd_squared",
     "sample_frequencies",
     "scale_layers",
+    "soft_neighbourhood_density",
     "softmax_regression",
     "taylor_coefficients",
     "taylor_mmd_squared",

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from fedlit import FederatedModule, FederatedStrategy
-from fedlit.callbacks import CommunicationLedger, OracleAccuracy, RoundTimer, summarise
+from fedlit.callbacks import CommunicationLedger, OracleAccuracy, RoundTimer, Validators, summarise
 from fedlit.data import FederatedLoader
 from fedlit.methods import FedAvg
 from fedlit.models import MLP
@@ -100,7 +100,13 @@ class EveryMetric(pl.Callback):
 if __name__ == "__main__":  # folder, number of processes: leaves what each process saw
     out, processes = Path(sys.argv[1]), int(sys.argv[2])
     seen = EveryMetric()
-    watching: list[pl.Callback] = [OracleAccuracy(per_class=True), CommunicationLedger(), RoundTimer(), seen]
+    watching: list[pl.Callback] = [
+        OracleAccuracy(per_class=True),
+        Validators(),
+        CommunicationLedger(),
+        RoundTimer(),
+        seen,
+    ]
     run, method = trainer(3, watching, out, devices=processes), build()
     run.fit(method, Blobs())
     run.test(method, Blobs(), verbose=False)

@@ -1,0 +1,216 @@
+"""Scores by which a model can be chosen though the target has no labels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+
+from fedlit.callbacks.shared import federated
+from fedlit.federation import RosterError
+from fedlit.functional import (
+    SourceMoments,
+    certainty_score,
+    diversity_score,
+    importance_weighted_scores,
+    information_score,
+    random_fourier_features,
+    sample_frequencies,
+    soft_neighbourhood_density,
+)
+from fedlit.module import FederatedModule
+from fedlit.tasks import Classification
+
+Validator = Literal["certainty", "diversity", "information", "density", "iwv", "dev"]
+
+WEIGHTED = ("iwv", "dev")
+"""Those that compare the target with the sources."""
+
+
+class Validators(Callback):
+    """Log label-free scores of the target after each validation, as ``validator/NAME``; the higher, the better.
+
+    ``certainty`` (prediction entropy), ``diversity``, ``information`` (their sum less 1) and ``density`` (soft
+    neighbourhood density) are of the target's predictions alone. ``iwv`` (importance-weighted validation) and ``dev``
+    (deep embedded validation) estimate its accuracy from the sources' validation samples, weighted by how much their
+    features resemble the target's. All can be the ``monitor`` of ModelCheckpoint, EarlyStopping or a sweep, with
+    ``mode="max"``, as can ``source/acc``, which is logged anyway. See `fedlit.functional` for what each computes.
+
+    Sends: the target's scores, over "metrics". For ``iwv`` and ``dev`` also "source_moments", from each source, of
+    which the target receives the mean, through that channel's privacy backend: 4 N^2 + 6 N numbers for N frequencies.
+    They tell the mean of random features of a source's samples, and how often it errs; never a sample.
+
+    Args:
+        names: Which scores; ``None`` is all of them.
+        num_frequencies: N, of the random Fourier features that weights are linear in, at least 1.
+        bandwidth: Of their Gaussian kernel, positive, in units of features scaled to length 1.
+        ridge: See `importance_weighted_scores`.
+        temperature: See `soft_neighbourhood_density`.
+
+    Raises:
+        ValueError: If a name is unknown; when a run starts, if the method predicts no classes.
+        RosterError: In a validation, if the target or all sources have no samples for it.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[Validator] | None = None,
+        num_frequencies: int = 32,
+        bandwidth: float = 0.5,
+        ridge: float = 0.1,
+        temperature: float = 0.05,
+    ) -> None:
+        known = get_args(Validator)
+        self.names: tuple[str, ...] = known if names is None else tuple(names)
+        for name in self.names:
+            if name not in known:
+                raise ValueError(f"names must be among {list(known)}, got {name!r}")
+        self.num_frequencies = num_frequencies
+        self.bandwidth = bandwidth
+        self.ridge = ridge
+        self.temperature = temperature
+        self._start_afresh()
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Refuse what predicts no classes."""
+        if not isinstance(federated(pl_module, self).task, Classification):
+            raise ValueError(
+                "Validators score class probabilities, but the method has task='regression': remove the callback, and "
+                "monitor 'source/r2'"
+            )
+
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start counting afresh."""
+        self._start_afresh()
+
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Note predictions of the target, and features and errors of clients on this process."""
+        if trainer.sanity_checking:
+            return
+        module = federated(pl_module, self)
+        for name, samples in batch.items():
+            logits = outputs[name].detach()
+            if name == module.target.name:
+                self._predictions.append(logits.double().softmax(dim=1))
+            if self._weighs:
+                self._features.setdefault(name, []).append(self._basis(module, name, samples[0]))
+                if name != module.target.name:
+                    wrong = logits.argmax(dim=1) != samples[1]
+                    self._errors.setdefault(name, []).append(wrong.double())
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Share and log the scores."""
+        if trainer.sanity_checking:
+            return
+        module = federated(pl_module, self)
+        federation = module.federation
+        received = self._exchange(module).get(module.target.name, {}) if self._weighs else {}
+        scores: dict[str, dict[str, float]] = {}
+        error: RosterError | None = None
+        if federation.is_local(module.target):
+            error = self._missing(module.target.name, received)
+            if error is None:
+                scores[module.target.name] = self._scores(module, received)
+        federation.check("validators", error)
+        told = federation.report(scores, list(self.names)).get(module.target.name, {})
+        metrics = {f"validator/{name}": value for name, value in told.items()}
+        # Equal numbers on all processes: no reduction, no warning, and the key exists everywhere.
+        module.log_dict(metrics, batch_size=1, sync_dist=True, rank_zero_only=True)
+        self._start_afresh()
+
+    def _start_afresh(self) -> None:
+        self._predictions: list[Tensor] = []
+        self._features: dict[str, list[Tensor]] = {}
+        self._errors: dict[str, list[Tensor]] = {}
+
+    @property
+    def _weighs(self) -> bool:
+        return any(name in WEIGHTED for name in self.names)
+
+    def _basis(self, module: FederatedModule, name: str, inputs: Tensor) -> Tensor:
+        """Random features of a client's extracted ones, which are scaled to length 1; the same for everyone."""
+        extracted: Tensor = module.replicas[name].get_submodule("extractor")(inputs)
+        unit = F.normalize(extracted.detach().flatten(1).double(), dim=1)
+        frequencies = sample_frequencies(
+            self.num_frequencies, unit.shape[1], self.bandwidth, seed=module.federation.seed
+        )
+        return random_fourier_features(unit, frequencies)
+
+    def _exchange(self, module: FederatedModule) -> dict[str, dict[str, Tensor]]:
+        """At the target: the mean of the sources' moments, of symmetric matrices the upper triangle."""
+        federation = module.federation
+        size = 2 * self.num_frequencies
+        above = tuple(torch.triu_indices(size, size))
+        sent = {}
+        for client in module.sources:
+            if not federation.is_local(client):
+                continue
+            seen = client.name in self._errors
+            own = (
+                SourceMoments.of(torch.cat(self._features[client.name]), torch.cat(self._errors[client.name]))
+                if seen
+                else SourceMoments.of(torch.zeros(1, size), torch.zeros(1))
+            )
+            sent[client.name] = {
+                "there": torch.tensor(float(seen), dtype=torch.float64),
+                "phi": own.phi.cpu(),
+                "square": own.square.cpu()[above],
+                "loss": own.loss.cpu(),
+                "square_loss": own.square_loss.cpu()[above],
+            }
+        return federation.mean("source_moments", sent, among=module.sources, to=[module.target], absent_too=True)
+
+    def _missing(self, target: str, received: Mapping[str, Tensor]) -> RosterError | None:
+        """What keeps the target from computing its scores."""
+        if not self._predictions:
+            return RosterError(
+                f"Validators score predictions for {target!r}, which has no validation samples: raise val_fraction of "
+                "the data module"
+            )
+        if self._weighs and not float(received["there"]):
+            return RosterError(
+                "'iwv' and 'dev' of Validators weigh validation samples of the sources, which have none: raise "
+                "val_fraction of the data module, or leave both out of names"
+            )
+        return None
+
+    def _scores(self, module: FederatedModule, received: Mapping[str, Tensor]) -> dict[str, float]:
+        """Of the target, where it is hosted."""
+        p = torch.cat(self._predictions)
+        mean, entropy = p.mean(dim=0), torch.special.entr(p).sum(dim=1).mean()
+        found: dict[str, Tensor] = {
+            "certainty": certainty_score(entropy, module.num_classes),
+            "diversity": diversity_score(mean),
+            "information": information_score(mean, entropy),
+        }
+        if "density" in self.names:
+            found["density"] = soft_neighbourhood_density(p, self.temperature)
+        if self._weighs:
+            size = 2 * self.num_frequencies
+            fields = ("phi", "square", "loss", "square_loss")
+            means = SourceMoments(*(_unpacked(received[name] / received["there"], size) for name in fields))
+            target = torch.cat(self._features[module.target.name]).mean(dim=0).cpu()
+            found["iwv"], found["dev"] = importance_weighted_scores(means, target, self.ridge)
+        return {name: float(found[name]) for name in self.names}
+
+
+def _unpacked(numbers: Tensor, size: int) -> Tensor:
+    """A vector of ``size`` numbers as it is; more are the upper triangle of a symmetric matrix."""
+    if len(numbers) == size:
+        return numbers.double()
+    above = tuple(torch.triu_indices(size, size))
+    matrix = torch.zeros(size, size, dtype=torch.float64)
+    matrix[above] = numbers.double()
+    return matrix + matrix.T - matrix.diagonal().diag()

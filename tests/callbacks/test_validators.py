@@ -1,0 +1,159 @@
+"""Label-free scores in a run: what they are of, through any backend, and as monitors."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parent))
+from small_federation import CLIENTS, TARGET, Blobs, EveryMetric, build, trainer
+
+from fedlit.callbacks import Validators
+from fedlit.data import FederatedLoader
+from fedlit.federation import RosterError
+from fedlit.functional import (
+    SourceMoments,
+    certainty_score,
+    diversity_score,
+    importance_weighted_scores,
+    information_score,
+    random_fourier_features,
+    sample_frequencies,
+    soft_neighbourhood_density,
+)
+from fedlit.methods import FedRFTCA
+from fedlit.privacy import PairwiseMasking
+
+NAMES = ["certainty", "diversity", "information", "density", "iwv", "dev"]
+
+
+def run(folder: Path, rounds: int = 2, callbacks: Any = (), data: Any = None, **kwargs: Any) -> Any:
+    module = build()
+    done = trainer(rounds, [Validators(), *callbacks], folder, **kwargs)
+    done.fit(module, data or Blobs())
+    return module, {name: float(done.callback_metrics[f"validator/{name}"]) for name in NAMES}
+
+
+def by_hand(module: Any, sources: Sequence[str] = CLIENTS[:-1]) -> dict[str, float]:
+    """The scores of the trained clients on all their validation samples at once."""
+    data, phi, logits, errors = Blobs().parts["val"], {}, {}, {}
+    frequencies = sample_frequencies(32, 8, 0.5, seed=module.federation.seed)
+    with torch.no_grad():
+        for name in CLIENTS:
+            x, y = data[name].tensors
+            features = F.normalize(module.replicas[name].extractor(x).double(), dim=1)
+            phi[name] = random_fourier_features(features, frequencies)
+            logits[name] = module.replicas[name](x)
+            errors[name] = (logits[name].argmax(dim=1) != y).double()
+    p = logits[TARGET].double().softmax(dim=1)
+    entropy = torch.special.entr(p).sum(dim=1).mean()
+    pooled = SourceMoments.of(torch.cat([phi[name] for name in sources]), torch.cat([errors[name] for name in sources]))
+    iwv, dev = importance_weighted_scores(pooled, phi[TARGET].mean(dim=0))
+    found: list[Tensor] = [
+        certainty_score(entropy, 4), diversity_score(p.mean(dim=0)), information_score(p.mean(dim=0), entropy),
+        soft_neighbourhood_density(p), iwv, dev,
+    ]  # fmt: skip
+    return {name: float(score) for name, score in zip(NAMES, found, strict=True)}
+
+
+def test_scores_are_of_all_validation_samples(tmp_path: Path) -> None:
+    """Batches of 8, and sources of 30 samples each, whose moments are those of their pool."""
+    module, scores = run(tmp_path)
+    assert scores == pytest.approx(by_hand(module), abs=1e-6)
+    assert len(set(scores.values())) == 6
+
+
+def test_moments_through_masking_tell_the_same(tmp_path: Path) -> None:
+    _, plain = run(tmp_path)
+    module, hidden = run(tmp_path, strategy={"privacy": PairwiseMasking()})
+    assert hidden == pytest.approx(plain, abs=1e-3)
+    assert module.federation.description("source_moments").backend == "PairwiseMasking"
+
+
+def test_the_target_is_sent_the_mean_alone_and_sends_six_numbers(tmp_path: Path) -> None:
+    module, _ = run(tmp_path, rounds=1)
+    moments = [entry for entry in module.federation.ledger if entry.channel == "source_moments"]
+    assert [(entry.sender, entry.receiver) for entry in moments] == [
+        *((name, "server") for name in CLIENTS[:-1]),
+        ("server", TARGET),
+    ]
+    numbers = 4 * 32**2 + 6 * 32 + 1
+    assert all(numbers * 8 <= entry.num_bytes < numbers * 8 + 300 for entry in moments)
+
+
+def test_scores_of_the_target_alone_cost_the_sources_nothing(tmp_path: Path) -> None:
+    module = build()
+    done = trainer(1, [Validators(names=["information", "density"])], tmp_path)
+    done.fit(module, Blobs())
+    assert "source_moments" not in {entry.channel for entry in module.federation.ledger}
+    logged = {name for name in done.callback_metrics if name.startswith("validator/")}
+    assert logged == {"validator/information", "validator/density"}
+    assert float(done.callback_metrics["validator/information"]) == pytest.approx(
+        float(done.callback_metrics["target/score"])
+    )
+
+
+def test_methods_with_other_networks_are_scored_too(tmp_path: Path) -> None:
+    module = build(FedRFTCA, num_frequencies=8, num_components=2)
+    done = trainer(1, [Validators()], tmp_path)
+    done.fit(module, Blobs())
+    assert {f"validator/{name}" for name in NAMES} <= set(done.callback_metrics)
+
+
+@pytest.mark.parametrize("name", ["dev", "density"])
+def test_a_checkpoint_is_kept_by_a_score(name: str, tmp_path: Path) -> None:
+    metrics, monitor = EveryMetric(), f"validator/{name}"
+    best = ModelCheckpoint(tmp_path, monitor=monitor, mode="max", filename="{epoch}")
+    stop = EarlyStopping(monitor, mode="max", patience=50, check_on_train_epoch_end=False)
+    run(tmp_path, 4, [metrics, best, stop], enable_checkpointing=True)
+    scores = [row[monitor] for row in metrics.rows]
+    assert len(set(scores)) == 4
+    assert best.best_model_path.endswith(f"epoch={max(range(4), key=scores.__getitem__)}.ckpt")
+    assert float(best.best_model_score) == pytest.approx(max(scores))
+    assert float(stop.best_score) == pytest.approx(max(scores))
+
+
+class Only(Blobs):
+    """Only these clients have validation samples."""
+
+    def __init__(self, names: set[str]) -> None:
+        super().__init__()
+        self.names = names
+
+    def val_dataloader(self) -> FederatedLoader:
+        own = {name: data for name, data in self.parts["val"].items() if name in self.names}
+        return FederatedLoader(own, batch_size=8, training=False, guarded=TARGET, seed=0)
+
+
+def test_a_source_without_validation_samples_does_not_count(tmp_path: Path) -> None:
+    module, scores = run(tmp_path, data=Only({"amazon", "caltech", TARGET}))
+    assert scores == pytest.approx(by_hand(module, ["amazon", "caltech"]), abs=1e-6)
+    assert scores["iwv"] != pytest.approx(by_hand(module)["iwv"], abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("names", "left", "message"),
+    [
+        (None, {TARGET}, "'iwv' and 'dev' of Validators weigh validation samples of the sources, which have none"),
+        (["density"], set(CLIENTS[:-1]), "Validators score predictions for 'webcam', which has no validation samples"),
+    ],
+)
+def test_nothing_to_score_is_an_error(names: Any, left: set[str], message: str, tmp_path: Path) -> None:
+    with pytest.raises(RosterError, match=message):
+        trainer(1, [Validators(names=names)], tmp_path).fit(build(), Only(left))
+
+
+def test_unknown_names_and_regression_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"names must be among \['certainty', .*\], got 'accuracy'"):
+        Validators(names=["accuracy"])  # type: ignore[list-item]
+    module = build(task="regression")
+    with pytest.raises(ValueError, match="task='regression': remove the callback, and monitor 'source/r2'"):
+        trainer(1, [Validators()], tmp_path).fit(module, Blobs())
