@@ -32,7 +32,15 @@ import torchvision
 from measures import medians, peak
 from torch import Tensor
 
-from fedlit.functional import auto_beta, fedavg, fedda, fedgp, fedgp_cosine
+from fedlit.functional import (
+    auto_beta,
+    auto_weights,
+    fedavg,
+    fedda,
+    fedgp,
+    fedgp_cosine,
+    products_with_sources,
+)
 
 SOURCES, BATCHES, BETA = 10, 50, 0.5
 
@@ -72,6 +80,13 @@ def fedavg_with_new_tensors(sources: list[Update]) -> Update:
     return mean
 
 
+def weighed(target: Update, sources: list[Update]) -> Update:
+    """FedGP's step as its target takes it with automatic weights: they and the projections share their products."""
+    products = products_with_sources(target, sources, "layer")
+    residuals = products.target.sum() - (products.inner.square() / products.sources).sum(dim=1)
+    return fedgp(target, sources, auto_weights(1.0, residuals), products=products)
+
+
 def timed(repeats: int) -> dict[str, float]:
     target, sources = updates(SOURCES)
     drawn = list(batches(target, 3))
@@ -80,6 +95,7 @@ def timed(repeats: int) -> dict[str, float]:
             "fedavg": lambda: fedavg([target, *sources]),
             "fedavg, sources only": lambda: fedavg(sources),
             "fedgp, layer": lambda: fedgp(target, sources, BETA),
+            "fedgp, auto-weights": lambda: weighed(target, sources),
             "fedavg, new tensors": lambda: fedavg_with_new_tensors([target, *sources]),
             "fedgp, model": lambda: fedgp(target, sources, BETA, granularity="model"),
             "fedgp_cosine, layer": lambda: fedgp_cosine(target, sources, BETA, [1.0] * SOURCES),

@@ -39,7 +39,14 @@ from fedlit.functional.transfer_components import (
     rf_tca_from_sums,
     tca,
 )
-from fedlit.functional.updates import Granularity, inner_products, projection_coefficients, scale_layers
+from fedlit.functional.updates import (
+    Granularity,
+    UpdateProducts,
+    inner_products,
+    products_with_sources,
+    projection_coefficients,
+    scale_layers,
+)
 from fedlit.functional.voting import hard_vote
 from fedlit.functional.wasserstein import (
     Barycenter,
@@ -63,6 +70,7 @@ __all__ = [
     "Scaling",
     "SourceMoments",
     "TransferComponents",
+    "UpdateProducts",
     "alignment_loss",
     "auto_beta",
     "auto_weights",
@@ -93,6 +101,7 @@ __all__ = [
     "nearest_class_mean",
     "num_taylor_moments",
     "pair_with_kernel",
+    "products_with_sources",
     "project_simplex",
     "projection_coefficients",
     "r_tca",

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from fedlit.functional.updates import (
     Granularity,
+    UpdateProducts,
     check_alike,
     check_granularity,
-    inner_products,
     layer_names,
     products_with_sources,
     projection_coefficients,
@@ -185,6 +185,7 @@ def fedgp(
     beta: float | Sequence[float] | Tensor,
     weights: Sequence[float] | Tensor | None = None,
     granularity: Granularity = "layer",
+    products: UpdateProducts | None = None,
 ) -> dict[str, Tensor]:
     r"""FedGP: as FedDA, with the target's update projected on each source's direction in place of the source's update.
 
@@ -205,6 +206,7 @@ def fedgp(
             weighs all sources alike, as in the paper; its experiments use numbers of samples.
         granularity: ``"layer"`` projects every entry on its own, as the paper's experiments do; ``"model"`` projects
             the update as one vector, as the paper's definition says.
+        products: From :func:`products_with_sources` of the same updates and granularity, if they are known.
 
     Returns:
         A dictionary of new tensors, with the names, shapes, dtypes and devices of the target's update. Gradients do
@@ -220,7 +222,8 @@ def fedgp(
     """
     check_granularity(granularity)
     target_share, shares = _shares(target, sources, beta, weights)
-    coefficients = projection_coefficients(*products_with_sources(target, sources, granularity))
+    found = products or products_with_sources(target, sources, granularity)
+    coefficients = projection_coefficients(found.inner, found.sources)
     return _combine(target, sources, target_share, shares, coefficients)
 
 
@@ -232,6 +235,7 @@ def fedgp_cosine(
     scales: Sequence[float] | Tensor,
     weights: Sequence[float] | Tensor | None = None,
     granularity: Granularity = "layer",
+    products: UpdateProducts | None = None,
 ) -> dict[str, Tensor]:
     r"""FedGP with aligned magnitudes: each source's update times a cosine, in place of the projection.
 
@@ -250,6 +254,7 @@ def fedgp_cosine(
             weighs all sources alike.
         granularity: ``"layer"`` takes a cosine per entry, as the paper's experiments do; ``"model"`` one for the whole
             update.
+        products: From :func:`products_with_sources` of the same updates and granularity, if they are known.
 
     Returns:
         A dictionary of new tensors, with the names, shapes, dtypes and devices of the target's update. BatchNorm
@@ -267,7 +272,6 @@ def fedgp_cosine(
     check_granularity(granularity)
     target_share, shares = _shares(target, sources, beta, weights)
     ratios = _per_source("scales", scales, len(sources), highest=math.inf)
-    inner, norms_squared = products_with_sources(target, sources, granularity)
-    lengths = (norms_squared * inner_products(target, target, granularity)).sqrt()
-    cosines = projection_coefficients(inner, lengths)
+    found = products or products_with_sources(target, sources, granularity)
+    cosines = projection_coefficients(found.inner, (found.sources * found.target).sqrt())
     return _combine(target, sources, target_share, shares, cosines * cosines.new_tensor(ratios)[:, None])

@@ -15,7 +15,6 @@ from fedlit.functional.updates import (
     check_alike,
     check_granularity,
     flat,
-    inner_products,
     layer_names,
     products_with_sources,
 )
@@ -129,12 +128,15 @@ def auto_weights(target_variance: float | Tensor, distance: float | Tensor) -> T
 
     References:
         Jiang et al., Principled federated domain adaptation: gradient projection and auto-weighting, ICLR 2024,
-        section 4.3. The denominator's 1/m, for m parameters, is dropped there as well.
+        section 4.2. The denominator's 1/m, for m parameters, is dropped there as well.
     """
     variance = torch.as_tensor(target_variance, dtype=torch.float64)
     squared = torch.as_tensor(distance, dtype=torch.float64, device=variance.device)
     if not (variance.isfinite().all() and (variance >= 0).all()):
-        raise ValueError(f"target_variance (sigma^2) must be finite and not negative, got {variance.tolist()}")
+        raise ValueError(
+            f"target_variance (sigma^2) must be finite and not negative, got {variance.tolist()}: estimate it "
+            "from at least two batches"
+        )
     if not squared.isfinite().all():
         raise ValueError(f"distance (d^2) must be finite, got {squared.tolist()}: has a client's model diverged?")
     total = variance + squared.clamp(min=0)
@@ -146,7 +148,7 @@ def auto_beta(
     target_batches: Iterable[dict[str, Tensor]],
     sources: Sequence[dict[str, Tensor]],
     rule: Rule = "fedda",
-    granularity: Granularity = "model",
+    granularity: Granularity = "layer",
 ) -> AutoBeta:
     r"""Estimate from batch gradients of the target how much each source should weigh in FedDA or FedGP.
 
@@ -164,7 +166,7 @@ def auto_beta(
         sources: One update per source (g_S), in the scale of the target's. At least one.
         rule: ``"fedda"`` weighs with the distance, ``"fedgp"`` with the residual.
         granularity: Whether the residual is of projections layer by layer or of the whole model; the distance is the
-            same in both.
+            same in both. As of the rule that it is for.
 
     Returns:
         Weights per source, and the three estimates before clipping.
@@ -190,14 +192,14 @@ def auto_beta(
         statistics.add(batch)
         if statistics.count == 1:
             check_alike([statistics.mean, *sources], callers)
-        inner, norms_squared = products_with_sources(batch, sources, granularity)
+        inner, norms_squared, _ = products_with_sources(batch, sources, granularity)
         along = _lengths(inner, norms_squared)
         step = along - along_mean
         along_mean = along_mean + step / statistics.count
         along_squares = along_squares + step * (along - along_mean)
     batches, variance = statistics.count, statistics.variance
-    inner, norms_squared = products_with_sources(statistics.mean, sources, granularity)
-    mean_squared = inner_products(statistics.mean, statistics.mean, "model")
+    inner, norms_squared, mean_squares = products_with_sources(statistics.mean, sources, granularity)
+    mean_squared = mean_squares.sum(dim=0, keepdim=True)
     target_variance = mean_squared.new_tensor(variance / batches)
     distance = norms_squared.sum(1) - 2 * inner.sum(1) + mean_squared - target_variance
     variance_along = along_squares.sum(1) / (batches - 1)

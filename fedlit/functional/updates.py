@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -13,6 +14,8 @@ Granularity = Literal["layer", "model"]
 # numbers taken to float64 at once: long enough that calls cost little, short enough (0.5 MB) that two stay in a core's
 # own cache
 CHUNK = 2**16
+# numbers below which a layer is no work to speak of next to the call that starts it
+SMALL = 2**12
 
 
 def check_alike(updates: Sequence[dict[str, Tensor]], callers: Sequence[str] | None = None) -> None:
@@ -27,11 +30,21 @@ def check_alike(updates: Sequence[dict[str, Tensor]], callers: Sequence[str] | N
                 f"compared with {who[0]}; average only what all clients hold"
             )
         for name, tensor in first.items():
+            if kind(update[name]) != kind(tensor):
+                raise ValueError(
+                    f"updates must hold the same kinds of numbers: {name!r} is {tensor.dtype} in {who[0]} and "
+                    f"{update[name].dtype} in {who[idx]}; convert one of them"
+                )
             if update[name].shape != tensor.shape:
                 raise ValueError(
                     f"updates must have the same shapes: {name!r} is {tuple(tensor.shape)} in {who[0]} "
                     f"and {tuple(update[name].shape)} in {who[idx]}; build all clients from the same network"
                 )
+
+
+def kind(tensor: Tensor) -> str:
+    """Whether its numbers are complex, real or integers; half precision goes with double, but not with integers."""
+    return "complex" if tensor.is_complex() else "real" if tensor.is_floating_point() else "integer"
 
 
 def check_granularity(granularity: str) -> None:
@@ -54,33 +67,87 @@ def flat(tensor: Tensor) -> Tensor:
     return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).detach().reshape(-1)
 
 
+class UpdateProducts(NamedTuple):
+    """Inner products of a target's update g_T and those of N sources, g_S, in float64; L is 1 for the whole model.
+
+    Args:
+        inner: <g_T, g_S>, shape (N, L).
+        sources: <g_S, g_S>, shape (N, L).
+        target: <g_T, g_T>, shape (L,).
+    """
+
+    inner: Tensor
+    sources: Tensor
+    target: Tensor
+
+
 def products_with_sources(
     target: dict[str, Tensor], sources: Sequence[dict[str, Tensor]], granularity: Granularity
-) -> tuple[Tensor, Tensor]:
-    """Inner products <g_T, g_S> and <g_S, g_S> in float64, each of shape (N, L), or (N, 1) for the whole model."""
+) -> UpdateProducts:
+    """Inner products of a target's update with those of sources, and of each with itself, in one reading of all.
+
+    Args:
+        target: The target's update (g_T).
+        sources: One update per source (g_S), with layers of the same names and shapes.
+        granularity: As of `inner_products`.
+
+    Raises:
+        ValueError: If names or shapes of the layers differ, or the granularity is unknown.
+    """
+    check_granularity(granularity)
+    layers = [{name: update[name] for name in layer_names(update)} for update in (target, *sources)]
+    check_alike(layers, ["the target", *(f"source {idx}" for idx in range(len(sources)))])
     names = layer_names(target)
+    sizes = [flat(target[name]).numel() for name in names]
     device = target[names[0]].device if names else None
-    longest = max((flat(target[name]).numel() for name in names), default=0)
-    t, s = torch.empty(2, min(longest, CHUNK), dtype=torch.float64, device=device)
+    total = torch.zeros(2 * len(sources) + 1, len(names), dtype=torch.float64, device=device)  # two a source, and one
+    for layers in _packs(sizes):
+        lengths = torch.tensor([sizes[layer] for layer in layers], device=device)
+        t = _packed(target, [names[layer] for layer in layers])
+        others = (_packed(source, [names[layer] for layer in layers]) for source in sources)
+        terms = itertools.chain([t * t], *((t * s, s * s) for s in others))
+        for row, term in zip(total, terms, strict=True):
+            row[layers] = torch.segment_reduce(term, "sum", lengths=lengths, initial=0)
+    large = [layer for layer, size in enumerate(sizes) if size > SMALL]
+    t, s = torch.empty(2, min(max(sizes, default=0), CHUNK), dtype=torch.float64, device=device)
     dots: list[Tensor] = []
     owners: list[int] = []  # the layer of each chunk
-    for layer, name in enumerate(names):
-        pieces = (torch.split(flat(update[name]), CHUNK) for update in (target, *sources))
+    for layer in large:
+        pieces = (torch.split(flat(update[names[layer]]), CHUNK) for update in (target, *sources))
         for chunk, *others in zip(*pieces, strict=True):
             first, second = t[: len(chunk)], s[: len(chunk)]
             first.copy_(chunk)
+            dots.append(first.dot(first))
             for other in others:
                 second.copy_(other)
                 dots += (first.dot(second), second.dot(second))
             owners.append(layer)
-    total = torch.zeros(len(names), len(sources), 2, dtype=torch.float64, device=device)
     if dots:
-        chunks = torch.stack(dots).view(len(owners), len(sources), 2)
-        total.index_add_(0, torch.tensor(owners, device=device), chunks)
-    inner, norms_squared = total.permute(2, 1, 0)
+        chunks = torch.stack(dots).view(len(owners), len(total))
+        total.index_add_(1, torch.tensor(owners, device=device), chunks.T)
     if granularity == "model":
-        return inner.sum(1, keepdim=True), norms_squared.sum(1, keepdim=True)
-    return inner, norms_squared
+        total = total.sum(dim=1, keepdim=True)
+    return UpdateProducts(inner=total[1::2], sources=total[2::2], target=total[0])
+
+
+def _packs(sizes: Sequence[int]) -> list[list[int]]:
+    """Small layers, by their places, in groups of at most ``CHUNK`` numbers: a call for each would cost more."""
+    packs: list[list[int]] = []
+    room = 0
+    for layer, size in enumerate(sizes):
+        if size > SMALL:
+            continue
+        if size > room or not packs:
+            packs.append([])
+            room = CHUNK
+        packs[-1].append(layer)
+        room -= size
+    return packs
+
+
+def _packed(update: dict[str, Tensor], names: Sequence[str]) -> Tensor:
+    """Entries as one float64 vector."""
+    return torch.cat([flat(update[name]) for name in names]).double()
 
 
 def inner_products(a: dict[str, Tensor], b: dict[str, Tensor], granularity: Granularity = "layer") -> Tensor:
@@ -104,8 +171,7 @@ def inner_products(a: dict[str, Tensor], b: dict[str, Tensor], granularity: Gran
     check_granularity(granularity)
     first, second = ({name: update[name] for name in layer_names(update)} for update in (a, b))
     check_alike([first, second], ["a", "b"])
-    inner, _ = products_with_sources(first, [second], granularity)
-    return inner[0]
+    return products_with_sources(first, [second], granularity).inner[0]
 
 
 def projection_coefficients(inner: Tensor, norms_squared: Tensor) -> Tensor:
@@ -121,8 +187,10 @@ def projection_coefficients(inner: Tensor, norms_squared: Tensor) -> Tensor:
         Coefficients of the directions, not negative and within float32's range, float64, same shape.
 
     Raises:
-        ValueError: If the shapes differ.
+        ValueError: If the shapes differ, or a squared norm is negative.
     """
+    if bool((norms_squared < 0).any()):
+        raise ValueError(f"norms_squared must not be negative, got {norms_squared.min():g}: they are squares")
     if inner.shape != norms_squared.shape:
         raise ValueError(
             f"inner and norms_squared must have one shape, got {tuple(inner.shape)} and {tuple(norms_squared.shape)}: "

@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fedlit.federation import Client, FederatedLoader
-from fedlit.functional.updates import layer_names
 from fedlit.models import RoundMemory
 from fedlit.module import Batch, FederatedModule
 
@@ -73,7 +72,8 @@ class CombinedUpdates(FederatedModule):
         """
         for client in self.federation.local_clients:
             state, memory = self.weights_of(client), self.memory(client)
-            torch._foreach_copy_([state[name] for name in memory.start], list(memory.start.values()))
+            start = {name: tensor for name, tensor in memory.start.items() if tensor.is_floating_point()}
+            torch._foreach_copy_([state[name] for name in start], list(start.values()))  # counters go on
             if client.is_target and step:
                 torch._foreach_add_([state[name] for name in step], list(step.values()))
             memory.forget_()
@@ -194,8 +194,18 @@ class CombinedUpdates(FederatedModule):
         if not self.align_magnitudes:
             return update
         own = float(message["path"])
-        layers = {name: update[name] for name in layer_names(update)}  # statistics do not grow with learning rates
+        layers, _ = self.parts(update)  # statistics do not grow with learning rates
         return update | times(layers, path / own if own else 1.0)
+
+    def parts(self, update: Update) -> tuple[Update, Update]:
+        """The layers of an update, which gradients move, and the rest: running statistics of any kind.
+
+        Args:
+            update: By name.
+        """
+        trained = self.parameters_of(self.federation.local_clients[0])
+        layers = {name: update[name] for name in trained if name in update}
+        return layers, {name: tensor for name, tensor in update.items() if name not in trained}
 
     def weights_of(self, client: Client) -> Update:
         """A local client's shared weights, tied ones under their first name alone.

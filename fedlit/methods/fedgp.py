@@ -27,6 +27,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Literal
 
 import torch
@@ -35,15 +36,16 @@ from torch import Tensor
 from fedlit.federation import Client, DivergedError, FederationError, RosterError
 from fedlit.functional import (
     Granularity,
+    UpdateProducts,
     auto_weights,
     fedda,
     fedgp,
     fedgp_cosine,
     inner_products,
+    products_with_sources,
     projection_coefficients,
     scale_layers,
 )
-from fedlit.functional.updates import layer_names
 from fedlit.methods.combined_updates import CombinedUpdates, Update, times
 
 
@@ -75,12 +77,6 @@ class Products:
     inner: Tensor
     source: Tensor
     target: Tensor | None = None
-
-    @classmethod
-    def of(cls, target: Update, source: Update, granularity: Granularity) -> Products:
-        """Of two updates at hand."""
-        pairs = ((target, source), (source, source), (target, target))
-        return cls(*(inner_products(a, b, granularity) for a, b in pairs))
 
 
 @dataclass(frozen=True)
@@ -203,9 +199,13 @@ class FedDA(CombinedUpdates):
             return own, {}
         names = list(messages)
         updates = [self.aligned(message, summary.path) for message in messages.values()]
-        weights = self.weigh_all(own, dict(zip(names, updates, strict=True)), summary)
+        products = self.products(own, updates)
+        weights = {
+            name: self.weigh(name, Products(inner, squares), summary, self._across(update))
+            for name, update, inner, squares in zip(names, updates, products.inner, products.sources, strict=True)
+        }
         betas, shares = [weights[name].beta for name in names], self.shares(names)
-        return self.combine(own, updates, betas, shares), _told(weights, shares, summary)
+        return self.combine(own, updates, products, betas, shares), _told(weights, shares, summary)
 
     def combine_hidden(self, sources: Sequence[Client]) -> tuple[Update, dict[str, float]]:
         """Sources weigh themselves, and the target receives the mean of what they contribute.
@@ -247,13 +247,19 @@ class FedDA(CombinedUpdates):
         return step, {"beta": beta, **_known("target_variance", self.summary().variance)}
 
     def combine(
-        self, target: Update, sources: Sequence[Update], betas: Sequence[float], shares: Sequence[float]
+        self,
+        target: Update,
+        sources: Sequence[Update],
+        products: UpdateProducts,
+        betas: Sequence[float],
+        shares: Sequence[float],
     ) -> Update:
         """The rule: sum_i w_i [(1 - beta_i) g_T + beta_i g_Si].
 
         Args:
             target: The target's update g_T.
             sources: Updates g_S, with magnitudes aligned if they are to be.
+            products: Of these updates.
             betas: One for each source.
             shares: Weights w_i, one for each source.
         """
@@ -295,20 +301,15 @@ class FedDA(CombinedUpdates):
         residual = (summary.square - along) / unit - across * summary.variance
         return SourceWeight(self._beta(source, summary.variance, distance, residual), distance, residual)
 
-    def weigh_all(
-        self, target: Update, updates: Mapping[str, Update], summary: TargetSummary
-    ) -> dict[str, SourceWeight]:
-        """Weights of sources whose updates the target has.
+    def products(self, target: Update, sources: Sequence[Update]) -> UpdateProducts:
+        """Inner products of the target's update with each source's, where both are at hand.
 
         Args:
             target: Its own update.
-            updates: By source, with magnitudes aligned if they are to be.
-            summary: Of the target.
+            sources: Updates, with magnitudes aligned if they are to be.
         """
-        return {
-            name: self.weigh(name, Products.of(target, update, self.granularity), summary, self._across(update))
-            for name, update in updates.items()
-        }
+        own, *others = (self.parts(update)[0] for update in (target, *sources))
+        return products_with_sources(own, others, self.granularity)
 
     def auto_weight(self, variance: float, distance: float, residual: float) -> float:
         """The rule's best beta: sigma^2 / (sigma^2 + d^2).
@@ -328,8 +329,8 @@ class FedDA(CombinedUpdates):
         noise of the mean gradient in proportion to its length.
         """
         memory = self.memory(self.target)
-        update = self.update(self.target)
-        square = float(inner_products(update, update, "model"))
+        layers, _ = self.parts(self.update(self.target))
+        square = float(inner_products(layers, layers, "model"))
         statistics = memory.statistics
         if statistics.count < 2 or not memory.path:
             return TargetSummary(square, math.nan, memory.path)
@@ -381,8 +382,7 @@ class FedDA(CombinedUpdates):
             )
             message[self.target.name] = {"summary": torch.tensor(needed, dtype=torch.float64)}
             if self.needs_products and not self.hides_target:
-                own = self.update(self.target)
-                message[self.target.name] |= {name: own[name] for name in layer_names(own)}
+                message[self.target.name] |= self.parts(self.update(self.target))[0]
         received = federation.exchange("target_update", message, to=sources)
         heard = {client: received[client.name][self.target.name] for client in local if client.name in received}
         summaries = {client: TargetSummary(*told["summary"].tolist()) for client, told in heard.items()}
@@ -390,10 +390,8 @@ class FedDA(CombinedUpdates):
         if not self.needs_products:
             products = dict.fromkeys(heard, Products(torch.zeros(0), torch.zeros(0)))
         elif not self.hides_target:
-            products = {
-                client: Products.of(_only(told, updates[client]), _only(updates[client], told), self.granularity)
-                for client, told in heard.items()
-            }
+            pairs = {client: self.products(told, [updates[client]]) for client, told in heard.items()}
+            products = {client: Products(pair.inner[0], pair.sources[0], pair.target) for client, pair in pairs.items()}
         else:
             products = self.ask_products(sources, updates, summaries)
         return [(client, updates[client], products[client], summaries[client]) for client in heard]
@@ -413,12 +411,13 @@ class FedDA(CombinedUpdates):
         federation = self.federation
         moments, maps, squares = {}, {}, {}
         if federation.is_local(self.target):
-            own = self.update(self.target)
-            flat = torch.cat([own[name].flatten().double() for name in layer_names(own)])
+            own, _ = self.parts(self.update(self.target))
+            flat = torch.cat([layer.flatten().double() for layer in own.values()])
             moments[self.target.name] = flat / flat.norm().clamp(min=torch.finfo(torch.float64).tiny)
         for client, update in updates.items():
-            squares[client] = inner_products(update, update, self.granularity)
-            layers = [update[name].flatten().double() for name in layer_names(update)]
+            own, _ = self.parts(update)
+            squares[client] = inner_products(own, own, self.granularity)
+            layers = [layer.flatten().double() for layer in own.values()]
             rows = torch.cat(layers)[None]
             if self.granularity == "layer":
                 rows = torch.block_diag(*layers)  # type: ignore[no-untyped-call]
@@ -438,8 +437,6 @@ class FedDA(CombinedUpdates):
                 cosines * squares[client].sqrt() * math.sqrt(summaries[client].square), squares[client]
             )
         return products
-
-    # ---------------------------------------------------------------- local steps
 
     # ---------------------------------------------------------------- hooks and small things
 
@@ -488,7 +485,7 @@ class FedDA(CombinedUpdates):
         memory = self.memory(self.target)
         if not self.keeps_gradients or not memory.statistics.variance:
             return None
-        directions = _only(update, memory.gradients[0])
+        directions, _ = self.parts(update)
         lengths = inner_products(directions, directions, self.granularity).sqrt()
         along = [inner_products(gradient, directions, self.granularity) for gradient in memory.gradients]
         variances = torch.stack(along).var(dim=0) / lengths.square()
@@ -531,8 +528,7 @@ class FedDA(CombinedUpdates):
 
     @property
     def _num_layers(self) -> int:
-        state = self.weights_of(self.federation.local_clients[0])
-        return len(layer_names(state)) if self.granularity == "layer" else 1
+        return len(self.parameters_of(self.federation.local_clients[0])) if self.granularity == "layer" else 1
 
     def _log(self, told: Mapping[str, float]) -> None:
         kinds = [f"{kind}/{client.name}" for kind in ("beta", "distance", "tau") for client in self.sources]
@@ -603,12 +599,25 @@ class FedGP(FedDA):
             )
 
     def combine(
-        self, target: Update, sources: Sequence[Update], betas: Sequence[float], shares: Sequence[float]
+        self,
+        target: Update,
+        sources: Sequence[Update],
+        products: UpdateProducts,
+        betas: Sequence[float],
+        shares: Sequence[float],
     ) -> Update:
-        """The rule: sum_i w_i [(1 - beta_i) g_T + beta_i Proj+(g_T | g_Si)]; arguments as in `FedDA.combine`."""
+        """The rule: sum_i w_i [(1 - beta_i) g_T + beta_i Proj+(g_T | g_Si)]; arguments as in `FedDA.combine`.
+
+        Running statistics are no directions, and averaged as there.
+        """
+        parts = [self.parts(update) for update in (target, *sources)]
+        (own, *layers), (own_rest, *rests) = zip(*parts, strict=True)
         if self.projection == "cosine":
-            return fedgp_cosine(target, sources, betas, [1.0] * len(sources), shares, self.granularity)
-        return fedgp(target, sources, betas, shares, self.granularity)
+            ones = [1.0] * len(sources)
+            step = fedgp_cosine(own, layers, betas, ones, shares, self.granularity, products)
+        else:
+            step = fedgp(own, layers, betas, shares, self.granularity, products)
+        return step | fedda(own_rest, rests, betas, shares)
 
     def contribution(self, update: Update, products: Products, beta: float) -> Update:
         """What a source adds to the rule by itself: beta_i Proj+(g_T | g_Si); arguments as in `FedDA.contribution`."""
@@ -616,8 +625,8 @@ class FedGP(FedDA):
         if self.projection == "cosine":
             assert products.target is not None
             squares = (products.source * products.target).sqrt()
-        projected = scale_layers(update, projection_coefficients(products.inner, squares))
-        return {name: beta * projected.get(name, tensor) for name, tensor in update.items()}
+        layers, rest = self.parts(update)
+        return times(scale_layers(layers, projection_coefficients(products.inner, squares)) | rest, beta)
 
     def auto_weight(self, variance: float, distance: float, residual: float) -> float:
         """The rule's best beta: sigma^2 / (sigma^2 + tau^2 d^2); arguments as in `FedDA.auto_weight`."""
@@ -628,15 +637,10 @@ def _check_betas(betas: Mapping[str, Any], sources: Sequence[str]) -> None:
     if set(betas) != set(sources):
         raise ValueError(f"beta must have one number for each source of {list(sources)}, got {dict(betas)}")
     for name, beta in betas.items():
-        if not isinstance(beta, int | float) or not 0 <= beta <= 1:
+        if not isinstance(beta, Real) or not 0 <= beta <= 1:
             raise ValueError(
                 f"beta must be 'auto' or lie in [0, 1], got {beta!r} for source {name!r}: it weighs the source"
             )
-
-
-def _only(update: Update, names: Mapping[str, Any]) -> Update:
-    """The entries of ``update`` that ``names`` has too."""
-    return {name: update[name] for name in update if name in names}
 
 
 def _known(name: str, value: float) -> dict[str, float]:

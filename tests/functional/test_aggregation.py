@@ -20,6 +20,7 @@ from fedlit.functional import (
     fedgp,
     fedgp_cosine,
     inner_products,
+    products_with_sources,
     projection_coefficients,
     scale_layers,
 )
@@ -208,6 +209,32 @@ def test_fedgp_agrees_with_projections_made_by_numpy(granularity: str, generator
             expected += w * ((1 - b) * a + b * max(a @ g, 0) / (g @ g) * g)
         got = np.concatenate([result[name].numpy().ravel() for name in names])
         np.testing.assert_allclose(got, expected, rtol=1e-12)
+
+
+@GRANULARITIES
+def test_products_of_many_small_layers_are_numpys(granularity: str, generator: torch.Generator) -> None:
+    """More than fit into one pack, an empty one and large ones among them."""
+    sizes = [3, 0, 4096, 4097, 1, *[4000] * 17, 70_000, 2]
+    t, *sources = ({f"l{i}": torch.randn(n, generator=generator) for i, n in enumerate(sizes)} for _ in range(3))
+    inner, squares, own = products_with_sources(t, sources, granularity)
+    torch.testing.assert_close(own, inner_products(t, t, granularity))
+    for k, source in enumerate(sources):
+        pairs = [(t[name].double().numpy(), source[name].double().numpy()) for name in t]
+        for found, expected in ((inner, [a @ b for a, b in pairs]), (squares, [b @ b for _, b in pairs])):
+            expected = expected if granularity == "layer" else [sum(expected)]
+            np.testing.assert_allclose(found[k].numpy(), expected, rtol=1e-11, atol=1e-10)
+
+
+@GRANULARITIES
+def test_products_that_are_known_change_nothing(granularity: str, generator: torch.Generator) -> None:
+    t, *sources = random_updates(4, generator)
+    known = products_with_sources(t, sources, granularity)
+    same = [
+        (fedgp(t, sources, 0.3, None, granularity, products) for products in (None, known)),
+        (fedgp_cosine(t, sources, 0.3, [0.5, 1.0, 2.0], None, granularity, products) for products in (None, known)),
+    ]
+    for one, other in same:
+        assert all(torch.equal(one[name], other[name]) for name in t)
 
 
 @GRANULARITIES
@@ -518,6 +545,10 @@ def test_refuses_a_wrong_granularity_scale_or_shape() -> None:
         fedgp_cosine(UPDATE, [UPDATE], 0.5, scales=[1.0, 1.0])
     with pytest.raises(ValueError, match=r"b lacks \['a'\]"):
         inner_products(UPDATE, {"b": torch.ones(2)})
+    with pytest.raises(ValueError, match="norms_squared must not be negative, got -1: they are squares"):
+        projection_coefficients(torch.ones(1), -torch.ones(1))
+    with pytest.raises(ValueError, match=r"'a' is torch.int64 in the target and torch.float32 in source 0"):
+        fedda({"a": torch.ones(2, dtype=torch.int64)}, [{"a": torch.ones(2)}], 0.5)
     with pytest.raises(ValueError, match="same granularity"):
         projection_coefficients(torch.ones(2), torch.ones(1))
     with pytest.raises(ValueError, match=r"shape \(1,\), one per layer, or \(1,\), got \(2,\)"):

@@ -157,8 +157,8 @@ def test_auto_weights_are_those_of_the_function_where_steps_are_small() -> None:
             assert logged[f"distance/{name}"] == pytest.approx(float(found.distance[index]), rel=2e-2)
 
 
-def test_the_residuals_differ_and_agree_where_noise_is_isotropic() -> None:
-    """Isotropic and exact are two estimates: they differ on one round's data, but not in the step's other parts."""
+def test_the_residual_changes_weights_and_nothing_that_they_are_made_of() -> None:
+    """Isotropic and exact are two estimates of one number; the variance and the distance are not."""
     one, other = (fit(build(beta="auto", residual=residual)).metrics[0] for residual in ("isotropic", "exact"))
     assert one["beta/c1"] != other["beta/c1"]
     for key in ("target_variance", "distance/c0", "distance/c1"):
@@ -362,6 +362,42 @@ def test_tied_weights_move_once(method: type[FedDA], hidden: bool) -> None:
     for name, tensor in theirs.rounds[0]["c2"].items():
         torch.testing.assert_close(ours.rounds[0]["c2"][name], tensor, atol=2e-6, rtol=1e-5, msg=name)
     assert torch.equal(ours.rounds[0]["c2"]["extractor.0.weight"], ours.rounds[0]["c2"]["extractor.2.weight"])
+
+
+class Watching(nn.Linear):
+    """A layer with a counter and a moving average of its own, which are no parameters and no BatchNorm's."""
+
+    def __init__(self) -> None:
+        super().__init__(5, 4)
+        self.register_buffer("seen", torch.tensor(0))
+        self.register_buffer("moving", torch.zeros(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.seen += 1
+            self.moving += 0.1 * (x.detach().mean(dim=0) - self.moving)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("method", [FedDA, FedGP])
+@pytest.mark.parametrize("masked", [False, True])
+def test_counters_go_on_and_any_running_statistic_is_averaged(method: type[FedDA], masked: bool) -> None:
+    """Statistics are no directions, whatever they are called: a projection of one that is opposed would be 0."""
+    data = unequal()
+    x, y = data["c2"].tensors
+    data["c0"] = TensorDataset(-x, y)
+    module = build(noted(method), beta=0.5, extractor=Watching(), classifier=nn.Linear(4, 2))
+    strategy = {"privacy": PairwiseMasking()} if masked else {}
+    snapshots = fit(module, data, rounds=3, strategy=strategy)
+    steps = loader(data, 8)
+    assert int(snapshots.rounds[-1]["c2"]["extractor.seen"]) == 3 * len(steps)
+    key = "extractor.moving"
+    for given, step in module.notes:
+        mean = (given["c0"].update[key] + given["c1"].update[key]) / 2
+        expected = 0.5 * given["c2"].update[key] + 0.5 * mean
+        torch.testing.assert_close(step[key].double(), expected, atol=1e-5, rtol=0)
+    for name in NAMES[:-1]:
+        assert same(snapshots.rounds[-1][name], snapshots.rounds[-1]["c2"])
 
 
 # -------------------------------------------------------------------- the variance of the target's update
