@@ -14,7 +14,7 @@ selection      Learning rates of the atoms, with the label-free score (mean over
     beside it.
 sensitivity    K, n and n_b, one at a time. Both with EfficientNet features and as many local steps as E = 4 of
     parallelism, which is the row that all others differ from.
-communication  Numbers that a client sends in a round, K n (d + C), next to those of the encoder of its features.
+communication  Numbers that a client sends in a round, K n (d + C), next to those of an encoder with d features.
 distillation   Classifiers of barycenters with 1, 5, 10 and 20 points per class, next to those of as many samples per
     class drawn from the sources, and drawn from the target with its hidden labels, which are an oracle.
 """
@@ -75,7 +75,7 @@ def parallel(epochs: int) -> list[str]:
     rounds = LOCAL_EPOCHS // epochs
     return [
         f"--trainer.strategy.init_args.local_steps={epochs}",
-        f"--trainer.max_epochs={rounds}",
+        f"--trainer.max_epochs={rounds + 1}",  # in the first one sources tell their class moments
         f"--trainer.check_val_every_n_epoch={rounds // 6}",
         "--compare=null",
     ]

@@ -101,13 +101,12 @@ def products_with_sources(
     sizes = [flat(target[name]).numel() for name in names]
     device = target[names[0]].device if names else None
     total = torch.zeros(2 * len(sources) + 1, len(names), dtype=torch.float64, device=device)  # two a source, and one
-    for layers in _packs(sizes):
-        lengths = torch.tensor([sizes[layer] for layer in layers], device=device)
-        t = _packed(target, [names[layer] for layer in layers])
-        others = (_packed(source, [names[layer] for layer in layers]) for source in sources)
-        terms = itertools.chain([t * t], *((t * s, s * s) for s in others))
+    for pack in _packs(sizes):
+        lengths = torch.tensor([sizes[layer] for layer in pack], device=device)
+        t, *packed = (_packed(update, [names[layer] for layer in pack]) for update in (target, *sources))
+        terms = itertools.chain([t * t], *((t * s, s * s) for s in packed))
         for row, term in zip(total, terms, strict=True):
-            row[layers] = torch.segment_reduce(term, "sum", lengths=lengths, initial=0)
+            row[pack] = torch.segment_reduce(term, "sum", lengths=lengths, initial=0)
     large = [layer for layer, size in enumerate(sizes) if size > SMALL]
     t, s = torch.empty(2, min(max(sizes, default=0), CHUNK), dtype=torch.float64, device=device)
     dots: list[Tensor] = []

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -141,7 +142,10 @@ def transport_plan(cost: Tensor, entropy: float | None = None, weights: Tensor |
     """
     costs = cost.detach().double()
     if costs.dim() != 2 or 0 in costs.shape or not bool(costs.isfinite().all()):
-        raise ValueError(f"cost must be a matrix of finite numbers, got one of shape {tuple(cost.shape)}")
+        raise ValueError(
+            f"cost must be a matrix of finite numbers, got shape {tuple(cost.shape)} with "
+            f"{int((~costs.isfinite()).sum())} others: there is no plan for samples that are NaN or infinite, or none"
+        )
     rows, columns = (torch.full((size,), 1 / size, dtype=torch.float64, device=cost.device) for size in costs.shape)
     if weights is not None:
         rows = weights.detach().double()
@@ -159,6 +163,13 @@ def transport_plan(cost: Tensor, entropy: float | None = None, weights: Tensor |
     found: Tensor = ot.sinkhorn(
         rows, columns, costs / scale, reg=entropy, method="sinkhorn_log", numItermax=2000, warn=False
     )
+    off = float((found.sum(dim=0) / columns - 1).abs().max())
+    if off > 0.01:
+        warnings.warn(
+            f"Sinkhorn's iterations have not converged: a column's weight is off by {off:.1%}, with entropy={entropy}; "
+            "raise it, or take None for exact transport",
+            stacklevel=2,
+        )
     return found
 
 
@@ -267,7 +278,9 @@ def wasserstein_barycenter(
         ICML 2014. Unlike in their code the objective is weighted by the coordinates, and the start is near the result.
     """
     _check_barycenter(supports, labels, coordinates, num_points, num_iterations)
-    weights = coordinates.detach().double()
+    labels = None if labels is None else [each.to(supports[0].dtype) for each in labels]
+    weights = coordinates.detach().double().clamp(min=0)
+    weights /= weights.sum()  # whatever they were rounded to
     largest = int(weights.argmax())
     exact = None if labels is None else [each.detach().double() for each in labels]
     geometry = _Geometry(supports)
@@ -447,10 +460,20 @@ def _check_barycenter(
         raise ValueError(
             f"coordinates must be one number for each of {len(supports)} supports, got shape {tuple(coordinates.shape)}"
         )
+    for each in labels or ():
+        sums = each.detach().double().sum(dim=1)
+        if bool((each < -0.01).any()) or bool(((sums - 1).abs() > 0.01).any()):
+            raise ValueError(
+                f"labels must be probabilities, at least 0 with sum 1 in each row, got a least one of "
+                f"{float(each.min()):.3g} and sums from {float(sums.min()):.3g} to {float(sums.max()):.3g}: take "
+                "torch.nn.functional.one_hot of classes, or project_simplex"
+            )
     alpha = coordinates.detach().double()
-    if not bool((alpha >= -1e-6).all()) or abs(float(alpha.sum()) - 1) > 1e-4:
+    off = max(1e-4, len(alpha) * torch.finfo(coordinates.dtype).eps)
+    if not bool((alpha >= -1e-6).all()) or abs(float(alpha.sum()) - 1) > off:  # their values may be private
         raise ValueError(
-            f"coordinates must be at least 0 with sum 1, got {alpha.tolist()}: project them with project_simplex"
+            f"coordinates must be at least 0 with sum 1, got a least one of {float(alpha.min()):.3g} and sum "
+            f"{float(alpha.sum()):.6g}: project them with project_simplex"
         )
     if num_points is not None and num_points < 1:
         raise ValueError(f"num_points must be at least 1, got {num_points}")

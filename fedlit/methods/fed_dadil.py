@@ -26,8 +26,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedlit.federation import Client, RosterError
-from fedlit.federation.streams import stable_seed
+from fedlit.federation import Client, FederatedLoader, RosterError
+from fedlit.federation.streams import enter_stream, stable_seed, torch_streams
 from fedlit.functional import balanced_weights, joint_ot_loss, nearest_class_mean, wasserstein_barycenter
 from fedlit.functional.wasserstein import LabelCost, check_entropy, check_label_cost
 from fedlit.models import Dictionary, DictionaryReplica, feature_width
@@ -60,8 +60,8 @@ class FedDaDiL(FederatedModule):
         classifier: Network from features to logits, for phase 1; ``None`` is a linear layer.
         num_atoms: Number K of atoms.
         atom_size: Points n of an atom, at least C.
-        atom_batch_size: Points n_b of an atom in a local step; ``None`` takes all. The paper's n_b is also that of
-            samples, the data module's ``batch_size``.
+        atom_batch_size: Most points n_b of an atom in a local step, at least C with balanced sampling; ``None`` takes
+            all. The paper's n_b is also that of samples, the data module's ``batch_size``.
         sampling: How points are dealt out to the local steps of a pass: ``"balanced"`` over the classes at which they
             started (the code: to which they lean), or ``"uniform"``.
         sample_weights: How samples of a batch weigh: ``"balanced"`` over its classes, the target's being those of
@@ -128,6 +128,11 @@ class FedDaDiL(FederatedModule):
         for name, choice in (("sampling", sampling), ("sample_weights", sample_weights)):
             if choice not in ("balanced", "uniform"):
                 raise ValueError(f"{name} must be 'balanced' or 'uniform', got {choice!r}")
+        if sampling == "balanced" and atom_batch_size is not None and atom_batch_size < num_classes:
+            raise ValueError(
+                f"atom_batch_size (n_b) must be at least {num_classes}, a point of each class, with "
+                f"sampling='balanced', got {atom_batch_size}: raise it, or take sampling='uniform'"
+            )
         if predict_with not in ("reconstruction", "ensemble"):
             raise ValueError(f"predict_with must be 'reconstruction' or 'ensemble', got {predict_with!r}")
         self.width = feature_width(extractor)
@@ -144,10 +149,6 @@ class FedDaDiL(FederatedModule):
         self.predict_with = predict_with
         self.penalty = penalty
         self.unit_norm = unit_norm
-        self._moments: dict[str, Tensor] = {}
-        self._fitted_at: tuple[int, int] | None = (
-            None  # round and step of the dictionary that classifiers were fitted to
-        )
 
     # ---------------------------------------------------------------- local steps (algorithm 2)
 
@@ -156,17 +157,14 @@ class FedDaDiL(FederatedModule):
         return self.sources if round_idx == self.warmup_rounds else self.clients
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
-        """Count moments in the first round of phase 2; then each client's f_l."""
-        if self.federation.round_idx > self.warmup_rounds:
-            return super().losses(batch)
-        for client, samples in self.in_streams(batch):
-            self.count_(client, self.encode(client, samples[0]), samples[1])
-        return {}
+        """Each client's f_l; none in the round of class moments, before there are atoms."""
+        return super().losses(batch) if self.federation.round_idx > self.warmup_rounds else {}
 
     def loss(self, client: Client, batch: Sequence[Any]) -> Tensor:
         """f_l: cost of transport between a batch and the barycenter of a batch of the atoms (equation 11)."""
         replica = self.replica(client)
         replica.project_()
+        replica.fitted.fill_(False)  # the atoms are about to move
         features = self.encode(client, batch[0])
         rows = self.rows(client)
         points = [atom[row] for atom, row in zip(replica.dictionary.points, rows, strict=True)]
@@ -226,7 +224,7 @@ class FedDaDiL(FederatedModule):
         return replica.features(inputs)
 
     def rows(self, client: Client) -> list[Tensor]:
-        """Points of each atom in this local step, of shape (n_b,): a pass over an atom deals out all of them.
+        """Points of each atom in this local step, at most n_b: a pass over an atom deals out all, in equal batches.
 
         Args:
             client: Whose step.
@@ -237,7 +235,7 @@ class FedDaDiL(FederatedModule):
             stable_seed(self.federation.seed, "atoms", client.name, self.federation.round_idx, turn)
         )
         orders = [self.order(generator).to(self.device) for _ in range(self.num_atoms)]
-        return [order[step * self.atom_batch_size :][: self.atom_batch_size] for order in orders]
+        return [order.tensor_split(steps)[step] for order in orders]
 
     def order(self, generator: torch.Generator) -> Tensor:
         """A permutation of an atom's points, shape (n,); balanced, each C in a row are one of each class.
@@ -257,7 +255,6 @@ class FedDaDiL(FederatedModule):
     def on_round_start(self, round_idx: int) -> None:
         """Clients that were away fetch what the others have."""
         if round_idx == self.warmup_rounds:
-            self._moments.clear()
             self.load_shared_(self.federation.catch_up("weights", absent_too=True))
         else:
             self.load_shared_(self.federation.catch_up("atoms"))
@@ -269,24 +266,31 @@ class FedDaDiL(FederatedModule):
             return
         for client in self.federation.local_clients:
             self.replica(client).project_()
+            self.replica(client).fitted.fill_(False)
         self.average_("atoms", among=self.clients, part="dictionary")
 
     def average_warmup_(self) -> None:
         """Encoder and classifier; there is nothing in the atoms yet."""
         self.average_("weights", among=self.sources, part=("extractor", "classifier"))
 
-    def count_(self, client: Client, features: Tensor, labels: Tensor) -> None:
-        """Add a batch to a source's sums by class: features, their squares, and the number of samples.
+    def count(self, client: Client) -> Tensor:
+        """A local source's sums by class over all its samples: features, their squares, and numbers, (C, 2d + 1).
 
         Args:
             client: The source.
-            features: Shape (n, d).
-            labels: Classes, shape (n,).
         """
-        z = features.double()
-        classes = F.one_hot(labels, self.num_classes).double()
-        sums = torch.cat([classes.T @ z, classes.T @ z.square(), classes.sum(dim=0)[:, None]], dim=1)
-        self._moments[client.name] = self._moments.get(client.name, torch.zeros_like(sums)) + sums
+        loader = self.trainer.train_dataloader
+        assert isinstance(loader, FederatedLoader)  # as the strategy has it
+        own = {client.name: loader.datasets[client.name]}
+        total = torch.zeros(self.num_classes, 2 * self.width + 1, dtype=torch.float64, device=self.device)
+        with torch_streams(self.device):
+            enter_stream(self.federation.seed, "class moments", client.name, device=self.device)
+            for batch in FederatedLoader(own, loader.batch_size_of(client.name), training=False):
+                inputs, labels = (each.to(self.device) for each in batch[client.name][:2])
+                z = self.encode(client, inputs).double()
+                classes = F.one_hot(labels, self.num_classes).double()
+                total += torch.cat([classes.T @ z, classes.T @ z.square(), classes.sum(dim=0)[:, None]], dim=1)
+        return total
 
     @torch.no_grad()
     def start_atoms_(self) -> None:
@@ -300,7 +304,9 @@ class FedDaDiL(FederatedModule):
                 f"round {federation.round_idx} gathers the class moments of the sources, but none of them is heard: "
                 "give a participation with sources in the first round after warmup_rounds"
             )
-        means = {name: {"moments": sums / sums[:, -1].sum()} for name, sums in self._moments.items()}
+        local = [client for client in self.sources if federation.is_local(client)]
+        sums = {client.name: self.count(client) for client in local}
+        means = {name: {"moments": each / each[:, -1].sum()} for name, each in sums.items()}
         told = federation.mean("class_moments", means, among=self.sources, to=self.clients, absent_too=True)
         generator = torch.Generator().manual_seed(stable_seed(federation.seed, "initial atoms"))
         noise = torch.randn(self.num_atoms, self.atom_size, self.width, generator=generator)
@@ -313,17 +319,17 @@ class FedDaDiL(FederatedModule):
             dictionary = self._named(name).dictionary
             classes = dictionary.labels[0].argmax(dim=1)
             dictionary.points.copy_(centres[classes] + spread[classes] * noise.to(spread))
+            self._named(name).started.fill_(True)
 
     # ---------------------------------------------------------------- predictions (section 3.4)
 
     def fit_classifiers_(self) -> None:
-        """Fit local clients' classifiers to the dictionary as it stands, once there is one."""
-        moment = self.federation.round_idx, self.federation.batch_idx
-        if moment[0] > self.warmup_rounds and moment != self._fitted_at:
-            self._fitted_at = moment
-            for client in self.federation.local_clients:
+        """Fit local clients' classifiers to the dictionary as it stands, where there is one and it has moved since."""
+        for client in self.federation.local_clients:
+            replica = self.replica(client)
+            if replica.started and not replica.fitted:
                 atoms = client.is_target or self.predict_with == "ensemble"
-                self.replica(client).fit_(self.reconstruct(client), self.penalty, atoms)
+                replica.fit_(self.reconstruct(client), self.penalty, atoms)
 
     def alternatives(self, inputs: Tensor) -> dict[str, Tensor]:
         """Both predictions, by reconstruction and by ensemble, once they are fitted.
@@ -350,8 +356,17 @@ class FedDaDiL(FederatedModule):
 
         Returns:
             Points of shape (num_points, d) and class probabilities of shape (num_points, C).
+
+        Raises:
+            RuntimeError: If there is no dictionary yet.
         """
         replica = self.replica(client)
+        if not replica.started:
+            raise RuntimeError(
+                f"there is no dictionary before round {self.warmup_rounds} ends (warmup_rounds={self.warmup_rounds}, "
+                f"counted from 0), but training stands at round {self.federation.round_idx}: train for longer"
+            )
+        replica.project_()  # within a round gradients have moved them
         return self.barycenter(
             list(replica.dictionary.points), list(replica.dictionary.labels), replica.coordinates, num_points
         )
@@ -367,6 +382,7 @@ class FedDaDiL(FederatedModule):
 
         Raises:
             ValueError: If it is less than 1.
+            RuntimeError: If there is no dictionary yet.
         """
         if samples_per_class < 1:
             raise ValueError(f"samples_per_class must be at least 1, got {samples_per_class}")
@@ -397,25 +413,19 @@ class FedDaDiL(FederatedModule):
         """What a local client holds."""
         return self._named(client.name)
 
-    def on_fit_start(self) -> None:
-        """Whatever was fitted is of another run."""
-        super().on_fit_start()
-        self._fitted_at = None
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the sums of a round under way."""
-        super().on_save_checkpoint(checkpoint)
-        if self._moments and self.federation.round_idx == self.warmup_rounds:
-            checkpoint["class_moments"] = dict(self._moments)
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Go on with them."""
-        super().on_load_checkpoint(checkpoint)
-        self._moments = dict(checkpoint.get("class_moments", {}))
-
     def on_validation_epoch_start(self) -> None:
         """Fit the classifiers that are validated."""
         super().on_validation_epoch_start()
+        self.fit_classifiers_()
+
+    def on_test_epoch_start(self) -> None:
+        """As when a validation starts."""
+        super().on_test_epoch_start()
+        self.fit_classifiers_()
+
+    def on_predict_epoch_start(self) -> None:
+        """As when a validation starts."""
+        super().on_predict_epoch_start()
         self.fit_classifiers_()
 
     def on_train_end(self) -> None:

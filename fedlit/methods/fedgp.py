@@ -637,7 +637,7 @@ def _check_betas(betas: Mapping[str, Any], sources: Sequence[str]) -> None:
     if set(betas) != set(sources):
         raise ValueError(f"beta must have one number for each source of {list(sources)}, got {dict(betas)}")
     for name, beta in betas.items():
-        if not isinstance(beta, Real) or not 0 <= beta <= 1:
+        if not isinstance(beta, Real) or not 0 <= float(beta) <= 1:
             raise ValueError(
                 f"beta must be 'auto' or lie in [0, 1], got {beta!r} for source {name!r}: it weighs the source"
             )

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from fedlit.functional import project_simplex, softmax_regression
 from fedlit.models.replica import Replica, feature_width
 
-STAYS_LOCAL = ("coordinates", "fitted", "reconstruction.", "ensemble.")
+STAYS_LOCAL = ("coordinates", "started", "fitted", "reconstruction.", "ensemble.")
 """Beginnings of the names in a replica's state that never leave its client."""
 
 
@@ -40,13 +40,17 @@ class DictionaryReplica(Replica):
 
     Args:
         extractor: Turns inputs into features, shape (batch, d): the encoder.
-        classifier: Turns features into logits: predicts until something was fitted to the dictionary.
+        classifier: Turns features into logits: predicts until there is a dictionary.
         dictionary: The atoms.
         unit_norm: Whether features are scaled to length 1, other than for ``classifier``.
         ensembling: Whether to predict with classifiers of the atoms (E) rather than of the reconstruction (R).
     """
 
+    started: Tensor
+    """Whether there is a dictionary."""
+
     fitted: Tensor
+    """Whether the classifiers of the reconstruction and of the atoms belong to it as it stands."""
 
     def __init__(
         self, extractor: nn.Module, classifier: nn.Module, dictionary: Dictionary, unit_norm: bool, ensembling: bool
@@ -60,6 +64,7 @@ class DictionaryReplica(Replica):
         self.ensembling = ensembling
         self.reconstruction = nn.Linear(width, num_classes).requires_grad_(False)
         self.ensemble = nn.ModuleList(nn.Linear(width, num_classes).requires_grad_(False) for _ in range(num_atoms))
+        self.register_buffer("started", torch.tensor(False))
         self.register_buffer("fitted", torch.tensor(False))
 
     def features(self, x: Tensor) -> Tensor:
@@ -69,8 +74,13 @@ class DictionaryReplica(Replica):
 
     def forward(self, x: Tensor) -> Tensor:
         """Log of the class probabilities, shape (batch, C), up to a constant."""
-        if not self.fitted:  # phase 1, which is FedAvg: the length of features matters to a classifier
+        if not self.started:  # phase 1, which is FedAvg: the length of features matters to a classifier
             return super().forward(x)
+        if not self.fitted:
+            raise RuntimeError(
+                "the dictionary has moved since classifiers were fitted to it: call the method's "
+                "fit_classifiers_(), as validation, test and prediction by a Trainer do"
+            )
         features = self.features(x)
         return self.by_ensemble(features) if self.ensembling else self.by_reconstruction(features)
 

@@ -308,6 +308,40 @@ def test_float32_atoms_give_float32_and_class_less_points_are_fine() -> None:
     torch.testing.assert_close(found.support.double(), exact.support, atol=1e-4, rtol=1e-4)
 
 
+def test_classes_as_whole_numbers_are_the_probabilities_that_they_stand_for() -> None:
+    generator = torch.Generator().manual_seed(0)
+    supports = [torch.randn(6, 3, generator=generator) for _ in range(2)]
+    classes = [torch.nn.functional.one_hot(torch.arange(6) % 3)] * 2
+    alpha = torch.tensor([0.25, 0.75])
+    found = wasserstein_barycenter(supports, classes, alpha)
+    expected = wasserstein_barycenter(supports, [each.float() for each in classes], alpha)
+    assert found.labels is not None
+    assert torch.equal(found.labels, expected.labels)
+    torch.testing.assert_close(found.labels.sum(dim=1), torch.ones(6))
+
+
+def test_coordinates_in_half_precision_sum_to_one_as_well_as_they_can() -> None:
+    supports = [torch.randn(4, 2, generator=torch.Generator().manual_seed(k)).bfloat16() for k in range(3)]
+    alpha = project_simplex(torch.full((3,), 1 / 3).bfloat16())
+    assert float(alpha.double().sum()) != pytest.approx(1.0, abs=1e-4)
+    found = wasserstein_barycenter(supports, None, alpha)
+    assert found.support.dtype == torch.bfloat16
+    assert found.support.isfinite().all()
+
+
+def test_coordinates_are_not_told_by_an_error() -> None:
+    with pytest.raises(ValueError, match=r"got a least one of 0\.123 and sum 0\.7") as caught:
+        wasserstein_barycenter([torch.zeros(2, 1)] * 2, None, torch.tensor([0.12345, 0.57655]))
+    assert "0.5765" not in str(caught.value)
+
+
+def test_too_little_entropy_for_sinkhorn_is_told() -> None:
+    generator = torch.Generator().manual_seed(0)
+    cost = torch.rand(30, 30, generator=generator)
+    with pytest.warns(UserWarning, match=r"not converged: a column's weight is off by .* with entropy=1e-06"):
+        transport_plan(cost, 1e-6)
+
+
 def test_with_entropy_it_comes_near() -> None:
     supports, labels = atoms()
     exact = wasserstein_barycenter(supports, labels, ALPHA, label_cost=1.0)
@@ -379,6 +413,10 @@ X, Y = samples(4), probabilities(4)
         (lambda: balanced_weights(Y[:0]), r"with n at least 1, got shape \(0, 3\)"),
         (lambda: nearest_class_mean(X, X, Y[:2]), "a row of class probabilities for each sample"),
         (lambda: wasserstein_barycenter([], None, torch.ones(0)), "at least one distribution, got none"),
+        (
+            lambda: wasserstein_barycenter([X], [5 * torch.ones(len(X), 2)], torch.ones(1)),
+            r"labels must be probabilities, .* got a least one of 5 and sums from 10 to 10",
+        ),
         (lambda: wasserstein_barycenter([X], [Y, Y], torch.ones(1)), "labels must be given for each of 1 supports"),
         (lambda: wasserstein_barycenter([X], [Y[:2]], torch.ones(1)), "a row of class probabilities for each sample"),
         (lambda: wasserstein_barycenter([X, X], None, torch.ones(1)), "one number for each of 2 supports"),

@@ -96,6 +96,13 @@ def test_atoms_start_at_the_class_means_and_variances_of_all_sources() -> None:
     torch.testing.assert_close(labels, F.one_hot(own, CLASSES).float().expand_as(labels))
 
 
+@pytest.mark.parametrize("local_steps", [1, 7])
+def test_the_start_is_of_all_samples_however_many_a_round_sees(local_steps: int) -> None:
+    whole = fit(build(), rounds=1)[0]
+    part = fit(build(), rounds=1, batch_size=4, strategy={"local_steps": local_steps})[0]
+    torch.testing.assert_close(part["c2"]["dictionary.points"], whole["c2"]["dictionary.points"])
+
+
 def test_without_sources_there_is_no_start() -> None:
     with pytest.raises(
         RosterError, match="round 0 gathers the class moments of the sources, but none of them is heard"
@@ -255,7 +262,7 @@ def test_a_pass_deals_out_every_point_and_each_class_in_turn() -> None:
         federation.batch_idx = batch_idx
         passes.append(module.rows(client))
     sizes = [[len(row) for row in rows] for rows in passes]
-    assert sizes == [[6, 6], [6, 6], [6, 6], [2, 2]] * 2
+    assert sizes == [[5, 5]] * 8, "no small rest, which many samples would be carried onto"
     for start in (0, 4):
         for atom in range(ATOMS):
             dealt = torch.cat([rows[atom] for rows in passes[start : start + 4]])
@@ -401,7 +408,7 @@ def test_the_loss_falls() -> None:
 # -------------------------------------------------------------------- resume, arguments
 
 
-@pytest.mark.parametrize("step", [2, 8])
+@pytest.mark.parametrize("step", [2, 6, 8])
 def test_a_checkpoint_in_the_round_of_moments_or_among_the_atoms_resumes_bit_for_bit(step: int, tmp_path: Path) -> None:
     def run(checkpoint: str | None = None, stop: int = -1) -> FedDaDiL:
         module = build(atom_batch_size=5, optimizer=lambda params: Adam(params, lr=LR))
@@ -417,9 +424,77 @@ def test_a_checkpoint_in_the_round_of_moments_or_among_the_atoms_resumes_bit_for
         assert same(weights(resumed, name), weights(straight, name))
 
 
+def test_every_checkpoint_predicts_by_its_own_dictionary(tmp_path: Path) -> None:
+    """Saved after a round, before anything was fitted to it, and also where validations are further apart."""
+    data, module = blobs(), build()
+    saver = ModelCheckpoint(tmp_path, filename="{step}", every_n_epochs=1, save_top_k=-1)
+    run = trainer(3, [saver, OracleAccuracy()], enable_checkpointing=True)
+    run.fit(module, loader(data, 24))
+    checks = loader(data, 24, training=False, guarded="c2")
+    fitted = {name: head.weight.clone() for name, head in heads(module).items()}
+    for verb in ("test", "validate"):
+        again = build()
+        found = getattr(trainer(3, [OracleAccuracy()]), verb)(again, checks, ckpt_path=saver.best_model_path)
+        assert float(found[0]["oracle/target/acc"]) > 0.9
+        for name, head in heads(again).items():
+            torch.testing.assert_close(head.weight, fitted[name])
+    again = build()
+    predicted = trainer(3, []).predict(again, checks, ckpt_path=saver.best_model_path)
+    assert predicted is not None
+    torch.testing.assert_close(heads(again)["R"].weight, fitted["R"])
+
+
+def heads(module: FedDaDiL) -> dict[str, nn.Linear]:
+    replica = module.replica(module.target)
+    return {"R": replica.reconstruction, **{f"E{k}": head for k, head in enumerate(replica.ensemble)}}  # type: ignore[dict-item]
+
+
+def test_atoms_that_moved_do_not_predict_by_old_classifiers() -> None:
+    module = build()
+    fit(module, rounds=2)
+    replica, x = module.replica(module.target), blobs()["c2"].tensors[0]
+    before = replica(x)
+    batch = list(blobs()["c2"].tensors)
+    module.loss(module.target, batch)
+    with pytest.raises(RuntimeError, match="moved since classifiers were fitted to it: call the method's"):
+        replica(x)
+    module.fit_classifiers_()
+    torch.testing.assert_close(replica(x), before)
+
+
+def test_without_a_dictionary_there_is_no_summary() -> None:
+    module = build(warmup_rounds=2, extractor=Encoder())
+    fit(module, rounds=2)
+    with pytest.raises(RuntimeError, match=r"no dictionary before round 2 ends .* stands at round 2: train"):
+        module.distill(2)
+
+
+def test_a_validation_within_a_round_finds_coordinates_on_their_simplex() -> None:
+    module, watcher = build(), Within()
+    run = trainer(2, [watcher], val_check_interval=1)
+    run.fit(module, loader(blobs(), 6), loader(blobs(), 24, training=False, guarded="c2"))
+    assert len(watcher.sums) >= 4
+    assert watcher.sums == pytest.approx([1.0] * len(watcher.sums), abs=1e-6)
+
+
+class Within(pl.Callback):
+    """Sums of the target's coordinates after each validation."""
+
+    def __init__(self) -> None:
+        self.sums: list[float] = []
+
+    def on_validation_end(self, trainer: pl.Trainer, module: FedDaDiL) -> None:  # type: ignore[override]
+        if module.replica(module.target).started:
+            self.sums.append(float(module.replica(module.target).coordinates.sum()))
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (
+            {"atom_batch_size": 2},
+            r"atom_batch_size \(n_b\) must be at least 3, a point of each class, with sampling='balanced', got 2",
+        ),
         ({"num_atoms": 0}, r"num_atoms \(K\) must be at least 1, got 0"),
         ({"atom_size": 2}, r"atom_size \(n\) must be at least 3, got 2"),
         ({"atom_batch_size": 0}, r"atom_batch_size \(n_b\) must be at least 1, got 0"),
