@@ -366,10 +366,8 @@ class FedDaDiL(FederatedModule):
                 f"there is no dictionary before round {self.warmup_rounds} ends (warmup_rounds={self.warmup_rounds}, "
                 f"counted from 0), but training stands at round {self.federation.round_idx}: train for longer"
             )
-        replica.project_()  # within a round gradients have moved them
-        return self.barycenter(
-            list(replica.dictionary.points), list(replica.dictionary.labels), replica.coordinates, num_points
-        )
+        labels, coordinates = replica.projected()  # within a round gradients have moved them
+        return self.barycenter(list(replica.dictionary.points), list(labels), coordinates, num_points)
 
     def distill(self, samples_per_class: int) -> tuple[Tensor, Tensor]:
         """A labelled summary of the target, where it is hosted: a barycenter of the atoms with few points.

@@ -95,11 +95,16 @@ class DictionaryReplica(Replica):
         weights = self.coordinates.detach().clamp(min=0).log().to(each)
         return (weights[:, None, None] + each).logsumexp(dim=0)
 
+    def projected(self) -> tuple[Tensor, Tensor]:
+        """The atoms' labels and the coordinates, on their simplices."""
+        return project_simplex(self.dictionary.labels), project_simplex(self.coordinates)
+
     @torch.no_grad()
     def project_(self) -> None:
-        """Put coordinates and labels back on their simplices."""
-        self.coordinates.copy_(project_simplex(self.coordinates))
-        self.dictionary.labels.copy_(project_simplex(self.dictionary.labels))
+        """Put labels and coordinates back on their simplices."""
+        labels, coordinates = self.projected()
+        self.dictionary.labels.copy_(labels)
+        self.coordinates.copy_(coordinates)
 
     @torch.no_grad()
     def fit_(self, reconstruction: tuple[Tensor, Tensor], penalty: float, atoms: bool) -> None:
@@ -114,7 +119,7 @@ class DictionaryReplica(Replica):
         samples = [reconstruction]
         if atoms:
             heads += list(self.ensemble)  # type: ignore[arg-type]
-            samples += zip(self.dictionary.points, self.dictionary.labels, strict=True)
+            samples += zip(self.dictionary.points, self.projected()[0], strict=True)
         for head, (points, labels) in zip(heads, samples, strict=True):
             weight, bias = softmax_regression(points, labels, penalty)
             head.weight.copy_(weight)
