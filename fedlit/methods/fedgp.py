@@ -46,6 +46,7 @@ from fedlit.functional import (
     projection_coefficients,
     scale_layers,
 )
+from fedlit.functional.updates import check_granularity
 from fedlit.methods.combined_updates import CombinedUpdates, Update, times
 
 
@@ -441,7 +442,7 @@ class FedDA(CombinedUpdates):
     # ---------------------------------------------------------------- hooks and small things
 
     def on_train_start(self) -> None:
-        """Refuse what a mechanism of differential privacy cannot cover, and a residual that hidden updates lack."""
+        """Refuse what differential privacy or a two-party protocol cannot cover, and a residual that cannot be had."""
         super().on_train_start()
         federation = self.federation
         for channel in ("model", "target_update", "inner_product"):
@@ -569,8 +570,7 @@ class FedGP(FedDA):
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        if granularity not in ("layer", "model"):
-            raise ValueError(f"granularity must be 'layer' or 'model', got {granularity!r}")
+        check_granularity(granularity)
         if projection not in ("orthogonal", "cosine"):
             raise ValueError(f"projection must be 'orthogonal' or 'cosine', got {projection!r}")
         if residual not in ("isotropic", "exact"):
