@@ -657,7 +657,7 @@ def test_in_a_plain_trainer_the_method_trains_the_same() -> None:
         (FedDA, {"target_lr_ratio": 0.0}, "target_lr_ratio must be positive and finite, got 0.0"),
         (FedDA, {"target_lr_ratio": math.inf}, "target_lr_ratio must be positive and finite, got inf"),
         (FedDA, {"target_lr_ratio": math.nan}, "target_lr_ratio must be positive and finite, got nan"),
-        (FedGP, {r"granularity": "network"}, r"granularity must be one of \['layer', 'model'\], got 'network'"),
+        (FedGP, {"granularity": "network"}, r"granularity must be one of \['layer', 'model'\], got 'network'"),
         (FedGP, {"projection": "euclid"}, "projection must be 'orthogonal' or 'cosine', got 'euclid'"),
         (FedGP, {"residual": "full"}, "residual must be 'isotropic' or 'exact', got 'full'"),
         (FedGP, {"weighting": "size"}, "weighting must be"),
