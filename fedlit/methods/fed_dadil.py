@@ -411,6 +411,16 @@ class FedDaDiL(FederatedModule):
         """What a local client holds."""
         return self._named(client.name)
 
+    def on_fit_start(self) -> None:
+        """A run that starts afresh has no dictionary yet, whatever one before it has left."""
+        super().on_fit_start()
+        if self.federation.round_idx <= self.warmup_rounds:
+            for client in self.federation.local_clients:
+                replica = self.replica(client)
+                replica.started.fill_(False)
+                replica.fitted.fill_(False)
+                replica.extractor.train()
+
     def on_validation_epoch_start(self) -> None:
         """Fit the classifiers that are validated."""
         super().on_validation_epoch_start()

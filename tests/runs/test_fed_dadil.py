@@ -511,6 +511,26 @@ def test_atoms_that_moved_do_not_predict_by_old_classifiers() -> None:
     torch.testing.assert_close(replica(x), before)
 
 
+def test_a_second_run_starts_with_phase_1_again() -> None:
+    """Its encoder is not trained through classifiers that the first run has left, nor in evaluation mode."""
+    module, watcher = build(warmup_rounds=1, extractor=Encoder()), Phases()
+    fit(module, rounds=3)
+    fit(module, rounds=3, callbacks=[watcher])
+    assert watcher.seen[:2] == [(False, True), (False, True)]
+    assert watcher.seen[2][0]
+
+
+class Phases(pl.Callback):
+    """Whether there is a dictionary in each round, and whether encoders are in training mode."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[bool, bool]] = []
+
+    def on_train_batch_start(self, trainer: pl.Trainer, module: FedDaDiL, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
+        replica = module.replica(module.target)
+        self.seen.append((bool(replica.started), replica.extractor.training))
+
+
 def test_without_a_dictionary_there_is_no_summary() -> None:
     module = build(warmup_rounds=2, extractor=Encoder())
     fit(module, rounds=2)
