@@ -35,6 +35,8 @@ def fit(folder: str, *arguments: str) -> dict[Path, dict[str, Any]]:
 class Results:
     """What a benchmark has found, in a JSON file that is written after each piece; what is not run again stays.
 
+    "made" tells of each piece by which command and with which versions.
+
     Args:
         out: The file.
         libraries: Whose versions are told.
@@ -43,12 +45,19 @@ class Results:
 
     def __init__(self, out: Path, *libraries: str, **more: object) -> None:
         self.out = out
-        self.found: dict[str, Any] = json.loads(out.read_text())["results"] if out.exists() else {}
+        there = json.loads(out.read_text()) if out.exists() else {}
+        self.found: dict[str, Any] = there.get("results", {})
+        self.made: dict[str, Any] = there.get("made", {})
         self.lock = RLock()
-        self.facts = {
-            "command": f"python benchmarks/{Path(sys.argv[0]).name}",
-            "cores": os.cpu_count(),
-            **more,
+        self.facts = {"command": f"python benchmarks/{Path(sys.argv[0]).name}", "cores": os.cpu_count(), **more}
+        if "versions" in there:
+            self.facts["versions"] = there["versions"]  # of pieces from before each told its own
+        given = sys.argv[1:]
+        if "--out" in given:
+            place = given.index("--out")
+            del given[place : place + 2]
+        self.now = {
+            "command": " ".join([str(self.facts["command"]), *given]),
             "versions": {"python": platform.python_version(), **{name: version(name) for name in libraries}},
         }
 
@@ -59,7 +68,9 @@ class Results:
                 self.found[part] = value
             else:
                 self.found.setdefault(part, {})[name] = value
-            self.out.write_text(json.dumps({"results": self.found, **self.facts}, indent=2) + "\n")
+            self.made[part if name is None else f"{part}, {name}"] = self.now
+            whole = {"results": self.found, **self.facts, "made": self.made}
+            self.out.write_text(json.dumps(whole, indent=2) + "\n")
 
 
 def show(label: str, row: dict[str, Any]) -> None:

@@ -215,8 +215,10 @@ def main() -> None:
     def run(cell: Cell) -> None:
         rows = table(cell, summaries(cell, options.seeds))
         with results.lock:
-            columns = {**results.found.get(cell.part, {}), cell.name: rows}
-            results.keep(with_average(columns) if cell.part == "heart" else columns, cell.part)
+            results.keep(rows, cell.part, cell.name)
+            average = with_average(results.found["heart"]).get("average") if cell.part == "heart" else None
+            if average is not None:
+                results.keep(average, "heart", "average")
         print(f"{cell.part} {cell.name}: " + ", ".join(f"{m} {written(row)}" for m, row in rows.items()), flush=True)
 
     chosen = [cell for cell in cells(options.parts) if options.cells is None or cell.name in options.cells]
