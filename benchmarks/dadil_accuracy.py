@@ -8,8 +8,8 @@ score chooses, "round_by_oracle" the best one, which no federation could choose.
 the ensemble of the atoms, in the same run.
 
 methods        The experiments *_feddadil: EfficientNet and SURF features of Office-Caltech-10, and digits.
-parallelism    E local epochs in a round, and 120 / E rounds, so that all take 120 local epochs, half as many as the
-    experiment (Table 3 does not tell its number of rounds; its E are the same).
+parallelism    E local epochs in a round, and 240 / E rounds, so that all take 240 local epochs (Table 3 does not tell
+    its number of rounds; its E are the same).
 selection      Learning rates of the atoms, with the label-free score (mean over targets and seeds) and the accuracy
     beside it.
 sensitivity    K, n and n_b, one at a time. Both with EfficientNet features and as many local steps as E = 4 of
@@ -35,7 +35,7 @@ from torch import Tensor
 
 METHODS = ("office_caltech_feddadil", "office_caltech_surf_feddadil", "digits_feddadil")
 OFFICE = METHODS[0]
-LOCAL_EPOCHS = 120
+LOCAL_EPOCHS = 240
 EPOCHS = (1, 2, 4, 5, 10)
 SENSITIVITY = {
     "K = 1": ["num_atoms=1"],
