@@ -179,7 +179,7 @@ def train(rule: str, start: Parameters, source: Data, target: Data, population: 
         else:
             batches = [gradient(w, part) for part in parts]
             from_target = mean(batches)
-            estimated = auto_beta(batches, [from_source], "fedda" if rule == "FedDA auto" else "fedgp")
+            estimated = auto_beta(batches, [from_source], "fedda" if rule == "FedDA auto" else "fedgp", "model")
             beta = float(estimated.beta)
         betas.append(beta)
         if measured:

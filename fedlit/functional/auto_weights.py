@@ -166,7 +166,7 @@ def auto_beta(
         sources: One update per source (g_S), in the scale of the target's. At least one.
         rule: ``"fedda"`` weighs with the distance, ``"fedgp"`` with the residual.
         granularity: Whether the residual is of projections layer by layer or of the whole model; the distance is the
-            same in both. As of the rule that it is for.
+            same in both. Give that with which :func:`fedgp` will project, whose default this is.
 
     Returns:
         Weights per source, and the three estimates before clipping.
