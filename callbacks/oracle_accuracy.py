@@ -155,8 +155,7 @@ class OracleAccuracy(Callback):
         names += [f"{label}/acc" for label in type(module).alternative_names]
         told = module.federation.report(mine, names, channel="oracle")
         metrics = {f"{_PREFIX}target/{key}": value for row in told.values() for key, value in row.items()}
-        # Equal numbers on all processes: no reduction, no warning, and the key exists everywhere.
-        module.log_dict(metrics, batch_size=1, sync_dist=True, rank_zero_only=True)
+        module.log_everywhere(metrics)
 
     def _scores_of_classes(self, module: FederatedModule) -> tuple[dict[str, dict[str, float]], list[str]]:
         classes = [f"acc/{index}" for index in range(module.num_classes)] if self.per_class else []

@@ -73,6 +73,7 @@ class Validators(Callback):
         self.bandwidth = bandwidth
         self.ridge = ridge
         self.temperature = temperature
+        self._frequencies: Tensor | None = None
         self._start_afresh()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -82,6 +83,7 @@ class Validators(Callback):
                 "Validators score class probabilities, but the method has task='regression': remove the callback, and "
                 "monitor 'source/r2'"
             )
+        self._frequencies = None  # those of the module's width and seed are drawn when its features are seen
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start counting afresh."""
@@ -126,8 +128,7 @@ class Validators(Callback):
         federation.check("validators", error)
         told = federation.report(scores, list(self.names)).get(module.target.name, {})
         metrics = {f"validator/{name}": value for name, value in told.items()}
-        # Equal numbers on all processes: no reduction, no warning, and the key exists everywhere.
-        module.log_dict(metrics, batch_size=1, sync_dist=True, rank_zero_only=True)
+        module.log_everywhere(metrics)
         self._start_afresh()
 
     def _start_afresh(self) -> None:
@@ -143,16 +144,15 @@ class Validators(Callback):
         """Random features of a client's extracted ones, which are scaled to length 1; the same for everyone."""
         extracted: Tensor = module.replicas[name].get_submodule("extractor")(inputs)
         unit = F.normalize(extracted.detach().flatten(1).double(), dim=1)
-        frequencies = sample_frequencies(
-            self.num_frequencies, unit.shape[1], self.bandwidth, seed=module.federation.seed
-        )
-        return random_fourier_features(unit, frequencies)
+        if self._frequencies is None:
+            drawn = (self.num_frequencies, unit.shape[1], self.bandwidth)
+            self._frequencies = sample_frequencies(*drawn, seed=module.federation.seed)
+        return random_fourier_features(unit, self._frequencies)
 
     def _exchange(self, module: FederatedModule) -> dict[str, dict[str, Tensor]]:
         """At the target: the mean of the sources' moments, of symmetric matrices the upper triangle."""
         federation = module.federation
         size = 2 * self.num_frequencies
-        above = tuple(torch.triu_indices(size, size))
         sent = {}
         for client in module.sources:
             if not federation.is_local(client):
@@ -163,13 +163,8 @@ class Validators(Callback):
                 if seen
                 else SourceMoments.of(torch.zeros(1, size), torch.zeros(1))
             )
-            sent[client.name] = {
-                "there": torch.tensor(float(seen), dtype=torch.float64),
-                "phi": own.phi.cpu(),
-                "square": own.square.cpu()[above],
-                "loss": own.loss.cpu(),
-                "square_loss": own.square_loss.cpu()[above],
-            }
+            there = torch.tensor(float(seen), dtype=torch.float64)
+            sent[client.name] = {"there": there, **_packed(own)}
         return federation.mean("source_moments", sent, among=module.sources, to=[module.target], absent_too=True)
 
     def _missing(self, target: str, received: Mapping[str, Tensor]) -> RosterError | None:
@@ -198,19 +193,35 @@ class Validators(Callback):
         if "density" in self.names:
             found["density"] = soft_neighbourhood_density(p, self.temperature)
         if self._weighs:
-            size = 2 * self.num_frequencies
-            fields = ("phi", "square", "loss", "square_loss")
-            means = SourceMoments(*(_unpacked(received[name] / received["there"], size) for name in fields))
+            there = received["there"]
+            means = _unpacked({name: total / there for name, total in received.items()})
             target = torch.cat(self._features[module.target.name]).mean(dim=0).cpu()
             found["iwv"], found["dev"] = importance_weighted_scores(means, target, self.ridge)
         return {name: float(found[name]) for name in self.names}
 
 
-def _unpacked(numbers: Tensor, size: int) -> Tensor:
-    """A vector of ``size`` numbers as it is; more are the upper triangle of a symmetric matrix."""
-    if len(numbers) == size:
-        return numbers.double()
-    above = tuple(torch.triu_indices(size, size))
-    matrix = torch.zeros(size, size, dtype=torch.float64)
-    matrix[above] = numbers.double()
-    return matrix + matrix.T - matrix.diagonal().diag()
+def _packed(moments: SourceMoments) -> dict[str, Tensor]:
+    """Moments as a message: of symmetric matrices the upper triangle."""
+    above = _triangle(len(moments.phi))
+    return {
+        "phi": moments.phi.cpu(),
+        "square": moments.square.cpu()[above],
+        "loss": moments.loss.cpu(),
+        "square_loss": moments.square_loss.cpu()[above],
+    }
+
+
+def _unpacked(message: Mapping[str, Tensor]) -> SourceMoments:
+    """What `_packed` packed."""
+
+    def matrix(numbers: Tensor) -> Tensor:
+        full = torch.zeros(len(phi), len(phi), dtype=torch.float64)
+        full[_triangle(len(phi))] = numbers.double()
+        return full + full.T - full.diagonal().diag()
+
+    phi = message["phi"].double()
+    return SourceMoments(phi, matrix(message["square"]), message["loss"].double(), matrix(message["square_loss"]))
+
+
+def _triangle(size: int) -> tuple[Tensor, ...]:
+    return tuple(torch.triu_indices(size, size))

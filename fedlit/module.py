@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fedlit.federation import (
+    UNLABELLED,
     Client,
     DivergedError,
     Everyone,
@@ -590,6 +591,35 @@ class FederatedModule(pl.LightningModule):
         """Training loss of each local client that trained in the round under way, or just over: mean over its steps."""
         return {name: math.fsum(values) / len(values) for name, values in self._losses_so_far().items()}
 
+    def labelled_samples(self, clients: Sequence[Client]) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """All labelled training samples of local clients, once and always in one order, on the device.
+
+        Args:
+            clients: Hosted here.
+
+        Yields:
+            Name of a client, and inputs and labels of a batch of its samples.
+
+        Raises:
+            TypeError: If training data come from another loader than a `FederatedLoader`.
+        """
+        loader, precision = self.trainer.train_dataloader, self.trainer.precision_plugin
+        if not isinstance(loader, FederatedLoader):
+            raise TypeError(
+                f"{type(self).__name__} reads training samples from a FederatedLoader, got {type(loader).__name__}: "
+                "give FederatedLoader({client: dataset})"
+            )
+        for batch in loader.in_order([client.name for client in clients]):
+            batch = self.trainer.strategy.batch_to_device(precision.convert_input(batch))
+            for name, (inputs, labels, *_) in batch.items():
+                known = labels != UNLABELLED
+                yield name, inputs[known], labels[known]
+
+    def log_everywhere(self, metrics: Mapping[str, float]) -> None:
+        """Log numbers that are equal on all processes at the end of an evaluation."""
+        # no reduction, no warning, and the key exists everywhere
+        self.log_dict(metrics, batch_size=1, sync_dist=True, rank_zero_only=True)
+
     def log_now(self, metrics: Mapping[str, float]) -> None:
         """Log numbers that are equal on all processes, at once and without the cost of `self.log`."""
         trainer = self.trainer
@@ -677,8 +707,7 @@ class FederatedModule(pl.LightningModule):
         of_sources = [row[quality] for row in told.values() if quality in row]
         if of_sources:
             metrics[f"source/{quality}"] = sum(of_sources) / len(of_sources)
-        # Equal numbers on all processes: no reduction, no warning, and the key exists everywhere.
-        self.log_dict(metrics, batch_size=1, sync_dist=True, rank_zero_only=True)
+        self.log_everywhere(metrics)
 
     # ---------------------------------------------------------------- checkpoints
 

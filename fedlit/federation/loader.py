@@ -209,6 +209,25 @@ class FederatedLoader:
             yield from self._batches(round_idx, start, [name for name in self.datasets if name in learners])
             round_idx, start = round_idx + 1, 0
 
+    def in_order(self, clients: Sequence[str], batch_size: int = 512) -> FederatedLoader:
+        """A loader that goes once through the labelled training samples of ``clients``, the same way every time.
+
+        Args:
+            clients: Local ones.
+            batch_size: Of its batches.
+        """
+        datasets = {name: self.datasets[name] for name in clients}
+        once = FederatedLoader(datasets, batch_size, training=False, num_workers=self.num_workers, seed=self.seed)
+        once.plan(
+            RoundPlan(
+                sizes=once.sizes(clients),
+                learners=lambda round_idx: clients,
+                position=lambda: (0, 0),
+                labelled_only=clients,
+            )
+        )
+        return once
+
     def state_dict(self) -> dict[str, Any]:
         """Nothing: where to go on is in the federation's state. Tells Lightning that a resume within an epoch works."""
         return {}

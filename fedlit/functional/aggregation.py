@@ -15,7 +15,7 @@ from fedlit.functional.updates import (
     check_alike,
     check_granularity,
     layer_names,
-    products_with_sources,
+    products_of_layers,
     projection_coefficients,
 )
 
@@ -222,7 +222,7 @@ def fedgp(
     """
     check_granularity(granularity)
     target_share, shares = _shares(target, sources, beta, weights)
-    found = products or products_with_sources(target, sources, granularity)
+    found = products or products_of_layers(target, sources, granularity)
     coefficients = projection_coefficients(found.inner, found.sources)
     return _combine(target, sources, target_share, shares, coefficients)
 
@@ -272,6 +272,6 @@ def fedgp_cosine(
     check_granularity(granularity)
     target_share, shares = _shares(target, sources, beta, weights)
     ratios = _per_source("scales", scales, len(sources), highest=math.inf)
-    found = products or products_with_sources(target, sources, granularity)
+    found = products or products_of_layers(target, sources, granularity)
     cosines = projection_coefficients(found.inner, (found.sources * found.target).sqrt())
     return _combine(target, sources, target_share, shares, cosines * cosines.new_tensor(ratios)[:, None])

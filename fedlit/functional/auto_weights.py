@@ -16,7 +16,7 @@ from fedlit.functional.updates import (
     check_granularity,
     flat,
     layer_names,
-    products_with_sources,
+    products_of_layers,
 )
 
 Rule = Literal["fedda", "fedgp"]
@@ -192,13 +192,13 @@ def auto_beta(
         statistics.add(batch)
         if statistics.count == 1:
             check_alike([statistics.mean, *sources], callers)
-        inner, norms_squared, _ = products_with_sources(batch, sources, granularity)
+        inner, norms_squared, _ = products_of_layers(batch, sources, granularity)
         along = _lengths(inner, norms_squared)
         step = along - along_mean
         along_mean = along_mean + step / statistics.count
         along_squares = along_squares + step * (along - along_mean)
     batches, variance = statistics.count, statistics.variance
-    inner, norms_squared, mean_squares = products_with_sources(statistics.mean, sources, granularity)
+    inner, norms_squared, mean_squares = products_of_layers(statistics.mean, sources, granularity)
     mean_squared = mean_squares.sum(dim=0, keepdim=True)
     target_variance = mean_squared.new_tensor(variance / batches)
     distance = norms_squared.sum(1) - 2 * inner.sum(1) + mean_squared - target_variance

@@ -97,6 +97,13 @@ def products_with_sources(
     check_granularity(granularity)
     layers = [{name: update[name] for name in layer_names(update)} for update in (target, *sources)]
     check_alike(layers, ["the target", *(f"source {idx}" for idx in range(len(sources)))])
+    return products_of_layers(target, sources, granularity)
+
+
+def products_of_layers(
+    target: dict[str, Tensor], sources: Sequence[dict[str, Tensor]], granularity: Granularity
+) -> UpdateProducts:
+    """`products_with_sources` of arguments that have been checked."""
     names = layer_names(target)
     sizes = [flat(target[name]).numel() for name in names]
     device = target[names[0]].device if names else None
@@ -170,7 +177,7 @@ def inner_products(a: dict[str, Tensor], b: dict[str, Tensor], granularity: Gran
     check_granularity(granularity)
     first, second = ({name: update[name] for name in layer_names(update)} for update in (a, b))
     check_alike([first, second], ["a", "b"])
-    return products_with_sources(first, [second], granularity).inner[0]
+    return products_of_layers(first, [second], granularity).inner[0]
 
 
 def projection_coefficients(inner: Tensor, norms_squared: Tensor) -> Tensor:

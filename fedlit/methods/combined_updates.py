@@ -72,8 +72,7 @@ class CombinedUpdates(FederatedModule):
         """
         for client in self.federation.local_clients:
             state, memory = self.weights_of(client), self.memory(client)
-            start = {name: tensor for name, tensor in memory.start.items() if tensor.is_floating_point()}
-            torch._foreach_copy_([state[name] for name in start], list(start.values()))  # counters go on
+            torch._foreach_copy_([state[name] for name in memory.start], list(memory.start.values()))
             if client.is_target and step:
                 torch._foreach_add_([state[name] for name in step], list(step.values()))
             memory.forget_()
@@ -164,13 +163,12 @@ class CombinedUpdates(FederatedModule):
     # ---------------------------------------------------------------- updates
 
     def update(self, client: Client) -> Update:
-        """What a local client has changed in this round, by name; counters (integers) are no part of it.
+        """What a local client has changed in this round, by name.
 
         Args:
             client: Hosted here.
         """
-        state = self.weights_of(client).items()
-        return self.memory(client).update({name: tensor for name, tensor in state if tensor.is_floating_point()})
+        return self.memory(client).update(self.weights_of(client))
 
     def rated(self, client: Client) -> Update:
         """A local source's update, and the sum of its learning rates as "path", but for differential privacy.
@@ -210,12 +208,15 @@ class CombinedUpdates(FederatedModule):
     def weights_of(self, client: Client) -> Update:
         """A local client's shared weights, tied ones under their first name alone.
 
+        Counters (integers) are not among them: they are in no update, and go on.
+
         Args:
             client: Hosted here.
         """
         first: dict[int, str] = {}
-        state = self.shared_state(client.name)
-        return {name: tensor for name, tensor in state.items() if first.setdefault(id(tensor), name) == name}
+        state = self.shared_state(client.name).items()
+        floats = {name: tensor for name, tensor in state if tensor.is_floating_point()}
+        return {name: tensor for name, tensor in floats.items() if first.setdefault(id(tensor), name) == name}
 
     def parameters_of(self, client: Client) -> Update:
         """A local client's parameters that are shared and trained, by name; buffers are no part of a gradient.

@@ -26,8 +26,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedlit.federation import Client, FederatedLoader, RosterError
-from fedlit.federation.streams import enter_stream, stable_seed, torch_streams
+from fedlit.federation import Client, RosterError
+from fedlit.federation.streams import stable_seed
 from fedlit.functional import balanced_weights, joint_ot_loss, nearest_class_mean, wasserstein_barycenter
 from fedlit.functional.wasserstein import LabelCost, check_entropy, check_label_cost
 from fedlit.models import Dictionary, DictionaryReplica, feature_width
@@ -279,17 +279,12 @@ class FedDaDiL(FederatedModule):
         Args:
             client: The source.
         """
-        loader = self.trainer.train_dataloader
-        assert isinstance(loader, FederatedLoader)  # as the strategy has it
-        own = {client.name: loader.datasets[client.name]}
         total = torch.zeros(self.num_classes, 2 * self.width + 1, dtype=torch.float64, device=self.device)
-        with torch_streams(self.device):
-            enter_stream(self.federation.seed, "class moments", client.name, device=self.device)
-            for batch in FederatedLoader(own, loader.batch_size_of(client.name), training=False):
-                inputs, labels = (each.to(self.device) for each in batch[client.name][:2])
+        for _, inputs, labels in self.labelled_samples([client]):
+            with self.trainer.precision_plugin.forward_context():
                 z = self.encode(client, inputs).double()
-                classes = F.one_hot(labels, self.num_classes).double()
-                total += torch.cat([classes.T @ z, classes.T @ z.square(), classes.sum(dim=0)[:, None]], dim=1)
+            classes = F.one_hot(labels, self.num_classes).double()
+            total += torch.cat([classes.T @ z, classes.T @ z.square(), classes.sum(dim=0)[:, None]], dim=1)
         return total
 
     @torch.no_grad()

@@ -14,12 +14,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from fedlit.federation import UNLABELLED, Client, FederatedLoader, RoundPlan
+from fedlit.federation import Client
 from fedlit.methods.fedavg import FedAvg
 from fedlit.models import Replica
-
-_CHUNK = 512
-"""Training samples that are embedded at a time."""
 
 
 def knn_probabilities(
@@ -158,27 +155,18 @@ class KNNPer(FedAvg):
 
     def memorise_(self) -> None:
         """Fill empty datastores of local clients, where there are training data to fill them from."""
-        loader = self.trainer.train_dataloader
         empty = [client for client in self.federation.local_clients if not len(self.replica(client).labels)]
-        if loader is None or not empty:
+        if self.trainer.train_dataloader is None or not empty:
             return
-        if not isinstance(loader, FederatedLoader):
-            raise TypeError(
-                f"KNNPer reads training samples from a FederatedLoader, got {type(loader).__name__}: give "
-                "FederatedLoader({client: dataset})"
-            )
         found: dict[str, list[tuple[Tensor, Tensor]]] = {client.name: [] for client in empty}
         with self._evaluating():
-            for batch in _in_order(loader, list(found)):
-                batch = self.trainer.strategy.batch_to_device(self.trainer.precision_plugin.convert_input(batch))
-                for name, (inputs, labels, *_) in batch.items():
-                    known = labels != UNLABELLED
-                    with self.trainer.precision_plugin.forward_context():
-                        features = self._named(name).extractor(inputs[known])
-                    found[name].append((features, labels[known]))
+            for name, inputs, labels in self.labelled_samples(empty):
+                with self.trainer.precision_plugin.forward_context():
+                    features = self._named(name).extractor(inputs)
+                found[name].append((features, labels))
             for name, parts in found.items():
-                embeddings, labels = zip(*parts, strict=True)
-                self._named(name).memorise_(torch.cat(embeddings), torch.cat(labels))
+                embeddings, known = zip(*parts, strict=True)
+                self._named(name).memorise_(torch.cat(embeddings), torch.cat(known))
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
@@ -219,18 +207,3 @@ class KNNPer(FedAvg):
         replica = self.replicas[client]
         assert isinstance(replica, MemorisingReplica)
         return replica
-
-
-def _in_order(loader: FederatedLoader, clients: list[str]) -> FederatedLoader:
-    """A loader that goes once through the labelled training samples of ``clients``, the same way every time."""
-    datasets = {name: loader.datasets[name] for name in clients}
-    once = FederatedLoader(datasets, _CHUNK, training=False, num_workers=loader.num_workers, seed=loader.seed)
-    once.plan(
-        RoundPlan(
-            sizes=once.sizes(clients),
-            learners=lambda round_idx: clients,
-            position=lambda: (0, 0),
-            labelled_only=clients,
-        )
-    )
-    return once
