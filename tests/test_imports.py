@@ -28,7 +28,7 @@ FLOORS = {
     "configs": 0,
 }
 TOP_FLOOR = 3
-"""Of fedlit/*.py other than cli.py (module.py, strategy.py, ...), and of ``fedlit`` itself, which re-exports them."""
+"""Of fedlit/*.py (module.py, strategy.py, ...), and of ``fedlit`` itself, which re-exports them."""
 
 FORBIDDEN = {
     "methods": ("torch.distributed", "fedlit.privacy"),
@@ -108,7 +108,7 @@ def imports(tree: ast.AST, module: str, early: bool = True) -> Iterator[Import]:
 
 
 def room(module: str) -> str:
-    """The package directly below fedlit that holds ``module``; ``fedlit`` for fedlit/*.py, ``cli`` for cli.py."""
+    """The package directly below fedlit that holds ``module``; ``fedlit`` for fedlit/*.py."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 and parts[1] in FLOORS else "fedlit"
 

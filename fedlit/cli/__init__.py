@@ -1,0 +1,10 @@
+"""``fedlit {fit,validate,test,predict} --config ...``: the Lightning CLI, over methods, data and federation.
+
+``fedlit fit`` also runs small experiments: every combination of ``--seeds``, ``--targets`` and ``--compare`` is trained
+one after the other, and one closing table has them all.
+"""
+
+from fedlit.cli.command import main
+from fedlit.cli.lightning_cli import FedlitCLI, quieten
+
+__all__ = ["FedlitCLI", "main", "quieten"]

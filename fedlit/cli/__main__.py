@@ -1,0 +1,5 @@
+"""``python -m fedlit.cli``."""
+
+from fedlit.cli import main
+
+main()

@@ -1,0 +1,100 @@
+"""The ``fedlit`` command: from the words after it to what is run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from lightning.pytorch.utilities import rank_zero_only
+
+from fedlit.callbacks import RunSummary, closing_table
+from fedlit.cli.arguments import normalise, refuse_linked
+from fedlit.cli.experiment import Experiment
+from fedlit.cli.lightning_cli import INSTALL, FedlitCLI, quieten
+from fedlit.data import DatasetLayoutError, DatasetNotFoundError
+from fedlit.federation import FederationError, RosterError
+from fedlit.privacy import PrivacyError
+
+_EXTRAS = {
+    "wandb": "wandb",
+    "tensorboard": "tensorboard",
+    "phe": "paillier",
+    "gmpy2": "paillier",
+    "tenseal": "he",
+    "dp_accounting": "dp",
+}
+"""Optional libraries, and the extra that installs each."""
+
+
+COMMANDS: dict[str, Callable[[list[str]], None]] = {}
+"""What ``fedlit`` does besides running a Trainer: by its word, what takes the words after it."""
+
+
+def main(args: list[str] | None = None) -> None:
+    """Entry point of the ``fedlit`` command.
+
+    Args:
+        args: Command line arguments; ``None`` takes those of the process.
+    """
+    quieten()
+    try:
+        _main(normalise(sys.argv[1:] if args is None else args))
+    except (RosterError, FederationError, PrivacyError, DatasetNotFoundError, DatasetLayoutError) as error:
+        sys.exit(f"fedlit: {type(error).__name__}: {error}")
+    except ImportError as error:
+        advice = _what_to_install(error)
+        if advice is None:
+            raise
+        sys.exit(f"fedlit: {advice}")
+
+
+def _what_to_install(error: ImportError) -> str | None:
+    """The extra that is missing, in a sentence; ``None`` if it is another library."""
+    if INSTALL in str(error):
+        return str(error)
+    library = (error.name or "").split(".")[0]
+    extra = _EXTRAS.get(library) or next((e for name, e in _EXTRAS.items() if f"`{name}" in str(error)), None)
+    if extra is None:
+        return None
+    return f"this configuration needs an optional library: {INSTALL}{extra}]' ({error})"
+
+
+def _main(args: list[str]) -> None:
+    if args and args[0] in COMMANDS:
+        COMMANDS[args[0]](args[1:])
+        return
+    refuse_linked(args)
+    if "fit" not in args[:1] or {"-h", "--help", "--print_config"} & {arg.split("=")[0] for arg in args}:
+        FedlitCLI(args)
+        return
+    runs = Experiment.parse(args).runs()
+    if len(runs) > 1 and any(arg.split("=")[0] == "--ckpt_path" for arg in args):
+        sys.exit(
+            f"fedlit: --ckpt_path resumes one run, but this is {len(runs)} runs (seeds, targets, compare): resume "
+            "each by itself, with --seeds null --targets null --compare null"
+        )
+    for run in runs:
+        refuse_linked([*run.preset, *run.arguments])
+    summaries: list[RunSummary] = []
+    try:
+        for number, run in enumerate(runs):
+            if len(runs) > 1:
+                _say(f"run {number + 1} of {len(runs)}: {run}")
+            cli = FedlitCLI(run.command(args), one_of_many=len(runs) > 1, name=run.name)
+            assert cli.summary is not None
+            summaries.append(cli.summary)
+    finally:  # a run that fails does not take the others' results with it
+        if summaries:
+            _print_table(summaries)
+
+
+@rank_zero_only
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+@rank_zero_only
+def _print_table(summaries: list[RunSummary]) -> None:
+    from rich.console import Console
+
+    Console(width=None if sys.stdout.isatty() else 140).print(closing_table(summaries))

@@ -1,0 +1,155 @@
+"""The runs that one ``fedlit fit`` stands for: every method of ``compare`` on every target with every seed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain, product
+from typing import Any
+
+from fedlit.cli.lightning_cli import FedlitCLI
+
+_ENTRY = ("class_path", "init_args", "name", "data", "trainer")
+"""What a mapping in ``compare`` may hold."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """An entry of ``compare``: what its runs add to the command line, and what the closing table calls them.
+
+    Args:
+        name: ``None`` is the name of the configuration's class.
+        arguments: Command line arguments; none is the method of the configuration.
+        preset: Arguments for data and Trainer, which those of the command line go before.
+    """
+
+    name: str | None = None
+    arguments: tuple[str, ...] = ()
+    preset: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, entry: str | dict[str, Any]) -> Method:
+        """Read a class path, or a mapping that has one.
+
+        Args:
+            entry: A mapping has ``class_path`` and may have ``init_args``, ``name`` (by default the class and those
+                ``init_args`` that are no mappings) and, in ``data`` and ``trainer``, arguments that differ from the
+                configuration's.
+        """
+        if isinstance(entry, str):
+            return cls(None, (f"--model={entry}",))
+        sections = {key: entry.get(key) or {} for key in ("init_args", "data", "trainer")}
+        if (
+            not isinstance(entry.get("class_path"), str)
+            or set(entry) - set(_ENTRY)
+            or not all(isinstance(section, dict) for section in sections.values())
+        ):
+            sys.exit(
+                "fedlit: an entry of compare must be a class path or a mapping with class_path and, if need be, "
+                f"{', '.join(_ENTRY[1:])}, got {entry}"
+            )
+        init_args = sections.pop("init_args")
+        sections["model.init_args"] = init_args
+        given = {
+            section: [f"--{section}.{name}={_as_argument(value)}" for name, value in values.items()]
+            for section, values in sections.items()
+        }
+        arguments = (f"--model={entry['class_path']}", *given.pop("model.init_args"))
+        shown = [f"{name}={value}" for name, value in init_args.items() if not isinstance(value, dict)]
+        name = entry["class_path"].split(".")[-1] + (f"({', '.join(shown)})" if shown else "")
+        return cls(str(entry.get("name") or name), arguments, tuple(chain.from_iterable(given.values())))
+
+
+def _as_argument(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of an experiment.
+
+    Args:
+        name: Of its method in the closing table; ``None`` is its class.
+        arguments: Command line arguments that it adds.
+        preset: Those that come before the user's own.
+    """
+
+    name: str | None
+    arguments: tuple[str, ...]
+    preset: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        own = [*self.preset, *self.arguments]
+        return " ".join([*([] if self.name is None else [f"{self.name}:"]), *own]) or "as configured"
+
+    def command(self, args: Sequence[str]) -> list[str]:
+        """The whole command line: configurations, what this run presets, what the user gave, and what it must have.
+
+        Args:
+            args: Of the user.
+        """
+        places = [place for place, arg in enumerate(args) if arg.startswith(("--config", "-c"))]
+        after = 1 if not places else places[-1] + (1 if "=" in args[places[-1]] else 2)
+        return [*args[:after], *self.preset, *args[after:], *self.arguments]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """The runs that one ``fedlit fit`` stands for.
+
+    Args:
+        methods: The method of the configuration, and those it is compared with.
+        targets: Client names; ``None`` is the target of the configuration.
+        seeds: ``None`` is the seed of the configuration.
+    """
+
+    methods: tuple[Method, ...] = (Method(),)
+    targets: tuple[str | None, ...] = (None,)
+    seeds: tuple[int | None, ...] = (None,)
+
+    @classmethod
+    def parse(cls, args: list[str]) -> Experiment:
+        """Read the experiment's axes from command line and configuration files."""
+        config = FedlitCLI(args, run_classes=False).config
+        config = config.get(config.get("subcommand") or "", config)
+        targets: Sequence[str | None] = config.get("targets") or (None,)
+        if list(targets) == ["all"]:
+            targets = all_clients(args)
+        methods = (Method(), *map(Method.parse, config.get("compare") or ()))
+        names = [method.name or method.arguments[0].split(".")[-1].split("=")[-1] for method in methods[1:]]
+        configured = config.get("model")
+        if configured is not None:
+            names.append(str(configured.get("class_path")).split(".")[-1])
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            sys.exit(
+                f"fedlit: two methods of this experiment are called {twice[0]!r}: give an entry of compare a name of "
+                "its own, or leave it out (--compare null trains the configured method alone)"
+            )
+        return cls(methods, tuple(targets), tuple(config.get("seeds") or (None,)))
+
+    def runs(self) -> list[Run]:
+        """All combinations, methods changing slowest."""
+        runs = []
+        for method, target, seed in product(self.methods, self.targets, self.seeds):
+            extra = [] if seed is None else [f"--seed_everything={seed}"]
+            extra += [] if target is None else [f"--data.target={target}"]
+            runs.append(Run(method.name, (*extra, *method.arguments), method.preset))
+        return runs
+
+
+def all_clients(args: list[str]) -> tuple[str, ...]:
+    """Names of the domains that take part; builds the data module, and nothing else."""
+    cli = FedlitCLI(args, run_classes=False)
+    config = cli.config[cli.subcommand]
+    data = cli._parser(cli.subcommand).instantiate_classes(_only_data(config))["data"]
+    return tuple(client.name for client in data.check_roster())
+
+
+def _only_data(config: Any) -> Any:
+    config = config.clone()
+    for key in ("model", "trainer"):
+        config.pop(key, None)
+    return config

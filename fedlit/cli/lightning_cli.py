@@ -1,0 +1,224 @@
+"""Lightning's CLI with the federation's defaults: one run of one method."""
+
+from __future__ import annotations
+
+import csv
+import logging
+import os
+import re
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.loggers import CSVLogger
+
+# So that short names such as `FedAvg`, `MLP` and `federated` are known.
+import fedlit.methods
+import fedlit.models
+import fedlit.strategy  # noqa: F401
+from fedlit.callbacks import (
+    AggregationCurves,
+    CommunicationLedger,
+    DictionaryPictures,
+    OracleAccuracy,
+    RoundProgressBar,
+    RoundTimer,
+    RunSummary,
+    summarise,
+)
+from fedlit.cli.arguments import LINKED
+from fedlit.data import DomainDataModule
+from fedlit.methods import FedDA, FedDaDiL
+from fedlit.module import FederatedModule
+
+INSTALL = "pip install 'fedlit["
+"""How an `ImportError` of fedlit names the extra that is missing."""
+
+_REASON = re.compile(r"^ *- (?:Problem with given class_path .*:\n *)?(.+)$", re.MULTILINE)
+"""Why one of an argument's types was not taken, in the words of jsonargparse or of a constructor."""
+
+_NOT_A_REASON = ("Does not validate against any", "Expected a", "Not a valid", "Parser key")
+"""What jsonargparse says of types that were not meant."""
+
+
+class FedlitCLI(LightningCLI):
+    """Lightning's CLI with the federation's defaults.
+
+    Clients, target, number of classes and task are written once, in the data module, and linked to the model.
+    """
+
+    summary: RunSummary | None = None
+
+    def __init__(
+        self, args: list[str], run_classes: bool = True, one_of_many: bool = False, name: str | None = None
+    ) -> None:
+        self._run_classes = run_classes
+        self._one_of_many = one_of_many
+        self._name = name
+        super().__init__(
+            FederatedModule,
+            DomainDataModule,
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            save_config_kwargs={"overwrite": True},
+            auto_configure_optimizers=False,
+            seed_everything_default=0,
+            trainer_defaults={
+                "strategy": "federated",
+                "accelerator": "cpu",
+                "max_epochs": 20,
+                "num_sanity_val_steps": 0,
+                "enable_model_summary": False,
+                "log_every_n_steps": 1,
+            },
+            args=args,
+        )
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Link the data's roster into the model; add the experiment's axes."""
+        for name in LINKED:
+            parser.link_arguments(f"data.{name}", f"model.init_args.{name}", apply_on="instantiate")
+        parser.add_argument("--seeds", type=list[int] | None, default=None, help="Repeat the run with each seed.")
+        parser.add_argument(
+            "--targets",
+            type=list[str] | None,
+            default=None,
+            help="Repeat the run with each of these clients as the target; [all] takes every client in turn.",
+        )
+        parser.add_argument(
+            "--compare",
+            type=list[str | dict] | None,  # type: ignore[type-arg]  # jsonargparse would build classes out of Any
+            default=None,
+            help="Train these methods too, on the same data: class paths, or mappings of class_path, init_args, a name "
+            "for the closing table, and what is different in data and trainer.",
+        )
+
+    def before_instantiate_classes(self) -> None:
+        """Say so if no data or model was chosen, which jsonargparse would leave for a later, darker error."""
+        for key, example in (("model", "FedAvg"), ("data", "fedlit.data.Digits")):
+            if self._get(self.config, key) is None:
+                self.parser.error(f"no {key} was given: add --{key} {example}, or a --config that has it")
+
+    def _parse_ckpt_path(self) -> None:
+        """Keep the configuration as given: Lightning would overwrite it by the checkpoint's without a word."""
+
+    def instantiate_classes(self) -> None:
+        """Build data, model and Trainer, unless only the configuration is wanted."""
+        if not self._run_classes:
+            return
+        try:
+            super().instantiate_classes()
+        except (ValueError, TypeError) as error:
+            text = _plain_words(error)
+            if INSTALL in text:  # an ImportError, before jsonargparse made another error of it
+                raise ImportError(text) from error
+            missing = next((item for item in _chain(error) if isinstance(item, ModuleNotFoundError)), None)
+            if missing is not None:
+                raise missing from error
+            key = _key_of(text, self.config[self.subcommand])
+            sys.exit(f"fedlit: {type(error).__name__}: {text}{'' if key is None else f' ({key})'}")
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """A Trainer with fedlit's callbacks, except those that the configuration has already."""
+        config = self._get(self.config_init, "trainer")
+        given = config.get("callbacks") or []
+        given = given if isinstance(given, list) else [given]
+        extra: list[Callback] = [OracleAccuracy(), CommunicationLedger(print_table=not self._one_of_many), RoundTimer()]
+        if isinstance(self.model, FedDA):
+            extra.append(AggregationCurves())
+        if isinstance(self.model, FedDaDiL):
+            extra.append(DictionaryPictures())
+        if config.get("enable_progress_bar") is not False and (sys.stdout.isatty() or not self._one_of_many):
+            extra.append(RoundProgressBar())
+        else:
+            kwargs["enable_progress_bar"] = False
+        kinds = tuple(type(callback) for callback in given)
+        kwargs["callbacks"] = [*given, *(callback for callback in extra if not isinstance(callback, kinds))]
+        if config.get("logger") in (None, True):
+            kwargs["logger"] = CSVLogger(config.get("default_root_dir") or "runs", name=type(self.model).__name__)
+        local = os.environ.get("LOCAL_WORLD_SIZE")
+        if "TORCHELASTIC_RUN_ID" in os.environ and local is not None and config.get("devices") in ("auto", 1):
+            kwargs["devices"] = int(local)  # torchrun has started the processes already
+            kwargs["num_nodes"] = int(os.environ["WORLD_SIZE"]) // int(local)
+        return super().instantiate_trainer(**kwargs)
+
+    def predict(self, **kwargs: Any) -> None:
+        """Write the target's predicted classes and their probabilities to ``predictions.csv``, in the data's order."""
+        batches: Any = self.trainer.predict(**kwargs)
+        log_dir = self.trainer.log_dir
+        target = self.model.target.name
+        rows = [row for batch in batches or () if target in batch for row in batch[target].tolist()]
+        if rows and log_dir is not None:  # the process that hosts the target writes
+            folder = Path(log_dir)
+            folder.mkdir(parents=True, exist_ok=True)
+            names = self.datamodule.classes
+            with (folder / "predictions.csv").open("w", newline="") as file:
+                writer = csv.writer(file)
+                writer.writerow(["predicted", *names])
+                writer.writerows([names[row.index(max(row))], *row] for row in rows)
+            print(f"predictions of {len(rows)} samples of {target!r} are in {folder / 'predictions.csv'}", flush=True)
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        if not self._run_classes:
+            return
+        assert isinstance(self.model, FederatedModule)
+        path = self.config[subcommand].get("ckpt_path")
+        if path is not None and path not in ("best", "last", "hpc") and not Path(path).is_file():
+            sys.exit(f"fedlit: ckpt_path {str(path)!r} is not a file: give the path of a checkpoint")
+        start = time.perf_counter()
+        super()._run_subcommand(subcommand)
+        if subcommand != "fit":
+            return
+        seconds = time.perf_counter() - start
+        # The final model, which no target label has helped to choose.
+        self.trainer.test(self.model, datamodule=self.datamodule, verbose=False)
+        self.summary = summarise(self.trainer, self.model, seconds, self._name)
+        log_dir = self.trainer.log_dir  # asked of every process: Lightning agrees on it between them
+        if self.trainer.is_global_zero and log_dir is not None:
+            folder = Path(log_dir)
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "summary.json").write_text(self.summary.to_json())
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _plain_words(error: Exception) -> str:
+    """What a constructor said, out of what jsonargparse makes of it when the argument could have other types."""
+    text = str(error)
+    if not text.startswith("Does not validate"):
+        return text
+    reasons = [reason for reason in _REASON.findall(text) if not reason.startswith(_NOT_A_REASON)]
+    return reasons[-1] if reasons else text
+
+
+def _key_of(text: str, config: Any) -> str | None:
+    """Where the configuration has the argument that an error begins with; ``None`` if in no place, or in several."""
+    keys = [key for key in config.keys() if key.split(".")[-1] == text.split(" ")[0]]  # noqa: SIM118 (no mapping)
+    return keys[0] if len(keys) == 1 else None
+
+
+def quieten() -> None:
+    """Silence messages of libraries that a user of fedlit can do nothing about."""
+    warnings.filterwarnings("ignore", message=".*LeafSpec.*")
+    warnings.filterwarnings("ignore", message=".*LightningCLI's args parameter is intended.*")
+    warnings.filterwarnings("ignore", message=".*Total length of `list` across ranks is zero.*")
+    warnings.filterwarnings("ignore", message=".*does not have many workers which may be a bottleneck.*")
+    warnings.filterwarnings("ignore", message=".*Checkpoint directory .* exists and is not empty.*")
+    warnings.filterwarnings("ignore", message=".*Experiment logs directory .* exists and is not empty.*")
+    for name in ("lightning.pytorch", "lightning.pytorch.utilities.rank_zero", "lightning.fabric"):
+        logging.getLogger(name).addFilter(_no_tips)
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def _no_tips(record: logging.LogRecord) -> bool:
+    text = record.getMessage()
+    return not any(word in text for word in ("litlogger", "litmodels", "💡 Tip"))
