@@ -37,8 +37,10 @@ class Validators(Callback):
     ``certainty`` (prediction entropy), ``diversity``, ``information`` (their sum less 1) and ``density`` (soft
     neighbourhood density) are of the target's predictions alone. ``iwv`` (importance-weighted validation) and ``dev``
     (deep embedded validation) estimate its accuracy from the sources' validation samples, weighted by how much their
-    features resemble the target's. All can be the ``monitor`` of ModelCheckpoint, EarlyStopping or a sweep, with
-    ``mode="max"``, as can ``source/acc``, which is logged anyway. See `fedlit.functional` for what each computes.
+    features resemble the target's. While a method has nothing to predict with at the target (FedRF-TCA before the first
+    average of the classifiers), nothing is logged. All can be the ``monitor`` of ModelCheckpoint, EarlyStopping or a
+    sweep, with ``mode="max"``, as can ``source/acc``, which is logged anyway. See `fedlit.functional` for what each
+    computes.
 
     Sends: the target's scores, over "metrics". For ``iwv`` and ``dev`` also "source_moments", from each source, of
     which the target receives the mean, through that channel's privacy backend: 4 N^2 + 6 N numbers for N frequencies.
@@ -103,6 +105,9 @@ class Validators(Callback):
             return
         module = federated(pl_module, self)
         for name, samples in batch.items():
+            if name not in outputs:
+                self._unready = True
+                continue
             logits = outputs[name].detach()
             if name == module.target.name:
                 self._predictions.append(logits.double().softmax(dim=1))
@@ -121,7 +126,7 @@ class Validators(Callback):
         received = self._exchange(module).get(module.target.name, {}) if self._weighs else {}
         scores: dict[str, dict[str, float]] = {}
         error: RosterError | None = None
-        if federation.is_local(module.target):
+        if federation.is_local(module.target) and not self._unready:
             error = self._missing(module.target.name, received)
             if error is None:
                 scores[module.target.name] = self._scores(module, received)
@@ -132,6 +137,8 @@ class Validators(Callback):
         self._start_afresh()
 
     def _start_afresh(self) -> None:
+        self._unready = False
+        """Whether the target has nothing to predict with yet, such as FedRF-TCA's before the first classifier."""
         self._predictions: list[Tensor] = []
         self._features: dict[str, list[Tensor]] = {}
         self._errors: dict[str, list[Tensor]] = {}

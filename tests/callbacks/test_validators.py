@@ -151,6 +151,14 @@ def test_nothing_to_score_is_an_error(names: Any, left: set[str], message: str, 
         trainer(1, [Validators(names=names)], tmp_path).fit(build(), Only(left))
 
 
+def test_a_target_without_a_classifier_has_no_scores_until_it_has_one(tmp_path: Path) -> None:
+    seen = EveryMetric()
+    module = build(FedRFTCA, num_frequencies=8, num_components=4, classifier_period=3)
+    trainer(4, [Validators(), seen], tmp_path).fit(module, Blobs())
+    scored = ["validator/dev" in row for row in seen.rows]
+    assert scored == ["target/score" in row for row in seen.rows] == [False, False, False, True]
+
+
 def test_unknown_names_and_regression_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"names must be among \['certainty', .*\], got 'accuracy'"):
         Validators(names=["accuracy"])  # type: ignore[list-item]
