@@ -10,7 +10,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from fedlit.callbacks import RunSummary, closing_table
 from fedlit.cli.arguments import normalise, refuse_linked
 from fedlit.cli.experiment import Experiment
-from fedlit.cli.lightning_cli import INSTALL, FedlitCLI, quieten
+from fedlit.cli.lightning_cli import INSTALL, FedlitCLI, in_sweep, quieten
 from fedlit.data import DatasetLayoutError, DatasetNotFoundError
 from fedlit.federation import FederationError, RosterError
 from fedlit.privacy import PrivacyError
@@ -72,6 +72,11 @@ def _main(args: list[str]) -> None:
         sys.exit(
             f"fedlit: --ckpt_path resumes one run, but this is {len(runs)} runs (seeds, targets, compare): resume "
             "each by itself, with --seeds null --targets null --compare null"
+        )
+    if len(runs) > 1 and in_sweep():
+        sys.exit(
+            f"fedlit: a trial of a W&B sweep is one run, but this is {len(runs)} (seeds, targets, compare): sweep over "
+            "data.target, seed_everything and config, and give --seeds=null --targets=null --compare=null"
         )
     for run in runs:
         refuse_linked([*run.preset, *run.arguments])

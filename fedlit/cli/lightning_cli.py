@@ -9,13 +9,14 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-from lightning.pytorch.loggers import CSVLogger
+import yaml
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
 
 # So that short names such as `FedAvg`, `MLP` and `federated` are known.
 import fedlit.methods
@@ -46,6 +47,17 @@ _NOT_A_REASON = ("Does not validate against any", "Expected a", "Not a valid", "
 """What jsonargparse says of types that were not meant."""
 
 
+class SaveConfig(SaveConfigCallback):
+    """Writes ``config.yaml`` as Lightning does, and tells W&B, TensorBoard and others the configuration."""
+
+    def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Tell loggers; those of CSV files lie next to ``config.yaml``."""
+        config = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
+        for logger in trainer.loggers:
+            if not isinstance(logger, CSVLogger):
+                logger.log_hyperparams(config)
+
+
 class FedlitCLI(LightningCLI):
     """Lightning's CLI with the federation's defaults.
 
@@ -65,11 +77,12 @@ class FedlitCLI(LightningCLI):
             DomainDataModule,
             subclass_mode_model=True,
             subclass_mode_data=True,
+            save_config_callback=SaveConfig,
             save_config_kwargs={"overwrite": True},
             auto_configure_optimizers=False,
             seed_everything_default=0,
             trainer_defaults={
-                "strategy": "federated",
+                "strategy": {"class_path": "fedlit.FederatedStrategy"},
                 "accelerator": "cpu",
                 "max_epochs": 20,
                 "num_sanity_val_steps": 0,
@@ -139,13 +152,23 @@ class FedlitCLI(LightningCLI):
             kwargs["enable_progress_bar"] = False
         kinds = tuple(type(callback) for callback in given)
         kwargs["callbacks"] = [*given, *(callback for callback in extra if not isinstance(callback, kinds))]
-        if config.get("logger") in (None, True):
-            kwargs["logger"] = CSVLogger(config.get("default_root_dir") or "runs", name=type(self.model).__name__)
+        kwargs["logger"] = self._loggers(config.get("logger"), config.get("default_root_dir") or "runs")
         local = os.environ.get("LOCAL_WORLD_SIZE")
         if "TORCHELASTIC_RUN_ID" in os.environ and local is not None and config.get("devices") in ("auto", 1):
             kwargs["devices"] = int(local)  # torchrun has started the processes already
             kwargs["num_nodes"] = int(os.environ["WORLD_SIZE"]) // int(local)
         return super().instantiate_trainer(**kwargs)
+
+    def _loggers(self, given: Logger | Iterable[Logger] | bool | None, folder: str) -> list[Logger] | bool:
+        """Those given, after one that makes a folder for each run, in which all of its files are kept."""
+        if given is False:
+            return False
+        loggers = [] if given in (None, True) else [given] if isinstance(given, Logger) else list(given)  # type: ignore[arg-type]
+        if any(isinstance(logger, CSVLogger) for logger in loggers):
+            return loggers
+        # Agents of one sweep may start at the same moment, and would then count to the same version.
+        version = os.environ.get("WANDB_RUN_ID") if in_sweep() else None
+        return [CSVLogger(folder, name=type(self.model).__name__, version=version), *loggers]
 
     def predict(self, **kwargs: Any) -> None:
         """Write the target's predicted classes and their probabilities to ``predictions.csv``, in the data's order."""
@@ -172,8 +195,14 @@ class FedlitCLI(LightningCLI):
             sys.exit(f"fedlit: ckpt_path {str(path)!r} is not a file: give the path of a checkpoint")
         start = time.perf_counter()
         super()._run_subcommand(subcommand)
-        if subcommand != "fit":
-            return
+        if subcommand == "fit":
+            self._close_fit(start)
+        for logger in self.trainer.loggers:
+            if isinstance(logger, WandbLogger):
+                logger.experiment.finish()  # or W&B would take the next run for this one
+
+    def _close_fit(self, start: float) -> None:
+        """Evaluate the final model, and leave a summary."""
         seconds = time.perf_counter() - start
         # The final model, which no target label has helped to choose.
         self.trainer.test(self.model, datamodule=self.datamodule, verbose=False)
@@ -183,6 +212,11 @@ class FedlitCLI(LightningCLI):
             folder = Path(log_dir)
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "summary.json").write_text(self.summary.to_json())
+
+
+def in_sweep() -> bool:
+    """Whether an agent of a W&B sweep has started this process."""
+    return "WANDB_SWEEP_ID" in os.environ
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

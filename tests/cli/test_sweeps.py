@@ -1,0 +1,141 @@
+"""Sweeps as they are shipped: what an agent of W&B would start, trial by trial, without its server."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from itertools import product
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fedlit.cli import main
+
+wandb = pytest.importorskip("wandb")
+
+SWEEPS = sorted((Path(__file__).parents[2] / "configs" / "sweeps").glob("*.yaml"))
+
+
+@pytest.fixture(autouse=True)
+def _offline_and_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.chdir(tmp_path)
+    yield
+    wandb.teardown()
+
+
+def trials(sweep: dict[str, Any]) -> list[dict[str, Any]]:
+    """Three trials: the first, the middle and the last of all combinations; of a range, its ends and its mean."""
+    values = []
+    for about in sweep["parameters"].values():
+        if "values" in about:
+            values.append(about["values"])
+        else:
+            assert about["distribution"] == "log_uniform_values"
+            values.append([about["min"], (about["min"] * about["max"]) ** 0.5, about["max"]])
+    everything = list(product(*values))
+    assert len(everything) == prod(map(len, values)) >= 3
+    chosen = everything[0], everything[len(everything) // 2], everything[-1]
+    return [dict(zip(sweep["parameters"], each, strict=True)) for each in chosen]
+
+
+def command_line(sweep: dict[str, Any], values: dict[str, Any]) -> list[str]:
+    """The words that an agent starts, put together as in ``wandb.wandb_agent.Agent``."""
+    from wandb.sdk.launch.sweeps import utils
+
+    told = utils.create_sweep_command_args({"args": {name: {"value": value} for name, value in values.items()}})
+    told |= {"program": [sweep["program"]], "env": ["/usr/bin/env"], "interpreter": ["python"]}
+    words: list[str] = []
+    for word in utils.create_sweep_command(list(sweep["command"])):
+        words += told[word[2:-1]] if word.startswith("${") else [word]
+    return words
+
+
+def run_as_agent(
+    path: Path, values: dict[str, Any], run_id: str, monkeypatch: pytest.MonkeyPatch, *more: str
+) -> dict[str, Any]:
+    """One trial in this process, with the environment that an agent gives it; returns the sweep."""
+    from wandb.sdk.launch.sweeps import utils
+
+    sweep = utils.load_sweep_config(str(path))
+    assert sweep is not None
+    parameters = Path("wandb", "sweep-fedlit", f"config-{run_id}.yaml")
+    parameters.parent.mkdir(parents=True, exist_ok=True)
+    written = {"wandb_version": 1} | {name: {"value": value} for name, value in values.items()}
+    parameters.write_text(yaml.safe_dump(written))
+    for name, value in (("SWEEP_ID", "fedlit"), ("RUN_ID", run_id), ("SWEEP_PARAM_PATH", str(parameters))):
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    env, program, *arguments = command_line(sweep, values)
+    assert [env, program] == ["/usr/bin/env", "fedlit"]
+    main([*arguments, *more])
+    wandb.teardown()  # an agent starts a process for each trial; here the next one must read its environment anew
+    return sweep
+
+
+@pytest.fixture
+def told_wandb(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[dict[str, Any], set[str]]]:
+    """By run, what W&B was told of its configuration, and the names of its metrics, when it was finished."""
+    told = {}
+    finish = wandb.Run.finish
+
+    def listen(run: Any, *args: Any, **kwargs: Any) -> None:
+        told[run.id] = (dict(run.config), set(run.summary.keys()))
+        finish(run, *args, **kwargs)
+
+    monkeypatch.setattr(wandb.Run, "finish", listen)
+    return told
+
+
+def found(config: Any, dotted: str) -> Any:
+    for part in dotted.split("."):
+        config = config[part]
+    return config
+
+
+@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
+def test_three_trials_of_a_sweep_in_one_folder(
+    path: Path, monkeypatch: pytest.MonkeyPatch, told_wandb: dict[str, tuple[dict[str, Any], set[str]]]
+) -> None:
+    swept = trials(yaml.safe_load(path.read_text()))
+    for number, values in enumerate(swept):
+        sweep = run_as_agent(path, values, f"trial{number}", monkeypatch, "--trainer.max_epochs=2")
+    assert sweep["metric"]["goal"] == "maximize"
+    metric = sweep["metric"]["name"]
+    assert not metric.startswith("oracle/")
+    methods = set()
+    for number, values in enumerate(swept):
+        (folder,) = Path("runs").glob(f"*/trial{number}")
+        config = yaml.safe_load((folder / "config.yaml").read_text())
+        for name, value in values.items():
+            if name == "config":
+                methods.add(folder.parent.name)
+                continue
+            section, *rest = name.split(".")
+            where = ".".join([section, "init_args", *rest]) if section == "data" else name
+            assert found(config, where) == value
+        with (folder / "metrics.csv").open() as file:
+            assert any(row.get(metric) for row in csv.DictReader(file))
+        assert (folder / "summary.json").is_file()
+        online, metrics = told_wandb[f"trial{number}"]
+        assert metric in metrics
+        assert {name: online[name] for name in values} == values
+        assert online["model"]["class_path"] == config["model"]["class_path"]
+    if "config" in sweep["parameters"]:
+        assert len(methods) == len(swept)
+
+
+def test_a_trial_is_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_SWEEP_ID", "fedlit")
+    with pytest.raises(SystemExit, match="a trial of a W&B sweep is one run, but this is 2"):
+        main(["fit", "--config", "experiments/digits"])
+
+
+def test_runs_of_an_experiment_are_runs_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WANDB_RUN_ID", raising=False)
+    main(["fit", "--config", "experiments/digits", "--config", "loggers/wandb", "--trainer.max_epochs=1"])
+    assert len(list(Path("runs", "wandb").glob("offline-run-*"))) == 2
+    assert sorted(path.parent.parent.name for path in Path("runs").rglob("summary.json")) == ["FedAvg", "SourceOnly"]
+    assert wandb.run is None
