@@ -8,6 +8,7 @@ from collections.abc import Callable
 from lightning.pytorch.utilities import rank_zero_only
 
 from fedlit.callbacks import RunSummary, closing_table
+from fedlit.cli import benchmark
 from fedlit.cli.arguments import normalise, refuse_linked
 from fedlit.cli.experiment import Experiment
 from fedlit.cli.lightning_cli import INSTALL, FedlitCLI, in_sweep, quieten
@@ -26,7 +27,9 @@ _EXTRAS = {
 """Optional libraries, and the extra that installs each."""
 
 
-COMMANDS: dict[str, Callable[[list[str]], None]] = {}
+COMMANDS: dict[str, Callable[[list[str]], None]] = {
+    "benchmark": benchmark.main,
+}
 """What ``fedlit`` does besides running a Trainer: by its word, what takes the words after it."""
 
 

@@ -1,0 +1,144 @@
+"""``fedlit benchmark``: run again what the README's tables were made from, and say where the figures stand."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure that has a spread.
+
+    Args:
+        path: Keys that lead to it in the JSON.
+        mean: Over seeds.
+        std: Sample standard deviation over seeds.
+    """
+
+    path: tuple[str, ...]
+    mean: float
+    std: float
+
+    def __str__(self) -> str:
+        return f"{self.mean:.1f} ± {self.std:.1f}"
+
+
+def main(args: list[str]) -> None:
+    """Run a benchmark, and compare what it found with the figures that the repository has.
+
+    Args:
+        args: Words after ``fedlit benchmark``: none lists what there is; a name, and arguments for it.
+    """
+    parser = argparse.ArgumentParser(
+        prog="fedlit benchmark",
+        description="Run a benchmark of the repository again, and say of each figure with a spread whether it lies "
+        "within that of the README. Without a name: list them. Arguments after the name are the benchmark's own "
+        "(fedlit benchmark NAME --help).",
+    )
+    parser.add_argument("name", nargs="?", help="Of a file in benchmarks/, such as fedgp.")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="Of the benchmark.")
+    options = parser.parse_args(args)
+    folder = _folder()
+    there = {path.stem: path for path in sorted(folder.glob("*.py")) if path.with_suffix(".json").is_file()}
+    if options.name is None:
+        for name, path in there.items():
+            print(f"{name:22s} {_first_line(path)}")
+        return
+    if options.name not in there:
+        sys.exit(f"fedlit: name must be one of {', '.join(there)}, got {options.name!r}")
+    script = there[options.name]
+    command = [sys.executable, str(script), *options.arguments]
+    if {"-h", "--help"} & set(options.arguments):
+        sys.exit(subprocess.run(command, check=False).returncode)
+    if any(each.split("=")[0] == "--out" for each in options.arguments):
+        sys.exit(
+            "fedlit: --out is not for fedlit benchmark, which keeps the repository's figures to compare with: run "
+            f"python benchmarks/{script.name} to replace them"
+        )
+    with tempfile.TemporaryDirectory() as place:
+        out = Path(place, script.with_suffix(".json").name)
+        done = subprocess.run([*command, f"--out={out}"], cwd=folder.parent, check=False)
+        if done.returncode:
+            sys.exit(done.returncode)
+        now = list(figures(json.loads(out.read_text()).get("results", {})))
+    kept = list(figures(json.loads(script.with_suffix(".json").read_text()).get("results", {})))
+    Console(width=None if sys.stdout.isatty() else 140).print(comparison(kept, now))
+
+
+def _folder() -> Path:
+    """The repository's benchmarks, from any folder in it."""
+    here = Path.cwd()
+    for root in (here, *here.parents):
+        if (root / "benchmarks" / "experiments.py").is_file() and (root / "fedlit").is_dir():
+            return root / "benchmarks"
+    sys.exit(
+        f"fedlit: fedlit benchmark must be run in a clone of fedlit's repository, which {str(here)!r} is not: "
+        "benchmarks are not installed with the package"
+    )
+
+
+def _first_line(script: Path) -> str:
+    return (ast.get_docstring(ast.parse(script.read_text())) or "").split("\n")[0]
+
+
+def figures(results: Any, path: tuple[str, ...] = ()) -> Iterator[Figure]:
+    """All figures with a spread in a benchmark's results.
+
+    Args:
+        results: What the JSON has under "results".
+        path: Keys that led there.
+
+    Yields:
+        In the order of the file.
+    """
+    if not isinstance(results, dict):
+        return
+    if {"mean", "std"} <= results.keys() and isinstance(results["mean"], int | float):
+        yield Figure(path, float(results["mean"]), float(results["std"]))
+        return
+    for key, value in results.items():
+        yield from figures(value, (*path, str(key)))
+
+
+def comparison(kept: list[Figure], now: list[Figure]) -> Table | str:
+    """The figures of both, side by side.
+
+    Two means agree if they are no further apart than both spreads together, or than rounding to a tenth explains.
+
+    Args:
+        kept: Of the repository.
+        now: Of this run, which may be of some pieces only.
+
+    Returns:
+        A table; a sentence if a run has no figure with a spread, as those of seconds and bytes have.
+    """
+    if not now:
+        return "This benchmark tells no figures with a spread over seeds: compare what it printed with the README."
+    before = {figure.path: figure for figure in kept}
+    agree = 0
+    table = Table(title="this run next to the repository's figures")
+    for heading in ("figure", "repository", "this run", "within the spread"):
+        table.add_column(heading, justify="left" if heading == "figure" else "right")
+    for figure in now:
+        old = before.get(figure.path)
+        name = ", ".join(figure.path)
+        if old is None:
+            table.add_row(name, "-", str(figure), "new")
+            continue
+        within = abs(figure.mean - old.mean) <= max(figure.std + old.std, 0.1) + 1e-9
+        agree += within
+        table.add_row(name, str(old), str(figure), "yes" if within else "no")
+    table.caption = f"{agree} of {sum(figure.path in before for figure in now)} within the spread"
+    return table

@@ -1,0 +1,102 @@
+"""``fedlit benchmark``: what it lists, runs and compares, on a small repository made for the test."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedlit.cli import main
+from fedlit.cli.benchmark import Figure, comparison, figures
+
+ROOT = Path(__file__).parents[2]
+
+SCRIPT = '''"""Throws dice.
+
+More of it.
+"""
+import argparse, json
+from pathlib import Path
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--shift", type=float, default=0.0)
+parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
+options = parser.parse_args()
+assert options.shift >= 0, "no negative shift"
+sure = {"mean": 50.0 + options.shift, "std": 1.0}
+results = {"dice": {"six": sure, "seconds": 3.0}, "new": {"mean": 1.0, "std": 0.0}}
+options.out.write_text(json.dumps({"results": results}))
+print("thrown")
+'''
+
+
+@pytest.fixture
+def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "clone" / "benchmarks"
+    folder.mkdir(parents=True)
+    (tmp_path / "clone" / "fedlit").mkdir()
+    (folder / "experiments.py").write_text('"""Shared."""')
+    (folder / "dice.py").write_text(SCRIPT)
+    (folder / "dice.json").write_text(json.dumps({"results": {"dice": {"six": {"mean": 49.0, "std": 0.5}}}}))
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def test_lists_what_has_results(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["benchmark"])
+    assert capsys.readouterr().out.split() == ["dice", "Throws", "dice."]
+
+
+def test_the_repository_lists_every_benchmark_with_results(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    main(["benchmark"])
+    listed = {line.split()[0] for line in capsys.readouterr().out.splitlines()}
+    assert listed == {path.stem for path in (ROOT / "benchmarks").glob("*.json")}
+
+
+@pytest.mark.parametrize(
+    ("shift", "verdicts"), [("0", ["yes", "1 of 1"]), ("0.5", ["yes", "1 of 1"]), ("0.6", ["no", "0 of 1"])]
+)
+def test_compares_with_what_the_repository_has_and_leaves_it(
+    clone: Path, capfd: pytest.CaptureFixture[str], shift: str, verdicts: list[str]
+) -> None:
+    kept = (clone / "dice.json").read_text()
+    main(["benchmark", "dice", "--shift", shift])
+    printed = capfd.readouterr().out
+    assert "thrown" in printed
+    row = next(line for line in printed.splitlines() if "dice, six" in line)
+    assert "49.0 ± 0.5" in row
+    assert f"{50 + float(shift):.1f} ± 1.0" in row
+    assert verdicts[0] in row
+    assert f"{verdicts[1]} within the spread" in printed
+    assert "new" in next(line for line in printed.splitlines() if "1.0 ± 0.0" in line)
+    assert (clone / "dice.json").read_text() == kept
+
+
+def test_a_benchmark_that_fails_ends_the_command(clone: Path) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["benchmark", "dice", "--shift", "-1"])
+    assert caught.value.code == 1
+
+
+def test_mistakes_are_told_by_name(clone: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="name must be one of dice, got 'cards'"):
+        main(["benchmark", "cards"])
+    with pytest.raises(SystemExit, match="--out is not for fedlit benchmark"):
+        main(["benchmark", "dice", "--out=x.json"])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="must be run in a clone of fedlit's repository"):
+        main(["benchmark"])
+
+
+def test_figures_are_those_with_a_spread() -> None:
+    results = {
+        "a": {"b": {"mean": 1, "std": 0.5, "paper": 2}, "seconds": 4},
+        "c": [1, 2],
+        "d": {"mean": None, "std": 0},
+    }
+    assert list(figures(results)) == [Figure(("a", "b"), 1.0, 0.5)]
+    assert "no figures with a spread" in str(comparison([], []))
