@@ -56,29 +56,41 @@ def methods() -> list[str]:
     return sorted(path.stem for path in Path("configs/methods").glob("*.yaml") if path.stem != "oracle")
 
 
+def experiment() -> dict[str, Any]:
+    """All methods as one configuration: SourceOnly is that of the data's, which the others are compared with."""
+    compare = []
+    for name in methods():
+        config = yaml.safe_load(Path(f"configs/methods/{name}.yaml").read_text())
+        data = config.get("data", {}).get("init_args", {})
+        if name != "source_only":
+            compare.append(
+                {"name": name, "data": data, "trainer": rounds(config.get("trainer", {})), **config["model"]}
+            )
+    return {"trainer": {"callbacks": ["fedlit.callbacks.Validators"], **rounds({})}, "compare": compare}
+
+
+def rounds(own: dict[str, Any]) -> dict[str, int]:
+    """Arguments of the Trainer; some methods have a single round."""
+    number = own.get("max_epochs", ROUNDS)
+    return {"max_epochs": number, "check_val_every_n_epoch": min(VALIDATE, number)}
+
+
 def pool(data: str, target: str, seed: int) -> dict[str, list[Point]]:
     """By method, what each validation of a run logged."""
-    found = {}
-    for method in methods():
-        with tempfile.TemporaryDirectory() as folder:
-            watched = Path(folder, "validators.yaml")
-            watched.write_text(yaml.safe_dump({"trainer": {"callbacks": ["fedlit.callbacks.Validators"]}}))
-            own = yaml.safe_load(Path(f"configs/methods/{method}.yaml").read_text()).get("trainer", {})
-            runs = fit(
-                folder,
-                f"--config={DATA[data][0]}",
-                f"--config=methods/{method}",
-                f"--config={watched}",
-                f"--data.target={target}",
-                "--data.val_fraction=0.3",
-                f"--seed_everything={seed}",
-                f"--trainer.max_epochs={own.get('max_epochs', ROUNDS)}",
-                f"--trainer.check_val_every_n_epoch={min(VALIDATE, own.get('max_epochs', ROUNDS))}",
-                "--trainer.strategy.num_threads=1",
-            )
-            (run,) = runs
-            found[method] = validations(run / "metrics.csv")
-        print(f"{data} {target} seed {seed} {method}: {len(found[method])} validations", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder, "validators.yaml")
+        config.write_text(yaml.safe_dump(experiment()))
+        runs = fit(
+            folder,
+            f"--config={DATA[data][0]}",
+            f"--config={config}",
+            f"--data.target={target}",
+            "--data.val_fraction=0.3",
+            f"--seed_everything={seed}",
+            "--trainer.strategy.num_threads=1",
+        )
+        found = {about["method"]: validations(run / "metrics.csv") for run, about in runs.items()}
+    print(f"{data} {target} seed {seed}: { ({name: len(points) for name, points in found.items()}) }", flush=True)
     return found
 
 

@@ -73,6 +73,10 @@ def main(args: list[str]) -> None:
         if done.returncode:
             sys.exit(done.returncode)
         now = list(figures(json.loads(out.read_text()).get("results", {})))
+        tables = [sys.executable, str(folder / "tables.py"), options.name, f"--results={out}"]
+        made = subprocess.run(tables, capture_output=True, text=True, check=False)
+        if made.returncode == 0:  # the README's tables of this benchmark, with this run's figures
+            print(f"\n{made.stdout}", end="")
     kept = list(figures(json.loads(script.with_suffix(".json").read_text()).get("results", {})))
     Console(width=None if sys.stdout.isatty() else 140).print(comparison(kept, now))
 

@@ -1,0 +1,276 @@
+"""The README's tables of accuracies, made from the benchmarks' JSON files.
+
+Run from the repository root: python benchmarks/tables.py [NAME ...] [--results FILE] [--write]
+
+Prints the tables of the benchmarks NAME (all of them if none is given). ``--results`` has newer figures of one
+benchmark, which take the place of the repository's, figure by figure. ``--write`` puts every table into README.md,
+below the comment ``<!-- table: NAME/TABLE -->`` that belongs to it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import fedgp
+
+HERE = Path(__file__).parent
+OFFICE = ("amazon", "caltech10", "dslr", "webcam")
+SELECTION = {"round_by_score": "round by score", "round_by_oracle": "round by oracle"}
+DADIL = ("FedAvg", "FedProx", "FedRFTCA", "FedDaDiL, E", "FedDaDiL, R")
+DADIL_PAPER = {
+    # Montesuma et al. 2024: the averages of Table 1 (Office-Caltech-10), and of Table 3 (Office-31) by E
+    "average": {"FedAvg": 92.8, "FedProx": 96.6, "FedDaDiL, E": 98.7, "FedDaDiL, R": 98.6},
+    "FedDaDiL, E": {"1": 89.9, "2": 89.9, "4": 89.2, "5": 89.8, "10": 88.9},
+    "FedDaDiL, R": {"1": 89.8, "2": 90.4, "4": 89.4, "5": 90.0, "10": 89.4},
+}
+Results = dict[str, Any]
+
+
+def cell(figure: Any) -> str:
+    """A mean and its spread, with as many places as the figure has; a dash where there is none."""
+    if figure is None:
+        return "-"
+    return f"{figure['mean']:.1f} ± {figure['std']:.1f}"
+
+
+def grid(corner: str, columns: Iterable[str], rows: Iterable[tuple[str, Iterable[str]]]) -> str:
+    """A table in Markdown."""
+    headings = list(columns)
+    lines = [f"| {corner} | {' | '.join(headings)} |", f"|---|{'---|' * len(headings)}"]
+    lines += [f"| {name} | {' | '.join(cells)} |" for name, cells in rows]
+    return "\n".join(lines)
+
+
+def fedgp_part(part: str) -> Callable[[Results], str]:
+    """Ours, and in brackets the paper's."""
+
+    def make(results: Results) -> str:
+        columns = {name: results[part][name] for name in fedgp.COLUMNS[part]}
+        rows = [
+            (title, [fedgp.written(column.get(method)) for column in columns.values()])
+            for method, title in fedgp.METHODS.items()
+            if any(method in column for column in columns.values())
+        ]
+        return grid(part, columns, rows)
+
+    return make
+
+
+def fedgp_state(results: Results) -> str:
+    """Optimisers that start anew in each round next to those that keep their state."""
+    kept = results["state_kept"]["0.4"]
+    rows = {"Adam anew in each round": results["noise"]["0.4"], "Adam keeps its state": kept}
+    return grid(
+        "noise 0.4",
+        [title for method, title in fedgp.METHODS.items() if method in kept],
+        [(name, [cell(row[method]) for method in fedgp.METHODS if method in kept]) for name, row in rows.items()],
+    )
+
+
+def dadil_methods(experiment: str, corner: str, targets: tuple[str, ...], paper: bool = False) -> Callable[..., str]:
+    """Methods by target, and what choosing a round comes to."""
+
+    def make(results: Results) -> str:
+        found = results["methods"][experiment]
+        keys = [*targets, "average", *SELECTION]
+        rows = []
+        for method in DADIL:
+            cells = [cell(found[method].get(key)) for key in keys]
+            rows.append((method, cells + ([str(DADIL_PAPER["average"].get(method, "-"))] if paper else [])))
+        headings = [*targets, "average", *SELECTION.values()]
+        return grid(corner, headings + (["the paper's average"] if paper else []), rows)
+
+    return make
+
+
+def dadil_parallelism(results: Results) -> str:
+    """By E; in brackets the paper's, on another data set."""
+    found = {name.removeprefix("E = "): row for name, row in results["parallelism"].items()}
+    numbers = sorted(found, key=int)
+    rows = [
+        (method, [f"{cell(found[number][method]['average'])} ({DADIL_PAPER[method][number]})" for number in numbers])
+        for method in ("FedDaDiL, E", "FedDaDiL, R")
+    ]
+    return grid("local epochs in a round", numbers, rows)
+
+
+def dadil_sensitivity(results: Results) -> str:
+    """What differs from K = 3, n = n_b = 200."""
+    rows = {"K = 3, n = n_b = 200": results["parallelism"]["E = 4"], **results["sensitivity"]}
+    methods = ("FedDaDiL, R", "FedDaDiL, E")
+    return grid(
+        "dictionary",
+        methods,
+        [(name, [cell(row[method]["average"]) for method in methods]) for name, row in rows.items()],
+    )
+
+
+def dadil_distillation(results: Results) -> str:
+    """By samples per class."""
+    rows = results["distillation"]
+    numbers = list(next(iter(rows.values())))
+    return grid("samples per class", numbers, [(name, [cell(row[n]) for n in numbers]) for name, row in rows.items()])
+
+
+def fed_mmd_office(results: Results) -> str:
+    """Both lengths of the features."""
+    keys = ("oracle_balanced_accuracy", "oracle_f1")
+    parts = [results["office_L4"], results["office_L64"]]
+    names = dict.fromkeys(name for part in parts for name in part)
+    return grid(
+        "Office-Caltech features",
+        ["L = 4: balanced accuracy", "weighted F1", "L = 64: balanced accuracy", "weighted F1"],
+        [(name, [cell(part.get(name, {}).get(key)) for part in parts for key in keys]) for name in names],
+    )
+
+
+def fed_mmd_hearts(results: Results) -> str:
+    """The disease, and the heart rate."""
+    disease, rate = results["heart"], results["heart_rate"]
+    rows = []
+    for name, row in disease.items():
+        figures = [row["oracle_balanced_accuracy"], row["oracle_f1"], rate[name]["oracle_r2"]]
+        rows.append((name, [cell(figure) for figure in figures]))
+    return grid("hearts", ["disease: balanced accuracy", "weighted F1", "heart rate: R2 in %"], rows)
+
+
+def fed_rf_tca_accuracy(results: Results) -> str:
+    """Experiments with all their methods."""
+    rows = []
+    for experiment, methods in results["accuracy"].items():
+        for method, row in methods.items():
+            targets = [key for key, figure in row.items() if isinstance(figure, dict) and "mean" in figure]
+            by_target = ", ".join(
+                f"{t} {cell(row[t])}" for t in targets if t not in ("average", "target_score", *SELECTION)
+            )
+            rows.append(
+                (
+                    f"`{experiment}`",
+                    [method, f"**{cell(row['average'])}**", by_target, *(cell(row[k]) for k in SELECTION)],
+                )
+            )
+    return grid("`configs/experiments/`", ["method", "average", "by target", *SELECTION.values()], rows)
+
+
+def fed_rf_tca_robustness(results: Results) -> str:
+    """Settings, on features and on digits."""
+    found = results["robustness"]
+    settings = dict.fromkeys(name.split(", ", 1)[1] for name in found)
+    rows = []
+    for setting in settings:
+        pair = (found[f"{data}, {setting}"]["FedRFTCA"]["average"] for data in ("office", "digits"))
+        rows.append((setting, [cell(figure) for figure in pair]))
+    return grid("setting", ["Office-Caltech features, N=500", "digits, target optdigits"], rows)
+
+
+def fed_rf_tca_remedies(results: Results) -> str:
+    """Constraints on W, by estimator of the means."""
+    found = results["remedies"]
+    names = dict.fromkeys(name.split(", ")[0] for name in found)
+    kinds = ("biased", "unbiased")
+    rows = [(name, [cell(found[f"{name}, {kind}"]["FedRFTCA"]["average"]) for kind in kinds]) for name in names]
+    return grid("`constraint`", kinds, rows)
+
+
+def accuracy(results: Results) -> str:
+    """Experiments of the README's first table."""
+    rows = []
+    for experiment, found in results.items():
+        for method, row in found["target_accuracy_percent"].items():
+            each = [f"**{key}** {cell(row[key])}" if key == "average" else f"{key} {cell(row[key])}" for key in row]
+            rows.append((f"`{experiment}`, {len(found['seeds'])} seeds", [method, ", ".join(each)]))
+    return grid("experiment", ["method", "accuracy by target"], rows)
+
+
+def validators(results: Results) -> str:
+    """By score: rank correlation, and points of accuracy lost."""
+    data = {"digits": "digits", "office_caltech": "Office-Caltech"}
+    figures = {"correlation": "correlation", "lost": "lost", "lost, rounds": "lost, rounds"}
+    rows = []
+    for name in results["digits"]:
+        cells = []
+        for each in data:
+            for figure in figures:
+                found = results[each][name][figure]
+                places = 2 if figure == "correlation" else 1
+                cells.append(f"{found['mean']:.{places}f} ± {found['std']:.{places}f}")
+        rows.append((name, cells))
+    return grid("score", [f"{about}: {title}" for about in data.values() for title in figures.values()], rows)
+
+
+TABLES: dict[str, dict[str, Callable[[Results], str]]] = {
+    "accuracy": {"experiments": accuracy},
+    "fedgp": {
+        **{part: fedgp_part(part) for part in ("noise", "heart", "label_shift")},
+        "state_kept": fedgp_state,
+    },
+    "fed_mmd_accuracy": {"office": fed_mmd_office, "hearts": fed_mmd_hearts},
+    "fed_rf_tca": {
+        "accuracy": fed_rf_tca_accuracy,
+        "robustness": fed_rf_tca_robustness,
+        "remedies": fed_rf_tca_remedies,
+    },
+    "dadil_accuracy": {
+        "office": dadil_methods("office_caltech_feddadil", "EfficientNet features", OFFICE, paper=True),
+        "surf": dadil_methods("office_caltech_surf_feddadil", "SURF features", OFFICE),
+        "digits": dadil_methods("digits_feddadil", "digits", ("mnist", "usps", "optdigits")),
+        "parallelism": dadil_parallelism,
+        "sensitivity": dadil_sensitivity,
+        "distillation": dadil_distillation,
+    },
+    "validators": {"scores": validators},
+}
+"""By benchmark and table; each takes what the benchmark's JSON has under "results"."""
+
+
+def merged(old: Any, new: Any) -> Any:
+    """``old`` with the figures of ``new`` in place of its own."""
+    if not (isinstance(old, dict) and isinstance(new, dict)) or "mean" in new:
+        return new
+    return {**old, **{key: merged(old.get(key), value) for key, value in new.items()}}
+
+
+def results_of(benchmark: str, newer: Path | None = None) -> Results:
+    """A benchmark's results, with newer ones in their place."""
+    kept = json.loads((HERE / f"{benchmark}.json").read_text())["results"]
+    found: Results = kept if newer is None else merged(kept, json.loads(newer.read_text())["results"])
+    return found
+
+
+def in_readme(text: str) -> str:
+    """The README with each marked table made anew; a mark that has no table here is an error."""
+
+    def put(match: re.Match[str]) -> str:
+        benchmark, table = match["name"].split("/")
+        return f"{match['mark']}\n{TABLES[benchmark][table](results_of(benchmark))}\n"
+
+    return re.sub(r"(?P<mark><!-- table: (?P<name>\S+) -->)\n(?:\|.*\n)*", put, text)
+
+
+def main() -> None:
+    """Print or write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"One of {', '.join(TABLES)}.")
+    parser.add_argument("--results", type=Path, help="Newer figures of the one benchmark that is named.")
+    parser.add_argument("--write", action="store_true", help="Write the tables into README.md.")
+    options = parser.parse_args()
+    if unknown := sorted(set(options.names) - set(TABLES)):
+        parser.error(f"NAME must be one of {', '.join(TABLES)}, got {unknown[0]!r}")
+    if options.results and len(options.names) != 1:
+        parser.error("--results is of one benchmark: name it")
+    if options.write:
+        readme = HERE.parent / "README.md"
+        readme.write_text(in_readme(readme.read_text()))
+        return
+    for name in options.names or TABLES:
+        for table, make in TABLES[name].items():
+            print(f"{name}/{table}\n\n{make(results_of(name, options.results))}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""Label-free validators: which of them finds a good model, when methods and rounds are to be chosen without labels.
+
+Run from the repository root: python benchmarks/validators.py [--data digits office_caltech] [--jobs 2]
+
+All methods of configs/methods are trained on each target, with their default settings, as many labels at the target as
+their configuration gives (of the methods that need some), and 30% of the samples for validation. Every VALIDATE rounds
+the callback `fedlit.callbacks.Validators` scores the model, next to the accuracy on the target's hidden validation
+labels, an oracle that nothing is chosen by. One pool per target and seed holds all methods and rounds. Printed, mean ±
+sample standard deviation over seeds of the average over targets:
+
+correlation  Spearman's rank correlation of a score with the oracle accuracy, over the pool.
+lost         Accuracy in points that is lost by taking the pool's model with the highest score, next to the best one.
+lost, rounds  The same where the method is given and the score chooses the round; averaged over methods.
+
+"chance" takes any model of the pool, and "last" the last round; the default validator is the one that loses least over
+both data sets.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import statistics
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import yaml
+from experiments import Results, fit, show, spread
+from scipy.stats import spearmanr
+
+DATA = {
+    "digits": ("data/digits", ("fonts",)),
+    "office_caltech": ("data/office_caltech_features", ("amazon", "caltech10", "dslr", "webcam")),
+}
+ROUNDS, VALIDATE = 30, 3
+ORACLE = "oracle/target/acc"
+SCORES = {
+    "information": "validator/information",
+    "certainty": "validator/certainty",
+    "diversity": "validator/diversity",
+    "density": "validator/density",
+    "iwv": "validator/iwv",
+    "dev": "validator/dev",
+    "source accuracy": "source/acc",
+}
+Point = dict[str, float]
+"""What was logged after one validation, by metric."""
+
+
+def methods() -> list[str]:
+    """Entries of configs/methods but Oracle's, whose target has all its labels."""
+    return sorted(path.stem for path in Path("configs/methods").glob("*.yaml") if path.stem != "oracle")
+
+
+def experiment() -> dict[str, Any]:
+    """All methods as one configuration: SourceOnly is that of the data's, which the others are compared with."""
+    compare = []
+    for name in methods():
+        config = yaml.safe_load(Path(f"configs/methods/{name}.yaml").read_text())
+        data = config.get("data", {}).get("init_args", {})
+        if name != "source_only":
+            compare.append(
+                {"name": name, "data": data, "trainer": rounds(config.get("trainer", {})), **config["model"]}
+            )
+    return {"trainer": {"callbacks": ["fedlit.callbacks.Validators"], **rounds({})}, "compare": compare}
+
+
+def rounds(own: dict[str, Any]) -> dict[str, int]:
+    """Arguments of the Trainer; some methods have a single round."""
+    number = own.get("max_epochs", ROUNDS)
+    return {"max_epochs": number, "check_val_every_n_epoch": min(VALIDATE, number)}
+
+
+def pool(data: str, target: str, seed: int) -> dict[str, list[Point]]:
+    """By method, what each validation of a run logged."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder, "validators.yaml")
+        config.write_text(yaml.safe_dump(experiment()))
+        runs = fit(
+            folder,
+            f"--config={DATA[data][0]}",
+            f"--config={config}",
+            f"--data.target={target}",
+            "--data.val_fraction=0.3",
+            f"--seed_everything={seed}",
+            "--trainer.strategy.num_threads=1",
+        )
+        found = {about["method"]: validations(run / "metrics.csv") for run, about in runs.items()}
+    print(f"{data} {target} seed {seed}: { ({name: len(points) for name, points in found.items()}) }", flush=True)
+    return found
+
+
+def validations(path: Path) -> list[Point]:
+    """What each validation logged; the test after the last round, which has no scores of validators, is left out."""
+    with path.open() as file:
+        steps: dict[str, Point] = {}
+        for row in csv.DictReader(file):
+            point = steps.setdefault(row["step"], {})
+            for name in (ORACLE, *SCORES.values()):
+                if row.get(name):
+                    point.setdefault(name, float(row[name]))  # the test comes after the validation of its step
+    return [point for point in steps.values() if {ORACLE, *SCORES.values()} <= set(point)]
+
+
+def judge(pooled: dict[str, list[Point]]) -> dict[str, Point]:
+    """By score: its correlation with the oracle over a pool, and what is lost by choosing with it."""
+    points = [point for own in pooled.values() for point in own]
+    oracle = [point[ORACLE] for point in points]
+    best = max(oracle)
+    rows = {}
+    for name, metric in SCORES.items():
+        scores = [point[metric] for point in points]
+        correlation = spearmanr(scores, oracle).statistic if len(set(scores)) > 1 else 0.0
+        by_round = [best_of(own) - taken(own, metric) for own in pooled.values()]
+        rows[name] = {
+            "correlation": float(correlation),
+            "lost": best - taken(points, metric),
+            "lost, rounds": statistics.fmean(by_round),
+        }
+    rows["chance"] = {
+        "correlation": 0.0,
+        "lost": best - statistics.fmean(oracle),
+        "lost, rounds": statistics.fmean(
+            best_of(own) - statistics.fmean(point[ORACLE] for point in own) for own in pooled.values()
+        ),
+    }
+    rows["last"] = {
+        "correlation": 0.0,
+        "lost": best - statistics.fmean(own[-1][ORACLE] for own in pooled.values()),
+        "lost, rounds": statistics.fmean(best_of(own) - own[-1][ORACLE] for own in pooled.values()),
+    }
+    return rows
+
+
+def best_of(points: list[Point]) -> float:
+    """The highest accuracy, which only an oracle would find."""
+    return max(point[ORACLE] for point in points)
+
+
+def taken(points: list[Point], metric: str) -> float:
+    """Accuracy of the model with the highest score; of equal ones the first."""
+    return max(points, key=lambda point: point[metric])[ORACLE]
+
+
+def summed_up(judged: dict[int, list[dict[str, Point]]]) -> dict[str, dict[str, Any]]:
+    """By score and figure, mean and spread over seeds of the average over targets."""
+    names = next(iter(judged.values()))[0]
+    return {
+        name: {
+            figure: spread(
+                [statistics.fmean(rows[name][figure] for rows in of_targets) for of_targets in judged.values()],
+                factor=1.0 if figure == "correlation" else 100.0,
+                places=2,
+            )
+            for figure in row
+        }
+        for name, row in names.items()
+    }
+
+
+def main() -> None:
+    """Train, judge, and print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", nargs="+", choices=list(DATA), default=list(DATA))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="Runs side by side, one thread each.")
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
+    parser.add_argument("--points", type=Path, help="Also write every validation of every run to this JSON file.")
+    options = parser.parse_args()
+    results = Results(options.out, "torch", "lightning", "scipy", rounds=ROUNDS, methods=methods())
+    kept: dict[str, Any] = {}
+    for data in options.data:
+        cells = [(target, seed) for seed in options.seeds for target in DATA[data][1]]
+        with ThreadPoolExecutor(options.jobs) as workers:
+            pools = dict(zip(cells, workers.map(lambda cell, data=data: pool(data, *cell), cells), strict=True))
+        kept[data] = {f"{target}, {seed}": found for (target, seed), found in pools.items()}
+        judged = {seed: [judge(pools[target, seed]) for target in DATA[data][1]] for seed in options.seeds}
+        results.keep(summed_up(judged), data)
+        for name, row in results.found[data].items():
+            show(f"{data}: {name}", row)
+        if options.points:
+            options.points.write_text(json.dumps(kept))
+    if set(results.found) == set(DATA):
+        lost = {name: statistics.fmean(results.found[data][name]["lost"]["mean"] for data in DATA) for name in SCORES}
+        print(f"default: {min(lost, key=lost.__getitem__)}", {name: round(each, 2) for name, each in lost.items()})
+
+
+if __name__ == "__main__":
+    main()
