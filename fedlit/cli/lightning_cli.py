@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import logging
 import os
 import re
@@ -29,6 +28,7 @@ from fedlit.callbacks import (
     RoundProgressBar,
     RoundTimer,
     RunSummary,
+    TargetPredictions,
     summarise,
 )
 from fedlit.cli.arguments import LINKED
@@ -128,7 +128,8 @@ class FedlitCLI(LightningCLI):
         config = self._get(self.config_init, "trainer")
         given = config.get("callbacks") or []
         given = given if isinstance(given, list) else [given]
-        extra: list[Callback] = [OracleAccuracy(), CommunicationLedger(print_table=not self._one_of_many), RoundTimer()]
+        ledger = CommunicationLedger(print_table=not self._one_of_many)
+        extra: list[Callback] = [OracleAccuracy(), ledger, RoundTimer(), TargetPredictions()]
         if isinstance(self.model, FedDA):
             extra.append(AggregationCurves())
         if isinstance(self.model, FedDaDiL):
@@ -146,22 +147,6 @@ class FedlitCLI(LightningCLI):
             kwargs["devices"] = int(local)  # torchrun has started the processes already
             kwargs["num_nodes"] = int(os.environ["WORLD_SIZE"]) // int(local)
         return super().instantiate_trainer(**kwargs)
-
-    def predict(self, **kwargs: Any) -> None:
-        """Write the target's predicted classes and their probabilities to ``predictions.csv``, in the data's order."""
-        batches: Any = self.trainer.predict(**kwargs)
-        log_dir = self.trainer.log_dir
-        target = self.model.target.name
-        rows = [row for batch in batches or () if target in batch for row in batch[target].tolist()]
-        if rows and log_dir is not None:  # the process that hosts the target writes
-            folder = Path(log_dir)
-            folder.mkdir(parents=True, exist_ok=True)
-            names = self.datamodule.classes
-            with (folder / "predictions.csv").open("w", newline="") as file:
-                writer = csv.writer(file)
-                writer.writerow(["predicted", *names])
-                writer.writerows([names[row.index(max(row))], *row] for row in rows)
-            print(f"predictions of {len(rows)} samples of {target!r} are in {folder / 'predictions.csv'}", flush=True)
 
     def _run_subcommand(self, subcommand: str) -> None:
         if not self._run_classes:
