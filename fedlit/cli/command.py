@@ -10,6 +10,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from fedlit.callbacks import RunSummary, closing_table
 from fedlit.cli.arguments import normalise, refuse_linked
 from fedlit.cli.experiment import Experiment
+from fedlit.cli.export import export
 from fedlit.cli.lightning_cli import INSTALL, FedlitCLI, quieten
 from fedlit.data import DatasetLayoutError, DatasetNotFoundError
 from fedlit.federation import FederationError, RosterError
@@ -26,7 +27,7 @@ _EXTRAS = {
 """Optional libraries, and the extra that installs each."""
 
 
-COMMANDS: dict[str, Callable[[list[str]], None]] = {}
+COMMANDS: dict[str, Callable[[list[str]], None]] = {"export": export}
 """What ``fedlit`` does besides running a Trainer: by its word, what takes the words after it."""
 
 
