@@ -187,20 +187,21 @@ def accuracy(results: Results) -> str:
     return grid("experiment", ["method", "accuracy by target"], rows)
 
 
-def validators(results: Results) -> str:
+def validators(pool: str) -> Callable[[Results], str]:
     """By score: rank correlation, and points of accuracy lost."""
     data = {"digits": "digits", "office_caltech": "Office-Caltech"}
-    figures = {"correlation": "correlation", "lost": "lost", "lost, rounds": "lost, rounds"}
-    rows = []
-    for name in results["digits"]:
-        cells = []
-        for each in data:
-            for figure in figures:
-                found = results[each][name][figure]
-                places = 2 if figure == "correlation" else 1
-                cells.append(f"{found['mean']:.{places}f} ± {found['std']:.{places}f}")
-        rows.append((name, cells))
-    return grid("score", [f"{about}: {title}" for about in data.values() for title in figures.values()], rows)
+    figures = ("correlation", "lost", "lost, rounds")
+
+    def make(results: Results) -> str:
+        rows = []
+        for name in results["digits"][pool]:
+            found = [(figure, results[each][pool][name][figure]) for each in data for figure in figures]
+            places = {"correlation": 2}
+            cells = [f"{row['mean']:.{(p := places.get(f, 1))}f} ± {row['std']:.{p}f}" for f, row in found]
+            rows.append((name, cells))
+        return grid(pool, [f"{about}: {figure}" for about in data.values() for figure in figures], rows)
+
+    return make
 
 
 TABLES: dict[str, dict[str, Callable[[Results], str]]] = {
@@ -223,7 +224,7 @@ TABLES: dict[str, dict[str, Callable[[Results], str]]] = {
         "sensitivity": dadil_sensitivity,
         "distillation": dadil_distillation,
     },
-    "validators": {"scores": validators},
+    "validators": {"all": validators("all methods"), "unlabelled": validators("no label at the target")},
 }
 """By benchmark and table; each takes what the benchmark's JSON has under "results"."""
 

@@ -5,15 +5,16 @@ Run from the repository root: python benchmarks/validators.py [--data digits off
 All methods of configs/methods are trained on each target, with their default settings, as many labels at the target as
 their configuration gives (of the methods that need some), and 30% of the samples for validation. Every VALIDATE rounds
 the callback `fedlit.callbacks.Validators` scores the model, next to the accuracy on the target's hidden validation
-labels, an oracle that nothing is chosen by. One pool per target and seed holds all methods and rounds. Printed, mean ±
-sample standard deviation over seeds of the average over targets:
+labels, an oracle that nothing is chosen by. For each target and seed one pool holds the models of all methods and
+rounds, and one those of the methods that need no label at the target. Printed, mean ± sample standard deviation over
+seeds of the average over targets:
 
 correlation  Spearman's rank correlation of a score with the oracle accuracy, over the pool.
 lost         Accuracy in points that is lost by taking the pool's model with the highest score, next to the best one.
 lost, rounds  The same where the method is given and the score chooses the round; averaged over methods.
 
-"chance" takes any model of the pool, and "last" the last round; the default validator is the one that loses least over
-both data sets.
+"chance" takes any model of the pool, and "last" the last round of any method; the default validator is the one that
+loses least over all methods, averaged over both data sets.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import json
 import os
 import statistics
 import tempfile
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -54,6 +56,18 @@ Point = dict[str, float]
 def methods() -> list[str]:
     """Entries of configs/methods but Oracle's, whose target has all its labels."""
     return sorted(path.stem for path in Path("configs/methods").glob("*.yaml") if path.stem != "oracle")
+
+
+def needs_no_label(name: str) -> bool:
+    """Whether the configuration of a method gives the target no labels."""
+    config = yaml.safe_load(Path(f"configs/methods/{name}.yaml").read_text())
+    return "target_labels" not in config.get("data", {}).get("init_args", {})
+
+
+POOLS: dict[str, Callable[[str], bool]] = {
+    "all methods": lambda name: True,
+    "no label at the target": lambda name: name == "SourceOnly" or needs_no_label(name),
+}
 
 
 def experiment() -> dict[str, Any]:
@@ -178,14 +192,22 @@ def main() -> None:
         with ThreadPoolExecutor(options.jobs) as workers:
             pools = dict(zip(cells, workers.map(lambda cell, data=data: pool(data, *cell), cells), strict=True))
         kept[data] = {f"{target}, {seed}": found for (target, seed), found in pools.items()}
-        judged = {seed: [judge(pools[target, seed]) for target in DATA[data][1]] for seed in options.seeds}
-        results.keep(summed_up(judged), data)
-        for name, row in results.found[data].items():
-            show(f"{data}: {name}", row)
+        for name, belongs in POOLS.items():
+            judged = {
+                seed: [
+                    judge({method: points for method, points in pools[target, seed].items() if belongs(method)})
+                    for target in DATA[data][1]
+                ]
+                for seed in options.seeds
+            }
+            results.keep(summed_up(judged), data, name)
+            for score, row in results.found[data][name].items():
+                show(f"{data}, {name}: {score}", row)
         if options.points:
             options.points.write_text(json.dumps(kept))
     if set(results.found) == set(DATA):
-        lost = {name: statistics.fmean(results.found[data][name]["lost"]["mean"] for data in DATA) for name in SCORES}
+        rows = [results.found[data]["all methods"] for data in DATA]
+        lost = {name: statistics.fmean(row[name]["lost"]["mean"] for row in rows) for name in SCORES}
         print(f"default: {min(lost, key=lost.__getitem__)}", {name: round(each, 2) for name, each in lost.items()})
 
 

@@ -8,6 +8,7 @@ from fedlit.callbacks.privacy_report import PrivacyReport
 from fedlit.callbacks.round_progress_bar import RoundProgressBar
 from fedlit.callbacks.round_timer import RoundTimer
 from fedlit.callbacks.summary import RunSummary, closing_table, summarise
+from fedlit.callbacks.target_predictions import TargetPredictions
 from fedlit.callbacks.validators import Validators
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "RoundProgressBar",
     "RoundTimer",
     "RunSummary",
+    "TargetPredictions",
     "Validators",
     "closing_table",
     "summarise",

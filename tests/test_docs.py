@@ -18,6 +18,7 @@ MODULES = [
     "fedlit",
     "fedlit.callbacks",
     "fedlit.data",
+    "fedlit.export",
     "fedlit.federation",
     "fedlit.functional",
     "fedlit.methods",

@@ -35,7 +35,7 @@ class Figure:
         return f"{self.mean:.1f} ± {self.std:.1f}"
 
 
-def main(args: list[str]) -> None:
+def benchmark(args: list[str]) -> None:
     """Run a benchmark, and compare what it found with the figures that the repository has.
 
     Args:

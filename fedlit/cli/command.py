@@ -8,9 +8,10 @@ from collections.abc import Callable
 from lightning.pytorch.utilities import rank_zero_only
 
 from fedlit.callbacks import RunSummary, closing_table
-from fedlit.cli import benchmark
 from fedlit.cli.arguments import normalise, refuse_linked
+from fedlit.cli.benchmark import benchmark
 from fedlit.cli.experiment import Experiment
+from fedlit.cli.export import export
 from fedlit.cli.lightning_cli import INSTALL, FedlitCLI, in_sweep, quieten
 from fedlit.data import DatasetLayoutError, DatasetNotFoundError
 from fedlit.federation import FederationError, RosterError
@@ -27,9 +28,7 @@ _EXTRAS = {
 """Optional libraries, and the extra that installs each."""
 
 
-COMMANDS: dict[str, Callable[[list[str]], None]] = {
-    "benchmark": benchmark.main,
-}
+COMMANDS: dict[str, Callable[[list[str]], None]] = {"benchmark": benchmark, "export": export}
 """What ``fedlit`` does besides running a Trainer: by its word, what takes the words after it."""
 
 

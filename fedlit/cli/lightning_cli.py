@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import logging
 import os
 import re
@@ -30,6 +29,7 @@ from fedlit.callbacks import (
     RoundProgressBar,
     RoundTimer,
     RunSummary,
+    TargetPredictions,
     summarise,
 )
 from fedlit.cli.arguments import LINKED
@@ -141,7 +141,8 @@ class FedlitCLI(LightningCLI):
         config = self._get(self.config_init, "trainer")
         given = config.get("callbacks") or []
         given = given if isinstance(given, list) else [given]
-        extra: list[Callback] = [OracleAccuracy(), CommunicationLedger(print_table=not self._one_of_many), RoundTimer()]
+        ledger = CommunicationLedger(print_table=not self._one_of_many)
+        extra: list[Callback] = [OracleAccuracy(), ledger, RoundTimer(), TargetPredictions()]
         if isinstance(self.model, FedDA):
             extra.append(AggregationCurves())
         if isinstance(self.model, FedDaDiL):
@@ -169,22 +170,6 @@ class FedlitCLI(LightningCLI):
         # Agents of one sweep may start at the same moment, and would then count to the same version.
         version = os.environ.get("WANDB_RUN_ID") if in_sweep() else None
         return [CSVLogger(folder, name=type(self.model).__name__, version=version), *loggers]
-
-    def predict(self, **kwargs: Any) -> None:
-        """Write the target's predicted classes and their probabilities to ``predictions.csv``, in the data's order."""
-        batches: Any = self.trainer.predict(**kwargs)
-        log_dir = self.trainer.log_dir
-        target = self.model.target.name
-        rows = [row for batch in batches or () if target in batch for row in batch[target].tolist()]
-        if rows and log_dir is not None:  # the process that hosts the target writes
-            folder = Path(log_dir)
-            folder.mkdir(parents=True, exist_ok=True)
-            names = self.datamodule.classes
-            with (folder / "predictions.csv").open("w", newline="") as file:
-                writer = csv.writer(file)
-                writer.writerow(["predicted", *names])
-                writer.writerows([names[row.index(max(row))], *row] for row in rows)
-            print(f"predictions of {len(rows)} samples of {target!r} are in {folder / 'predictions.csv'}", flush=True)
 
     def _run_subcommand(self, subcommand: str) -> None:
         if not self._run_classes:

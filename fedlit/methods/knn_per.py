@@ -43,7 +43,7 @@ def knn_probabilities(
     distances = torch.cdist(queries, embeddings, compute_mode="donot_use_mm_for_euclid_dist")
     nearest = distances.topk(min(num_neighbors, len(labels)), largest=False)
     weights = (-nearest.values).softmax(dim=1)  # far from all, every exp(-distance) would be 0
-    return weights.new_zeros(len(queries), num_classes).scatter_add_(1, labels[nearest.indices], weights)
+    return weights.new_zeros(queries.shape[0], num_classes).scatter_add_(1, labels[nearest.indices], weights)
 
 
 class MemorisingReplica(Replica):

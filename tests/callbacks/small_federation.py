@@ -12,7 +12,14 @@ import torch
 from torch.utils.data import TensorDataset
 
 from fedlit import FederatedModule, FederatedStrategy
-from fedlit.callbacks import CommunicationLedger, OracleAccuracy, RoundTimer, Validators, summarise
+from fedlit.callbacks import (
+    CommunicationLedger,
+    OracleAccuracy,
+    RoundTimer,
+    TargetPredictions,
+    Validators,
+    summarise,
+)
 from fedlit.data import FederatedLoader
 from fedlit.methods import FedAvg
 from fedlit.models import MLP
@@ -58,6 +65,11 @@ class Blobs(pl.LightningDataModule):
 
     def test_dataloader(self) -> FederatedLoader:
         return self.loader("test")
+
+    def predict_dataloader(self) -> FederatedLoader:
+        """Of the target alone; a process without it goes through one empty batch."""
+        mine = {TARGET: self.parts["test"][TARGET]}
+        return FederatedLoader(mine, batch_size=8, training=False, guarded=TARGET, least_batches=1)
 
 
 def build(method: type[FederatedModule] = FedAvg, **kwargs: Any) -> FederatedModule:
@@ -105,6 +117,7 @@ if __name__ == "__main__":  # folder, number of processes: leaves what each proc
         Validators(),
         CommunicationLedger(),
         RoundTimer(),
+        TargetPredictions(),
         seen,
     ]
     run, method = trainer(3, watching, out, devices=processes), build()
@@ -112,4 +125,5 @@ if __name__ == "__main__":  # folder, number of processes: leaves what each proc
     run.test(method, Blobs(), verbose=False)
     seen.rows.append({name: float(value) for name, value in run.callback_metrics.items()})
     summary = json.loads(summarise(run, method, 1.0).to_json())
+    run.predict(method, Blobs())
     (out / f"rank{run.global_rank}.json").write_text(json.dumps({"rows": seen.rows, "summary": summary}))

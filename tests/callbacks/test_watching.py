@@ -24,7 +24,7 @@ import small_federation
 from small_federation import CLIENTS, NUM_CLASSES, TARGET, Blobs, EveryMetric, build, trainer
 
 from fedlit import FederatedModule
-from fedlit.callbacks import CommunicationLedger, OracleAccuracy, RoundTimer, summarise
+from fedlit.callbacks import CommunicationLedger, OracleAccuracy, RoundTimer, TargetPredictions, summarise
 from fedlit.federation import Fraction, Ledger, Schedule
 
 
@@ -138,7 +138,7 @@ def test_label_free_selection_is_welcome(tmp_path: Path):
     trainer(1, callbacks, tmp_path).fit(build(), Blobs())
 
 
-@pytest.mark.parametrize("callback", [OracleAccuracy(), CommunicationLedger(), RoundTimer()])
+@pytest.mark.parametrize("callback", [OracleAccuracy(), CommunicationLedger(), RoundTimer(), TargetPredictions()])
 def test_other_modules_are_refused_by_name(tmp_path: Path, callback: pl.Callback):
     from lightning.pytorch.demos.boring_classes import BoringModel
 
@@ -327,7 +327,8 @@ def test_two_processes_log_what_one_logs(tmp_path: Path):
         for same in ("oracle_accuracy", "target_score", "rounds", "bytes_by_channel", "backends"):
             assert told[rank]["summary"][same] == alone["summary"][same]
         assert told[rank]["summary"]["processes"] == 2
-    assert (tmp_path / "1" / "ledger.csv").read_text() == (tmp_path / "2" / "ledger.csv").read_text()
+    for file in ("ledger.csv", "predictions.csv"):
+        assert (tmp_path / "1" / file).read_text() == (tmp_path / "2" / file).read_text()
 
 
 def test_a_method_that_sends_nothing_is_watched_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

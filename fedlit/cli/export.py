@@ -1,0 +1,113 @@
+"""``fedlit export RUN_DIR``: the target's model of a run, in a file that needs no fedlit."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedlit.cli.lightning_cli import FedlitCLI
+from fedlit.export import check_path, export_target
+from fedlit.module import FederatedModule, class_path
+
+
+class _StoredCLI(FedlitCLI):
+    """Data and module of a stored configuration, without a Trainer, whose devices and libraries may be elsewhere."""
+
+    def before_instantiate_classes(self) -> None:
+        super().before_instantiate_classes()
+        self.config[self.subcommand].pop("trainer")
+
+    def instantiate_trainer(self, **kwargs: Any) -> Any:
+        return None
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        pass
+
+
+def export(args: list[str]) -> None:
+    """Write the target's model of a run.
+
+    Args:
+        args: Words after ``fedlit export``.
+    """
+    parser = argparse.ArgumentParser(
+        "fedlit export",
+        description="Write the target's model of a run to a file that needs no fedlit: from inputs (n, ...), float32 "
+        "and in the form of the run's data module, to class probabilities (n, C), in regression to numbers.",
+    )
+    parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="Folder that fedlit fit left, with config.yaml.")
+    parser.add_argument(
+        "--ckpt_path",
+        type=Path,
+        help="Checkpoint; default is the one in RUN_DIR/checkpoints, and of several the one that has trained for most "
+        "rounds, of equals the one written last.",
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        help="File: NAME.pt2 for torch.export.load, NAME.onnx for ONNX; default is RUN_DIR/target.pt2.",
+    )
+    given = parser.parse_args(args)
+    config = given.run_dir / "config.yaml"
+    if not config.is_file():
+        sys.exit(
+            f"fedlit: RUN_DIR must be a folder that fedlit fit left, but '{config}' is not there: give one such as "
+            "runs/FedAvg/version_0"
+        )
+    try:
+        output = check_path(given.output or given.run_dir / "target.pt2")
+    except (ValueError, FileNotFoundError) as error:
+        sys.exit(f"fedlit: {error}")
+    path = _newest(given.run_dir / "checkpoints") if given.ckpt_path is None else given.ckpt_path
+    if not path.is_file():
+        sys.exit(f"fedlit: ckpt_path '{path}' is not a file: give the path of a checkpoint")
+    stored = _StoredCLI(["fit", "--config", str(config)])
+    module = stored.model
+    assert isinstance(module, FederatedModule)
+    num_rounds = _load(module, path)
+    print(f"checkpoint: {path}, after {num_rounds} rounds", flush=True)
+    shape = stored.datamodule.input_shape
+    try:
+        export_target(module, output, shape)
+    except TypeError as error:
+        sys.exit(f"fedlit: {error}")
+    sizes = ", ".join(map(str, ("n", *shape)))
+    print(f"model of target {module.target.name!r}: {output}, from ({sizes}) to (n, {module.num_classes})", flush=True)
+
+
+def _newest(folder: Path) -> Path:
+    """The checkpoint that has trained for most rounds."""
+    found = list(folder.glob("*.ckpt"))
+    if not found:
+        sys.exit(f"fedlit: '{folder}' has no checkpoint: give --ckpt_path, or train with enable_checkpointing true")
+    return found[0] if len(found) == 1 else max(found, key=_progress)
+
+
+def _progress(path: Path) -> tuple[int, int, float]:
+    federation = _read(path)["federation"]
+    return federation["round_idx"], federation["batch_idx"], path.stat().st_mtime
+
+
+def _read(path: Path) -> dict[str, Any]:
+    checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    if "federation" not in checkpoint:
+        sys.exit(f"fedlit: '{path}' is no checkpoint of a federation: give one that fedlit fit has written")
+    return checkpoint
+
+
+def _load(module: FederatedModule, path: Path) -> int:
+    """Give a module a checkpoint's weights; returns the number of rounds that they have trained."""
+    checkpoint = _read(path)
+    module.federation.check_roster(checkpoint["federation"])
+    if checkpoint["method"] != class_path(module):
+        sys.exit(
+            f"fedlit: '{path}' is a checkpoint of {checkpoint['method']}, the run's config.yaml has "
+            f"{class_path(module)}: give one of the same run"
+        )
+    module.configure_model()
+    module.load_state_dict(checkpoint["state_dict"])
+    return int(checkpoint["federation"]["round_idx"])

@@ -1,0 +1,182 @@
+"""The target's model by itself: as a plain network, and in files that are read without fedlit."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+from torch.export.graph_signature import InputKind
+
+from fedlit.module import FederatedModule
+from fedlit.tasks import Classification, Regression
+
+__all__ = ["TargetModel", "export_target", "target_model"]
+
+SUFFIXES = (".pt2", ".onnx")
+"""Of the files that can be written."""
+
+
+class TargetModel(nn.Module):
+    """A network, and what is predicted from its outputs.
+
+    Args:
+        network: From inputs of shape (n, ...) to outputs of shape (n, C).
+        task: What the outputs are.
+    """
+
+    def __init__(self, network: nn.Module, task: Classification | Regression) -> None:
+        super().__init__()
+        self.network = network
+        self.task = task
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Class probabilities of inputs, or in regression the numbers, shape (n, C)."""
+        return self.task.predictions(self.network(inputs))
+
+
+def target_model(module: FederatedModule) -> TargetModel:
+    """What the target predicts with, as a network by itself: vote, ensemble, neighbours or mixture included.
+
+    It is a copy, for evaluation, on the CPU and in float32, which no later training reaches. It gives what
+    ``trainer.predict`` does for the target.
+
+    Args:
+        module: Trained, or with the weights of a checkpoint, in the process that hosts the target.
+
+    Returns:
+        A network from inputs of shape (n, ...), in the form in which the data module gives them, to class
+        probabilities of shape (n, C), or in regression to numbers.
+
+    Raises:
+        RuntimeError: If this process has no network of the target.
+        TypeError: If the method predicts in another way than by its clients' networks.
+    """
+    name = module.target.name
+    if type(module).predict_step is not FederatedModule.predict_step:
+        raise TypeError(
+            f"{type(module).__name__} has a predict_step of its own, of which the target's network knows nothing: let "
+            "build_replica give clients a network that predicts by itself"
+        )
+    if name not in module.replicas:
+        raise RuntimeError(
+            f"there is no network of target {name!r} in this process: train the module or load a checkpoint first, and "
+            "where clients are spread over processes, ask the one that hosts the target"
+        )
+    # what a method does before a Trainer predicts, such as fitting classifiers
+    module.on_predict_start()
+    module.on_predict_epoch_start()
+    network = copy.deepcopy(module.replicas[name])
+    # Flags in its state choose the way through forward. They stand still from here on, and no graph could branch on
+    # tensors; arrays have the same truth, any() and tolist().
+    for flag, value in list(network.named_buffers(recurse=False)):
+        if value.dtype == torch.bool:
+            delattr(network, flag)
+            setattr(network, flag, value.cpu().numpy())
+    return TargetModel(network, module.task).to("cpu", torch.float32).eval().requires_grad_(False)
+
+
+def export_target(module: FederatedModule, path: str | Path, input_shape: Sequence[int]) -> None:
+    """Write the target's model to a file that needs no fedlit.
+
+    ``NAME.pt2`` is read by ``torch.export.load(path).module()``, ``NAME.onnx`` by any ONNX runtime. Both take inputs
+    of shape (n, *input_shape) in float32, for any n, and give what `target_model` gives. The file has the weights that
+    take part in predictions alone; those of `KNNPer` include the target's labelled samples, as embeddings.
+
+    Args:
+        module: As for `target_model`.
+        path: Of the file; its suffix says the format.
+        input_shape: Shape of one sample, such as ``input_shape`` of a `DomainDataModule`.
+
+    Raises:
+        ValueError: If the suffix is another one.
+        FileNotFoundError: If the folder is not there.
+        ImportError: If libraries for ONNX are missing.
+        TypeError: If the method or the network cannot be exported.
+        RuntimeError: If this process has no network of the target.
+    """
+    path = check_path(path)
+    model, method = target_model(module), type(module).__name__
+    sample = torch.zeros(2, *input_shape)  # torch would take a batch of 0 or 1 for a constant
+    try:
+        program = torch.export.export(model, (sample,), dynamic_shapes=({0: Dim("batch")},), strict=False)
+    except Exception as error:  # tracers raise errors of many kinds, and a network its own
+        raise TypeError(
+            f"the target's network of {method} cannot be traced for inputs of shape (n, *{tuple(input_shape)}): "
+            f"{_first_line(error)}. Its forward must take any n and not branch on values of tensors; target_model() "
+            "gives the network as it is"
+        ) from error
+    _strip(program)
+    if path.suffix == ".pt2":
+        torch.export.save(program, path)
+        return
+    # the one operation of fedlit's networks that ONNX lacks
+    program = program.run_decompositions({torch.ops.aten.cdist.default: _distances})
+    try:
+        torch.onnx.export(
+            program,
+            f=path,
+            input_names=["inputs"],
+            output_names=["predictions"],
+            dynamic_shapes=({0: "batch"},),
+            dynamo=True,
+            external_data=False,
+            verbose=False,
+        )
+    except torch.onnx.OnnxExporterError as error:
+        raise TypeError(
+            f"the target's network of {method} cannot be written as ONNX: {_first_line(error.__cause__ or error)}. "
+            "Export it to a .pt2 file, which takes all operations of torch"
+        ) from error
+
+
+def check_path(path: str | Path) -> Path:
+    """Say now, rather than when a model is there, if a file cannot be written.
+
+    Args:
+        path: Of the file.
+
+    Raises:
+        ValueError: If its suffix is of no known format.
+        FileNotFoundError: If its folder is not there.
+        ImportError: If libraries for its format are missing.
+    """
+    path = Path(path)
+    if path.suffix not in SUFFIXES:
+        raise ValueError(f"output must end in one of {', '.join(SUFFIXES)}, which says the format, got '{path}'")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"output '{path}' is to be in the folder '{path.parent}', which is not there: make it")
+    if path.suffix == ".onnx":
+        try:
+            import onnx  # noqa: F401
+            import onnxscript  # noqa: F401
+        except ImportError as error:
+            raise ImportError("writing ONNX files needs: pip install 'fedlit[onnx]'") from error
+    return path
+
+
+def _strip(program: ExportedProgram) -> None:
+    """Take out what predictions do not read, such as messages of others and weights of other phases, and file names."""
+    inputs = program.graph_signature.input_specs
+    places = [node for node in program.graph.nodes if node.op == "placeholder"]
+    for place, spec in zip(places, list(inputs), strict=True):
+        if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER) and not place.users:
+            program.graph.erase_node(place)
+            inputs.remove(spec)
+            (program.state_dict if spec.target in program.state_dict else program.constants).pop(spec.target)
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)
+    program.graph_module.recompile()
+
+
+def _distances(x: Tensor, y: Tensor, p: float = 2.0, compute_mode: int | None = None) -> Tensor:
+    """`torch.cdist` in elementary operations."""
+    distances: Tensor = torch.linalg.vector_norm(x.unsqueeze(-2) - y.unsqueeze(-3), p, dim=-1)
+    return distances
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".")

@@ -1,0 +1,154 @@
+"""``fedlit export``: what it takes from a run's folder, and what it says to mistakes."""
+
+from __future__ import annotations
+
+import csv
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedlit.cli import main
+from fedlit.data import Digits
+
+SMALL = ["--config", "experiments/digits_fedavg", "--model.extractor.init_args.hidden=[8]"]
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of three rounds, which keeps the checkpoint of each."""
+    folder = tmp_path_factory.mktemp("trained")
+    keep = ["--trainer.callbacks+=ModelCheckpoint", "--trainer.callbacks.save_top_k=-1"]
+    main(["fit", *SMALL, *keep, "--trainer.max_epochs=3", f"--trainer.default_root_dir={folder}", "--compare=null"])
+    (run,) = folder.glob("FedAvg/version_0")
+    assert len(list((run / "checkpoints").glob("*.ckpt"))) == 3
+    return run
+
+
+@pytest.fixture
+def run(trained: Path) -> Path:
+    """A copy of it."""
+    return Path(shutil.copytree(trained, "run"))
+
+
+def epoch(run: Path, number: int) -> Path:
+    (path,) = (run / "checkpoints").glob(f"epoch={number}-*.ckpt")
+    return path
+
+
+def samples() -> Tensor:
+    """The target's test samples, as the run's configuration has them."""
+    data = Digits(target="fonts", flatten=True, seed=0)
+    dataset = data.dataset("fonts", "test")
+    return dataset.batch(torch.arange(len(dataset)))[0]  # type: ignore[attr-defined, arg-type, no-any-return]
+
+
+def predicted(path: Path) -> Tensor:
+    network = torch.export.load(path).module()
+    with torch.no_grad():
+        return network(samples())  # type: ignore[no-any-return]
+
+
+def by_command(checkpoint: Path) -> Tensor:
+    """Probabilities that ``fedlit predict`` writes."""
+    main(["predict", *SMALL, f"--ckpt_path={checkpoint}"])
+    (path,) = Path("runs").rglob("predictions.csv")
+    with path.open(newline="") as file:
+        header, *rows = csv.reader(file)
+    assert header[0] == "predicted"
+    return torch.tensor([[float(cell) for cell in row[1:]] for row in rows])
+
+
+def test_the_file_predicts_what_the_command_predicts(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["export", str(run)])
+    printed = capsys.readouterr().out
+    assert f"checkpoint: {epoch(run, 2)}, after 3 rounds" in printed
+    assert f"model of target 'fonts': {run / 'target.pt2'}, from (n, 64) to (n, 10)" in printed
+    torch.testing.assert_close(predicted(run / "target.pt2"), by_command(epoch(run, 2)), atol=1e-6, rtol=0)
+
+
+def test_of_several_checkpoints_the_one_of_most_rounds_is_taken_unless_another_is_given(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.utime(epoch(run, 0))  # the youngest file is not the newest model
+    shutil.copyfile(epoch(run, 1), run / "checkpoints" / "last.ckpt")
+    main(["export", str(run), "--output", "default.pt2"])
+    main(["export", str(run), "--output", "first.pt2", "--ckpt_path", str(epoch(run, 0))])
+    main(["export", str(run), "--output", "third.pt2", "--ckpt_path", str(epoch(run, 2))])
+    assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("checkpoint")] == [
+        f"checkpoint: {epoch(run, number)}, after {number + 1} rounds" for number in (2, 0, 2)
+    ]
+    default, first, third = (predicted(Path(f"{name}.pt2")) for name in ("default", "first", "third"))
+    assert torch.equal(default, third)
+    assert not torch.allclose(default, first)
+
+
+def test_the_suffix_says_the_format(run: Path) -> None:
+    pytest.importorskip("onnx")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    main(["export", str(run), "--output", "target.onnx"])
+    (found,) = onnxruntime.InferenceSession("target.onnx").run(None, {"inputs": samples().numpy()})
+    torch.testing.assert_close(torch.from_numpy(found), by_command(epoch(run, 2)), atol=1e-5, rtol=0)
+
+
+def test_devices_and_backends_of_the_run_are_not_needed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tenseal", None)
+    config = run / "config.yaml"
+    text = config.read_text()
+    changed = text.replace("accelerator: cpu", "accelerator: cuda").replace("devices: auto", "devices: 8")
+    changed = changed.replace("privacy: null", "privacy: {class_path: fedlit.privacy.CKKS}", 1)
+    assert changed.count("cuda") == changed.count("devices: 8") == changed.count("CKKS") == 1
+    config.write_text(changed)
+    main(["export", str(run)])
+    assert (run / "target.pt2").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nowhere"], r"RUN_DIR must be a folder that fedlit fit left, but 'nowhere/config.yaml' is not there"),
+        (["run", "--ckpt_path=nowhere.ckpt"], "'nowhere.ckpt' is not a file"),
+        (["run", "--output=model.pth"], r"output must end in one of .pt2, .onnx, .* got 'model.pth'"),
+        (["run", "--output=nowhere/model.pt2"], "the folder 'nowhere', which is not there"),
+        (["run", "--ckpt_path=other.ckpt"], "'other.ckpt' is no checkpoint of a federation"),
+        (["run", "--ckpt_path=method.ckpt"], "'method.ckpt' is a checkpoint of another.Method, .*FedAvg"),
+        (["run", "--ckpt_path=roster.ckpt"], "the checkpoint belongs to another federation"),
+    ],
+)
+def test_mistakes_are_told(run: Path, words: list[str], message: str) -> None:
+    checkpoint = torch.load(epoch(run, 2), weights_only=True)
+    torch.save({}, "other.ckpt")
+    torch.save(checkpoint | {"method": "another.Method"}, "method.ckpt")
+    federation = checkpoint["federation"]
+    torch.save(checkpoint | {"federation": federation | {"roster": federation["roster"][1:]}}, "roster.ckpt")
+    with pytest.raises(SystemExit, match=message) as caught:
+        main(["export", *words])
+    assert str(caught.value.code).startswith("fedlit: ")
+    assert not list(run.glob("target*"))
+
+
+def test_a_run_without_a_checkpoint_is_told(run: Path) -> None:
+    shutil.rmtree(run / "checkpoints")
+    with pytest.raises(SystemExit, match="checkpoints' has no checkpoint: give --ckpt_path"):
+        main(["export", str(run)])
+
+
+def test_a_missing_extra_is_named(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(SystemExit, match=r"^fedlit: writing ONNX files needs: pip install 'fedlit\[onnx\]'$"):
+        main(["export", str(run), "--output", "target.onnx"])
+
+
+def test_a_network_that_cannot_be_traced_is_told(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedlit.models.MLP.forward", lambda self, x: self.layers(x if x.sum() > 0 else -x))
+    with pytest.raises(SystemExit, match="fedlit: the target's network of FedAvg cannot be traced"):
+        main(["export", str(run)])

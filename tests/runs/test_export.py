@@ -1,0 +1,243 @@
+"""The target's model by itself, read where there is no fedlit, against what a Trainer predicts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).parent))
+from helpers import build, digits, same, trainer, weights
+from test_methods import METHODS
+
+from fedlit import FederatedModule
+from fedlit.data import HeartDisease
+from fedlit.export import export_target, target_model
+from fedlit.methods import APFL, Ditto, FedAvg, FedDaDiL, FedMMD, FedProx, FedRFTCA, KNNPer, SourceOnly
+from fedlit.models import MLP, SmallCNN
+
+READER = """
+import sys
+sys.modules["fedlit"] = None  # importing it is an error
+import numpy as np
+import torch
+torch.set_num_threads(1)
+print("ready", flush=True)
+for line in sys.stdin:
+    model, inputs, outputs = line.strip().split("|")
+    network = torch.export.load(model).module()
+    with torch.no_grad():
+        np.save(outputs, network(torch.from_numpy(np.load(inputs))).numpy())
+    assert not [name for name in sys.modules if name.startswith("fedlit.")]
+    print("done", flush=True)
+"""
+"""Answers a line of three paths, model, inputs and outputs, by writing the outputs."""
+
+Reader = Callable[[Path, Tensor], Tensor]
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
+    """Reads a .pt2 file in a process in which fedlit cannot be imported."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    environment = {"OMP_NUM_THREADS": "1", "PATH": os.environ["PATH"]}
+    with subprocess.Popen(
+        [sys.executable, "-I", "-W", "ignore", "-c", READER],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=folder, env=environment,
+    ) as process:  # fmt: skip
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+
+        def read(model: Path, inputs: Tensor) -> Tensor:
+            np.save(folder / "inputs.npy", inputs.numpy())
+            process.stdin.write(f"{model}|{folder / 'inputs.npy'}|{folder / 'outputs.npy'}\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == "done\n"
+            return torch.from_numpy(np.load(folder / "outputs.npy"))
+
+        yield read
+        process.stdin.close()
+
+
+CASES: dict[str, tuple[type[FederatedModule], dict[str, Any], dict[str, Any]]] = METHODS | {
+    "FedRFTCA, vote": (FedRFTCA, {"num_frequencies": 16, "num_components": 8, "classifier_period": None}, {}),
+    "FedDaDiL, ensemble": (FedDaDiL, METHODS["FedDaDiL"][1] | {"predict_with": "ensemble"}, {}),
+    "SmallCNN": (FedAvg, {"extractor": SmallCNN(1, width=4)}, {"flatten": False}),
+    "SmallCNN, APFL": (APFL, {"extractor": SmallCNN(1, width=4)}, {"flatten": False, "target_labels": 30}),
+}
+"""Every method, and what else predicts in another way."""
+
+ONNX = ("FedAvg", "FedDaDiL, ensemble", "FedMMD", "FedRFTCA, vote", "KNNPer", "SmallCNN", "SmallCNN, APFL")
+"""Those that are written as ONNX too, which takes seconds."""
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_files_predict_as_the_trainer_does(name: str, elsewhere: Reader, tmp_path: Path) -> None:
+    """For 120 samples and for one; torch traces two."""
+    method, arguments, options = CASES[name]
+    data = digits(**options)
+    module = build(method, data, **arguments)
+    run = trainer(2)
+    run.fit(module, data)
+    expected = run.predict(module, data)[0]["fonts"]
+    inputs = data.dataset("fonts", "test").batch(torch.arange(120))[0]  # type: ignore[attr-defined]
+    assert len(expected) == 120
+    export_target(module, tmp_path / "target.pt2", data.input_shape)
+    for part in (slice(0, 120), slice(7, 8)):
+        found = elsewhere(tmp_path / "target.pt2", inputs[part])
+        torch.testing.assert_close(found, expected[part], atol=1e-6, rtol=0)
+    if name in ONNX:
+        pytest.importorskip("onnx")
+        onnxruntime = pytest.importorskip("onnxruntime")
+        export_target(module, tmp_path / "target.onnx", data.input_shape)
+        assert [path.name for path in tmp_path.glob("*.onnx*")] == ["target.onnx"]
+        session = onnxruntime.InferenceSession(tmp_path / "target.onnx")
+        for part in (slice(0, 120), slice(7, 8)):
+            (found,) = session.run(["predictions"], {"inputs": inputs[part].numpy()})
+            torch.testing.assert_close(torch.from_numpy(found), expected[part], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("method", [SourceOnly, FedMMD])
+def test_in_regression_files_give_numbers(method: type[FederatedModule], elsewhere: Reader, tmp_path: Path) -> None:
+    data = HeartDisease(predict="heart_rate", seed=0)
+    module = build(method, data, extractor=MLP(data.in_features, [8]), task="regression")  # type: ignore[arg-type]
+    run = trainer(2)
+    run.fit(module, data)
+    expected = run.predict(module, data)[0][data.target]
+    export_target(module, tmp_path / "target.pt2", data.input_shape)
+    dataset = data.dataset(data.target, "test")
+    inputs = dataset.batch(torch.arange(len(dataset)))[0]  # type: ignore[attr-defined, arg-type]
+    assert not torch.allclose(expected.sum(dim=1), torch.ones(len(expected)))
+    torch.testing.assert_close(elsewhere(tmp_path / "target.pt2", inputs), expected, atol=1e-6, rtol=1e-6)
+
+
+def trained(method: type[FederatedModule], **options: Any) -> FederatedModule:
+    arguments, given = METHODS[method.__name__][1:]
+    data = digits(**given)
+    module = build(method, data, **arguments, **options)
+    trainer(2).fit(module, data)
+    return module
+
+
+@pytest.mark.parametrize("method", [FedAvg, KNNPer, Ditto])
+def test_the_model_is_a_copy_that_training_does_not_reach(method: type[FederatedModule]) -> None:
+    module = trained(method, dropout=0.5)
+    before = weights(module, "fonts")
+    model = target_model(module)
+    assert same(weights(module, "fonts"), before)
+    assert not any(part.training for part in model.modules())
+    assert not any(param.requires_grad for param in model.parameters())
+    inputs = torch.rand(5, 64)
+    first = model(inputs)
+    torch.testing.assert_close(first.sum(dim=1), torch.ones(5))
+    trainer(3).fit(module, digits(**METHODS[method.__name__][2]))
+    assert torch.equal(model(inputs), first)
+    assert not torch.allclose(target_model(module)(inputs), first)
+
+
+@pytest.mark.parametrize(
+    ("method", "parts"),
+    [
+        (FedProx, {"extractor", "classifier"}),  # no anchor
+        (Ditto, {"personal"}),
+        (FedRFTCA, {"extractor", "aligner", "classifier", "frequencies"}),  # not what sources have told
+        (FedDaDiL, {"extractor", "reconstruction"}),  # neither atoms nor coordinates
+        (FedMMD, {"extractor", "members"}),
+    ],
+)
+def test_a_file_has_what_predictions_read_and_nothing_else(
+    method: type[FederatedModule], parts: set[str], tmp_path: Path
+) -> None:
+    export_target(trained(method), tmp_path / "target.pt2", (64,))
+    program = torch.export.load(tmp_path / "target.pt2")
+    names = {*program.state_dict, *program.constants}
+    assert {name.split(".")[1] for name in names} == parts
+    assert str(Path(__file__).parents[2]).encode() not in (tmp_path / "target.pt2").read_bytes()
+
+
+def test_a_dictionary_that_has_moved_is_fitted_first() -> None:
+    module = trained(FedDaDiL)
+    assert isinstance(module, FedDaDiL)
+    inputs = torch.rand(5, 64)
+    expected = target_model(module)(inputs)
+    replica = module.replica(module.target)
+    replica.fitted.fill_(False)
+    with torch.no_grad():
+        replica.reconstruction.weight.zero_()
+    torch.testing.assert_close(target_model(module)(inputs), expected)
+
+
+# ---------------------------------------------------------------- mistakes
+
+
+class Branching(nn.Module):
+    """Looks at values of its inputs."""
+
+    out_features = 64
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if x.sum() > 0 else -x
+
+
+class Eigenvalues(nn.Module):
+    """Has an operation that ONNX lacks."""
+
+    out_features = 64
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.linalg.eigvalsh(x.unsqueeze(2) * x.unsqueeze(1))
+
+
+def untrained(extractor: nn.Module, method: type[FederatedModule] = FedAvg) -> FederatedModule:
+    module = build(method, digits(), extractor=extractor)
+    module.configure_model()
+    return module
+
+
+def test_a_network_that_cannot_be_traced_is_told_with_its_method(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"network of FedAvg cannot be traced .*not branch on values of tensors"):
+        export_target(untrained(Branching()), tmp_path / "target.pt2", (64,))
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_operation_that_onnx_lacks_is_told_with_the_way_out(tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    module = untrained(Eigenvalues())
+    with pytest.raises(TypeError, match=r"network of FedAvg cannot be written as ONNX: .*\.pt2"):
+        export_target(module, tmp_path / "target.onnx", (64,))
+    assert not list(tmp_path.iterdir())
+    export_target(module, tmp_path / "target.pt2", (64,))
+
+
+def test_a_method_that_predicts_otherwise_is_refused() -> None:
+    class Guessing(FedAvg):
+        def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
+            return {}
+
+    with pytest.raises(TypeError, match="Guessing has a predict_step of its own"):
+        target_model(untrained(MLP(64, [16]), Guessing))
+
+
+def test_a_module_without_weights_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="no network of target 'fonts' in this process"):
+        target_model(build(FedAvg, digits()))
+
+
+def test_paths_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = untrained(MLP(64, [16]))
+    with pytest.raises(ValueError, match=r"output must end in one of \.pt2, \.onnx, .*'.*model\.pth'"):
+        export_target(module, tmp_path / "model.pth", (64,))
+    with pytest.raises(FileNotFoundError, match=r"folder '.*nowhere', which is not there"):
+        export_target(module, tmp_path / "nowhere" / "model.pt2", (64,))
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    with pytest.raises(ImportError, match=r"fedlit\[onnx\]"):
+        export_target(module, tmp_path / "model.onnx", (64,))
