@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import doctest
 import enum
 import importlib
 import inspect
+import pkgutil
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -157,3 +162,31 @@ def test_the_security_table_of_the_readme_is_what_backends_say_of_themselves() -
         cells = [f"`{about.backend}`", about.adversary, about.hidden, about.revealed, about.collusion, about.dropouts]
         row = "| " + " | ".join([*cells, f"{about.bytes_per_number:.4g}", about.error]) + " |"
         assert row in text, f"README.md lacks this row, which describe() makes:\n{row}"
+
+
+def submodules(package: str) -> list[str]:
+    """A package and all modules in it."""
+    path = getattr(importlib.import_module(package), "__path__", [])
+    return [package, *(module.name for module in pkgutil.iter_modules(path, f"{package}."))]
+
+
+def test_examples_in_docstrings_give_what_they_say() -> None:
+    attempted = 0
+    for name in dict.fromkeys(module for package in MODULES for module in submodules(package)):
+        found = doctest.testmod(importlib.import_module(name), extraglobs={"torch": torch}, report=True)
+        assert found.failed == 0, name
+        attempted += found.attempted
+    assert attempted >= 30
+
+
+def test_the_api_pages_are_built(tmp_path: Path) -> None:
+    pytest.importorskip("pdoc")
+    command = [sys.executable, "-m", "pdoc", "-d", "google", "--math", "-o", str(tmp_path), *MODULES]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for name in MODULES:
+        page = (tmp_path / Path(*name.split("."))).with_suffix(".html").read_text()
+        module = importlib.import_module(name)
+        for public in getattr(module, "__all__", []):
+            if inspect.isclass(getattr(module, public)) or inspect.isfunction(getattr(module, public)):
+                assert f'id="{public}"' in page, f"{name}.{public}"

@@ -69,6 +69,11 @@ def fedavg(updates: Sequence[dict[str, Tensor]], weights: Sequence[float] | Tens
         ValueError: If there are no updates, their names or shapes differ, or the weights are not one per update,
             finite, not negative and of positive sum.
 
+    Example:
+        >>> updates = [{"w": torch.tensor([1.0, 0.0])}, {"w": torch.tensor([4.0, 3.0])}]
+        >>> fedavg(updates, weights=[2, 1])
+        {'w': tensor([2., 1.])}
+
     References:
         McMahan et al., Communication-efficient learning of deep networks from decentralized data, AISTATS 2017,
         Algorithm 1.
@@ -169,6 +174,11 @@ def fedda(
     Raises:
         ValueError: If there are no sources, names or shapes differ, or a beta or a weight is out of range.
 
+    Example:
+        >>> target, source = {"w": torch.tensor([1.0, 0.0])}, {"w": torch.tensor([0.0, 4.0])}
+        >>> fedda(target, [source], beta=0.25)
+        {'w': tensor([0.7500, 1.0000])}
+
     References:
         Jiang et al., Principled federated domain adaptation: gradient projection and auto-weighting, ICLR 2024,
         definition 4.1. There the result is a gradient, which is subtracted from the parameters; an update is
@@ -215,6 +225,11 @@ def fedgp(
     Raises:
         ValueError: If there are no sources, names or shapes differ, or a beta, a weight or the granularity is not
             valid.
+
+    Example:
+        >>> target, source = {"w": torch.tensor([1.0, 1.0])}, {"w": torch.tensor([5.0, 0.0])}
+        >>> fedgp(target, [source], beta=0.5)  # half of the target, half of its projection on the source, (1, 0)
+        {'w': tensor([1.0000, 0.5000])}
 
     References:
         Jiang et al., Principled federated domain adaptation: gradient projection and auto-weighting, ICLR 2024,

@@ -91,6 +91,10 @@ def gaussian_kernel(x: Tensor, y: Tensor, bandwidth: float) -> Tensor:
         ValueError: If the shapes do not fit or the bandwidth is not positive.
         TypeError: If the samples are not of a floating type.
 
+    Example:
+        >>> gaussian_kernel(torch.zeros(1, 2), torch.tensor([[0.0, 0.0], [3.0, 4.0]]), bandwidth=5.0)
+        tensor([[1.0000, 0.6065]])
+
     References:
         Pan et al., Domain adaptation via transfer component analysis, IEEE TNN 2011, where the width is stated
         otherwise; this is the convention of Feng et al. (FedRF-TCA, 2023), appendix D.

@@ -29,6 +29,13 @@ def mmd_squared(x: Tensor, y: Tensor, bandwidth: float, unbiased: bool = True) -
             or the bandwidth is not positive.
         TypeError: If the samples are not of a floating type.
 
+    Example:
+        >>> x = torch.tensor([[0.0], [1.0]])
+        >>> mmd_squared(x, x, bandwidth=1.0, unbiased=False)
+        tensor(0.)
+        >>> mmd_squared(x, x + 5, bandwidth=1.0, unbiased=False) > 1
+        tensor(True)
+
     References:
         Gretton et al., A kernel two-sample test, JMLR 2012, equations 3 (unbiased) and 5 (biased).
     """
@@ -65,6 +72,10 @@ def rff_mmd_squared(mean_source: Tensor, mean_target: Tensor, aligner: Tensor | 
 
     Raises:
         ValueError: If the shapes do not fit.
+
+    Example:
+        >>> rff_mmd_squared(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 2.0]))
+        tensor(5.)
 
     References:
         Feng et al. (FedRF-TCA, 2023), equation 11. There the target's message is minus its mean, and the published

@@ -75,6 +75,14 @@ def random_fourier_features(x: Tensor, frequencies: Tensor) -> Tensor:
         ValueError: If the shapes do not fit.
         TypeError: If the samples are not of a floating type.
 
+    Example:
+        >>> frequencies = sample_frequencies(2000, dim=3, bandwidth=1.0, seed=0)
+        >>> x, y = torch.zeros(1, 3), torch.full((1, 3), 0.5)
+        >>> phi_x, phi_y = random_fourier_features(x, frequencies), random_fourier_features(y, frequencies)
+        >>> kernel = torch.exp(-(x - y).square().sum() / 2)  # of bandwidth 1
+        >>> bool(((phi_x * phi_y).sum() - kernel).abs() < 0.03)
+        True
+
     References:
         Feng et al. (FedRF-TCA, 2023), equation 5, transposed: a row is a sample here.
     """

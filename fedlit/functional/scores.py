@@ -27,6 +27,10 @@ def certainty_score(mean_entropy: float | Tensor, num_classes: int) -> Tensor:
     Raises:
         ValueError: If there are fewer than two classes.
 
+    Example:
+        >>> certainty_score(0.0, num_classes=10)  # sure of every sample
+        tensor(1., dtype=torch.float64)
+
     References:
         Entropy as a validator: Morerio et al., Minimal-entropy correlation alignment, ICLR 2018.
     """

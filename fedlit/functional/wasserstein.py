@@ -199,6 +199,11 @@ def joint_ot_loss(
     Raises:
         ValueError: If shapes do not fit, or weights are not positive with sum 1.
 
+    Example:
+        >>> x, y = torch.tensor([[0.0], [1.0]]), torch.eye(2)
+        >>> joint_ot_loss(x, x + 3, y, y, label_cost=100.0)  # each point moves by 3, and keeps its class
+        tensor(9.)
+
     References:
         Montesuma et al. 2024 (FedDaDiL), equations 4, 6 and 11.
     """
@@ -273,6 +278,12 @@ def wasserstein_barycenter(
     Raises:
         ValueError: If shapes do not fit, coordinates are no weights, or a number is out of range.
 
+    Example:
+        >>> supports = [torch.tensor([[0.0], [1.0]]), torch.tensor([[10.0], [11.0]])]
+        >>> labels = [torch.eye(2), torch.eye(2)]
+        >>> wasserstein_barycenter(supports, labels, torch.tensor([0.5, 0.5])).support.squeeze(1).sort().values
+        tensor([5., 6.])
+
     References:
         Montesuma et al. 2023 (DaDiL), algorithm 1; Montesuma et al. 2024 (FedDaDiL), equation 14; Cuturi and Doucet,
         ICML 2014. Unlike in their code the objective is weighted by the coordinates, and the start is near the result.
@@ -329,6 +340,10 @@ def project_simplex(v: Tensor) -> Tensor:
 
     Raises:
         ValueError: If an entry is not finite.
+
+    Example:
+        >>> project_simplex(torch.tensor([0.75, 0.75, -1.0]))
+        tensor([0.5000, 0.5000, 0.0000])
 
     References:
         Held, Wolfe and Crowder 1974; Duchi et al., ICML 2008, figure 1.
