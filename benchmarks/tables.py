@@ -1,10 +1,10 @@
-"""The README's tables of accuracies, made from the benchmarks' JSON files.
+"""Tables of accuracies in the README and in RESULTS.md, made from the benchmarks' JSON files.
 
 Run from the repository root: python benchmarks/tables.py [NAME ...] [--results FILE] [--write]
 
 Prints the tables of the benchmarks NAME (all of them if none is given). ``--results`` has newer figures of one
-benchmark, which take the place of the repository's, figure by figure. ``--write`` puts every table into README.md,
-below the comment ``<!-- table: NAME/TABLE -->`` that belongs to it.
+benchmark, which take the place of the repository's, figure by figure. ``--write`` puts every table into README.md and
+benchmarks/RESULTS.md, below the comment ``<!-- table: NAME/TABLE -->`` that belongs to it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 import fedgp
 
 HERE = Path(__file__).parent
+PAGES = (HERE.parent / "README.md", HERE / "RESULTS.md")
 OFFICE = ("amazon", "caltech10", "dslr", "webcam")
 SELECTION = {"round_by_score": "round by score", "round_by_oracle": "round by oracle"}
 DADIL = ("FedAvg", "FedProx", "FedRFTCA", "FedDaDiL, E", "FedDaDiL, R")
@@ -204,7 +205,80 @@ def validators(pool: str) -> Callable[[Results], str]:
     return make
 
 
+OFFICE_FEATURES = "Office-Caltech features, average accuracy"
+NOISE = "Fashion-MNIST with noise 0.4, accuracy"
+RULES = ("FedDA", "FedGP", "FedDA(beta=auto)", "FedGP(beta=auto)")
+HEARTS = "four hospitals, average accuracy"
+HEADLINES: list[tuple[str, str, tuple[str, ...], str, str, float | None]] = [
+    # Method, benchmark, where its JSON has the figure, task, configuration, and the paper's figure. FedAvg's and
+    # FedProx's are of Montesuma et al. 2024, who fine-tune a ResNet-101, as do Feng et al. 2023.
+    *(
+        (
+            name,
+            "dadil_accuracy",
+            ("methods", "office_caltech_feddadil", name, "average"),
+            OFFICE_FEATURES,
+            config,
+            paper,
+        )
+        for name, config, paper in (
+            ("FedAvg", "office_caltech_feddadil", 92.8),
+            ("FedProx", "office_caltech_feddadil", 96.6),
+            ("FedDaDiL, R", "office_caltech_feddadil", 98.6),
+            ("FedDaDiL, E", "office_caltech_feddadil", 98.7),
+        )
+    ),
+    *(
+        (name, "fed_rf_tca", ("accuracy", "office_caltech_fedrftca", name, "average"), OFFICE_FEATURES, config, paper)
+        for name, config, paper in (
+            ("SourceOnly", "office_caltech_fedrftca", None),
+            ("FedRFTCA", "office_caltech_fedrftca", 95.5),
+        )
+    ),
+    (
+        "FedMMD",
+        "fed_mmd_accuracy",
+        ("office_L64", "federated, masked", "oracle_balanced_accuracy"),
+        "Office-Caltech features, L = 64, balanced accuracy",
+        "office_caltech_fed_mmd_masking",
+        None,
+    ),
+    *(
+        (
+            name,
+            "fedgp",
+            ("noise", "0.4", name),
+            NOISE,
+            "fashion_mnist_noise_0.4_fedgp",
+            fedgp.paper("noise", name, "0.4"),
+        )
+        for name in (*RULES, "FinetuneOffline", "TargetOnly", "Oracle")
+    ),
+    *(
+        (name, "fedgp", ("heart", "average", name), HEARTS, "heart_fedgp", fedgp.paper("heart", name, "average"))
+        for name in ("Ditto", "FedRep", "APFL", "KNNPer")
+    ),
+]
+"""One figure of each method."""
+
+
+def headlines(results: Results) -> str:
+    """A figure of each method next to its paper's; ``results`` are those of all benchmarks, by name."""
+    rows = []
+    for method, benchmark, path, task, config, paper in HEADLINES:
+        figure: Any = results[benchmark]
+        for key in path:
+            figure = figure[key]
+        printed = "-" if paper is None else f"{paper:.1f}"
+        rows.append((f"`{method}`", [task, cell(figure), printed, f"`experiments/{config}`"]))
+    return grid("method", ["task", "ours", "the paper's", "`fedlit fit --config`"], rows)
+
+
+ALL = "methods"
+"""Tables from several benchmarks."""
+
 TABLES: dict[str, dict[str, Callable[[Results], str]]] = {
+    ALL: {"headlines": headlines},
     "accuracy": {"experiments": accuracy},
     "fedgp": {
         **{part: fedgp_part(part) for part in ("noise", "heart", "label_shift")},
@@ -238,13 +312,15 @@ def merged(old: Any, new: Any) -> Any:
 
 def results_of(benchmark: str, newer: Path | None = None) -> Results:
     """A benchmark's results, with newer ones in their place."""
+    if benchmark == ALL:
+        return {name: results_of(name) for name in {name for _, name, *_ in HEADLINES}}
     kept = json.loads((HERE / f"{benchmark}.json").read_text())["results"]
     found: Results = kept if newer is None else merged(kept, json.loads(newer.read_text())["results"])
     return found
 
 
-def in_readme(text: str) -> str:
-    """The README with each marked table made anew; a mark that has no table here is an error."""
+def with_tables(text: str) -> str:
+    """A page with each marked table made anew; a mark that has no table here is an error."""
 
     def put(match: re.Match[str]) -> str:
         benchmark, table = match["name"].split("/")
@@ -258,15 +334,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"One of {', '.join(TABLES)}.")
     parser.add_argument("--results", type=Path, help="Newer figures of the one benchmark that is named.")
-    parser.add_argument("--write", action="store_true", help="Write the tables into README.md.")
+    parser.add_argument("--write", action="store_true", help="Write the tables into README.md and RESULTS.md.")
     options = parser.parse_args()
     if unknown := sorted(set(options.names) - set(TABLES)):
         parser.error(f"NAME must be one of {', '.join(TABLES)}, got {unknown[0]!r}")
     if options.results and len(options.names) != 1:
         parser.error("--results is of one benchmark: name it")
     if options.write:
-        readme = HERE.parent / "README.md"
-        readme.write_text(in_readme(readme.read_text()))
+        for page in PAGES:
+            page.write_text(with_tables(page.read_text()))
         return
     for name in options.names or TABLES:
         for table, make in TABLES[name].items():

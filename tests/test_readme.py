@@ -1,4 +1,4 @@
-"""The README: its tables are those of the benchmarks' results."""
+"""The README and RESULTS.md: their tables are those of the benchmarks' results."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import tables
 
-README = (Path(__file__).parents[1] / "README.md").read_text()
+TEXT = "\n".join(page.read_text() for page in tables.PAGES)
 
 
 @pytest.mark.parametrize("name", [f"{name}/{table}" for name, found in tables.TABLES.items() for table in found])
-def test_every_table_is_in_the_readme_as_the_results_have_it(name: str) -> None:
+def test_every_table_is_there_as_the_results_have_it(name: str) -> None:
     benchmark, table = name.split("/")
     made = tables.TABLES[benchmark][table](tables.results_of(benchmark))
-    assert README.count(f"<!-- table: {name} -->\n{made}\n") == 1
+    assert TEXT.count(f"<!-- table: {name} -->\n{made}\n") == 1
 
 
-def test_the_readme_marks_no_other_table() -> None:
-    marked = set(re.findall(r"<!-- table: (\S+) -->", README))
+def test_the_pages_mark_no_other_table() -> None:
+    marked = set(re.findall(r"<!-- table: (\S+) -->", TEXT))
     assert marked == {f"{name}/{table}" for name, found in tables.TABLES.items() for table in found}
-    assert tables.in_readme(README) == README
+    assert tables.with_tables(TEXT) == TEXT
 
 
 def test_newer_figures_take_the_place_of_the_repositorys() -> None:
