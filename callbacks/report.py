@@ -96,7 +96,7 @@ def _heading(run: RunFolder) -> str:
 
 
 def _state(run: RunFolder) -> str:
-    return "finished" if run.summary is not None else f"no {SUMMARY}: interrupted, or not of fedlit fit"
+    return "finished" if run.summary is not None else f"unfinished: no {SUMMARY}"
 
 
 def _overview(runs: Sequence[RunFolder]) -> list[Block]:
@@ -115,7 +115,7 @@ def _overview(runs: Sequence[RunFolder]) -> list[Block]:
     if closing.title is not None:
         blocks.append(Text(f"Over repetitions: {closing.title}."))
     if len(finished) < len(runs):
-        blocks.append(Text(f"Only of the {len(finished)} that have finished."))
+        blocks.append(Text(f"Of finished runs alone: {len(finished)} of {len(runs)}."))
     columns = [column.replace("\n", " ") for column in closing.columns]
     sums = frozenset(place for place, row in enumerate(closing.rows) if row.style)
     # the channels are words among numbers: last, they leave the numbers in one block

@@ -292,9 +292,7 @@ def test_an_interrupted_run_is_told_as_far_as_it_came(runs: Path, tmp_path: Path
     kept = lines[: ended[2]]  # all that came before the third round's end, which was cut in two while it was written
     (folder / "metrics.csv").write_text("".join([*kept, lines[ended[2]][:40]]))
     page = page_of(tmp_path / "broken")
-    assert page.table("folder") == [
-        ["broken/version_0", "FedAvg", "fonts", "0", "no summary.json: interrupted, or not of fedlit fit", "2"]
-    ]
+    assert page.table("folder") == [["broken/version_0", "FedAvg", "fonts", "0", "unfinished: no summary.json", "2"]]
     assert any("No run has finished" in text for text in page.texts["p"])
     assert sorted(page.numbers(ACCURACY)["clean"]) == [0, 1]
     assert {row[4] for row in page.table("client")} == {""}
@@ -306,7 +304,7 @@ def test_an_interrupted_run_is_told_as_far_as_it_came(runs: Path, tmp_path: Path
     # beside one that has finished
     page = page_of(tmp_path / "broken", runs / "digits" / "SourceOnly")
     assert [row[0] for row in page.table("method")] == ["SourceOnly"]
-    assert any("Only of the 1 that have finished." in text for text in page.texts["p"])
+    assert any("Of finished runs alone: 1 of 2." in text for text in page.texts["p"])
 
 
 def test_without_test_samples_the_last_validation_stays_in_the_curve(tmp_path: Path):
