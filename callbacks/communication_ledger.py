@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +24,8 @@ class CommunicationLedger(Callback):
     Logs ``comm/CHANNEL/MB`` (10^6 bytes, of the round that ended) and ``comm/MB`` (all rounds so far, without the
     channels "metrics" and "oracle": those are watched numbers, not the method's). At the end of a fit it writes one
     row per round, channel, sender and receiver, with exact bytes; a resumed run's file includes the rounds before.
-    What is sent between two rounds, such as validation metrics, belongs to the later one.
+    What is sent between two rounds belongs to the later one, except for the numbers that an evaluation reports: those
+    belong to the round that it is of, and come too late to be logged with it.
 
     Args:
         csv: Path of the file; ``None`` is ``ledger.csv`` in the Trainer's ``log_dir``, or its ``default_root_dir``.
@@ -77,9 +79,24 @@ def write_csv(ledger: Iterable[LedgerEntry], path: Path) -> None:
             )
 
 
+def read_csv(text: str) -> list[LedgerEntry]:
+    """Entries of a file that `write_csv` wrote."""
+    return [
+        LedgerEntry(
+            round_idx=int(row["round"]),
+            channel=row["channel"],
+            sender=row["sender"],
+            receiver=row["receiver"],
+            messages=int(row["messages"]),
+            num_bytes=int(row["bytes"]),
+        )
+        for row in csv.DictReader(io.StringIO(text))
+    ]
+
+
 @dataclass
-class _Sums:
-    """What went over some channels."""
+class Sums:
+    """What went over some channels: bytes to the server, from it and between clients; messages, and rounds."""
 
     up: int = 0
     down: int = 0
@@ -88,6 +105,7 @@ class _Sums:
     rounds: set[int] = field(default_factory=set)
 
     def add(self, entry: LedgerEntry) -> None:
+        """Count an entry."""
         if entry.sender == SERVER:
             self.down += entry.num_bytes
         elif entry.receiver == SERVER:
@@ -99,18 +117,25 @@ class _Sums:
 
     @property
     def total(self) -> int:
+        """Bytes, whichever way they went."""
         return self.up + self.down + self.across
+
+
+def sums_of(ledger: Iterable[LedgerEntry]) -> tuple[dict[str, Sums], Sums, Sums]:
+    """Sums of each channel, of all channels of the method, and of all, with those of watched numbers."""
+    channels: dict[str, Sums] = {}
+    method, everything = Sums(), Sums()
+    for entry in ledger:
+        channels.setdefault(entry.channel, Sums()).add(entry)
+        everything.add(entry)
+        if entry.channel not in LOGGING_CHANNELS:
+            method.add(entry)
+    return channels, method, everything
 
 
 def ledger_table(ledger: Iterable[LedgerEntry]) -> Table:
     """Per channel: rounds in which it was used, messages and MB; the channels of watched numbers come last."""
-    channels: dict[str, _Sums] = {}
-    method, everything = _Sums(), _Sums()
-    for entry in ledger:
-        channels.setdefault(entry.channel, _Sums()).add(entry)
-        everything.add(entry)
-        if entry.channel not in LOGGING_CHANNELS:
-            method.add(entry)
+    channels, method, everything = sums_of(ledger)
     table = Table(title="communication")
     table.add_column("channel", no_wrap=True)
     across = everything.across > 0
@@ -119,7 +144,7 @@ def ledger_table(ledger: Iterable[LedgerEntry]) -> Table:
         if across or header != "client-to-client MB":
             table.add_column(header, justify="right")
 
-    def add(name: str, sums: _Sums, style: str | None = None, end_section: bool = False) -> None:
+    def add(name: str, sums: Sums, style: str | None = None, end_section: bool = False) -> None:
         cells = [name, str(len(sums.rounds)), f"{sums.messages:,}", megabytes(sums.up), megabytes(sums.down)]
         cells += [megabytes(sums.across)] if across else []
         cells += [megabytes(sums.total), f"{sums.total / max(1, len(sums.rounds)):,.0f}"]

@@ -85,6 +85,17 @@ class Report:
         epsilons = {name: _finite(getattr(self, name)) for name in ("epsilon_message", "epsilon_sum")}
         return json.dumps(asdict(self) | epsilons, indent=2, allow_nan=False)
 
+    @classmethod
+    def from_json(cls, text: str) -> Report:
+        """Read back what `to_json` wrote."""
+        record = json.loads(text)
+        channels = [
+            ChannelReport(**(channel | {"description": None if about is None else Description(**about)}))
+            for channel in record["channels"]
+            for about in [channel["description"]]
+        ]
+        return cls(**(record | {"channels": channels, "not_protected": tuple(record["not_protected"])}))
+
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """As many channels side by side as there is room for, then what is not protected."""
         yield Text("privacy report" if self.channels else "privacy report: nothing is sent", style="bold")
@@ -110,19 +121,37 @@ def _table(channels: Sequence[ChannelReport]) -> Table:
     table.add_column("", no_wrap=True)
     for report in channels:
         table.add_column(report.channel, overflow="fold")
-    for item in fields(Description):
-        table.add_row(item.name.replace("_", " "), *(_described(report, item.name) for report in channels))
-    table.add_row("bytes up", *(f"{report.bytes_up:,}" for report in channels))
-    table.add_row("bytes down", *(f"{report.bytes_down:,}" for report in channels))
-    table.add_row("bytes of keys", *(f"{report.bytes_keys:,}" for report in channels))
-    table.add_row("differential privacy", *(_noise(report) for report in channels))
+    for row in (*described([report.description for report in channels]), *traffic(channels)):
+        table.add_row(*row)
     return table
 
 
-def _described(report: ChannelReport, field: str) -> str:
-    if report.description is None:
+def described(descriptions: Sequence[Description | None]) -> list[list[str]]:
+    """What backends say of themselves, one row per statement: its name, and a cell for each backend.
+
+    Args:
+        descriptions: ``None`` for messages from client to client, which no backend carries.
+    """
+    return [
+        [item.name.replace("_", " "), *(_described(description, item.name) for description in descriptions)]
+        for item in fields(Description)
+    ]
+
+
+def traffic(channels: Sequence[ChannelReport]) -> list[list[str]]:
+    """What crossed, and its noise, in rows like those of `described`."""
+    return [
+        ["bytes up", *(f"{report.bytes_up:,}" for report in channels)],
+        ["bytes down", *(f"{report.bytes_down:,}" for report in channels)],
+        ["bytes of keys", *(f"{report.bytes_keys:,}" for report in channels)],
+        ["differential privacy", *(_noise(report) for report in channels)],
+    ]
+
+
+def _described(description: Description | None, field: str) -> str:
+    if description is None:
         return "no secure sum: from client to client" if field == "backend" else "-"
-    value = getattr(report.description, field)
+    value = getattr(description, field)
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

@@ -13,7 +13,7 @@ from statistics import fmean, stdev
 import torch
 from lightning.pytorch import Trainer
 from rich import box
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -77,6 +77,13 @@ class RunSummary:
         """The fields as a JSON object."""
         return json.dumps(asdict(self), indent=2, allow_nan=False)
 
+    @classmethod
+    def from_json(cls, text: str) -> RunSummary:
+        """Read back what `to_json` wrote."""
+        record = json.loads(text)
+        backends = {channel: Description(**about) for channel, about in record["backends"].items()}
+        return cls(**(record | {"backends": backends}))
+
 
 def summarise(trainer: Trainer, module: FederatedModule, seconds: float, method: str | None = None) -> RunSummary:
     """Sum up a run; called on all processes after ``fit``, or after the ``test`` that follows.
@@ -131,7 +138,7 @@ def _target_sha256(module: FederatedModule) -> str:
     return str(max(federation.transport.all_gather_object(digest)))
 
 
-def closing_table(summaries: Sequence[RunSummary]) -> RenderableType:
+def closing_table(summaries: Sequence[RunSummary]) -> ClosingTable:
     """One row per method and target, an average over several targets, and below it what is hidden from whom.
 
     Repetitions with several seeds are shown as mean ± sample standard deviation of the accuracy (in regression, of R2),
@@ -142,28 +149,31 @@ def closing_table(summaries: Sequence[RunSummary]) -> RenderableType:
         summaries: Of all runs, in the order of the rows.
 
     Returns:
-        Something for rich to print: one table, or two of the same rows where the terminal is too narrow for one.
+        Rows and notes, which rich prints as one table, or as two where the terminal is too narrow for one.
 
     Raises:
         ValueError: If there is no run.
     """
     if not summaries:
         raise ValueError("summaries must hold at least one run, got none")
-    rows: list[_Row] = []
+    rows: list[ClosingRow] = []
     for method in _methods(summaries):
         runs = [run for run in summaries if run.method == method]
         targets = _targets(runs)
         for target in targets:
             here = [run for run in runs if run.target == target]
-            rows.append(_Row([method, target, *_cells(here, _accuracies(here))]))
+            rows.append(ClosingRow([method, target, *_cells(here, _accuracies(here))]))
         if len(targets) > 1:
-            rows.append(_Row([method, "average", *_cells(runs, _averages(runs))], style="bold"))
+            rows.append(ClosingRow([method, "average", *_cells(runs, _averages(runs))], style="bold"))
         rows[-1].last = True
     repeated = len({run.seed for run in summaries}) > 1
     notes = [*_differences(summaries), *_alternatives(summaries), *_selections(summaries), *_privacy(summaries)]
-    regression = any(run.oracle_r2 is not None for run in summaries)
-    columns = tuple("target R2 in % (oracle)" if regression and name == _ACCURACY else name for name in _COLUMNS)
-    return _ClosingTable(rows, columns, "mean ± standard deviation over seeds" if repeated else None, notes)
+    compared = _ACCURACY
+    if any(run.oracle_r2 is not None for run in summaries):
+        both = any(run.oracle_accuracy is not None for run in summaries)
+        compared = "target accuracy, or R2 in % (oracle)" if both else "target R2 in % (oracle)"
+    columns = tuple(compared if name == _ACCURACY else name for name in _COLUMNS)
+    return ClosingTable(rows, columns, "mean ± standard deviation over seeds" if repeated else None, notes)
 
 
 _ACCURACY = "target accuracy (oracle)"
@@ -176,16 +186,32 @@ _CHANNELS = 5
 
 
 @dataclass
-class _Row:
+class ClosingRow:
+    """Runs of one method on one target, or the average over targets.
+
+    Args:
+        cells: One for each column.
+        style: Of rich.
+        last: Whether it is the last of its method.
+    """
+
     cells: list[str]
     style: str | None = None
     last: bool = False
-    """Of its method."""
 
 
-@dataclass
-class _ClosingTable:
-    rows: Sequence[_Row]
+@dataclass(frozen=True)
+class ClosingTable:
+    """What several runs came to.
+
+    Args:
+        rows: Methods, in each its targets.
+        columns: Their titles, with line breaks.
+        title: How the numbers are to be read; ``None`` if each is of one run.
+        notes: Sentences below the table.
+    """
+
+    rows: Sequence[ClosingRow]
     columns: Sequence[str]
     title: str | None
     notes: Sequence[str]

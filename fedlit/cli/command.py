@@ -13,6 +13,7 @@ from fedlit.cli.benchmark import benchmark
 from fedlit.cli.experiment import Experiment
 from fedlit.cli.export import export
 from fedlit.cli.lightning_cli import INSTALL, FedlitCLI, in_sweep, quieten
+from fedlit.cli.report import report
 from fedlit.data import DatasetLayoutError, DatasetNotFoundError
 from fedlit.federation import FederationError, RosterError
 from fedlit.privacy import PrivacyError
@@ -28,7 +29,7 @@ _EXTRAS = {
 """Optional libraries, and the extra that installs each."""
 
 
-COMMANDS: dict[str, Callable[[list[str]], None]] = {"benchmark": benchmark, "export": export}
+COMMANDS: dict[str, Callable[[list[str]], None]] = {"benchmark": benchmark, "export": export, "report": report}
 """What ``fedlit`` does besides running a Trainer: by its word, what takes the words after it."""
 
 

@@ -1,0 +1,264 @@
+"""What ``fedlit fit`` leaves in a run's folder, read back."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from fedlit.callbacks.communication_ledger import read_csv
+from fedlit.callbacks.privacy_report import Report
+from fedlit.callbacks.summary import RunSummary
+from fedlit.federation import LedgerEntry
+
+SUMMARY, METRICS = "summary.json", "metrics.csv"
+"""A folder with one of them is a run's."""
+
+Curve = dict[int, float]
+"""A number of each round in which there is one."""
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """What one run left in its folder.
+
+    Args:
+        name: The last parts of its path, as many as tell the runs of a report apart.
+        summary: ``None`` if the run has not finished, or was not one of ``fedlit fit``.
+        config: Leaves of its configuration by dotted key; empty if there is none.
+        curves: By metric, its numbers by round; see `rounds_of`.
+        final: Metrics of the evaluation after training, on test samples; empty if there was none.
+        ledger: Who sent what; ``None`` if it was not written.
+        privacy: What `PrivacyReport` wrote; ``None`` without.
+        dictionary: Of FedDaDiL, by client: its coordinates and its cost of transport by round.
+        pictures: Paths of pictures, sorted.
+    """
+
+    name: str
+    summary: RunSummary | None
+    config: Mapping[str, object]
+    curves: Mapping[str, Curve]
+    final: Mapping[str, float]
+    ledger: Sequence[LedgerEntry] | None
+    privacy: Report | None
+    dictionary: Mapping[str, Mapping[str, Curve]]
+    pictures: Sequence[Path]
+
+    @property
+    def method(self) -> str:
+        """As the closing table calls it."""
+        if self.summary is not None:
+            return self.summary.method
+        return str(self.config.get("model.class_path", "unknown method")).rsplit(".", maxsplit=1)[-1]
+
+    @property
+    def target(self) -> str:
+        """Name of the client adapted to."""
+        if self.summary is not None:
+            return self.summary.target
+        return str(self.config.get("data.init_args.target", "unknown target"))
+
+    @property
+    def seed(self) -> str:
+        """In words."""
+        return str(self.config.get("seed_everything", "unknown") if self.summary is None else self.summary.seed)
+
+    @property
+    def num_rounds(self) -> int:
+        """Rounds that have ended, as far as the folder tells."""
+        return self.summary.rounds if self.summary is not None else max(self.curves.get("round", {}), default=-1) + 1
+
+
+def read_runs(places: Sequence[Path]) -> list[RunFolder]:
+    """Read all runs in or below some folders, in natural order (version_2 before version_10), each once.
+
+    Args:
+        places: Folders of runs, or parents of such folders.
+
+    Raises:
+        FileNotFoundError: If one of ``places`` is missing, or has no run at any depth.
+        ValueError: If a file of a run cannot be read.
+    """
+    folders = list(dict.fromkeys(folder for place in places for folder in _folders(place)))
+    return [_read(folder, name) for folder, name in zip(folders, _names(folders), strict=True)]
+
+
+def _folders(place: Path) -> list[Path]:
+    if not place.is_dir():
+        what = "which is a file" if place.exists() else "which does not exist"
+        raise FileNotFoundError(f"RUN_DIR must be a folder, got '{place}', {what}: {_WAY_OUT}")
+    found = {path.parent.resolve() for name in (SUMMARY, METRICS) for path in place.rglob(name)}
+    if not found:
+        raise FileNotFoundError(
+            f"RUN_DIR must hold a run, that is a folder with {SUMMARY} or {METRICS}, got '{place}', which has none at "
+            f"any depth: {_WAY_OUT}"
+        )
+    return sorted(found, key=lambda folder: [_natural(part) for part in folder.parts])
+
+
+_WAY_OUT = "give the folder that `fedlit fit` wrote (runs/METHOD/version_N, if nothing else was said), or one above it"
+
+
+def _natural(text: str) -> list[tuple[int, int, str]]:
+    """Sorts numbers in a name by their value, and before letters."""
+    return [(0, int(part), part) if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", text) if part]
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """The last two parts of each path, or as many as it takes to tell them apart."""
+    for length in count(2):
+        names = ["/".join(folder.parts[-length:]) for folder in folders]
+        if len(set(names)) == len(names):
+            return names
+    raise AssertionError("distinct paths have distinct parts")
+
+
+def _read(folder: Path, name: str) -> RunFolder:
+    summary = _parsed(folder / SUMMARY, RunSummary.from_json)
+    config = flat(_parsed(folder / "config.yaml", _mapping) or {})
+    rows = _parsed(folder / METRICS, _rows) or []
+    final: Mapping[str, float] = {}
+    if summary is not None and _is_test(rows, int(str(config.get(_ROUNDS_PER_EPOCH, 1)))):
+        place = max(place for place, row in enumerate(rows) if "epoch" in row)
+        final = rows[place]
+        rows = rows[:place]
+    prefix = "dictionary_"
+    tables = sorted(folder.glob(f"{prefix}*.csv"), key=lambda path: _natural(path.name))
+    return RunFolder(
+        name=name,
+        summary=summary,
+        config=config,
+        curves=rounds_of(rows),
+        final=final,
+        ledger=_parsed(folder / "ledger.csv", read_csv),
+        privacy=_parsed(folder / "privacy.json", Report.from_json),
+        dictionary={path.stem.removeprefix(prefix): _parsed(path, _table) or {} for path in tables},
+        pictures=sorted(folder.glob("*.png"), key=lambda path: _natural(path.name)),
+    )
+
+
+_ROUNDS_PER_EPOCH = "trainer.strategy.init_args.rounds_per_epoch"
+
+
+def _parsed(path: Path, parse: Callable[[str], _T]) -> _T | None:
+    """What a file says; ``None`` if it is not there.
+
+    Raises:
+        ValueError: If it is not what a run writes.
+    """
+    if not path.is_file():
+        return None
+    try:
+        return parse(path.read_text(encoding="utf-8"))
+    except (ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError) as error:
+        raise ValueError(
+            f"RUN_DIR must hold files as a run of this version of fedlit writes them, got '{path}', which cannot be "
+            f"read ({type(error).__name__}: {error}): restore the file, or move it away to report the run without it"
+        ) from error
+
+
+def _mapping(text: str) -> dict[str, Any]:
+    content = yaml.safe_load(text)
+    if not isinstance(content, dict):
+        raise TypeError(f"expected a mapping, got {type(content).__name__}")
+    return content
+
+
+def flat(tree: object, prefix: str = "") -> dict[str, object]:
+    """Leaves of nested mappings and lists of mappings by dotted key: ``{"a": [{"b": 1}]}`` has ``"a.0.b"``.
+
+    Args:
+        tree: Of mappings and lists; a list without mappings is a leaf, as is what is empty.
+        prefix: Of the keys.
+    """
+    if isinstance(tree, dict) and tree:
+        items = tree.items()
+    elif isinstance(tree, list) and any(isinstance(item, dict) for item in tree):
+        items = dict(enumerate(tree)).items()
+    else:
+        return {prefix: tree}
+    return {
+        key: leaf
+        for name, branch in items
+        for key, leaf in flat(branch, f"{prefix}.{name}" if prefix else str(name)).items()
+    }
+
+
+def differences(configs: Sequence[Mapping[str, object]]) -> dict[str, list[str]]:
+    """By dotted key, what each configuration has in it, for keys in which not all are equal.
+
+    Args:
+        configs: As `flat` gives them.
+
+    Returns:
+        Values as YAML writes them in one line, and ``"-"`` where a configuration lacks the key.
+    """
+    keys = sorted({key for config in configs for key in config}, key=lambda key: [*map(_natural, key.split("."))])
+    values = {key: [as_yaml(config[key]) if key in config else "-" for config in configs] for key in keys}
+    return {key: texts for key, texts in values.items() if len(set(texts)) > 1}
+
+
+def as_yaml(value: object) -> str:
+    """A leaf as YAML writes it in one line."""
+    text = yaml.safe_dump(value, default_flow_style=True, width=math.inf, allow_unicode=True)
+    return text.removesuffix("...\n").strip()
+
+
+def _rows(text: str) -> list[dict[str, float]]:
+    """Rows of the CSVLogger's table, without its empty cells."""
+    lines = csv.reader(io.StringIO(text[: text.rfind("\n") + 1]))  # what a killed run wrote last may be half a line
+    header = next(lines, [])
+    return [dict(_numbers(zip(header, cells, strict=False))) for cells in lines]
+
+
+def _table(text: str) -> dict[str, Curve]:
+    """Columns of a table with a column ``round``."""
+    return rounds_of([row | {"step": row["round"]} for row in _rows(text)])
+
+
+def rounds_of(rows: Sequence[Mapping[str, float]]) -> dict[str, Curve]:
+    """Curves of a CSVLogger's rows, which have a step each, but a round only where one ends.
+
+    What Lightning logs has an epoch too: it belongs to the last round that ended above it, and of several evaluations
+    between two rounds the first counts, as it is the one of the model that the round left. Other rows are written when
+    a round ends, with the step at which it ends, some above its own row.
+
+    Args:
+        rows: From top to bottom.
+    """
+    ends = [(place, row["step"], int(row["round"])) for place, row in enumerate(rows) if "round" in row]
+    curves: dict[str, Curve] = {}
+    for place, row in enumerate(rows):
+        if "epoch" in row:
+            at = bisect_left(ends, place, key=lambda end: end[0]) - 1
+        else:
+            at = bisect_left(ends, row["step"], key=lambda end: end[1])
+        if 0 <= at < len(ends):
+            for name in row.keys() - {"step", "epoch"}:
+                curves.setdefault(name, {}).setdefault(ends[at][2], row[name])
+    return dict(sorted(curves.items()))
+
+
+def _is_test(rows: Sequence[Mapping[str, float]], rounds_per_epoch: int) -> bool:
+    """Whether the last evaluation of a finished run is that of test samples, which comes when all epochs are over."""
+    epochs = [row["epoch"] for row in rows if "epoch" in row]
+    ended = max((row["round"] for row in rows if "round" in row), default=-1) + 1
+    return bool(epochs) and epochs[-1] * rounds_per_epoch >= ended
+
+
+def _numbers(cells: Iterator[tuple[str, str]]) -> Iterator[tuple[str, float]]:
+    for name, cell in cells:
+        with suppress(ValueError):  # empty, or a word that somebody's own callback has logged
+            yield name, float(cell)

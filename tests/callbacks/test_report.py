@@ -1,0 +1,171 @@
+"""What a report reads from a folder, and what it makes of names that mean something to HTML, Markdown or matplotlib."""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import yaml
+
+sys.path.insert(0, str(Path(__file__).parent))
+from read_page import Page, markdown_tables
+
+from fedlit.callbacks.curves import Line, Panel, draw
+from fedlit.callbacks.pages import Heading, Links, Table, Text, to_html, to_markdown
+from fedlit.callbacks.report import report_on, write_report
+from fedlit.callbacks.run_folder import as_yaml, differences, flat, read_runs, rounds_of
+
+HOSTILE = "<script>alert('1')</script>|*b* _c_ `d` [e](http://f) $g$ &amp;"
+
+
+def write_run(folder: Path, metrics: str = "", target: str = "webcam") -> Path:
+    """An interrupted run: a configuration and metrics."""
+    folder.mkdir(parents=True)
+    config = {"seed_everything": 3, "model": {"class_path": "fedlit.methods.FedAvg"}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config | {"data": {"init_args": {"target": target}}}))
+    (folder / "metrics.csv").write_text(metrics or "round,step\n0.0,1\n")
+    return folder
+
+
+def test_what_is_logged_belongs_to_its_round():
+    """Rounds of two steps: FedDA logs beta before the round's row, Lightning logs evaluations with an epoch."""
+    rows = [
+        {"target/score": 0.1, "epoch": 0, "step": 0},  # before any round has ended
+        {"beta": 0.5, "step": 2},
+        {"round": 0.0, "train/loss": 1.5, "step": 2},
+        {"comm/MB": 3.0, "step": 2},
+        {"target/score": 0.2, "epoch": 0, "step": 1},
+        {"target/score": 0.9, "epoch": 1, "step": 2},  # in the midst of the next round
+        {"beta": 0.25, "step": 4},
+        {"round": 1.0, "train/loss": math.nan, "step": 4},
+        {"target/score": 0.3, "epoch": 1, "step": 3},
+        {"beta": 0.125, "step": 6},  # its round has not ended
+    ]
+    curves = rounds_of(rows)
+    assert math.isnan(curves["train/loss"].pop(1))
+    assert curves == {
+        "beta": {0: 0.5, 1: 0.25},
+        "comm/MB": {0: 3.0},
+        "round": {0: 0.0, 1: 1.0},
+        "target/score": {0: 0.2, 1: 0.3},
+        "train/loss": {0: 1.5},
+    }
+
+
+def test_rounds_of_one_step_are_told_apart():
+    """An evaluation after round r has the same step as what was logged at the end of round r - 1."""
+    rows = [
+        {"round": 0.0, "step": 1},
+        {"target/score": 0.2, "epoch": 0, "step": 0},
+        {"round": 1.0, "step": 2},
+        {"comm/MB": 3.0, "step": 2},
+        {"target/score": 0.3, "epoch": 1, "step": 1},
+    ]
+    curves = rounds_of(rows)
+    assert (curves["target/score"], curves["comm/MB"]) == ({0: 0.2, 1: 0.3}, {1: 3.0})
+
+
+def test_sparse_cells_words_and_half_a_line_are_left_out(tmp_path: Path):
+    text = "a,b,epoch,round,step\n,nan,,0.0,1\n0.5,yes,0,,0\n,,,1.0,2\n0.75,,1,,1\n0.1"
+    (run,) = read_runs([write_run(tmp_path / "x" / "y", text)])
+    assert run.curves["a"] == {0: 0.5, 1: 0.75}
+    assert math.isnan(run.curves["b"][0])
+    assert list(run.curves["b"]) == [0]
+    assert (run.name, run.method, run.target, run.seed, run.num_rounds) == ("x/y", "FedAvg", "webcam", "3", 2)
+
+
+def test_runs_are_found_at_any_depth_in_natural_order_and_once(tmp_path: Path):
+    for name in ("b/version_10", "b/version_2", "a/deep/er/version_0", "a2/version_0", "a10/version_0"):
+        write_run(tmp_path / name)
+    runs = read_runs([tmp_path / "b", tmp_path, tmp_path / "b" / "version_2"])
+    assert [run.name for run in runs] == [
+        "b/version_2", "b/version_10", "er/version_0", "a2/version_0", "a10/version_0"
+    ]  # fmt: skip
+    write_run(tmp_path / "c" / "b" / "version_2")
+    names = [run.name for run in read_runs([tmp_path / "b" / "version_2", tmp_path / "c"])]
+    assert names == [f"{tmp_path.name}/b/version_2", "c/b/version_2"]
+
+
+def test_configurations_differ_in_leaves():
+    first = {"a": {"b": 1, "c": [1, 2]}, "d": [{"e": "x"}, {"e": True}], "f": None, "g": {}, "h": 0.1}
+    second = {"a": {"b": 1, "c": [1]}, "d": [{"e": "x"}, {"e": 1}, {"e": 2}], "g": {"i": "1"}, "h": 0.1}
+    assert flat(first)["d.1.e"] is True
+    assert differences([flat(first), flat(second)]) == {
+        "a.c": ["[1, 2]", "[1]"],
+        "d.1.e": ["true", "1"],
+        "d.2.e": ["-", "2"],
+        "f": ["null", "-"],
+        "g": ["{}", "-"],
+        "g.i": ["-", "'1'"],
+    }
+    assert as_yaml("x " * 100).count("\n") == 0
+
+
+def test_words_from_files_stay_words(tmp_path: Path):
+    """A target's name reaches titles, tables, captions and pictures; a folder's name reaches the headings."""
+    metrics = "epoch,oracle/target/acc,round,source/x<i>_/acc,step\n,,0,,1\n0,0.5,,0.25,0\n"
+    write_run(tmp_path / "<b>&" / "v<img src=x onerror=y>", metrics, HOSTILE)
+    write_run(tmp_path / "other" / "version_0", metrics, "../../x/y")
+    runs = read_runs([tmp_path])
+    paths = write_report(runs, tmp_path / "out" / "page.html")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["<b>&", "other", "out"]  # no name leads elsewhere
+    page = Page(paths[0].read_text(encoding="utf-8"))
+    assert {tag for tag, _ in page.tags} <= {
+        *("html", "head", "meta", "title", "style", "body", "h1", "h2", "h3", "p", "ul", "li", "a", "div", "table"),
+        *("thead", "tbody", "tr", "th", "td", "details", "summary", "figure", "img"),
+    }
+    assert HOSTILE in page.texts["title"][0]
+    assert f"FedAvg on {HOSTILE}, seed 3 (<b>&/v<img src=x onerror=y>)" in page.texts["h2"]
+    assert page.table("folder")[0][:3] == ["<b>&/v<img src=x onerror=y>", "FedAvg", HOSTILE]
+    assert page.table("client")[-1][0] == HOSTILE
+    text = paths[1].read_text(encoding="utf-8")
+    assert markdown_tables(text) == page.tables
+    assert not re.search(r"<(script|img|i|b)\b", text)
+
+
+def test_markdown_has_no_marks_but_its_own():
+    blocks = [Heading(2, HOSTILE), Text(HOSTILE), Table(["x"], [[HOSTILE]]), Links([("va_long_beach #1", "run-1")])]
+    escaped = r"&lt;script&gt;alert('1')&lt;/script&gt;\|\*b\* \_c\_ \`d\` \[e\](http://f) \$g\$ &amp;amp;"
+    assert to_markdown(blocks, "files") == (
+        f"## {escaped}\n\n{escaped}\n\n| x |\n| --- |\n| {escaped} |\n\n- [va_long_beach \\#1](#run-1)\n"
+    )
+    assert Page(to_html("t", blocks)).texts["td"] == [HOSTILE]
+
+
+def test_pictures_show_names_as_they_are_and_are_drawn_alike_each_time():
+    labels = ["_hidden", HOSTILE, "mean"]
+    lines = [
+        Line(labels[0], {0: 1.0, 3: 2.0}, 0),
+        Line(labels[1], {0: math.nan, 2: 3.0}, 1),
+        Line(labels[2], {1: 1.5}, None, True),
+    ]
+    picture = draw(Panel(HOSTILE, lines))
+    assert draw(Panel(HOSTILE, lines)) == picture
+    root = ElementTree.fromstring(picture)
+    texts = ["".join(node.itertext()).strip() for node in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert texts.count(HOSTILE) == 2
+    assert {"_hidden", "mean", "communication round, the first is 0"} <= set(texts)
+    assert b"currentColor" in picture
+    assert b"script>" not in picture.replace(b"&lt;script&gt;", b"").replace(b"&lt;/script&gt;", b"")
+
+
+def test_a_logarithmic_axis_has_plain_numbers_and_only_where_values_allow_it():
+    def texts(*values: float, logarithmic: bool = True) -> set[str]:
+        root = ElementTree.fromstring(draw(Panel("t", [Line("a", dict(enumerate(values)), 0)], None, logarithmic)))
+        return {"".join(node.itertext()).strip() for node in root.iter("{http://www.w3.org/2000/svg}text")}
+
+    assert {"10", "100", "1,000"} <= texts(5.0, 5000.0)
+    for linear in (texts(0.0, 5000.0), texts(5.0, 5000.0, logarithmic=False)):
+        assert {"1000", "2000", "3000"} <= linear
+
+
+def test_many_runs_are_not_drawn_on_top_of_each_other(tmp_path: Path):
+    for number in range(17):
+        write_run(tmp_path / f"version_{number}")
+    runs = read_runs([tmp_path])
+    _, blocks = report_on(runs[:1] + runs)
+    assert Text("18 runs on webcam are too many to be told apart in one picture.") in blocks
+    assert blocks[0] == Heading(1, "FedAvg on webcam")

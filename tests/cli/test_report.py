@@ -1,0 +1,363 @@
+"""``fedlit report`` on real runs: its numbers next to those of the files, read by other means."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "callbacks"))
+from read_page import Page, markdown_tables
+
+from fedlit.cli import main
+from fedlit.privacy import PairwiseMasking
+
+SMALL = ["--model.extractor.init_args.hidden=[8]", "--trainer.enable_checkpointing=false"]
+RUNS = ("digits/FedAvg", "digits/SourceOnly", "hearts/FedGP", "rates/FedMMD")
+ACCURACY = "accuracy on validation samples, in %"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Short runs of several kinds: digits masked (FedAvg and SourceOnly), hearts (FedGP), heart rates (FedMMD)."""
+    folder = tmp_path_factory.mktemp("runs")
+
+    def fit(name: str, *args: str) -> None:
+        main(["fit", *args, f"--trainer.default_root_dir={folder / name}"])
+
+    report = "--trainer.callbacks+=fedlit.callbacks.PrivacyReport"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("PL_GLOBAL_SEED", "0")
+        digits = ["--config", "experiments/digits", "--config", "privacy/masking", report, *SMALL]
+        fit("digits", *digits, "--trainer.max_epochs=3")
+        axes = ["--compare=null", "--seeds=[0]", "--targets=[hungary]"]
+        fit("hearts", "--config", "experiments/heart_fedgp", *axes, "--trainer.max_epochs=3")
+        rates = ["--config", "experiments/heart_rate_fed_mmd", *axes, "--model.warmup_rounds=1"]
+        fit("rates", *rates, "--trainer.max_epochs=2")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def page(runs: Path) -> Page:
+    """Of all of them, in the order FedAvg, SourceOnly, FedGP, FedMMD."""
+    main(["report", str(runs), f"--output={runs.parent / 'page.html'}"])
+    return Page((runs.parent / "page.html").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def page_of(*places: Path) -> Page:
+    main(["report", *map(str, places), "--output=page.html"])
+    return Page(Path("page.html").read_text(encoding="utf-8"))
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def validations(folder: Path) -> list[dict[str, str]]:
+    """Of each round, which is an epoch: the evaluation that Lightning logged with its number."""
+    found = {int(row["epoch"]): row for row in rows(folder / "metrics.csv") if row["epoch"]}
+    return [found[epoch] for epoch in sorted(found)[:-1]]  # the last one is the test
+
+
+def test_accuracies_are_those_of_the_rounds_and_the_test_is_in_no_curve(runs: Path, page: Page):
+    for place, method in enumerate(("FedAvg", "SourceOnly")):
+        folder = runs / "digits" / method / "version_0"
+        expected = validations(folder)
+        assert len(expected) == 3
+        shown = page.numbers(ACCURACY, place)
+        names = {"fonts (target, ORACLE)": "oracle/target/acc", "mean of sources": "source/acc"}
+        names |= {source: f"source/{source}/acc" for source in ("blended", "clean", "noisy")}
+        assert shown.keys() == names.keys()
+        for label, name in names.items():
+            assert {at: float(cell) for at, cell in shown[label].items()} == pytest.approx(
+                {at: 100 * float(row[name]) for at, row in enumerate(expected)}, rel=1e-3
+            )
+        test = rows(folder / "metrics.csv")[-1]
+        table = {row[0]: row for row in page.table("client", place)}
+        assert table["fonts"][1] == "target (its accuracy: ORACLE)"
+        for label, name in (("fonts", "oracle/target/acc"), ("clean", "source/clean/acc"), ("mean", "source/acc")):
+            assert table[label][2] == f"{100 * float(expected[-1][name]):.1f}"
+            assert table[label][3:5] == ["2", f"{100 * float(test[name]):.1f}"]
+
+
+def test_losses_and_scores_are_those_of_the_rounds(runs: Path, page: Page):
+    folder = runs / "digits" / "FedAvg" / "version_0"
+    training = page.numbers("training loss, mean over the local steps of a round")
+    for row in rows(folder / "metrics.csv"):
+        if row["round"]:
+            at = int(float(row["round"]))
+            for label, name in (("clean", "source/clean/loss"), ("mean of clients", "train/loss")):
+                assert float(training[label][at]) == pytest.approx(float(row[name]), rel=1e-3)
+    assert sorted(training["clean"]) == [0, 1, 2]
+    scores = page.numbers("label-free scores of the target, the higher the better")["target/score"]
+    losses = page.numbers("loss on validation samples")
+    for at, row in enumerate(validations(folder)):
+        assert float(scores[at]) == pytest.approx(float(row["target/score"]), rel=1e-3)
+        assert float(losses["noisy"][at]) == pytest.approx(float(row["source/noisy/eval_loss"]), rel=1e-3)
+        assert float(losses["fonts (target, ORACLE)"][at]) == pytest.approx(float(row["oracle/target/loss"]), rel=1e-3)
+
+
+@pytest.mark.parametrize(("place", "name"), list(enumerate(RUNS)))
+def test_bytes_are_those_of_the_ledger(runs: Path, page: Page, place: int, name: str):
+    ledger = rows(runs / name / "version_0" / "ledger.csv")
+    table = {row[0]: row[1:] for row in page.table("channel", place)}
+    curves = page.numbers("bytes sent in a round, by channel", place)
+    channels = {row["channel"] for row in ledger}
+    assert table.keys() == channels | {"method", "all"}
+    method = channels - {"metrics", "oracle"}
+    for row, among in [*((channel, {channel}) for channel in channels), ("method", method), ("all", channels)]:
+        entries = [entry for entry in ledger if entry["channel"] in among]
+        up = sum(int(entry["bytes"]) for entry in entries if entry["receiver"] == "server")
+        down = sum(int(entry["bytes"]) for entry in entries if entry["sender"] == "server")
+        total = sum(int(entry["bytes"]) for entry in entries)
+        used = len({entry["round"] for entry in entries})
+        messages = sum(int(entry["messages"]) for entry in entries)
+        expected = [used, messages, up, down, total - up - down, total, round(total / used)]
+        assert [int(cell.replace(",", "")) for cell in table[row]] == expected
+    for channel in channels:
+        sent: dict[int, int] = {}
+        for entry in ledger:
+            if entry["channel"] == channel:
+                sent[int(entry["round"])] = sent.get(int(entry["round"]), 0) + int(entry["bytes"])
+        assert {at: int(cell.replace(",", "")) for at, cell in curves[channel].items()} == sent
+
+
+def test_the_closing_table_is_that_of_the_summaries(runs: Path, page: Page):
+    table = page.table("method")
+    found = {(row[0], row[1]): row for row in table}
+    assert len(table) == 4
+    for name in RUNS:
+        method, key = Path(name).name, "oracle_r2" if "rates" in name else "oracle_accuracy"
+        summary = json.loads((runs / name / "version_0" / "summary.json").read_text())
+        row = found[method, summary["target"]]
+        assert row[2] == f"{100 * summary[key]:.1f}"
+        assert row[4] == str(summary["rounds"])
+    assert any("target accuracy, or R2 in % (oracle)" in text for text in page.texts["th"])
+
+
+def test_weights_of_sources_are_those_that_the_callback_collected(runs: Path, page: Page):
+    folder = runs / "hearts" / "FedGP" / "version_0"
+    collected = rows(folder / "aggregation_curves.csv")
+    assert len(collected) == 3
+    for title, kind, whole in (
+        ("weight of the source, beta", "beta", {"mean of sources": "beta"}),
+        (
+            "squared distance of updates, and variance of the target's",
+            "distance",
+            {"target variance": "target_variance"},
+        ),
+        ("tau: distance of g_T to the directions of g_S, over d", "tau", {}),
+    ):
+        shown = page.numbers(title)
+        names = {source: f"{kind}/{source}" for source in ("cleveland", "switzerland", "va_long_beach")} | whole
+        assert shown.keys() == names.keys()
+        for label, name in names.items():
+            assert {at: float(cell) for at, cell in shown[label].items()} == pytest.approx(
+                {int(row["round"]): float(row[name]) for row in collected}, rel=1e-3, abs=1e-9
+            )
+
+
+def test_privacy_says_what_the_backend_says_of_itself(runs: Path, page: Page):
+    about = PairwiseMasking().describe()
+    table = dict(page.table(""))
+    assert table["backend"] == "PairwiseMasking"
+    assert (table["hidden"], table["adversary"], table["revealed"]) == (about.hidden, about.adversary, about.revealed)
+    assert table["differential privacy"] == "none"
+    report = json.loads((runs / "digits" / "FedAvg" / "version_0" / "privacy.json").read_text())
+    assert table["bytes of keys"] == f"{report['channels'][0]['bytes_keys']:,}"
+    assert set(report["not_protected"]) <= set(page.texts["li"])
+    # without the callback's file, what the summary tells
+    assert page.table("", 2)[0][1:] == ["no secure sum: from client to client"] * 2
+    assert sum("There is no privacy.json" in text for text in page.texts["p"]) == 2
+
+
+def test_a_spent_epsilon_is_told(tmp_path: Path):
+    pytest.importorskip("dp_accounting")
+    main(["fit", "--config", "experiments/digits_fedavg", "--config", "privacy/differential", *SMALL,
+          "--trainer.max_epochs=2", f"--trainer.default_root_dir={tmp_path}"])  # fmt: skip
+    (folder,) = (path.parent for path in tmp_path.rglob("privacy.json"))
+    page = page_of(tmp_path)
+    report = json.loads((folder / "privacy.json").read_text())
+    told = [text for text in page.texts["p"] if "epsilon" in text]
+    assert f"epsilon {report['epsilon_message']:.3g} against those who see single messages" in told[0]
+    curve = page.numbers("epsilon spent by a client, at most, against those")["who sees single messages"]
+    logged = [float(row["privacy/epsilon"]) for row in rows(folder / "metrics.csv") if row["privacy/epsilon"]]
+    assert [float(curve[at].replace(",", "")) for at in (0, 1)] == pytest.approx(logged, rel=1e-3)
+    assert dict(page.table(""))["differential privacy"] == "clip 0.5, noise 0.1"
+
+
+def test_configurations_differ_in_what_was_changed_and_nothing_else(runs: Path, tmp_path: Path):
+    methods = [runs / "digits" / method for method in ("SourceOnly", "FedAvg")]
+    page = page_of(*methods)
+    assert page.table("key") == [["model.class_path", "fedlit.methods.SourceOnly", "fedlit.methods.FedAvg"]]
+    assert page.texts["h2"][-2:] == [
+        "FedAvg on fonts, seed 0 (FedAvg/version_0)",
+        "What no backend protects",
+    ]
+    again = tmp_path / "again" / "version_0"
+    shutil.copytree(methods[1] / "version_0", again)
+    config = (again / "config.yaml").read_text()
+    changed = config.replace("lr: 0.1", "lr: 0.25").replace("  gradient_clip_val: null\n", "")
+    (again / "config.yaml").write_text(changed + "note: {said: 'true'}\n")
+    assert page_of(methods[1], again).table("key") == [
+        ["model.init_args.optimizer.init_args.lr", "0.1", "0.25"],
+        ["note.said", "-", "'true'"],
+        ["trainer.gradient_clip_val", "null", "-"],
+    ]
+
+
+def test_the_page_needs_nothing_from_elsewhere(runs: Path, page: Page):
+    assert not {tag for tag, _ in page.tags} & {"script", "link", "iframe", "object", "embed", "base", "form", "svg"}
+    pictures = []
+    for tag, attributes in page.tags:
+        assert not [name for name in attributes if name.startswith("on") or name in ("srcset", "style", "action")]
+        if tag == "img":
+            kind, _, data = (attributes["src"] or "").partition(";base64,")
+            pictures.append((kind, base64.b64decode(data, validate=True)))
+        else:
+            assert "src" not in attributes
+        if "href" in attributes:
+            assert {"id": (attributes["href"] or "")[1:]} in [found for _, found in page.tags]
+    (style,) = page.texts["style"]
+    drawn = [content.decode() for kind, content in pictures if kind == "data:image/svg+xml"]
+    assert len(drawn) > 20
+    for text in (style, *drawn):
+        assert "@import" not in text
+        assert "<script" not in text
+        assert not re.search(r"url\((?!#)", text)
+        assert not re.search(r'href="(?!#)', text)
+        assert set(re.findall(r"\w+://[^\s\"<]+", text)) <= {
+            "http://www.w3.org/2000/svg",
+            "http://www.w3.org/1999/xlink",
+        }
+    (png,) = (content for kind, content in pictures if kind == "data:image/png")
+    assert png == (runs / "hearts" / "FedGP" / "version_0" / "aggregation_curves.png").read_bytes()
+
+
+def test_markdown_says_the_same(runs: Path, page: Page, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(runs.parent)
+    text = Path("page.md").read_text(encoding="utf-8")
+    assert markdown_tables(text) == page.tables
+    assert re.findall("^## (.*)", text, flags=re.MULTILINE) == page.texts["h2"]
+    named = re.findall(r"^!\[.*\]\((.*)\)$", text, flags=re.MULTILINE)
+    embedded = [attributes["src"] or "" for tag, attributes in page.tags if tag == "img"]
+    assert [Path(path).read_bytes() for path in named] == [base64.b64decode(src.split(",")[1]) for src in embedded]
+    assert sorted(named) == sorted(str(path) for path in Path("page_files").iterdir())
+
+
+def test_the_same_runs_give_the_same_bytes(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def written() -> dict[str, bytes]:
+        main(["report", str(runs / "hearts"), "--output=there/page.html"])
+        return {str(path): path.read_bytes() for path in sorted(Path("there").rglob("*")) if path.is_file()}
+
+    first = written()
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    assert written() == first
+    assert len(first) > 4
+
+
+def test_regression_has_r2(runs: Path, page: Page):
+    folder = runs / "rates" / "FedMMD" / "version_0"
+    assert [text for text in page.texts["h3"] if text in ("Accuracy", "R2")] == ["Accuracy"] * 3 + ["R2"]
+    shown = page.numbers("R2 on validation samples, at most 1")
+    expected = {at: float(row["oracle/target/r2"]) for at, row in enumerate(validations(folder))}
+    assert {at: float(cell) for at, cell in shown["hungary (target, ORACLE)"].items()} == pytest.approx(
+        expected, rel=1e-3
+    )
+    table = {row[0]: row for row in page.table("client", 3)}
+    assert table["hungary"][4] == f"{float(rows(folder / 'metrics.csv')[-1]['oracle/target/r2']):.3f}"
+
+
+def test_an_interrupted_run_is_told_as_far_as_it_came(runs: Path, tmp_path: Path):
+    folder = tmp_path / "broken" / "version_0"
+    shutil.copytree(runs / "digits" / "FedAvg" / "version_0", folder)
+    for name in ("summary.json", "ledger.csv", "privacy.json"):
+        (folder / name).unlink()
+    lines = (folder / "metrics.csv").read_text().splitlines(keepends=True)
+    ended = [place for place, row in enumerate(rows(folder / "metrics.csv"), 1) if row["round"]]
+    kept = lines[: ended[2]]  # all that came before the third round's end, which was cut in two while it was written
+    (folder / "metrics.csv").write_text("".join([*kept, lines[ended[2]][:40]]))
+    page = page_of(tmp_path / "broken")
+    assert page.table("folder") == [["broken/version_0", "FedAvg", "fonts", "0", "unfinished: no summary.json", "2"]]
+    assert any("No run has finished" in text for text in page.texts["p"])
+    assert sorted(page.numbers(ACCURACY)["clean"]) == [0, 1]
+    assert {row[4] for row in page.table("client")} == {""}
+    sent = {row[0]: row[2] for row in page.table("channel")}
+    ledger = rows(runs / "digits" / "FedAvg" / "version_0" / "ledger.csv")
+    expected = sum(int(row["bytes"]) for row in ledger if row["channel"] == "weights" and int(row["round"]) < 2)
+    assert sent["weights"] == f"{expected:,}"
+    assert any("privacy.class_path: fedlit.privacy.PairwiseMasking" in text for text in page.texts["li"])
+    # beside one that has finished
+    page = page_of(tmp_path / "broken", runs / "digits" / "SourceOnly")
+    assert [row[0] for row in page.table("method")] == ["SourceOnly"]
+    assert any("Of finished runs alone: 1 of 2." in text for text in page.texts["p"])
+
+
+def test_without_test_samples_the_last_validation_stays_in_the_curve(tmp_path: Path):
+    main(["fit", "--config", "experiments/digits_fedavg", *SMALL, "--trainer.max_epochs=2",
+          "--data.test_fraction=0", f"--trainer.default_root_dir={tmp_path}"])  # fmt: skip
+    page = page_of(tmp_path)
+    assert sorted(page.numbers(ACCURACY)["clean"]) == [0, 1]
+    assert {row[4] for row in page.table("client")} == {""}
+
+
+def test_an_evaluation_is_of_the_last_round_before_it(tmp_path: Path):
+    """Three epochs of three rounds, validated after the second epoch alone; the test is in no curve."""
+    main(["fit", "--config", "experiments/digits_fedavg", *SMALL, "--trainer.max_epochs=3",
+          "--trainer.strategy.init_args.rounds_per_epoch=3", "--trainer.strategy.init_args.local_steps=1",
+          "--trainer.check_val_every_n_epoch=2", f"--trainer.default_root_dir={tmp_path}"])  # fmt: skip
+    page = page_of(tmp_path)
+    assert sorted(page.numbers("training loss, mean over the local steps of a round")["clean"]) == list(range(9))
+    assert sorted(page.numbers(ACCURACY)["clean"]) == [5]
+    (path,) = tmp_path.rglob("metrics.csv")
+    test = rows(path)[-1]
+    assert {row[0]: row[4] for row in page.table("client")}["clean"] == f"{100 * float(test['source/clean/acc']):.1f}"
+
+
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        (None, "RUN_DIR must be a folder, got 'place', which does not exist: give the folder that `fedlit fit` wrote"),
+        ("place", "RUN_DIR must be a folder, got 'place', which is a file: give"),
+        (
+            "place/deep/config.yaml",
+            "a folder with summary.json or metrics.csv, got 'place', which has none at any depth",
+        ),
+        ("place/summary.json", "got '{cwd}/place/summary.json', which cannot be read (JSONDecodeError: "),
+    ],
+)
+def test_what_is_no_run_is_said_to_be_none(made: str | None, says: str, tmp_path: Path):
+    if made is not None:
+        (tmp_path / made).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / made).write_text("")
+    with pytest.raises(SystemExit) as error:
+        main(["report", "place"])
+    assert says.format(cwd=tmp_path.resolve()) in str(error.value)
+    assert not Path("report.html").exists()
+
+
+def test_the_output_must_be_a_page(runs: Path, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        main(["report", str(runs), "--output=page.md"])
+    assert (
+        "--output must end in .html, as the Markdown page goes beside it as .md, got 'page.md'"
+        in capsys.readouterr().err
+    )
+    with pytest.raises(SystemExit) as done:
+        main(["report", "--help"])
+    assert done.value.code == 0
+    assert "RUN_DIR" in capsys.readouterr().out
