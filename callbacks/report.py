@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from fedlit.callbacks.communication_ledger import Sums, sums_of
@@ -25,7 +26,7 @@ from fedlit.callbacks.pages import (
 from fedlit.callbacks.privacy_report import NOT_PROTECTED, described, traffic
 from fedlit.callbacks.run_folder import METRICS, SUMMARY, Curve, RunFolder, as_yaml, differences
 from fedlit.callbacks.shared import LOGGING_CHANNELS
-from fedlit.callbacks.summary import closing_table
+from fedlit.callbacks.summary import RunSummary, closing_table
 from fedlit.federation import KEYS
 
 _TOLD_APART = 16
@@ -108,7 +109,7 @@ def _overview(runs: Sequence[RunFolder]) -> list[Block]:
     if len(runs) > 1:
         blocks.append(Links([(_heading(run), f"run-{place + 1}") for place, run in enumerate(runs)]))
     blocks.append(Heading(2, "Closing table"))
-    finished = [run.summary for run in runs if run.summary is not None]
+    finished = _told_apart([run for run in runs if run.summary is not None])
     if not finished:
         return [*blocks, Text(f"No run has finished: the table is made of what {SUMMARY} says.")]
     closing = closing_table(finished)
@@ -126,6 +127,32 @@ def _overview(runs: Sequence[RunFolder]) -> list[Block]:
         Table(header, [[row.cells[place] for place in order] for row in closing.rows], words=2, sums=sums),
         Bullets(list(closing.notes)),
     ]
+
+
+_SAME_METHOD = re.compile(
+    r"seed_everything$|seeds|targets|compare|data\.init_args\.target$|trainer\.(default_root_dir|logger)"
+)
+"""Keys in which repetitions of one method differ."""
+
+
+def _told_apart(runs: Sequence[RunFolder]) -> list[RunSummary]:
+    """Summaries of finished runs, settings of one method under names of their own.
+
+    Where a method was run twice on one target with one seed, as in a sweep, its name is followed by what differs in its
+    configurations; or else they would count as repetitions.
+    """
+    summaries = []
+    for run in runs:
+        assert run.summary is not None
+        same = [other for other in runs if other.method == run.method]
+        method = run.method
+        if len({(other.target, other.seed) for other in same}) < len(same):
+            settings = [{k: v for k, v in other.config.items() if not _SAME_METHOD.match(k)} for other in same]
+            place = next(place for place, other in enumerate(same) if other is run)
+            own = [f"{key.rsplit('.', 1)[-1]}={values[place]}" for key, values in differences(settings).items()]
+            method = f"{method} ({', '.join(own) or run.name})"
+        summaries.append(replace(run.summary, method=method))
+    return summaries
 
 
 def _config_diff(runs: Sequence[RunFolder]) -> list[Block]:

@@ -199,6 +199,21 @@ def test_a_spent_epsilon_is_told(tmp_path: Path):
     assert dict(page.table(""))["differential privacy"] == "clip 0.5, noise 0.1"
 
 
+def test_settings_of_one_method_are_rows_of_their_own_and_seeds_are_repetitions(tmp_path: Path):
+    for mu in (0.1, 1.0):
+        for seed in (0, 1):
+            main(["fit", "--config", "data/digits", "--config", "methods/fedprox", *SMALL, "--trainer.max_epochs=1",
+                  f"--model.init_args.mu={mu}", f"--seed_everything={seed}",
+                  f"--trainer.default_root_dir={tmp_path / f'mu_{mu}'}"])  # fmt: skip
+    table = page_of(tmp_path).table("method")
+    for mu in (0.1, 1.0):
+        (row,) = (row for row in table if row[0] == f"FedProx (mu={mu})")
+        found = [json.loads(path.read_text()) for path in (tmp_path / f"mu_{mu}").rglob("summary.json")]
+        assert len(found) == 2
+        mean = 100 * sum(run["oracle_accuracy"] for run in found) / 2
+        assert row[2].startswith(f"{mean:.1f} ±")
+
+
 def test_configurations_differ_in_what_was_changed_and_nothing_else(runs: Path, tmp_path: Path):
     methods = [runs / "digits" / method for method in ("SourceOnly", "FedAvg")]
     page = page_of(*methods)
