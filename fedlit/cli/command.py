@@ -11,6 +11,7 @@ from fedlit.callbacks import RunSummary, closing_table
 from fedlit.cli.arguments import normalise, refuse_linked
 from fedlit.cli.experiment import Experiment
 from fedlit.cli.lightning_cli import INSTALL, FedlitCLI, quieten
+from fedlit.cli.plugins import load_plugins
 from fedlit.data import DatasetLayoutError, DatasetNotFoundError
 from fedlit.federation import FederationError, RosterError
 from fedlit.privacy import PrivacyError
@@ -60,6 +61,7 @@ def _what_to_install(error: ImportError) -> str | None:
 
 
 def _main(args: list[str]) -> None:
+    load_plugins()
     if args and args[0] in COMMANDS:
         COMMANDS[args[0]](args[1:])
         return
