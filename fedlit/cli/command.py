@@ -11,6 +11,7 @@ from fedlit.callbacks import RunSummary, closing_table
 from fedlit.cli.arguments import normalise, refuse_linked
 from fedlit.cli.experiment import Experiment
 from fedlit.cli.lightning_cli import INSTALL, FedlitCLI, quieten
+from fedlit.cli.listing import list_command
 from fedlit.cli.plugins import load_plugins
 from fedlit.data import DatasetLayoutError, DatasetNotFoundError
 from fedlit.federation import FederationError, RosterError
@@ -27,7 +28,9 @@ _EXTRAS = {
 """Optional libraries, and the extra that installs each."""
 
 
-COMMANDS: dict[str, Callable[[list[str]], None]] = {}
+COMMANDS: dict[str, Callable[[list[str]], None]] = {
+    "list": list_command,
+}
 """What ``fedlit`` does besides running a Trainer: by its word, what takes the words after it."""
 
 
