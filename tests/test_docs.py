@@ -156,3 +156,15 @@ def test_the_security_table_of_the_readme_is_what_backends_say_of_themselves() -
         cells = [f"`{about.backend}`", about.adversary, about.hidden, about.revealed, about.collusion, about.dropouts]
         row = "| " + " | ".join([*cells, f"{about.bytes_per_number:.4g}", about.error]) + " |"
         assert row in text, f"README.md lacks this row, which describe() makes:\n{row}"
+
+
+def test_the_checklists_name_files_and_tables_that_are_there() -> None:
+    text = (ROOT / ".github" / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    files = {name for name in re.findall(r"`([\w./]+/[\w./]+)`", text) if "NAME" not in name}
+    assert len(files) > 20
+    assert {name for name in files if not (ROOT / name).exists()} == set()
+    tables = set(re.findall(r"`([A-Z_]{5,})`", text))
+    assert {"METHODS", "BACKENDS", "DOMAINS"} <= tables
+    code = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py"))
+    code += (ROOT / "callbacks" / "validators.py").read_text(encoding="utf-8")
+    assert {name for name in tables if not re.search(rf"^{name}\b.*=", code, re.MULTILINE)} == set()
