@@ -34,13 +34,15 @@ WEIGHTED = ("iwv", "dev")
 class Validators(Callback):
     """Log label-free scores of the target after each validation, as ``validator/NAME``; the higher, the better.
 
-    ``certainty`` (prediction entropy), ``diversity``, ``information`` (their sum less 1) and ``density`` (soft
-    neighbourhood density) are of the target's predictions alone. ``iwv`` (importance-weighted validation) and ``dev``
-    (deep embedded validation) estimate its accuracy from the sources' validation samples, weighted by how much their
-    features resemble the target's. While a method has nothing to predict with at the target (FedRF-TCA before the first
-    average of the classifiers), nothing is logged. All can be the ``monitor`` of ModelCheckpoint, EarlyStopping or a
-    sweep, with ``mode="max"``, as can ``source/acc``, which is logged anyway. See `fedlit.functional` for what each
-    computes.
+    Of the target's predictions alone: ``certainty`` (how sure each prediction is, by its entropy), ``diversity`` (how
+    evenly classes are predicted, by the entropy of their shares), ``information`` (mutual information of inputs and
+    predicted classes, the sum of both less 1) and ``density`` (how many others each prediction is close to, by soft
+    neighbourhood density). From the sources' validation samples too, weighted by how much their features resemble the
+    target's: ``iwv`` (accuracy as importance-weighted validation estimates it) and ``dev`` (accuracy as deep embedded
+    validation estimates it, with less variance). While a method has nothing to predict with at the target (FedRF-TCA
+    before the first average of the classifiers), nothing is logged. All can be the ``monitor`` of ModelCheckpoint,
+    EarlyStopping or a sweep, with ``mode="max"``, as can ``source/acc``, which is logged anyway. See
+    `fedlit.functional` for what each computes.
 
     Sends: the target's scores, over "metrics". For ``iwv`` and ``dev`` also "source_moments", from each source, of
     which the target receives the mean, through that channel's privacy backend: 4 N^2 + 6 N numbers for N frequencies.

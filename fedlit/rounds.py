@@ -8,10 +8,12 @@ after ModelCheckpoint's; `on_train_epoch_end` runs after validation.)
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Timer
+from lightning.pytorch.trainer.connectors.data_connector import _DataLoaderSource
 from lightning.pytorch.utilities import rank_zero_warn
 
 from fedlit.federation import FederatedLoader, Federation
@@ -36,6 +38,19 @@ class CountsRounds(Protocol):
         """End a round."""
 
 
+@dataclass
+class _PlannedSource(_DataLoaderSource):
+    """Whoever gives the training data, which are cut into rounds at once: Lightning asks for their length next."""
+
+    module: CountsRounds
+
+    def dataloader(self) -> Any:
+        loader = super().dataloader()
+        if isinstance(loader, FederatedLoader):
+            self.module.plan_rounds(loader)
+        return loader
+
+
 class Rounds(Callback):
     """Attached by every `FederatedModule` through ``configure_callbacks``.
 
@@ -48,14 +63,10 @@ class Rounds(Callback):
     _talked: float
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Cut a bare loader into rounds where no `FederatedStrategy` does it."""
-        source = getattr(trainer.fit_loop._data_source, "instance", None)
-        if (
-            stage == "fit"
-            and isinstance(source, FederatedLoader)
-            and getattr(trainer.strategy, "federation", None) is None
-        ):
-            cast(CountsRounds, pl_module).plan_rounds(source)
+        """See to it that training data are cut into rounds where no `FederatedStrategy` does it."""
+        if stage == "fit" and getattr(trainer.strategy, "federation", None) is None:
+            source = trainer.fit_loop._data_source
+            trainer.fit_loop._data_source = _PlannedSource(source.instance, source.name, cast(CountsRounds, pl_module))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Find the length of a round, and refuse settings that would stop inside one."""

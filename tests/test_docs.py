@@ -190,3 +190,15 @@ def test_the_api_pages_are_built(tmp_path: Path) -> None:
         for public in getattr(module, "__all__", []):
             if inspect.isclass(getattr(module, public)) or inspect.isfunction(getattr(module, public)):
                 assert f'id="{public}"' in page, f"{name}.{public}"
+
+
+def test_the_checklists_name_files_and_tables_that_are_there() -> None:
+    text = (ROOT / ".github" / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    files = {name for name in re.findall(r"`([\w./]+/[\w./]+)`", text) if "NAME" not in name}
+    assert len(files) > 20
+    assert {name for name in files if not (ROOT / name).exists()} == set()
+    tables = set(re.findall(r"`([A-Z_]{5,})`", text))
+    assert {"METHODS", "BACKENDS", "DOMAINS"} <= tables
+    code = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py"))
+    code += (ROOT / "callbacks" / "validators.py").read_text(encoding="utf-8")
+    assert {name for name in tables if not re.search(rf"^{name}\b.*=", code, re.MULTILINE)} == set()

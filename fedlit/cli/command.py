@@ -13,6 +13,8 @@ from fedlit.cli.benchmark import benchmark
 from fedlit.cli.experiment import Experiment
 from fedlit.cli.export import export
 from fedlit.cli.lightning_cli import INSTALL, FedlitCLI, in_sweep, quieten
+from fedlit.cli.listing import list_command
+from fedlit.cli.plugins import load_plugins
 from fedlit.cli.report import report
 from fedlit.data import DatasetLayoutError, DatasetNotFoundError
 from fedlit.federation import FederationError, RosterError
@@ -29,7 +31,12 @@ _EXTRAS = {
 """Optional libraries, and the extra that installs each."""
 
 
-COMMANDS: dict[str, Callable[[list[str]], None]] = {"benchmark": benchmark, "export": export, "report": report}
+COMMANDS: dict[str, Callable[[list[str]], None]] = {
+    "benchmark": benchmark,
+    "export": export,
+    "list": list_command,
+    "report": report,
+}
 """What ``fedlit`` does besides running a Trainer: by its word, what takes the words after it."""
 
 
@@ -63,6 +70,7 @@ def _what_to_install(error: ImportError) -> str | None:
 
 
 def _main(args: list[str]) -> None:
+    load_plugins()
     if args and args[0] in COMMANDS:
         COMMANDS[args[0]](args[1:])
         return

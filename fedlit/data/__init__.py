@@ -7,7 +7,7 @@ shift known data sets.
 
 from __future__ import annotations
 
-from fedlit.data.base import DatasetLayoutError, DatasetNotFoundError, DomainDataModule, DomainDataset
+from fedlit.data.base import DatasetLayoutError, DatasetNotFoundError, Domain, DomainDataModule, DomainDataset
 from fedlit.data.colored_mnist import ColoredMNIST
 from fedlit.data.digit_five import DigitFive
 from fedlit.data.digits import Digits
@@ -23,6 +23,7 @@ __all__ = [
     "DatasetNotFoundError",
     "DigitFive",
     "Digits",
+    "Domain",
     "DomainDataModule",
     "DomainDataset",
     "FashionMNIST",

@@ -508,7 +508,7 @@ class DomainDataModule(L.LightningDataModule, ABC):
         sizes: int | dict[str, int] = self.batch_size
         if self.target_batch_size is not None:
             sizes = {c.name: self.target_batch_size if c.is_target else self.batch_size for c in self._roster_of_run()}
-        loader = FederatedLoader(
+        return FederatedLoader(
             {name: self.dataset(name, "train") for name in self._local_names()},
             sizes,
             training=True,
@@ -517,13 +517,6 @@ class DomainDataModule(L.LightningDataModule, ABC):
             guarded=None if self.target_labels else self.target,
             seed=self.seed,
         )
-        strategy = getattr(self.trainer, "strategy", None)
-        if self.trainer is not None and strategy is not None and getattr(strategy, "federation", None) is None:
-            # No FederatedStrategy will cut the data into rounds; a federated module does it itself.
-            plan_rounds = getattr(self.trainer.lightning_module, "plan_rounds", None)
-            if plan_rounds is not None:
-                plan_rounds(loader)
-        return loader
 
     def val_dataloader(self) -> FederatedLoader | list[Any]:
         """Validation batches of the local clients, in order; empty if ``val_fraction`` is 0."""

@@ -31,6 +31,8 @@ class MLP(nn.Module):
         ValueError: If a width is below 1, there is no layer, or ``dropout`` is outside [0, 1).
     """
 
+    out_features: int
+
     def __init__(
         self,
         in_features: int,
@@ -72,6 +74,8 @@ class Bottleneck(nn.Module):
         ValueError: If the width is below 1.
     """
 
+    out_features: int
+
     def __init__(self, extractor: nn.Module, out_features: int) -> None:
         super().__init__()
         _check_at_least_one(out_features=out_features)
@@ -112,6 +116,8 @@ class SmallCNN(nn.Module):
     Raises:
         ValueError: If a number is below 1, ``norm`` is unknown, or ``width`` is not a multiple of 4 with group norm.
     """
+
+    out_features: int
 
     def __init__(self, in_channels: int = 1, width: int = 16, norm: Norm = "batch") -> None:
         super().__init__()
@@ -158,6 +164,8 @@ class LeNet(nn.Module):
         Li, Diao, Chen and He, Federated learning on non-IID data silos, ICDE 2022 (NIID-Bench).
     """
 
+    out_features: int
+
     def __init__(self, in_channels: int = 1, image_size: int = 28) -> None:
         super().__init__()
         _check_at_least_one(in_channels=in_channels)
@@ -197,6 +205,8 @@ class Features(nn.Module):
     Raises:
         ValueError: If ``in_features`` is below 1; later, if an input has another width.
     """
+
+    out_features: int
 
     def __init__(self, in_features: int) -> None:
         super().__init__()

@@ -50,6 +50,8 @@ class ResNet(nn.Module):
         RuntimeError: If the weights cannot be downloaded.
     """
 
+    out_features: int
+
     def __init__(self, depth: Literal[18, 50, 101] = 18, weights: str | None = None, freeze: Freeze = "none") -> None:
         super().__init__()
         # imported here because it costs a second, which every user of fedlit.models would pay
@@ -81,7 +83,7 @@ class ResNet(nn.Module):
             ) from error
         self.depth = depth
         self.freeze = freeze
-        self.out_features: int = network.fc.in_features
+        self.out_features = network.fc.in_features
         network.fc = nn.Identity()
         if from_file:
             _load_file(network, Path(str(weights)))

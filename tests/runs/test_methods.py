@@ -24,6 +24,7 @@ from helpers import build, digits, loader, same, shards, trainer, weights
 import fedlit.methods
 from fedlit import Client, FederatedModule
 from fedlit.checkpoints import merge
+from fedlit.data import FederatedLoader
 from fedlit.federation import (
     DivergedError,
     Fraction,
@@ -582,6 +583,25 @@ def test_in_a_plain_trainer_a_method_trains_the_same() -> None:
         plain.federation.ledger.bytes_by_channel(), federated.federation.ledger.bytes_by_channel()
     )
     assert plain.federation.round_idx == 3
+
+
+class OwnData(pl.LightningDataModule):
+    """Somebody else's data module, which knows how to make a loader and nothing more; its target is the largest."""
+
+    def train_dataloader(self) -> FederatedLoader:
+        data = shards(3, 24)
+        data["c1"] = TensorDataset(*(tensor[:8] for tensor in data["c1"].tensors))
+        data["c2"] = TensorDataset(*(tensor.repeat_interleave(3, dim=0) for tensor in data["c2"].tensors))
+        return loader(data)
+
+
+def test_in_a_plain_trainer_any_data_module_is_cut_into_the_same_rounds() -> None:
+    plain, federated = linear(3, SourceOnly), linear(3, SourceOnly)
+    trainer(2, federated=False).fit(plain, OwnData())
+    trainer(2).fit(federated, OwnData())
+    assert plain.federation.weights == {"c0": 24, "c1": 8, "c2": 72}
+    assert plain.federation.ledger == federated.federation.ledger
+    assert same(weights(plain, "c2"), weights(federated, "c2"))
 
 
 def test_in_a_plain_trainer_each_epoch_has_its_own_order() -> None:

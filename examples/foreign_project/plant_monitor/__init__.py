@@ -1,0 +1,1 @@
+"""Faults of rotating machines in three plants, told from vibrations."""

@@ -1,0 +1,161 @@
+"""What ``fedlit list`` prints: everything that there is, as the code itself says it."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from lightning.pytorch import Callback
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "runs"))
+from helpers import build, digits, trainer
+
+import fedlit.data
+import fedlit.methods
+import fedlit.models
+from fedlit.callbacks import Validators
+from fedlit.cli import listing, main
+from fedlit.cli.listing import rows
+from fedlit.cli.plugins import KINDS, PlugIn
+from fedlit.data import DomainDataModule
+from fedlit.methods import FedAvg
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _no_plug_ins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is installed beside fedlit where the tests run."""
+    monkeypatch.setattr(listing, "load_plugins", lambda: ())
+
+
+def names(kind: str) -> set[str]:
+    return {row.name for row in rows(kind)}
+
+
+def test_every_method_is_listed() -> None:
+    assert names("methods") == set(fedlit.methods.__all__)
+
+
+def test_every_data_module_is_listed() -> None:
+    public = {name: getattr(fedlit.data, name) for name in fedlit.data.__all__}
+    assert names("data") == {
+        name for name, thing in public.items() if DomainDataModule in inspect.getmro(thing)[1:]
+    }  # less DomainDataModule itself
+
+
+def test_every_backend_is_listed_that_the_readme_has() -> None:
+    """The README's two tables of backends are compared with the code by another test."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    tables = re.findall(r"^\| (?:backend|exchange) \| adversary .*\n(?:\|.*\n)+", text, re.MULTILINE)
+    assert len(tables) == 2
+    assert names("privacy") == {name for table in tables for name in re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)}
+
+
+def test_every_network_is_listed_that_tells_its_width() -> None:
+    public = [getattr(fedlit.models, name) for name in fedlit.models.__all__]
+    networks = [thing for thing in public if isinstance(thing, type) and issubclass(thing, nn.Module)]
+    assert names("models") == {cls.__name__ for cls in networks if "self.out_features = " in inspect.getsource(cls)}
+
+
+def test_every_label_free_score_of_a_run_is_listed() -> None:
+    data = digits()
+    done = trainer(1, [Validators()])
+    done.fit(build(FedAvg, data), data)
+    logged = {name for name in done.callback_metrics if name.startswith("validator/")}
+    assert names("validators") == logged | {"source/acc", "target/score"}
+    assert names("validators") <= set(done.callback_metrics)
+
+
+def test_scores_that_are_said_to_need_source_statistics_send_them() -> None:
+    for row in rows("validators"):
+        if row.name.startswith("validator/"):
+            data = digits()
+            module = build(FedAvg, data)
+            trainer(1, [Validators([row.name.removeprefix("validator/")])]).fit(module, data)
+            sent = "source_moments" in module.federation.ledger.bytes_by_channel()
+            assert row.extra == ("yes" if sent else "no"), row.name
+
+
+@pytest.mark.parametrize("kind", ["methods", "data", "privacy"])
+def test_every_configuration_is_listed_with_its_class(kind: str) -> None:
+    listed = {name: row.name for row in rows(kind) for name in row.extra.splitlines()}
+    expected = {}
+    for path in (ROOT / "configs" / kind).glob("*.yaml"):
+        config = yaml.safe_load(path.read_text())
+        if kind == "privacy":
+            chosen = config["trainer"]["strategy"]["init_args"].get("privacy")
+        else:
+            chosen = config["model" if kind == "methods" else "data"]
+        if chosen is not None:  # differential privacy goes with any backend
+            expected[f"{kind}/{path.stem}"] = chosen["class_path"].split(".")[-1]
+    assert listed == expected
+
+
+def test_everything_is_said_in_a_line() -> None:
+    for kind in KINDS:
+        for row in rows(kind):
+            assert len(row.what) > 20, row.name
+            assert "\n" not in row.what
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "origin"),
+    [
+        ("methods", "FedAvg", "McMahan, Moore, Ramage, Hampson and Aguera y Arcas, AISTATS 2017"),  # of the module
+        ("data", "FashionMNIST", "Xiao et al., 2017"),  # of the class
+        ("data", "HeartDisease", "Janosi, Steinbrunn, Pfisterer, Detrano"),  # of its references
+        ("methods", "Oracle", ""),
+    ],
+)
+def test_papers_are_those_of_the_docstrings(kind: str, name: str, origin: str) -> None:
+    assert {row.name: row.origin for row in rows(kind)}[name] == origin
+
+
+class Watch(Callback):
+    """Watch [red]closely[/red]."""
+
+
+def test_plug_ins_are_listed_with_the_package_that_they_are_from(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = (PlugIn("validators", Watch, "their-package"), PlugIn("models", nn.Linear, "another"))
+    monkeypatch.setattr(listing, "load_plugins", lambda: found)
+    main(["list"])
+    printed = capsys.readouterr().out
+    (watch,) = [line for line in printed.splitlines() if "their-package" in line]
+    assert "Watch" in watch
+    assert "Watch [red]closely[/red]." in watch  # docstrings are text, whatever brackets they have
+    assert "from their-package" in watch
+    assert "from another" in printed
+
+
+def test_in_a_pipe_each_row_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["list", "privacy"])
+    printed = capsys.readouterr().out.splitlines()
+    for row in rows("privacy"):
+        (line,) = [line for line in printed if f" {row.name} " in line and row.what in line]
+        assert row.extra in line
+    assert not any("FedAvg" in line for line in printed)
+
+
+def test_another_kind_is_refused_with_those_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as done:
+        main(["list", "method"])
+    assert done.value.code == 2
+    told = capsys.readouterr().err
+    assert "'method'" in told
+    assert all(kind in told for kind in KINDS)
+
+
+def test_help_says_what_can_be_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as done:
+        main(["list", "--help"])
+    assert done.value.code == 0
+    printed = capsys.readouterr().out
+    assert all(word in printed for word in ("fedlit list", *KINDS))
