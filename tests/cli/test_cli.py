@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
 from stand_ins import DOMAINS, write_images
 
 from fedlit.cli import main
+from fedlit.cli.command import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "configs"
@@ -438,3 +439,11 @@ def test_the_command_runs_on_several_processes() -> None:
         accuracies.append(json.loads((folder / "summary.json").read_text())["oracle_accuracy"])
     assert ledgers[0] == ledgers[1]
     assert accuracies[0] == accuracies[1]
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    printed = capsys.readouterr().out
+    for command in (*COMMANDS, "fit", "predict"):
+        assert command in printed
