@@ -82,8 +82,9 @@ class FedlitCLI(LightningCLI):
             auto_configure_optimizers=False,
             parser_kwargs={
                 "description": "Federated domain adaptation on PyTorch Lightning.",
-                "epilog": "Besides: fedlit list (what configurations can name), fedlit report RUN_DIR (a page on runs), "
-                "fedlit export RUN_DIR (the target's model by itself), fedlit benchmark (tables again); each has --help.",
+                "epilog": "Besides: fedlit list (what configurations can name), fedlit report RUN_DIR (a page on "
+                "runs), fedlit export RUN_DIR (the target's model by itself), fedlit benchmark (tables again); each "
+                "has --help.",
             },
             seed_everything_default=0,
             trainer_defaults={
