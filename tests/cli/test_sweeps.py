@@ -70,8 +70,8 @@ def run_as_agent(
         monkeypatch.setenv(f"WANDB_{name}", value)
     env, program, *arguments = command_line(sweep, values)
     assert [env, program] == ["/usr/bin/env", "fedlit"]
+    wandb.teardown()  # an agent starts a process for each trial; here each must read its environment anew
     main([*arguments, *more])
-    wandb.teardown()  # an agent starts a process for each trial; here the next one must read its environment anew
     return sweep
 
 
