@@ -40,13 +40,13 @@ EPOCHS = (1, 2, 4, 5, 10)
 SENSITIVITY = {
     "K = 1": ["num_atoms=1"],
     "K = 2": ["num_atoms=2"],
-    "K = 5": ["num_atoms=5"],
     "n = 100, n_b = 100": ["atom_size=100"],
-    "n = 400, n_b = 200": ["atom_size=400", "atom_batch_size=200"],
     "n_b = 100": ["atom_batch_size=100"],
     "n_b = 50": ["atom_batch_size=50"],
+    "K = 5": ["num_atoms=5"],
+    "n = 400, n_b = 200": ["atom_size=400", "atom_batch_size=200"],
 }
-"""What is changed in the experiment's dictionary: K = 3, n = n_b = 200."""
+"""What is changed in the experiment's dictionary: K = 3, n = n_b = 200. The dearest come last."""
 SELECTION = {f"atom_lr = {rate}": [f"atom_lr={rate}"] for rate in (0.001, 0.01)}
 """The experiment's is 0.003."""
 NOT_OF_E = ("selected_accuracy", "best_accuracy", "target_score")
