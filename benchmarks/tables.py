@@ -101,14 +101,13 @@ def dadil_parallelism(results: Results) -> str:
 
 
 def dadil_sensitivity(results: Results) -> str:
-    """What differs from K = 3, n = n_b = 200."""
-    rows = {"K = 3, n = n_b = 200": results["parallelism"]["E = 4"], **results["sensitivity"]}
+    """What differs from K = 3, n = n_b = 200; no spread where there is one seed."""
     methods = ("FedDaDiL, R", "FedDaDiL, E")
-    return grid(
-        "dictionary",
-        methods,
-        [(name, [cell(row[method]["average"]) for method in methods]) for name, row in rows.items()],
-    )
+    rows = []
+    for name, row in {"K = 3, n = n_b = 200": results["parallelism"]["E = 4"], **results["sensitivity"]}.items():
+        averages = [(row[method]["average"], len(row[method]["seeds"])) for method in methods]
+        rows.append((name, [cell(each) if seeds > 1 else f"{each['mean']:.1f}" for each, seeds in averages]))
+    return grid("dictionary", methods, rows)
 
 
 def dadil_distillation(results: Results) -> str:
@@ -186,23 +185,6 @@ def accuracy(results: Results) -> str:
             each = [f"**{key}** {cell(row[key])}" if key == "average" else f"{key} {cell(row[key])}" for key in row]
             rows.append((f"`{experiment}`, {len(found['seeds'])} seeds", [method, ", ".join(each)]))
     return grid("experiment", ["method", "accuracy by target"], rows)
-
-
-def validators(pool: str) -> Callable[[Results], str]:
-    """By score: rank correlation, and points of accuracy lost."""
-    data = {"digits": "digits", "office_caltech": "Office-Caltech"}
-    figures = ("correlation", "lost", "lost, rounds")
-
-    def make(results: Results) -> str:
-        rows = []
-        for name in results["digits"][pool]:
-            found = [(figure, results[each][pool][name][figure]) for each in data for figure in figures]
-            places = {"correlation": 2}
-            cells = [f"{row['mean']:.{(p := places.get(f, 1))}f} ± {row['std']:.{p}f}" for f, row in found]
-            rows.append((name, cells))
-        return grid(pool, [f"{about}: {figure}" for about in data.values() for figure in figures], rows)
-
-    return make
 
 
 OFFICE_FEATURES = "Office-Caltech features, average accuracy"
@@ -298,7 +280,6 @@ TABLES: dict[str, dict[str, Callable[[Results], str]]] = {
         "sensitivity": dadil_sensitivity,
         "distillation": dadil_distillation,
     },
-    "validators": {"all": validators("all methods"), "unlabelled": validators("no label at the target")},
 }
 """By benchmark and table; each takes what the benchmark's JSON has under "results"."""
 

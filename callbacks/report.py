@@ -138,20 +138,19 @@ _SAME_METHOD = re.compile(
 def _told_apart(runs: Sequence[RunFolder]) -> list[RunSummary]:
     """Summaries of finished runs, settings of one method under names of their own.
 
-    Where a method was run twice on one target with one seed, as in a sweep, its name is followed by what differs in its
-    configurations; or else they would count as repetitions.
+    Where a method's runs differ in more than target and seed, as in a sweep, its name is followed by what differs; or
+    else they would count as repetitions.
     """
     summaries = []
     for run in runs:
         assert run.summary is not None
         same = [other for other in runs if other.method == run.method]
-        method = run.method
-        if len({(other.target, other.seed) for other in same}) < len(same):
-            settings = [{k: v for k, v in other.config.items() if not _SAME_METHOD.match(k)} for other in same]
-            place = next(place for place, other in enumerate(same) if other is run)
-            own = [f"{key.rsplit('.', 1)[-1]}={values[place]}" for key, values in differences(settings).items()]
-            method = f"{method} ({', '.join(own) or run.name})"
-        summaries.append(replace(run.summary, method=method))
+        settings = [{k: v for k, v in other.config.items() if not _SAME_METHOD.match(k)} for other in same]
+        place = next(place for place, other in enumerate(same) if other is run)
+        own = [f"{key.rsplit('.', 1)[-1]}={values[place]}" for key, values in differences(settings).items()]
+        if not own and len({(other.target, other.seed) for other in same}) < len(same):
+            own = [run.name]
+        summaries.append(replace(run.summary, method=f"{run.method} ({', '.join(own)})" if own else run.method))
     return summaries
 
 

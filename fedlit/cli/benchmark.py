@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
+
+from fedlit.callbacks.shared import show
 
 
 @dataclass(frozen=True)
@@ -77,8 +78,10 @@ def benchmark(args: list[str]) -> None:
         made = subprocess.run(tables, capture_output=True, text=True, check=False)
         if made.returncode == 0:  # the README's tables of this benchmark, with this run's figures
             print(f"\n{made.stdout}", end="")
+        else:
+            print(f"no table for the README: {(made.stderr.strip().splitlines() or ['?'])[-1]}", flush=True)
     kept = list(figures(json.loads(script.with_suffix(".json").read_text()).get("results", {})))
-    Console(width=None if sys.stdout.isatty() else 140).print(comparison(kept, now))
+    show(comparison(kept, now))
 
 
 def _folder() -> Path:

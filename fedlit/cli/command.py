@@ -48,7 +48,7 @@ def main(args: list[str] | None = None) -> None:
     """
     quieten()
     try:
-        _main(normalise(sys.argv[1:] if args is None else args))
+        _main(sys.argv[1:] if args is None else args)
     except (RosterError, FederationError, PrivacyError, DatasetNotFoundError, DatasetLayoutError) as error:
         sys.exit(f"fedlit: {type(error).__name__}: {error}")
     except ImportError as error:
@@ -74,6 +74,7 @@ def _main(args: list[str]) -> None:
     if args and args[0] in COMMANDS:
         COMMANDS[args[0]](args[1:])
         return
+    args = normalise(args)
     refuse_linked(args)
     if "fit" not in args[:1] or {"-h", "--help", "--print_config"} & {arg.split("=")[0] for arg in args}:
         FedlitCLI(args)

@@ -167,12 +167,19 @@ class FedlitCLI(LightningCLI):
         return super().instantiate_trainer(**kwargs)
 
     def _loggers(self, given: Logger | Iterable[Logger] | bool | None, folder: str) -> list[Logger] | bool:
-        """Those given, after one that makes a folder for each run, in which all of its files are kept."""
+        """Those given, after one that makes a folder for each run, in which fedlit's files are kept."""
         if given is False:
+            if self._one_of_many:
+                sys.exit(
+                    "fedlit: trainer.logger=false leaves a run without a folder, and the runs of an experiment would "
+                    "overwrite each other's files: leave it out, or run one at a time (--compare null and so on)"
+                )
             return False
         loggers = [] if given in (None, True) else [given] if isinstance(given, Logger) else list(given)  # type: ignore[arg-type]
         if any(isinstance(logger, CSVLogger) for logger in loggers):
-            return loggers
+            return sorted(
+                loggers, key=lambda logger: not isinstance(logger, CSVLogger)
+            )  # the first says where files go
         # Agents of one sweep may start at the same moment, and would then count to the same version.
         version = os.environ.get("WANDB_RUN_ID") if in_sweep() else None
         return [CSVLogger(folder, name=type(self.model).__name__, version=version), *loggers]
@@ -184,6 +191,10 @@ class FedlitCLI(LightningCLI):
         path = self.config[subcommand].get("ckpt_path")
         if path is not None and path not in ("best", "last", "hpc") and not Path(path).is_file():
             sys.exit(f"fedlit: ckpt_path {str(path)!r} is not a file: give the path of a checkpoint")
+        if path is None and subcommand == "predict":
+            sys.exit(
+                "fedlit: predict needs the weights of a run: give --ckpt_path, or predictions would be of random ones"
+            )
         start = time.perf_counter()
         super()._run_subcommand(subcommand)
         if subcommand == "fit":

@@ -45,6 +45,6 @@ def report(args: list[str]) -> None:
         parser.error(f"--output must end in .html, as the Markdown page goes beside it as .md, got '{given.output}'")
     try:
         paths = write_report(read_runs(given.runs), given.output)
-    except (FileNotFoundError, ValueError) as error:
+    except (OSError, ValueError) as error:
         sys.exit(f"fedlit report: {error}")
     print(f"wrote {paths[0]} and {paths[1]} (pictures in {paths[2]})")

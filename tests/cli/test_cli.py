@@ -311,6 +311,7 @@ def test_what_wandb_agents_write_is_understood() -> None:
         (["--compare=[{class_path: FedProx, init_args: {target: a}}]"], "taken from the data module"),
         (["--compare=[{class_path: FedProx, data: {target_labels: 9}}, {class_path: FedProx}]"], "called 'FedProx'"),
         (["--ckpt_path=nowhere.ckpt"], "resumes one run, but this is 2 runs"),
+        (["--trainer.logger=false"], "would overwrite each other's files"),
         (["--ckpt_path=nowhere.ckpt", "--compare=null"], "'nowhere.ckpt' is not a file"),
     ],
 )
@@ -439,6 +440,24 @@ def test_the_command_runs_on_several_processes() -> None:
         accuracies.append(json.loads((folder / "summary.json").read_text())["oracle_accuracy"])
     assert ledgers[0] == ledgers[1]
     assert accuracies[0] == accuracies[1]
+
+
+def test_predictions_of_random_weights_are_refused() -> None:
+    with pytest.raises(SystemExit, match="predict needs the weights of a run: give --ckpt_path"):
+        main(["predict", "--config", "data/digits"])
+
+
+def test_files_go_to_the_folder_of_csv_files_wherever_it_stands_in_a_list() -> None:
+    loggers = [{"class_path": f"lightning.pytorch.loggers.{name}", "init_args": {"save_dir": folder}}
+               for name, folder in (("TensorBoardLogger", "board"), ("CSVLogger", "table"))]  # fmt: skip
+    Path("log.yaml").write_text(yaml.safe_dump({"trainer": {"logger": loggers}}))
+    main(["fit", "--config", "experiments/digits", "--config", "log.yaml", "--trainer.max_epochs=1"])
+    assert len(list(Path("table").rglob("summary.json"))) == 2
+
+
+def test_words_of_other_commands_are_left_as_they_are() -> None:
+    with pytest.raises(SystemExit, match=r"'mu=0\.1/config\.yaml' is not there"):
+        main(["export", "mu=0.1"])
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:

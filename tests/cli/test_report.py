@@ -214,6 +214,14 @@ def test_settings_of_one_method_are_rows_of_their_own_and_seeds_are_repetitions(
         assert row[2].startswith(f"{mean:.1f} ±")
 
 
+def test_settings_on_different_seeds_are_no_repetitions(tmp_path: Path):
+    for mu, seed in ((0.1, 0), (1.0, 1)):
+        main(["fit", "--config", "data/digits", "--config", "methods/fedprox", *SMALL, "--trainer.max_epochs=1",
+              f"--model.init_args.mu={mu}", f"--seed_everything={seed}",
+              f"--trainer.default_root_dir={tmp_path / f'mu_{mu}'}"])  # fmt: skip
+    assert {row[0] for row in page_of(tmp_path).table("method")} == {"FedProx (mu=0.1)", "FedProx (mu=1.0)"}
+
+
 def test_configurations_differ_in_what_was_changed_and_nothing_else(runs: Path, tmp_path: Path):
     methods = [runs / "digits" / method for method in ("SourceOnly", "FedAvg")]
     page = page_of(*methods)

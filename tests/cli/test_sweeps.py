@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator
-from itertools import product
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +26,7 @@ def _offline_and_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
 
 
 def trials(sweep: dict[str, Any]) -> list[dict[str, Any]]:
-    """Three trials: the first, the middle and the last of all combinations; of a range, its ends and its mean."""
+    """Trials that have every value of every parameter at least once; of a range, its ends and its mean."""
     values = []
     for about in sweep["parameters"].values():
         if "values" in about:
@@ -36,9 +34,8 @@ def trials(sweep: dict[str, Any]) -> list[dict[str, Any]]:
         else:
             assert about["distribution"] == "log_uniform_values"
             values.append([about["min"], (about["min"] * about["max"]) ** 0.5, about["max"]])
-    everything = list(product(*values))
-    assert len(everything) == prod(map(len, values)) >= 3
-    chosen = everything[0], everything[len(everything) // 2], everything[-1]
+    count = max(3, *map(len, values))
+    chosen = [[each[place % len(each)] for each in values] for place in range(count)]
     return [dict(zip(sweep["parameters"], each, strict=True)) for each in chosen]
 
 
@@ -96,7 +93,7 @@ def found(config: Any, dotted: str) -> Any:
 
 
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
-def test_three_trials_of_a_sweep_in_one_folder(
+def test_trials_of_a_sweep_in_one_folder(
     path: Path, monkeypatch: pytest.MonkeyPatch, told_wandb: dict[str, tuple[dict[str, Any], set[str]]]
 ) -> None:
     swept = trials(yaml.safe_load(path.read_text()))
@@ -124,7 +121,7 @@ def test_three_trials_of_a_sweep_in_one_folder(
         assert {name: online[name] for name in values} == values
         assert online["model"]["class_path"] == config["model"]["class_path"]
     if "config" in sweep["parameters"]:
-        assert len(methods) == len(swept)
+        assert len(methods) == len(sweep["parameters"]["config"]["values"])
 
 
 def test_a_trial_is_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
