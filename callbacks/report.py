@@ -458,17 +458,23 @@ def _logged_bytes(run: RunFolder, anchor: str) -> list[Block]:
     ]
 
 
+def _epsilon(value: float | None) -> str:
+    """In words; JSON has no infinity, so that one is missing there."""
+    return "without bound" if value is None else f"{value:.3g}"
+
+
 def _privacy(run: RunFolder, anchor: str) -> list[Block]:
     blocks: list[Block] = []
     if run.privacy is not None:
         channels = run.privacy.channels
         names = [channel.channel for channel in channels]
         rows = [*described([channel.description for channel in channels]), *traffic(channels)]
-        if run.privacy.epsilon_message is not None:
+        if any(channel.clip_norm is not None for channel in channels):
+            by_message, by_sum = map(_epsilon, (run.privacy.epsilon_message, run.privacy.epsilon_sum))
             blocks.append(
                 Text(
-                    f"Greatest privacy loss of a client, at most: epsilon {run.privacy.epsilon_message:.3g} against "
-                    f"those who see single messages, {run.privacy.epsilon_sum:.3g} against those who see sums only."
+                    f"Greatest privacy loss of a client, at most: epsilon {by_message} against those who see single "
+                    f"messages, {by_sum} against those who see sums only."
                 )
             )
     else:

@@ -175,7 +175,12 @@ class FedlitCLI(LightningCLI):
                     "overwrite each other's files: leave it out, or run one at a time (--compare null and so on)"
                 )
             return False
-        loggers = [] if given in (None, True) else [given] if isinstance(given, Logger) else list(given)  # type: ignore[arg-type]
+        loggers: list[Logger] = [] if given in (None, True) else [given] if isinstance(given, Logger) else list(given)  # type: ignore[arg-type]
+        if self._one_of_many and any(isinstance(logger, WandbLogger) and logger.version for logger in loggers):
+            sys.exit(
+                "fedlit: an id of WandbLogger names one run of W&B, but this is several (seeds, targets, compare): "
+                "leave it out, or run one at a time"
+            )
         if any(isinstance(logger, CSVLogger) for logger in loggers):
             return sorted(
                 loggers, key=lambda logger: not isinstance(logger, CSVLogger)

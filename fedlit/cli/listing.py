@@ -149,7 +149,7 @@ def _table(kind: str) -> Table:
         if any(cells)
     ]
     for header, _ in filled:
-        table.add_column(header, no_wrap=header in ("name", "configuration"))
+        table.add_column(header, no_wrap=header == "name", min_width=12, overflow="fold")
     for row in zip(*(cells for _, cells in filled), strict=True):
         table.add_row(*map(Text, row))
     return table

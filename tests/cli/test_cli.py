@@ -312,6 +312,10 @@ def test_what_wandb_agents_write_is_understood() -> None:
         (["--compare=[{class_path: FedProx, data: {target_labels: 9}}, {class_path: FedProx}]"], "called 'FedProx'"),
         (["--ckpt_path=nowhere.ckpt"], "resumes one run, but this is 2 runs"),
         (["--trainer.logger=false"], "would overwrite each other's files"),
+        (
+            ["--trainer.logger=lightning.pytorch.loggers.WandbLogger", "--trainer.logger.id=mine"],
+            "an id of WandbLogger names one run",
+        ),
         (["--ckpt_path=nowhere.ckpt", "--compare=null"], "'nowhere.ckpt' is not a file"),
     ],
 )
