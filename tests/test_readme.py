@@ -22,7 +22,7 @@ def test_every_table_is_there_as_the_results_have_it(name: str) -> None:
 
 
 def test_the_pages_mark_no_other_table() -> None:
-    marked = set(re.findall(r"<!-- table: (\S+) -->", TEXT))
+    marked = set(re.findall(r"^<!-- table: (\S+) -->$", TEXT, re.MULTILINE))
     assert marked == {f"{name}/{table}" for name, found in tables.TABLES.items() for table in found}
     assert tables.with_tables(TEXT) == TEXT
 
