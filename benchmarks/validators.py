@@ -2,12 +2,12 @@
 
 Run from the repository root: python benchmarks/validators.py [--data digits office_caltech] [--jobs 2]
 
-All methods of configs/methods are trained on each target, with their default settings, as many labels at the target as
-their configuration gives (of the methods that need some), and 30% of the samples for validation. Every VALIDATE rounds
-the callback `fedlit.callbacks.Validators` scores the model, next to the accuracy on the target's hidden validation
-labels, an oracle that nothing is chosen by. For each target and seed one pool holds the models of all methods and
-rounds, and one those of the methods that need no label at the target. Printed, mean ± sample standard deviation over
-seeds of the average over targets:
+All methods of configs/methods are trained on each target, with their default settings, LABELS labels at the target for
+those that need some, and 30% of the samples for validation. Every VALIDATE rounds the callback
+`fedlit.callbacks.Validators` scores the model, next to the accuracy on the target's hidden validation labels, an oracle
+that nothing is chosen by. For each target and seed one pool holds the models of all methods and rounds, and one those
+of the methods that need no label at the target. Printed, mean ± sample standard deviation over seeds of the average
+over targets:
 
 correlation  Spearman's rank correlation of a score with the oracle accuracy, over the pool.
 lost         Accuracy in points that is lost by taking the pool's model with the highest score, next to the best one.
@@ -38,7 +38,12 @@ DATA = {
     "digits": ("data/digits", ("clean", "blended", "fonts", "noisy")),
     "office_caltech": ("data/office_caltech_features", ("amazon", "caltech10", "dslr", "webcam")),
 }
+MLP = {"class_path": "fedlit.models.MLP", "init_args": {"in_features": 1280, "hidden": [64]}}
+EXTRACTORS: dict[str, dict[str, Any]] = {"office_caltech": MLP}
+"""In place of the data's own: FedRep shares an extractor, which must have weights."""
 ROUNDS, VALIDATE = 30, 3
+LABELS = 50
+"""At the target, of the methods that need some: dslr has 79 samples for training."""
 ORACLE = "oracle/target/acc"
 SCORES = {
     "information": "validator/information",
@@ -70,17 +75,20 @@ POOLS: dict[str, Callable[[str], bool]] = {
 }
 
 
-def experiment() -> dict[str, Any]:
+def experiment(data: str) -> dict[str, Any]:
     """All methods as one configuration: SourceOnly is that of the data's, which the others are compared with."""
     compare = []
     for name in methods():
         config = yaml.safe_load(Path(f"configs/methods/{name}.yaml").read_text())
-        data = config.get("data", {}).get("init_args", {})
+        of_data = config.get("data", {}).get("init_args", {})
+        if "target_labels" in of_data:
+            of_data["target_labels"] = LABELS
         if name != "source_only":
             compare.append(
-                {"name": name, "data": data, "trainer": rounds(config.get("trainer", {})), **config["model"]}
+                {"name": name, "data": of_data, "trainer": rounds(config.get("trainer", {})), **config["model"]}
             )
-    return {"trainer": {"callbacks": ["fedlit.callbacks.Validators"], **rounds({})}, "compare": compare}
+    extractor = {"model": {"init_args": {"extractor": EXTRACTORS[data]}}} if data in EXTRACTORS else {}
+    return {"trainer": {"callbacks": ["fedlit.callbacks.Validators"], **rounds({})}, "compare": compare, **extractor}
 
 
 def rounds(own: dict[str, Any]) -> dict[str, int]:
@@ -93,7 +101,7 @@ def pool(data: str, target: str, seed: int) -> dict[str, list[Point]]:
     """By method, what each validation of a run logged."""
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder, "validators.yaml")
-        config.write_text(yaml.safe_dump(experiment()))
+        config.write_text(yaml.safe_dump(experiment(data)))
         runs = fit(
             folder,
             f"--config={DATA[data][0]}",
