@@ -141,17 +141,17 @@ def _told_apart(runs: Sequence[RunFolder]) -> list[RunSummary]:
     Where a method's runs differ in more than target and seed, as in a sweep, its name is followed by what differs; or
     else they would count as repetitions.
     """
-    summaries = []
-    for run in runs:
-        assert run.summary is not None
-        same = [other for other in runs if other.method == run.method]
-        settings = [{k: v for k, v in other.config.items() if not _SAME_METHOD.match(k)} for other in same]
-        place = next(place for place, other in enumerate(same) if other is run)
-        own = [f"{key.rsplit('.', 1)[-1]}={values[place]}" for key, values in differences(settings).items()]
-        if not own and len({(other.target, other.seed) for other in same}) < len(same):
-            own = [run.name]
-        summaries.append(replace(run.summary, method=f"{run.method} ({', '.join(own)})" if own else run.method))
-    return summaries
+    told: dict[str, str] = {}
+    for method in dict.fromkeys(run.method for run in runs):
+        same = [run for run in runs if run.method == method]
+        twice = len({(run.target, run.seed) for run in same}) < len(same)
+        settings = [{k: v for k, v in run.config.items() if not _SAME_METHOD.match(k)} for run in same]
+        found = differences(settings)
+        for place, run in enumerate(same):
+            own = [f"{key.rsplit('.', 1)[-1]}={values[place]}" for key, values in found.items()]
+            own = own or ([run.name] if twice else [])
+            told[run.name] = f"{method} ({', '.join(own)})" if own else method
+    return [replace(run.summary, method=told[run.name]) for run in runs if run.summary is not None]
 
 
 def _config_diff(runs: Sequence[RunFolder]) -> list[Block]:

@@ -181,13 +181,12 @@ class FedlitCLI(LightningCLI):
                 "fedlit: an id of WandbLogger names one run of W&B, but this is several (seeds, targets, compare): "
                 "leave it out, or run one at a time"
             )
-        if any(isinstance(logger, CSVLogger) for logger in loggers):
-            return sorted(
-                loggers, key=lambda logger: not isinstance(logger, CSVLogger)
-            )  # the first says where files go
-        # Agents of one sweep may start at the same moment, and would then count to the same version.
-        version = os.environ.get("WANDB_RUN_ID") if in_sweep() else None
-        return [CSVLogger(folder, name=type(self.model).__name__, version=version), *loggers]
+        if not any(isinstance(logger, CSVLogger) for logger in loggers):
+            # Agents of one sweep may start at the same moment, and would then count to the same version.
+            version = os.environ.get("WANDB_RUN_ID") if in_sweep() else None
+            loggers.append(CSVLogger(folder, name=type(self.model).__name__, version=version))
+        # The folder of the first is that of the run.
+        return sorted(loggers, key=lambda logger: not isinstance(logger, CSVLogger))
 
     def _run_subcommand(self, subcommand: str) -> None:
         if not self._run_classes:
