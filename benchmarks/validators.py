@@ -20,7 +20,6 @@ loses least over all methods, averaged over both data sets.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import os
 import statistics
@@ -33,6 +32,8 @@ from typing import Any
 import yaml
 from experiments import Results, fit, show, spread
 from scipy.stats import spearmanr
+
+from fedlit.callbacks.run_folder import RunFolder, read_runs
 
 DATA = {
     "digits": ("data/digits", ("clean", "blended", "fonts", "noisy")),
@@ -102,7 +103,7 @@ def pool(data: str, target: str, seed: int) -> dict[str, list[Point]]:
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder, "validators.yaml")
         config.write_text(yaml.safe_dump(experiment(data)))
-        runs = fit(
+        fit(
             folder,
             f"--config={DATA[data][0]}",
             f"--config={config}",
@@ -111,21 +112,16 @@ def pool(data: str, target: str, seed: int) -> dict[str, list[Point]]:
             f"--seed_everything={seed}",
             "--trainer.strategy.num_threads=1",
         )
-        found = {about["method"]: validations(run / "metrics.csv") for run, about in runs.items()}
+        found = {run.method: validations(run) for run in read_runs([Path(folder)])}
     print(f"{data} {target} seed {seed}: { ({name: len(points) for name, points in found.items()}) }", flush=True)
     return found
 
 
-def validations(path: Path) -> list[Point]:
-    """What each validation logged; the test after the last round, which has no scores of validators, is left out."""
-    with path.open() as file:
-        steps: dict[str, Point] = {}
-        for row in csv.DictReader(file):
-            point = steps.setdefault(row["step"], {})
-            for name in (ORACLE, *SCORES.values()):
-                if row.get(name):
-                    point.setdefault(name, float(row[name]))  # the test comes after the validation of its step
-    return [point for point in steps.values() if {ORACLE, *SCORES.values()} <= set(point)]
+def validations(run: RunFolder) -> list[Point]:
+    """What each validation logged, where the target had a model to score."""
+    metrics = (ORACLE, *SCORES.values())
+    rounds = sorted(set.intersection(*(set(run.curves.get(metric, ())) for metric in metrics)))
+    return [{metric: run.curves[metric][round_idx] for metric in metrics} for round_idx in rounds]
 
 
 def judge(pooled: dict[str, list[Point]]) -> dict[str, Point]:
