@@ -33,7 +33,7 @@ import yaml
 from experiments import Results, fit, show, spread
 from scipy.stats import spearmanr
 
-from fedlit.callbacks.run_folder import RunFolder, read_runs
+from fedlit.callbacks.report import RunFolder, read_runs
 
 DATA = {
     "digits": ("data/digits", ("clean", "blended", "fonts", "noisy")),

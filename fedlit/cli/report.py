@@ -6,8 +6,7 @@ import sys
 from argparse import ArgumentParser
 from pathlib import Path
 
-from fedlit.callbacks.report import write_report
-from fedlit.callbacks.run_folder import read_runs
+from fedlit.callbacks.report import read_runs, write_report
 
 _DESCRIPTION = """
 Make one HTML page of what runs of fedlit fit left in their folders, and the same as Markdown. The page has the closing

@@ -13,10 +13,10 @@ import yaml
 sys.path.insert(0, str(Path(__file__).parent))
 from read_page import Page, markdown_tables
 
-from fedlit.callbacks.curves import Line, Panel, draw
-from fedlit.callbacks.pages import Heading, Links, Table, Text, to_html, to_markdown
 from fedlit.callbacks.report import report_on, write_report
-from fedlit.callbacks.run_folder import as_yaml, differences, flat, read_runs, rounds_of
+from fedlit.callbacks.report.curves import Line, Panel, draw
+from fedlit.callbacks.report.pages import Heading, Links, Table, Text, to_html, to_markdown
+from fedlit.callbacks.report.run_folder import as_yaml, differences, flat, read_runs, rounds_of
 
 HOSTILE = "<script>alert('1')</script>|*b* _c_ `d` [e](http://f) $g$ &amp;"
 

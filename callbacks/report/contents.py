@@ -9,8 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedlit.callbacks.communication_ledger import Sums, sums_of
-from fedlit.callbacks.curves import Line, Panel, draw
-from fedlit.callbacks.pages import (
+from fedlit.callbacks.privacy_report import NOT_PROTECTED, described, traffic
+from fedlit.callbacks.report.curves import Line, Panel, draw
+from fedlit.callbacks.report.pages import (
     Block,
     Bullets,
     Folded,
@@ -23,8 +24,7 @@ from fedlit.callbacks.pages import (
     to_html,
     to_markdown,
 )
-from fedlit.callbacks.privacy_report import NOT_PROTECTED, described, traffic
-from fedlit.callbacks.run_folder import METRICS, SUMMARY, Curve, RunFolder, as_yaml, differences
+from fedlit.callbacks.report.run_folder import METRICS, SUMMARY, Curve, RunFolder, as_yaml, differences
 from fedlit.callbacks.shared import LOGGING_CHANNELS
 from fedlit.callbacks.summary import RunSummary, closing_table
 from fedlit.federation import KEYS
