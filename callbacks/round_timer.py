@@ -20,9 +20,14 @@ class RoundTimer(Callback):
     ``time/protection_s`` (the privacy backend) and ``time/round_s`` (all of it, and the validation since
     the last round). They are those of process 0 and go to the loggers alone: processes differ in them, so nothing may
     monitor them. Sums over the rounds equal ``federation.seconds``, also over a resume.
+
+    Attributes:
+        resumed_s: Seconds that the run had trained when the checkpoint it resumes from was written; 0.0 if from none.
     """
 
     def __init__(self) -> None:
+        self.resumed_s = 0.0
+        self._started = time.perf_counter()
         self._before: dict[str, float] = {}
         self._spent = 0.0
         self._since = time.perf_counter()
@@ -34,7 +39,7 @@ class RoundTimer(Callback):
             self._before = dict(federated(pl_module, self).federation.seconds)
             self._spent = 0.0
         self._resumed = False
-        self._since = time.perf_counter()
+        self._since = self._started = time.perf_counter()
 
     def on_round_end(self, trainer: Trainer, module: FederatedModule, round_idx: int) -> None:
         """Log the seconds since the last round ended."""
@@ -47,11 +52,13 @@ class RoundTimer(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """What the round under way has used, so that a resumed run's sums are whole."""
-        return {"before": dict(self._before), "spent": self._elapsed()}
+        trained = self.resumed_s + time.perf_counter() - self._started
+        return {"before": dict(self._before), "spent": self._elapsed(), "trained": trained}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on where `state_dict` left off."""
         self._before, self._spent = dict(state_dict["before"]), float(state_dict["spent"])
+        self.resumed_s = float(state_dict["trained"])
         self._resumed = True
 
     def _elapsed(self) -> float:

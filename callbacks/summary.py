@@ -40,7 +40,7 @@ class RunSummary:
         rounds: Communication rounds.
         bytes_by_channel: Bytes sent, all rounds.
         seconds: By phase, of this process: "local", "exchange", "protection".
-        seconds_total: From start to end.
+        seconds_total: From start to end; of a resumed run, with those up to its checkpoint.
         processes: That hosted the clients.
         target_sha256: Fingerprint of the target's weights, to compare runs bit by bit.
         backends: Of each channel whose messages are summed by the server: what it hides. Channels between clients,
@@ -93,7 +93,7 @@ def summarise(trainer: Trainer, module: FederatedModule, seconds: float, method:
     Args:
         trainer: The run's; its latest ``oracle/target/acc`` and ``target/score`` are taken.
         module: The method trained.
-        seconds: From start to end.
+        seconds: From start to end; those before a resume are `RoundTimer.resumed_s`.
         method: Name in the table; ``None`` is the class of ``module``.
     """
     federation = module.federation

@@ -9,10 +9,12 @@ import sys
 import time
 import warnings
 from collections.abc import Iterable, Iterator
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
 import yaml
+from jsonargparse import Namespace
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
@@ -176,17 +178,38 @@ class FedlitCLI(LightningCLI):
                 )
             return False
         loggers: list[Logger] = [] if given in (None, True) else [given] if isinstance(given, Logger) else list(given)  # type: ignore[arg-type]
-        if self._one_of_many and any(isinstance(logger, WandbLogger) and logger.version for logger in loggers):
-            sys.exit(
-                "fedlit: an id of WandbLogger names one run of W&B, but this is several (seeds, targets, compare): "
-                "leave it out, or run one at a time"
-            )
+        self._check_versions(loggers)
         if not any(isinstance(logger, CSVLogger) for logger in loggers):
+            name = type(self.model).__name__
             # Agents of one sweep may start at the same moment, and would then count to the same version.
-            version = os.environ.get("WANDB_RUN_ID") if in_sweep() else None
-            loggers.append(CSVLogger(folder, name=type(self.model).__name__, version=version))
+            version = _unused(Path(folder, name), os.environ.get("WANDB_RUN_ID")) if in_sweep() else None
+            loggers.append(CSVLogger(folder, name=name, version=version))
         # The folder of the first is that of the run.
         return sorted(loggers, key=lambda logger: not isinstance(logger, CSVLogger))
+
+    def _check_versions(self, loggers: Iterable[Logger]) -> None:
+        """Let no run take the place of another: a version, or an id of W&B, names one."""
+        configured = self._get(self.config, "trainer").get("logger")
+        for entry, logger in zip(configured if isinstance(configured, list) else [configured], loggers, strict=False):
+            init_args = entry.get("init_args", {}) if isinstance(entry, Namespace) else {}
+            given = [init_args.get("version"), init_args.get("id")]
+            if isinstance(logger, WandbLogger) and not in_sweep():
+                given.append(os.environ.get("WANDB_RUN_ID"))
+            version = next((each for each in given if each is not None), None)
+            if version is None:
+                continue
+            place = "trainer.logger or WANDB_RUN_ID" if isinstance(logger, WandbLogger) else "trainer.logger"
+            named = f"version {version!r} of {type(logger).__name__} ({place}) names one run"
+            if self._one_of_many:
+                sys.exit(
+                    f"fedlit: {named}, but this is several (seeds, targets, compare), and they would overwrite each "
+                    "other: leave it out, or run one at a time (--compare null and so on)"
+                )
+            if isinstance(logger, CSVLogger) and (metrics := Path(logger.log_dir, "metrics.csv")).is_file():
+                sys.exit(
+                    f"fedlit: {named}, whose '{metrics}' would be deleted: leave it out, for a folder of this "
+                    "run's own, or give another (a resumed run goes on in a new folder, too)"
+                )
 
     def _run_subcommand(self, subcommand: str) -> None:
         if not self._run_classes:
@@ -209,7 +232,8 @@ class FedlitCLI(LightningCLI):
 
     def _close_fit(self, start: float) -> None:
         """Evaluate the final model, and leave a summary."""
-        seconds = time.perf_counter() - start
+        (timer,) = (callback for callback in self.trainer.callbacks if isinstance(callback, RoundTimer))  # type: ignore[attr-defined]
+        seconds = timer.resumed_s + time.perf_counter() - start
         # The final model, which no target label has helped to choose.
         self.trainer.test(self.model, datamodule=self.datamodule, verbose=False)
         self.summary = summarise(self.trainer, self.model, seconds, self._name)
@@ -223,6 +247,12 @@ class FedlitCLI(LightningCLI):
 def in_sweep() -> bool:
     """Whether an agent of a W&B sweep has started this process."""
     return "WANDB_SWEEP_ID" in os.environ
+
+
+def _unused(folder: Path, name: str | None) -> str | None:
+    """A name that nothing in a folder has: a trial that starts again leaves what its first start wrote."""
+    names = chain([name], (f"{name}-{number}" for number in count(1)))
+    return next(each for each in names if each is None or not (folder / each).exists())
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

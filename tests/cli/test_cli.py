@@ -260,9 +260,32 @@ def test_resuming_from_a_checkpoint_continues_the_run() -> None:
     main([*run, "--trainer.max_epochs=4", f"--ckpt_path={half}"])
     (straight,) = Path("runs/FedProx/version_0").rglob("*.ckpt")
     (resumed,) = Path("runs/FedProx/version_2").rglob("*.ckpt")
+    spent = [json.loads(Path(f"runs/FedProx/version_{n}/summary.json").read_text())["seconds_total"] for n in (1, 2)]
+    timer = torch.load(half, weights_only=True)["callbacks"]["RoundTimer"]
+    assert sum(timer["before"].values()) < timer["trained"] < spent[0]
+    assert timer["trained"] < spent[1]
     one, two = (torch.load(path, weights_only=True)["state_dict"] for path in (straight, resumed))
     assert one.keys() == two.keys()
     assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_no_run_takes_the_place_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    logger = ["--trainer.logger=CSVLogger", "--trainer.logger.save_dir=runs", "--trainer.logger.version=one"]
+    run = ["fit", "--config", "data/digits", "--trainer.max_epochs=1", *logger]
+    main(run)
+    (metrics,) = Path("runs").rglob("metrics.csv")
+    before = metrics.read_text()
+    (checkpoint,) = Path("runs").rglob("*.ckpt")
+    for again in (run, [*run, f"--ckpt_path={checkpoint}"], ["test", *run[1:], f"--ckpt_path={checkpoint}"]):
+        with pytest.raises(SystemExit, match=r"version 'one' of CSVLogger .*metrics.csv' would be deleted"):
+            main(again)
+    assert metrics.read_text() == before
+    with pytest.raises(SystemExit, match=r"version 'two' of CSVLogger .* names one run, but this is several"):
+        main([*run, "--trainer.logger.version=two", "--seeds=[1, 2]"])
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_RUN_ID", "three")
+    with pytest.raises(SystemExit, match=r"version 'three' of WandbLogger .* names one run, but this is several"):
+        main(["fit", "--config", "data/digits", "--config", "loggers/wandb", "--seeds=[1, 2]"])
 
 
 @pytest.mark.parametrize("command", ["validate", "test", "predict"])

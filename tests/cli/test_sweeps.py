@@ -124,6 +124,14 @@ def test_trials_of_a_sweep_in_one_folder(
         assert len(methods) == len(sweep["parameters"]["config"]["values"])
 
 
+def test_a_trial_that_starts_again_leaves_what_its_first_start_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = next(path for path in SWEEPS if path.stem == "methods_digits")
+    values = trials(yaml.safe_load(path.read_text()))[0]
+    for _ in range(2):
+        run_as_agent(path, values, "trial", monkeypatch, "--trainer.max_epochs=1")
+    assert {folder.parent.name for folder in Path("runs").rglob("summary.json")} == {"trial", "trial-1"}
+
+
 def test_a_trial_is_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_SWEEP_ID", "fedlit")
     with pytest.raises(SystemExit, match="a trial of a W&B sweep is one run, but this is 2"):
