@@ -18,7 +18,7 @@ from pathlib import Path
 
 import lightning
 import torch
-from experiments import fit
+from experiments import fit, spread
 
 EXPERIMENTS: dict[str, list[str]] = {
     "digits": ["--seeds=[0,1,2,3,4]"],
@@ -32,12 +32,6 @@ def run(name: str, extra: list[str]) -> list[dict[str, object]]:
     """Summaries of all runs of one experiment."""
     with tempfile.TemporaryDirectory() as folder:
         return list(fit(folder, f"--config=configs/experiments/{name}.yaml", *extra).values())
-
-
-def spread(values: list[float]) -> dict[str, float]:
-    """Mean and sample standard deviation, in per cent."""
-    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-    return {"mean": round(100 * statistics.fmean(values), 1), "std": round(100 * deviation, 1)}
 
 
 def table(runs: list[dict[str, object]]) -> dict[str, dict[str, dict[str, float]]]:

@@ -187,6 +187,21 @@ def accuracy(results: Results) -> str:
     return grid("experiment", ["method", "accuracy by target"], rows)
 
 
+def validators(pool: str) -> Callable[[Results], str]:
+    """By score: rank correlation, and points of accuracy lost."""
+    data = {"digits": "digits", "office_caltech": "Office-Caltech"}
+    places = {"correlation": 2, "lost": 1, "lost, rounds": 1}
+
+    def make(results: Results) -> str:
+        rows = []
+        for name in results["digits"][pool]:
+            found = [(results[each][pool][name][figure], digits) for each in data for figure, digits in places.items()]
+            rows.append((name, [f"{row['mean']:.{digits}f} ± {row['std']:.{digits}f}" for row, digits in found]))
+        return grid(pool, [f"{about}: {figure}" for about in data.values() for figure in places], rows)
+
+    return make
+
+
 OFFICE_FEATURES = "Office-Caltech features, average accuracy"
 NOISE = "Fashion-MNIST with noise 0.4, accuracy"
 RULES = ("FedDA", "FedGP", "FedDA(beta=auto)", "FedGP(beta=auto)")
@@ -280,6 +295,7 @@ TABLES: dict[str, dict[str, Callable[[Results], str]]] = {
         "sensitivity": dadil_sensitivity,
         "distillation": dadil_distillation,
     },
+    "validators": {"all": validators("all methods"), "unlabelled": validators("no label at the target")},
 }
 """By benchmark and table; each takes what the benchmark's JSON has under "results"."""
 

@@ -189,7 +189,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
     parser.add_argument("--points", type=Path, help="Also write every validation of every run to this JSON file.")
     options = parser.parse_args()
-    results = Results(options.out, "torch", "lightning", "scipy", rounds=ROUNDS, methods=methods())
+    results = Results(options.out, "torch", "lightning", "scipy", rounds=ROUNDS, methods=methods(), seeds=options.seeds)
     kept: dict[str, Any] = {}
     for data in options.data:
         cells = [(target, seed) for seed in options.seeds for target in DATA[data][1]]

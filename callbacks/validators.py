@@ -41,8 +41,9 @@ class Validators(Callback):
     target's: ``iwv`` (accuracy as importance-weighted validation estimates it) and ``dev`` (accuracy as deep embedded
     validation estimates it, with less variance). While a method has nothing to predict with at the target (FedRF-TCA
     before the first average of the classifiers), nothing is logged. All can be the ``monitor`` of ModelCheckpoint,
-    EarlyStopping or a sweep, with ``mode="max"``, as can ``source/acc``, which is logged anyway. See
-    `fedlit.functional` for what each computes.
+    EarlyStopping or a sweep, with ``mode="max"``, as can ``source/acc``, which is logged anyway, and ``target/score``,
+    which is ``information``: in benchmarks/RESULTS.md the one that loses least accuracy. See `fedlit.functional` for
+    what each computes.
 
     Sends: the target's scores, over "metrics". For ``iwv`` and ``dev`` also "source_moments", from each source, of
     which the target receives the mean, through that channel's privacy backend: 4 N^2 + 6 N numbers for N frequencies.

@@ -73,9 +73,10 @@ class FederatedModule(pl.LightningModule):
 
     Metrics: ``source/NAME/loss`` and ``target/loss`` (training loss, mean over the round), ``train/loss`` (their mean
     over clients), ``.../grad_norm`` (before clipping, where gradients are clipped), ``source/NAME/acc`` and
-    ``source/acc`` (validation accuracy of each source's own replica, and their mean), ``target/score`` (label-free:
-    mutual information between the target's inputs and predicted classes, in [0, 1]). In regression ``r2`` takes the
-    place of ``acc`` (share of variance explained, at most 1), and there is no score. All processes log equal numbers.
+    ``source/acc`` (validation accuracy of each source's own replica, and their mean), ``target/score`` (label-free, the
+    default to select by: mutual information between the target's inputs and predicted classes, in [0, 1]). In
+    regression ``r2`` takes the place of ``acc`` (share of variance explained, at most 1), and there is no score. All
+    processes log equal numbers.
 
     Args:
         clients: The roster, at least two names or `Client` objects.

@@ -37,8 +37,8 @@ def export(args: list[str]) -> None:
     parser = argparse.ArgumentParser(
         "fedlit export",
         description="Write the target's model of a run to a file that needs no fedlit: from inputs (n, ...), float32 "
-        "and in the form of the run's data module, to class probabilities (n, C), in regression to numbers. Run it where the "
-        "run was trained: relative paths of data in its config.yaml are looked for from there.",
+        "and in the form of the run's data module, to class probabilities (n, C), in regression to numbers. Run it "
+        "where the run was trained: relative paths of data in its config.yaml are looked for from there.",
     )
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="Folder that fedlit fit left, with config.yaml.")
     parser.add_argument(
