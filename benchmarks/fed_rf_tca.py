@@ -1,4 +1,4 @@
-"""FedRF-TCA: accuracy next to SourceOnly and FedAvg, robustness to lost messages, remedies of its loss, and its bytes.
+"""FedRF-TCA: accuracy next to SourceOnly and FedAvg, lost messages, remedies of its loss, closed form, and bytes.
 
 Run from the repository root: python benchmarks/fed_rf_tca.py [--parts robustness] [--cases digits] [--jobs 2]
 
@@ -57,6 +57,8 @@ REMEDIES = {
     for unbiased in (False, True)
 }
 
+CLOSED_FORM = {f"N = {frequencies}": f"{OPTION}num_frequencies={frequencies}" for frequencies in (500, 1000)}
+
 
 def run(experiment: str, *extra: str, config: str | None = None) -> list[dict[str, Any]]:
     """Summaries of all runs of one experiment."""
@@ -114,7 +116,7 @@ def ledger() -> dict[str, Any]:
 def main() -> None:
     """Run the chosen parts, and write the JSON after each cell."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parts = ["accuracy", "robustness", "remedies", "ledger"]
+    parts = ["accuracy", "robustness", "remedies", "closed_form", "ledger"]
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts)
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES), help="Data of the robustness.")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="Runs side by side, one thread each.")
@@ -146,6 +148,10 @@ def main() -> None:
         for remedy, more in REMEDIES.items():
             arguments = [*extra, *more, *ALONE]
             jobs.append(("remedies", remedy, lambda a=tuple(arguments): run(experiment, *a)))  # type: ignore[misc]
+    if "closed_form" in options.parts:
+        for size, argument in CLOSED_FORM.items():
+            experiment = "office_caltech_fedrftca_closed_form"
+            jobs.append(("closed_form", size, lambda e=experiment, a=argument: run(e, a)))  # type: ignore[misc]
     with ThreadPoolExecutor(options.jobs) as pool:
         list(pool.map(lambda job: cell(*job), jobs))
     if "ledger" in options.parts:

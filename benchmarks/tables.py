@@ -144,17 +144,25 @@ def fed_rf_tca_accuracy(results: Results) -> str:
     rows = []
     for experiment, methods in results["accuracy"].items():
         for method, row in methods.items():
-            targets = [key for key, figure in row.items() if isinstance(figure, dict) and "mean" in figure]
-            by_target = ", ".join(
-                f"{t} {cell(row[t])}" for t in targets if t not in ("average", "target_score", *SELECTION)
-            )
-            rows.append(
-                (
-                    f"`{experiment}`",
-                    [method, f"**{cell(row['average'])}**", by_target, *(cell(row[k]) for k in SELECTION)],
-                )
-            )
+            cells = [method, f"**{cell(row['average'])}**", by_target(row), *(cell(row[k]) for k in SELECTION)]
+            rows.append((f"`{experiment}`", cells))
     return grid("`configs/experiments/`", ["method", "average", "by target", *SELECTION.values()], rows)
+
+
+def fed_rf_tca_closed_form(results: Results) -> str:
+    """By number of frequencies."""
+    rows = [
+        (size, [f"**{cell(row['average'])}**", by_target(row)])
+        for size, methods in results["closed_form"].items()
+        for row in methods.values()
+    ]
+    return grid("frequencies", ["average", "by target"], rows)
+
+
+def by_target(row: dict[str, Any]) -> str:
+    """Each target's figure, in one cell."""
+    targets = [key for key, figure in row.items() if isinstance(figure, dict) and "mean" in figure]
+    return ", ".join(f"{t} {cell(row[t])}" for t in targets if t not in ("average", "target_score", *SELECTION))
 
 
 def fed_rf_tca_robustness(results: Results) -> str:
@@ -233,6 +241,14 @@ HEADLINES: list[tuple[str, str, tuple[str, ...], str, str, float | None]] = [
         )
     ),
     (
+        "FedRFTCAClosedForm",
+        "fed_rf_tca",
+        ("closed_form", "N = 500", "FedRFTCAClosedForm", "average"),
+        OFFICE_FEATURES,
+        "office_caltech_fedrftca_closed_form",
+        None,
+    ),
+    (
         "FedMMD",
         "fed_mmd_accuracy",
         ("office_L64", "federated, masked", "oracle_balanced_accuracy"),
@@ -286,6 +302,7 @@ TABLES: dict[str, dict[str, Callable[[Results], str]]] = {
         "accuracy": fed_rf_tca_accuracy,
         "robustness": fed_rf_tca_robustness,
         "remedies": fed_rf_tca_remedies,
+        "closed_form": fed_rf_tca_closed_form,
     },
     "dadil_accuracy": {
         "office": dadil_methods("office_caltech_feddadil", "EfficientNet features", OFFICE, paper=True),
