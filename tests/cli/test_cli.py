@@ -337,7 +337,7 @@ def test_what_wandb_agents_write_is_understood() -> None:
         (["--trainer.logger=false"], "would overwrite each other's files"),
         (
             ["--trainer.logger=lightning.pytorch.loggers.WandbLogger", "--trainer.logger.id=mine"],
-            "an id of WandbLogger names one run",
+            "version 'mine' of WandbLogger (trainer.logger or WANDB_RUN_ID) names one run",
         ),
         (["--ckpt_path=nowhere.ckpt", "--compare=null"], "'nowhere.ckpt' is not a file"),
     ],
