@@ -33,7 +33,7 @@ Results = dict[str, Any]
 
 
 def cell(figure: Any) -> str:
-    """A mean and its spread, with as many places as the figure has; a dash where there is none."""
+    """A mean and its spread, to a tenth; a dash where there is none."""
     if figure is None:
         return "-"
     return f"{figure['mean']:.1f} ± {figure['std']:.1f}"
@@ -354,6 +354,8 @@ def main() -> None:
         parser.error(f"NAME must be one of {', '.join(TABLES)}, got {unknown[0]!r}")
     if options.results and len(options.names) != 1:
         parser.error("--results is of one benchmark: name it")
+    if options.write and (options.names or options.results):
+        parser.error("--write writes all tables, from the repository's figures: leave NAME and --results out")
     if options.write:
         for page in PAGES:
             page.write_text(with_tables(page.read_text()))

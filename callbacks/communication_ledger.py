@@ -11,7 +11,7 @@ from pathlib import Path
 from lightning.pytorch import Callback, LightningModule, Trainer
 from rich.table import Table
 
-from fedlit.callbacks.shared import LOGGING_CHANNELS, federated, megabytes, show
+from fedlit.callbacks.shared import federated, megabytes, show, watched
 from fedlit.federation import SERVER, LedgerEntry
 from fedlit.module import FederatedModule
 
@@ -22,10 +22,10 @@ class CommunicationLedger(Callback):
     """Logs what each round sends, writes the ledger to a file, and prints a table of it.
 
     Logs ``comm/CHANNEL/MB`` (10^6 bytes, of the round that ended) and ``comm/MB`` (all rounds so far, without the
-    channels "metrics" and "oracle": those are watched numbers, not the method's). At the end of a fit it writes one
-    row per round, channel, sender and receiver, with exact bytes; a resumed run's file includes the rounds before.
-    What is sent between two rounds belongs to the later one, except for the numbers that an evaluation reports: those
-    belong to the round that it is of, and come too late to be logged with it.
+    channels "metrics", "oracle" and "source_moments": those are for watching, not the method's). At the end of a fit
+    it writes one row per round, channel, sender and receiver, with exact bytes; a resumed run's file includes the
+    rounds before. What is sent between two rounds belongs to the later one, except for the numbers that an evaluation
+    reports: those belong to the round that it is of, and come too late to be logged with it.
 
     Args:
         csv: Path of the file; ``None`` is ``ledger.csv`` in the Trainer's ``log_dir``, or its ``default_root_dir``.
@@ -51,7 +51,7 @@ class CommunicationLedger(Callback):
         for channel, num_bytes in sent.items():
             self._sent[channel] = self._sent.get(channel, 0) + num_bytes
         metrics = {f"comm/{channel}/MB": sent.get(channel, 0) / 1e6 for channel in self._sent}
-        own = sum(num_bytes for channel, num_bytes in self._sent.items() if channel not in LOGGING_CHANNELS)
+        own = sum(num_bytes for channel, num_bytes in self._sent.items() if not watched(channel))
         module.log_now(metrics | {"comm/MB": own / 1e6})
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -128,9 +128,15 @@ def sums_of(ledger: Iterable[LedgerEntry]) -> tuple[dict[str, Sums], Sums, Sums]
     for entry in ledger:
         channels.setdefault(entry.channel, Sums()).add(entry)
         everything.add(entry)
-        if entry.channel not in LOGGING_CHANNELS:
+        if not watched(entry.channel):
             method.add(entry)
     return channels, method, everything
+
+
+def split(channels: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Channels of the method, and those of watched numbers."""
+    names = list(channels)
+    return [name for name in names if not watched(name)], [name for name in names if watched(name)]
 
 
 def ledger_table(ledger: Iterable[LedgerEntry]) -> Table:
@@ -150,13 +156,12 @@ def ledger_table(ledger: Iterable[LedgerEntry]) -> Table:
         cells += [megabytes(sums.total), f"{sums.total / max(1, len(sums.rounds)):,.0f}"]
         table.add_row(*cells, style=style, end_section=end_section)
 
-    own = [name for name in channels if name not in LOGGING_CHANNELS]
-    watched = [name for name in LOGGING_CHANNELS if name in channels]
+    own, other = split(channels)
     for name in own:
         add(name, channels[name], end_section=name == own[-1])
     add("method", method, style="bold", end_section=True)
-    for name in watched:
-        add(name, channels[name], style="dim", end_section=name == watched[-1])
-    if watched:
+    for name in other:
+        add(name, channels[name], style="dim", end_section=name == other[-1])
+    if other:
         add("all", everything)
     return table

@@ -19,7 +19,8 @@ class RoundTimer(Callback):
     ``time/local_s`` (local steps), ``time/exchange_s`` (messages, and waiting for the other processes),
     ``time/protection_s`` (the privacy backend) and ``time/round_s`` (all of it, and the validation since
     the last round). They are those of process 0 and go to the loggers alone: processes differ in them, so nothing may
-    monitor them. Sums over the rounds equal ``federation.seconds``, also over a resume.
+    monitor them. Sums over the rounds equal ``federation.seconds`` as it was when the last
+    round ended, also over a resume.
 
     Attributes:
         resumed_s: Seconds that the run had trained when the checkpoint it resumes from was written; 0.0 if from none.
@@ -28,6 +29,7 @@ class RoundTimer(Callback):
     def __init__(self) -> None:
         self.resumed_s = 0.0
         self._started = time.perf_counter()
+        self._ended: float | None = None
         self._before: dict[str, float] = {}
         self._spent = 0.0
         self._since = time.perf_counter()
@@ -36,10 +38,12 @@ class RoundTimer(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Count from here, or from where a resumed round was left."""
         if not self._resumed:
+            self.resumed_s = 0.0
             self._before = dict(federated(pl_module, self).federation.seconds)
             self._spent = 0.0
         self._resumed = False
         self._since = self._started = time.perf_counter()
+        self._ended = None
 
     def on_round_end(self, trainer: Trainer, module: FederatedModule, round_idx: int) -> None:
         """Log the seconds since the last round ended."""
@@ -50,9 +54,13 @@ class RoundTimer(Callback):
         for logger in trainer.loggers:
             logger.log_metrics(metrics, step=trainer.global_step)
 
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Stop counting what the run has trained."""
+        self._ended = time.perf_counter()
+
     def state_dict(self) -> dict[str, Any]:
         """What the round under way has used, so that a resumed run's sums are whole."""
-        trained = self.resumed_s + time.perf_counter() - self._started
+        trained = self.resumed_s + (self._ended or time.perf_counter()) - self._started
         return {"before": dict(self._before), "spent": self._elapsed(), "trained": trained}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

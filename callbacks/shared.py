@@ -7,10 +7,19 @@ import sys
 from lightning.pytorch import LightningModule
 from rich.console import Console, RenderableType
 
+from fedlit.federation import KEYS
 from fedlit.module import FederatedModule
 
 LOGGING_CHANNELS = ("metrics", "oracle")
-"""Channels of numbers that are watched; the method would train the same without them."""
+"""Channels of numbers that are watched, which are reported in the clear."""
+
+SOURCE_MOMENTS = "source_moments"
+"""Channel of what `Validators` average over the sources, through its privacy backend."""
+
+
+def watched(channel: str) -> bool:
+    """Whether a channel carries what is watched alone: the method would train the same without it."""
+    return channel in LOGGING_CHANNELS or channel.removesuffix(KEYS) == SOURCE_MOMENTS
 
 
 def federated(module: LightningModule, callback: object) -> FederatedModule:

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedlit.callbacks.oracle_accuracy import OracleAccuracy
-from fedlit.callbacks.shared import LOGGING_CHANNELS, megabytes
+from fedlit.callbacks.shared import LOGGING_CHANNELS, megabytes, watched
 from fedlit.federation import KEYS
 from fedlit.module import FederatedModule
 from fedlit.privacy import Description
@@ -233,7 +233,7 @@ class ClosingTable:
                 self.columns[column], justify="left" if words else "right", no_wrap=column != _CHANNELS, overflow="fold"
             )
         for row in self.rows:
-            table.add_row(*(row.cells[column] for column in columns), style=row.style, end_section=row.last)
+            table.add_row(*(Text(row.cells[column]) for column in columns), style=row.style, end_section=row.last)
         return table
 
 
@@ -264,14 +264,14 @@ def _averages(runs: Sequence[RunSummary]) -> list[float]:
 def _cells(runs: Sequence[RunSummary], accuracies: Sequence[float]) -> list[str]:
     scores = [run.target_score for run in runs if run.target_score is not None]
     sent = {channel: fmean(run.bytes_by_channel.get(channel, 0) for run in runs) for channel in _channels(runs)}
-    own = [f"{channel} {megabytes(sent[channel])}" for channel in sent if channel not in LOGGING_CHANNELS]
+    own = [f"{channel} {megabytes(sent[channel])}" for channel in sent if not watched(channel)]
     seconds = [fmean(run.seconds.get(phase, 0.0) for run in runs) for phase in ("local", "exchange", "protection")]
     return [
         _percent(accuracies),
         f"{fmean(scores):.3f}" if scores else "-",
         f"{fmean(run.rounds for run in runs):.1f}".removesuffix(".0"),
         "\n".join(own) or "-",
-        megabytes(sum(sent.get(channel, 0) for channel in LOGGING_CHANNELS)),
+        megabytes(sum(sent[channel] for channel in sent if watched(channel))),
         *(f"{phase:.1f}" for phase in seconds),
         f"{fmean(run.seconds_total for run in runs):.1f}",
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from fedlit.callbacks.shared import federated
+from fedlit.callbacks.shared import SOURCE_MOMENTS, federated
 from fedlit.federation import RosterError
 from fedlit.functional import (
     SourceMoments,
@@ -39,15 +40,19 @@ class Validators(Callback):
     predicted classes, the sum of both less 1) and ``density`` (how many others each prediction is close to, by soft
     neighbourhood density). From the sources' validation samples too, weighted by how much their features resemble the
     target's: ``iwv`` (accuracy as importance-weighted validation estimates it) and ``dev`` (accuracy as deep embedded
-    validation estimates it, with less variance). While a method has nothing to predict with at the target (FedRF-TCA
-    before the first average of the classifiers), nothing is logged. All can be the ``monitor`` of ModelCheckpoint,
-    EarlyStopping or a sweep, with ``mode="max"``, as can ``source/acc``, which is logged anyway, and ``target/score``,
-    which is ``information``: in benchmarks/RESULTS.md the one that loses least accuracy. See `fedlit.functional` for
-    what each computes.
+    validation estimates it, with less variance). By themselves ``diversity`` also rewards models that are sure of
+    nothing, and ``density`` those that predict everything alike, as untrained ones do. While a method has nothing to
+    predict with at the target (FedRF-TCA before the first average of the classifiers), nothing is logged.
+
+    All can be the ``monitor`` of ModelCheckpoint, EarlyStopping or a sweep, with ``mode="max"``, as can ``source/acc``,
+    which is logged anyway, and ``target/score``, which is ``information``: in benchmarks/RESULTS.md the one that loses
+    least accuracy. See `fedlit.functional` for what each computes.
 
     Sends: the target's scores, over "metrics". For ``iwv`` and ``dev`` also "source_moments", from each source, of
     which the target receives the mean, through that channel's privacy backend: 4 N^2 + 6 N numbers for N frequencies.
-    They tell the mean of random features of a source's samples, and how often it errs; never a sample.
+    They tell the mean of random features of a source's samples, and how often it errs; never a sample. Each source
+    counts equally, however many samples it has. Under differential privacy of all channels every validation spends of
+    the privacy budget, and scores of clipped and noisy moments mean little: leave both out of ``names`` there.
 
     Args:
         names: Which scores; ``None`` is all of them.
@@ -57,8 +62,10 @@ class Validators(Callback):
         temperature: See `soft_neighbourhood_density`.
 
     Raises:
-        ValueError: If a name is unknown; when a run starts, if the method predicts no classes.
-        RosterError: In a validation, if the target or all sources have no samples for it.
+        ValueError: If a name is unknown or a number out of its range; when a run starts, if the method predicts no
+            classes.
+        RosterError: In a validation, if the target has no samples for it (for ``density``, fewer than 3), or the
+            sources have none.
     """
 
     def __init__(
@@ -74,6 +81,11 @@ class Validators(Callback):
         for name in self.names:
             if name not in known:
                 raise ValueError(f"names must be among {list(known)}, got {name!r}")
+        if num_frequencies < 1:
+            raise ValueError(f"num_frequencies must be at least 1, got {num_frequencies}")
+        for name, value in (("bandwidth", bandwidth), ("ridge", ridge), ("temperature", temperature)):
+            if not 0 < value < math.inf:
+                raise ValueError(f"{name} must be positive, got {value}")
         self.num_frequencies = num_frequencies
         self.bandwidth = bandwidth
         self.ridge = ridge
@@ -175,14 +187,20 @@ class Validators(Callback):
             )
             there = torch.tensor(float(seen), dtype=torch.float64)
             sent[client.name] = {"there": there, **_packed(own)}
-        return federation.mean("source_moments", sent, among=module.sources, to=[module.target], absent_too=True)
+        return federation.mean(SOURCE_MOMENTS, sent, among=module.sources, to=[module.target], absent_too=True)
 
     def _missing(self, target: str, received: Mapping[str, Tensor]) -> RosterError | None:
         """What keeps the target from computing its scores."""
-        if not self._predictions:
+        number = sum(map(len, self._predictions))
+        if number == 0:
             return RosterError(
                 f"Validators score predictions for {target!r}, which has no validation samples: raise val_fraction of "
                 "the data module"
+            )
+        if "density" in self.names and number < 3:
+            return RosterError(
+                f"'density' of Validators needs at least 3 validation samples of {target!r}, got {number}: raise "
+                "val_fraction of the data module, or leave it out of names"
             )
         if self._weighs and not float(received["there"]):
             return RosterError(
@@ -204,7 +222,7 @@ class Validators(Callback):
             found["density"] = soft_neighbourhood_density(p, self.temperature)
         if self._weighs:
             there = received["there"]
-            means = _unpacked({name: total / there for name, total in received.items()})
+            means = _unpacked({name: (total / there).cpu() for name, total in received.items()})
             target = torch.cat(self._features[module.target.name]).mean(dim=0).cpu()
             found["iwv"], found["dev"] = importance_weighted_scores(means, target, self.ridge)
         return {name: float(found[name]) for name in self.names}

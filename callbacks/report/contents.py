@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fedlit.callbacks.communication_ledger import Sums, sums_of
+from fedlit.callbacks.communication_ledger import Sums, split, sums_of
 from fedlit.callbacks.privacy_report import NOT_PROTECTED, described, traffic
 from fedlit.callbacks.report.curves import Line, Panel, draw
 from fedlit.callbacks.report.pages import (
@@ -397,23 +397,22 @@ def _communication(run: RunFolder, anchor: str) -> list[Block]:
     if run.ledger is None:
         return _logged_bytes(run, anchor)
     channels, method, everything = sums_of(run.ledger)
-    watched = [name for name in LOGGING_CHANNELS if name in channels]
-    own = [name for name in channels if name not in LOGGING_CHANNELS]
+    own, other = split(channels)
     named = [*((name, channels[name]) for name in own), ("method", method)]
-    named += [*((name, channels[name]) for name in watched), ("all", everything)] if watched else []
+    named += [*((name, channels[name]) for name in other), ("all", everything)] if other else []
     header = ["rounds", "messages", "up", "down", "between clients", "total", "per round"]
     rows = [[name, *_sums(sums)] for name, sums in named]
     sums = frozenset(place for place, row in enumerate(rows) if row[0] in ("method", "all") and row[0] not in channels)
-    points: dict[str, dict[int, float]] = {name: {} for name in (*own, *watched)}
+    points: dict[str, dict[int, float]] = {name: {} for name in (*own, *other)}
     for entry in run.ledger:
         sent = points[entry.channel]
         sent[entry.round_idx] = sent.get(entry.round_idx, 0) + entry.num_bytes
     return [
         Text(
             "Bytes by channel, as the ledger has them: up to the server, down from it, and from client to client; per "
-            "round in which the channel was used. The channels 'metrics' and 'oracle' carry watched numbers, and are "
-            "not the method's; those of an evaluation are booked to the round that it is of, other messages between "
-            "two rounds to the later one."
+            "round in which the channel was used. The channels 'metrics', 'oracle' and 'source_moments' carry what is "
+            "watched, and are not the method's; numbers of an evaluation are booked to the round that it is of, other "
+            "messages between two rounds to the later one."
         ),
         Table(["channel", *header], rows, sums=sums),
         *_drawn(_bytes_by_channel(points), f"{anchor}_communication", run.name),
@@ -427,7 +426,7 @@ def _sums(sums: Sums) -> list[str]:
 
 
 def _bytes_by_channel(points: Mapping[str, Mapping[int, float]]) -> list[Panel]:
-    own = [name for name in points if name not in LOGGING_CHANNELS]
+    own, _ = split(points)
     lines = [Line(name, points[name], own.index(name) if name in own else None) for name in points]
     return _panel("bytes sent in a round, by channel", lines, logarithmic=True)
 

@@ -128,7 +128,7 @@ def _names(folders: Sequence[Path]) -> list[str]:
 def _read(folder: Path, name: str) -> RunFolder:
     summary = _parsed(folder / SUMMARY, RunSummary.from_json)
     config = flat(_parsed(folder / "config.yaml", _mapping) or {})
-    rows = _parsed(folder / METRICS, _rows) or []
+    rows = _parsed(folder / METRICS, _metrics) or []
     final: Mapping[str, float] = {}
     if summary is not None and _is_test(rows, int(str(config.get(_ROUNDS_PER_EPOCH, 1)))):
         place = max(place for place, row in enumerate(rows) if "epoch" in row)
@@ -162,7 +162,7 @@ def _parsed(path: Path, parse: Callable[[str], _T]) -> _T | None:
         return None
     try:
         return parse(path.read_text(encoding="utf-8"))
-    except (ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, csv.Error, yaml.YAMLError) as error:
         raise ValueError(
             f"RUN_DIR must hold files as a run of this version of fedlit writes them, got '{path}', which cannot be "
             f"read ({type(error).__name__}: {error}): restore the file, or move it away to report the run without it"
@@ -223,6 +223,13 @@ def _rows(text: str) -> list[dict[str, float]]:
     return [dict(_numbers(zip(header, cells, strict=False))) for cells in lines]
 
 
+def _metrics(text: str) -> list[dict[str, float]]:
+    """Rows that `rounds_of` can read; if it cannot, the file is still known here."""
+    rows = _rows(text)
+    rounds_of(rows)
+    return rows
+
+
 def _table(text: str) -> dict[str, Curve]:
     """Columns of a table with a column ``round``."""
     return rounds_of([row | {"step": row["round"]} for row in _rows(text)])
@@ -232,8 +239,8 @@ def rounds_of(rows: Sequence[Mapping[str, float]]) -> dict[str, Curve]:
     """Curves of a CSVLogger's rows, which have a step each, but a round only where one ends.
 
     What Lightning logs has an epoch too: it belongs to the last round that ended above it, and of several evaluations
-    between two rounds the first counts, as it is the one of the model that the round left. Other rows are written when
-    a round ends, with the step at which it ends, some above its own row.
+    between two rounds the first counts: that of the model that the round left, where rounds are evaluated as they end.
+    Other rows are written when a round ends, with the step at which it ends, some above its own row.
 
     Args:
         rows: From top to bottom.

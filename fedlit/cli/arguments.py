@@ -6,6 +6,7 @@ import re
 import sys
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -46,25 +47,44 @@ def find_config(name: str) -> str:
 
 def refuse_linked(args: list[str]) -> None:
     """Refuse model arguments that come from the data: jsonargparse would ignore them without a word."""
-    found = []
-    paths = []
+    found: list[str] = []
     for previous, arg in zip(["", *args], args, strict=False):
-        key = arg.split("=")[0]
+        key, is_assigned, value = arg.partition("=")
         if key in {f"--model.{infix}{name}" for name in LINKED for infix in ("", "init_args.")}:
             found.append(key.removeprefix("--"))
-        if previous in ("--config", "-c"):
-            paths.append(arg)
-        elif key in ("--config", "-c") and "=" in arg:
-            paths.append(arg.partition("=")[2])
-    for path in paths:
-        if Path(path).is_file():
-            content = yaml.safe_load(Path(path).read_text())
-            model = content.get("model") if isinstance(content, dict) else None
-            given = model.get("init_args") if isinstance(model, dict) else None
-            if isinstance(given, dict):
-                found += [f"model.init_args.{name} in {path}" for name in LINKED if name in given]
+        if not is_assigned:
+            key, value = previous, arg
+        if key in ("--config", "-c") and Path(value).is_file():
+            content = _content(value)
+            sections = [content, *(content.get(name) for name in _SUBCOMMANDS)] if isinstance(content, dict) else []
+            models = [section.get("model") for section in sections if isinstance(section, dict)]
+            found += [f"model.init_args.{name} in {value}" for model in models for name in _linked(model)]
+        elif key == "--model":
+            found += [f"model.init_args.{name}" for name in _linked(_content(value))]
+        elif key == "--model.init_args":
+            found += [f"model.init_args.{name}" for name in _linked({"init_args": _content(value)})]
     if found:
         sys.exit(
             f"fedlit: {', '.join(found)}: clients, target, num_classes and task are taken from the data module; give "
             "them there (--data.target, --data.clients)"
         )
+
+
+_SUBCOMMANDS = ("fit", "validate", "test", "predict")
+
+
+def _linked(model: object) -> list[str]:
+    """Which of `LINKED` the configuration of a model has."""
+    given = model.get("init_args") if isinstance(model, dict) else None
+    return [name for name in LINKED if name in given] if isinstance(given, dict) else []
+
+
+def _content(text: str) -> Any:
+    """What YAML says, or the file that it names."""
+    where = "the command line"
+    if "\n" not in text and Path(text).is_file():
+        where, text = text, Path(text).read_text()
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        sys.exit(f"fedlit: {where} has what is no YAML, and must be mended: {' '.join(str(error).split())}")

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,14 @@ class Figure:
     mean: float
     std: float
 
+    @property
+    def places(self) -> int:
+        """Behind the point, as the file has them."""
+        exponents = (Decimal(repr(each)).as_tuple().exponent for each in (self.mean, self.std))
+        return max((-exponent for exponent in exponents if isinstance(exponent, int)), default=1)
+
     def __str__(self) -> str:
-        return f"{self.mean:.1f} ± {self.std:.1f}"
+        return f"{self.mean:.{self.places}f} ± {self.std:.{self.places}f}"
 
 
 def benchmark(args: list[str]) -> None:
@@ -122,7 +129,8 @@ def figures(results: Any, path: tuple[str, ...] = ()) -> Iterator[Figure]:
 def comparison(kept: list[Figure], now: list[Figure]) -> Table | str:
     """The figures of both, side by side.
 
-    Two means agree if they are no further apart than both spreads together, or than rounding to a tenth explains.
+    Two means agree if they are no further apart than both spreads together, or than rounding to the places that they
+    are told with explains.
 
     Args:
         kept: Of the repository.
@@ -144,7 +152,8 @@ def comparison(kept: list[Figure], now: list[Figure]) -> Table | str:
         if old is None:
             table.add_row(name, "-", str(figure), "new")
             continue
-        within = abs(figure.mean - old.mean) <= max(figure.std + old.std, 0.1) + 1e-9
+        rounding = 10.0 ** -max(figure.places, old.places)
+        within = abs(figure.mean - old.mean) <= max(figure.std + old.std, rounding) + 1e-9
         agree += within
         table.add_row(name, str(old), str(figure), "yes" if within else "no")
     table.caption = f"{agree} of {sum(figure.path in before for figure in now)} within the spread"

@@ -76,6 +76,10 @@ def _main(args: list[str]) -> None:
         return
     args = normalise(args)
     refuse_linked(args)
+    if "fit" in args[1:] and args[0].startswith(("--config", "-c")):
+        sys.exit(
+            "fedlit: --config must come after fit, which reads seeds, targets and compare: fedlit fit --config FILE"
+        )
     if "fit" not in args[:1] or {"-h", "--help", "--print_config"} & {arg.split("=")[0] for arg in args}:
         FedlitCLI(args)
         return

@@ -87,12 +87,16 @@ class Run:
     def command(self, args: Sequence[str]) -> list[str]:
         """The whole command line: configurations, what this run presets, what the user gave, and what it must have.
 
+        What the user gave takes the place of what is preset, wherever it stands.
+
         Args:
             args: Of the user.
         """
         places = [place for place, arg in enumerate(args) if arg.startswith(("--config", "-c"))]
         after = 1 if not places else places[-1] + (1 if "=" in args[places[-1]] else 2)
-        return [*args[:after], *self.preset, *args[after:], *self.arguments]
+        given = {arg.split("=")[0] for arg in args}
+        preset = [arg for arg in self.preset if arg.split("=")[0] not in given]
+        return [*args[:after], *preset, *args[after:], *self.arguments]
 
 
 @dataclass(frozen=True)

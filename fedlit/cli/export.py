@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -94,7 +95,10 @@ def _progress(path: Path) -> tuple[int, int, float]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    try:
+        checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except (RuntimeError, UnpicklingError, EOFError) as error:
+        sys.exit(f"fedlit: '{path}' cannot be read as a checkpoint: give one that fedlit fit has written ({error})")
     if "federation" not in checkpoint:
         sys.exit(f"fedlit: '{path}' is no checkpoint of a federation: give one that fedlit fit has written")
     return checkpoint
@@ -110,5 +114,8 @@ def _load(module: FederatedModule, path: Path) -> int:
             f"{class_path(module)}: give one of the same run"
         )
     module.configure_model()
-    module.load_state_dict(checkpoint["state_dict"])
+    try:
+        module.load_state_dict(checkpoint["state_dict"])
+    except RuntimeError as error:
+        sys.exit(f"fedlit: '{path}' does not fit the run's config.yaml: give a checkpoint of the same run ({error})")
     return int(checkpoint["federation"]["round_idx"])

@@ -98,7 +98,7 @@ def soft_neighbourhood_density(probabilities: Tensor, temperature: float = 0.05)
         temperature: tau, positive.
 
     Returns:
-        A scalar in [0, 1], float64.
+        A scalar in [0, 1], float64. Equal predictions have 1: it does not tell a collapsed model from a working one.
 
     Raises:
         ValueError: If there are fewer than three samples, or the temperature is not positive.
@@ -123,7 +123,8 @@ def soft_neighbourhood_density(probabilities: Tensor, temperature: float = 0.05)
 class SourceMoments:
     """Means over labelled source samples of m features phi, and of their products with a loss; all float64.
 
-    They are means of numbers of one sample each: means of several sources' are those of the samples of all.
+    They are means of numbers of one sample each: a mean of several sources' is that of their mixture, each with the
+    share that it is weighted by.
 
     Args:
         phi: E[phi], shape (m,).

@@ -63,6 +63,12 @@ def test_one_run_is_one_row():
     assert "standard deviation" not in text
 
 
+def test_names_are_printed_as_they_are():
+    """Brackets mean a style to rich, and a closing one that nothing opened is an error to it."""
+    text = render([run("SourceOnly [ours]", "webcam", 0.876), run("[/b] x", "[red]", 0.5)])
+    assert {("SourceOnly [ours]", "webcam"), ("[/b] x", "[red]")} == set(cells(text))
+
+
 def test_seeds_are_a_mean_and_a_sample_standard_deviation():
     """Accuracies 80, 82 and 87 %: mean 83, deviations -3, -1, 4, so std = sqrt(26 / 2) = 3.606."""
     runs = [run("FedAvg", "webcam", a, seed, rounds=seed) for seed, a in enumerate((0.80, 0.82, 0.87))]

@@ -12,11 +12,13 @@ import torch
 import torch.nn.functional as F
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from torch import Tensor
+from torch.utils.data import TensorDataset
 
 sys.path.insert(0, str(Path(__file__).parent))
 from small_federation import CLIENTS, TARGET, Blobs, EveryMetric, build, trainer
 
-from fedlit.callbacks import Validators
+from fedlit.callbacks import CommunicationLedger, Validators, closing_table, summarise
+from fedlit.callbacks.communication_ledger import sums_of
 from fedlit.data import FederatedLoader
 from fedlit.federation import RosterError
 from fedlit.functional import (
@@ -122,14 +124,15 @@ def test_a_checkpoint_is_kept_by_a_score(name: str, tmp_path: Path) -> None:
 
 
 class Only(Blobs):
-    """Only these clients have validation samples."""
+    """Only these clients have validation samples; if a number is given, so many."""
 
-    def __init__(self, names: set[str]) -> None:
+    def __init__(self, names: set[str] | dict[str, int]) -> None:
         super().__init__()
-        self.names = names
+        self.numbers = names if isinstance(names, dict) else dict.fromkeys(names)
 
     def val_dataloader(self) -> FederatedLoader:
-        own = {name: data for name, data in self.parts["val"].items() if name in self.names}
+        val = self.parts["val"]
+        own = {name: TensorDataset(*val[name][:number]) for name, number in self.numbers.items()}
         return FederatedLoader(own, batch_size=8, training=False, guarded=TARGET, seed=0)
 
 
@@ -144,11 +147,50 @@ def test_a_source_without_validation_samples_does_not_count(tmp_path: Path) -> N
     [
         (None, {TARGET}, "'iwv' and 'dev' of Validators weigh validation samples of the sources, which have none"),
         (["density"], set(CLIENTS[:-1]), "Validators score predictions for 'webcam', which has no validation samples"),
+        (["density"], {TARGET: 2}, "'density' of Validators needs at least 3 validation samples of 'webcam', got 2"),
     ],
 )
-def test_nothing_to_score_is_an_error(names: Any, left: set[str], message: str, tmp_path: Path) -> None:
+def test_nothing_to_score_is_an_error(names: Any, left: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(RosterError, match=message):
         trainer(1, [Validators(names=names)], tmp_path).fit(build(), Only(left))
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ({"names": ["certainty", "luck"]}, "names must be among .* got 'luck'"),
+        ({"num_frequencies": 0}, "num_frequencies must be at least 1, got 0"),
+        ({"bandwidth": -1.0}, "bandwidth must be positive, got -1.0"),
+        ({"ridge": 0.0}, "ridge must be positive, got 0.0"),
+        ({"temperature": float("nan")}, "temperature must be positive, got nan"),
+    ],
+)
+def test_numbers_out_of_their_range_are_refused_at_once(argument: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Validators(**argument)
+
+
+@pytest.mark.parametrize("privacy", [None, PairwiseMasking()])
+def test_watching_is_not_counted_as_the_methods_traffic(privacy: Any, tmp_path: Path) -> None:
+    def watched(callbacks: list[Any]) -> tuple[dict[str, float], int, Any]:
+        module, ledger = build(), CommunicationLedger(print_table=False)
+        done = trainer(2, [*callbacks, ledger], tmp_path, strategy={"privacy": privacy})
+        done.fit(module, Blobs())
+        _, method, _ = sums_of(module.federation.ledger)
+        return dict(done.callback_metrics), method.total, summarise(done, module, 1.0)
+
+    bare, total, _ = watched([])
+    logged, with_scores, summary = watched([Validators()])
+    assert with_scores == total
+    assert float(logged["comm/MB"]) == float(bare["comm/MB"])
+    assert float(logged["comm/source_moments/MB"]) > 0
+    (row,) = closing_table([summary]).rows
+    assert "source_moments" not in row.cells[5]
+    sent = sum(
+        size for name, size in summary.bytes_by_channel.items() if name.startswith(("metrics", "source_moments"))
+    )
+    assert float(row.cells[6]) == pytest.approx(sent / 1e6, rel=5e-3)
+    assert any(note.startswith("privacy: source_moments -> ") for note in closing_table([summary]).notes)
 
 
 def test_a_target_without_a_classifier_has_no_scores_until_it_has_one(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from rich.table import Table
 
 from fedlit.cli import main
 from fedlit.cli.benchmark import Figure, comparison, figures
@@ -90,6 +91,13 @@ def test_mistakes_are_told_by_name(clone: Path, monkeypatch: pytest.MonkeyPatch,
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match="must be run in a clone of fedlit's repository"):
         main(["benchmark"])
+
+
+@pytest.mark.parametrize(("now", "verdict"), [(0.81, "yes"), (0.82, "no")])
+def test_figures_agree_to_the_places_that_they_are_told_with(now: float, verdict: str) -> None:
+    table = comparison([Figure(("r",), 0.8, 0.0)], [Figure(("r",), now, 0.0)])
+    assert isinstance(table, Table)
+    assert [list(column.cells) for column in table.columns] == [["r"], ["0.8 ± 0.0"], [f"{now} ± 0.00"], [verdict]]
 
 
 def test_figures_are_those_with_a_spread() -> None:

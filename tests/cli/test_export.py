@@ -122,12 +122,17 @@ def test_devices_and_backends_of_the_run_are_not_needed(run: Path, monkeypatch: 
         (["run", "--ckpt_path=other.ckpt"], "'other.ckpt' is no checkpoint of a federation"),
         (["run", "--ckpt_path=method.ckpt"], "'method.ckpt' is a checkpoint of another.Method, .*FedAvg"),
         (["run", "--ckpt_path=roster.ckpt"], "the checkpoint belongs to another federation"),
+        (["run", "--ckpt_path=wide.ckpt"], "'wide.ckpt' does not fit the run's config.yaml: give a checkpoint of the"),
+        (["run", "--ckpt_path=words.ckpt"], "'words.ckpt' cannot be read as a checkpoint: give one that fedlit fit"),
     ],
 )
 def test_mistakes_are_told(run: Path, words: list[str], message: str) -> None:
     checkpoint = torch.load(epoch(run, 2), weights_only=True)
     torch.save({}, "other.ckpt")
     torch.save(checkpoint | {"method": "another.Method"}, "method.ckpt")
+    wide = {name: tensor.repeat(2, *[1] * (tensor.dim() - 1)) for name, tensor in checkpoint["state_dict"].items()}
+    torch.save(checkpoint | {"state_dict": wide}, "wide.ckpt")
+    Path("words.ckpt").write_text("words")
     federation = checkpoint["federation"]
     torch.save(checkpoint | {"federation": federation | {"roster": federation["roster"][1:]}}, "roster.ckpt")
     with pytest.raises(SystemExit, match=message) as caught:

@@ -305,6 +305,13 @@ def test_regression_has_r2(runs: Path, page: Page):
     assert table["hungary"][4] == f"{float(rows(folder / 'metrics.csv')[-1]['oracle/target/r2']):.3f}"
 
 
+@pytest.mark.parametrize("table", ["loss\n1.0\n", "round,step\ninf,1\n", f"step\n{'1' * 200_000}\n"])
+def test_a_foreign_table_is_told_by_name(tmp_path: Path, table: str):
+    (tmp_path / "metrics.csv").write_text(table)
+    with pytest.raises(SystemExit, match=r"metrics.csv', which cannot be read \("):
+        main(["report", str(tmp_path)])
+
+
 def test_an_interrupted_run_is_told_as_far_as_it_came(runs: Path, tmp_path: Path):
     folder = tmp_path / "broken" / "version_0"
     shutil.copytree(runs / "digits" / "FedAvg" / "version_0", folder)

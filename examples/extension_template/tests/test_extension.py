@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch.optim import SGD
 
 from fedlit import FederatedModule, FederatedStrategy
-from fedlit.methods import FedAvg
+from fedlit.methods import FedAvg, FedRFTCA
 from fedlit.models import MLP
 from fedlit.privacy import InputError, Plain, RangeError
 from fedlit_extension.data import ANGLES, Moons
@@ -151,3 +151,9 @@ def test_confidence_is_that_of_the_target_on_its_validation_samples() -> None:
     with torch.no_grad():
         expected = module(data.dataset("turned", "val").x).softmax(dim=1).amax(dim=1).mean()
     assert float(trainer.callback_metrics["validator/confidence"]) == pytest.approx(float(expected), abs=1e-6)
+
+
+def test_confidence_waits_for_a_method_that_has_nothing_to_predict_with() -> None:
+    """The target of FedRF-TCA has a classifier when the run has ended."""
+    _, trainer = run(FedRFTCA, callbacks=[Confidence()], num_frequencies=8, num_components=2, classifier_period=50)
+    assert 0.5 <= float(trainer.callback_metrics["validator/confidence"]) <= 1
