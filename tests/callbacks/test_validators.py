@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
 sys.path.insert(0, str(Path(__file__).parent))
-from small_federation import CLIENTS, TARGET, Blobs, EveryMetric, build, trainer
+from small_federation import CLIENTS, NUM_CLASSES, TARGET, Blobs, EveryMetric, build, trainer
 
 from fedlit.callbacks import CommunicationLedger, Validators, closing_table, summarise
 from fedlit.callbacks.communication_ledger import sums_of
@@ -31,37 +32,52 @@ from fedlit.functional import (
     sample_frequencies,
     soft_neighbourhood_density,
 )
-from fedlit.methods import FedRFTCA
+from fedlit.methods import FedAvg, FedRFTCA
+from fedlit.models import MLP
 from fedlit.privacy import PairwiseMasking
 
 NAMES = ["certainty", "diversity", "information", "density", "iwv", "dev"]
 
 
-def run(folder: Path, rounds: int = 2, callbacks: Any = (), data: Any = None, **kwargs: Any) -> Any:
-    module = build()
-    done = trainer(rounds, [Validators(), *callbacks], folder, **kwargs)
+def run(
+    folder: Path,
+    rounds: int = 2,
+    callbacks: Any = (),
+    data: Any = None,
+    module: Any = None,
+    validators: Validators | None = None,
+    **kwargs: Any,
+) -> Any:
+    module = module or build()
+    done = trainer(rounds, [validators or Validators(), *callbacks], folder, **kwargs)
     done.fit(module, data or Blobs())
     return module, {name: float(done.callback_metrics[f"validator/{name}"]) for name in NAMES}
 
 
-def by_hand(module: Any, sources: Sequence[str] = CLIENTS[:-1]) -> dict[str, float]:
+def by_hand(
+    module: Any,
+    sources: Sequence[str] = CLIENTS[:-1],
+    bandwidth: float = 0.5,
+    ridge: float = 0.1,
+    temperature: float = 0.05,
+) -> dict[str, float]:
     """The scores of the trained clients on all their validation samples at once."""
     data, phi, logits, errors = Blobs().parts["val"], {}, {}, {}
-    frequencies = sample_frequencies(32, 8, 0.5, seed=module.federation.seed)
     with torch.no_grad():
         for name in CLIENTS:
             x, y = data[name].tensors
             features = F.normalize(module.replicas[name].extractor(x).double(), dim=1)
+            frequencies = sample_frequencies(32, features.shape[1], bandwidth, seed=module.federation.seed)
             phi[name] = random_fourier_features(features, frequencies)
             logits[name] = module.replicas[name](x)
             errors[name] = (logits[name].argmax(dim=1) != y).double()
     p = logits[TARGET].double().softmax(dim=1)
     entropy = torch.special.entr(p).sum(dim=1).mean()
     pooled = SourceMoments.of(torch.cat([phi[name] for name in sources]), torch.cat([errors[name] for name in sources]))
-    iwv, dev = importance_weighted_scores(pooled, phi[TARGET].mean(dim=0))
+    iwv, dev = importance_weighted_scores(pooled, phi[TARGET].mean(dim=0), ridge)
     found: list[Tensor] = [
         certainty_score(entropy, 4), diversity_score(p.mean(dim=0)), information_score(p.mean(dim=0), entropy),
-        soft_neighbourhood_density(p), iwv, dev,
+        soft_neighbourhood_density(p, temperature), iwv, dev,
     ]  # fmt: skip
     return {name: float(score) for name, score in zip(NAMES, found, strict=True)}
 
@@ -71,6 +87,66 @@ def test_scores_are_of_all_validation_samples(tmp_path: Path) -> None:
     module, scores = run(tmp_path)
     assert scores == pytest.approx(by_hand(module), abs=1e-6)
     assert len(set(scores.values())) == 6
+
+
+@pytest.mark.parametrize(
+    ("setting", "changed"),
+    [
+        ({"bandwidth": 1.0}, {"iwv", "dev"}),
+        ({"ridge": 10.0}, {"iwv", "dev"}),
+        ({"temperature": 1.0}, {"density"}),
+    ],
+)
+def test_a_setting_changes_the_scores_that_it_is_of(setting: Any, changed: set[str], tmp_path: Path) -> None:
+    module, scores = run(tmp_path, validators=Validators(**setting))
+    assert scores == pytest.approx(by_hand(module, **setting), abs=1e-6)
+    default = by_hand(module)
+    assert {name for name in NAMES if abs(scores[name] - default[name]) > 1e-3} == changed
+
+
+@pytest.mark.parametrize(("seed", "width"), [(7, 8), (0, 6)])
+def test_one_object_scores_modules_of_other_seeds_and_widths(
+    seed: int, width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    validators = Validators()
+    run(tmp_path, 1, validators=validators)  # of seed 0 and width 8
+    monkeypatch.setenv("PL_GLOBAL_SEED", str(seed))
+    torch.manual_seed(0)
+    module, scores = run(
+        tmp_path, 1, validators=validators, module=FedAvg(CLIENTS, TARGET, NUM_CLASSES, MLP(5, [width]))
+    )
+    assert module.federation.seed == seed
+    assert scores == pytest.approx(by_hand(module), abs=1e-6)
+
+
+def test_a_sanity_check_sends_nothing_and_leaves_the_scores_alone(tmp_path: Path) -> None:
+    module, scores = run(tmp_path)
+    checked, same = run(tmp_path, num_sanity_val_steps=-1)
+    assert same == scores
+    assert list(checked.federation.ledger) == list(module.federation.ledger)
+
+
+class Extractions(Callback):
+    """Counts the batches of a source that go through its extractor in the sanity check."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def on_sanity_check_start(self, trainer: Trainer, pl_module: Any) -> None:
+        extractor = pl_module.replicas["amazon"].get_submodule("extractor")
+        self._hook = extractor.register_forward_hook(self._count)
+
+    def on_sanity_check_end(self, trainer: Trainer, pl_module: Any) -> None:
+        self._hook.remove()
+
+    def _count(self, *_: object) -> None:
+        self.number += 1
+
+
+def test_a_sanity_check_extracts_no_features_for_scores(tmp_path: Path) -> None:
+    seen = Extractions()
+    run(tmp_path, 1, [seen], num_sanity_val_steps=2)
+    assert seen.number == 2, "those of the module's own predictions"
 
 
 def test_moments_through_masking_tell_the_same(tmp_path: Path) -> None:
