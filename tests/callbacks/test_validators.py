@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -216,6 +217,52 @@ def test_a_source_without_validation_samples_does_not_count(tmp_path: Path) -> N
     module, scores = run(tmp_path, data=Only({"amazon", "caltech", TARGET}))
     assert scores == pytest.approx(by_hand(module, ["amazon", "caltech"]), abs=1e-6)
     assert scores["iwv"] != pytest.approx(by_hand(module)["iwv"], abs=1e-4)
+
+
+class Uneven(Blobs):
+    """Sources have 30, 13 and 5 validation samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name, number in (("dslr", 13), ("caltech", 5)):
+            cut = (tensor[:number] for tensor in self.parts["val"][name].tensors)
+            self.parts["val"][name] = TensorDataset(*cut)
+
+
+Mean = Callable[[Mapping[str, np.ndarray]], np.ndarray]
+
+
+def weighted_in_numpy(module: Any, mean: Mean) -> dict[str, float]:
+    """The formulas of `importance_weighted_scores`, sample by sample; E_S is ``mean`` of numbers by source."""
+    frequencies = sample_frequencies(32, 8, 0.5, seed=module.federation.seed).numpy()
+    phi, wrong = {}, {}
+    for name, samples in Uneven().parts["val"].items():
+        x, y = samples.tensors
+        with torch.no_grad():
+            features = module.replicas[name].extractor(x).double().numpy()
+            wrong[name] = (module.replicas[name](x).argmax(dim=1) != y).numpy().astype(float)
+        phase = features / np.linalg.norm(features, axis=1, keepdims=True) @ frequencies.T
+        phi[name] = np.hstack([np.cos(phase), np.sin(phase)]) / np.sqrt(32)
+    sources = CLIENTS[:-1]
+    square = mean({name: phi[name][:, :, None] * phi[name][:, None, :] for name in sources})
+    theta = np.linalg.solve(square + 0.1 / 64 * np.eye(64), phi[TARGET].mean(axis=0))
+    w = {name: phi[name] @ theta for name in sources}
+    wl = {name: w[name] * wrong[name] for name in sources}
+    mean_w, mean_wl = mean(w), mean(wl)
+    variance = mean({name: (w[name] - mean_w) ** 2 for name in sources})
+    covariance = mean({name: (wl[name] - mean_wl) * (w[name] - mean_w) for name in sources})
+    eta = -covariance / variance
+    return {"iwv": float(1 - mean_wl), "dev": float(1 - (mean_wl + eta * (mean_w - 1)))}
+
+
+def test_sources_have_equal_shares_however_many_samples_they_have(tmp_path: Path) -> None:
+    """The mean over sources of each source's own mean, and not that of their pool."""
+    module, scores = run(tmp_path, data=Uneven())
+    shared = weighted_in_numpy(module, lambda values: np.mean([own.mean(axis=0) for own in values.values()], axis=0))
+    pooled = weighted_in_numpy(module, lambda values: np.concatenate(list(values.values())).mean(axis=0))
+    for name in ("iwv", "dev"):
+        assert scores[name] == pytest.approx(shared[name], abs=1e-6)
+        assert scores[name] != pytest.approx(pooled[name], abs=1e-3)
 
 
 @pytest.mark.parametrize(
