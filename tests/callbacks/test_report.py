@@ -13,6 +13,7 @@ import yaml
 sys.path.insert(0, str(Path(__file__).parent))
 from read_page import Page, markdown_tables
 
+from fedlit.callbacks import RunSummary
 from fedlit.callbacks.report import report_on, write_report
 from fedlit.callbacks.report.curves import Line, Panel, draw
 from fedlit.callbacks.report.pages import Heading, Links, Table, Text, to_html, to_markdown
@@ -28,6 +29,18 @@ def write_run(folder: Path, metrics: str = "", target: str = "webcam") -> Path:
     (folder / "config.yaml").write_text(yaml.safe_dump(config | {"data": {"init_args": {"target": target}}}))
     (folder / "metrics.csv").write_text(metrics or "round,step\n0.0,1\n")
     return folder
+
+
+def write_finished(folder: Path, accuracy: float, target: str = "webcam") -> Path:
+    """A run that came to its end."""
+    write_run(folder, target=target)
+    summary = RunSummary("FedAvg", target, 3, accuracy, None, 1, {"weights": 10}, {}, 1.0, 1, "0" * 64, {})
+    (folder / "summary.json").write_text(summary.to_json())
+    return folder
+
+
+def page_of(folder: Path) -> Page:
+    return Page(to_html(*report_on(read_runs([folder]))))
 
 
 def test_what_is_logged_belongs_to_its_round():
@@ -169,3 +182,70 @@ def test_many_runs_are_not_drawn_on_top_of_each_other(tmp_path: Path):
     _, blocks = report_on(runs[:1] + runs)
     assert Text("18 runs on webcam are too many to be told apart in one picture.") in blocks
     assert blocks[0] == Heading(1, "FedAvg on webcam")
+
+
+def test_every_validator_is_a_curve_beside_the_score(tmp_path: Path):
+    write_run(
+        tmp_path / "version_0",
+        "epoch,round,step,target/score,validator/density,validator/iwv\n"
+        ",0.0,1,,,\n0,,0,0.25,0.5,-0.125\n,1.0,2,,,\n1,,1,0.375,0.75,1.25\n",
+    )
+    assert page_of(tmp_path).numbers("label-free scores of the target, the higher the better") == {
+        "target/score": {0: "0.2500", 1: "0.3750"},
+        "validator/density": {0: "0.5000", 1: "0.7500"},
+        "validator/iwv": {0: "-0.1250", 1: "1.250"},
+    }
+
+
+def test_other_predictions_of_the_target_have_their_names(tmp_path: Path):
+    write_run(
+        tmp_path / "version_0",
+        "epoch,oracle/target/acc,oracle/target/ensemble/acc,oracle/target/reconstruction/acc,round,source/dslr/acc,"
+        "step\n,,,,0.0,,1\n0,0.125,0.25,0.375,,0.5,0\n",
+    )
+    assert page_of(tmp_path).numbers("accuracy on validation samples, in %") == {
+        "dslr": {0: "50"},
+        "webcam (target, ORACLE)": {0: "12.50"},
+        "webcam by ensemble (ORACLE)": {0: "25"},
+        "webcam by reconstruction (ORACLE)": {0: "37.50"},
+    }
+
+
+def test_coordinates_have_a_picture_for_each_client_under_its_name(tmp_path: Path):
+    folder = write_run(tmp_path / "version_0")
+    header = "round,coordinate_1,coordinate_2,transport_cost\n"
+    (folder / "dictionary_dslr.csv").write_text(f"{header}0,0.25,0.75,1.5\n1,0.125,0.875,2.5\n")
+    (folder / "dictionary_webcam.csv").write_text(f"{header}1,0.375,0.625,nan\n")
+    page = page_of(tmp_path)
+    dslr, webcam = "barycentric coordinates of dslr", "barycentric coordinates of webcam (target)"
+    cost = "cost of transport to the client's barycenter"
+    assert page.numbers(dslr) == {"atom 1": {0: "0.2500", 1: "0.1250"}, "atom 2": {0: "0.7500", 1: "0.8750"}}
+    assert page.numbers(webcam) == {"atom 1": {1: "0.3750"}, "atom 2": {1: "0.6250"}}
+    assert page.numbers(cost) == {"dslr": {0: "1.500", 1: "2.500"}, "webcam (target)": {1: "nan"}}
+    captions = [attributes["alt"] for tag, attributes in page.tags if tag == "img"]
+    assert captions == [f"{tmp_path.name}/version_0: {title}" for title in (dslr, webcam, cost)]
+
+
+def test_a_run_done_twice_is_two_rows_and_no_repetition(tmp_path: Path):
+    """Method, target, seed and settings are equal: the folders alone tell them apart."""
+    for number, accuracy in enumerate((0.5, 0.75)):
+        write_finished(tmp_path / "a" / f"version_{number}", accuracy)
+    assert [row[:3] for row in page_of(tmp_path).table("method")] == [
+        ["FedAvg (a/version_0)", "webcam", "50.0"],
+        ["FedAvg (a/version_1)", "webcam", "75.0"],
+    ]
+
+
+def test_rows_that_sum_up_others_stand_out_on_both_pages(tmp_path: Path):
+    folder = write_finished(tmp_path / "version_0", 0.5)
+    write_finished(tmp_path / "version_1", 0.75, "dslr")
+    sent = "0,weights,dslr,server,1,8\n0,metrics,dslr,server,1,4\n"
+    (folder / "ledger.csv").write_text(f"round,channel,sender,receiver,messages,bytes\n{sent}")
+    paths = write_report(read_runs([tmp_path]), tmp_path / "page.html")
+    page = Page(paths[0].read_text(encoding="utf-8"))
+    kinds = [attributes.get("class") for tag, attributes in page.tags if tag == "tr"]
+    rows = [row for table in page.tables for row in table]
+    summed = [row for row, kind in zip(rows, kinds, strict=True) if kind == "sum"]
+    assert [row[:2] for row in summed] == [["FedAvg", "average"], ["method", "1"], ["all", "1"]]
+    bold = [line for line in paths[1].read_text(encoding="utf-8").splitlines() if line.startswith("| **")]
+    assert [re.findall(r"\*\*(.*?)\*\*", line) for line in bold] == [[cell for cell in row if cell] for row in summed]
