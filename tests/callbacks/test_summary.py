@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 from pathlib import Path
 
+import lightning.pytorch as pl
 import pytest
 from rich.console import Console
 
@@ -179,6 +181,26 @@ def test_without_an_oracle_there_is_no_accuracy(tmp_path: Path):
     summary = summarise(ran, module, 1.5)
     assert summary.oracle_accuracy is None
     assert summary.target_score is None
+
+
+class Diverged(pl.Callback):
+    """Logs what numbers of a model that diverged may come to."""
+
+    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        numbers = {"acc": math.nan, "f1": math.inf, "r2": -math.inf, "balanced_acc": 0.25}
+        pl_module.log_everywhere({f"oracle/target/{name}": number for name, number in numbers.items()})
+
+
+def test_numbers_that_are_not_finite_are_unknown_and_the_summary_is_still_written(tmp_path: Path):
+    module = build()
+    ran = trainer(1, [Diverged()], tmp_path)
+    ran.fit(module, Blobs())
+    assert math.isnan(ran.callback_metrics["oracle/target/acc"])
+    summary = summarise(ran, module, 1.5)
+    record = json.loads(summary.to_json())
+    found = {name: record[f"oracle_{name}"] for name in ("accuracy", "f1", "r2", "balanced_accuracy")}
+    assert found == {"accuracy": None, "f1": None, "r2": None, "balanced_accuracy": 0.25}
+    assert RunSummary.from_json(summary.to_json()) == summary
 
 
 def test_a_method_with_many_channels_fits_into_a_log_file():
