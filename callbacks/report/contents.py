@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -138,19 +139,22 @@ _SAME_METHOD = re.compile(
 def _told_apart(runs: Sequence[RunFolder]) -> list[RunSummary]:
     """Summaries of finished runs, settings of one method under names of their own.
 
-    Where a method's runs differ in more than target and seed, as in a sweep, its name is followed by what differs; or
-    else they would count as repetitions.
+    Where a method's runs differ in more than target and seed, as in a sweep, its name is followed by what differs, and
+    where even that is equal by the folder's; or else they would count as repetitions.
     """
     told: dict[str, str] = {}
     for method in dict.fromkeys(run.method for run in runs):
         same = [run for run in runs if run.method == method]
-        twice = len({(run.target, run.seed) for run in same}) < len(same)
         settings = [{k: v for k, v in run.config.items() if not _SAME_METHOD.match(k)} for run in same]
         found = differences(settings)
-        for place, run in enumerate(same):
-            own = [f"{key.rsplit('.', 1)[-1]}={values[place]}" for key, values in found.items()]
-            own = own or ([run.name] if twice else [])
-            told[run.name] = f"{method} ({', '.join(own)})" if own else method
+        own = [
+            [f"{key.rsplit('.', 1)[-1]}={values[place]}" for key, values in found.items()] for place in range(len(same))
+        ]
+        once = Counter((*words, run.target, run.seed) for words, run in zip(own, same, strict=True))
+        for words, run in zip(own, same, strict=True):
+            if once[*words, run.target, run.seed] > 1:
+                words.append(run.name)
+            told[run.name] = f"{method} ({', '.join(words)})" if words else method
     return [replace(run.summary, method=told[run.name]) for run in runs if run.summary is not None]
 
 

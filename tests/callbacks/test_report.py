@@ -234,6 +234,14 @@ def test_a_run_done_twice_is_two_rows_and_no_repetition(tmp_path: Path):
         ["FedAvg (a/version_0)", "webcam", "50.0"],
         ["FedAvg (a/version_1)", "webcam", "75.0"],
     ]
+    other = write_finished(tmp_path / "b" / "version_0", 0.25)  # beside a run of another setting they still are
+    with (other / "config.yaml").open("a") as file:
+        file.write("trainer: {max_epochs: 9}\n")
+    assert [row[0] for row in page_of(tmp_path).table("method")] == [
+        "FedAvg (max_epochs=-, a/version_0)",
+        "FedAvg (max_epochs=-, a/version_1)",
+        "FedAvg (max_epochs=9)",
+    ]
 
 
 def test_rows_that_sum_up_others_stand_out_on_both_pages(tmp_path: Path):
