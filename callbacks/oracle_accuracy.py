@@ -12,7 +12,7 @@ from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassStatScores
 
 from fedlit.callbacks.shared import federated
-from fedlit.federation import reveal_for_oracle
+from fedlit.federation import LabelGuardError, reveal_for_oracle
 from fedlit.federation.labels import known_labels
 from fedlit.module import FederatedModule
 from fedlit.tasks import Classification, NumberMeter
@@ -38,7 +38,8 @@ class OracleAccuracy(Callback):
         history: Label-free score and accuracy of each validation that has both; see `RunSummary`.
 
     Raises:
-        ValueError: When a run starts, if EarlyStopping, ModelCheckpoint or a schedule monitors an ``oracle/`` metric.
+        LabelGuardError: When a run starts, if EarlyStopping, ModelCheckpoint or a schedule monitors an ``oracle/``
+            metric.
     """
 
     def __init__(self, per_class: bool = False) -> None:
@@ -179,7 +180,7 @@ class OracleAccuracy(Callback):
 
 def _refuse(monitor: object, who: str) -> None:
     if isinstance(monitor, str) and monitor.startswith(_PREFIX):
-        raise ValueError(
+        raise LabelGuardError(
             f"{who}(monitor={monitor!r}) would select by the target's hidden labels, which no federation has: monitor "
             "'target/score' (label-free, mode='max') or 'source/acc' (mode='max') instead"
         )

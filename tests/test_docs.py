@@ -181,7 +181,19 @@ def test_examples_in_docstrings_give_what_they_say() -> None:
 
 def test_the_api_pages_are_built(tmp_path: Path) -> None:
     pytest.importorskip("pdoc")
-    command = [sys.executable, "-m", "pdoc", "-d", "google", "--math", "-o", str(tmp_path), *MODULES]
+    command = [
+        sys.executable,
+        "-m",
+        "pdoc",
+        "-d",
+        "google",
+        "--math",
+        "-o",
+        str(tmp_path),
+        *MODULES,
+        "fedlit.module",
+        "fedlit.strategy",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     for name in MODULES:
@@ -190,6 +202,8 @@ def test_the_api_pages_are_built(tmp_path: Path) -> None:
         for public in getattr(module, "__all__", []):
             if inspect.isclass(getattr(module, public)) or inspect.isfunction(getattr(module, public)):
                 assert f'id="{public}"' in page, f"{name}.{public}"
+    for name in ("module", "strategy"):
+        assert f'id="Federated{name.capitalize()}.__init__"' in (tmp_path / "fedlit" / f"{name}.html").read_text()
 
 
 def test_the_checklists_name_files_and_tables_that_are_there() -> None:

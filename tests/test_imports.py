@@ -254,7 +254,7 @@ def test_the_top_level_holds_nothing_else() -> None:
         *("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md"),
         *("fedlit", "callbacks", "privacy", "configs", "tests", "benchmarks", "examples"),
     }
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    command = ["git", "ls-files"]
     listing = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if listing.returncode:
         pytest.skip("not a git checkout: what belongs to the project cannot be told from what lies beside it")

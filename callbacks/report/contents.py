@@ -33,6 +33,9 @@ from fedlit.federation import KEYS
 _TOLD_APART = 16
 """Most curves of runs in one picture."""
 
+_NAMEABLE = 3
+"""Most keys by which a method's settings are called; where they differ in more, they are called by their runs."""
+
 _ORACLE = "ORACLE"
 _ORACLE_MEANS = (
     f"{_ORACLE} marks numbers that are measured with the target's hidden labels. No federation has them, and nothing "
@@ -139,8 +142,9 @@ _SAME_METHOD = re.compile(
 def _told_apart(runs: Sequence[RunFolder]) -> list[RunSummary]:
     """Summaries of finished runs, settings of one method under names of their own.
 
-    Where a method's runs differ in more than target and seed, as in a sweep, its name is followed by what differs, and
-    where even that is equal by the folder's; or else they would count as repetitions.
+    Where a method's runs differ in more than target and seed, as in a sweep, its name is followed by what differs, or,
+    where that is much, by the first folder of the setting. Runs that are equal in target and seed, too, are called by
+    their folders, or else they would count as repetitions.
     """
     told: dict[str, str] = {}
     for method in dict.fromkeys(run.method for run in runs):
@@ -148,13 +152,17 @@ def _told_apart(runs: Sequence[RunFolder]) -> list[RunSummary]:
         settings = [{k: v for k, v in run.config.items() if not _SAME_METHOD.match(k)} for run in same]
         found = differences(settings)
         own = [
-            [f"{key.rsplit('.', 1)[-1]}={values[place]}" for key, values in found.items()] for place in range(len(same))
+            tuple(f"{key.rsplit('.', 1)[-1]}={values[place]}" for key, values in found.items())
+            for place in range(len(same))
         ]
-        once = Counter((*words, run.target, run.seed) for words, run in zip(own, same, strict=True))
+        if len(found) > _NAMEABLE:
+            first = {words: run.name for words, run in reversed([*zip(own, same, strict=True)])}
+            own = [(f"as {first[words]}",) for words in own]
+        times = Counter((words, run.target, run.seed) for words, run in zip(own, same, strict=True))
+        again = {words for (words, *_), count in times.items() if count > 1}
         for words, run in zip(own, same, strict=True):
-            if once[*words, run.target, run.seed] > 1:
-                words.append(run.name)
-            told[run.name] = f"{method} ({', '.join(words)})" if words else method
+            shown = (*words, run.name) if words in again else words
+            told[run.name] = f"{method} ({', '.join(shown)})" if shown else method
     return [replace(run.summary, method=told[run.name]) for run in runs if run.summary is not None]
 
 

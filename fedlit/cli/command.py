@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import signal
 import sys
 from collections.abc import Callable
 
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from fedlit.callbacks import RunSummary, closing_table
 from fedlit.cli.arguments import normalise, refuse_linked
@@ -19,6 +23,12 @@ from fedlit.cli.report import report
 from fedlit.data import DatasetLayoutError, DatasetNotFoundError
 from fedlit.federation import FederationError, RosterError
 from fedlit.privacy import PrivacyError
+
+_SAID = (
+    *(RosterError, FederationError, PrivacyError, DatasetNotFoundError, DatasetLayoutError),
+    MisconfigurationException,  # of Lightning
+)
+"""Errors whose message says all that a user can do."""
 
 _EXTRAS = {
     "wandb": "wandb",
@@ -49,13 +59,28 @@ def main(args: list[str] | None = None) -> None:
     quieten()
     try:
         _main(sys.argv[1:] if args is None else args)
-    except (RosterError, FederationError, PrivacyError, DatasetNotFoundError, DatasetLayoutError) as error:
+    except _SAID as error:
         sys.exit(f"fedlit: {type(error).__name__}: {error}")
     except ImportError as error:
         advice = _what_to_install(error)
         if advice is None:
             raise
         sys.exit(f"fedlit: {advice}")
+    except (KeyboardInterrupt, SystemExit) as error:
+        by = _ended_by(error)
+        if by is None:
+            raise
+        print(f"fedlit: ended by {by.name}; --ckpt_path goes on from a checkpoint of the run", file=sys.stderr)
+        sys.exit(128 + by)  # as shells have it
+
+
+def _ended_by(error: BaseException | None) -> signal.Signals | None:
+    """The signal that Lightning made an end of; ``None`` if there was none."""
+    if isinstance(error, SIGTERMException):
+        return signal.SIGTERM
+    if isinstance(error, KeyboardInterrupt):
+        return signal.SIGINT
+    return None if error is None else _ended_by(error.__context__)
 
 
 def _what_to_install(error: ImportError) -> str | None:
@@ -63,7 +88,9 @@ def _what_to_install(error: ImportError) -> str | None:
     if INSTALL in str(error):
         return str(error)
     library = (error.name or "").split(".")[0]
-    extra = _EXTRAS.get(library) or next((e for name, e in _EXTRAS.items() if f"`{name}" in str(error)), None)
+    extra = _EXTRAS.get(library) or next(
+        (extra for name, extra in _EXTRAS.items() if re.search(rf"[`']{name}\b", str(error))), None
+    )
     if extra is None:
         return None
     return f"this configuration needs an optional library: {INSTALL}{extra}]' ({error})"
@@ -83,7 +110,8 @@ def _main(args: list[str]) -> None:
     if "fit" not in args[:1] or {"-h", "--help", "--print_config"} & {arg.split("=")[0] for arg in args}:
         FedlitCLI(args)
         return
-    runs = Experiment.parse(args).runs()
+    experiment = Experiment.parse(args)
+    runs = experiment.runs()
     if len(runs) > 1 and any(arg.split("=")[0] == "--ckpt_path" for arg in args):
         sys.exit(
             f"fedlit: --ckpt_path resumes one run, but this is {len(runs)} runs (seeds, targets, compare): resume "
@@ -96,6 +124,8 @@ def _main(args: list[str]) -> None:
         )
     for run in runs:
         refuse_linked([*run.preset, *run.arguments])
+    if len(runs) > 1:
+        experiment.check(args)
     summaries: list[RunSummary] = []
     try:
         for number, run in enumerate(runs):

@@ -7,9 +7,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, product
+from pydoc import locate
 from typing import Any
 
-from fedlit.cli.lightning_cli import FedlitCLI
+from lightning.fabric.utilities.seed import max_seed_value
+
+from fedlit.cli.lightning_cli import FedlitCLI, in_plain_words
 
 _ENTRY = ("class_path", "init_args", "name", "data", "trainer")
 """What a mapping in ``compare`` may hold."""
@@ -132,7 +135,37 @@ class Experiment:
                 f"fedlit: two methods of this experiment are called {twice[0]!r}: give an entry of compare a name of "
                 "its own, or leave it out (--compare null trains the configured method alone)"
             )
-        return cls(methods, tuple(targets), tuple(config.get("seeds") or (None,)))
+        seeds: Sequence[int | None] = config.get("seeds") or (None,)
+        axes: dict[str, Sequence[object]] = {"seeds": seeds, "targets": targets}
+        for axis, values in axes.items():
+            again = next((value for value in values if values.count(value) > 1), None)
+            if again is not None:
+                sys.exit(f"fedlit: {axis} has {again!r} twice, and equal runs are no repetitions: name it once")
+        for seed in seeds:
+            if seed is not None and not 0 <= seed <= max_seed_value:
+                sys.exit(f"fedlit: seeds must be between 0 and {max_seed_value}, got {seed}")
+        return cls(methods, tuple(targets), tuple(seeds))
+
+    def check(self, args: Sequence[str]) -> None:
+        """Find what cannot work in any run before the first one trains.
+
+        Args:
+            args: Of the user.
+        """
+        if self.targets != (None,):
+            names = all_clients([*args])
+            unknown = [target for target in self.targets if target not in names]
+            if unknown:
+                sys.exit(f"fedlit: targets {unknown} are not among the clients {list(names)}")
+        for run in {run.name: run for run in self.runs()}.values():
+            cli = FedlitCLI(run.command(args), run_classes=False)
+            config = cli.config[cli.subcommand]
+            method = None if config.get("model") is None else locate(config.model.class_path)
+            if getattr(method, "needs_target_labels", False) and config.get("data.init_args.target_labels") == 0:
+                sys.exit(
+                    f"fedlit: {run.name or config.model.class_path.split('.')[-1]} trains on target labels, but "
+                    "data.init_args.target_labels is 0: give a number of samples, or a share such as 1.0"
+                )
 
     def runs(self) -> list[Run]:
         """All combinations, methods changing slowest."""
@@ -148,7 +181,8 @@ def all_clients(args: list[str]) -> tuple[str, ...]:
     """Names of the domains that take part; builds the data module, and nothing else."""
     cli = FedlitCLI(args, run_classes=False)
     config = cli.config[cli.subcommand]
-    data = cli._parser(cli.subcommand).instantiate_classes(_only_data(config))["data"]
+    with in_plain_words(config):
+        data = cli._parser(cli.subcommand).instantiate_classes(_only_data(config))["data"]
     return tuple(client.name for client in data.check_roster())
 
 

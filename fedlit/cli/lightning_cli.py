@@ -8,11 +8,14 @@ import re
 import sys
 import time
 import warnings
+import zipfile
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 from jsonargparse import Namespace
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -47,6 +50,12 @@ _REASON = re.compile(r"^ *- (?:Problem with given class_path .*:\n *)?(.+)$", re
 
 _NOT_A_REASON = ("Does not validate against any", "Expected a", "Not a valid", "Parser key")
 """What jsonargparse says of types that were not meant."""
+
+_LATER = ("best", "last", "hpc")
+"""What Lightning takes for a checkpoint of the Trainer's own."""
+
+_USAGE = """%(prog)s [--config FILE] [--KEY VALUE ...]
+       what keys can name: fedlit list; how a key's class is made: fedlit fit --model.help FedAvg"""
 
 
 class SaveConfig(SaveConfigCallback):
@@ -87,6 +96,7 @@ class FedlitCLI(LightningCLI):
                 "epilog": "Besides: fedlit list (what configurations can name), fedlit report RUN_DIR (a page on "
                 "runs), fedlit export RUN_DIR (the target's model by itself), fedlit benchmark (tables again); each "
                 "has --help.",
+                **{subcommand: {"usage": _USAGE} for subcommand in self.subcommands()},
             },
             seed_everything_default=0,
             trainer_defaults={
@@ -125,6 +135,12 @@ class FedlitCLI(LightningCLI):
             if self._get(self.config, key) is None:
                 self.parser.error(f"no {key} was given: add --{key} {example}, or a --config that has it")
 
+    def _set_seed(self) -> None:
+        try:
+            super()._set_seed()
+        except ValueError as error:
+            sys.exit(f"fedlit: seed_everything: {error}")
+
     def _parse_ckpt_path(self) -> None:
         """Keep the configuration as given: Lightning would overwrite it by the checkpoint's without a word."""
 
@@ -132,17 +148,16 @@ class FedlitCLI(LightningCLI):
         """Build data, model and Trainer, unless only the configuration is wanted."""
         if not self._run_classes:
             return
-        try:
+        with in_plain_words(self.config[self.subcommand]):
             super().instantiate_classes()
+        self._check_optimizer()
+
+    def _check_optimizer(self) -> None:
+        """Make one now, and throw it away: the methods make theirs when training has begun."""
+        try:
+            self.model.optimizer([torch.nn.Parameter(torch.zeros(1))])
         except (ValueError, TypeError) as error:
-            text = _plain_words(error)
-            if INSTALL in text:  # an ImportError, before jsonargparse made another error of it
-                raise ImportError(text) from error
-            missing = next((item for item in _chain(error) if isinstance(item, ModuleNotFoundError)), None)
-            if missing is not None:
-                raise missing from error
-            key = _key_of(text, self.config[self.subcommand])
-            sys.exit(f"fedlit: {type(error).__name__}: {text}{'' if key is None else f' ({key})'}")
+            sys.exit(f"fedlit: model.init_args.optimizer cannot be made: {error}")
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """A Trainer with fedlit's callbacks, except those that the configuration has already."""
@@ -215,13 +230,7 @@ class FedlitCLI(LightningCLI):
         if not self._run_classes:
             return
         assert isinstance(self.model, FederatedModule)
-        path = self.config[subcommand].get("ckpt_path")
-        if path is not None and path not in ("best", "last", "hpc") and not Path(path).is_file():
-            sys.exit(f"fedlit: ckpt_path {str(path)!r} is not a file: give the path of a checkpoint")
-        if path is None and subcommand == "predict":
-            sys.exit(
-                "fedlit: predict needs the weights of a run: give --ckpt_path, or predictions would be of random ones"
-            )
+        self._check_ckpt_path(subcommand, self.config[subcommand].get("ckpt_path"))
         start = time.perf_counter()
         super()._run_subcommand(subcommand)
         if subcommand == "fit":
@@ -229,6 +238,19 @@ class FedlitCLI(LightningCLI):
         for logger in self.trainer.loggers:
             if isinstance(logger, WandbLogger):
                 logger.experiment.finish()  # or W&B would take the next run for this one
+
+    @staticmethod
+    def _check_ckpt_path(subcommand: str, path: str | None) -> None:
+        if subcommand != "fit" and path in (None, *_LATER):
+            # Lightning finds no best or last of another process, and goes on with what it has.
+            given = "" if path is None else f" as the path of a file, got {path!r}"
+            sys.exit(
+                f"fedlit: {subcommand} needs the weights of a run, or it would be of random ones: give --ckpt_path"
+                f"{given} (a run leaves runs/METHOD/version_N/checkpoints/*.ckpt)"
+            )
+        if path is not None and path not in _LATER and not (Path(path).is_file() and zipfile.is_zipfile(path)):
+            what = "is no checkpoint" if Path(path).is_file() else "is not a file"
+            sys.exit(f"fedlit: ckpt_path {str(path)!r} {what}: give the path of a checkpoint")
 
     def _close_fit(self, start: float) -> None:
         """Evaluate the final model, and leave a summary."""
@@ -253,6 +275,26 @@ def _unused(folder: Path, name: str | None) -> str | None:
     """A name that nothing in a folder has: a trial that starts again leaves what its first start wrote."""
     names = chain([name], (f"{name}-{number}" for number in count(1)))
     return next(each for each in names if each is None or not (folder / each).exists())
+
+
+@contextmanager
+def in_plain_words(config: Namespace) -> Iterator[None]:
+    """Say in one line why something could not be made of a configuration, and end.
+
+    Args:
+        config: Of the subcommand; its key is named where it is known.
+    """
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        text = _plain_words(error)
+        if INSTALL in text:  # an ImportError, before jsonargparse made another error of it
+            raise ImportError(text) from error
+        missing = next((item for item in _chain(error) if isinstance(item, ModuleNotFoundError)), None)
+        if missing is not None:
+            raise missing from error
+        key = _key_of(text, config)
+        sys.exit(f"fedlit: {type(error).__name__}: {text}{'' if key is None else f' ({key})'}")
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.resources import files
@@ -35,7 +36,7 @@ class Row:
         name: By which it is named, or logged.
         what: It, in a line.
         origin: Paper, or distribution of a plug-in; of a score, what logs it.
-        extra: Installed configurations that have it; of a score, whether it needs statistics of the sources.
+        extra: Installed configurations that have it, by lines; of a score, whether it needs statistics of the sources.
     """
 
     name: str
@@ -58,7 +59,7 @@ def list_command(args: list[str]) -> None:
     parser.add_argument("kind", nargs="?", choices=list(KINDS), help="what to list; everything if it is left out")
     kind = parser.parse_args(args).kind
     for each in KINDS if kind is None else (kind,):
-        show(_table(each))
+        show(_table(each, by_lines=not sys.stdout.isatty()))
 
 
 def rows(kind: str) -> list[Row]:
@@ -139,17 +140,24 @@ def _scores() -> list[Row]:
     ]
 
 
-def _table(kind: str) -> Table:
+def _table(kind: str, by_lines: bool) -> Table:
+    """What there is of a kind; ``by_lines`` for other programs, or else for a screen, which may be narrow."""
     table = Table(title=kind)
-    last = "source statistics" if kind == "validators" else "configuration"
-    columns = zip(*((row.name, row.what, row.origin, row.extra) for row in rows(kind)), strict=True)
-    filled = [
-        (header, cells)
-        for header, cells in zip(("name", "what it is", "where from", last), columns, strict=True)
-        if any(cells)
-    ]
-    for header, _ in filled:
-        table.add_column(header, no_wrap=header == "name", min_width=12, overflow="fold")
-    for row in zip(*(cells for _, cells in filled), strict=True):
+    listed = rows(kind)
+    columns = {
+        "name": [row.name for row in listed],
+        "what it is": [row.what for row in listed],
+        "where from": [row.origin for row in listed],
+    }
+    if kind == "validators" or by_lines:
+        columns["source statistics" if kind == "validators" else "configuration"] = [row.extra for row in listed]
+    elif any(row.extra for row in listed):
+        names = ["\n  ".join([row.name, *row.extra.splitlines()]) for row in listed]
+        columns = {"name, and its configurations": names} | columns
+        del columns["name"]
+    for header, cells in columns.items():
+        if any(cells):
+            table.add_column(header, no_wrap=header.startswith("name"), min_width=12, overflow="fold")
+    for row in zip(*filter(any, columns.values()), strict=True):
         table.add_row(*map(Text, row))
     return table

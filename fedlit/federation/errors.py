@@ -30,4 +30,4 @@ class PeerFailedError(FederationError):
 
 
 class LabelGuardError(FederationError):
-    """Code tried to read the labels of a client that has none."""
+    """Labels of a client that has none were about to be read, or scores by them to select by."""

@@ -28,7 +28,8 @@ class MLP(nn.Module):
         dropout: Probability in [0, 1) of dropping a unit after each layer.
 
     Raises:
-        ValueError: If a width is below 1, there is no layer, or ``dropout`` is outside [0, 1).
+        ValueError: If a width is below 1, there is no layer, or ``dropout`` is outside [0, 1); when called, if inputs
+            have another number of values than ``in_features``.
     """
 
     out_features: int
@@ -58,7 +59,12 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Features (batch, out_features) of inputs (batch, ...)."""
-        features: Tensor = self.layers(x.flatten(1))
+        flat = x.flatten(1)
+        if flat.shape[1] != self.in_features:
+            raise ValueError(
+                f"in_features must be the number of values of an input, {flat.shape[1]}, got {self.in_features}"
+            )
+        features: Tensor = self.layers(flat)
         return features
 
 

@@ -25,7 +25,7 @@ from small_federation import CLIENTS, NUM_CLASSES, TARGET, Blobs, EveryMetric, b
 
 from fedlit import FederatedModule
 from fedlit.callbacks import CommunicationLedger, OracleAccuracy, RoundTimer, TargetPredictions, summarise
-from fedlit.federation import Fraction, Ledger, Schedule
+from fedlit.federation import Fraction, LabelGuardError, Ledger, Schedule
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
@@ -120,7 +120,7 @@ def test_looking_changes_neither_the_weights_nor_the_other_channels(tmp_path: Pa
 def test_selection_by_the_targets_labels_is_refused(tmp_path: Path, selecting: Any, oracle_first: bool):
     callbacks = [OracleAccuracy(), selecting(tmp_path)]
     run = trainer(1, callbacks if oracle_first else callbacks[::-1], tmp_path, enable_checkpointing=True)
-    with pytest.raises(ValueError, match=r"monitor='oracle/target/.*'target/score' .* or 'source/acc'"):
+    with pytest.raises(LabelGuardError, match=r"monitor='oracle/target/.*'target/score' .* or 'source/acc'"):
         run.fit(build(), Blobs())
 
 
@@ -129,7 +129,7 @@ def test_schedules_by_the_targets_labels_are_refused(tmp_path: Path):
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
     plateau = {"scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer), "monitor": "oracle/target/loss"}
     module.configure_optimizers = lambda: {"optimizer": optimizer, "lr_scheduler": plateau}  # type: ignore[method-assign]
-    with pytest.raises(ValueError, match=r"ReduceLROnPlateau.*hidden labels"):
+    with pytest.raises(LabelGuardError, match=r"ReduceLROnPlateau.*hidden labels"):
         trainer(1, [OracleAccuracy()], tmp_path).fit(module, Blobs())
 
 

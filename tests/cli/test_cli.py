@@ -5,13 +5,16 @@ from __future__ import annotations
 import csv
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
+from lightning_utilities.core.imports import RequirementCache
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
 from stand_ins import DOMAINS, write_images
@@ -349,12 +352,90 @@ def test_what_wandb_agents_write_is_understood() -> None:
             "version 'mine' of WandbLogger (trainer.logger or WANDB_RUN_ID) names one run",
         ),
         (["--ckpt_path=nowhere.ckpt", "--compare=null"], "'nowhere.ckpt' is not a file"),
+        (["--model=FedProxx"], "what keys can name: fedlit list"),
+        (["--seeds=[1,0,1]"], "fedlit: seeds has 1 twice"),
+        (["--seeds=[-1]"], "fedlit: seeds must be between 0 and 4294967295, got -1"),
+        (["--seed_everything=-1"], "fedlit: seed_everything: -1 is not in bounds"),
+        (["--targets=[fonts,fonts]"], "fedlit: targets has 'fonts' twice"),
+        (["--model.optimizer.lr=-1"], "fedlit: model.init_args.optimizer cannot be made: Invalid learning rate: -1.0"),
+        (["--trainer.max_epochs=-2"], "fedlit: MisconfigurationException: `max_epochs` must be"),
+        (
+            ["--trainer.callbacks+=ModelCheckpoint", "--trainer.callbacks.monitor=oracle/target/acc"],
+            "fedlit: LabelGuardError: ModelCheckpoint(monitor='oracle/target/acc') would select",
+        ),
+        (["--model.extractor.in_features=65"], "in_features must be the number of values of an input, 64, got 65"),
     ],
 )
 def test_mistakes_are_told_by_name(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises((SystemExit, ValueError)) as caught:
         main(["fit", "--config", "experiments/digits", *ONE_BATCH, *arguments])
     assert message in str(caught.value) + capsys.readouterr().err
+
+
+def test_a_mistake_prints_what_matters_and_not_all_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["fit", "--config=data/digits", "--model=FedProxx"])
+    printed = capsys.readouterr().err
+    assert "FedProxx" in printed
+    assert len(printed.splitlines()) < 15
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--compare=[FedProxx]"], "FedProxx"),
+        (["--compare=[{class_path: FedProx, init_args: {muu: 1}}]"], "muu"),
+        (["--targets=[fonts,foo]"], "fedlit: targets ['foo'] are not among the clients ['clean', 'blended', 'fonts'"),
+        (["--compare=[TargetOnly]"], "fedlit: TargetOnly trains on target labels, but data.init_args.target_labels is"),
+        (["--compare=[{class_path: FedGP, name: mine}]"], "fedlit: mine trains on target labels, but data.init_args"),
+        (["--compare=[fedlit.methods.FedProx]", "--data=FeatureDomains", "--data.path=gone.npz", "--targets=[all]"],
+         "fedlit: ValueError: no features at path='gone.npz'"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_a_later_run_is_found_before_the_first(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["fit", "--config=data/digits", *ONE_BATCH, *arguments])
+    assert message in str(caught.value) + capsys.readouterr().err
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("subcommand", ["validate", "test", "predict"])
+@pytest.mark.parametrize("path", [None, "last", "best"])
+def test_nothing_is_measured_of_random_weights(subcommand: str, path: str | None) -> None:
+    given = [] if path is None else [f"--ckpt_path={path}"]
+    with pytest.raises(SystemExit, match=rf"fedlit: {subcommand} needs the weights of a run.*: give --ckpt_path"):
+        main([subcommand, "--config=data/digits", *given])
+
+
+def test_a_file_that_is_no_checkpoint_is_refused() -> None:
+    Path("notes.ckpt").write_text("remember the milk")
+    with pytest.raises(SystemExit, match=r"fedlit: ckpt_path 'notes\.ckpt' is no checkpoint"):
+        main(["test", "--config=data/digits", "--ckpt_path=notes.ckpt"])
+
+
+def test_a_checkpoint_beyond_the_last_round_is_said_in_a_line() -> None:
+    run = ["fit", "--config=data/digits"]
+    main([*run, "--trainer.max_epochs=3"])
+    (path,) = Path("runs").rglob("*.ckpt")
+    with pytest.raises(SystemExit, match="fedlit: MisconfigurationException: You restored a checkpoint"):
+        main([*run, "--trainer.max_epochs=1", f"--ckpt_path={path}"])
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_a_signal_ends_a_run_with_a_word_and_the_status_of_shells(name: str) -> None:
+    """Not as a success, with which a script would go on, and without a summary, as the run has not finished."""
+    command = [sys.executable, "-m", "fedlit.cli", "fit", "--config=data/digits", "--trainer.max_epochs=100000"]
+    with subprocess.Popen([*command, "--seeds=[0,1]"], stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 120
+        while not [*Path("runs").rglob("*.ckpt")] and time.monotonic() < deadline:
+            time.sleep(0.1)
+        process.send_signal(getattr(signal, name))
+        _, said = process.communicate(timeout=120)
+    assert f"fedlit: ended by {name}" in said
+    assert process.returncode == 128 + getattr(signal, name)
+    assert not [*Path("runs").rglob("summary.json")]
 
 
 def test_a_typo_in_a_file_is_told_by_name(capsys: pytest.CaptureFixture[str]) -> None:
@@ -403,6 +484,12 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lightning.fabric.loggers.tensorboard._TENSORBOARDX_AVAILABLE", False)
     with pytest.raises(SystemExit, match=r"fedlit\[tensorboard\]"):
         main(["fit", "--config", "data/digits", "--config", "loggers/tensorboard", "--trainer.max_epochs=1"])
+
+
+def test_a_missing_wandb_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lightning.pytorch.loggers.wandb._WANDB_AVAILABLE", RequirementCache("wandb>=999999"))
+    with pytest.raises(SystemExit, match=r"fedlit\[wandb\]"):
+        main(["fit", "--config", "data/digits", "--config", "loggers/wandb", "--trainer.max_epochs=1"])
 
 
 @pytest.mark.parametrize(
@@ -507,11 +594,6 @@ def test_the_command_runs_on_several_processes() -> None:
         accuracies.append(json.loads((folder / "summary.json").read_text())["oracle_accuracy"])
     assert ledgers[0] == ledgers[1]
     assert accuracies[0] == accuracies[1]
-
-
-def test_predictions_of_random_weights_are_refused() -> None:
-    with pytest.raises(SystemExit, match="predict needs the weights of a run: give --ckpt_path"):
-        main(["predict", "--config", "data/digits"])
 
 
 def test_files_go_to_the_folder_of_csv_files_wherever_it_stands_in_a_list() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from lightning.pytorch import Callback
+from rich.console import Console
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "runs"))
@@ -95,6 +96,17 @@ def test_every_configuration_is_listed_with_its_class(kind: str) -> None:
         if chosen is not None:  # differential privacy goes with any backend
             expected[f"{kind}/{path.stem}"] = chosen["class_path"].split(".")[-1]
     assert listed == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_names_and_configurations_are_whole_on_a_narrow_screen(kind: str) -> None:
+    screen = Console(width=80)
+    with screen.capture() as shown:
+        screen.print(listing._table(kind, by_lines=False))
+    words = set(shown.get().split())
+    for row in rows(kind):
+        assert row.name in words
+        assert kind == "validators" or set(row.extra.splitlines()) <= words
 
 
 def test_everything_is_said_in_a_line() -> None:

@@ -214,6 +214,30 @@ def test_settings_of_one_method_are_rows_of_their_own_and_seeds_are_repetitions(
         assert row[2].startswith(f"{mean:.1f} ±")
 
 
+def test_a_run_done_twice_is_no_repetition_beside_its_seeds(tmp_path: Path):
+    """Seeds 0 and 1 of a setting, and seed 0 again: a mean over them would count one seed twice."""
+    for folder, seed in (("first", 0), ("first", 1), ("again", 0)):
+        main(["fit", "--config", "data/digits", *SMALL, "--trainer.max_epochs=1", f"--seed_everything={seed}",
+              f"--trainer.default_root_dir={tmp_path / folder}"])  # fmt: skip
+    table = page_of(tmp_path).table("method")
+    assert {row[0] for row in table} == {
+        f"SourceOnly ({name}/SourceOnly/version_{number})"
+        for name, number in (("first", 0), ("first", 1), ("again", 0))
+    }
+    assert not any("±" in cell for row in table for cell in row)
+
+
+def test_settings_that_differ_in_much_are_called_by_their_first_run(tmp_path: Path):
+    much = ["--model.local_norm=true", "--model.reset_optimizer=true", "--data.batch_size=16", "--trainer.max_epochs=2"]
+    for folder, arguments in (("few", ["--trainer.max_epochs=1"]), ("much", much)):
+        for seed in (0, 1):
+            main(["fit", "--config", "data/digits", *SMALL, *arguments, f"--seed_everything={seed}",
+                  f"--trainer.default_root_dir={tmp_path / folder}"])  # fmt: skip
+    table = page_of(tmp_path).table("method")
+    assert {row[0] for row in table} == {f"SourceOnly (as {name}/SourceOnly/version_0)" for name in ("few", "much")}
+    assert all("±" in row[2] for row in table)
+
+
 def test_settings_on_different_seeds_are_no_repetitions(tmp_path: Path):
     for mu, seed in ((0.1, 0), (1.0, 1)):
         main(["fit", "--config", "data/digits", "--config", "methods/fedprox", *SMALL, "--trainer.max_epochs=1",
