@@ -66,7 +66,7 @@ class RoundTimer(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on where `state_dict` left off."""
         self._before, self._spent = dict(state_dict["before"]), float(state_dict["spent"])
-        self.resumed_s = float(state_dict["trained"])
+        self.resumed_s = float(state_dict.get("trained", 0.0))  # checkpoints of early versions have none
         self._resumed = True
 
     def _elapsed(self) -> float:

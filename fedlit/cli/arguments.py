@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
+from collections.abc import Iterable
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from fedlit.callbacks.report.run_folder import flat
+
 LINKED = ("clients", "target", "num_classes", "task")
 """Arguments of the model that come from the data module."""
+
+_LINKED_KEY = re.compile(rf"(?:(?:fit|validate|test|predict)\.)?model\.(?:init_args\.)?(?:{'|'.join(LINKED)})(?=\.|$)")
 
 _KEY_VALUE = re.compile(r"[A-Za-z_][\w.]*=")
 
@@ -45,24 +51,38 @@ def find_config(name: str) -> str:
     return name
 
 
+def options(args: Iterable[str]) -> list[tuple[str, str | None]]:
+    """Keys without their hyphens, and values, whether they are written in one word or in two.
+
+    Args:
+        args: Of a command line; words that belong to no key are left out.
+    """
+    words = [*args]
+    found: list[tuple[str, str | None]] = []
+    for place, word in enumerate(words):
+        if not word.startswith("-"):
+            continue
+        key, is_assigned, value = word.partition("=")
+        following = words[place + 1 : place + 2]
+        if is_assigned:
+            following = [value]
+        elif following and following[0].startswith("--"):
+            following = []
+        found.append((key.lstrip("-"), following[0] if following else None))
+    return found
+
+
 def refuse_linked(args: list[str]) -> None:
     """Refuse model arguments that come from the data: jsonargparse would ignore them without a word."""
     found: list[str] = []
-    for previous, arg in zip(["", *args], args, strict=False):
-        key, is_assigned, value = arg.partition("=")
-        if key in {f"--model.{infix}{name}" for name in LINKED for infix in ("", "init_args.")}:
-            found.append(key.removeprefix("--"))
-        if not is_assigned:
-            key, value = previous, arg
-        if key in ("--config", "-c") and Path(value).is_file():
-            content = _content(value)
-            sections = [content, *(content.get(name) for name in _SUBCOMMANDS)] if isinstance(content, dict) else []
-            models = [section.get("model") for section in sections if isinstance(section, dict)]
-            found += [f"model.init_args.{name} in {value}" for model in models for name in _linked(model)]
-        elif key == "--model":
-            found += [f"model.init_args.{name}" for name in _linked(_content(value))]
-        elif key == "--model.init_args":
-            found += [f"model.init_args.{name}" for name in _linked({"init_args": _content(value)})]
+    for key, value in options(args):
+        where, content = "", {key: None}
+        if value is not None and key in ("config", "c"):
+            where, content = f" in {value}", _content(value)
+        elif value is not None and key in ("model", "model.init_args"):
+            content = {key: _content(value)}
+        linked = dict.fromkeys(match[0] for match in map(_LINKED_KEY.match, flat(content)) if match)
+        found += [f"{name}{where}" for name in linked]
     if found:
         sys.exit(
             f"fedlit: {', '.join(found)}: clients, target, num_classes and task are taken from the data module; give "
@@ -70,19 +90,10 @@ def refuse_linked(args: list[str]) -> None:
         )
 
 
-_SUBCOMMANDS = ("fit", "validate", "test", "predict")
-
-
-def _linked(model: object) -> list[str]:
-    """Which of `LINKED` the configuration of a model has."""
-    given = model.get("init_args") if isinstance(model, dict) else None
-    return [name for name in LINKED if name in given] if isinstance(given, dict) else []
-
-
 def _content(text: str) -> Any:
     """What YAML says, or the file that it names."""
     where = "the command line"
-    if "\n" not in text and Path(text).is_file():
+    if os.path.isfile(text):  # which takes long texts, too
         where, text = text, Path(text).read_text()
     try:
         return yaml.safe_load(text)

@@ -6,6 +6,8 @@ import re
 import signal
 import sys
 from collections.abc import Callable
+from itertools import pairwise
+from typing import TextIO
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities import rank_zero_only
@@ -57,8 +59,9 @@ def main(args: list[str] | None = None) -> None:
         args: Command line arguments; ``None`` takes those of the process.
     """
     quieten()
+    args = sys.argv[1:] if args is None else args
     try:
-        _main(sys.argv[1:] if args is None else args)
+        _main(args)
     except _SAID as error:
         sys.exit(f"fedlit: {type(error).__name__}: {error}")
     except ImportError as error:
@@ -70,7 +73,10 @@ def main(args: list[str] | None = None) -> None:
         by = _ended_by(error)
         if by is None:
             raise
-        print(f"fedlit: ended by {by.name}; --ckpt_path goes on from a checkpoint of the run", file=sys.stderr)
+        advice = (
+            "; --ckpt_path goes on from a checkpoint, if the run has left one" if _subcommand(args) == "fit" else ""
+        )
+        _say(f"fedlit: ended by {by.name}{advice}", sys.stderr)
         sys.exit(128 + by)  # as shells have it
 
 
@@ -103,7 +109,7 @@ def _main(args: list[str]) -> None:
         return
     args = normalise(args)
     refuse_linked(args)
-    if "fit" in args[1:] and args[0].startswith(("--config", "-c")):
+    if _subcommand(args) == "fit" and args[0] != "fit":
         sys.exit(
             "fedlit: --config must come after fit, which reads seeds, targets and compare: fedlit fit --config FILE"
         )
@@ -139,9 +145,15 @@ def _main(args: list[str]) -> None:
             _print_table(summaries)
 
 
+def _subcommand(args: list[str]) -> str | None:
+    """The first word that is neither an option nor a configuration's name."""
+    words = (arg for before, arg in pairwise(["", *args]) if before not in ("--config", "-c"))
+    return next((word for word in words if not word.startswith("-")), None)
+
+
 @rank_zero_only
-def _say(text: str) -> None:
-    print(text, flush=True)
+def _say(text: str, file: TextIO | None = None) -> None:
+    print(text, file=file, flush=True)
 
 
 @rank_zero_only

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain, product
 from pydoc import locate
 from typing import Any
 
 from lightning.fabric.utilities.seed import max_seed_value
 
+from fedlit.cli.arguments import options
 from fedlit.cli.lightning_cli import FedlitCLI, in_plain_words
 
 _ENTRY = ("class_path", "init_args", "name", "data", "trainer")
@@ -25,7 +26,7 @@ class Method:
     Args:
         name: ``None`` is the name of the configuration's class.
         arguments: Command line arguments; none is the method of the configuration.
-        preset: Arguments for data and Trainer, which those of the command line go before.
+        preset: Arguments for data and Trainer, which give way to those of the command line.
     """
 
     name: str | None = None
@@ -64,6 +65,14 @@ class Method:
         name = entry["class_path"].split(".")[-1] + (f"({', '.join(shown)})" if shown else "")
         return cls(str(entry.get("name") or name), arguments, tuple(chain.from_iterable(given.values())))
 
+    def beside(self, given: Collection[str]) -> Method:
+        """The same without presets for keys that the user gives.
+
+        Args:
+            given: These keys, without ``init_args``.
+        """
+        return replace(self, preset=tuple(arg for arg in self.preset if _short(options([arg])[0][0]) not in given))
+
 
 def _as_argument(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
@@ -76,7 +85,7 @@ class Run:
     Args:
         name: Of its method in the closing table; ``None`` is its class.
         arguments: Command line arguments that it adds.
-        preset: Those that come before the user's own.
+        preset: Those that give way to the user's own.
     """
 
     name: str | None
@@ -90,16 +99,29 @@ class Run:
     def command(self, args: Sequence[str]) -> list[str]:
         """The whole command line: configurations, what this run presets, what the user gave, and what it must have.
 
-        What the user gave takes the place of what is preset, wherever it stands.
+        What the user gave before the last configuration about something that is preset is given again after it.
 
         Args:
             args: Of the user.
         """
         places = [place for place, arg in enumerate(args) if arg.startswith(("--config", "-c"))]
         after = 1 if not places else places[-1] + (1 if "=" in args[places[-1]] else 2)
-        given = {arg.split("=")[0] for arg in args}
-        preset = [arg for arg in self.preset if arg.split("=")[0] not in given]
-        return [*args[:after], *preset, *args[after:], *self.arguments]
+        preset = [_short(key) for key, _ in options(self.preset)]
+        again = [
+            f"--{key}={value}"
+            for key, value in options(args[:after])
+            if value is not None and any(_within(_short(key), each) or _within(each, _short(key)) for each in preset)
+        ]
+        return [*args[:after], *self.preset, *again, *args[after:], *self.arguments]
+
+
+def _short(key: str) -> str:
+    """A key as jsonargparse also takes it, without the words for a class's arguments."""
+    return key.replace(".init_args", "")
+
+
+def _within(key: str, other: str) -> bool:
+    return key == other or key.startswith(f"{other}.")
 
 
 @dataclass(frozen=True)
@@ -124,7 +146,8 @@ class Experiment:
         targets: Sequence[str | None] = config.get("targets") or (None,)
         if list(targets) == ["all"]:
             targets = all_clients(args)
-        methods = (Method(), *map(Method.parse, config.get("compare") or ()))
+        given = {_short(key) for key, _ in options(args)}
+        methods = (Method(), *(Method.parse(entry).beside(given) for entry in config.get("compare") or ()))
         names = [method.name or method.arguments[0].split(".")[-1].split("=")[-1] for method in methods[1:]]
         configured = config.get("model")
         if configured is not None:
@@ -157,7 +180,7 @@ class Experiment:
             unknown = [target for target in self.targets if target not in names]
             if unknown:
                 sys.exit(f"fedlit: targets {unknown} are not among the clients {list(names)}")
-        for run in {run.name: run for run in self.runs()}.values():
+        for run in replace(self, targets=(None,), seeds=(None,)).runs():
             cli = FedlitCLI(run.command(args), run_classes=False)
             config = cli.config[cli.subcommand]
             method = None if config.get("model") is None else locate(config.model.class_path)

@@ -19,6 +19,7 @@ import torch
 import yaml
 from jsonargparse import Namespace
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
 
@@ -50,9 +51,6 @@ _REASON = re.compile(r"^ *- (?:Problem with given class_path .*:\n *)?(.+)$", re
 
 _NOT_A_REASON = ("Does not validate against any", "Expected a", "Not a valid", "Parser key")
 """What jsonargparse says of types that were not meant."""
-
-_LATER = ("best", "last", "hpc")
-"""What Lightning takes for a checkpoint of the Trainer's own."""
 
 _USAGE = """%(prog)s [--config FILE] [--KEY VALUE ...]
        what keys can name: fedlit list; how a key's class is made: fedlit fit --model.help FedAvg"""
@@ -155,7 +153,7 @@ class FedlitCLI(LightningCLI):
     def _check_optimizer(self) -> None:
         """Make one now, and throw it away: the methods make theirs when training has begun."""
         try:
-            self.model.optimizer([torch.nn.Parameter(torch.zeros(1))])
+            self.model.optimizer([torch.nn.Parameter(torch.zeros(1, 1))])
         except (ValueError, TypeError) as error:
             sys.exit(f"fedlit: model.init_args.optimizer cannot be made: {error}")
 
@@ -170,12 +168,13 @@ class FedlitCLI(LightningCLI):
             extra.append(AggregationCurves())
         if isinstance(self.model, FedDaDiL):
             extra.append(DictionaryPictures())
-        if config.get("enable_progress_bar") is not False and (sys.stdout.isatty() or not self._one_of_many):
-            extra.append(RoundProgressBar())
-        else:
-            kwargs["enable_progress_bar"] = False
-        kinds = tuple(type(callback) for callback in given)
-        kwargs["callbacks"] = [*given, *(callback for callback in extra if not isinstance(callback, kinds))]
+        if not any(isinstance(callback, ProgressBar) for callback in given):  # Lightning takes one
+            if config.get("enable_progress_bar") is not False and (sys.stdout.isatty() or not self._one_of_many):
+                extra.append(RoundProgressBar())
+            else:
+                kwargs["enable_progress_bar"] = False
+        new = (callback for callback in extra if not any(isinstance(each, type(callback)) for each in given))
+        kwargs["callbacks"] = [*given, *new]
         kwargs["logger"] = self._loggers(config.get("logger"), config.get("default_root_dir") or "runs")
         local = os.environ.get("LOCAL_WORLD_SIZE")
         if "TORCHELASTIC_RUN_ID" in os.environ and local is not None and config.get("devices") in ("auto", 1):
@@ -241,20 +240,18 @@ class FedlitCLI(LightningCLI):
 
     @staticmethod
     def _check_ckpt_path(subcommand: str, path: str | None) -> None:
-        if subcommand != "fit" and path in (None, *_LATER):
-            # Lightning finds no best or last of another process, and goes on with what it has.
-            given = "" if path is None else f" as the path of a file, got {path!r}"
-            sys.exit(
-                f"fedlit: {subcommand} needs the weights of a run, or it would be of random ones: give --ckpt_path"
-                f"{given} (a run leaves runs/METHOD/version_N/checkpoints/*.ckpt)"
-            )
-        if path is not None and path not in _LATER and not (Path(path).is_file() and zipfile.is_zipfile(path)):
-            what = "is no checkpoint" if Path(path).is_file() else "is not a file"
-            sys.exit(f"fedlit: ckpt_path {str(path)!r} {what}: give the path of a checkpoint")
+        """Lightning finds no best or last of another process, and would go on with random weights."""
+        where = "give the path of a checkpoint, such as runs/METHOD/version_N/checkpoints/*.ckpt"
+        if path is None and subcommand != "fit":
+            sys.exit(f"fedlit: {subcommand} without --ckpt_path would be of random weights: {where}")
+        if path is not None and not Path(path).is_file():
+            sys.exit(f"fedlit: ckpt_path {str(path)!r} is not a file: {where}")
+        if path is not None and not zipfile.is_zipfile(path):
+            sys.exit(f"fedlit: ckpt_path {str(path)!r} is no checkpoint: {where}")
 
     def _close_fit(self, start: float) -> None:
         """Evaluate the final model, and leave a summary."""
-        (timer,) = (callback for callback in self.trainer.callbacks if isinstance(callback, RoundTimer))  # type: ignore[attr-defined]
+        timer = next(callback for callback in self.trainer.callbacks if isinstance(callback, RoundTimer))  # type: ignore[attr-defined]
         seconds = timer.resumed_s + time.perf_counter() - start
         # The final model, which no target label has helped to choose.
         self.trainer.test(self.model, datamodule=self.datamodule, verbose=False)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -384,6 +385,8 @@ def test_a_mistake_prints_what_matters_and_not_all_keys(capsys: pytest.CaptureFi
     ("arguments", "message"),
     [
         (["--compare=[FedProxx]"], "FedProxx"),
+        (["--compare=[FedProxx,FedProx]"], "FedProxx"),
+        (["--compare=[TargetOnly,FedProx]"], "fedlit: TargetOnly trains on target labels"),
         (["--compare=[{class_path: FedProx, init_args: {muu: 1}}]"], "muu"),
         (["--targets=[fonts,foo]"], "fedlit: targets ['foo'] are not among the clients ['clean', 'blended', 'fonts'"),
         (["--compare=[TargetOnly]"], "fedlit: TargetOnly trains on target labels, but data.init_args.target_labels is"),
@@ -401,11 +404,15 @@ def test_a_mistake_in_a_later_run_is_found_before_the_first(
     assert not Path("runs").exists()
 
 
-@pytest.mark.parametrize("subcommand", ["validate", "test", "predict"])
-@pytest.mark.parametrize("path", [None, "last", "best"])
+@pytest.mark.parametrize(
+    ("subcommand", "path"),
+    [*product(["validate", "test", "predict"], [None, "last", "best"]), ("fit", "last"), ("fit", "best")],
+)
 def test_nothing_is_measured_of_random_weights(subcommand: str, path: str | None) -> None:
     given = [] if path is None else [f"--ckpt_path={path}"]
-    with pytest.raises(SystemExit, match=rf"fedlit: {subcommand} needs the weights of a run.*: give --ckpt_path"):
+    with pytest.raises(
+        SystemExit, match=rf"fedlit: ({subcommand} without --|){'ckpt_path'}.* give the path of a checkpoint"
+    ):
         main([subcommand, "--config=data/digits", *given])
 
 
@@ -426,13 +433,20 @@ def test_a_checkpoint_beyond_the_last_round_is_said_in_a_line() -> None:
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
 def test_a_signal_ends_a_run_with_a_word_and_the_status_of_shells(name: str) -> None:
     """Not as a success, with which a script would go on, and without a summary, as the run has not finished."""
-    command = [sys.executable, "-m", "fedlit.cli", "fit", "--config=data/digits", "--trainer.max_epochs=100000"]
-    with subprocess.Popen([*command, "--seeds=[0,1]"], stderr=subprocess.PIPE, text=True) as process:
-        deadline = time.monotonic() + 120
-        while not [*Path("runs").rglob("*.ckpt")] and time.monotonic() < deadline:
-            time.sleep(0.1)
-        process.send_signal(getattr(signal, name))
-        _, said = process.communicate(timeout=120)
+    run = "fit", "--config=data/digits", "--trainer.max_epochs=100000", "--seeds=[0,1]"
+    # where the tests themselves run in the background, a shell has told them to ignore SIGINT
+    code = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from fedlit.cli import main; main()"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, *run], stderr=subprocess.PIPE, text=True) as process:
+        try:
+            deadline = time.monotonic() + 120
+            while not [*Path("runs").rglob("*.ckpt")] and time.monotonic() < deadline:
+                time.sleep(0.1)
+            process.send_signal(getattr(signal, name))
+            _, said = process.communicate(timeout=120)
+        finally:
+            process.kill()
     assert f"fedlit: ended by {name}" in said
     assert process.returncode == 128 + getattr(signal, name)
     assert not [*Path("runs").rglob("summary.json")]
@@ -449,13 +463,30 @@ def test_a_typo_in_a_file_is_told_by_name(capsys: pytest.CaptureFixture[str]) ->
 
 def test_what_the_data_say_is_refused_wherever_a_file_has_it() -> None:
     linked = {"model": {"class_path": "FedAvg", "init_args": {"num_classes": 3}}}
-    for number, content in enumerate([linked, {"fit": linked}]):
-        Path(f"{number}.yaml").write_text(yaml.safe_dump(content))
-        with pytest.raises(SystemExit, match=f"fedlit: model.init_args.num_classes in {number}.yaml: clients, target"):
-            main(["fit", "--config=data/digits", f"--config={number}.yaml"])
+    forms = {
+        "model.init_args.num_classes": linked,
+        "fit.model.init_args.num_classes": {"fit": linked},
+        "model.num_classes": {"model": {"num_classes": 3}},
+        "model.init_args.target": {"model.init_args.target": "fonts"},
+        "model.init_args.clients": {"model": {"init_args": {"clients": [{"name": "fonts"}]}}},
+    }
+    for key, content in forms.items():
+        path = Path("mu=0.1", "some.yaml")
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(yaml.safe_dump(content))
+        for given in (["--config", str(path)], [f"--config={path}"]):
+            with pytest.raises(SystemExit, match=f"fedlit: {key} in {path}: clients, target"):
+                main(["fit", "--config=data/digits", *given])
     Path("model.yaml").write_text(yaml.safe_dump(linked["model"]))
     with pytest.raises(SystemExit, match=r"fedlit: model.init_args.num_classes: clients, target"):
         main(["fit", "--config=data/digits", "--model=model.yaml"])
+
+
+def test_a_model_may_be_a_long_text() -> None:
+    extractor = {"class_path": "fedlit.models.MLP", "init_args": {"in_features": 64, "hidden": [8] * 60}}
+    model = {"class_path": "FedProx", "init_args": {"extractor": extractor, "mu": 0.1}}
+    assert len(yaml.safe_dump(model, default_flow_style=True)) > 255
+    main(["fit", "--config=data/digits", *ONE_BATCH, "--model", json.dumps(model)])
 
 
 def test_a_file_that_is_no_yaml_is_told_by_name() -> None:
@@ -467,6 +498,9 @@ def test_a_file_that_is_no_yaml_is_told_by_name() -> None:
 def test_an_experiment_before_its_subcommand_is_refused() -> None:
     with pytest.raises(SystemExit, match="--config must come after fit"):
         main(["--config", "experiments/digits", "fit"])
+    Path("whole.yaml").write_text(yaml.safe_dump({"test": yaml.safe_load((CONFIGS / "data/digits.yaml").read_text())}))
+    with pytest.raises(SystemExit, match="test without --ckpt_path"):
+        main(["--config", "whole.yaml", "test", "--trainer.default_root_dir", "fit"])
 
 
 def test_what_the_user_gives_takes_the_place_of_what_a_method_presets() -> None:
@@ -476,6 +510,33 @@ def test_what_the_user_gives_takes_the_place_of_what_a_method_presets() -> None:
     summary, config = (next(Path("runs/FedProx").rglob(name)).read_text() for name in ("summary.json", "config.yaml"))
     assert json.loads(summary)["rounds"] == 1
     assert yaml.safe_load(config)["data"]["init_args"]["batch_size"] == 16
+
+
+@pytest.mark.parametrize(
+    "given", ["--data.init_args.batch_size=24", "--trainer.strategy.local_steps=7", "--data.batch_size=24"]
+)
+def test_it_does_so_before_a_configuration_and_in_any_spelling(given: str, capsys: pytest.CaptureFixture[str]) -> None:
+    preset = {"trainer": {"strategy": {"class_path": "fedlit.FederatedStrategy", "init_args": {"local_steps": 3}}}}
+    preset |= {"class_path": "FedProx", "data": {"batch_size": 16}}
+    Path("late.yaml").write_text(yaml.safe_dump({"compare": [preset], "trainer": {"max_epochs": 1}}))
+    main(["fit", "--config=data/digits", given, "--config", "late.yaml"])
+    (path,) = Path("runs/FedProx").rglob("config.yaml")
+    config = yaml.safe_load(path.read_text())
+    found = (config["data"]["init_args"]["batch_size"], config["trainer"]["strategy"]["init_args"]["local_steps"])
+    assert found == ((16, 7) if "local_steps" in given else (24, 3))
+    assert ("--data.batch_size=16" in capsys.readouterr().out) == ("local_steps" in given)
+
+
+def test_callbacks_of_a_kind_take_the_place_of_fedlits() -> None:
+    Path("mine.py").write_text("from fedlit.callbacks import RoundTimer\nclass Timer(RoundTimer): pass\n")
+    code = "import sys; sys.path.insert(0, '.'); from fedlit.cli import main; main(sys.argv[1:])"
+    run = ["fit", "--config=data/digits", "--trainer.max_epochs=1", "--trainer.callbacks+=mine.Timer"]
+    run += ["--trainer.callbacks+=RichProgressBar"]
+    done = subprocess.run([sys.executable, "-c", code, *run], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (table,) = Path("runs").rglob("metrics.csv")
+    assert "time/round_s" in table.read_text()
+    assert len([*Path("runs").rglob("summary.json")]) == 1
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
