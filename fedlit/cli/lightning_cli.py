@@ -322,6 +322,7 @@ def quieten() -> None:
     warnings.filterwarnings("ignore", message=".*Total length of `list` across ranks is zero.*")
     warnings.filterwarnings("ignore", message=".*does not have many workers which may be a bottleneck.*")
     warnings.filterwarnings("ignore", message=".*Checkpoint directory .* exists and is not empty.*")
+    warnings.filterwarnings("ignore", message=".*The dirpath has changed from.*")
     warnings.filterwarnings("ignore", message=".*Experiment logs directory .* exists and is not empty.*")
     for name in ("lightning.pytorch", "lightning.pytorch.utilities.rank_zero", "lightning.fabric"):
         logging.getLogger(name).addFilter(_no_tips)
