@@ -68,8 +68,17 @@ def test_every_data_configuration_runs_one_batch(name: str) -> None:
 COMPARED = ("fashion_mnist_noise_0.4_fedgp", "fashion_mnist_label_shift_0.0_fedgp")
 """Those of Fashion-MNIST that are run with all methods; their neighbours differ from them in one number."""
 
+LONG = ("fashion_mnist_label_shift_0.0_fedgp", "office_caltech_images_fedrftca")
+"""Experiments that take long and are much like another."""
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in (CONFIGS / "experiments").glob("*.yaml")))
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(path.stem, marks=[pytest.mark.slow] if path.stem in LONG else [])
+        for path in sorted((CONFIGS / "experiments").glob("*.yaml"))
+    ],
+)
 def test_every_experiment_runs_two_batches(name: str) -> None:
     config = CONFIGS / "experiments" / f"{name}.yaml"
     needs_files(config)
@@ -527,13 +536,11 @@ def test_it_does_so_before_a_configuration_and_in_any_spelling(given: str, capsy
     assert ("--data.batch_size=16" in capsys.readouterr().out) == ("local_steps" in given)
 
 
-def test_callbacks_of_a_kind_take_the_place_of_fedlits() -> None:
-    Path("mine.py").write_text("from fedlit.callbacks import RoundTimer\nclass Timer(RoundTimer): pass\n")
-    code = "import sys; sys.path.insert(0, '.'); from fedlit.cli import main; main(sys.argv[1:])"
-    run = ["fit", "--config=data/digits", "--trainer.max_epochs=1", "--trainer.callbacks+=mine.Timer"]
-    run += ["--trainer.callbacks+=RichProgressBar"]
-    done = subprocess.run([sys.executable, "-c", code, *run], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+def test_callbacks_of_a_kind_take_the_place_of_fedlits(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("my_timer.py").write_text("from fedlit.callbacks import RoundTimer\nclass Timer(RoundTimer): pass\n")
+    monkeypatch.syspath_prepend(".")
+    mine = ["--trainer.callbacks+=my_timer.Timer", "--trainer.callbacks+=RichProgressBar"]
+    main(["fit", "--config=data/digits", "--trainer.max_epochs=1", *mine])
     (table,) = Path("runs").rglob("metrics.csv")
     assert "time/round_s" in table.read_text()
     assert len([*Path("runs").rglob("summary.json")]) == 1

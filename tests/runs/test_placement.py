@@ -60,7 +60,8 @@ def test_placement_changes_neither_weights_nor_ledger_nor_metrics(one: dict, dev
     ("method", "devices"),
     [
         ("FedRFTCA", "2"),
-        ("FedMMD, pairwise", "3"),
+        ("FedMMD, pairwise", "2"),
+        pytest.param("FedMMD, pairwise", "3", marks=pytest.mark.slow),
         pytest.param("FedRFTCA", "3", marks=pytest.mark.slow),
         *(pytest.param(name, devices, marks=pytest.mark.slow)
           for name in ("Voting", "FedRFTCAClosedForm", "FedDA", "FedDA auto", "FedGP", "FedGP auto", "FedMMD",
@@ -182,7 +183,9 @@ def test_hidden_messages_train_the_same_on_three_processes_and_on_the_plain_grid
     assert all(result["metrics"] == plain["metrics"] for result in results)
 
 
-@pytest.mark.parametrize("name", ["masking", "paillier", pytest.param("bfv", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["masking", *(pytest.param(name, marks=pytest.mark.slow) for name in ("paillier", "bfv"))]
+)
 def test_exact_backends_resume_on_other_processes_with_new_keys(on_grid: dict, name: str, tmp_path: Path) -> None:
     """Clients that were away before the checkpoint catch up after it, though the old keys are gone."""
     backend, library = BACKENDS[name]
@@ -196,12 +199,20 @@ def test_exact_backends_resume_on_other_processes_with_new_keys(on_grid: dict, n
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--privacy", "PairwiseMasking(FixedPoint(20, 0.001))"], "but the fixed-point bound is 0.001: raise bound"),
+        pytest.param(
+            ["--privacy", "PairwiseMasking(FixedPoint(20, 0.001))"],
+            "but the fixed-point bound is 0.001: raise bound",
+            marks=pytest.mark.slow,
+        ),
         (["--trouble", "nan", "--method", "FedAvg"], "the training loss of client"),
         (["--method", "OutOfStep"], "channel 'gossip'"),
-        (["--trouble", "init"], "the initial network"),
+        pytest.param(["--trouble", "init"], "the initial network", marks=pytest.mark.slow),
         (["--trouble", "raise"], "something went wrong at this site"),
-        (["--method", "FedGP auto, one batch", "--rounds", "1"], "at least 2 of different samples; 'fonts' had 1"),
+        pytest.param(
+            ["--method", "FedGP auto, one batch", "--rounds", "1"],
+            "at least 2 of different samples; 'fonts' had 1",
+            marks=pytest.mark.slow,
+        ),
         (["--trouble", "kill"], "lost the other processes"),
         (["--trouble", "stall", "--timeout", "4"], "was silent for 4 s (timeout)"),
     ],
