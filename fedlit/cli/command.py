@@ -14,11 +14,11 @@ from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from fedlit.callbacks import RunSummary, closing_table
-from fedlit.cli.arguments import normalise, refuse_linked
+from fedlit.cli.arguments import normalise, options, refuse_linked
 from fedlit.cli.benchmark import benchmark
 from fedlit.cli.experiment import Experiment
 from fedlit.cli.export import export
-from fedlit.cli.lightning_cli import INSTALL, FedlitCLI, in_sweep, quieten
+from fedlit.cli.lightning_cli import INSTALL, FedlitCLI, causes, in_sweep, quieten
 from fedlit.cli.listing import list_command
 from fedlit.cli.plugins import load_plugins
 from fedlit.cli.report import report
@@ -80,13 +80,14 @@ def main(args: list[str] | None = None) -> None:
         sys.exit(128 + by)  # as shells have it
 
 
-def _ended_by(error: BaseException | None) -> signal.Signals | None:
+def _ended_by(error: BaseException) -> signal.Signals | None:
     """The signal that Lightning made an end of; ``None`` if there was none."""
-    if isinstance(error, SIGTERMException):
-        return signal.SIGTERM
-    if isinstance(error, KeyboardInterrupt):
-        return signal.SIGINT
-    return None if error is None else _ended_by(error.__context__)
+    for each in causes(error):
+        if isinstance(each, SIGTERMException):
+            return signal.SIGTERM
+        if isinstance(each, KeyboardInterrupt):
+            return signal.SIGINT
+    return None
 
 
 def _what_to_install(error: ImportError) -> str | None:
@@ -118,7 +119,7 @@ def _main(args: list[str]) -> None:
         return
     experiment = Experiment.parse(args)
     runs = experiment.runs()
-    if len(runs) > 1 and any(arg.split("=")[0] == "--ckpt_path" for arg in args):
+    if len(runs) > 1 and any(key == "ckpt_path" for key, _ in options(args)):
         sys.exit(
             f"fedlit: --ckpt_path resumes one run, but this is {len(runs)} runs (seeds, targets, compare): resume "
             "each by itself, with --seeds null --targets null --compare null"

@@ -71,7 +71,8 @@ class Method:
         Args:
             given: These keys, without ``init_args``.
         """
-        return replace(self, preset=tuple(arg for arg in self.preset if _short(options([arg])[0][0]) not in given))
+        kept = (f"--{key}={value}" for key, value in options(self.preset) if _short(key) not in given)
+        return replace(self, preset=tuple(kept))
 
 
 def _as_argument(value: object) -> str:
@@ -146,6 +147,11 @@ class Experiment:
         targets: Sequence[str | None] = config.get("targets") or (None,)
         if list(targets) == ["all"]:
             targets = all_clients(args)
+        elif len(targets) > 1:  # one that there is not is found by the first run
+            known = all_clients(args)
+            unknown = [target for target in targets if target not in known]
+            if unknown:
+                sys.exit(f"fedlit: targets {unknown} are not among the clients {list(known)}")
         given = {_short(key) for key, _ in options(args)}
         methods = (Method(), *(Method.parse(entry).beside(given) for entry in config.get("compare") or ()))
         names = [method.name or method.arguments[0].split(".")[-1].split("=")[-1] for method in methods[1:]]
@@ -170,16 +176,11 @@ class Experiment:
         return cls(methods, tuple(targets), tuple(seeds))
 
     def check(self, args: Sequence[str]) -> None:
-        """Find what cannot work in any run before the first one trains.
+        """Find what cannot work in a method before the first run trains.
 
         Args:
             args: Of the user.
         """
-        if self.targets != (None,):
-            names = all_clients([*args])
-            unknown = [target for target in self.targets if target not in names]
-            if unknown:
-                sys.exit(f"fedlit: targets {unknown} are not among the clients {list(names)}")
         for run in replace(self, targets=(None,), seeds=(None,)).runs():
             cli = FedlitCLI(run.command(args), run_classes=False)
             config = cli.config[cli.subcommand]

@@ -287,14 +287,19 @@ def in_plain_words(config: Namespace) -> Iterator[None]:
         text = _plain_words(error)
         if INSTALL in text:  # an ImportError, before jsonargparse made another error of it
             raise ImportError(text) from error
-        missing = next((item for item in _chain(error) if isinstance(item, ModuleNotFoundError)), None)
+        missing = next((item for item in causes(error) if isinstance(item, ModuleNotFoundError)), None)
         if missing is not None:
             raise missing from error
         key = _key_of(text, config)
         sys.exit(f"fedlit: {type(error).__name__}: {text}{'' if key is None else f' ({key})'}")
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, and those in whose course it came to be.
+
+    Args:
+        error: The last of them.
+    """
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__

@@ -144,17 +144,16 @@ def _table(kind: str, by_lines: bool) -> Table:
     """What there is of a kind; ``by_lines`` for other programs, or else for a screen, which may be narrow."""
     table = Table(title=kind)
     listed = rows(kind)
+    names, last = [row.name for row in listed], [row.extra for row in listed]
+    below = kind != "validators" and not by_lines and any(last)
+    if below:
+        names, last = ["\n  ".join([row.name, *row.extra.splitlines()]) for row in listed], []
     columns = {
-        "name": [row.name for row in listed],
+        "name, and its configurations" if below else "name": names,
         "what it is": [row.what for row in listed],
         "where from": [row.origin for row in listed],
+        "source statistics" if kind == "validators" else "configuration": last,
     }
-    if kind == "validators" or by_lines:
-        columns["source statistics" if kind == "validators" else "configuration"] = [row.extra for row in listed]
-    elif any(row.extra for row in listed):
-        names = ["\n  ".join([row.name, *row.extra.splitlines()]) for row in listed]
-        columns = {"name, and its configurations": names} | columns
-        del columns["name"]
     for header, cells in columns.items():
         if any(cells):
             table.add_column(header, no_wrap=header.startswith("name"), min_width=12, overflow="fold")
