@@ -67,7 +67,7 @@ class Step:
             noise = 0.7 * torch.randn(samples, width, generator=generator)
             return F.normalize(centres[labels] + shift * centres.roll(1, 0)[labels] + noise, dim=1), labels
 
-        dictionary = self.module.replica(self.client).dictionary
+        dictionary = self.module.replicas[self.client].dictionary
         with torch.no_grad():
             for atom in range(ATOMS):
                 dictionary.points[atom] = drawn(0.2 * atom)[0]
@@ -103,7 +103,7 @@ def row(width: int, client: str, repeats: int) -> dict[str, Any]:
     for _ in range(3):
         step()
     asked = step.problems()
-    dictionary = step.module.replica(step.client).dictionary
+    dictionary = step.module.replicas[step.client].dictionary
     points, labels = dictionary.points.detach(), dictionary.labels.detach()
     x, y = points[0].clone(), labels[0].clone()
 

@@ -71,8 +71,7 @@ def hidden() -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
             (run,) = fit_alone(folder, *config, *SMALL, *extra, *AUTO, *short)
             (path,) = Path(run["folder"]).rglob("*.ckpt")
-            state = torch.load(path, weights_only=True)["state_dict"]
-            weights[name] = {key: tensor for key, tensor in state.items() if key.startswith("replicas.target.")}
+            weights[name] = torch.load(path, weights_only=True)["clients"]["target"]["weights"]
             apart = [float((tensor - weights["open"][key]).abs().max()) for key, tensor in weights[name].items()]
             result[name] = {
                 "accuracy": round(100 * run["oracle_accuracy"], 2),

@@ -52,7 +52,7 @@ class CommunicationLedger(Callback):
             self._sent[channel] = self._sent.get(channel, 0) + num_bytes
         metrics = {f"comm/{channel}/MB": sent.get(channel, 0) / 1e6 for channel in self._sent}
         own = sum(num_bytes for channel, num_bytes in self._sent.items() if not watched(channel))
-        module.log_now(metrics | {"comm/MB": own / 1e6})
+        module.log_everywhere(metrics | {"comm/MB": own / 1e6})
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the file and print the table."""

@@ -68,9 +68,9 @@ class DictionaryPictures(Callback):
         dadil = _dadil(module)
         if round_idx <= dadil.warmup_rounds:
             return
-        costs = dadil.round_losses()
+        costs = dadil.record.mean_losses()
         for client in dadil.federation.local_clients:
-            coordinates = dadil.replica(client).coordinates.detach().tolist()
+            coordinates = dadil.replicas[client].coordinates.detach().tolist()
             row = [*coordinates, costs.get(client.name, float("nan"))]
             self.rounds.setdefault(client.name, {})[round_idx] = row
 
@@ -109,16 +109,16 @@ class DictionaryPictures(Callback):
                 self._write(folder / f"dictionary_{client.name}.csv", client.name)
                 self.plot_client(module, client.name).savefig(folder / f"dictionary_{client.name}.png", dpi=120)
 
-    def state_dict(self) -> dict[str, Any]:
-        """The rounds so far."""
-        return {"rounds": {client: dict(rounds) for client, rounds in self.rounds.items()}}
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Put each client's rounds under its name."""
+        for client, rounds in self.rounds.items():
+            checkpoint.setdefault("clients", {}).setdefault(client, {})["pictures"] = dict(rounds)
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Go on with the rounds of a checkpoint."""
-        self.rounds = {
-            client: {int(round_idx): list(row) for round_idx, row in rounds.items()}
-            for client, rounds in state_dict["rounds"].items()
-        }
+        local = [client.name for client in _dadil(pl_module).federation.local_clients]
+        kept = {name: checkpoint.get("clients", {}).get(name, {}).get("pictures", {}) for name in local}
+        self.rounds = {name: dict(rounds) for name, rounds in kept.items() if rounds}
 
     def plot_atoms(self, module: FedDaDiL) -> Figure:
         """Share of each class in each atom's labels, as stacked bars.
@@ -128,7 +128,7 @@ class DictionaryPictures(Callback):
         """
         from matplotlib.figure import Figure
 
-        labels = module.replica(module.federation.local_clients[0]).dictionary.labels.detach().double().cpu()
+        labels = module.replicas[module.federation.local_clients[0]].dictionary.labels.detach().double().cpu()
         shares = labels.mean(dim=1).numpy()  # of atom and class
         figure = Figure(figsize=(1.6 * len(shares) + 3.5, 4.2), layout="constrained")
         axis = figure.subplots()

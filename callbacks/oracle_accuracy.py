@@ -12,10 +12,10 @@ from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassStatScores
 
 from fedlit.callbacks.shared import federated
-from fedlit.federation import LabelGuardError, reveal_for_oracle
+from fedlit.federation import LabelGuardError, Open, reveal_for_oracle
 from fedlit.federation.labels import known_labels
 from fedlit.module import FederatedModule
-from fedlit.tasks import Classification, NumberMeter
+from fedlit.training.tasks import Classification, NumberMeter
 
 _PREFIX = "oracle/"
 
@@ -46,6 +46,16 @@ class OracleAccuracy(Callback):
         self.per_class = per_class
         self._start_afresh()
         self.history: list[tuple[float, float]] = []
+
+    channels = (
+        Open(
+            "oracle",
+            "scores on the target's hidden labels",
+            how_often="every evaluation",
+            unblurred="no federation could know it",
+            watched=True,
+        ),
+    )
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuse callbacks that would select by the target's labels."""

@@ -52,6 +52,8 @@ class ChannelReport:
         bytes_keys: Of key agreement, shares and unmasking, both ways.
         clip_norm: Of the channel's differential privacy; ``None`` without.
         noise_multiplier: Likewise.
+        sent: How messages go, what they hold, from whom to whom and how often, as the method declares; empty in files
+            of early versions.
     """
 
     channel: str
@@ -61,6 +63,7 @@ class ChannelReport:
     bytes_keys: int
     clip_norm: float | None
     noise_multiplier: float | None
+    sent: str = ""
 
 
 @dataclass(frozen=True)
@@ -121,9 +124,19 @@ def _table(channels: Sequence[ChannelReport]) -> Table:
     table.add_column("", no_wrap=True)
     for report in channels:
         table.add_column(report.channel, overflow="fold")
-    for row in (*described([report.description for report in channels]), *traffic(channels)):
+    descriptions = [report.description for report in channels]
+    for row in (declared([report.sent for report in channels]), *described(descriptions), *traffic(channels)):
         table.add_row(*row)
     return table
+
+
+def declared(sent: Sequence[str]) -> list[str]:
+    """What goes over channels, in a row like those of `described`.
+
+    Args:
+        sent: In words, of each channel; empty where nobody has told.
+    """
+    return ["messages", *(words or "-" for words in sent)]
 
 
 def described(descriptions: Sequence[Description | None]) -> list[list[str]]:
@@ -150,7 +163,7 @@ def traffic(channels: Sequence[ChannelReport]) -> list[list[str]]:
 
 def _described(description: Description | None, field: str) -> str:
     if description is None:
-        return "no secure sum: from client to client" if field == "backend" else "-"
+        return "none: from client to client in the clear" if field == "backend" else "-"
     value = getattr(description, field)
     return f"{value:g}" if isinstance(value, float) else str(value)
 
@@ -172,16 +185,18 @@ def report(federation: Federation) -> Report:
         if channel in LOGGING_CHANNELS or channel.endswith(KEYS):
             continue
         up, down = ledger.bytes_up_and_down(channel)
-        mechanism = federation.mechanism(channel)
+        resolved = federation.channels[channel]
+        mechanism = resolved.mechanism
         channels.append(
             ChannelReport(
                 channel=channel,
-                description=federation.description(channel),
+                description=resolved.description,
                 bytes_up=up,
                 bytes_down=down,
                 bytes_keys=sent.get(channel + KEYS, 0),
                 clip_norm=None if mechanism is None else mechanism.clip_norm,
                 noise_multiplier=None if mechanism is None else mechanism.noise_multiplier,
+                sent=resolved.sent,
             )
         )
     return Report(channels, *(_spent(federation) or (None, None)))
@@ -189,7 +204,7 @@ def report(federation: Federation) -> Report:
 
 def _spent(federation: Federation) -> tuple[float, float] | None:
     """Greatest privacy loss of a client, by message and by sum; ``None`` without differential privacy."""
-    if not federation.has_mechanism:
+    if not federation.channels.mechanisms:
         return None
     by_message, by_sum = federation.epsilon("message"), federation.epsilon("sum")
     return max(by_message.values(), default=0.0), max(by_sum.values(), default=0.0)
@@ -216,7 +231,7 @@ class PrivacyReport(Callback):
         Raises:
             ImportError: If there is differential privacy, but not the accountant's library.
         """
-        if federated(pl_module, self).federation.has_mechanism:
+        if federated(pl_module, self).federation.channels.mechanisms:
             Accountant().epsilon("nobody", delta=0.5)
 
     def on_round_end(self, trainer: Trainer, module: LightningModule, round_idx: int) -> None:
@@ -224,7 +239,7 @@ class PrivacyReport(Callback):
         method = federated(module, self)
         spent = _spent(method.federation)
         if spent is not None:
-            method.log_now({"privacy/epsilon": spent[0], "privacy/epsilon_sum": spent[1]})
+            method.log_everywhere({"privacy/epsilon": spent[0], "privacy/epsilon_sum": spent[1]})
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the file and print the report."""

@@ -58,16 +58,18 @@ class RoundTimer(Callback):
         """Stop counting what the run has trained."""
         self._ended = time.perf_counter()
 
-    def state_dict(self) -> dict[str, Any]:
-        """What the round under way has used, so that a resumed run's sums are whole."""
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Save what the round under way has used, so that a resumed run's sums are whole; clocks differ by process."""
         trained = self.resumed_s + (self._ended or time.perf_counter()) - self._started
-        return {"before": dict(self._before), "spent": self._elapsed(), "trained": trained}
+        clock = {"before": dict(self._before), "spent": self._elapsed(), "trained": trained}
+        checkpoint.setdefault("server", {})["clock"] = clock
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where `state_dict` left off."""
-        self._before, self._spent = dict(state_dict["before"]), float(state_dict["spent"])
-        self.resumed_s = float(state_dict.get("trained", 0.0))  # checkpoints of early versions have none
-        self._resumed = True
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Go on where a checkpoint left off."""
+        clock = checkpoint.get("server", {}).get("clock")
+        if clock is not None:
+            self._before, self._spent, self.resumed_s = dict(clock["before"]), clock["spent"], clock["trained"]
+            self._resumed = True
 
     def _elapsed(self) -> float:
         return self._spent + time.perf_counter() - self._since

@@ -45,6 +45,7 @@ class RunSummary:
         target_sha256: Fingerprint of the target's weights, to compare runs bit by bit.
         backends: Of each channel whose messages are summed by the server: what it hides. Channels between clients,
             and those of watched numbers, go through no backend.
+        channels: How messages of each channel went, what they held, from whom to whom and how often, as declared.
         selected_accuracy: Accuracy on the target's hidden validation labels in the first validation with the highest
             ``target_score``: what choosing a round without labels comes to. ``None`` without validation.
         best_accuracy: The highest such accuracy in any validation, which no federation could pick: an oracle.
@@ -72,6 +73,7 @@ class RunSummary:
     oracle_f1: float | None = None
     oracle_r2: float | None = None
     oracle_alternatives: dict[str, float] = field(default_factory=dict)
+    channels: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """The fields as a JSON object."""
@@ -98,6 +100,7 @@ def summarise(trainer: Trainer, module: FederatedModule, seconds: float, method:
     """
     federation = module.federation
     sent = federation.ledger.bytes_by_channel()
+    used = [federation.channels[channel] for channel in sent if not channel.endswith(KEYS)]
     watchers = [callback for callback in trainer.callbacks if isinstance(callback, OracleAccuracy)]  # type: ignore[attr-defined]
     seen = watchers[0].history if watchers else []
     return RunSummary(
@@ -112,7 +115,8 @@ def summarise(trainer: Trainer, module: FederatedModule, seconds: float, method:
         seconds_total=seconds,
         processes=trainer.world_size,
         target_sha256=_target_sha256(module),
-        backends={channel: found for channel in sent if (found := federation.description(channel)) is not None},
+        backends={channel.name: channel.description for channel in used if channel.description is not None},
+        channels={channel.name: channel.sent for channel in used},
         selected_accuracy=max(seen, key=operator.itemgetter(0))[1] if seen else None,  # of equal scores the first
         best_accuracy=max(accuracy for _, accuracy in seen) if seen else None,
         oracle_balanced_accuracy=_metric(trainer, "oracle/target/balanced_acc"),
@@ -347,7 +351,7 @@ def _privacy(summaries: Sequence[RunSummary]) -> list[str]:
                 continue
             about = run.backends.get(channel)
             if about is None:
-                text = f"{channel} -> between clients, no secure sum"
+                text = f"{channel} -> {run.channels.get(channel, 'from client to client, in the clear')}"
             else:
                 text = f"{channel} -> {about.backend}, hides {about.hidden}, reveals {about.revealed}"
             methods = said.setdefault(text, [])

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedlit.callbacks.shared import federated
 from fedlit.module import FederatedModule
-from fedlit.tasks import Classification
+from fedlit.training.tasks import Classification
 
 
 class TargetPredictions(Callback):

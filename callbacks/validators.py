@@ -12,7 +12,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from fedlit.callbacks.shared import SOURCE_MOMENTS, federated
-from fedlit.federation import RosterError
+from fedlit.federation import Channel, RosterError, Summed
 from fedlit.functional import (
     SourceMoments,
     certainty_score,
@@ -24,7 +24,7 @@ from fedlit.functional import (
     soft_neighbourhood_density,
 )
 from fedlit.module import FederatedModule
-from fedlit.tasks import Classification
+from fedlit.training.tasks import Classification
 
 Validator = Literal["certainty", "diversity", "information", "density", "iwv", "dev"]
 
@@ -48,10 +48,10 @@ class Validators(Callback):
     which is logged anyway, and ``target/score``, which is ``information``: in benchmarks/RESULTS.md the one that loses
     least accuracy. See `fedlit.functional` for what each computes.
 
-    Sends: the target's scores, over "metrics". For ``iwv`` and ``dev`` also "source_moments", from each source, of
-    which the target receives the mean, through that channel's privacy backend: 4 N^2 + 6 N numbers for N frequencies.
-    They tell the mean of random features of a source's samples, and how often it errs; never a sample. Each source
-    counts equally, however many samples it has. Under differential privacy of all channels every validation spends of
+    For ``iwv`` and ``dev`` each source sends 4 N^2 + 6 N numbers for N frequencies, of which the target receives the
+    mean, through the privacy backend of the channel "source_moments". They tell the mean of random features of a
+    source's samples, and how often it errs; never a sample. Each source counts equally, however many samples it has.
+    Under differential privacy of all channels every validation spends of
     the privacy budget, and scores of clipped and noisy moments mean little: leave both out of ``names`` there.
 
     Args:
@@ -92,6 +92,13 @@ class Validators(Callback):
         self.temperature = temperature
         self._frequencies: Tensor | None = None
         self._start_afresh()
+
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        """Statistics of the sources, if a score needs them."""
+        contents = "mean random features of validation samples, and how often the source errs"
+        moments = Summed(SOURCE_MOMENTS, contents, "sources", "target", "every validation", watched=True)
+        return (moments,) if self._weighs else ()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuse what predicts no classes."""
@@ -187,7 +194,7 @@ class Validators(Callback):
             )
             there = torch.tensor(float(seen), dtype=torch.float64)
             sent[client.name] = {"there": there, **_packed(own)}
-        return federation.mean(SOURCE_MOMENTS, sent, among=module.sources, to=[module.target], absent_too=True)
+        return federation.mean(SOURCE_MOMENTS, sent, absent_too=True)
 
     def _missing(self, target: str, received: Mapping[str, Tensor]) -> RosterError | None:
         """What keeps the target from computing its scores."""

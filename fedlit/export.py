@@ -12,7 +12,7 @@ from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from fedlit.module import FederatedModule
-from fedlit.tasks import Classification, Regression
+from fedlit.training.tasks import Classification, Regression
 
 __all__ = ["TargetModel", "export_target", "target_model"]
 
@@ -68,7 +68,7 @@ def target_model(module: FederatedModule) -> TargetModel:
         )
     # what a method does before a Trainer predicts, such as fitting classifiers
     module.on_predict_start()
-    module.on_predict_epoch_start()
+    module.prepare_predictions()
     network = copy.deepcopy(module.replicas[name])
     # Flags in its state choose the way through forward. They stand still from here on, and no graph could branch on
     # tensors; arrays have the same truth, any() and tolist().

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import hashlib
 import os
-from collections.abc import Mapping
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Literal
@@ -14,19 +13,22 @@ import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
 from lightning.fabric.utilities.types import _PATH
+from lightning.pytorch import LightningDataModule
 from lightning.pytorch.strategies import DDPStrategy, Strategy, StrategyRegistry
 from lightning.pytorch.trainer.states import TrainerStatus
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from fedlit.checkpoints import arrange, keep_clients, merge
-from fedlit.federation import FederatedLoader, Federation, Participation
+from fedlit.federation import FederatedLoader, Federation, FederationError, Participation
+from fedlit.federation.channel import declared_by
+from fedlit.federation.choices import check_choices
 from fedlit.federation.client import names_of, place
-from fedlit.federation.federation import check_kinds
 from fedlit.federation.transport import OneProcess, ProcessGroup, Transport
-from fedlit.module import FederatedModule, class_path
+from fedlit.module import FederatedModule
 from fedlit.privacy import GaussianMechanism, SecureAggregation, TwoPartyAffine
+from fedlit.training.checkpoints import class_path, gather
+from fedlit.training.rounds import plan_rounds
 
 _START_UP = timedelta(minutes=10)
 """Processes may start at different times (imports, data); only then is the federation's own timeout in force."""
@@ -48,8 +50,8 @@ class FederatedStrategy(DDPStrategy):
             rounds; raise it for rounds of few steps, as Lightning spends milliseconds on each epoch.
         participation: Who is present in a round; ``None`` is the method's choice, which is everyone unless its
             documentation says otherwise.
-        drops: Per channel, who of those present is heard, nested in the order given.
-        nested_drops: ``False`` draws each channel's subset independently of the others'.
+        heard: Per channel, who of those present is heard, nested in the order given.
+        nested_heard: ``False`` draws each channel's subset independently of the others'.
         privacy: Backend for secure sums, one for all channels, or one for each channel that is summed over; default
             `Plain`.
         two_party: Protocol for what pairs of clients compute together, one for all such channels or one for each;
@@ -61,9 +63,12 @@ class FederatedStrategy(DDPStrategy):
         num_threads: CPU threads per process; ``None`` leaves Lightning's choice, which depends on the number of
             processes. Fix it (1) to compare runs bit by bit.
         start_method: How ``devices=N`` starts processes: as torch.distributed and Lightning's DDP name it.
+        drops: Old name of ``heard``.
+        nested_drops: Old name of ``nested_heard``.
 
     Raises:
         RosterError: When a run starts, if there are more processes than clients.
+        ChannelError: When a run starts, if a choice does not fit the channels that the method declares.
         ValueError: If a number is out of range.
     """
 
@@ -74,8 +79,8 @@ class FederatedStrategy(DDPStrategy):
         local_steps: int | None = None,
         rounds_per_epoch: int = 1,
         participation: Participation | None = None,
-        drops: dict[str, Participation] | None = None,
-        nested_drops: bool = True,
+        heard: dict[str, Participation] | None = None,
+        nested_heard: bool = True,
         privacy: SecureAggregation | dict[str, SecureAggregation] | None = None,
         two_party: TwoPartyAffine | dict[str, TwoPartyAffine] | None = None,
         differential_privacy: GaussianMechanism | dict[str, GaussianMechanism] | None = None,
@@ -83,6 +88,8 @@ class FederatedStrategy(DDPStrategy):
         timeout: float = 600.0,
         num_threads: int | None = None,
         start_method: Literal["popen", "spawn", "fork", "forkserver"] = "popen",
+        drops: dict[str, Participation] | None = None,
+        nested_drops: bool = True,
     ) -> None:
         if local_steps is not None and local_steps < 1:
             raise ValueError(
@@ -94,15 +101,15 @@ class FederatedStrategy(DDPStrategy):
             raise ValueError(f"timeout must be positive seconds, got {timeout}")
         if num_threads is not None and num_threads < 1:
             raise ValueError(f"num_threads must be at least 1, got {num_threads}")
-        check_kinds("privacy", privacy, SecureAggregation)
-        check_kinds("two_party", two_party, TwoPartyAffine)
-        check_kinds("differential_privacy", differential_privacy, GaussianMechanism)
+        if heard is not None and drops is not None:
+            raise ValueError("drops is the old name of heard, and both are given: give heard alone")
+        check_choices(privacy, two_party, differential_privacy)
         super().__init__(process_group_backend="gloo", timeout=timedelta(seconds=timeout), start_method=start_method)
         self.local_steps = local_steps
         self.rounds_per_epoch = rounds_per_epoch
         self.participation = participation
-        self.drops = drops
-        self.nested_drops = nested_drops
+        self.heard = drops if heard is None else heard
+        self.nested_heard = nested_heard and nested_drops
         self.privacy = privacy
         self.two_party = two_party
         self.differential_privacy = differential_privacy
@@ -130,14 +137,13 @@ class FederatedStrategy(DDPStrategy):
         if self.num_threads is not None:
             torch.set_num_threads(self.num_threads)
         previous = self._federation
-        federation = Federation(
-            module.clients,
-            module.target.name,
+        federation = module.make_federation(
+            channels=declared_by(module.trainer.callbacks),  # type: ignore[attr-defined]
             transport=self._transport(),
             placement=self.placement,
             participation=module.default_participation if self.participation is None else self.participation,
-            drops=self.drops,
-            nested_drops=self.nested_drops,
+            heard=self.heard,
+            nested_heard=self.nested_heard,
             privacy=self.privacy,
             two_party=self.two_party,
             differential_privacy=self.differential_privacy,
@@ -207,7 +213,7 @@ class FederatedStrategy(DDPStrategy):
             )
         dataloader.keep(names_of(module.federation.local_clients), names_of(module.clients))
         if training:
-            module.plan_rounds(dataloader, self.local_steps, self.rounds_per_epoch)
+            plan_rounds(module, dataloader, self.local_steps, self.rounds_per_epoch)
         else:
             dataloader.guarded = module.target.name
         return dataloader
@@ -236,33 +242,30 @@ class FederatedStrategy(DDPStrategy):
     # ---------------------------------------------------------------- checkpoints
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: _PATH, storage_options: Any | None = None) -> None:
-        """Write one file for all clients, from rank 0; every process must call it."""
-        federation = self._federation
+        """Write one file for all clients, from rank 0; every process must call it.
+
+        Raises:
+            FederationError: On every process, if processes differ in what is no client's: see `gather`.
+        """
+        module, federation = self._federated_module(), self._federation
         assert federation is not None
         if self.world_size > 1:
-            if self._federated_module().trainer.state.status == TrainerStatus.INTERRUPTED:
+            if module.trainer.state.status == TrainerStatus.INTERRUPTED:
                 # Another process may be gone: waiting for its part would hide the error that stopped this one.
                 rank_zero_warn(f"no checkpoint written to {filepath}: the run was interrupted by an error")
                 return
-            # Views drag their whole storage along when pickled: see `StackedReplicas`.
-            checkpoint["state_dict"] = {name: tensor.clone() for name, tensor in checkpoint["state_dict"].items()}
-            parts = federation.transport.gather_object(checkpoint)
+            for state in checkpoint["clients"].values():  # views drag their whole storage along: see `StackedReplicas`
+                state["weights"] = {name: tensor.clone() for name, tensor in state["weights"].items()}
+            parts, error = federation.transport.gather_object(checkpoint), None
             if parts is not None:
-                checkpoint = merge(parts, [client.name for client in federation.clients])
+                data = type(module.trainer.datamodule)  # type: ignore[attr-defined]
+                own = (data.__qualname__, LightningDataModule.CHECKPOINT_HYPER_PARAMS_KEY)
+                try:
+                    checkpoint = gather(parts, names_of(federation.clients), own)
+                except FederationError as found:
+                    error = found
+            federation.check("checkpoint", error)
         super().save_checkpoint(checkpoint, filepath, storage_options)
-
-    def load_checkpoint(self, checkpoint_path: _PATH, weights_only: bool | None = None) -> dict[str, Any]:
-        """Read a file for all clients, and keep those hosted here."""
-        checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
-        federation = self._federation
-        assert federation is not None
-        return keep_clients(checkpoint, [client.name for client in federation.local_clients])
-
-    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Restore each client's groups, in whatever order the checkpoint has them."""
-        states = zip(self.optimizers, checkpoint["optimizer_states"], strict=True)
-        arranged = [arrange(state, optimizer.param_groups) for optimizer, state in states]
-        super().load_optimizer_state_dict({**checkpoint, "optimizer_states": arranged})
 
 
 def _digest(module: FederatedModule) -> str:

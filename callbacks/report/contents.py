@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedlit.callbacks.communication_ledger import Sums, split, sums_of
-from fedlit.callbacks.privacy_report import NOT_PROTECTED, described, traffic
+from fedlit.callbacks.privacy_report import NOT_PROTECTED, declared, described, traffic
 from fedlit.callbacks.report.curves import Line, Panel, draw
 from fedlit.callbacks.report.pages import (
     Block,
@@ -479,7 +479,8 @@ def _privacy(run: RunFolder, anchor: str) -> list[Block]:
     if run.privacy is not None:
         channels = run.privacy.channels
         names = [channel.channel for channel in channels]
-        rows = [*described([channel.description for channel in channels]), *traffic(channels)]
+        told = declared([channel.sent for channel in channels])
+        rows = [told, *described([channel.description for channel in channels]), *traffic(channels)]
         if any(channel.clip_norm is not None for channel in channels):
             by_message, by_sum = map(_epsilon, (run.privacy.epsilon_message, run.privacy.epsilon_sum))
             blocks.append(
@@ -503,7 +504,10 @@ def _privacy(run: RunFolder, anchor: str) -> list[Block]:
         blocks.append(Bullets(configured) if configured else Text("No privacy backend is configured."))
         sent = {} if run.summary is None else run.summary.bytes_by_channel
         names = [name for name in sent if name not in LOGGING_CHANNELS and not name.endswith(KEYS)]
-        rows = [] if run.summary is None else described([run.summary.backends.get(name) for name in names])
+        rows = []
+        if run.summary is not None:
+            told = declared([run.summary.channels.get(name, "") for name in names])
+            rows = [told, *described([run.summary.backends.get(name) for name in names])]
     if names:
         blocks.append(Table(["", *names], rows, words=len(names) + 1))
     spent = [

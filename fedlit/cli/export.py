@@ -12,7 +12,8 @@ import torch
 
 from fedlit.cli.lightning_cli import FedlitCLI
 from fedlit.export import check_path, export_target
-from fedlit.module import FederatedModule, class_path
+from fedlit.module import FederatedModule
+from fedlit.training.checkpoints import class_path, join
 
 
 class _StoredCLI(FedlitCLI):
@@ -107,13 +108,14 @@ def _read(path: Path) -> dict[str, Any]:
 def _load(module: FederatedModule, path: Path) -> int:
     """Give a module a checkpoint's weights; returns the number of rounds that they have trained."""
     checkpoint = _read(path)
-    module.federation.check_roster(checkpoint["federation"])
+    module.federation.roster.check(checkpoint["federation"]["roster"])
     if checkpoint["method"] != class_path(module):
         sys.exit(
             f"fedlit: '{path}' is a checkpoint of {checkpoint['method']}, the run's config.yaml has "
             f"{class_path(module)}: give one of the same run"
         )
     module.configure_model()
+    join(checkpoint, [client.name for client in module.clients])
     try:
         module.load_state_dict(checkpoint["state_dict"])
     except RuntimeError as error:

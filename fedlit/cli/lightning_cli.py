@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain, count
 from pathlib import Path
+from pydoc import locate
 from typing import Any
 
 import torch
@@ -28,9 +29,7 @@ import fedlit.methods
 import fedlit.models
 import fedlit.strategy  # noqa: F401
 from fedlit.callbacks import (
-    AggregationCurves,
     CommunicationLedger,
-    DictionaryPictures,
     OracleAccuracy,
     RoundProgressBar,
     RoundTimer,
@@ -40,7 +39,6 @@ from fedlit.callbacks import (
 )
 from fedlit.cli.arguments import LINKED
 from fedlit.data import DomainDataModule
-from fedlit.methods import FedDA, FedDaDiL
 from fedlit.module import FederatedModule
 
 INSTALL = "pip install 'fedlit["
@@ -164,10 +162,7 @@ class FedlitCLI(LightningCLI):
         given = given if isinstance(given, list) else [given]
         ledger = CommunicationLedger(print_table=not self._one_of_many)
         extra: list[Callback] = [OracleAccuracy(), ledger, RoundTimer(), TargetPredictions()]
-        if isinstance(self.model, FedDA):
-            extra.append(AggregationCurves())
-        if isinstance(self.model, FedDaDiL):
-            extra.append(DictionaryPictures())
+        extra += [locate(path)() for path in getattr(self.model, "watched_by", ())]  # type: ignore[operator]
         if not any(isinstance(callback, ProgressBar) for callback in given):  # Lightning takes one
             if config.get("enable_progress_bar") is not False and (sys.stdout.isatty() or not self._one_of_many):
                 extra.append(RoundProgressBar())

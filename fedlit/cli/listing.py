@@ -19,8 +19,10 @@ from fedlit.callbacks import Validators
 from fedlit.callbacks.shared import show
 from fedlit.callbacks.validators import WEIGHTED, Validator
 from fedlit.cli.plugins import KINDS, load_plugins
+from fedlit.federation import Client, Summed
+from fedlit.models import MLP
 from fedlit.module import FederatedModule
-from fedlit.tasks import Classification
+from fedlit.training.tasks import Classification
 
 _CITATION = re.compile(r"\(([^()]*\b\d{4}\b[^()]*)\)")
 """Brackets with a year, or with a number of arXiv."""
@@ -37,12 +39,14 @@ class Row:
         what: It, in a line.
         origin: Paper, or distribution of a plug-in; of a score, what logs it.
         extra: Installed configurations that have it, by lines; of a score, whether it needs statistics of the sources.
+        sends: Of a method, its channels by how messages go; see `sends`.
     """
 
     name: str
     what: str
     origin: str
     extra: str
+    sends: str = ""
 
 
 def list_command(args: list[str]) -> None:
@@ -69,7 +73,7 @@ def rows(kind: str) -> list[Row]:
         kind: One of `KINDS`.
     """
     added = [
-        Row(plug_in.thing.__name__, summary(plug_in.thing), f"from {plug_in.distribution}", "")
+        Row(plug_in.thing.__name__, summary(plug_in.thing), f"from {plug_in.distribution}", "", sends(plug_in.thing))
         for plug_in in load_plugins()
         if plug_in.kind == kind
     ]
@@ -81,9 +85,28 @@ def rows(kind: str) -> list[Row]:
     configurations = _configurations(kind)
     home = KINDS[kind].home.__name__
     return [
-        Row(name, summary(thing), _citation(thing), "\n".join(configurations.get(f"{home}.{name}", ())))
+        Row(name, summary(thing), _citation(thing), "\n".join(configurations.get(f"{home}.{name}", ())), sends(thing))
         for name, thing in own.items()
     ] + added
+
+
+def sends(thing: type) -> str:
+    """Channels that a method declares with its default arguments, without a warm-up, by how their messages go.
+
+    Args:
+        thing: Of another class, or a method that needs more arguments, nothing is told.
+    """
+    if not issubclass(thing, FederatedModule):
+        return ""
+    try:
+        method = thing(["source", "another", Client("target", "target", labelled=True)], "target", 2, MLP(2, [2]))
+    except (TypeError, ValueError):
+        return ""
+    by_kind: dict[str, list[str]] = {}
+    for channel in method.channels:
+        singly = isinstance(channel, Summed) and channel.singly
+        by_kind.setdefault("summed by a backend that hides" if singly else channel.kind, []).append(channel.name)
+    return "; ".join(f"{kind}: {', '.join(names)}" for kind, names in by_kind.items()) or "nothing"
 
 
 def summary(thing: object) -> str:
@@ -152,6 +175,7 @@ def _table(kind: str, by_lines: bool) -> Table:
         "name, and its configurations" if below else "name": names,
         "what it is": [row.what for row in listed],
         "where from": [row.origin for row in listed],
+        "sends": [row.sends for row in listed],
         "source statistics" if kind == "validators" else "configuration": last,
     }
     for header, cells in columns.items():

@@ -1,7 +1,9 @@
 """Who takes part, who is present, what is said, and what it costs."""
 
+from fedlit.federation.channel import Channel, Open, Pairwise, Summed
 from fedlit.federation.client import Client, Facts
 from fedlit.federation.errors import (
+    ChannelError,
     DivergedError,
     FederationError,
     FederationTimeoutError,
@@ -29,6 +31,8 @@ __all__ = [
     "SERVER",
     "UNLABELLED",
     "BatchedDataset",
+    "Channel",
+    "ChannelError",
     "Client",
     "DivergedError",
     "Everyone",
@@ -43,13 +47,16 @@ __all__ = [
     "Ledger",
     "LedgerEntry",
     "OneByOne",
+    "Open",
     "OutOfStepError",
+    "Pairwise",
     "Participation",
     "PayloadError",
     "PeerFailedError",
     "RosterError",
     "RoundPlan",
     "Schedule",
+    "Summed",
     "UniformSubset",
     "reveal_for_oracle",
 ]

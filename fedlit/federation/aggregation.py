@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -12,9 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedlit.federation.errors import FederationError, PayloadError, RosterError
+from fedlit.federation.channel import Summed
+from fedlit.federation.choices import Resolved
+from fedlit.federation.errors import FederationError, PayloadError
 from fedlit.federation.ledger import KEYS, SERVER
 from fedlit.federation.messenger import KINDS, Message, Messenger
+from fedlit.federation.release import Releases
 from fedlit.federation.wire import schema_from, schema_text, wire_size
 from fedlit.privacy import (
     AggregationClient,
@@ -22,7 +26,6 @@ from fedlit.privacy import (
     DecodeError,
     FixedPoint,
     InputError,
-    Plain,
     PrivacyError,
     QuorumError,
     RoundId,
@@ -38,7 +41,7 @@ class Recipe:
     """What a secure mean or sum is to be taken of.
 
     Args:
-        channel: Kind of message.
+        channel: Name of the channel.
         senders: Clients whose payloads count, in roster order; some may turn out to send nothing.
         receivers: Present clients that receive the total, in roster order.
         away: Clients that should have received it and are not present.
@@ -84,55 +87,66 @@ class Aggregation:
 
     Args:
         messenger: Between the processes.
-        privacy: Backend of all channels, or one for each that is summed over; ``None`` is `Plain`.
+        channels: Of the run, which have the backends.
+        releases: Of what leaves a client.
         timed: Context in which time counts as protection.
     """
 
     def __init__(
-        self,
-        messenger: Messenger,
-        privacy: SecureAggregation | Mapping[str, SecureAggregation] | None,
-        timed: Callable[[str], Any],
+        self, messenger: Messenger, channels: Mapping[str, Resolved], releases: Releases, timed: Callable[[str], Any]
     ) -> None:
         self._messenger = messenger
-        self._default = privacy if isinstance(privacy, SecureAggregation) else Plain()
-        self.backends = dict(privacy) if isinstance(privacy, Mapping) else {}
+        self._channels = channels
+        self._releases = releases
         self._timed = timed
         self._parties: dict[int, _Parties] = {}  # by identity of the backend: one object may serve several channels
         self._published: dict[str, _Published] = {}
         self._version: dict[str, dict[str, int]] = {}
+        self._readers: dict[str, list[str]] = {}  # of what is published, for those who were away
+        self._skipped: set[str] = set()  # channels on which a mean was skipped, and a warning given
 
-    def backend(self, channel: str) -> SecureAggregation:
-        """Privacy backend of ``channel``.
-
-        Raises:
-            RosterError: If backends are given by channel, and this one has none.
-        """
-        if self.backends and channel not in self.backends:
-            raise RosterError(
-                f"privacy names backends for the channels {list(self.backends)}, but not for {channel!r}, which would "
-                "be sent in the clear: add it, if only with fedlit.privacy.Plain()"
-            )
-        return self.backends.get(channel, self._default)
-
-    @property
-    def channels(self) -> set[str]:
-        """Channels with a total so far."""
-        return set(self._version)
+    def _backend(self, channel: str) -> SecureAggregation:
+        return self._channels[channel].backend
 
     # ---------------------------------------------------------------- one aggregation
 
-    def aggregate(
-        self, recipe: Recipe, payloads: Mapping[str, Payload], on_sent: Callable[[Mapping[str, float]], None]
+    def run(
+        self, recipe: Recipe, payloads: Mapping[str, Payload], around: Mapping[str, Payload] | None
     ) -> dict[str, dict[str, Tensor]]:
         """Mean or sum of the senders' ``payloads`` (those of local clients), for local receivers.
 
         Args:
             recipe: What is to be taken of what.
             payloads: Of local clients.
-            on_sent: Told who sends, with the weight relative to the largest (1 in a sum), whatever happens after.
+            around: See `Federation.mean`.
         """
-        channel, messenger, backend = recipe.channel, self._messenger, self.backend(recipe.channel)
+        resolved, senders = self._channels[recipe.channel], recipe.senders
+        declared, needed = resolved.declared, resolved.backend.min_clients
+        skips = isinstance(declared, Summed) and declared.too_few == "skip"
+        if skips and 0 < len(senders) < needed:  # as all processes find
+            self._warn_skipped(resolved, senders)
+            return {}
+        mine = {name: payload for name, payload in payloads.items() if name in senders}
+        if resolved.mechanism is not None:
+            with self._timed("protection"):
+                mine = {name: self._releases.of(resolved, name, payload, around) for name, payload in mine.items()}
+        return self._aggregate(recipe, mine)
+
+    def _warn_skipped(self, channel: Resolved, senders: Sequence[str]) -> None:
+        """Say once that rounds pass without a message over a channel."""
+        if self._messenger.hosts_server and channel.name not in self._skipped:
+            needed = channel.backend.min_clients
+            warnings.warn(
+                f"round {self._messenger.round_idx} sends no mean over channel {channel.name!r}: {[*senders]} alone "
+                f"would be heard, and {type(channel.backend).__name__} hides nothing of fewer than {needed} clients. "
+                "Rounds like this pass without it; a participation such as "
+                f"UniformSubset(at_least={needed}) has none of them",
+                stacklevel=5,
+            )
+        self._skipped.add(channel.name)
+
+    def _aggregate(self, recipe: Recipe, payloads: Mapping[str, Payload]) -> dict[str, dict[str, Tensor]]:
+        channel, messenger, backend = recipe.channel, self._messenger, self._backend(recipe.channel)
         shares = self._shares(recipe, payloads, backend.codec)
         vectors, schema = self._vectors(recipe, payloads, shares)
         messages: dict[str, Message] = {name: {} for name in vectors}
@@ -156,7 +170,8 @@ class Aggregation:
             )
         for name, size in sizes.items():
             messenger.book(channel, name, SERVER, size)
-        on_sent({name: 1.0 if shares is None else shares[name] for name in sizes})
+        sent = {name: 1.0 if shares is None else shares[name] for name in sizes}
+        self._releases.account(self._channels[channel], sent)  # whatever happens after
         arrived = messenger.to_server(channel, messages, sizes)
         published = self._total(recipe, parties, arrived)
         if backend.closing:
@@ -196,7 +211,7 @@ class Aggregation:
         schemas = {name: schema_of(payload) for name, payload in payloads.items()}
         if not self._check_schemas(recipe.channel, schemas):
             return {}, nothing
-        codec = self.backend(recipe.channel).codec
+        codec = self._backend(recipe.channel).codec
         try:
             text = _schema_bytes(next(iter(schemas.values())))
         except PayloadError as error:
@@ -241,14 +256,17 @@ class Aggregation:
         newest = max(versions.values()) + 1
         versions.update({name: newest for name in self._messenger.rank_of if name not in recipe.away})
         self._published.pop(channel, None)
-        if seen is not None and recipe.away:
-            self._published[channel] = seen
+        self._readers.pop(channel, None)
+        if recipe.away:
+            self._readers[channel] = list(recipe.receivers)
+            if seen is not None:
+                self._published[channel] = seen
 
     # ---------------------------------------------------------------- conversations of the backend
 
     def _enrolled(self, channel: str) -> _Parties:
         """The backend's parties; at their first use the whole roster enrols."""
-        backend, messenger = self.backend(channel), self._messenger
+        backend, messenger = self._backend(channel), self._messenger
         parties = self._here(backend)
         if not parties.enrolled:
             roster = list(messenger.rank_of)
@@ -273,7 +291,7 @@ class Aggregation:
     def _open(self, recipe: Recipe, parties: _Parties) -> None:
         """Open a round between the senders."""
         round_id = RoundId(self._messenger.round_idx, recipe.channel, self._messenger.call)
-        backend = self.backend(recipe.channel)
+        backend = self._backend(recipe.channel)
         with self._protecting():
             for name in recipe.senders:
                 if name in parties.clients:
@@ -304,7 +322,7 @@ class Aggregation:
     ) -> _Published | None:
         """Ask those who sent for what removes the masks of their total."""
         arrived: dict[str, bytes] = {}
-        for step in self.backend(recipe.channel).closing:
+        for step in self._backend(recipe.channel).closing:
             questions: dict[str, bytes] = {}
             if published is not None:
                 with self._protecting():
@@ -367,7 +385,7 @@ class Aggregation:
         Returns:
             What local receivers get, and what they have seen of the total if only clients can read it.
         """
-        messenger, backend = self._messenger, self.backend(channel)
+        messenger, backend = self._messenger, self._backend(channel)
         message: Message = {}
         if published is not None:
             message = {
@@ -408,23 +426,23 @@ class Aggregation:
         if not behind:
             return {}
         published = self._published.get(channel)
-        if published is not None and published.restored and self.backend(channel).key_holder == "clients":
-            self._reissue(channel, published, next(name for name, version in versions.items() if version == newest))
+        if published is not None and published.restored and self._backend(channel).key_holder == "clients":
+            self._reissue(channel, published)
         result, _ = self._publish(channel, published if self._messenger.hosts_server else None, behind)
         versions.update(dict.fromkeys(behind, newest))
         return result
 
-    def _reissue(self, channel: str, published: _Published, author: str) -> None:
+    def _reissue(self, channel: str, published: _Published) -> None:
         """After a resume no key opens the stored total: a client that has read it seals it anew for the others."""
-        messenger, parties = self._messenger, self._enrolled(channel)
+        if not self._readers[channel]:
+            raise QuorumError(
+                f"the last total of channel {channel!r} was read by nobody before the checkpoint, and its key is gone: "
+                "resume from a checkpoint of another round"
+            )
+        messenger, parties, author = self._messenger, self._enrolled(channel), self._readers[channel][0]
         messages: dict[str, Message] = {}
-        if messenger.is_local(author):
+        if published.revealed is not None and messenger.is_local(author):
             with self._protecting():
-                if published.revealed is None:
-                    raise QuorumError(
-                        f"the last total of channel {channel!r} was read by nobody before the checkpoint, and its key "
-                        "is gone: resume from a checkpoint of another round"
-                    )
                 sealed = parties.clients[author].reissue(published.revealed, published.num_clients)
                 messages[author] = {"sum": sealed}
         sizes = messenger.announce(channel, {name: wire_size(message) for name, message in messages.items()}, _DOWNLOAD)
@@ -439,39 +457,52 @@ class Aggregation:
     def state_dict(self) -> dict[str, Any]:
         """Who has which total, and the totals kept for those who were away; no key is ever saved.
 
-        Where only clients can read a total, it is kept as they have read it: a checkpoint holds their weights anyway.
+        Returns:
+            What all processes know; under ``"server"`` what the server keeps, where it lives; under ``"clients"``, by
+            local client, totals that only clients can read, as it has read them.
         """
+        names = [name for name in self._messenger.rank_of if self._messenger.is_local(name)]
         return {
             "versions": {channel: dict(versions) for channel, versions in self._version.items()},
-            "published": {
-                channel: {
-                    # one that only clients can read is of no use without its key, and tells of it next to the plain one
-                    "total": item.total.cpu() if self.backend(channel).key_holder == "server" else torch.empty(0),
-                    "revealed": item.revealed,
-                    "schema": _schema_bytes(item.schema),
-                    "num_clients": item.num_clients,
-                    "weighted": item.weighted,
+            "readers": {channel: list(names) for channel, names in self._readers.items()},
+            "server": {channel: self._kept(channel, item) for channel, item in self._published.items()},
+            "clients": {
+                name: {
+                    channel: item.revealed
+                    for channel, item in self._published.items()
+                    if item.revealed is not None and name in self._readers[channel]
                 }
-                for channel, item in self._published.items()
+                for name in names
             },
+        }
+
+    def _kept(self, channel: str, item: _Published) -> dict[str, Any]:
+        # one that only clients can read is of no use without its key, and tells of it next to the plain one
+        by_server = self._backend(channel).key_holder == "server"
+        return {
+            "total": item.total.cpu() if by_server else torch.empty(0),
+            "schema": _schema_bytes(item.schema),
+            "num_clients": item.num_clients,
+            "weighted": item.weighted,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` left off, with new keys: no message made before is accepted after."""
         self._parties.clear()
         self._version = {channel: dict(versions) for channel, versions in state["versions"].items()}
-        self._published = {
-            channel: _Published(
-                item["total"],
-                _schema_in(item["schema"]),
-                item["num_clients"],
-                bool(item["weighted"]),
-                item.get("revealed"),
-                restored=True,
-            )
-            for channel, item in state["published"].items()
-            if self._messenger.hosts_server or self.backend(channel).key_holder == "clients"
-        }
+        self._readers = {channel: list(names) for channel, names in state["readers"].items()}
+        self._published = {}
+        for channel, item in state["server"].items():
+            read = [totals[channel] for totals in state["clients"].values() if channel in totals]
+            if self._messenger.hosts_server or self._backend(channel).key_holder == "clients":
+                self._published[channel] = _Published(
+                    item["total"],
+                    _schema_in(item["schema"]),
+                    item["num_clients"],
+                    bool(item["weighted"]),
+                    read[0] if read else None,
+                    restored=True,
+                )
 
 
 def _on_grid(total: Tensor, codec: FixedPoint) -> Tensor:

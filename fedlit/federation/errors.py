@@ -9,6 +9,10 @@ class RosterError(ValueError):
     """The clients given do not make a federation (too few, duplicated, unknown target, mismatched data)."""
 
 
+class ChannelError(RosterError):
+    """A channel is not declared, or used otherwise than declared, or was given what it cannot take."""
+
+
 class OutOfStepError(FederationError):
     """Two processes asked for different exchanges at the same time."""
 

@@ -2,43 +2,32 @@
 
 from __future__ import annotations
 
-import math
 import time
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from fedlit.federation.aggregation import Aggregation, Recipe
-from fedlit.federation.client import Client, Facts, make_roster, names_of, place
+from fedlit.federation.channel import Channel, Open, Pairwise, Summed
+from fedlit.federation.choices import Channels
+from fedlit.federation.client import Client, Facts, names_of
 from fedlit.federation.errors import FederationError, OutOfStepError, RosterError
-from fedlit.federation.ledger import SERVER, Ledger
+from fedlit.federation.exchange import Exchange, Payloads, Received
 from fedlit.federation.messenger import KINDS, Messenger
-from fedlit.federation.participation import Everyone, Participation
+from fedlit.federation.metrics import tell
+from fedlit.federation.participation import Participation
+from fedlit.federation.release import Releases
+from fedlit.federation.roster import Roster
 from fedlit.federation.streams import global_seed
 from fedlit.federation.transport import OneProcess, Transport
 from fedlit.federation.two_party import TwoPartyExchange
-from fedlit.federation.wire import wire_size
-from fedlit.privacy import (
-    Accountant,
-    Description,
-    GaussianMechanism,
-    InputError,
-    PlainAffine,
-    PrivacyError,
-    RoundId,
-    SecureAggregation,
-    TwoPartyAffine,
-)
+from fedlit.privacy import GaussianMechanism, PrivacyError, SecureAggregation, TwoPartyAffine
 from fedlit.privacy.packing import Payload
 
-_NUMBER = torch.zeros((), dtype=torch.float64)
-_T = TypeVar("_T")
+_Clients = Iterable[Client | str]
 
 
 class Federation:
@@ -50,74 +39,73 @@ class Federation:
     Args:
         clients: The roster, at least two.
         target: Name of the target.
+        channels: What may be sent; ``None``, for use without a method, allows every name.
+        learners: Clients that take local steps, as far as channels mean them; ``None`` is all with labels.
         transport: Joins the processes; default one process.
         placement: Client names per rank; ``None`` deals out contiguous shares.
         participation: Who is present in a round.
-        drops: Per channel, who of those present is heard. Subsets are nested in the order of the mapping: the second
+        heard: Per channel, who of those present is heard. Subsets are nested in the order of the mapping: the second
             channel's clients are drawn among the first's, and so on (FedRF-TCA, Table II).
-        nested_drops: ``False`` draws each channel's subset among all who are present, independently of the other
+        nested_heard: ``False`` draws each channel's subset among all who are present, independently of the other
             channels' (FedRF-TCA, Table XV).
         privacy: Backend for sums, one for all channels or one per channel; ``None`` is `Plain`. If channels are named,
-            a sum over another one is refused: it would be sent in the clear.
+            each one that is summed over has to be: what it sends would be in the clear.
         two_party: Protocol for what pairs of clients compute together (`affine`), one for all channels or one per
-            channel; ``None`` is `PlainAffine`. If channels are named, another one is refused, as for sums.
+            channel; ``None`` is `PlainAffine`. If channels are named, each pairwise one has to be.
         differential_privacy: What each client does to what it sends before anything else, one for all channels or one
             per channel. Watched numbers (`report`) are never touched.
         seed: Of participation and random streams; ``None`` takes the one given to ``seed_everything``.
+        drops: Old name of ``heard``.
+        nested_drops: Old name of ``nested_heard``.
 
     Attributes:
+        channels: By name, each with the backend, protocol and mechanism that it has in this run.
         batch_idx: Batch within the round.
-        accounts: Of differential privacy: what was spent against those who see single messages (``"message"``), and
-            against those who see sums only (``"sum"``), where the backend hides the messages.
+        ledger: What crossed so far.
+        accounts: Of differential privacy: see `Releases`.
+        hosts_server: Whether the server lives in this process.
         seconds: Time spent so far by phase: ``"exchange"`` and ``"protection"``; others may add theirs.
 
     Raises:
         RosterError: If roster, target, placement or participation do not fit together.
+        ChannelError: If a choice names a channel that there is not, or one that cannot take it; see `Channels`.
         TypeError: If ``privacy``, ``two_party`` or ``differential_privacy`` hold something else.
     """
 
     def __init__(
         self,
-        clients: Iterable[Client | str],
+        clients: _Clients,
         target: str,
         *,
+        channels: Iterable[Channel] | None = None,
+        learners: _Clients | None = None,
         transport: Transport | None = None,
         placement: Sequence[Sequence[str]] | None = None,
         participation: Participation | None = None,
-        drops: Mapping[str, Participation] | None = None,
-        nested_drops: bool = True,
+        heard: Mapping[str, Participation] | None = None,
+        nested_heard: bool = True,
         privacy: SecureAggregation | Mapping[str, SecureAggregation] | None = None,
         two_party: TwoPartyAffine | Mapping[str, TwoPartyAffine] | None = None,
         differential_privacy: GaussianMechanism | Mapping[str, GaussianMechanism] | None = None,
         seed: int | None = None,
+        drops: Mapping[str, Participation] | None = None,
+        nested_drops: bool = True,
     ) -> None:
-        check_kinds("privacy", privacy, SecureAggregation)
-        check_kinds("two_party", two_party, TwoPartyAffine)
-        check_kinds("differential_privacy", differential_privacy, GaussianMechanism)
-        self.clients = make_roster(clients, target)
         self.transport = OneProcess() if transport is None else transport
-        self.participation = Everyone() if participation is None else participation
-        self.drops = dict(drops or {})
-        self.nested_drops = nested_drops
-        self.seed = global_seed() if seed is None else seed
-        for rule in (self.participation, *self.drops.values()):
-            rule.check(self.clients)
-        ranks = place(self.clients, self.transport.world_size, placement)
-        rank_of = {client.name: rank for client, rank in zip(self.clients, ranks, strict=True)}
+        heard, nested, seed = heard or drops, nested_heard and nested_drops, global_seed() if seed is None else seed
+        self.roster = Roster(clients, target, self.transport, placement, participation, heard, nested, seed)
+        learning = None if learners is None else names_of(learners)
+        choices = {"privacy": privacy, "two_party": two_party, "differential_privacy": differential_privacy}
+        self.channels = Channels(channels, self.clients, learning, self.roster.heard, **choices)
         self.batch_idx = 0
         self.seconds: dict[str, float] = {}
-        self._messenger = Messenger(self.transport, rank_of)
-        self._aggregation = Aggregation(
-            self._messenger,
-            privacy,
-            timed=self._timed,
-        )
-        self._protocols = two_party
-        self._two_party = TwoPartyExchange(self._messenger, partial(self._send, kind="affine"), self._timed)
-        self._mechanisms = differential_privacy
-        self.accounts = {"message": Accountant(), "sum": Accountant()}
-        self._present: dict[tuple[int, str | None], tuple[Client, ...]] = {}
-        self._skipped: set[str] = set()  # channels on which a mean was skipped, and a warning given
+        self._messenger = Messenger(self.transport, self.roster.rank_of)
+        self._releases = Releases(self._messenger)
+        self.ledger, self.accounts = self._messenger.ledger, self._releases.accounts
+        self.hosts_server = self._messenger.hosts_server
+        self._exchange = Exchange(self._messenger, self._releases)
+        self._aggregation = Aggregation(self._messenger, self.channels, self._releases, self._timed)
+        self._two_party = TwoPartyExchange(self._messenger, self._exchange, self._releases, self._timed)
 
     @property
     def round_idx(self) -> int:
@@ -137,12 +125,17 @@ class Federation:
     def device(self, device: torch.device | None) -> None:
         self._messenger.device = device
 
-    @property
-    def ledger(self) -> Ledger:
-        """What crossed so far."""
-        return self._messenger.ledger
-
     # ---------------------------------------------------------------- roster
+
+    @property
+    def clients(self) -> tuple[Client, ...]:
+        """Everyone, in roster order."""
+        return self.roster.clients
+
+    @property
+    def seed(self) -> int:
+        """Of participation and random streams."""
+        return self.roster.seed
 
     @property
     def sources(self) -> tuple[Client, ...]:
@@ -161,49 +154,16 @@ class Federation:
 
     def is_local(self, client: Client | str) -> bool:
         """Whether this process hosts ``client``."""
-        name = client.name if isinstance(client, Client) else client
-        return self._messenger.is_local(name)
-
-    @property
-    def hosts_server(self) -> bool:
-        """Whether the server lives in this process."""
-        return self._messenger.hosts_server
+        return self.roster.is_local(client)
 
     @property
     def weights(self) -> dict[str, int]:
-        """Number of training samples per client.
-
-        Raises:
-            RosterError: If a client has not told; see `introduce`.
-        """
-        unknown = [client.name for client in self.clients if client.num_samples is None]
-        if unknown:
-            raise RosterError(
-                f"the number of training samples of {unknown} is not known: train with a FederatedLoader, give "
-                "Client(num_samples=...), or weight clients uniformly"
-            )
-        return {client.name: client.num_samples or 0 for client in self.clients}
+        """Number of training samples per client; a `RosterError` if one has not told, see `introduce`."""
+        return self.roster.weights
 
     def present(self, channel: str | None = None) -> tuple[Client, ...]:
         """Clients present in this round; with ``channel``, those who are heard on it."""
-        key = (self.round_idx, channel)
-        if key not in self._present:
-            if channel not in self.drops or channel is None:
-                drawn = self.participation.present(self.clients, self.round_idx, self.seed)
-            else:
-                drawn = self.present()
-                for name, rule in self.drops.items():
-                    if self.nested_drops or name == channel:
-                        drawn = rule.present(drawn, self.round_idx, self.seed, stream=name)
-                    if name == channel:
-                        break
-            self._present = {k: v for k, v in self._present.items() if k[0] == self.round_idx}
-            self._present[key] = drawn
-        return self._present[key]
-
-    def present_in(self, round_idx: int) -> tuple[Client, ...]:
-        """Clients present in any round, past or to come."""
-        return self.participation.present(self.clients, round_idx, self.seed)
+        return self.roster.present(self.round_idx, channel)
 
     def introduce(self, facts: Mapping[str, Facts]) -> None:
         """Let every process know the size and shape of all clients' data; called by all of them before training.
@@ -214,21 +174,8 @@ class Federation:
         Raises:
             RosterError: On every process, if a client's samples are shaped unlike the others'.
         """
-        everyone: dict[str, Facts] = {}
-        for share in self.transport.all_gather_object({name: tuple(fact) for name, fact in facts.items()}):
-            everyone.update({name: Facts(*fact) for name, fact in share.items()})
-        missing = [client.name for client in self.clients if client.name not in everyone]
-        if missing:
-            raise RosterError(f"clients {missing} have no training data: give each client a data set, or leave it out")
-        first = self.clients[0].name
-        for name, fact in everyone.items():
-            if fact.input_shape != everyone[first].input_shape:
-                raise RosterError(
-                    f"samples of client {name!r} have shape {fact.input_shape}, those of {first!r} have "
-                    f"{everyone[first].input_shape}: all clients feed the same network, bring them to one shape"
-                )
-        self.clients = tuple(replace(client, num_samples=everyone[client.name].num_samples) for client in self.clients)
-        self._present.clear()
+        shares = self.transport.all_gather_object({name: tuple(fact) for name, fact in facts.items()})
+        self.roster.introduce({name: Facts(*fact) for share in shares for name, fact in share.items()})
 
     def agree(self, label: str, value: object) -> None:
         """Raise an `OutOfStepError` on every process unless all of them hold an equal ``value``."""
@@ -242,19 +189,20 @@ class Federation:
     def exchange(
         self,
         channel: str,
-        payloads: Mapping[str, Payload],
-        to: Iterable[Client | str] | Mapping[str, Iterable[Client | str]] | None = None,
+        payloads: Payloads,
+        to: _Clients | Mapping[str, _Clients] | None = None,
         around: Mapping[str, Payload] | None = None,
         absent_too: bool = False,
-    ) -> dict[str, dict[str, dict[str, Tensor]]]:
+    ) -> Received:
         """Send messages from client to client.
 
         Args:
-            channel: Kind of message, at most 32 bytes of UTF-8.
-            payloads: ``{sender: {name: tensor}}`` of local clients; shapes may differ between clients. Senders that
-                are not present on the channel are left out.
-            to: Receivers of every message, or receivers by sender; ``None`` is everyone. A client does not send to
-                itself; receivers that are not present are left out.
+            channel: Over which: an `Open` one.
+            payloads: ``{sender: {name: tensor}}`` of local clients; shapes may differ between clients. A sender that
+                tells each receiver something else gives ``{sender: {receiver: {name: tensor}}}``. Senders that are not
+                present on the channel are left out.
+            to: Receivers of every message, or receivers by sender; ``None`` is all that the channel is declared for. A
+                client does not send to itself; receivers that are not present are left out.
             around: See `mean`.
             absent_too: Whether clients that are not present send and receive all the same, as at the end of a run.
 
@@ -265,25 +213,17 @@ class Federation:
         Raises:
             OutOfStepError: On every process, if another one is in a different exchange.
             DivergedError: On every process, if a payload has NaN or infinite entries.
+            ChannelError: If the channel is not declared, or for others.
             RosterError: If a sender is unknown or not hosted here, or a receiver is unknown.
             PayloadError: If an entry has a type that cannot be sent.
         """
         with self._timed("exchange"):
-            heard = self._heard(channel, absent_too)
-            routing = {name: self._names("to", some) for name, some in to.items()} if isinstance(to, Mapping) else None
-            everyone = self._names("to", None if isinstance(to, Mapping) else to)
-            self._names("to", routing)
-            mine = {name: payload for name, payload in self._mine(payloads).items() if name in heard}
-            outgoing = self._released(channel, mine, around)
-            for name, payload in outgoing.items():
-                for tensor in payload.values():
-                    self._messenger.check_finite(channel, name, tensor)
-
-            def routes(sender: str) -> list[tuple[str, str]]:
-                wanted = everyone if routing is None else routing.get(sender, set())
-                return [(sender, name) for name in heard if name in wanted and name != sender]
-
-            return self._send(channel, outgoing, routes, lambda sent: self._account(channel, sent, hidden=False))
+            mine, receivers = self.roster.local(payloads), self.roster.by_sender("to", to)
+            named = set().union(*receivers.values()) if to is not None else ()
+            resolved = self.channels.over(channel, Open, mine, named)
+            if to is None:
+                receivers = self.roster.by_sender("to", resolved.receivers)
+            return self._exchange.run(resolved, mine, around, self._heard(channel, absent_too), receivers)
 
     def affine(
         self,
@@ -295,12 +235,11 @@ class Federation:
     ) -> dict[str, dict[str, Tensor]]:
         """For pairs of clients: the second learns y = A m + b of the first's moments m and its own A and b.
 
-        Neither learns what the other put in, as far as the channel's protocol (``two_party``) hides it. Keys are
-        exchanged the first time that a pair meets on the channel. A mechanism of differential privacy on it noises the
-        moments.
+        Neither learns what the other put in, as far as the channel's protocol hides it. Keys are exchanged the first
+        time that a pair meets on the channel. A mechanism of differential privacy on it noises the moments.
 
         Args:
-            channel: Kind of message.
+            channel: Over which: a `Pairwise` one.
             moments: ``{client: m}`` of local clients that are first in a pair, each of shape (M,).
             maps: ``{client: {first: (A, b)}}`` of local clients that are second in a pair, of shapes (k, M) and (k,).
             pairs: Of (who holds m, who learns y), the same on every process. Pairs with somebody who is not present
@@ -313,83 +252,74 @@ class Federation:
         Raises:
             OutOfStepError: On every process, if another one is in a different exchange.
             DivergedError: On every process, if moments have NaN or infinite entries.
-            RosterError: If a client is unknown or not hosted here, or ``two_party`` names channels but not this one.
+            ChannelError: If the channel is not declared, or for others.
+            RosterError: If a client is unknown or not hosted here.
             PrivacyError: On every process, if one party cannot encode its numbers or refuses what it was sent.
         """
-        protocol = self.protocol(channel)
-        if protocol is None and self._protocols is not None:
-            raise RosterError(
-                f"two_party names channels, but not {channel!r}, whose moments would be sent in the clear: add it, if "
-                "only with fedlit.privacy.PlainAffine()"
-            )
-        heard = self._heard(channel, False)
-        self._names("pairs", [client for pair in pairs for client in pair])
-        active = [(first.name, second.name) for first, second in pairs if {first.name, second.name} <= {*heard}]
-        holders = list(dict.fromkeys(first for first, _ in active))
-        own = {name: {"moments": m} for name, m in self._mine(moments).items() if name in holders}
-        released = self._released(channel, own, None)
-        for name, payload in released.items():
-            self._messenger.check_finite(channel, name, payload["moments"])
-        self._account(channel, dict.fromkeys(holders, 1.0), hidden=False)
-        return self._two_party.run(
-            RoundId(self.round_idx, channel, self._messenger.call),
-            PlainAffine() if protocol is None else protocol,
-            {name: payload["moments"] for name, payload in released.items()},
-            maps,
-            active,
-            num_outputs,
-        )
+        mine = self.roster.local(moments)
+        holders, learners = (self.roster.names("pairs", [pair[place] for pair in pairs]) for place in (0, 1))
+        resolved = self.channels.over(channel, Pairwise, holders, learners)
+        heard = {*self._heard(channel, False)}
+        active = [(first.name, second.name) for first, second in pairs if {first.name, second.name} <= heard]
+        return self._two_party.run(resolved, mine, maps, active, num_outputs)
 
     def mean(
         self,
         channel: str,
         payloads: Mapping[str, Payload],
-        among: Iterable[Client | str] | None = None,
-        to: Iterable[Client | str] | None = None,
+        among: _Clients | None = None,
+        to: _Clients | None = None,
         weights: Mapping[str, float] | None = None,
         around: Mapping[str, Payload] | None = None,
-        too_few: Literal["raise", "skip"] = "raise",
         absent_too: bool = False,
     ) -> dict[str, dict[str, Tensor]]:
         """Weighted mean of payloads, through the channel's privacy backend: only the mean arrives.
 
         Args:
-            channel: Kind of message.
+            channel: Over which: a `Summed` one.
             payloads: ``{client: {name: tensor}}`` of local clients, equal names and shapes for all. Integer entries
                 are averaged and rounded.
-            among: Whose payloads count, if they are present; ``None`` is everyone who gave one.
-            to: Who receives the mean, if present; ``None`` is everyone.
+            among: Whose payloads count, if they are present; ``None`` is all that the channel is declared for.
+            to: Who receives the mean, if present; ``None`` is all that the channel is declared for.
             weights: By client, positive; ``None`` is uniform. They travel inside the sum.
             around: ``{client: {name: tensor}}`` of local clients: public values that payloads are close to. A
                 mechanism of differential privacy clips the difference to them; otherwise of no effect.
-            too_few: What to do if fewer of ``among`` are present than the backend needs to hide them: raise an error,
-                or send nothing, with a warning the first time.
             absent_too: Whether clients that are not present send and receive all the same, as at the end of a run.
 
         Returns:
-            ``{receiver: {name: tensor}}`` for local receivers; empty if nobody was present to send. Receivers of one
-            process share the tensors: copy before writing.
+            ``{receiver: {name: tensor}}`` for local receivers; empty if nobody was present to send, or too few (see
+            `Summed`). Receivers of one process share the tensors: copy before writing.
 
         Raises:
             OutOfStepError: On every process, if another one is in a different exchange.
             DivergedError: On every process, if a payload has NaN or infinite entries.
             PayloadError: On every process, if payloads differ in names, types or shapes, or the weight of a sender is
                 missing or not positive.
+            ChannelError: If the channel is not declared, or for others.
             RosterError: If a sender, or a name in ``among`` or ``to``, is unknown.
             FederationError: On every process, if fewer clients send than the backend needs to hide them.
         """
-        shares = dict.fromkeys(self._names("among", None), 1.0) if weights is None else dict(weights)
-        return self._aggregate(channel, payloads, among, to, shares, around, too_few, absent_too)
+        shares = dict.fromkeys(self.roster.rank_of, 1.0) if weights is None else dict(weights)
+        return self._aggregate(channel, payloads, among, to, shares, around, absent_too)
 
     def sum(
-        self,
-        channel: str,
-        payloads: Mapping[str, Payload],
-        among: Iterable[Client | str] | None = None,
-        to: Iterable[Client | str] | None = None,
+        self, channel: str, payloads: Mapping[str, Payload], among: _Clients | None = None, to: _Clients | None = None
     ) -> dict[str, dict[str, Tensor]]:
         """Sum of payloads, through the channel's privacy backend; otherwise as `mean`."""
-        return self._aggregate(channel, payloads, among, to, None, None)
+        return self._aggregate(channel, payloads, among, to, None, None, False)
+
+    def senders(self, channel: str, among: _Clients | None = None, absent_too: bool = False) -> list[str]:
+        """Of whom a mean or sum over ``channel`` would be taken in this round; nobody if they are too few to hide.
+
+        Args:
+            channel: A `Summed` one.
+            among: See `mean`.
+            absent_too: See `mean`.
+        """
+        resolved = self.channels[channel]
+        counted = resolved.senders if among is None else self.roster.names("among", among)
+        senders = [name for name in self._heard(channel, absent_too) if name in counted]
+        return senders if len(senders) >= resolved.backend.min_clients else []
 
     def catch_up(self, channel: str, absent_too: bool = False) -> dict[str, dict[str, Tensor]]:
         """Send the last mean or sum of ``channel`` to present clients that were away when it was sent to them.
@@ -409,12 +339,10 @@ class Federation:
     ) -> dict[str, dict[str, float]]:
         """Let every process know a few numbers of each client, for logging and model selection.
 
-        Each client sends its numbers to the server, which sends the table of all of them to everyone.
-
         Args:
             values: ``{client: {name: number}}`` of local clients; clients and names may be left out.
             names: The names there may be, the same on every process.
-            channel: Under which the messages are booked.
+            channel: Under which the messages are booked: an `Open` one.
 
         Returns:
             ``{client: {name: number}}`` of all clients that reported, in roster order.
@@ -424,61 +352,10 @@ class Federation:
             RosterError: If a client is unknown or not hosted here.
         """
         with self._timed("exchange"):
-            clients = list(self._messenger.rank_of)
-            values = self._mine(values)
-            # Flags say which numbers are given: NaN is a number that a metric may have.
-            table = torch.zeros(2, len(clients), len(names), dtype=torch.float64)
-            for row, client in enumerate(clients):
-                for column, name in enumerate(names):
-                    if name in values.get(client, {}):
-                        table[0, row, column], table[1, row, column] = values[client][name], 1.0
-            given = table[1].any(dim=1).tolist()
-            # The kind tells the number of names too: tables of unequal size cannot be gathered.
-            kind = KINDS.index("report") + len(names)
-            self._messenger.announce(
-                channel, {name: 8 for name, some in zip(clients, given, strict=True) if some}, kind
-            )
-            tables = self.transport.all_gather(table, f"exchange {channel!r} of round {self.round_idx}")
-            table = torch.stack(tables).sum(dim=0)
-            numbers, flags = table[0].tolist(), table[1].tolist()
-            told = {
-                client: {name: numbers[row][column] for column, name in enumerate(names) if flags[row][column]}
-                for row, client in enumerate(clients)
-                if any(flags[row])
-            }
-            sizes = {client: wire_size(dict.fromkeys(mine, _NUMBER)) for client, mine in told.items()}
+            self.channels.over(channel, Open)
             # Between two rounds, as in validation, a report is about the round that has ended.
             about = self.round_idx if self.batch_idx else max(0, self.round_idx - 1)
-            for client, size in sizes.items():
-                self.ledger.record(about, channel, client, SERVER, size)
-            for client in clients if told else ():
-                self.ledger.record(about, channel, SERVER, client, sum(sizes.values()))
-            return told
-
-    def backend(self, channel: str) -> SecureAggregation:
-        """Privacy backend of ``channel``."""
-        return self._aggregation.backend(channel)
-
-    def least_clients(self, channel: str) -> int:
-        """Fewest clients that a mean or sum over ``channel`` can run over: its backend hides nothing of fewer."""
-        return self.backend(channel).min_clients
-
-    def protocol(self, channel: str) -> TwoPartyAffine | None:
-        """Protocol that was given for what pairs of clients compute over ``channel``."""
-        if isinstance(self._protocols, Mapping):
-            return self._protocols.get(channel)
-        return self._protocols
-
-    def mechanism(self, channel: str) -> GaussianMechanism | None:
-        """What clients do to what they send over ``channel`` for differential privacy."""
-        if isinstance(self._mechanisms, Mapping):
-            return self._mechanisms.get(channel)
-        return self._mechanisms
-
-    @property
-    def has_mechanism(self) -> bool:
-        """Whether differential privacy is on for any channel."""
-        return bool(self._mechanisms)
+            return tell(self._messenger, channel, self.roster.local(values), names, about)
 
     def epsilon(self, against: Literal["message", "sum"] = "message") -> dict[str, float]:
         """Privacy loss so far of each client that has released anything, at the largest ``delta`` of the mechanisms.
@@ -489,29 +366,7 @@ class Federation:
         Raises:
             ImportError: If the accountant's library is not installed.
         """
-        mechanisms = self._mechanisms
-        rules = mechanisms.values() if isinstance(mechanisms, Mapping) else [mechanisms]
-        delta = max((rule.delta for rule in rules if rule is not None), default=1e-5)
-        account = self.accounts[against]
-        return {name: account.epsilon(name, delta) for name in account.clients}
-
-    @property
-    def summed_channels(self) -> set[str]:
-        """Channels over which means or sums were taken so far, each through its backend."""
-        return self._aggregation.channels
-
-    def description(self, channel: str) -> Description | None:
-        """What protects a channel that was used, or ``None`` where clients tell each other things in the clear."""
-        if channel in self._two_party.protocols:
-            return self._two_party.protocols[channel].describe()
-        return self.backend(channel).describe() if channel in self.summed_channels else None
-
-    @property
-    def named_channels(self) -> set[str]:
-        """Channels that ``drops``, ``privacy``, ``two_party`` or ``differential_privacy`` name."""
-        mechanisms = self._mechanisms if isinstance(self._mechanisms, Mapping) else {}
-        protocols = self._protocols if isinstance(self._protocols, Mapping) else {}
-        return {*self.drops, *self._aggregation.backends, *protocols, *mechanisms}
+        return self._releases.epsilon(self.channels.mechanisms, against)
 
     def fail(self, error: FederationError | RosterError | PrivacyError) -> None:
         """Keep a local failure until the next exchange, which then raises it on every process."""
@@ -534,194 +389,71 @@ class Federation:
         self,
         channel: str,
         payloads: Mapping[str, Payload],
-        among: Iterable[Client | str] | None,
-        to: Iterable[Client | str] | None,
+        among: _Clients | None,
+        to: _Clients | None,
         weights: Mapping[str, float] | None,
         around: Mapping[str, Payload] | None,
-        too_few: Literal["raise", "skip"] = "raise",
-        absent_too: bool = False,
+        absent_too: bool,
     ) -> dict[str, dict[str, Tensor]]:
-        start = time.perf_counter()
-        protecting = self.seconds.get("protection", 0.0)
-        heard = self._heard(channel, absent_too)
-        counted, addressed = self._names("among", among), self._names("to", to)
-        recipe = Recipe(
-            channel,
-            senders=[name for name in heard if name in counted],
-            receivers=[name for name in heard if name in addressed],
-            away=frozenset(addressed.difference(heard)),
-            weights=weights,
-        )
-        needed = self.least_clients(channel)
-        if too_few == "skip" and 0 < len(recipe.senders) < needed:  # as all processes find
-            if channel not in self._skipped:
-                self._skipped.add(channel)
-                if self.hosts_server:
-                    warnings.warn(
-                        f"round {self.round_idx} sends no mean over channel {channel!r}: {recipe.senders} alone would "
-                        f"be heard, and {type(self.backend(channel)).__name__} hides nothing of fewer than {needed} "
-                        "clients. Rounds like this pass without it; a participation such as "
-                        f"UniformSubset(at_least={needed}) has none of them",
-                        stacklevel=3,
-                    )
-            return {}
-        mine: Mapping[str, Payload]
-        mine = {name: payload for name, payload in self._mine(payloads).items() if name in recipe.senders}
-        if self.mechanism(channel) is not None:
-            with self._timed("protection"):
-                mine = self._released(channel, mine, around)
-        hidden = self.backend(channel).min_clients > 1
-        result = self._aggregation.aggregate(recipe, mine, lambda sent: self._account(channel, sent, hidden))
-        spent = time.perf_counter() - start - (self.seconds.get("protection", 0.0) - protecting)
-        self.seconds["exchange"] = self.seconds.get("exchange", 0.0) + spent
-        return result
-
-    def _send(
-        self,
-        channel: str,
-        outgoing: Mapping[str, dict[str, Tensor]],
-        routes: Callable[[str], list[tuple[str, str]]],
-        account: Callable[[Mapping[str, float]], None] | None = None,
-        kind: str = "exchange",
-    ) -> dict[str, dict[str, dict[str, Tensor]]]:
-        """Carry finished messages of local clients along the routes of each sender, and book them."""
-        sizes = self._messenger.announce(
-            channel, {name: wire_size(payload) for name, payload in outgoing.items()}, KINDS.index(kind)
-        )
-        ways = [way for sender in sizes for way in routes(sender)]
-        if account is not None:
-            account(dict.fromkeys((sender for sender, _ in ways), 1.0))
-        for sender, receiver in ways:
-            self._messenger.book(channel, sender, receiver, sizes[sender])
-        return self._messenger.deliver(channel, outgoing, sizes, ways)
+        names = self.roster.names
+        with self._timed("exchange", less="protection"):
+            mine = self.roster.local(payloads)
+            counted, addressed = ({*names(*some)} for some in (("among", among or ()), ("to", to or ())))
+            resolved = self.channels.over(channel, Summed, counted, addressed)
+            counted = {*resolved.senders} if among is None else counted
+            addressed = {*resolved.receivers} if to is None else addressed
+            heard = self._heard(channel, absent_too)
+            senders, receivers = ([name for name in heard if name in some] for some in (counted, addressed))
+            recipe = Recipe(channel, senders, receivers, frozenset(addressed.difference(heard)), weights)
+            return self._aggregation.run(recipe, mine, around)
 
     def _heard(self, channel: str, absent_too: bool) -> list[str]:
         return names_of(self.clients if absent_too else self.present(channel))
 
-    def _names(self, argument: str, clients: Iterable[Client | str] | None) -> set[str]:
-        """Names of ``clients``, or of the whole roster; ``argument`` is for the error message."""
-        if clients is None:
-            return set(self._messenger.rank_of)
-        names = {clients} if isinstance(clients, str) else set(names_of(clients))
-        unknown = sorted(names - self._messenger.rank_of.keys())
-        if unknown or isinstance(clients, str):
-            raise RosterError(
-                f"{argument} must list clients of {list(self._messenger.rank_of)}, got {unknown or clients!r}"
-            )
-        return names
-
-    def _released(
-        self, channel: str, payloads: Mapping[str, Payload], around: Mapping[str, Payload] | None
-    ) -> dict[str, dict[str, Tensor]]:
-        """What leaves local clients: detached copies, or what a mechanism makes of them."""
-        mechanism = self.mechanism(channel)
-        if mechanism is None:
-            return {name: _detached(payload) for name, payload in payloads.items()}
-        released: dict[str, dict[str, Tensor]] = {}
-        for name, payload in payloads.items():
-            for tensor in payload.values():
-                self._messenger.check_finite(channel, name, tensor)
-            if not self._messenger.failed:
-                try:
-                    released[name] = mechanism.release(payload, None if around is None else around.get(name, {}))
-                except InputError as error:
-                    self.fail(type(error)(f"client {name!r}, channel {channel!r}: {error}"))
-        return released
-
-    def _account(self, channel: str, sent: Mapping[str, float], hidden: bool) -> None:
-        """Book what clients have released; in a hidden sum, the noise of all of them covers each.
-
-        A client's share w of a sum with noise w_j z C from each client j is a Gaussian mechanism of multiplier
-        z |w| / w, at least z |w| as the largest weight is 1.
-        """
-        mechanism = self.mechanism(channel)
-        if mechanism is None:
-            return
-        together = math.hypot(*sent.values()) if hidden else 1.0
-        self.accounts["message"].record(sent, mechanism.noise_multiplier)
-        self.accounts["sum"].record(sent, mechanism.noise_multiplier * together)
-
-    def _mine(self, payloads: Mapping[str, _T]) -> dict[str, _T]:
-        for name in payloads:
-            if name not in self._messenger.rank_of:
-                raise RosterError(f"sender {name!r} is not one of the clients {list(self._messenger.rank_of)}")
-            if not self.is_local(name):
-                raise RosterError(
-                    f"sender {name!r} is hosted by rank {self._messenger.rank_of[name]}, not by rank "
-                    f"{self.transport.rank}: give the payloads of local clients only"
-                )
-        return {name: payloads[name] for name in self._messenger.rank_of if name in payloads}
-
     @contextmanager
-    def _timed(self, phase: str) -> Iterator[None]:
-        start = time.perf_counter()
+    def _timed(self, phase: str, less: str = "") -> Iterator[None]:
+        """Book the time of a phase, less what another one has booked meanwhile."""
+        start, before = time.perf_counter(), self.seconds.get(less, 0.0)
         try:
             yield
         finally:
-            self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
+            spent = time.perf_counter() - start - (self.seconds.get(less, 0.0) - before)
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + spent
+
+    # ---------------------------------------------------------------- checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """Round counter, ledger, participation and the server's memory, as values that load with ``weights_only``.
+        """Round counter, ledger, participation and totals for those who were away; it loads with ``weights_only``.
 
         Random streams and participation are pure functions of the seed and the round, so the seed is their state.
+
+        Returns:
+            Values that are equal on all processes; ``"server"``, what the server keeps, from where it lives; and
+            ``"clients"``, by local client, what is that client's.
         """
+        totals = self._aggregation.state_dict()
         return {
-            "roster": [[client.name, client.role] for client in self.clients],
+            "roster": self.roster.state(),
             "seed": self.seed,
             "round_idx": self.round_idx,
             "batch_idx": self.batch_idx,
             "calls": self._messenger.call,
             "ledger": self.ledger.state_dict(),
-            "seconds": dict(self.seconds),
-            "accounts": {against: account.state_dict() for against, account in self.accounts.items()},
-            **self._aggregation.state_dict(),
+            "accounts": self._releases.state_dict(),
+            **totals,
+            "server": {"seconds": dict(self.seconds), "totals": totals["server"]},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` left off.
-
-        Raises:
-            RosterError: If the state belongs to another roster.
-        """
-        self.check_roster(state)
-        self.seed = state["seed"]
+        """Go on where `state_dict` left off; a `RosterError` if the state belongs to another roster."""
+        self.roster.go_on(state["roster"], state["seed"])
         self.round_idx, self.batch_idx = state["round_idx"], state["batch_idx"]
         self._messenger.call = max(self._messenger.call, state["calls"])  # never repeats: see `RoundId`
         self.ledger.load_state_dict(state["ledger"])
-        self.seconds = dict(state["seconds"])
-        for against, account in self.accounts.items():
-            account.load_state_dict(state["accounts"][against])
-        self._aggregation.load_state_dict(state)
-        self._present.clear()
-
-    def check_roster(self, state: Mapping[str, Any]) -> None:
-        """Raise a `RosterError` unless ``state``, made by `state_dict`, belongs to this roster."""
-        roster = [[client.name, client.role] for client in self.clients]
-        if [list(item) for item in state["roster"]] != roster:
-            raise RosterError(
-                f"the checkpoint belongs to another federation: it has {_roster_text(state['roster'])}, this run has "
-                f"{_roster_text(roster)}. Give the same clients, in the same order, and the same target"
-            )
+        self.seconds = dict(state["server"]["seconds"])
+        self._releases.load_state_dict(state["accounts"])
+        self._aggregation.load_state_dict({**state, "server": state["server"]["totals"]})
 
     def __repr__(self) -> str:
         names = ", ".join(client.name for client in self.sources)
         return f"Federation(sources=[{names}], target={self.target.name!r}, round_idx={self.round_idx})"
-
-
-def _detached(payload: Payload) -> dict[str, Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in payload.items()}
-
-
-def check_kinds(argument: str, given: object, kind: type) -> None:
-    """Raise a `TypeError` unless ``given`` is ``None``, a ``kind``, or a mapping to them."""
-    values = list(given.values()) if isinstance(given, Mapping) else [] if given is None else [given]
-    for value in values:
-        if not isinstance(value, kind):
-            raise TypeError(
-                f"{argument} must be a {kind.__name__}, a mapping from channels to them, or None, got {value!r}: give "
-                "an object, such as fedlit.privacy.PairwiseMasking(), and not its class"
-            )
-
-
-def _roster_text(roster: Iterable[Sequence[str]]) -> str:
-    return ", ".join(f"{name} ({role})" for name, role in roster)

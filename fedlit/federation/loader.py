@@ -174,15 +174,14 @@ class FederatedLoader:
         sizes = self.sizes() if self._plan is None else self._plan.sizes
         return self._num_batches(sizes[client], client)
 
-    def has_batch(self, client: str, batch_idx: int) -> bool:
-        """Whether a client that takes part has a batch in a step of a round, wherever it is hosted.
+    def batches_of(self, client: str) -> int:
+        """Batches of one client in a round that it takes part in, wherever it is hosted; the first steps are its own.
 
         Args:
             client: As in `batches_per_pass`.
-            batch_idx: Of the step within the round.
         """
         endless = self._plan is not None and self._plan.local_steps is not None
-        return endless or batch_idx < self.batches_per_pass(client)
+        return self.batches_per_round if endless else self.batches_per_pass(client)
 
     @property
     def batches_per_round(self) -> int:

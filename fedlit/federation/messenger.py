@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedlit.federation import errors
+from fedlit.federation.channel import NAME_BYTES
 from fedlit.federation.errors import DivergedError, FederationError, OutOfStepError, PeerFailedError, RosterError
 from fedlit.federation.ledger import SERVER, Ledger
 from fedlit.federation.transport import Transport
@@ -19,11 +22,15 @@ from fedlit.privacy import errors as privacy_errors
 KINDS = ("exchange", "sum", "mean", "download", "keys", "unmasking", "affine", "check", "report")
 """What processes can be in together; the last one also tells how many numbers it reports."""
 
-_NAME_BYTES = 32
 _HEAD_WORDS = 5  # kind, call, round, failed, weights
-_FRAME_WORDS = _HEAD_WORDS + _NAME_BYTES // 8  # then the channel's name
+_FRAME_WORDS = _HEAD_WORDS + NAME_BYTES // 8  # then the channel's name
 
 Message = dict[str, Tensor]
+Pair = tuple[str, str]
+"""Sender and receiver."""
+
+Party = str | Pair
+"""Whose message it is: of one who tells all receivers the same, or of a pair."""
 
 
 class Messenger:
@@ -90,32 +97,34 @@ class Messenger:
     # ---------------------------------------------------------------- announcements
 
     def announce(
-        self, channel: str, sizes: Mapping[str, int], kind: int, weights: Mapping[str, float] | None = None
-    ) -> dict[str, int]:
+        self, channel: str, sizes: Mapping[Any, int], kind: int, weights: Mapping[str, float] | None = None
+    ) -> dict[Any, int]:
         """Tell all processes which exchange this is and how long each message will be; returns the sizes of all.
 
         Also the place where a failure of one process becomes an error on all of them.
 
         Args:
             channel: Kind of message.
-            sizes: Bytes of the messages that this process sends, by client; `SERVER` for one to several receivers,
-                or by the receiving client where the server tells each something else.
+            sizes: Bytes of the messages that this process sends, by `Party`; `SERVER` for one to several receivers, or
+                by the receiving client where the server tells each something else.
             kind: Index in `KINDS`.
             weights: Of a mean, the same on every process.
         """
         name = channel.encode()
-        if not 0 < len(name) <= _NAME_BYTES:
-            raise ValueError(f"channel must have 1 to {_NAME_BYTES} bytes of UTF-8, got {channel!r}")
+        if not 0 < len(name) <= NAME_BYTES:
+            raise ValueError(f"channel must have 1 to {NAME_BYTES} bytes of UTF-8, got {channel!r}")
         failure, self._failure = self._failure, None
         call, self.call = self.call, self.call + 1  # a call that fails is never repeated: see `RoundId`
+        routed = any(isinstance(party, tuple) for party in sizes)
         if self.transport.world_size == 1:
             if failure is not None:
                 raise failure
-            return {party: size for party, size in sizes.items() if size}
-        parties = [*self.rank_of, SERVER]
+            own = self._by_pair(sizes) if routed else sizes
+            return {party: size for party, size in own.items() if size}
+        parties: list[Party] = [*self.rank_of, SERVER]
         head = [kind, call, self.round_idx, failure is not None, _fingerprint(weights)]
-        words = torch.frombuffer(bytearray(name.ljust(_NAME_BYTES)), dtype=torch.int64)
-        body = torch.tensor([sizes.get(party, 0) for party in parties], dtype=torch.int64)
+        words = torch.frombuffer(bytearray(name.ljust(NAME_BYTES)), dtype=torch.int64)
+        body = torch.tensor([routed, *(sizes.get(party, 0) for party in parties)], dtype=torch.int64)
         frame = torch.cat([torch.tensor(head, dtype=torch.int64), words, body])
         frames = self.transport.all_gather(frame, self._doing(channel))
         if any(bool(other[3]) for other in frames):
@@ -126,9 +135,19 @@ class Messenger:
                     f"processes are out of step: rank 0 is in {_describe(frames[0])}, rank {rank} in "
                     f"{_describe(other)}. Every process must call the same exchanges in the same order"
                 )
+        bodies = [other[_FRAME_WORDS:] for other in frames]
+        if any(bool(other[0]) for other in bodies):  # a second frame, as there are as many sizes as pairs
+            pairs = self._by_pair(sizes)
+            parties = list(pairs)
+            second = torch.tensor([0, *pairs.values()], dtype=torch.int64)
+            bodies = self.transport.all_gather(second, self._doing(channel))
         # One rank knows each size: the server's and its receivers' are rank 0's word, a client's its own rank's.
-        largest = torch.stack([other[_FRAME_WORDS:] for other in frames]).max(dim=0).values.tolist()
+        largest = torch.stack(bodies).max(dim=0).values.tolist()[1:]
         return {party: size for party, size in zip(parties, largest, strict=True) if size}
+
+    def _by_pair(self, sizes: Mapping[Any, int]) -> dict[Pair, int]:
+        """Sizes by sender and receiver; one who tells all the same thing may tell it to any of them."""
+        return {pair: sizes.get(pair, sizes.get(pair[0], 0)) for pair in product(self.rank_of, self.rank_of)}
 
     def book(self, channel: str, sender: str, receiver: str, num_bytes: int) -> None:
         """Enter a message of this round in the ledger."""
@@ -136,32 +155,39 @@ class Messenger:
 
     # ---------------------------------------------------------------- carrying
 
+    def gather(self, table: Tensor, channel: str) -> list[Tensor]:
+        """``table`` of every process, after an announcement."""
+        return self.transport.all_gather(table, self._doing(channel))
+
     def deliver(
-        self,
-        channel: str,
-        outgoing: Mapping[str, Message],
-        sizes: Mapping[str, int],
-        routes: Sequence[tuple[str, str]],
+        self, channel: str, outgoing: Mapping[Party, Message], sizes: Mapping[Any, int], ways: Mapping[Pair, Party]
     ) -> dict[str, dict[str, Message]]:
-        """Carry clients' messages to clients along ``routes`` of (sender, receiver); what local receivers get."""
+        """Carry clients' messages to clients; what local receivers get.
+
+        Args:
+            channel: Kind of message.
+            outgoing: Of local clients.
+            sizes: Of all messages.
+            ways: By sender and receiver, the message that goes this way.
+        """
         rank = self.transport.rank
-        # One copy per receiving process, however many clients it hosts: (sender, receiving rank), in route order.
-        crossings = list(dict.fromkeys((sender, self.rank_of[receiver]) for sender, receiver in routes))
-        crossings = [(sender, there) for sender, there in crossings if self.rank_of[sender] != there]
-        encoded = {sender: encode(outgoing[sender]) for sender, _ in crossings if self.rank_of[sender] == rank}
-        outbox = [(there, encoded[sender]) for sender, there in crossings if sender in encoded]
-        senders = [sender for sender, there in crossings if there == rank]
-        inbox = [(self.rank_of[sender], sizes[sender]) for sender in senders]
-        messages = self.transport.swap(outbox, inbox, self._doing(channel))
-        arrived = {
-            sender: {name: tensor.to(self.device) for name, tensor in decode(message).items()}
-            for sender, message in zip(senders, messages, strict=True)
-        }
-        arrived.update(outgoing)
+        # One copy per receiving process, however many clients it hosts: (message, from rank, to rank), in order.
+        crossings = dict.fromkeys((party, self.rank_of[way[0]], self.rank_of[way[1]]) for way, party in ways.items())
+        messages = {party: _of(outgoing, party) for party, here, _ in crossings if here == rank}
+        leaving = [(party, there) for party, here, there in crossings if here == rank != there]
+        encoded = {party: encode(messages[party]) for party in dict(leaving)}
+        due = [(party, here) for party, here, there in crossings if there == rank != here]
+        arrived = self.transport.swap(
+            [(there, encoded[party]) for party, there in leaving],
+            [(here, sizes[party]) for party, here in due],
+            self._doing(channel),
+        )
+        for (party, _), message in zip(due, arrived, strict=True):
+            messages[party] = {name: tensor.to(self.device) for name, tensor in decode(message).items()}
         received: dict[str, dict[str, Message]] = {}
-        for sender, receiver in routes:
+        for (sender, receiver), party in ways.items():
             if self.is_local(receiver):
-                received.setdefault(receiver, {})[sender] = arrived[sender]
+                received.setdefault(receiver, {})[sender] = messages[party]
         return received
 
     def to_server(self, channel: str, messages: Mapping[str, Message], sizes: Mapping[str, int]) -> dict[str, Message]:
@@ -211,6 +237,11 @@ class Messenger:
 
     def _doing(self, channel: str) -> str:
         return f"exchange {channel!r} of round {self.round_idx}"
+
+
+def _of(outgoing: Mapping[Party, Message], party: Party) -> Message:
+    """A local message; one for all receivers is announced by pairs where another's messages are."""
+    return outgoing[party] if party in outgoing else outgoing[party[0]]
 
 
 def _fingerprint(weights: Mapping[str, float] | None) -> int:

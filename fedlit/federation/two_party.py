@@ -9,17 +9,14 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from fedlit.federation.messenger import KINDS, Messenger
-from fedlit.privacy import PrivacyError, RoundId, TwoPartyAffine
+from fedlit.federation.choices import Resolved
+from fedlit.federation.exchange import Exchange
+from fedlit.federation.messenger import KINDS, Message, Messenger, Pair, Party
+from fedlit.federation.release import Releases
+from fedlit.privacy import PlainAffine, PrivacyError, RoundId
 from fedlit.privacy.affine import AffineSource, AffineTarget
 
 _T = TypeVar("_T")
-Pair = tuple[str, str]
-"""Who holds the moments, and who learns y."""
-
-_Carry = Callable[
-    [str, Mapping[str, dict[str, Tensor]], Callable[[str], list[Pair]]], dict[str, dict[str, dict[str, Tensor]]]
-]
 
 
 class TwoPartyExchange:
@@ -27,16 +24,21 @@ class TwoPartyExchange:
 
     Args:
         messenger: Of the federation.
-        carry: Sends messages of local clients along routes.
+        exchange: Carries the messages.
+        releases: Of what leaves a client.
         timed: Context that books seconds under the name of a phase.
     """
 
     def __init__(
-        self, messenger: Messenger, carry: _Carry, timed: Callable[[str], AbstractContextManager[None]]
+        self,
+        messenger: Messenger,
+        exchange: Exchange,
+        releases: Releases,
+        timed: Callable[[str], AbstractContextManager[None]],
     ) -> None:
-        self.protocols: dict[str, TwoPartyAffine] = {}
         self._messenger = messenger
-        self._carry = carry
+        self._exchange = exchange
+        self._releases = releases
         self._timed = timed
         self._holders: dict[tuple[str, Pair], AffineSource] = {}
         self._learners: dict[tuple[str, Pair], AffineTarget] = {}
@@ -44,23 +46,27 @@ class TwoPartyExchange:
 
     def run(
         self,
-        round_id: RoundId,
-        protocol: TwoPartyAffine,
+        resolved: Resolved,
         moments: Mapping[str, Tensor],
         maps: Mapping[str, Mapping[str, tuple[Tensor, Tensor]]],
         pairs: Sequence[Pair],
         num_outputs: int,
     ) -> dict[str, dict[str, Tensor]]:
-        """What `Federation.affine` returns."""
-        channel = round_id.channel
-        self.protocols[channel] = protocol
+        """What `Federation.affine` returns; ``pairs`` are of who holds moments and who learns y."""
+        channel, protocol = resolved.name, resolved.protocol or PlainAffine()
+        holders = dict.fromkeys(first for first, _ in pairs)
+        own: dict[str, Tensor] = {}
+        for name in [name for name in moments if name in holders]:
+            own |= self._releases.of(resolved, name, {name: moments[name]}, None)
+        self._releases.account(resolved, dict.fromkeys(holders, 1.0))
+        round_id = RoundId(self._messenger.round_idx, channel, self._messenger.call)
         new = [pair for pair in pairs if (channel, pair) not in self._introduced]
         for pair in new:
             if self._messenger.is_local(pair[0]):
                 self._holders[channel, pair] = protocol.source()
             if self._messenger.is_local(pair[1]):
                 self._learners[channel, pair] = protocol.target()
-        keys = self._relay(channel, new, lambda pair: self._holders[channel, pair].public_key())
+        keys = self._relay(resolved, new, lambda pair: self._holders[channel, pair].public_key())
         for pair, key in keys.items():
             self._guarded(channel, pair[1], lambda pair=pair, key=key: self._learners[channel, pair].receive_key(key))  # type: ignore[misc]
         self._introduced |= {(channel, pair) for pair in new}
@@ -68,7 +74,7 @@ class TwoPartyExchange:
         def protect(pair: Pair) -> bytes:
             party = self._holders[channel, pair]
             party.open_round(round_id)
-            return party.protect(moments[pair[0]].double().cpu(), num_outputs)
+            return party.protect(own[pair[0]].double().cpu(), num_outputs)
 
         def evaluate(pair: Pair) -> bytes:
             party = self._learners[channel, pair]
@@ -76,9 +82,9 @@ class TwoPartyExchange:
             matrix, offset = maps[pair[1]][pair[0]]
             return party.evaluate(sent[pair], matrix.double().cpu(), offset.double().cpu())
 
-        sent = self._relay(channel, pairs, protect)
-        replies = self._relay(channel, pairs, evaluate, back=True)
-        answers = self._relay(channel, pairs, lambda pair: self._holders[channel, pair].unlock(replies[pair]))
+        sent = self._relay(resolved, pairs, protect)
+        replies = self._relay(resolved, pairs, evaluate, back=True)
+        answers = self._relay(resolved, pairs, lambda pair: self._holders[channel, pair].unlock(replies[pair]))
         outputs: dict[str, dict[str, Tensor]] = {}
         for pair, answer in answers.items():
             y = self._guarded(
@@ -93,24 +99,27 @@ class TwoPartyExchange:
         return outputs
 
     def _relay(
-        self, channel: str, pairs: Sequence[Pair], write: Callable[[Pair], bytes], back: bool = False
+        self, channel: Resolved, pairs: Sequence[Pair], write: Callable[[Pair], bytes], back: bool = False
     ) -> dict[Pair, bytes]:
-        """One step: a byte string for each pair, from the first to the second or ``back``; those that arrived here.
-
-        Pair by pair: what one client says to several others is a different message for each of them.
-        """
-        arrived: dict[Pair, bytes] = {}
-        for pair in pairs:
-            sender, receiver = reversed(pair) if back else pair
-            message: bytes | None = None
+        """One step: a byte string for each pair, from the first to the second or ``back``; those that arrived here."""
+        outgoing: dict[Party, Message] = {}
+        wanted: dict[str, list[str]] = {}
+        ways = {pair: (pair[1], pair[0]) if back else pair for pair in pairs}
+        for pair, (sender, receiver) in ways.items():
+            wanted.setdefault(sender, []).append(receiver)
             if self._messenger.is_local(sender) and not self._messenger.failed:
-                message = self._guarded(channel, sender, lambda pair=pair: write(pair))  # type: ignore[misc]
-            outgoing = {} if message is None else {sender: {"bytes": _to_tensor(message)}}
-            with self._timed("exchange"):
-                received = self._carry(channel, outgoing, lambda _, way=(sender, receiver): [way])  # type: ignore[misc]
-            if receiver in received:
-                arrived[pair] = received[receiver][sender]["bytes"].cpu().numpy().tobytes()
-        return arrived
+                message = self._guarded(channel.name, sender, lambda pair=pair: write(pair))  # type: ignore[misc]
+                if message is not None:
+                    outgoing[sender, receiver] = {"bytes": _to_tensor(message)}
+        if not ways:
+            return {}
+        with self._timed("exchange"):
+            received = self._exchange.carry(channel, outgoing, wanted, "affine")
+        return {
+            pair: received[receiver][sender]["bytes"].cpu().numpy().tobytes()
+            for pair, (sender, receiver) in ways.items()
+            if sender in received.get(receiver, {})
+        }
 
     def _guarded(self, channel: str, client: str, step: Callable[[], _T]) -> _T | None:
         """Result of one party's step; a refusal is kept for the next announcement, which raises it everywhere."""

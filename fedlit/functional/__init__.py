@@ -4,6 +4,7 @@ from fedlit.functional.aggregation import fedavg, fedda, fedgp, fedgp_cosine
 from fedlit.functional.alignment import alignment_loss
 from fedlit.functional.auto_weights import AutoBeta, BatchStatistics, auto_beta, auto_weights
 from fedlit.functional.discriminant import linear_discriminant, softmax_regression
+from fedlit.functional.gradient import loss_from_gradient
 from fedlit.functional.kernels import Kernel, cauchy_kernel, gaussian_kernel, laplace_kernel
 from fedlit.functional.mmd import mmd_squared, rff_mmd_squared
 from fedlit.functional.random_features import random_fourier_features, sample_frequencies
@@ -95,6 +96,7 @@ __all__ = [
     "joint_ot_loss",
     "laplace_kernel",
     "linear_discriminant",
+    "loss_from_gradient",
     "mean_squared_distance",
     "mmd_squared",
     "moments_to_send",

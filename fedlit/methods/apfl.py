@@ -45,8 +45,6 @@ class APFL(Personalised):
     w takes steps on its own loss F_k(w), v_k along alpha grad F_k(alpha v_k + (1 - alpha) w). Each client is evaluated
     by the mixture; v_k never leaves it.
 
-    Sends: "weights", as FedAvg.
-
     Args:
         alpha: Share of the local model in [0, 1]: 0 is FedAvg (with BatchNorm statistics of the client's own), 1 is
             local training.

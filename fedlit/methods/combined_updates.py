@@ -24,8 +24,6 @@ Update = dict[str, Tensor]
 class CombinedUpdates(FederatedModule):
     """The target combines the updates of a round and hands out the new model; a subclass says how.
 
-    Sends: "model", the new weights, to everyone.
-
     Args:
         target_lr_ratio: The target's learning rate in units of the sources', positive. Schedules that scale rates keep
             it; those that set them (such as OneCycleLR) do not.
@@ -57,7 +55,7 @@ class CombinedUpdates(FederatedModule):
 
     def on_round_start(self, round_idx: int) -> None:
         """Those who were away fetch the current model; everyone remembers what the round starts from."""
-        if self._behind is None:  # the newest model is a warm-up's
+        if self._behind is None and self.warmup_rounds:  # the newest model is a warm-up's
             self.load_shared_(self.federation.catch_up("weights"))
         self.send_model_()
         for client in self.federation.local_clients:
@@ -177,7 +175,7 @@ class CombinedUpdates(FederatedModule):
             client: Hosted here.
         """
         update = self.update(client)
-        if self.federation.mechanism("update") is None:
+        if self.federation.channels["update"].mechanism is None:
             update["path"] = torch.tensor(self.memory(client).path, dtype=torch.float64)
         return update
 
@@ -253,9 +251,8 @@ class CombinedUpdates(FederatedModule):
         """Add who lacks the newest model, and what is remembered of a round under way."""
         super().on_save_checkpoint(checkpoint)
         checkpoint["behind"] = None if self._behind is None else sorted(self._behind)
-        if self.federation.batch_idx:
-            local = self.federation.local_clients
-            checkpoint["memory"] = {client.name: self.memory(client).state_dict() for client in local}
+        for client in self.federation.local_clients if self.federation.batch_idx else ():
+            checkpoint["clients"][client.name]["memory"] = self.memory(client).state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore who lacks the newest model, and what is remembered of a round under way."""
@@ -263,8 +260,9 @@ class CombinedUpdates(FederatedModule):
         behind = checkpoint.get("behind")
         self._behind = None if behind is None else set(behind)
         for client in self.federation.local_clients:
-            if client.name in checkpoint.get("memory", {}):
-                self.memory(client).load_state_dict(checkpoint["memory"][client.name])
+            memory = checkpoint.get("clients", {}).get(client.name, {}).get("memory")
+            if memory is not None:
+                self.memory(client).load_state_dict(memory)
 
 
 def times(update: Update, factor: float) -> Update:

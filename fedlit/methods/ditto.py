@@ -12,19 +12,31 @@ import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedlit.federation import Client
 from fedlit.methods.personalised import Personalised, PersonalReplica
 from fedlit.models import Anchor
+from fedlit.training.replicas import Replicas
+
+
+class AnchoredPersonalReplica(PersonalReplica):
+    """Both models of a client, and the w of the round's start that v is held near.
+
+    Args:
+        extractor: Of w; v starts as a copy.
+        classifier: Of w; v starts as a copy.
+    """
+
+    def __init__(self, extractor: nn.Module, classifier: nn.Module) -> None:
+        super().__init__(extractor, classifier)
+        self.anchor = Anchor(self.personal.parameters())  # buffers, so that a checkpoint within a round has them
 
 
 class Ditto(Personalised):
     """FedAvg, and beside it at each client a model v_k of its own that minimises F_k(v) + (lam / 2) |v - w|^2.
 
     w is the averaged model of the round's start. Each client is evaluated by its v_k, which never leaves it.
-
-    Sends: "weights", as FedAvg.
 
     Args:
         lam: Strength lambda of the pull towards w, at least 0: with 0 the v_k are trained locally, with a large one
@@ -35,6 +47,7 @@ class Ditto(Personalised):
         RosterError: When training starts, if the target has no labels.
     """
 
+    replicas: Replicas[AnchoredPersonalReplica]
     stays_local: ClassVar[tuple[str, ...]] = (*Personalised.stays_local, "anchor.")
 
     def __init__(self, *args: Any, lam: float = 1.0, **kwargs: Any) -> None:
@@ -45,30 +58,20 @@ class Ditto(Personalised):
             )
         self.lam = lam
 
-    def build_replica(self) -> PersonalReplica:
-        """Both models, and the w of the round's start as buffers, so that a checkpoint within a round has it."""
+    def build_replica(self) -> AnchoredPersonalReplica:
+        """Both models, and the anchor."""
         extractor, classifier = (copy.deepcopy(network) for network in self.originals)
-        replica = PersonalReplica(extractor, classifier)
-        replica.add_module("anchor", Anchor(replica.personal.parameters()))
-        return replica
+        return AnchoredPersonalReplica(extractor, classifier)
 
     def on_round_start(self, round_idx: int) -> None:
         """Fetch the current w, and remember it."""
         super().on_round_start(round_idx)
-        self.anchor_()
-
-    def anchor_(self) -> None:
-        """Remember the current w of each local client."""
         for client in self.federation.local_clients:
-            replica = self.replica(client)
-            self._anchor(client).move_([*replica.extractor.parameters(), *replica.classifier.parameters()])
+            replica = self.replicas[client]
+            replica.anchor.move_([*replica.extractor.parameters(), *replica.classifier.parameters()])
 
     def loss(self, client: Client, batch: Sequence[Any]) -> Tensor:
         """Cross-entropies of w and v, plus the pull of v towards the w of the round's start."""
-        distance = self._anchor(client).squared_distance(self.replica(client).personal.parameters())
+        replica = self.replicas[client]
+        distance = replica.anchor.squared_distance(replica.personal.parameters())
         return super().loss(client, batch) + 0.5 * self.lam * distance
-
-    def _anchor(self, client: Client) -> Anchor:
-        anchor = self.replica(client).get_submodule("anchor")
-        assert isinstance(anchor, Anchor)
-        return anchor

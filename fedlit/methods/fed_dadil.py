@@ -26,13 +26,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedlit.federation import Client, RosterError
+from fedlit.federation import Channel, Client, RosterError, Summed
 from fedlit.federation.streams import stable_seed
 from fedlit.functional import balanced_weights, joint_ot_loss, nearest_class_mean, wasserstein_barycenter
 from fedlit.functional.wasserstein import LabelCost, check_entropy, check_label_cost
 from fedlit.models import Dictionary, DictionaryReplica, feature_width
 from fedlit.models.dictionary import STAYS_LOCAL
 from fedlit.module import Batch, FederatedModule
+from fedlit.training.replicas import Replicas
 
 
 class FedDaDiL(FederatedModule):
@@ -46,11 +47,6 @@ class FedDaDiL(FederatedModule):
     round ends with the mean of the atoms. (E local epochs of the paper are ``local_steps`` = E ceil(n / n_b).) The
     target predicts with a classifier of its reconstruction (R) or with those of the atoms (E); the accuracy of both is
     logged, as ``oracle/target/reconstruction/acc`` and ``oracle/target/ensemble/acc``.
-
-    Sends: "weights" in phase 1; "class_moments", from each source, once, of which all receive the mean; "atoms", from
-    each client in each round, of which all receive the mean: K n (d + C) numbers each way. All three go through the
-    channel's privacy backend. Coordinates never leave a client. But a client's atoms, less those it was sent, tell of
-    gradients on its data; a backend hides that among the clients.
 
     Args:
         clients: The roster.
@@ -80,12 +76,18 @@ class FedDaDiL(FederatedModule):
     Raises:
         ValueError: If an argument is out of range.
         RosterError: At the end of the round of class moments, if no source was heard in it.
+
+    Notes:
+        Atoms are K n (d + C) numbers each way. Coordinates never leave a client. But a client's atoms, less those it
+        was sent, tell of gradients on its data; a backend hides that among the clients.
     """
 
+    replicas: Replicas[DictionaryReplica]
     classes_only: ClassVar[bool] = True
     stays_local: ClassVar[tuple[str, ...]] = STAYS_LOCAL
     uses_unlabelled_target: ClassVar[bool] = True
     alternative_names: ClassVar[tuple[str, ...]] = ("reconstruction", "ensemble")
+    watched_by: ClassVar[tuple[str, ...]] = ("fedlit.callbacks.DictionaryPictures",)
 
     def __init__(
         self,
@@ -150,6 +152,14 @@ class FedDaDiL(FederatedModule):
         self.penalty = penalty
         self.unit_norm = unit_norm
 
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        """Class moments, from which the atoms start, and the atoms."""
+        return (
+            Summed("class_moments", "sums of features and their squares by class", up="sources", how_often="once"),
+            Summed("atoms", "points and labels of the atoms"),
+        )
+
     # ---------------------------------------------------------------- local steps (algorithm 2)
 
     def learners(self, round_idx: int) -> tuple[Client, ...]:
@@ -162,7 +172,7 @@ class FedDaDiL(FederatedModule):
 
     def loss(self, client: Client, batch: Sequence[Any]) -> Tensor:
         """f_l: cost of transport between a batch and the barycenter of a batch of the atoms (equation 11)."""
-        replica = self.replica(client)
+        replica = self.replicas[client]
         replica.project_()
         replica.fitted.fill_(False)  # the atoms are about to move
         features = self.encode(client, batch[0])
@@ -219,7 +229,7 @@ class FedDaDiL(FederatedModule):
             client: Whose encoder.
             inputs: The batch.
         """
-        replica = self.replica(client)
+        replica = self.replicas[client]
         replica.extractor.eval()
         return replica.features(inputs)
 
@@ -255,7 +265,7 @@ class FedDaDiL(FederatedModule):
     def on_round_start(self, round_idx: int) -> None:
         """Clients that were away fetch what the others have."""
         if round_idx == self.warmup_rounds:
-            self.load_shared_(self.federation.catch_up("weights", absent_too=True))
+            self.fetch_warmup_(round_idx)
         else:
             self.load_shared_(self.federation.catch_up("atoms"))
 
@@ -265,8 +275,8 @@ class FedDaDiL(FederatedModule):
             self.start_atoms_()
             return
         for client in self.federation.local_clients:
-            self.replica(client).project_()
-            self.replica(client).fitted.fill_(False)
+            self.replicas[client].project_()
+            self.replicas[client].fitted.fill_(False)
         self.average_("atoms", among=self.clients, part="dictionary")
 
     def average_warmup_(self) -> None:
@@ -302,7 +312,7 @@ class FedDaDiL(FederatedModule):
         local = [client for client in self.sources if federation.is_local(client)]
         sums = {client.name: self.count(client) for client in local}
         means = {name: {"moments": each / each[:, -1].sum()} for name, each in sums.items()}
-        told = federation.mean("class_moments", means, among=self.sources, to=self.clients, absent_too=True)
+        told = federation.mean("class_moments", means, absent_too=True)
         generator = torch.Generator().manual_seed(stable_seed(federation.seed, "initial atoms"))
         noise = torch.randn(self.num_atoms, self.atom_size, self.width, generator=generator)
         for name, mean in told.items():
@@ -311,17 +321,17 @@ class FedDaDiL(FederatedModule):
             shares = moments[:, -1:]
             centres, squares = moments[:, : self.width] / shares, moments[:, self.width : -1] / shares
             spread = (squares - centres.square()).clamp(min=0).sqrt()
-            dictionary = self._named(name).dictionary
+            dictionary = self.replicas[name].dictionary
             classes = dictionary.labels[0].argmax(dim=1)
             dictionary.points.copy_(centres[classes] + spread[classes] * noise.to(spread))
-            self._named(name).started.fill_(True)
+            self.replicas[name].started.fill_(True)
 
     # ---------------------------------------------------------------- predictions (section 3.4)
 
-    def fit_classifiers_(self) -> None:
+    def prepare_predictions(self) -> None:
         """Fit local clients' classifiers to the dictionary as it stands, where there is one and it has moved since."""
         for client in self.federation.local_clients:
-            replica = self.replica(client)
+            replica = self.replicas[client]
             if replica.started and not replica.fitted:
                 atoms = client.is_target or self.predict_with == "ensemble"
                 replica.fit_(self.reconstruct(client), self.penalty, atoms)
@@ -332,7 +342,7 @@ class FedDaDiL(FederatedModule):
         Args:
             inputs: A batch of the target's.
         """
-        replica = self.replica(self.target)
+        replica = self.replicas[self.target]
         if not replica.fitted:
             return {}
         features = replica.features(inputs)
@@ -355,7 +365,7 @@ class FedDaDiL(FederatedModule):
         Raises:
             RuntimeError: If there is no dictionary yet.
         """
-        replica = self.replica(client)
+        replica = self.replicas[client]
         if not replica.started:
             raise RuntimeError(
                 f"there is no dictionary before round {self.warmup_rounds} ends (warmup_rounds={self.warmup_rounds}, "
@@ -393,7 +403,7 @@ class FedDaDiL(FederatedModule):
         """Three parameter groups per local client: networks, points, and what lives on a simplex."""
         groups: list[dict[str, Any]] = []
         for client in self.federation.local_clients:
-            replica = self.replica(client)
+            replica = self.replicas[client]
             own = [replica.dictionary.points, replica.dictionary.labels, replica.coordinates]
             known = {id(param) for param in own}
             networks = [p for p in replica.parameters() if p.requires_grad and id(p) not in known]
@@ -402,41 +412,12 @@ class FedDaDiL(FederatedModule):
             groups.append({"params": own[1:], "client": client.name, "lr": self.simplex_lr})
         return groups
 
-    def replica(self, client: Client) -> DictionaryReplica:
-        """What a local client holds."""
-        return self._named(client.name)
-
     def on_fit_start(self) -> None:
         """A run that starts afresh has no dictionary yet, whatever one before it has left."""
         super().on_fit_start()
         if self.federation.round_idx <= self.warmup_rounds:
             for client in self.federation.local_clients:
-                replica = self.replica(client)
+                replica = self.replicas[client]
                 replica.started.fill_(False)
                 replica.fitted.fill_(False)
                 replica.extractor.train()
-
-    def on_validation_epoch_start(self) -> None:
-        """Fit the classifiers that are validated."""
-        super().on_validation_epoch_start()
-        self.fit_classifiers_()
-
-    def on_test_epoch_start(self) -> None:
-        """As when a validation starts."""
-        super().on_test_epoch_start()
-        self.fit_classifiers_()
-
-    def on_predict_epoch_start(self) -> None:
-        """As when a validation starts."""
-        super().on_predict_epoch_start()
-        self.fit_classifiers_()
-
-    def on_train_end(self) -> None:
-        """As when a validation starts."""
-        super().on_train_end()
-        self.fit_classifiers_()
-
-    def _named(self, client: str) -> DictionaryReplica:
-        replica = self.replicas[client]
-        assert isinstance(replica, DictionaryReplica)
-        return replica

@@ -11,7 +11,7 @@ Differences from the paper, where it leaves something open or does not work as p
 - Every source weighs its own discrepancy with lambda; in equation 18 it is lambda over the number of sources, while its
   classification loss is not.
 - The paper gives no alpha and no scale of the features: here they have length 1 and alpha is 1/4, so that no pair is
-  repelled (card: an even degree repels pairs beyond a distance).
+  repelled (an even degree repels pairs beyond a distance).
 - ``exchange="summed"`` is not in the paper: a secure mean of moments in place of one encrypted exchange per source.
   ``exchange="open"`` is what the paper compares with: training on features that everybody sees.
 - The loss is not reported to the sources; each client's own is logged as with any method.
@@ -23,17 +23,18 @@ import copy
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedlit.federation import Client, FederatedLoader, RosterError
+from fedlit.federation import Channel, Client, FederatedLoader, Open, Pairwise, RosterError, Summed
 from fedlit.functional import (
     exact_between_domains_mean,
     exact_within_domain_mean,
     gradient_map,
+    loss_from_gradient,
     mean_squared_distance,
     moments_to_send,
     num_taylor_moments,
@@ -46,7 +47,8 @@ from fedlit.functional import (
 from fedlit.models import Committee, MomentReplica, feature_width, part_of
 from fedlit.models.committee import STAYS_LOCAL
 from fedlit.module import Batch, FederatedModule
-from fedlit.tasks import Classification
+from fedlit.training.replicas import Replicas
+from fedlit.training.tasks import Classification
 
 SCALED_ALPHA = 0.25
 """Kernel parameter of scaled features, which moments and squared distances are those of. If alpha fits the features,
@@ -65,23 +67,9 @@ class FedMMD(FederatedModule):
     discrepancy; a source its classification or regression loss too. The target predicts with the mean of what the
     sources' classifiers say of its features.
 
-    Sends, with ``exchange="summed"``: "moments", from each present source in each local step, of which the target
-    receives the mean; "target_moments", the target's to each of them, in the clear. The privacy backend of "moments"
-    hides single sources. With ``"pairwise"``: "moments", two two-party affine exchanges per source and local step, by
-    the protocol that the strategy's ``two_party`` has for it, and in each round one number, the kernel's centre, from
-    the target to the sources in the clear. With ``"open"``: "moments", the features of every batch, from each source to
-    the target and back, in the clear. Always: "classifier", from each source to the target every T_C rounds and at the
-    end.
-
-    With ``"open"`` the kernel is the Gaussian itself, and `degree`, `center` and `within` play no part: the same
-    training as if all data were in one place, the paper's centralised baseline.
-
-    Who learns what: summed, the target the sources' mean moments, and every source the target's; those of a batch of
-    ``n`` samples reveal much of them if ``n`` is small next to the number of moments. Pairwise, each side learns
-    gradients that are linear in the other's moments, with a matrix of its own: at degree 1 that is the other's mean
-    feature exactly, and at any degree all moments of the other side as soon as a batch has more numbers (samples times
-    features) than there are moments. So it hides less than it seems to, and each source alone, where the summed form
-    hides it among the others. The target learns the classifiers.
+    With ``exchange="open"`` everybody sees the features of every batch, the kernel is the Gaussian itself, and
+    `degree`, `center` and `within` play no part: the same training as if all data were in one place, the paper's
+    centralised baseline.
 
     Args:
         clients: The roster.
@@ -103,9 +91,22 @@ class FedMMD(FederatedModule):
 
     Raises:
         ValueError: If an argument is out of range.
-        RosterError: When training starts, if ``two_party`` or ``privacy`` is given and the exchange does not use it.
+
+    Notes:
+        Summed, the target learns the sources' mean moments, and every source the target's, in the clear; those of a
+        batch of ``n`` samples reveal much of them if ``n`` is small next to the number of moments. The privacy backend
+        of "moments" hides single sources.
+
+        Pairwise, two affine exchanges per source and local step go by the protocol that the strategy's ``two_party``
+        has for "moments"; each side learns gradients that are linear in the other's moments, with a matrix of its own:
+        at degree 1 that is the other's mean feature exactly, and at any degree all moments of the other side as soon as
+        a batch has more numbers (samples times features) than there are moments. So it hides less than it seems to, and
+        each source alone, where the summed form hides it among the others.
+
+        The target learns the classifiers.
     """
 
+    replicas: Replicas[MomentReplica]
     stays_local: ClassVar[tuple[str, ...]] = STAYS_LOCAL
     uses_unlabelled_target: ClassVar[bool] = True
 
@@ -156,6 +157,28 @@ class FedMMD(FederatedModule):
         self._classified_in = -1  # round in which the target last got the classifiers
         self._warned = False
 
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        """Moments in the way that ``exchange`` says, and the sources' classifiers."""
+        step, contents = "every local step", "moments of a batch's features"
+        summed = "take exchange='summed', which privacy hides" + (
+            "" if self.exchange == "open" else " among the sources"
+        )
+        ways: dict[str, tuple[Channel, ...]] = {
+            "summed": (
+                Summed("moments", contents, "sources", "target", step, too_few="skip",
+                       otherwise="take exchange='pairwise', which two_party protects"),
+                Open("target_moments", contents, "target", "sources", step),
+            ),
+            "pairwise": (
+                Pairwise("moments", f"linear functions of {contents}", how_often=step, otherwise=summed),
+                Open("center", "squared distance that the kernel is expanded around", "target", "sources"),
+            ),
+            "open": (Open("moments", "features of a batch", how_often=step, otherwise=summed),),
+        }  # fmt: skip
+        period = "at the end" if self.classifier_period is None else f"every {self.classifier_period} rounds"
+        return (*ways[self.exchange], Open("classifier", "classifier of a source", "sources", "target", period))
+
     # ---------------------------------------------------------------- a local step (section 4.2)
 
     def learners(self, round_idx: int) -> tuple[Client, ...]:
@@ -165,7 +188,7 @@ class FedMMD(FederatedModule):
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         """Feed forward, exchange moments, and each client's loss."""
         features = {
-            client.name: self.replica(client).features(samples[0]) for client, samples in self.in_streams(batch)
+            client.name: self.replicas[client].features(samples[0]) for client, samples in self.in_streams(batch)
         }
         scaled = {name: own * self._scale for name, own in features.items()}
         moments = {name: taylor_moments(own, self.degree) for name, own in scaled.items()}
@@ -177,7 +200,7 @@ class FedMMD(FederatedModule):
             name = client.name
             parts = []
             if not client.is_target:
-                replica = self.replica(client)
+                replica = self.replicas[client]
                 outputs = replica.classifier(replica.readable(features[name]))
                 parts.append(self.task.loss(client, outputs, samples[1]))
             if name in met:
@@ -204,14 +227,8 @@ class FedMMD(FederatedModule):
         return within_domain_mean(moments, len(features), self.width, coefficients)
 
     def heard_sources(self) -> list[Client]:
-        """Sources that are present with the target and, as it does, have a batch in this step; else none.
-
-        Local epochs differ in length: who has run out of samples sits out the rest of the round.
-        """
-        loader, step = self.trainer.train_dataloader, self.federation.batch_idx
-        heard = list(self.federation.present("moments"))
-        if isinstance(loader, FederatedLoader):
-            heard = [client for client in heard if loader.has_batch(client.name, step)]
+        """Sources that are present with the target and, as it does, have a batch in this step; else none."""
+        heard = self.in_step("moments")
         return [client for client in heard if not client.is_target] if any(c.is_target for c in heard) else []
 
     def meet_summed(
@@ -233,8 +250,6 @@ class FedMMD(FederatedModule):
             "moments",
             {name: {"moments": self.to_send(own)} for name, own in moments.items() if name in names},
             among=sources,
-            to=[self.target],
-            too_few="skip",
         )
         met: dict[str, tuple[float, Tensor]] = {}
         message = {}
@@ -283,7 +298,7 @@ class FedMMD(FederatedModule):
         self.agree_on_center_(sources, features, moments, sent)
         centers, maps = {}, {}
         for client in federation.local_clients:
-            name, center = client.name, float(self.replica(client).center)
+            name, center = client.name, float(self.replicas[client].center)
             if name in sent and center >= 0:
                 centers[name] = center
                 own = self.map_for(features[name], moments[name], center)
@@ -295,7 +310,9 @@ class FedMMD(FederatedModule):
         met = {}
         for name, told in outputs.items():
             y = torch.stack(list(told.values())).mean(dim=0)
-            met[name] = (centers[name], self.with_gradient(features[name], y))
+            z = features[name]
+            slope = y[:-1].view_as(z).to(z) / len(z)
+            met[name] = (centers[name], loss_from_gradient(z, slope, y[-1]))
         return met
 
     def meet_open(
@@ -366,17 +383,6 @@ class FedMMD(FederatedModule):
         folded.index_add_(1, self._places.to(rows.device), rows)
         return folded[:, 1:], folded[:, 0]
 
-    def with_gradient(self, features: Tensor, y: Tensor) -> Tensor:
-        """A scalar whose value and gradient are what an exchange gave.
-
-        Args:
-            features: Scaled, with their graph, shape (n, L).
-            y: n times the gradient, and the value, shape (n L + 1,).
-        """
-        slope = y[:-1].view_as(features).to(features) / len(features)
-        linear = (features * slope).sum().double()
-        return linear - linear.detach() + y[-1].to(linear)
-
     def center_for(self, distance: Tensor) -> float:
         """The round's centre: as given, or the mean squared distance in the first step in which the target hears it.
 
@@ -385,7 +391,7 @@ class FedMMD(FederatedModule):
         """
         if self.center is not None:
             return self.center
-        kept = self.replica(self.target).center
+        kept = self.replicas[self.target].center
         if self.federation.batch_idx == 0 or kept < 0:
             kept.fill_(float(distance.detach().clamp(min=0)))
         return float(kept)
@@ -409,7 +415,7 @@ class FedMMD(FederatedModule):
         if federation.batch_idx:
             return
         for client in federation.local_clients:
-            self.replica(client).center.fill_(-1.0 if self.center is None else self.center)
+            self.replicas[client].center.fill_(-1.0 if self.center is None else self.center)
         if self.center is None:
             maps = {}
             if target in sent:
@@ -424,14 +430,13 @@ class FedMMD(FederatedModule):
             message = {}
             if distances.get(target):
                 mean = torch.stack(list(distances[target].values())).mean().double()
-                message[target] = {"center": self.replica(self.target).center.fill_(float(mean.clamp(min=0)))}
-            # over the same channel, so that whoever hears one hears both
-            told = federation.exchange("moments", message, to=sources)
+                message[target] = {"center": self.replicas[self.target].center.fill_(float(mean.clamp(min=0)))}
+            told = federation.exchange("center", message, to=sources)
             for client in sources:
                 if target in told.get(client.name, {}):
-                    self.replica(client).center.copy_(told[client.name][target]["center"])
-        if target in features and self.replica(self.target).center >= 0:
-            self.check_repulsion(features[target], float(self.replica(self.target).center))
+                    self.replicas[client].center.copy_(told[client.name][target]["center"])
+        if target in features and self.replicas[self.target].center >= 0:
+            self.check_repulsion(features[target], float(self.replicas[self.target].center))
 
     def check_repulsion(self, features: Tensor, center: float) -> None:
         """Warn once if features are so long that pairs may be pushed apart.
@@ -464,36 +469,38 @@ class FedMMD(FederatedModule):
     # ---------------------------------------------------------------- rounds
 
     def on_round_start(self, round_idx: int) -> None:
-        """Clients that were away at the end of the pre-training fetch its result, before they train on from it."""
-        if round_idx == self.warmup_rounds:
-            self.load_shared_(self.federation.catch_up("weights", absent_too=True))
+        """Nobody trains on from a model of before the end of the pre-training."""
+        self.fetch_warmup_(round_idx)
 
     def on_round_end(self, round_idx: int) -> None:
-        """Every T_C rounds, and in the last one, the target receives the sources' classifiers."""
+        """Every T_C rounds the target receives the sources' classifiers."""
         if self.classifier_period is not None and (round_idx + 1) % self.classifier_period == 0:
-            self.send_classifiers_()
-        elif self.is_last(round_idx):
-            self.send_classifiers_(absent_too=True)
+            self.send_classifiers_(round_idx)
 
-    def send_classifiers_(self, absent_too: bool = False) -> None:
+    def close_run(self, round_idx: int) -> None:
+        """The target has the classifiers of the last round, those of absent sources too."""
+        if round_idx >= self.warmup_rounds and self._classified_in != round_idx:
+            self.send_classifiers_(round_idx, absent_too=True)
+
+    def send_classifiers_(self, round_idx: int, absent_too: bool = False) -> None:
         """Each source sends its classifier to the target, which seats it in its committee.
 
         Args:
+            round_idx: Of the round that they were trained in.
             absent_too: Whether sources that are absent in this round send theirs all the same.
         """
         federation = self.federation
-        self._classified_in = federation.round_idx
+        self._classified_in = round_idx
         sent = {
             client.name: part_of(self.shared_state(client.name), "classifier")
             for client in self.sources
             if federation.is_local(client)
         }
-        received = federation.exchange(
-            "classifier", sent, to=[self.target], around=self.public_part("classifier"), absent_too=absent_too
-        )
-        for messages in received.values():
+        around = self.received_part("classifier")
+        received = federation.exchange("classifier", sent, around=around, absent_too=absent_too)
+        for target, messages in received.items():
             for name, classifier in messages.items():
-                self.committee.seat_(name, classifier)
+                cast(Committee, self.replicas[target]).seat_(name, classifier)
 
     # ---------------------------------------------------------------- set-up and hooks
 
@@ -502,49 +509,12 @@ class FedMMD(FederatedModule):
         extractor, classifier = (copy.deepcopy(network) for network in self.originals)
         return MomentReplica(extractor, classifier, self.unit_norm)
 
-    def configure_model(self) -> None:
-        """Build the replicas; the target has room for all sources' classifiers."""
-        super().configure_model()
-        name = self.target.name
-        if name in self.replicas and not isinstance(self.replicas[name], Committee):
-            self.replicas[name] = Committee(
-                self.replica(self.target),
-                [client.name for client in self.sources],
-                of_logits=isinstance(self.task, Classification),
-            )
-
-    def replica(self, client: Client) -> MomentReplica:
-        """What a local client holds."""
-        replica = self.replicas[client.name]
-        assert isinstance(replica, MomentReplica)
-        return replica
-
-    @property
-    def committee(self) -> Committee:
-        """What the target holds, where it is hosted."""
-        replica = self.replicas[self.target.name]
-        assert isinstance(replica, Committee)
-        return replica
+    def build_target(self, replica: MomentReplica) -> Committee:
+        """The target has room for all sources' classifiers."""
+        names = [client.name for client in self.sources]
+        return Committee(replica, names, of_logits=isinstance(self.task, Classification))
 
     def on_train_start(self) -> None:
-        """Refuse protection that nothing would go through; nobody has sent a classifier in this run yet."""
+        """Nobody has sent a classifier in this run yet."""
         super().on_train_start()
-        federation = self.federation
-        self._classified_in = federation.round_idx - 1
-        if self.exchange != "pairwise" and federation.protocol("moments") is not None:
-            raise RosterError(
-                f"two_party for 'moments' carries exchange='pairwise', but exchange is {self.exchange!r}: leave it "
-                "out, or give the method exchange='pairwise'"
-            )
-        if self.exchange != "summed" and federation.least_clients("moments") > 1:
-            raise RosterError(
-                f"privacy for 'moments' carries exchange='summed', but exchange is {self.exchange!r}: leave it out "
-                "(exchange='pairwise' takes two_party), or give the method exchange='summed'"
-            )
-
-    def on_train_end(self) -> None:
-        """The classifiers of a run that was stopped before its last round."""
-        super().on_train_end()
-        rounds = self.federation.round_idx
-        if rounds > self.warmup_rounds and self._classified_in < rounds - 1:
-            self.send_classifiers_(absent_too=True)
+        self._classified_in = self.federation.round_idx - 1

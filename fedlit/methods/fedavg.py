@@ -8,6 +8,7 @@ included (`FederatedModule`'s ``local_norm`` keeps those at home).
 
 from __future__ import annotations
 
+from fedlit.federation import Channel, Summed
 from fedlit.module import FederatedModule
 
 
@@ -15,9 +16,12 @@ class FedAvg(FederatedModule):
     """Local training at every client with labels, then the mean of their weights for everyone.
 
     The target trains along if it has labels (``target_labels`` of the data module); without, FedAvg is `SourceOnly`.
-
-    Sends: "weights", up from each learner and down to every client, in every round.
     """
+
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        """The weights."""
+        return (Summed("weights", "weights of the network", up="learners"),)
 
     def on_round_start(self, round_idx: int) -> None:
         """A client that was away fetches the current model first."""

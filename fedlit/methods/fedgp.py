@@ -28,12 +28,21 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from fedlit.federation import Client, DivergedError, FederationError, RosterError
+from fedlit.federation import (
+    Channel,
+    Client,
+    DivergedError,
+    FederationError,
+    Open,
+    Pairwise,
+    RosterError,
+    Summed,
+)
 from fedlit.functional import (
     Granularity,
     UpdateProducts,
@@ -48,6 +57,16 @@ from fedlit.functional import (
 )
 from fedlit.functional.updates import check_granularity
 from fedlit.methods.combined_updates import CombinedUpdates, Update, times
+
+_DROWNED = (
+    "the numbers sent beside an update would be drowned in its noise, so that it needs a fixed beta and "
+    "align_magnitudes=False"
+)
+_ISOTROPIC = "take residual='isotropic', as 'exact' needs single updates at the target"
+_ORTHOGONAL = (
+    "take projection='orthogonal', as 'cosine' needs the length of each layer of the target's update, which two_party "
+    "would keep from the sources"
+)
 
 
 @dataclass(frozen=True)
@@ -106,23 +125,6 @@ class FedDA(CombinedUpdates):
     With ``beta="auto"``, beta_i = sigma^2 / (sigma^2 + d_i^2) minimises a bound on the error of the combined gradient:
     sigma^2 is the variance of the target's gradient, and d_i^2 its squared distance to the source's.
 
-    Sends: "update", each present source's update to the target, in the clear; "model", the new weights to everyone.
-    Under a backend of "update" that hides single messages the target receives the mean of what the sources contribute
-    instead. What they need of the target for it, if beta is "auto" or magnitudes are aligned, and for `FedGP`, goes to
-    each of them over "target_update": its update, or, if the strategy has ``two_party`` for
-    "inner_product", three numbers, and products with the update over that channel.
-
-    Who learns what under such a backend: the target (and the server, where the backend lets it read totals) the mean of
-    the contributions and of the betas; sources the new model and the target's update, from which much of its few
-    samples can be read, and so the mean of the contributions: of two sources each learns the other's. With
-    ``two_party``, meant for networks of some thousand parameters, a source learns the products of its own directions
-    with the target's update, one number for each layer, but not the update; yet the step of the new model is little
-    else while betas are small. This is for clients that follow the protocol. A source that does not can ask for a few
-    coordinates of the update in every round; a target that does not can choose its update or its variance so that all
-    sources but one contribute nothing, as honest rounds may by chance. Differential privacy of "update" bounds that.
-
-    Differential privacy is for the channel "update" and needs a fixed beta.
-
     The target computes a second gradient of each of its batches, at the round's start, from which sigma^2 is estimated.
 
     Logged after each round: ``beta`` (mean over sources), ``target_variance`` (sigma^2), and while updates are open
@@ -141,11 +143,31 @@ class FedDA(CombinedUpdates):
 
     Raises:
         ValueError: If an argument is out of range.
-        RosterError: When training starts, if the target has no labels, or a mechanism of differential privacy covers
-            what it cannot; later, if ``beta="auto"`` and the target has one batch in a round, which has no variance.
+        RosterError: When training starts, if the target has no labels; later, if ``beta="auto"`` and the target has one
+            batch in a round, which has no variance.
+
+    Notes:
+        Each present source's update goes to the target in the clear. Under a backend of "update" that hides single
+        messages the target receives the mean of what the sources contribute instead. What they need of the target for
+        it, if beta is "auto" or magnitudes are aligned, and for `FedGP`, goes to each of them over "target_update": its
+        update, or, if the strategy has ``two_party`` for "inner_product", three numbers, and products with the update
+        over that channel.
+
+        Who learns what under such a backend: the target (and the server, where the backend lets it read totals) the
+        mean of the contributions and of the betas; sources the new model and the target's update, from which much of
+        its few samples can be read, and so the mean of the contributions: of two sources each learns the other's. With
+        ``two_party``, meant for networks of some thousand parameters, a source learns the products of its own
+        directions with the target's update, one number for each layer, but not the update; yet the step of the new
+        model is little else while betas are small. This is for clients that follow the protocol. A source that does not
+        can ask for a few coordinates of the update in every round; a target that does not can choose its update or its
+        variance so that all sources but one contribute nothing, as honest rounds may by chance. Differential privacy of
+        "update" bounds that; it needs a fixed beta.
     """
 
+    watched_by: ClassVar[tuple[str, ...]] = ("fedlit.callbacks.AggregationCurves",)
+
     granularity: Granularity = "model"
+    projection: Literal["orthogonal", "cosine"] = "orthogonal"
     residual: Literal["isotropic", "exact"] = "isotropic"
 
     def __init__(
@@ -163,6 +185,29 @@ class FedDA(CombinedUpdates):
         self.betas: dict[str, Any] = dict(beta) if isinstance(beta, Mapping) else dict.fromkeys(names, beta)
         if not self.auto:
             _check_betas(self.betas, names)
+
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        """Updates to the target and the new model; where a backend hides updates, what sources need of the target."""
+        changed, when = "what a source has changed", "every round in which 'update' is hidden"
+        alone = "it is for the channel 'update' alone"
+        drowned = _DROWNED if self.auto or self.align_magnitudes else ""
+        if self.keeps_gradients:
+            update: Channel = Open("update", changed, "sources", "target", unblurred=drowned, otherwise=_ISOTROPIC)
+        else:
+            otherwise = _ORTHOGONAL if self.projection == "cosine" else ""
+            update = Summed("update", changed, "sources", "target", singly=True, too_few="skip", unblurred=drowned,
+                            otherwise=otherwise)  # fmt: skip
+        told: list[Channel] = []
+        if self.asks:
+            contents = "the target's update, or three numbers of it"
+            told.append(Open("target_update", contents, "target", "sources", when, unblurred=alone))
+        if self.needs_products and self.projection != "cosine":
+            contents = "products with the target's update, if two_party is given"
+            told.append(
+                Pairwise("inner_product", contents, "target", "sources", when, unblurred=alone, beside="update")
+            )
+        return (update, *told, Open("model", "the new weights", "target", "sources", unblurred=alone))
 
     # ---------------------------------------------------------------- Algorithm 1
 
@@ -222,7 +267,7 @@ class FedDA(CombinedUpdates):
         """
         federation = self.federation
         contributions = {}
-        enough = len(sources) >= federation.least_clients("update")
+        enough = federation.senders("update", among=sources)
         for client, update, products, summary in self.hear_target(sources) if enough else ():
             weight = self.weigh(client.name, products, summary)
             contributions[client.name] = self.contribution(update, products, weight.beta)
@@ -232,9 +277,7 @@ class FedDA(CombinedUpdates):
             "update",
             contributions,
             among=sources,
-            to=[self.target],
             weights=federation.weights if self.weighting == "samples" else None,
-            too_few="skip",
         )
         if not federation.is_local(self.target):
             return {}, {}
@@ -344,12 +387,13 @@ class FedDA(CombinedUpdates):
     @property
     def hides_updates(self) -> bool:
         """Whether the backend of "update" keeps single messages from the target."""
-        return self.federation.least_clients("update") > 1
+        return self.federation.channels["update"].hides
 
     @property
     def hides_target(self) -> bool:
         """Whether sources get products with the target's update by a two-party protocol, and not the update."""
-        return self.federation.protocol("inner_product") is not None
+        channels = self.federation.channels
+        return "inner_product" in channels and channels["inner_product"].protocol is not None
 
     @property
     def needs_products(self) -> bool:
@@ -441,33 +485,6 @@ class FedDA(CombinedUpdates):
 
     # ---------------------------------------------------------------- hooks and small things
 
-    def on_train_start(self) -> None:
-        """Refuse what differential privacy or a two-party protocol cannot cover, and a residual that cannot be had."""
-        super().on_train_start()
-        federation = self.federation
-        for channel in ("model", "target_update", "inner_product"):
-            if federation.mechanism(channel) is not None:
-                raise RosterError(
-                    f"differential privacy of {type(self).__name__} covers the channel 'update', not {channel!r}: give "
-                    "the strategy differential_privacy {update: ...}"
-                )
-        if federation.mechanism("update") is not None and (self.auto or self.align_magnitudes):
-            raise RosterError(
-                f"{type(self).__name__} with differential privacy needs a fixed beta and align_magnitudes=False: the "
-                "numbers sent beside an update would be drowned in its noise"
-            )
-        if self.hides_target and not self.hides_updates:
-            raise RosterError(
-                "two_party for 'inner_product' keeps the target's update from sources whose own are hidden, but the "
-                "channel 'update' is open: give the strategy privacy, such as fedlit.privacy.PairwiseMasking(), or "
-                "leave two_party out"
-            )
-        if self.hides_updates and self.keeps_gradients:
-            raise RosterError(
-                "residual='exact' needs single updates at the target, which the backend of 'update' hides: take "
-                "residual='isotropic', or fedlit.privacy.Plain()"
-            )
-
     def _heard_sources(self) -> list[Client]:
         """Sources that contribute in this round: those heard, and told what they need for it."""
         channels = ["update"]
@@ -534,7 +551,7 @@ class FedDA(CombinedUpdates):
     def _log(self, told: Mapping[str, float]) -> None:
         kinds = [f"{kind}/{client.name}" for kind in ("beta", "distance", "tau") for client in self.sources]
         mine = {self.target.name: told} if self.federation.is_local(self.target) else {}
-        self.log_now(self.federation.report(mine, ["beta", "target_variance", *kinds]).get(self.target.name, {}))
+        self.log_everywhere(self.federation.report(mine, ["beta", "target_variance", *kinds]).get(self.target.name, {}))
 
 
 class FedGP(FedDA):
@@ -588,15 +605,6 @@ class FedGP(FedDA):
     def keeps_gradients(self) -> bool:
         """For the exact residual."""
         return self.auto and self.residual == "exact"
-
-    def on_train_start(self) -> None:
-        """As the base class; refuse a cosine of layers whose length the sources are not told."""
-        super().on_train_start()
-        if self.projection == "cosine" and self.hides_target:
-            raise RosterError(
-                "projection='cosine' needs the length of each layer of the target's update, which two_party for "
-                "'inner_product' keeps from the sources: take projection='orthogonal', or leave two_party out"
-            )
 
     def combine(
         self,

@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar
 
-from fedlit.federation import Client, FederatedLoader
+from fedlit.federation import Channel, Client, FederatedLoader, Summed
 from fedlit.methods.fedavg import FedAvg
 from fedlit.models import Replica
+from fedlit.training.replicas import Replicas
 
 
 class FedRep(FedAvg):
@@ -25,8 +26,6 @@ class FedRep(FedAvg):
     A client whose data make one batch a round has one step, which goes to its head: give the strategy ``local_steps``
     where clients with few labels are to train the body too.
 
-    Sends: "weights", the body's, up from each learner and down to every client, in every round.
-
     Args:
         head_share: Share of a client's local steps in a round that train its head, in (0, 1); rounded up to whole
             steps.
@@ -36,6 +35,7 @@ class FedRep(FedAvg):
         RosterError: When training starts, if the target has no labels.
     """
 
+    replicas: Replicas[Replica]
     stays_local: ClassVar[tuple[str, ...]] = ("classifier.",)
     needs_target_labels: ClassVar[bool] = True
 
@@ -53,14 +53,18 @@ class FedRep(FedAvg):
             )
         self.head_share = head_share
 
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        """The body's weights."""
+        return (Summed("weights", "weights of the extractor", up="learners"),)
+
     def on_after_backward(self) -> None:
         """Forget the gradients of what is fixed; an optimiser passes over parameters without one."""
         super().on_after_backward()
         if self.warming_up:
             return
         for client in self.federation.local_clients:
-            replica = self.replicas[client.name]
-            assert isinstance(replica, Replica)
+            replica = self.replicas[client]
             fixed = replica.extractor if self.trains_head(client) else replica.classifier
             for param in fixed.parameters():
                 param.grad = None
@@ -75,10 +79,4 @@ class FedRep(FedAvg):
     def _num_batches(self, client: Client) -> int:
         """Batches of a client in a round."""
         loader, whole = self.trainer.train_dataloader, int(self.trainer.num_training_batches)
-        if not isinstance(loader, FederatedLoader):
-            return whole
-        whole = min(whole, loader.batches_per_round)
-        if client.num_samples is None or self._plan is None or self._plan["local_steps"] is not None:
-            return whole
-        batches = client.num_samples / loader.batch_size_of(client.name)
-        return min(whole, math.floor(batches) if loader.drop_last else math.ceil(batches))
+        return min(whole, loader.batches_of(client.name)) if isinstance(loader, FederatedLoader) else whole

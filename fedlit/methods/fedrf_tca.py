@@ -3,7 +3,7 @@
 Differences from the paper, where it leaves something open or does not work as printed:
 
 - For several present sources, the target's loss (11) uses the mean of their messages. Their sum, as in the published
-  code, is smallest where the means differ (card: |S_t| mean_S = mean_T).
+  code, is smallest where the means differ, at |S_t| mean_S = mean_T.
 - In a round in which nobody is heard, the target has no loss and nothing is averaged; the paper leaves it undefined.
 - At the end of a run the target gets the sources' latest classifiers, whether or not T_C divides the number of rounds.
 - The target's message has a channel of its own, as it goes to single sources and no secure mean can carry it.
@@ -22,17 +22,18 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedlit.federation import Client, Participation, RosterError, UniformSubset
+from fedlit.federation import Channel, Client, Open, Participation, Summed, UniformSubset
 from fedlit.functional import Kernel, alignment_loss, sample_frequencies
 from fedlit.models import AlignedReplica, VotingReplica, feature_width, part_of
 from fedlit.models.aligned import STAYS_LOCAL, check_widths
-from fedlit.module import NORMS, Batch, FederatedModule
+from fedlit.module import Batch, FederatedModule
+from fedlit.training.replicas import NORMS, Replicas
 
 
 class FedRFTCA(FederatedModule):
@@ -43,17 +44,6 @@ class FedRFTCA(FederatedModule):
     feature of one mini-batch, and lower the distance between the two after alignment.
 
     Absent sources (``participation``; here a uniform subset by default) go on training on their labels alone.
-
-    Sends: "features", 2N numbers (and a weight) from each present source, of which the target receives the mean;
-    "target_features", 2N numbers from the target to each of them; both whatever the batch or data size. "aligner", 2N m
-    numbers up and down for each present source and the target, every round. "classifier", from present sources to them
-    and the target, every T_C rounds, and once at the end from all sources to the target. "vote", each source's
-    classifier to the target, once at the end, if there is no T_C.
-
-    Who learns what, given a privacy backend: the target the sources' mean message, W and C; each source the target's
-    message (which goes through no backend), W and C. A mean of random features over few samples reveals much of them.
-    A mean over two clients tells each of them the other's share: W of a single present source is known to the target,
-    and the target's to it. Rounds with fewer sources than the backend can hide pass without their message.
 
     The target is evaluated from the first round in which it has a classifier: with T_C = 50 the 50th, with votes the
     last. Selecting a round by ``target/score`` needs a T_C of few rounds, or a warm-up.
@@ -87,9 +77,19 @@ class FedRFTCA(FederatedModule):
 
     Raises:
         ValueError: If an argument is out of range.
-        RosterError: When training starts, if the backend of "classifier" cannot hide as few sources as there are.
+
+
+    Notes:
+        A message has 2N numbers and an average of aligners 2N m, whatever the size of batches and data.
+
+        Who learns what, given a privacy backend: the target the sources' mean message, W and C; each source the
+        target's message (which goes through no backend), W and C. A mean of random features over few samples reveals
+        much of them. A mean over two clients tells each of them the other's share: W of a single present source is
+        known to the target, and the target's to it. Rounds with fewer sources than the backend can hide pass without
+        their message.
     """
 
+    replicas: Replicas[AlignedReplica]
     classes_only: ClassVar[bool] = True
     stays_local: ClassVar[tuple[str, ...]] = STAYS_LOCAL
     uses_unlabelled_target: ClassVar[bool] = True
@@ -149,6 +149,19 @@ class FedRFTCA(FederatedModule):
         self._gain = math.sqrt(2 * num_frequencies / num_components)
         self._classified_in = -1  # round in which the target last got a classifier
 
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        """Means of random features in both directions, W every round, and C seldom or once."""
+        talk = (
+            Summed("features", "mean random feature of a batch", up="sources", to="target", too_few="skip"),
+            Open("target_features", "the target's mean random feature", up="target", to="sources"),
+            Summed("aligner", "W", too_few="skip"),
+        )
+        if self.classifier_period is None:
+            return (*talk, Open("vote", "C of each source", up="sources", to="target", how_often="once, at the end"))
+        how_often = f"every {self.classifier_period} rounds and at the end"
+        return (*talk, Summed("classifier", "C", up="sources", how_often=how_often, too_few="skip"))
+
     # ---------------------------------------------------------------- Algorithms 2 and 3: local training
 
     def learners(self, round_idx: int) -> tuple[Client, ...]:
@@ -158,7 +171,7 @@ class FedRFTCA(FederatedModule):
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         """Exchange messages in the first step of a round; then each client's loss."""
         features = {
-            client.name: self.replica(client).random_features(samples[0]) for client, samples in self.in_streams(batch)
+            client.name: self.replicas[client].random_features(samples[0]) for client, samples in self.in_streams(batch)
         }
         if self.federation.batch_idx == 0:
             self.exchange_means({name: own.mean(dim=0) for name, own in features.items()})
@@ -181,10 +194,7 @@ class FedRFTCA(FederatedModule):
         up = federation.mean(
             "features",
             {name: {"mean": mean} for name, mean in means.items() if name != target},
-            among=self.sources,
-            to=[self.target],
             weights=federation.weights if self.weighting == "samples" else None,
-            too_few="skip",
         )
         down = federation.exchange(
             "target_features", {target: {"mean": means[target]}} if target in means else {}, to=heard
@@ -192,7 +202,7 @@ class FedRFTCA(FederatedModule):
         received = {name: message["mean"] for name, message in up.items()}
         received.update({name: messages[target]["mean"] for name, messages in down.items() if target in messages})
         for client in federation.local_clients:
-            replica = self.replica(client)
+            replica = self.replicas[client]
             replica.heard.fill_(client.name in received)
             if client.name in received:
                 replica.received.copy_(received[client.name])
@@ -205,7 +215,7 @@ class FedRFTCA(FederatedModule):
             features: Its random features, shape (b, 2N).
             samples: Its batch.
         """
-        replica = self.replica(client)
+        replica = self.replicas[client]
         aligned = replica.aligner(features)
         alignment = None
         if replica.heard:
@@ -223,7 +233,7 @@ class FedRFTCA(FederatedModule):
         if self.warming_up or self.train_extractor == "all":
             return
         for client in self.federation.local_clients:
-            for module in self.replica(client).extractor.modules():
+            for module in self.replicas[client].extractor.modules():
                 if self.train_extractor == "none" or not isinstance(module, NORMS):
                     for param in module.parameters(recurse=False):
                         param.grad = None
@@ -231,37 +241,30 @@ class FedRFTCA(FederatedModule):
     # ---------------------------------------------------------------- Algorithm 4: aggregation
 
     def on_round_start(self, round_idx: int) -> None:
-        """Clients that were away at the end of a warm-up fetch its result, before they train on from it."""
-        if round_idx == self.warmup_rounds:
-            self.load_shared_(self.federation.catch_up("weights", absent_too=True))
+        """Nobody trains on from a model of before the warm-up's end."""
+        self.fetch_warmup_(round_idx)
 
     def on_round_end(self, round_idx: int) -> None:
         """Average W over present sources and the target (line 3), and C over present sources every T_C rounds (4-6)."""
         if self._num_sources("aligner"):
-            self.average_("aligner", among=self.clients, part="aligner", too_few="skip")
+            self.average_("aligner", among=self.clients, part="aligner")
         if self.constraint == "orthogonal":
             self.orthogonalise_()
         due = self.classifier_period is not None and (round_idx + 1) % self.classifier_period == 0
-        heard = self._num_sources("classifier") if due else 0
-        if heard:
-            self.average_("classifier", among=self.sources, part="classifier", too_few="skip")
-            if heard >= self.federation.least_clients("classifier"):
+        if due and self._num_sources("classifier"):
+            self.average_("classifier", among=self.sources, part="classifier")
+            if self.federation.senders("classifier"):
                 self._classified_in = round_idx
-        if self.is_last(round_idx):
-            self.close_run()
 
-    def close_run(self) -> None:
+    def close_run(self, round_idx: int) -> None:
         """Give the target a classifier for good: the sources' mean, or all of theirs to vote."""
-        last = self.federation.round_idx
-        if self._classified_in == last:
+        if self._classified_in == round_idx:
             return
-        self._classified_in = last
+        self._classified_in = round_idx
         if self.classifier_period is None:
             self.vote_()
         else:
-            self.average_(
-                "classifier", among=self.sources, to=[self.target], part="classifier", too_few="skip", absent_too=True
-            )
+            self.average_("classifier", among=self.sources, to=[self.target], part="classifier", absent_too=True)
 
     @torch.no_grad()
     def vote_(self) -> None:
@@ -272,21 +275,15 @@ class FedRFTCA(FederatedModule):
             for client in self.sources
             if federation.is_local(client)
         }
-        received = federation.exchange(
-            "vote", ballots, to=[self.target], around=self.public_part("classifier"), absent_too=True
-        )
+        received = federation.exchange("vote", ballots, around=self.received_part("classifier"), absent_too=True)
         for name, messages in received.items():
-            replica = self.replicas[name]
-            assert isinstance(replica, VotingReplica)
-            for voter, classifier in zip(replica.voters, replica.ballot, strict=True):
-                classifier.load_state_dict(messages[voter], strict=False)  # less what stays local
-            replica.informed.fill_(True)
+            cast(VotingReplica, self.replicas[name]).count_(messages)
 
     @torch.no_grad()
     def orthogonalise_(self) -> None:
         """Replace W of each local client by the nearest multiple of an orthonormal matrix, c W (W^T W)^(-1/2)."""
         for client in self.federation.local_clients:
-            weight = self.replica(client).aligner.weight  # W^T
+            weight = self.replicas[client].aligner.weight  # W^T
             values, vectors = torch.linalg.eigh((weight @ weight.T).double())
             root = self._gain * (vectors * values.clamp(min=1e-12).rsqrt()) @ vectors.T
             weight.copy_(root.to(weight.dtype) @ weight)
@@ -305,29 +302,17 @@ class FedRFTCA(FederatedModule):
             aligner.weight.copy_(nn.init.orthogonal_(first, gain=self._gain))
         return AlignedReplica(extractor, sample, self.federation.seed, aligner, classifier, self.unit_norm)
 
-    def configure_model(self) -> None:
-        """Build the replicas; where classifiers vote, the target has room for all of them."""
-        super().configure_model()
-        name = self.target.name
-        if self.classifier_period is None and name in self.replicas:
-            replica = self.replica(self.target)
-            if not isinstance(replica, VotingReplica):
-                self.replicas[name] = VotingReplica(replica, [client.name for client in self.sources])
-
-    def replica(self, client: Client) -> AlignedReplica:
-        """What a local client holds."""
-        replica = self.replicas[client.name]
-        assert isinstance(replica, AlignedReplica)
-        return replica
+    def build_target(self, replica: AlignedReplica) -> AlignedReplica:
+        """Where classifiers vote, the target has room for all of them."""
+        voters = [client.name for client in self.sources]
+        return VotingReplica(replica, voters) if self.classifier_period is None else replica
 
     def load_shared_(self, received: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Write received weights into local replicas, and note that a target without votes has a classifier."""
         super().load_shared_(received)
         for name, state in received.items():
-            replica = self.replicas[name]
-            assert isinstance(replica, AlignedReplica)
-            if any(entry.startswith("classifier.") for entry in state) and not isinstance(replica, VotingReplica):
-                replica.informed.fill_(True)
+            if any(entry.startswith("classifier.") for entry in state) and not self.replicas[name].votes:
+                self.replicas[name].informed.fill_(True)
 
     def on_fit_start(self) -> None:
         """No classifier was given in this run yet."""
@@ -337,31 +322,13 @@ class FedRFTCA(FederatedModule):
     def on_train_start(self) -> None:
         """Nobody has voted yet; not called where a finished run is resumed, which keeps its votes."""
         super().on_train_start()
-        federation = self.federation
-        for client in federation.local_clients:
-            replica = self.replica(client)
-            if isinstance(replica, VotingReplica):
-                replica.informed.fill_(False)
-        if self.classifier_period is not None and len(self.sources) < federation.least_clients("classifier"):
-            raise RosterError(
-                f"{len(self.sources)} source cannot be hidden in a mean of classifiers, whose backend needs "
-                f"{federation.least_clients('classifier')}: give the channel 'classifier' fedlit.privacy.Plain(), or "
-                "classifier_period null, which sends each source's classifier to the target at the end"
-            )
+        for client in self.federation.local_clients:
+            if self.replicas[client].votes:
+                self.replicas[client].informed.fill_(False)
 
-    def on_train_end(self) -> None:
-        """Close a run that was stopped before its last round."""
-        super().on_train_end()
-        rounds = self.federation.round_idx
-        if rounds and self._classified_in < rounds - 1:
-            self.close_run()
-
-    def _evaluate(self, batch: Batch) -> dict[str, Tensor]:
-        """As the base class; before it has a classifier the target has nothing to predict with, and is left out."""
-        name = self.target.name
-        if name in batch and not self.replica(self.target).informed:
-            batch = {client: samples for client, samples in batch.items() if client != name}
-        return super()._evaluate(batch)
+    def can_predict(self, client: Client) -> bool:
+        """Whether it is a source, or a target that has got a classifier."""
+        return not client.is_target or bool(self.replicas[client].informed)
 
     def on_test_start(self) -> None:
         """Say so if a checkpoint was made before the target had a classifier."""
@@ -372,7 +339,7 @@ class FedRFTCA(FederatedModule):
         self._check_informed()
 
     def _check_informed(self) -> None:
-        if self.federation.is_local(self.target) and not self.replica(self.target).informed:
+        if self.federation.is_local(self.target) and not self.can_predict(self.target):
             warnings.warn(
                 f"target {self.target.name!r} has no classifier yet: these weights are from before the first average "
                 "of the classifiers, or before the vote at the end of the run; its predictions mean nothing",

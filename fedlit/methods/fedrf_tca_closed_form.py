@@ -18,11 +18,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedlit.federation import Client, DivergedError, RosterError
+from fedlit.federation import Channel, Client, DivergedError, Open, RosterError, Summed
 from fedlit.functional import Kernel, RandomFeatureSums, linear_discriminant, rf_tca_from_sums, sample_frequencies
 from fedlit.models import AlignedReplica, feature_width
 from fedlit.models.aligned import STAYS_LOCAL, check_widths
 from fedlit.module import Batch, FederatedModule
+from fedlit.training.replicas import Replicas
 
 
 class FedRFTCAClosedForm(FederatedModule):
@@ -33,15 +34,6 @@ class FedRFTCAClosedForm(FederatedModule):
     The target receives the sources' means only, adds its own moments, solves for aligner and classifier, and sends
     both to everyone. Then the run stops. With ``warmup_rounds`` this is the round after them, and the extractor is the
     one trained in them. Sources that are absent in it (by default nobody) are left out and get no model.
-
-    Sends: "moments", N (2N + 1) + 2N (C + 1) + C numbers in float64 up from each source, of which the target learns
-    the weighted mean only; "model", 2N m + (m + 1) C numbers from the target to each source. Once, whatever the data
-    size.
-
-    Who learns what, given a privacy backend: the target the sources' weighted mean moments (with one source, its own
-    exactly), class shares and class means included. The sources learn W and the classifier, and these tell of the
-    target: as W^T C W = I, the pooled scatter C on the span of W follows from W, all of it for m = 2N, and a source
-    that knows the other sources' share, as a single source does, can subtract it.
 
     Args:
         clients: The roster.
@@ -63,8 +55,18 @@ class FedRFTCAClosedForm(FederatedModule):
         ValueError: If an argument is out of range.
         RosterError: If the round did not go through all training samples of a client, or the target or every source is
             absent in it.
+
+    Notes:
+        The moments are N (2N + 1) + 2N (C + 1) + C numbers in float64, the model is 2N m + (m + 1) C, whatever the data
+        size.
+
+        Who learns what, given a privacy backend: the target the sources' weighted mean moments (with one source, its
+        own exactly), class shares and class means included. The sources learn W and the classifier, and these tell of
+        the target: as W^T C W = I, the pooled scatter C on the span of W follows from W, all of it for m = 2N, and a
+        source that knows the other sources' share, as a single source does, can subtract it.
     """
 
+    replicas: Replicas[AlignedReplica]
     classes_only: ClassVar[bool] = True
     stays_local: ClassVar[tuple[str, ...]] = STAYS_LOCAL
     uses_unlabelled_target: ClassVar[bool] = True
@@ -109,6 +111,14 @@ class FedRFTCAClosedForm(FederatedModule):
         self._sums: dict[str, RandomFeatureSums] = {}
         self._class_sums: dict[str, Tensor] = {}
 
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        """Moments to the target, and the model that it makes of them."""
+        moments = Summed(
+            "moments", "mean random features, their products, and sums by class", "sources", "target", "once"
+        )
+        return moments, Open("model", "W and the classifier", up="target", to="sources", how_often="once")
+
     def learners(self, round_idx: int) -> tuple[Client, ...]:
         """Everyone, in the first round after a warm-up."""
         return self.clients if round_idx == self.warmup_rounds else ()
@@ -117,8 +127,7 @@ class FedRFTCAClosedForm(FederatedModule):
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         """Add a batch's moments; nothing is trained, so there are no losses."""
         for client, samples in self.in_streams(batch):
-            replica = self.replicas[client.name]
-            assert isinstance(replica, AlignedReplica)
+            replica = self.replicas[client]
             replica.eval()
             features = replica.random_features(samples[0])
             name = client.name
@@ -138,8 +147,7 @@ class FedRFTCAClosedForm(FederatedModule):
 
     def on_round_start(self, round_idx: int) -> None:
         """Clients that were away at the end of a warm-up fetch its result."""
-        if round_idx == self.warmup_rounds:
-            self.load_shared_(self.federation.catch_up("weights", absent_too=True))
+        self.fetch_warmup_(round_idx)
 
     @torch.no_grad()
     def on_round_end(self, round_idx: int) -> None:
@@ -151,8 +159,6 @@ class FedRFTCAClosedForm(FederatedModule):
         received = federation.mean(
             "moments",
             {client.name: self.moments(client) for client in self.sources if client.name in self._sums},
-            among=self.sources,
-            to=[self.target],
             weights=federation.weights if self.weighting == "samples" else None,
         )
         solved: dict[str, dict[str, Tensor]] = {}
@@ -160,7 +166,7 @@ class FedRFTCAClosedForm(FederatedModule):
             solved = {name: self.solve(mean) for name, mean in received.items()}
         except ValueError as error:  # on one process; the next exchange raises it on all
             federation.fail(RosterError(f"RF-TCA cannot be solved for these data: {error}"))
-        told = federation.exchange("model", solved, to=self.sources)
+        told = federation.exchange("model", solved)
         models = {**solved, **{name: messages[self.target.name] for name, messages in told.items()}}
         self.load_shared_(models)
         self._sums.clear()

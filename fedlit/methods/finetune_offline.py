@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from fedlit.federation import Client
+from fedlit.federation import Channel, Client, Summed
 from fedlit.methods.fedavg import FedAvg
 
 
 class FinetuneOffline(FedAvg):
     """`SourceOnly` for some rounds, then `TargetOnly` from the model that it reached.
-
-    Sends: "weights" as FedAvg over the sources while federated, and nothing afterwards.
 
     Args:
         federated_rounds: Rounds over the sources, at least 1; the rounds after them train the target alone. Give the
@@ -33,6 +31,11 @@ class FinetuneOffline(FedAvg):
         if federated_rounds < 1:
             raise ValueError(f"federated_rounds must be at least 1, got {federated_rounds}")
         self.federated_rounds = federated_rounds
+
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        """The weights, while federated."""
+        return (Summed("weights", "weights of the network", up="sources", how_often="every federated round"),)
 
     def learners(self, round_idx: int) -> tuple[Client, ...]:
         """The sources, then the target."""

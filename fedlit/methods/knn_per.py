@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from fedlit.federation import Client
 from fedlit.methods.fedavg import FedAvg
 from fedlit.models import Replica
+from fedlit.training.replicas import Replicas
 
 
 def knn_probabilities(
@@ -107,8 +107,8 @@ class KNNPer(FedAvg):
     The embedding is what the extractor makes of a sample. With `Features`, which passes inputs on, none is learned:
     the neighbours are those of the inputs.
 
-    Sends: "weights", as FedAvg; the datastore never leaves its client. But a checkpoint holds those of all clients, as
-    it does their weights: a number per feature and labelled training sample.
+    The datastore never leaves its client. But a checkpoint holds those of all clients, as it does their weights: a
+    number per feature and labelled training sample.
 
     Args:
         lam: Share lambda of the neighbours in [0, 1]: 0 is FedAvg, 1 is the neighbours alone.
@@ -120,6 +120,7 @@ class KNNPer(FedAvg):
         TypeError: When training ends, if the data did not come from a `FederatedLoader`.
     """
 
+    replicas: Replicas[MemorisingReplica]
     classes_only: ClassVar[bool] = True
     stays_local: ClassVar[tuple[str, ...]] = ("embeddings", "labels")
     needs_target_labels: ClassVar[bool] = True
@@ -151,22 +152,22 @@ class KNNPer(FedAvg):
     def forget_(self) -> None:
         """Empty the datastores of local clients."""
         for client in self.federation.local_clients:
-            self.replica(client).forget_()
+            self.replicas[client].forget_()
 
-    def memorise_(self) -> None:
+    def prepare_predictions(self) -> None:
         """Fill empty datastores of local clients, where there are training data to fill them from."""
-        empty = [client for client in self.federation.local_clients if not len(self.replica(client).labels)]
-        if self.trainer.train_dataloader is None or not empty:
+        empty = [client for client in self.federation.local_clients if not len(self.replicas[client].labels)]
+        if not empty or self._trainer is None or self.trainer.train_dataloader is None:
             return
         found: dict[str, list[tuple[Tensor, Tensor]]] = {client.name: [] for client in empty}
         with self._evaluating():
             for name, inputs, labels in self.labelled_samples(empty):
                 with self.trainer.precision_plugin.forward_context():
-                    features = self._named(name).extractor(inputs)
+                    features = self.replicas[name].extractor(inputs)
                 found[name].append((features, labels))
             for name, parts in found.items():
                 embeddings, known = zip(*parts, strict=True)
-                self._named(name).memorise_(torch.cat(embeddings), torch.cat(known))
+                self.replicas[name].memorise_(torch.cat(embeddings), torch.cat(known))
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
@@ -180,30 +181,8 @@ class KNNPer(FedAvg):
             for module, training in modes:
                 module.training = training
 
-    def on_validation_epoch_start(self) -> None:
-        """Embed the samples, unless it was done before."""
-        super().on_validation_epoch_start()
-        self.memorise_()
-
-    def on_train_end(self) -> None:
-        """As when a validation starts."""
-        super().on_train_end()
-        self.memorise_()
-
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the datastores, so that the checkpoint predicts as the clients do."""
+        """Fill the datastores first, so that the checkpoint predicts as the clients do."""
+        self.prepare_predictions()
+        checkpoint["state_dict"] = self.state_dict()
         super().on_save_checkpoint(checkpoint)
-        self.memorise_()
-        for client in self.federation.local_clients:
-            for name in self.stays_local:
-                tensor = getattr(self.replica(client), name)
-                checkpoint["state_dict"][f"replicas.{client.name}.{name}"] = tensor
-
-    def replica(self, client: Client) -> MemorisingReplica:
-        """What a local client holds."""
-        return self._named(client.name)
-
-    def _named(self, client: str) -> MemorisingReplica:
-        replica = self.replicas[client]
-        assert isinstance(replica, MemorisingReplica)
-        return replica

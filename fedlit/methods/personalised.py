@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fedlit.federation import Client
 from fedlit.methods.fedavg import FedAvg
 from fedlit.models import Replica
+from fedlit.training.replicas import Replicas
 
 
 class PersonalReplica(Replica):
@@ -61,6 +62,7 @@ class Personalised(FedAvg, ABC):
     are clipped each by itself, so that w is what `FedAvg` makes it. A client's training loss is the sum of both.
     """
 
+    replicas: Replicas[PersonalReplica]
     stays_local: ClassVar[tuple[str, ...]] = ("personal",)
     needs_target_labels: ClassVar[bool] = True
     several_models: ClassVar[bool] = True
@@ -74,18 +76,18 @@ class Personalised(FedAvg, ABC):
         super().on_train_start()
         if self.warming_up:
             for client in self.federation.local_clients:
-                self.replica(client).personalised.fill_(False)
+                self.replicas[client].personalised.fill_(False)
 
     def on_round_start(self, round_idx: int) -> None:
         """Fetch the current w, and start v where a client takes part for the first time."""
         super().on_round_start(round_idx)
         for client in self.federation.present():
-            if self.federation.is_local(client) and not self.replica(client).personalised:
-                self.replica(client).personalise_()
+            if self.federation.is_local(client) and not self.replicas[client].personalised:
+                self.replicas[client].personalise_()
 
     def loss(self, client: Client, batch: Sequence[Any]) -> Tensor:
         """The task's loss of w plus that of the personal model."""
-        shared = self.task.loss(client, self.replica(client).shared(batch[0]), batch[1])
+        shared = self.task.loss(client, self.replicas[client].shared(batch[0]), batch[1])
         return shared + super().loss(client, batch)
 
     def client_param_groups(self) -> list[dict[str, Any]]:
@@ -95,16 +97,10 @@ class Personalised(FedAvg, ABC):
         """
         groups: list[dict[str, Any]] = []
         for client in self.federation.local_clients:
-            personal = list(self.replica(client).personal.parameters())
+            personal = list(self.replicas[client].personal.parameters())
             own = {id(param) for param in personal}
-            shared = [param for param in self.replica(client).parameters() if id(param) not in own]
+            shared = [param for param in self.replicas[client].parameters() if id(param) not in own]
             for params in (shared, personal):
                 trained = [param for param in params if param.requires_grad]
                 groups.append({"params": trained, "client": client.name})
         return groups
-
-    def replica(self, client: Client) -> PersonalReplica:
-        """What a local client holds."""
-        replica = self.replicas[client.name]
-        assert isinstance(replica, PersonalReplica)
-        return replica

@@ -11,10 +11,7 @@ from fedlit.methods.fedavg import FedAvg
 
 
 class SourceOnly(FedAvg):
-    """FedAvg over the sources; the target receives the model and adds nothing, even if it has labels.
-
-    Sends: "weights", up from each source and down to every client, in every round.
-    """
+    """FedAvg over the sources; the target receives the model and adds nothing, even if it has labels."""
 
     def learners(self, round_idx: int) -> tuple[Client, ...]:
         """The sources."""

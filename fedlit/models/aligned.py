@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -43,6 +44,9 @@ class AlignedReplica(nn.Module):
         classifier: Turns aligned features into logits, shape (batch, num_classes).
         unit_norm: Whether z is scaled to length 1 first.
     """
+
+    votes: ClassVar[bool] = False
+    """Whether it predicts by the votes of others' classifiers."""
 
     extractor: nn.Module
     aligner: nn.Linear
@@ -103,6 +107,8 @@ class VotingReplica(AlignedReplica):
         voters: Names of the sources.
     """
 
+    votes: ClassVar[bool] = True
+
     def __init__(self, replica: AlignedReplica, voters: Sequence[str]) -> None:
         super().__init__(
             replica.extractor,
@@ -114,6 +120,16 @@ class VotingReplica(AlignedReplica):
         )
         self.voters = list(voters)
         self.ballot = nn.ModuleList(copy.deepcopy(replica.classifier).requires_grad_(False) for _ in voters)
+
+    def count_(self, ballots: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Take in the voters' classifiers.
+
+        Args:
+            ballots: By voter, its classifier's state, less what stays with it.
+        """
+        for voter, classifier in zip(self.voters, self.ballot, strict=True):
+            classifier.load_state_dict(ballots[voter], strict=False)
+        self.informed.fill_(True)
 
     def forward(self, x: Tensor) -> Tensor:
         """Log of the vote shares, shape (batch, num_classes): see `hard_vote`."""

@@ -79,7 +79,7 @@ class DictionaryReplica(Replica):
         if not self.fitted:
             raise RuntimeError(
                 "the dictionary has moved since classifiers were fitted to it: call the method's "
-                "fit_classifiers_(), as validation, test and prediction by a Trainer do"
+                "prepare_predictions(), as validation, test and prediction by a Trainer do"
             )
         features = self.features(x)
         return self.by_ensemble(features) if self.ensembling else self.by_reconstruction(features)

@@ -32,7 +32,7 @@ class Told(FedAvg):
 
     def on_round_end(self, round_idx: int) -> None:
         super().on_round_end(round_idx)
-        self.log_now(numbers(round_idx))
+        self.log_everywhere(numbers(round_idx))
 
 
 class AtOnce(FedAvg):
@@ -40,7 +40,7 @@ class AtOnce(FedAvg):
 
     def on_round_end(self, round_idx: int) -> None:
         super().on_round_end(round_idx)
-        self.log_now(numbers(round_idx + 1))
+        self.log_everywhere(numbers(round_idx + 1))
 
 
 def numbers(round_idx: int) -> dict[str, float]:

@@ -39,7 +39,7 @@ class Watch(pl.Callback):
         self.rounds: list[tuple[list[float], float]] = []
 
     def on_round_end(self, trainer: pl.Trainer, module: FedDaDiL, round_idx: int) -> None:
-        coordinates = module.replica(module.target).coordinates.tolist()
+        coordinates = module.replicas[module.target].coordinates.tolist()
         self.rounds.append((coordinates, float(trainer.callback_metrics.get("target/loss", math.nan))))
 
 
@@ -91,7 +91,7 @@ def test_bars_are_shares_of_label_mass(tmp_path: Path) -> None:
     trainer(3, [callback], tmp_path).fit(module, Blobs())
     (axis,) = callback.plot_atoms(module).axes
     heights = np.array([[bar.get_height() for bar in bars] for bars in axis.containers])
-    labels = module.replica(module.target).dictionary.labels.detach()
+    labels = module.replicas[module.target].dictionary.labels.detach()
     np.testing.assert_allclose(heights.T, labels.mean(dim=1), atol=1e-6)
     np.testing.assert_allclose(heights.sum(axis=0), 1, atol=1e-6)
 

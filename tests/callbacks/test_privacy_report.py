@@ -18,12 +18,15 @@ from small_federation import CLIENTS, Blobs, EveryMetric, build, trainer
 
 from fedlit.callbacks import PrivacyReport
 from fedlit.callbacks.privacy_report import NOT_PROTECTED, ChannelReport, Report, report
+from fedlit.federation import Open, Summed
 from fedlit.methods import FedAvg
 from fedlit.privacy import GaussianMechanism, PairwiseMasking, Plain
 
 
 class Gossip(FedAvg):
     """FedAvg whose clients also send each other three numbers."""
+
+    channels = (Summed("weights", "weights of the network", up="learners"), Open("prototypes", "three numbers"))
 
     def on_round_end(self, round_idx: int) -> None:
         super().on_round_end(round_idx)
@@ -66,9 +69,10 @@ def test_messages_from_client_to_client_have_no_description(tmp_path: Path, caps
         "bytes_keys": 0,
         "clip_norm": None,
         "noise_multiplier": None,
+        "sent": "in the clear: three numbers, from everyone to everyone, every round",
     }
     assert channels["weights"]["description"]["backend"] == "Plain"
-    assert "no secure sum: from client to client" in capsys.readouterr().out
+    assert "none: from client to client in the clear" in capsys.readouterr().out
 
 
 def test_key_material_is_counted_with_its_channel_and_apart_from_its_messages(tmp_path: Path):

@@ -120,7 +120,7 @@ def test_privacy_names_methods_where_they_differ():
     )
     assert "privacy (FedAvg): weights -> Plain, hides nothing" in text
     assert "privacy (FedDaDiL): weights -> Sealed, hides every vector, reveals the sum" in text
-    assert "privacy (FedDaDiL): atoms -> between clients, no secure sum" in text
+    assert "privacy (FedDaDiL): atoms -> from client to client, in the clear" in text
     assert "metrics ->" not in text
     assert "privacy: nothing is sent" in render([run("TargetOnly", "dslr", 0.5, **alone)])
 

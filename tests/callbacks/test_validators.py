@@ -154,7 +154,7 @@ def test_moments_through_masking_tell_the_same(tmp_path: Path) -> None:
     _, plain = run(tmp_path)
     module, hidden = run(tmp_path, strategy={"privacy": PairwiseMasking()})
     assert hidden == pytest.approx(plain, abs=1e-3)
-    assert module.federation.description("source_moments").backend == "PairwiseMasking"
+    assert module.federation.channels["source_moments"].description.backend == "PairwiseMasking"
 
 
 def test_the_target_is_sent_the_mean_alone_and_sends_six_numbers(tmp_path: Path) -> None:

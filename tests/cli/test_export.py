@@ -130,8 +130,9 @@ def test_mistakes_are_told(run: Path, words: list[str], message: str) -> None:
     checkpoint = torch.load(epoch(run, 2), weights_only=True)
     torch.save({}, "other.ckpt")
     torch.save(checkpoint | {"method": "another.Method"}, "method.ckpt")
-    wide = {name: tensor.repeat(2, *[1] * (tensor.dim() - 1)) for name, tensor in checkpoint["state_dict"].items()}
-    torch.save(checkpoint | {"state_dict": wide}, "wide.ckpt")
+    target = checkpoint["clients"]["fonts"]
+    wide = {name: tensor.repeat(2, *[1] * (tensor.dim() - 1)) for name, tensor in target["weights"].items()}
+    torch.save(checkpoint | {"clients": checkpoint["clients"] | {"fonts": target | {"weights": wide}}}, "wide.ckpt")
     Path("words.ckpt").write_text("words")
     federation = checkpoint["federation"]
     torch.save(checkpoint | {"federation": federation | {"roster": federation["roster"][1:]}}, "roster.ckpt")

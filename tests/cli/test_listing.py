@@ -109,6 +109,27 @@ def test_names_and_configurations_are_whole_on_a_narrow_screen(kind: str) -> Non
         assert kind == "validators" or set(row.extra.splitlines()) <= words
 
 
+def test_methods_are_listed_with_their_channels_in_the_clear_and_summed() -> None:
+    listed = {row.name: row.sends for row in rows("methods")}
+    assert listed["FedRFTCA"] == "summed: features, aligner, classifier; in the clear: target_features"
+    assert listed["FedMMD"] == "summed: moments; in the clear: target_moments, classifier"
+    gp = "summed by a backend that hides: update; in the clear: target_update, model; pairwise: inner_product"
+    assert listed["FedGP"] == gp
+    assert listed["Oracle"] == "nothing"
+    assert all(listed.values())
+    screen = Console(width=200)
+    with screen.capture() as shown:
+        screen.print(listing._table("methods", by_lines=True))
+    assert "target_features" in shown.get()
+
+
+def test_the_readmes_table_of_methods_says_what_goes_in_the_clear_and_what_is_summed() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = text.split("| class | source | sends | configuration |\n|---|---|---|---|\n")[1].split("\n\n")[0]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    assert {name.strip("`"): sends for name, _, sends, _ in cells} == {row.name: row.sends for row in rows("methods")}
+
+
 def test_everything_is_said_in_a_line() -> None:
     for kind in KINDS:
         for row in rows(kind):

@@ -51,7 +51,7 @@ def payloads(fed: Federation, salt: int) -> dict[str, Any]:
 def script(transport: Any, privacy: Any = None, placement: Any = None) -> dict[str, Any]:
     """Everything a federation can do; returns what local clients got."""
     fed = federation(
-        transport, participation=Fraction(0.5), drops={"drop": Fraction(0.5)}, privacy=privacy, placement=placement
+        transport, participation=Fraction(0.5), heard={"drop": Fraction(0.5)}, privacy=privacy, placement=placement
     )
     fed.introduce({client.name: Facts(10 + NAMES.index(client.name), (2, 2)) for client in fed.local_clients})
     got: list[Any] = []

@@ -1,7 +1,8 @@
-"""Parts of several processes make the file that one process would have written, and the other way round."""
+"""What is a client's lies under its name, whatever process hosted it; everything else is equal on all of them."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -11,8 +12,9 @@ from torch import nn
 from torch.optim import SGD, Adam, Optimizer
 from torch.optim.lr_scheduler import ExponentialLR
 
-from fedlit.checkpoints import keep_clients, merge
-from fedlit.optim import ClientSchedules
+from fedlit.federation import FederationError
+from fedlit.training.checkpoints import arrange, gather, join, split
+from fedlit.training.optimisation import ClientSchedules
 
 NAMES = ["b", "VA Long Beach", "keys", "a", "replicas"]
 PLACEMENTS = [
@@ -56,20 +58,29 @@ class Process:
             self.optimizer.step()
             self.schedules.step(taking_part, {})
 
-    def checkpoint(self) -> dict[str, Any]:
+    def lightnings(self) -> dict[str, Any]:
+        """What Lightning would have saved of this process."""
         weights = {f"replicas.{name}": tensor.clone() for name, tensor in self.replicas.state_dict().items()}
         return {
             "epoch": 3,
             "state_dict": {"shared": torch.tensor(1.0), **weights},
             "optimizer_states": [self.optimizer.state_dict()],
             "lr_schedulers": [self.schedules.state_dict()],
-            "round_losses": {name: [0.5 + NAMES.index(name)] for name in self.clients},
+            "loops": {"seen": [1, 2.5, torch.arange(3)]},
         }
 
+    def checkpoint(self) -> dict[str, Any]:
+        made = self.lightnings()
+        split(made, self.clients)
+        for name in self.clients:
+            made["clients"][name]["losses"] = [0.5 + NAMES.index(name)]
+        return made
+
     def load(self, checkpoint: dict[str, Any]) -> None:
+        join(checkpoint, self.clients)
         state = checkpoint["state_dict"]
         self.replicas.load_state_dict({k.removeprefix("replicas."): v for k, v in state.items() if k != "shared"})
-        self.optimizer.load_state_dict(checkpoint["optimizer_states"][0])
+        self.optimizer.load_state_dict(arrange(self.optimizer, checkpoint["optimizer_states"][0]))
         self.schedules.load_state_dict(checkpoint["lr_schedulers"][0])
 
 
@@ -93,10 +104,10 @@ def assert_equal(one: Any, other: Any) -> None:
 
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
 @pytest.mark.parametrize("placement", PLACEMENTS)
-def test_merged_parts_are_what_one_process_writes(
+def test_parts_of_several_processes_make_what_one_process_writes(
     placement: list[list[str]], make: Callable[[Iterable[Any]], Optimizer]
 ) -> None:
-    whole = merge([Process(share, make, 3).checkpoint() for share in placement], NAMES)
+    whole = gather([Process(share, make, 3).checkpoint() for share in placement], NAMES)
     assert_equal(whole, Process(NAMES, make, 3).checkpoint())
 
 
@@ -106,40 +117,124 @@ def test_merged_parts_are_what_one_process_writes(
 def test_training_goes_on_under_any_other_placement(
     before: list[list[str]], after: list[list[str]], make: Callable[[Iterable[Any]], Optimizer]
 ) -> None:
-    whole = merge([Process(share, make, 3).checkpoint() for share in before], NAMES)
+    whole = gather([Process(share, make, 3).checkpoint() for share in before], NAMES)
     processes = [Process(share, make, 0) for share in after]
     for process in processes:
-        process.load(keep_clients(whole, process.clients))
+        process.load(copy.deepcopy(whole))
         process.train(range(3, 6))
     uninterrupted = Process(NAMES, make, 6).checkpoint()
-    assert_equal(merge([process.checkpoint() for process in processes], NAMES), uninterrupted)
+    assert_equal(gather([process.checkpoint() for process in processes], NAMES), uninterrupted)
 
 
-def test_a_part_has_its_own_clients_and_what_is_shared() -> None:
-    part = keep_clients(Process(NAMES, OPTIMIZERS["sgd"], 2).checkpoint(), ["keys", "b"])
-    clients = {name.split(".")[1] for name in part["state_dict"] if name.startswith("replicas.")}
-    assert clients == {"keys", "b"}
-    assert "shared" in part["state_dict"]
-    assert [group["client"] for group in part["optimizer_states"][0]["param_groups"]] == ["b", "keys"]
-    assert [group["params"] for group in part["optimizer_states"][0]["param_groups"]] == [[0, 1], [2, 3]]
-    assert part["epoch"] == 3
+def test_each_client_has_its_own_weights_states_and_schedule_and_nobody_elses() -> None:
+    process = Process(NAMES, OPTIMIZERS["adam"], 3)
+    made = process.checkpoint()
+    assert list(made) == ["epoch", "state_dict", "lr_schedulers", "loops", "clients"]
+    assert list(made["state_dict"]) == ["shared"]
+    assert made["lr_schedulers"] == [None]
+    assert list(made["clients"]) == NAMES
+    for place, name in enumerate(NAMES):
+        own = made["clients"][name]
+        assert set(own) == {"weights", "optimizers", "lr_schedulers", "losses"}
+        assert own["weights"]["0.weight"].shape == (2 + place, 2)
+        ((group,),) = own["optimizers"]
+        assert group["client"] == name
+        steps = 0 if name == "a" else 1 if name == "keys" else 3
+        assert [0 if state is None else int(state["step"]) for state in group["params"]] == [steps, steps]
+        assert own["lr_schedulers"][0]["last_epoch"] == steps
 
 
-def test_weights_alone_can_be_merged_and_cut() -> None:
-    parts = [{"state_dict": Process(share, SGD, 0).checkpoint()["state_dict"]} for share in PLACEMENTS[2]]
-    whole = merge(parts, NAMES)
-    assert_equal(whole["state_dict"], Process(NAMES, SGD, 0).checkpoint()["state_dict"])
-    assert list(whole) == ["state_dict"]
-    assert list(keep_clients(whole, ["a"])["state_dict"]) == ["shared", "replicas.a.0.weight", "replicas.a.0.bias"]
+def test_joining_gives_back_what_was_split() -> None:
+    process = Process(NAMES, OPTIMIZERS["adam"], 3)
+    made = process.checkpoint()
+    join(made, NAMES)
+    del made["clients"]
+    assert_equal({key: made[key] for key in process.lightnings()}, process.lightnings())
 
 
-def test_a_schedule_of_the_modules_own_is_taken_from_rank_0() -> None:
-    parts = [{**Process(share, SGD, 0).checkpoint(), "lr_schedulers": [{"last_epoch": 2}]} for share in PLACEMENTS[1]]
-    assert merge(parts, NAMES)["lr_schedulers"] == [{"last_epoch": 2}]
+def test_a_process_joins_its_own_clients_alone() -> None:
+    made = Process(NAMES, OPTIMIZERS["sgd"], 2).checkpoint()
+    join(made, ["keys", "b"])
+    assert {name.split(".")[1] for name in made["state_dict"] if name != "shared"} == {"keys", "b"}
+    assert [group["client"] for group in made["optimizer_states"][0]["param_groups"]] == ["b", "keys"]
+    assert [group["params"] for group in made["optimizer_states"][0]["param_groups"]] == [[0, 1], [2, 3]]
+    assert set(made["lr_schedulers"][0]) == {"b", "keys"}
 
 
-def test_the_parts_are_left_as_they_were() -> None:
-    parts = [Process(share, OPTIMIZERS["adam"], 2).checkpoint() for share in PLACEMENTS[3]]
-    again = [Process(share, OPTIMIZERS["adam"], 2).checkpoint() for share in PLACEMENTS[3]]
-    keep_clients(merge(parts, NAMES), ["a"])
-    assert_equal(parts, again)
+def test_weights_alone_can_be_split_and_joined() -> None:
+    made = {"state_dict": Process(NAMES, SGD, 0).lightnings()["state_dict"]}
+    split(made, NAMES)
+    assert list(made) == ["state_dict", "clients"]
+    join(made, ["a"])
+    assert list(made["state_dict"]) == ["shared", "replicas.a.0.weight", "replicas.a.0.bias"]
+    assert "optimizer_states" not in made
+
+
+def test_a_schedule_of_the_modules_own_stays_public() -> None:
+    made = Process(NAMES, SGD, 0).lightnings() | {"lr_schedulers": [{"last_epoch": 2}]}
+    split(made, NAMES)
+    join(made, NAMES)
+    assert made["lr_schedulers"] == [{"last_epoch": 2}]
+
+
+def test_groups_find_their_own_states_in_whatever_order_an_optimiser_has_them() -> None:
+    parts = {name: [nn.Linear(2, 1), nn.Linear(3, 1)] for name in "ab"}
+
+    def grouped(order: list[tuple[str, int]]) -> Adam:
+        return Adam([{"params": parts[name][part].parameters(), "client": name} for name, part in order], lr=0.01)
+
+    by_part = grouped([("a", 0), ("b", 0), ("a", 1), ("b", 1)])
+    for group in by_part.param_groups:
+        for param in group["params"]:
+            param.grad = torch.full_like(param, float(param.numel()))
+    by_part.step()
+    by_client = grouped([("b", 0), ("b", 1), ("a", 0), ("a", 1)])
+    by_client.load_state_dict(arrange(by_client, by_part.state_dict()))
+    for param, state in by_part.state.items():
+        assert torch.equal(by_client.state[param]["exp_avg"], state["exp_avg"])
+
+
+@pytest.mark.parametrize(
+    ("key", "values"),
+    [
+        ("mine", ({"b": torch.ones(1)}, {"a": torch.ones(1)})),
+        ("mine", (torch.zeros(2), torch.tensor([0.0, 1.0]))),
+        ("epoch", (3, 4)),
+        ("state_dict", ({"shared": torch.tensor(1.0)}, {"shared": torch.tensor(2.0)})),
+    ],
+)
+def test_what_is_under_no_clients_name_and_differs_is_refused(key: str, values: tuple[Any, Any]) -> None:
+    """As where a method saves a mapping of its local clients beside those that fedlit knows."""
+    parts = [
+        Process(share, SGD, 0).checkpoint() | {key: value} for share, value in zip(PLACEMENTS[1], values, strict=True)
+    ]
+    with pytest.raises(FederationError, match=rf"checkpoint\['{key}'\] differs between ranks 0 and 1, .*'clients'"):
+        gather(parts, NAMES)
+
+
+def test_what_only_one_process_has_is_refused() -> None:
+    parts = [Process(share, SGD, 0).checkpoint() for share in PLACEMENTS[1]]
+    parts[1]["mine"] = 1
+    with pytest.raises(FederationError, match=r"checkpoint\['mine'\] differs"):
+        gather(parts, NAMES)
+
+
+def test_equal_values_of_any_kind_pass_and_the_servers_are_those_of_rank_0() -> None:
+    values = {
+        "x": [1, 2.0, None, float("nan"), "t"],
+        "y": (torch.tensor([float("nan")]).isnan(), {"z": object()}, torch.tensor(float("nan"))),
+    }
+    parts = [Process(share, SGD, 0).checkpoint() | copy.deepcopy(values) for share in PLACEMENTS[1]]
+    for rank, part in enumerate(parts):
+        part |= {"server": rank, "path": f"/site/{rank}"}
+    whole = gather(parts, NAMES, own=["path"])
+    assert (whole["server"], whole["path"]) == (0, "/site/0")
+
+
+def test_callbacks_that_differ_are_told_by_name_and_clocks_are_not() -> None:
+    parts = [Process(share, SGD, 0).checkpoint() for share in PLACEMENTS[1]]
+    for rank, part in enumerate(parts):
+        part["callbacks"] = {"Timer": {"elapsed": float(rank)}, "Mine": {"seen": rank}}
+    with pytest.warns(UserWarning, match="state of callback Mine differs between ranks 0 and 1") as caught:
+        assert gather(parts, NAMES)["callbacks"]["Mine"] == {"seen": 0}
+    assert len(caught) == 1

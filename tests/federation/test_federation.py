@@ -28,6 +28,7 @@ from fedlit.federation import (
     PayloadError,
     RosterError,
     Schedule,
+    Summed,
 )
 from fedlit.functional import fedavg
 from fedlit.privacy import PairwiseMasking
@@ -172,7 +173,7 @@ def test_absent_clients_neither_send_nor_receive() -> None:
 
 
 def test_a_drop_concerns_its_channel_alone() -> None:
-    fed = federation(drops={"x": Schedule([["a", "t"]])})
+    fed = federation(heard={"x": Schedule([["a", "t"]])})
     assert routes(fed.exchange("x", same(1.0), to=["t"])) == {("a", "t")}
     assert routes(fed.exchange("y", same(1.0), to=["t"])) == {("a", "t"), ("b", "t"), ("c", "t")}
 
@@ -347,7 +348,7 @@ def test_a_failure_is_kept_until_the_next_exchange_and_the_first_counts() -> Non
 
 @pytest.mark.parametrize("channel", ["", "x" * 33, "ü" * 17])
 def test_a_channel_has_1_to_32_bytes(channel: str) -> None:
-    with pytest.raises(ValueError, match="channel must have 1 to 32 bytes of UTF-8, got"):
+    with pytest.raises(ValueError, match="a channel must have 1 to 32 bytes of UTF-8 and not end in '/keys', got"):
         federation().exchange(channel, same(1.0))
 
 
@@ -385,7 +386,7 @@ def test_a_mean_that_was_for_others_is_not_caught_up_with() -> None:
 
 
 def test_clients_unheard_on_one_channel_catch_up_too() -> None:
-    fed = federation(drops={"w": Schedule([["a", "t"], NAMES])})
+    fed = federation(heard={"w": Schedule([["a", "t"], NAMES])})
     fed.mean("w", same(3.0))
     fed.round_idx = 1
     assert list(fed.catch_up("w")) == ["b", "c"]
@@ -410,36 +411,39 @@ def test_a_sum_over_nobody_leaves_the_last_one_in_place() -> None:
 # ---------------------------------------------------------------- report
 
 
-def test_a_mean_over_too_few_is_skipped_with_one_warning_per_channel_if_asked() -> None:
-    talk = federation(privacy=PairwiseMasking(), participation=Schedule([["a", "t"], ["a", "t"], ["a", "b", "t"]]))
+def test_a_mean_over_too_few_is_skipped_with_one_warning_per_channel_if_declared() -> None:
+    rounds = Schedule([["a", "t"], ["a", "t"], ["a", "b", "t"]])
+    declared = [Summed("x", too_few="skip"), Summed("y", too_few="skip"), Summed("z")]
+    talk = federation(privacy=PairwiseMasking(), participation=rounds, channels=declared)
     sources = ["a", "b", "c"]
     with pytest.warns(UserWarning, match=r"channel 'x': \['a'\] alone .* fewer than 2 .*UniformSubset\(at_least=2\)"):
-        assert talk.mean("x", same(1.0), among=sources, too_few="skip") == {}
+        assert talk.mean("x", same(1.0), among=sources) == {}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         talk.round_idx = 1
-        assert talk.mean("x", same(1.0), among=sources, too_few="skip") == {}
+        assert talk.mean("x", same(1.0), among=sources) == {}
     with pytest.warns(UserWarning, match="channel 'y'"):
-        talk.mean("y", same(1.0), among=sources, too_few="skip")
+        talk.mean("y", same(1.0), among=sources)
     assert len(talk.ledger) == 0
     with pytest.raises(FederationError, match=r"run over \['a'\] alone, but PairwiseMasking hides nothing"):
-        talk.mean("x", same(1.0), among=sources)
+        talk.mean("z", same(1.0), among=sources)
     talk.round_idx = 2
-    assert talk.mean("x", same(1.0), among=sources, too_few="skip").keys() == {"a", "b", "t"}
+    assert talk.mean("x", same(1.0), among=sources).keys() == {"a", "b", "t"}
 
 
 def test_too_few_is_never_the_case_without_privacy_nor_where_nobody_is_present() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        one = federation(participation=Schedule([["a", "t"]]))
-        assert one.mean("x", same(1.0), among=["a", "b"], too_few="skip").keys() == {"a", "t"}
-        nobody = federation(participation=Schedule([["t"]]), privacy=PairwiseMasking())
-        assert nobody.mean("x", same(1.0), among=["a", "b"], too_few="skip") == {}
+        declared = [Summed("x", too_few="skip")]
+        one = federation(participation=Schedule([["a", "t"]]), channels=declared)
+        assert one.mean("x", same(1.0), among=["a", "b"]).keys() == {"a", "t"}
+        nobody = federation(participation=Schedule([["t"]]), privacy=PairwiseMasking(), channels=declared)
+        assert nobody.mean("x", same(1.0), among=["a", "b"]) == {}
 
 
 @pytest.mark.parametrize("privacy", [None, PairwiseMasking()], ids=["plain", "masking"])
 def test_absent_clients_send_and_receive_where_they_are_asked_to(privacy: PairwiseMasking | None) -> None:
-    talk = federation(participation=Schedule([["a", "t"]]), drops={"x": Schedule([["t"]])}, privacy=privacy)
+    talk = federation(participation=Schedule([["a", "t"]]), heard={"x": Schedule([["t"]])}, privacy=privacy)
     payloads = {name: {"x": torch.full((2,), float(value))} for value, name in enumerate(NAMES)}
     mean = talk.mean("x", payloads, among=["a", "b", "c"], to=["b", "t"], absent_too=True)
     assert mean.keys() == {"b", "t"}

@@ -126,10 +126,10 @@ def test_an_empty_schedule_is_refused() -> None:
         Schedule([])
 
 
-@pytest.mark.parametrize("where", ["participation", "drops"])
+@pytest.mark.parametrize("where", ["participation", "heard"])
 def test_a_schedule_of_strangers_is_refused_when_the_federation_is_made(where: str) -> None:
     rule = Schedule([["a"], ["zoe"]])
-    arguments = {"participation": rule} if where == "participation" else {"drops": {"x": rule}}
+    arguments = {"participation": rule} if where == "participation" else {"heard": {"x": rule}}
     with pytest.raises(RosterError, match=r"Schedule names \['zoe'\] in round 1"):
         Federation(ROSTER, "t", **arguments)  # type: ignore[arg-type]
 
@@ -140,7 +140,7 @@ def test_drops_are_nested_in_the_order_of_the_channels(seed: int, round_idx: int
         ROSTER,
         "t",
         participation=Fraction(0.8),
-        drops={"A": UniformSubset(), "B": Fraction(0.5), "C": OneByOne("random")},
+        heard={"A": UniformSubset(), "B": Fraction(0.5), "C": OneByOne("random")},
         seed=seed,
     )
     federation.round_idx = round_idx
@@ -150,8 +150,8 @@ def test_drops_are_nested_in_the_order_of_the_channels(seed: int, round_idx: int
 
 
 def test_without_nesting_each_channel_draws_among_all_who_are_present() -> None:
-    drops = {"A": OneByOne(), "B": Fraction(0.6), "C": OneByOne("random")}
-    loose = Federation(ROSTER, "t", participation=Fraction(0.8), drops=drops, nested_drops=False)
+    heard = {"A": OneByOne(), "B": Fraction(0.6), "C": OneByOne("random")}
+    loose = Federation(ROSTER, "t", participation=Fraction(0.8), heard=heard, nested_heard=False)
     escaped = 0
     for round_idx in range(30):
         loose.round_idx = round_idx
@@ -160,14 +160,14 @@ def test_without_nesting_each_channel_draws_among_all_who_are_present() -> None:
         assert len(whole) == 5
         assert (len(a), len(b), len(c)) == (2, 3, 2)  # of four sources, whatever the other channels have drawn
         escaped += not set(c) <= set(b)
-        alone = Federation(ROSTER, "t", participation=Fraction(0.8), drops={"C": drops["C"]})
+        alone = Federation(ROSTER, "t", participation=Fraction(0.8), heard={"C": heard["C"]})
         alone.round_idx = round_idx
         assert names_of(alone.present("C")) == c
     assert escaped > 3
 
 
 def test_two_channels_with_the_same_rule_do_not_draw_alike() -> None:
-    federation = Federation(ROSTER, "t", drops={"A": Fraction(0.6), "B": Fraction(0.6)})
+    federation = Federation(ROSTER, "t", heard={"A": Fraction(0.6), "B": Fraction(0.6)})
     pairs = []
     for round_idx in range(30):
         federation.round_idx = round_idx
@@ -182,4 +182,4 @@ def test_a_rule_of_ones_own_needs_one_method() -> None:
 
     federation = Federation(ROSTER, "t", participation=Alphabetical())
     assert names_of(federation.present()) == ["a"]
-    assert names_of(federation.present_in(5)) == ["t", *"abcde"]
+    assert names_of(federation.roster.present(5)) == ["t", *"abcde"]

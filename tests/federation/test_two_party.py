@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedlit.federation import DivergedError, Federation, RosterError, Schedule
+from fedlit.federation import ChannelError, DivergedError, Federation, RosterError, Schedule
 from fedlit.privacy import (
     AffineGrid,
     CKKSAffine,
@@ -117,11 +117,9 @@ def test_what_is_no_protocol_is_refused() -> None:
 
 def test_a_protocol_is_that_of_its_channel_and_describes_it() -> None:
     federation = Federation(["a", "t"], "t", two_party={"dot": PlainAffine(small_grid()), "other": CKKSAffine()})
-    assert federation.named_channels >= {"dot", "other"}
-    assert federation.protocol("third") is None
-    with pytest.raises(RosterError, match="two_party names channels, but not 'third'"):
+    with pytest.raises(ChannelError, match=r"two_party names the channels \['dot', 'other'\], but not 'third'"):
         federation.affine("third", {}, {}, [], 1)
     run(federation)
-    description = federation.description("dot")
+    description = federation.channels["dot"].description
     assert description is not None
     assert description.backend == "PlainAffine"

@@ -169,7 +169,7 @@ def test_a_dictionary_that_has_moved_is_fitted_first() -> None:
     assert isinstance(module, FedDaDiL)
     inputs = torch.rand(5, 64)
     expected = target_model(module)(inputs)
-    replica = module.replica(module.target)
+    replica = module.replicas[module.target]
     replica.fitted.fill_(False)
     with torch.no_grad():
         replica.reconstruction.weight.zero_()

@@ -494,20 +494,20 @@ def test_every_checkpoint_predicts_by_its_own_dictionary(tmp_path: Path) -> None
 
 
 def heads(module: FedDaDiL) -> dict[str, nn.Linear]:
-    replica = module.replica(module.target)
+    replica = module.replicas[module.target]
     return {"R": replica.reconstruction, **{f"E{k}": head for k, head in enumerate(replica.ensemble)}}  # type: ignore[dict-item]
 
 
 def test_atoms_that_moved_do_not_predict_by_old_classifiers() -> None:
     module = build()
     fit(module, rounds=2)
-    replica, x = module.replica(module.target), blobs()["c2"].tensors[0]
+    replica, x = module.replicas[module.target], blobs()["c2"].tensors[0]
     before = replica(x)
     batch = list(blobs()["c2"].tensors)
     module.loss(module.target, batch)
     with pytest.raises(RuntimeError, match="moved since classifiers were fitted to it: call the method's"):
         replica(x)
-    module.fit_classifiers_()
+    module.prepare_predictions()
     torch.testing.assert_close(replica(x), before)
 
 
@@ -527,7 +527,7 @@ class Phases(pl.Callback):
         self.seen: list[tuple[bool, bool]] = []
 
     def on_train_batch_start(self, trainer: pl.Trainer, module: FedDaDiL, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
-        replica = module.replica(module.target)
+        replica = module.replicas[module.target]
         self.seen.append((bool(replica.started), replica.extractor.training))
 
 

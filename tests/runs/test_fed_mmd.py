@@ -21,7 +21,7 @@ from torch.utils.data import TensorDataset
 sys.path.insert(0, str(Path(__file__).parent))
 from helpers import digits, loader, same, shards, trainer, weights
 
-from fedlit.federation import Client, RosterError, Schedule
+from fedlit.federation import ChannelError, Client, Schedule
 from fedlit.functional import taylor_moments
 from fedlit.methods import FedMMD
 from fedlit.models import MLP, Bottleneck, Committee, MomentReplica
@@ -474,16 +474,15 @@ def test_bad_arguments_are_named(arguments: dict[str, Any], message: str) -> Non
 
 
 def test_protection_that_the_exchange_does_not_use_is_refused() -> None:
-    with pytest.raises(
-        RosterError, match="two_party for 'moments' carries exchange='pairwise', but exchange is 'summed'"
-    ):
+    with pytest.raises(ChannelError, match=r"two_party does not protect channel 'moments' .* take exchange='pairwise'"):
         fit(build(), strategy={"two_party": {"moments": PlainAffine()}})
-    with pytest.raises(
-        RosterError, match="privacy for 'moments' carries exchange='summed', but exchange is 'pairwise'"
-    ):
-        fit(build(exchange="pairwise"), strategy={"privacy": PairwiseMasking()})
-    with pytest.raises(RosterError, match=r"privacy for 'moments' .* but exchange is 'open'"):
-        fit(build(exchange="open"), strategy={"privacy": PairwiseMasking()})
+    with pytest.raises(ChannelError, match=r"no channel of this run is pairwise: .* take exchange='pairwise'"):
+        fit(build(), strategy={"two_party": PlainAffine()})
+    for exchange in ("pairwise", "open"):
+        for privacy in (PairwiseMasking(), {"moments": PairwiseMasking()}):
+            message = "privacy does not protect channel 'moments' .* take exchange='summed'"
+            with pytest.raises(ChannelError, match=message):
+                fit(build(exchange=exchange), strategy={"privacy": privacy})
 
 
 def test_features_that_may_be_repelled_are_warned_about_once() -> None:
@@ -500,12 +499,12 @@ def test_features_that_may_be_repelled_are_warned_about_once() -> None:
 
 def test_a_single_source_cannot_be_hidden_in_a_sum() -> None:
     data = unequal()
+    few = {"c0": data["c0"], "c2": data["c2"]}
+    with pytest.raises(ChannelError, match=r"\['c0'\] alone can send over channel 'moments'"):
+        fit(build(["c0", "c2"]), few, strategy={"privacy": {"moments": PairwiseMasking()}})
+    alone = {"privacy": {"moments": PairwiseMasking()}, "participation": Schedule([["c0", "c2"]])}
     with pytest.warns(UserWarning, match="moments"):
-        snapshots = fit(
-            build(["c0", "c2"]),
-            {"c0": data["c0"], "c2": data["c2"]},
-            strategy={"privacy": {"moments": PairwiseMasking()}},
-        )
+        snapshots = fit(build(), strategy=alone)
     assert torch.equal(
         snapshots.rounds[0]["c2"]["extractor.weight"], snapshots.start["c2"].state_dict()["extractor.weight"]
     )

@@ -677,10 +677,10 @@ MECHANISM = GaussianMechanism(clip_norm=10.0, noise_multiplier=1e-9)
     ("arguments", "strategy", "message"),
     [
         ({"beta": "auto", "residual": "exact"}, {"privacy": PairwiseMasking()}, "needs single updates at the target"),
-        ({}, {"differential_privacy": MECHANISM}, "FedGP covers the channel 'update', not 'model'"),
-        ({}, {"differential_privacy": {"model": MECHANISM}}, "not 'model'"),
-        ({}, {"differential_privacy": {"target_update": MECHANISM}}, "not 'target_update'"),
-        ({}, {"differential_privacy": {"inner_product": MECHANISM}}, "not 'inner_product'"),
+        ({}, {"differential_privacy": MECHANISM}, "for the channel 'update' alone. .* for some of \\['update'\\]"),
+        ({}, {"differential_privacy": {"model": MECHANISM}}, "cannot blur channel 'model'"),
+        ({}, {"differential_privacy": {"target_update": MECHANISM}}, "blur channel 'target_update'"),
+        ({}, {"differential_privacy": {"inner_product": MECHANISM}}, "blur channel 'inner_product'"),
         ({"beta": "auto"}, {"differential_privacy": {"update": MECHANISM}}, "needs a fixed beta"),
         ({"align_magnitudes": True}, {"differential_privacy": {"update": MECHANISM}}, "align_magnitudes=False"),
         ({}, {"two_party": PlainAffine()}, "channel 'update' is open"),
@@ -688,9 +688,10 @@ MECHANISM = GaussianMechanism(clip_norm=10.0, noise_multiplier=1e-9)
         (
             {"projection": "cosine"},
             {"privacy": PairwiseMasking(), "two_party": PlainAffine()},
-            "projection='cosine' needs the length of each layer",
+            "take projection='orthogonal', as 'cosine' needs the length of each layer",
         ),
-        ({}, {"privacy": {"weights": PairwiseMasking()}}, "but not for 'update'"),
+        ({"warmup_rounds": 1}, {"privacy": {"weights": PairwiseMasking()}}, "but not 'update'"),
+        ({}, {"privacy": {"weights": PairwiseMasking()}}, r"privacy names the channels \['weights'\]"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_protected_is_refused_when_training_starts(

@@ -24,7 +24,17 @@ from helpers import digits, loader, same, shards, trainer, weights
 from fedlit import FederatedModule
 from fedlit.callbacks import OracleAccuracy
 from fedlit.callbacks.privacy_report import report
-from fedlit.federation import Everyone, Fraction, OneByOne, RosterError, Schedule, UniformSubset, reveal_for_oracle
+from fedlit.federation import (
+    KEYS,
+    SERVER,
+    ChannelError,
+    Everyone,
+    Fraction,
+    OneByOne,
+    Schedule,
+    UniformSubset,
+    reveal_for_oracle,
+)
 from fedlit.federation.wire import schema_text, wire_size
 from fedlit.functional import hard_vote, sample_frequencies
 from fedlit.methods import FedRFTCA
@@ -254,7 +264,7 @@ def test_the_default_is_a_uniform_subset_of_the_sources() -> None:
     for federated in (True, False):
         module = build()
         trainer(1, federated=federated).fit(module, loader(unequal(), 64))
-        assert isinstance(module.federation.participation, UniformSubset)
+        assert isinstance(module.federation.roster.participation, UniformSubset)
 
 
 def test_a_round_without_sources_leaves_the_target_as_it_is_and_sends_nothing() -> None:
@@ -285,8 +295,8 @@ def test_absent_sources_train_on_their_labels_alone_and_keep_their_own_aligner()
 
 def test_a_dropped_message_leaves_a_client_with_its_label_loss_for_that_round() -> None:
     data = unequal()
-    drops = {"features": Schedule([["c0", "c2"], ["c0", "c1", "c2"]])}
-    strategy = ALL | {"drops": drops, "nested_drops": False}
+    heard = {"features": Schedule([["c0", "c2"], ["c0", "c1", "c2"]])}
+    strategy = ALL | {"heard": heard, "nested_heard": False}
     dropped, plain = build(), build(mmd_weight=0.0)
     ours = fit(dropped, data, 2, strategy=strategy).rounds
     theirs = fit(plain, data, 2, strategy=strategy).rounds
@@ -301,7 +311,7 @@ def test_a_dropped_message_leaves_a_client_with_its_label_loss_for_that_round() 
 def test_a_dropped_aligner_is_neither_averaged_nor_replaced() -> None:
     module = build()
     schedule = {"aligner": Schedule([["c0", "c2"]])}
-    rounds = fit(module, unequal(), 2, strategy=ALL | {"drops": schedule}).rounds
+    rounds = fit(module, unequal(), 2, strategy=ALL | {"heard": schedule}).rounds
     assert torch.equal(rounds[1]["c0"]["aligner.weight"], rounds[1]["c2"]["aligner.weight"])
     assert not torch.equal(rounds[1]["c0"]["aligner.weight"], rounds[1]["c1"]["aligner.weight"])
     assert senders(module, "aligner", 1) == {"c0", "c2"}
@@ -312,8 +322,8 @@ def test_a_dropped_aligner_is_neither_averaged_nor_replaced() -> None:
 def test_subsets_of_messages_aligners_and_classifiers_are_nested() -> None:
     """Table II, setting (III): A present, B among A, C among B."""
     module = build(6, classifier_period=1)
-    drops = {"aligner": UniformSubset(), "classifier": UniformSubset()}
-    fit(module, shards(6, 8), 12, strategy={"drops": drops})
+    heard = {"aligner": UniformSubset(), "classifier": UniformSubset()}
+    fit(module, shards(6, 8), 12, strategy={"heard": heard})
     sizes = []
     for round_idx in range(11):  # the last one closes the run if C was empty
         a, b, c = (senders(module, channel, round_idx) - {"c5"} for channel in ("features", "aligner", "classifier"))
@@ -325,8 +335,8 @@ def test_subsets_of_messages_aligners_and_classifiers_are_nested() -> None:
 
 def test_table_xv_row_c_draws_messages_in_order_and_aligners_at_random() -> None:
     module = build(6)
-    drops = {"features": OneByOne(), "aligner": OneByOne("random")}
-    fit(module, shards(6, 8), 10, strategy=ALL | {"drops": drops, "nested_drops": False})
+    heard = {"features": OneByOne(), "aligner": OneByOne("random")}
+    fit(module, shards(6, 8), 10, strategy=ALL | {"heard": heard, "nested_heard": False})
     features = [senders(module, "features", i) for i in range(10)]
     aligners = [senders(module, "aligner", i) - {"c5"} for i in range(10)]
     assert features == [{f"c{i % 5}"} for i in range(10)]
@@ -337,8 +347,8 @@ def test_table_xv_row_c_draws_messages_in_order_and_aligners_at_random() -> None
 
 def test_nested_pairs_are_the_same_pair() -> None:
     module = build(6)
-    drops = {"features": OneByOne(), "aligner": OneByOne()}
-    fit(module, shards(6, 8), 5, strategy=ALL | {"drops": drops})
+    heard = {"features": OneByOne(), "aligner": OneByOne()}
+    fit(module, shards(6, 8), 5, strategy=ALL | {"heard": heard})
     for i in range(5):
         assert senders(module, "features", i) == {f"c{i}"}
         assert senders(module, "aligner", i) == {f"c{i}", "c5"}
@@ -523,8 +533,8 @@ def test_a_checkpoint_within_a_round_keeps_what_was_received(tmp_path: Path) -> 
     path = tmp_path / "step=5.ckpt"
     saved = torch.load(path, weights_only=True)
     assert saved["federation"]["batch_idx"] == 2
-    assert saved["state_dict"]["replicas.fonts.heard"]
-    assert float(saved["state_dict"]["replicas.fonts.received"].norm()) > 0.1
+    assert saved["clients"]["fonts"]["weights"]["heard"]
+    assert float(saved["clients"]["fonts"]["weights"]["received"].norm()) > 0.1
     resumed = run([], str(path))
     for name in ("clean", "blended", "fonts"):
         assert same(weights(straight, name), weights(resumed, name))
@@ -624,7 +634,8 @@ def test_every_backend_trains_as_plain_sums_do(name: str) -> None:
         warnings.filterwarnings("error", message=".*sends no mean")
         module = trained(privacy=BACKENDS[name]())
     reference = trained() if name == "ckks" else trained(privacy=Plain(FixedPoint()))
-    assert module.federation.summed_channels == {"features", "aligner", "classifier"}
+    summed = {e.channel for e in module.federation.ledger if e.receiver == SERVER} - {"metrics"}
+    assert {channel.removesuffix(KEYS) for channel in summed} == {"features", "aligner", "classifier"}
     for client in ("c0", "c1", "c2", "c3"):
         for key, tensor in weights(reference, client).items():
             if name == "ckks":
@@ -718,7 +729,7 @@ def test_without_a_constraint_the_target_shrinks_its_aligner_and_relative_alignm
             constraint=constraint, unbiased=False, mmd_weight=0.0, optimizer=lambda params: SGD(params, lr=0.1)
         )
         schedule = {"aligner": Schedule([["c2"]])}  # keeps the sources' aligners out of it
-        snapshots = fit(module, unequal(), 200, strategy=ALL | {"drops": schedule})
+        snapshots = fit(module, unequal(), 200, strategy=ALL | {"heard": schedule})
         after = snapshots.rounds[-1]["c2"]["aligner.weight"]
         return float(after.norm() / snapshots.start["c2"].state_dict()["aligner.weight"].norm())
 
@@ -940,7 +951,7 @@ def test_batches_without_spread_neither_blow_up_the_aligner_nor_the_loss(trouble
 
     class Losses(pl.Callback):
         def on_train_batch_end(self, trainer: pl.Trainer, module: FederatedModule, *rest: Any) -> None:  # type: ignore[override]
-            seen.extend(float(loss) for _, losses in module._step_losses[-1:] for loss in losses)
+            seen.extend(float(loss) for _, losses in module.record.steps[-1:] for loss in losses)
 
     run = trainer(20, [snapshots, Losses()], strategy=ALL)
     run.fit(module, loader(data, 1 if trouble == "batch of 1" else 8))
@@ -967,19 +978,20 @@ def test_the_targets_message_is_reported_as_sent_between_clients_and_the_sources
     assert sent <= {("c3", "c0"), ("c3", "c1"), ("c3", "c2")}
     for channel in ("features", "aligner", "classifier"):
         assert channels[channel].description == PairwiseMasking().describe()
-    assert "target_features" not in module.federation.summed_channels
 
 
 def test_one_source_under_masking_is_refused_with_ways_out_that_work() -> None:
     data = {name: shard for name, shard in shards(2, 12).items()}
-    with pytest.raises(RosterError, match=r"1 source cannot be hidden .* needs 2: give the channel 'classifier'"):
-        fit(build(2), data, strategy=ALL | {"privacy": PairwiseMasking()})
+    masking, way_out = PairwiseMasking(), r"give this channel fedlit\.privacy\.Plain\(\)"
+    with pytest.raises(ChannelError, match=rf"\['c0'\] alone can send over channel 'features' .* {way_out}"):
+        fit(build(2), data, strategy=ALL | {"privacy": masking})
+    privacy: dict[str, Any] = {"features": Plain(), "aligner": masking}
+    with pytest.raises(ChannelError, match=rf"\['c0'\] alone can send over channel 'classifier' .* {way_out}"):
+        fit(build(2), data, strategy=ALL | {"privacy": {**privacy, "classifier": masking}})
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*sends no mean")
-        masking = PairwiseMasking()
-        privacy = {"features": masking, "aligner": masking, "classifier": Plain()}
-        state = fit(build(2), data, 2, strategy=ALL | {"privacy": privacy}).rounds[-1]
-        voted = fit(build(2, classifier_period=None), data, 2, strategy=ALL | {"privacy": masking}).rounds[-1]
+        warnings.filterwarnings("error", message=".*sends no mean")
+        state = fit(build(2), data, 2, strategy=ALL | {"privacy": {**privacy, "classifier": Plain()}}).rounds[-1]
+        voted = fit(build(2, classifier_period=None), data, 2, strategy=ALL | {"privacy": privacy}).rounds[-1]
     assert torch.equal(state["c1"]["classifier.weight"], state["c0"]["classifier.weight"])
     assert torch.equal(voted["c1"]["ballot.0.weight"], voted["c0"]["classifier.weight"])
 
@@ -1068,12 +1080,9 @@ def test_a_limited_run_closes_in_its_last_round_so_that_the_last_checkpoint_is_w
     channel = "vote" if period is None else "classifier"
     booked = [e for e in module.federation.ledger if e.channel == channel and e.sender != "server"]
     assert [(e.round_idx, e.sender, e.messages) for e in booked] == [(rounds - 1, "c0", 1), (rounds - 1, "c1", 1)]
-    saved = torch.load(tmp_path / "last.ckpt", weights_only=True)["state_dict"]
-    assert saved["replicas.c2.informed"]
-    assert same(
-        {name.removeprefix("replicas.c2."): value for name, value in saved.items() if name.startswith("replicas.c2.")},
-        weights(module, "c2"),
-    )
+    saved = torch.load(tmp_path / "last.ckpt", weights_only=True)["clients"]
+    assert saved["c2"]["weights"]["informed"]
+    assert same(saved["c2"]["weights"], weights(module, "c2"))
 
 
 @pytest.mark.parametrize("period", [None, 50])
@@ -1106,12 +1115,12 @@ def test_a_warm_up_gives_a_target_no_votes() -> None:
 
     class Look(pl.Callback):
         def on_validation_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-            informed.append(bool(module.replica(module.target).informed))  # type: ignore[operator, union-attr]
+            informed.append(bool(module.replicas[module.target].informed))  # type: ignore[operator, union-attr]
 
     run.callbacks.append(Look())
     run.fit(module, data)
     assert informed[:2] == [False, False]
-    assert module.replica(module.target).informed  # closed, and so voted, when it was stopped
+    assert module.replicas[module.target].informed  # closed, and so voted, when it was stopped
 
 
 def test_a_classifier_mean_that_was_skipped_is_made_up_for_at_the_end() -> None:
@@ -1119,5 +1128,5 @@ def test_a_classifier_mean_that_was_skipped_is_made_up_for_at_the_end() -> None:
     schedule = Schedule([["c0", "c1", "c2"], ["c0", "c2"]])
     module = build(classifier_period=2)
     fit(module, shards(3), 2, strategy={"participation": schedule, "privacy": PairwiseMasking()})
-    assert module.replica(module.target).informed
+    assert module.replicas[module.target].informed
     assert senders(module, "classifier", 1) >= {"c0", "c1"}

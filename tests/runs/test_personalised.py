@@ -392,8 +392,9 @@ def test_every_checkpoint_has_the_datastore_of_its_own_weights(tmp_path: Path) -
     paths = sorted(tmp_path.glob("*.ckpt"))
     assert {path.stem for path in paths} >= {"step=7", "step=14", "last"}
     for path in paths:
-        state = torch.load(path, weights_only=True)["state_dict"]
+        saved = torch.load(path, weights_only=True)["clients"]
         for client in CLIENTS:
+            state = {f"replicas.{client}.{name}": tensor for name, tensor in saved[client]["weights"].items()}
             torch.testing.assert_close(state[f"replicas.{client}.embeddings"], embedded(state, client))
     state = {f"replicas.fonts.{name}": tensor for name, tensor in weights(module, "fonts").items()}
     torch.testing.assert_close(state["replicas.fonts.embeddings"], embedded(state, "fonts"))

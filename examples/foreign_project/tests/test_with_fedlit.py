@@ -33,7 +33,7 @@ def test_a_federation_adapts_without_records_or_labels_of_turin(source_only, acc
     assert accuracy(method) > source_only["accuracy"] + 0.05
     sent = method.federation.ledger.bytes_by_channel()
     assert {"weights", "moments", "moments/keys", "target_moments", "classifier"} <= sent.keys()
-    assert method.federation.description("moments").backend == "PairwiseMasking"
+    assert method.federation.channels["moments"].description.backend == "PairwiseMasking"
     (tested,) = trainer.test(method, data, verbose=False)
     assert tested["source/acc"] > 0.8
 

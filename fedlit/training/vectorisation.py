@@ -16,6 +16,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
 from fedlit.federation.labels import UNLABELLED
+from fedlit.federation.streams import enter_stream, torch_streams
+from fedlit.training.method import Method
+from fedlit.training.tasks import Classification
 
 
 class StackedReplicas:
@@ -97,6 +100,19 @@ class StackedReplicas:
             name: mean for name, mean, active in zip(self.names, means.unbind(0), self._asked, strict=True) if active
         }
 
+    def losses_in_stream(self, method: Method, batch: Mapping[str, Sequence[Any]]) -> dict[str, Tensor]:
+        """As `losses`, inside a random stream that all clients share.
+
+        Args:
+            method: That is trained.
+            batch: Of this local step.
+        """
+        federation = method.federation
+        with torch_streams(method.device):
+            moment = (federation.round_idx, federation.batch_idx)
+            enter_stream(federation.seed, "train together", *moment, device=method.device)
+            return self.losses(batch)
+
     def scatter_gradients(self) -> None:
         """Give each active client's parameters their part of the stacked gradient; call it after each backward.
 
@@ -119,3 +135,22 @@ class StackedReplicas:
 
 def _layout(module: nn.Module) -> list[tuple[str, torch.Size]]:
     return [(name, param.shape) for name, param in module.named_parameters()]
+
+
+def stack(method: Method, own_loss: bool) -> StackedReplicas:
+    """Stack a method's local replicas.
+
+    Args:
+        method: To be trained.
+        own_loss: Whether it has another loss than the task's.
+
+    Raises:
+        ValueError: If its clients cannot be trained together.
+    """
+    if own_loss:
+        raise ValueError(f"vectorize=True needs the plain supervised loss, {type(method).__name__} has its own")
+    if not isinstance(method.task, Classification):
+        raise ValueError("vectorize=True has the loss of a classification built in: train without it")
+    if not method.automatic_optimization:
+        raise ValueError("vectorize=True needs automatic optimisation: it hands gradients to the clients itself")
+    return StackedReplicas({client.name: method.replicas[client] for client in method.federation.local_clients})

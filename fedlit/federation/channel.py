@@ -1,0 +1,115 @@
+"""Channels: what clients tell each other, declared once by the method or the callback that says it.
+
+What goes over a `Summed` channel passes a privacy backend, and its receivers learn a sum or a mean; over an `Open` one
+it goes from client to client in the clear; over a `Pairwise` one two clients compute together by a protocol.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, final
+
+from fedlit.federation.ledger import KEYS
+
+Parties = Literal["everyone", "sources", "target", "learners"]
+"""Who sends or receives; ``"learners"`` are those who take local steps."""
+
+NAME_BYTES = 32
+"""Most bytes of a channel's name in UTF-8: it travels in the header of every exchange."""
+
+_WORDS = {"sources": "the sources", "target": "the target", "learners": "those who train"}
+
+
+@dataclass(frozen=True)
+class Channel:
+    """What every kind of channel declares.
+
+    Args:
+        name: 1 to 32 bytes of UTF-8; the same in the ledger and in configurations.
+        contents: What a message holds, in a line.
+        up: Who sends.
+        to: Who receives.
+        how_often: In words, such as ``"every round"`` or ``"once"``.
+        unblurred: Why no mechanism of differential privacy can blur it; empty if one can.
+        otherwise: Which argument of the method makes it a channel of another kind, as an order ("give ..."); told where
+            a choice for that kind is refused.
+        watched: Whether it is for watching alone: the method would train the same without it.
+
+    Raises:
+        ValueError: If the name is empty, too long, or that of another channel's keys.
+    """
+
+    name: str
+    contents: str = ""
+    up: Parties = "everyone"
+    to: Parties = "everyone"
+    how_often: str = "every round"
+    unblurred: str = field(default="", kw_only=True)
+    otherwise: str = field(default="", kw_only=True)
+    watched: bool = field(default=False, kw_only=True)
+
+    kind: ClassVar[str]
+    """How its messages go, in words."""
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.name.encode()) <= NAME_BYTES or self.name.endswith(KEYS):
+            raise ValueError(
+                f"the name of a channel must have 1 to {NAME_BYTES} bytes of UTF-8 and not end in {KEYS!r}, got "
+                f"{self.name!r}"
+            )
+
+    def __str__(self) -> str:
+        """What goes from whom to whom, and how often."""
+        up, to = _WORDS.get(self.up, self.up), _WORDS.get(self.to, self.to)
+        return f"{self.contents or self.name}, from {up} to {to}, {self.how_often}"
+
+
+@final
+@dataclass(frozen=True)
+class Summed(Channel):
+    """Messages of which only the sum or mean arrives, through a privacy backend (`Federation.mean`, ``sum``).
+
+    Args:
+        too_few: What happens in a round in which fewer are heard than the backend can hide: ``"raise"`` ends the run,
+            ``"skip"`` sends nothing, with a warning the first time.
+        singly: Whether messages go one by one, by `Federation.exchange`, where the backend hides nothing.
+    """
+
+    too_few: Literal["raise", "skip"] = field(default="raise", kw_only=True)
+    singly: bool = field(default=False, kw_only=True)
+
+    kind: ClassVar[str] = "summed"
+
+
+@final
+@dataclass(frozen=True)
+class Open(Channel):
+    """Messages from client to client (`Federation.exchange`), in the clear."""
+
+    kind: ClassVar[str] = "in the clear"
+
+
+@final
+@dataclass(frozen=True)
+class Pairwise(Channel):
+    """A linear map of the sender's vector that the receiver learns by a two-party protocol (`Federation.affine`).
+
+    Args:
+        beside: Name of a summed channel. If it is given, this one is used only where that one hides single messages
+            and a protocol was chosen for this one; otherwise always, by default in the clear.
+    """
+
+    beside: str | None = field(default=None, kw_only=True)
+
+    kind: ClassVar[str] = "pairwise"
+
+
+def declared_by(things: Iterable[object]) -> list[Channel]:
+    """Channels of all things that declare some, such as the callbacks of a run.
+
+    Args:
+        things: With or without an attribute ``channels``.
+    """
+    found = (channel for thing in things for channel in getattr(thing, "channels", ()))
+    return [channel for channel in found if isinstance(channel, Channel)]

@@ -1,0 +1,295 @@
+"""What a user chose for the channels of a run, laid over their declarations before the first round.
+
+A choice that no channel can take is an error then, and so is one that would leave a channel in the clear unasked. What
+is not declared cannot be sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedlit.federation.channel import Channel, Open, Pairwise, Parties, Summed
+from fedlit.federation.client import Client
+from fedlit.federation.errors import ChannelError
+from fedlit.privacy import Description, GaussianMechanism, Plain, PlainAffine, SecureAggregation, TwoPartyAffine
+
+_PROTECTS: dict[str, type[Channel]] = {"privacy": Summed, "two_party": Pairwise}
+"""By the choice that protects its messages, the kind of channel."""
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A channel of a run: its declaration, and what was chosen for it.
+
+    Args:
+        declared: By the method or a callback.
+        senders: Names of those who may send, in roster order.
+        receivers: Names of those who may receive, in roster order.
+        backend: Of its sums.
+        protocol: Of what pairs compute over it; ``None`` if they compute nothing.
+        mechanism: Of differential privacy; ``None`` for none.
+    """
+
+    declared: Channel
+    senders: tuple[str, ...]
+    receivers: tuple[str, ...]
+    backend: SecureAggregation
+    protocol: TwoPartyAffine | None = None
+    mechanism: GaussianMechanism | None = None
+
+    @property
+    def name(self) -> str:
+        """Of the channel."""
+        return self.declared.name
+
+    @property
+    def hides(self) -> bool:
+        """Whether its backend keeps single messages from those who receive the sum."""
+        return isinstance(self.declared, Summed) and self.backend.min_clients > 1
+
+    @property
+    def singly(self) -> bool:
+        """Whether its messages go one by one, as nothing hides them."""
+        return isinstance(self.declared, Summed) and self.declared.singly and not self.hides
+
+    @property
+    def sent(self) -> str:
+        """How messages go with what was chosen, what they hold, from whom to whom, and how often, in a line."""
+        return f"{Open.kind if self.singly else self.declared.kind}: {self.declared}"
+
+    @property
+    def description(self) -> Description | None:
+        """What protects it; ``None`` where messages go from client to client in the clear."""
+        if isinstance(self.declared, Summed) and not self.singly:
+            return self.backend.describe()
+        return None if self.protocol is None else self.protocol.describe()
+
+    @property
+    def way_out(self) -> str:
+        """The end of a sentence that refuses a choice: what else the method can be asked for."""
+        return f"; or {self.declared.otherwise}" if self.declared.otherwise else ""
+
+    def __str__(self) -> str:
+        return f"{self.name!r} ({self.sent})"
+
+
+class Channels(Mapping[str, Resolved]):
+    """The channels of a run by name, each with what was chosen for it.
+
+    Args:
+        declared: By the method and its callbacks; ``None`` lets a federation that is used without a method send over
+            any name.
+        roster: All clients.
+        learners: Names of those who take local steps; ``None`` is all with labels.
+        heard: Channels on which not everyone present is heard; only their names are looked at here.
+        choices: ``privacy``, ``two_party`` and ``differential_privacy`` of `Federation`.
+
+    Raises:
+        ChannelError: If a choice names a channel that there is not, or that cannot take it; if a channel would be left
+            in the clear beside others that a choice names; if fewer can ever send than a backend can hide.
+        TypeError: If a choice holds something else than it should.
+    """
+
+    def __init__(
+        self,
+        declared: Iterable[Channel] | None,
+        roster: Sequence[Client],
+        learners: Collection[str] | None = None,
+        heard: Collection[str] = (),
+        **choices: Any,
+    ) -> None:
+        check_choices(**choices)
+        self._roster = roster
+        self._learners = [client.name for client in roster if client.labelled] if learners is None else learners
+        self._choices = choices
+        self._in_the_clear = Plain()  # one object, whose parties serve all channels
+        self._any_name = declared is None
+        self._resolved: dict[str, Resolved] = {}
+        self.declare(declared or ())
+        if declared is not None:
+            self._check_names(heard)
+
+    def __getitem__(self, name: str) -> Resolved:
+        if name in self._resolved:
+            return self._resolved[name]
+        if self._any_name:
+            return self._lay_over(Summed(name))
+        raise ChannelError(
+            f"channel {name!r} is not declared, and what is not declared cannot be sent: add it to `channels` of the "
+            f"method, which has {[*self]}"
+        )
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._resolved
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._resolved)
+
+    def __len__(self) -> int:
+        return len(self._resolved)
+
+    @property
+    def mechanisms(self) -> list[GaussianMechanism]:
+        """Of differential privacy, over all channels; none if it is off."""
+        given = self._choices.get("differential_privacy")
+        return [*given.values()] if isinstance(given, Mapping) else [given] if given is not None else []
+
+    def over(
+        self, name: str, kind: type[Channel], senders: Collection[str] = (), receivers: Collection[str] = ()
+    ) -> Resolved:
+        """The channel that something is to be sent over.
+
+        Args:
+            name: Of the channel.
+            kind: That the message needs.
+            senders: Names of those who would send.
+            receivers: Names of those who would receive.
+
+        Raises:
+            ChannelError: If it is not declared, or for other clients, or of another kind.
+        """
+        if self._any_name:
+            if name not in self._resolved or type(self[name].declared) is not kind:
+                self._resolved[name] = self._lay_over(kind(name))
+                self._check_left_out(self[name])
+            return self[name]
+        channel = self[name]
+        declared = channel.declared
+        if not isinstance(declared, kind) and not (kind is Open and channel.singly):
+            raise ChannelError(f"a message that is {kind.kind} cannot go over channel {channel}: declare it so")
+        for verb, parties, some, able in (
+            ("send", declared.up, senders, channel.senders),
+            ("receive", declared.to, receivers, channel.receivers),
+        ):
+            others = [client for client in some if client not in able]
+            if others and parties != "learners":  # who learns may change from round to round
+                raise ChannelError(f"{others} cannot {verb} over channel {channel}: declare who does")
+        return channel
+
+    # ---------------------------------------------------------------- before the first round
+
+    def declare(self, channels: Iterable[Channel]) -> None:
+        """Lay what was chosen over more channels; of several of one name the first counts."""
+        if self._any_name:
+            return
+        new = {channel.name: channel for channel in reversed([*channels]) if channel.name not in self}
+        self._resolved |= {name: self._lay_over(channel) for name, channel in reversed(new.items())}
+        for channel in [self[name] for name in reversed(new)]:
+            self._check_kind(channel)
+            self._check_left_out(channel)
+            self._check_blurred(channel)
+            self._check_number(channel)
+        self._check_two_party()
+
+    def _lay_over(self, channel: Channel) -> Resolved:
+        backend = self._chosen("privacy", channel) or self._in_the_clear
+        mechanism = None if channel.watched and channel.unblurred else self._chosen("differential_privacy", channel)
+        protocol = None
+        if isinstance(channel, Pairwise):
+            protocol = self._chosen("two_party", channel) or (PlainAffine() if channel.beside is None else None)
+        senders, receivers = (self._members(parties) for parties in (channel.up, channel.to))
+        return Resolved(channel, senders, receivers, backend, protocol, mechanism)
+
+    def _members(self, parties: Parties) -> tuple[str, ...]:
+        if parties == "learners":
+            return tuple(client.name for client in self._roster if client.name in self._learners)
+        return tuple(client.name for client in self._roster if parties == "everyone" or parties.startswith(client.role))
+
+    def _chosen(self, option: str, channel: Channel) -> Any:
+        given = self._choices.get(option)
+        return given.get(channel.name) if isinstance(given, Mapping) else given
+
+    def _by_name(self, option: str) -> Mapping[str, Any]:
+        given = self._choices.get(option)
+        return given if isinstance(given, Mapping) else {}
+
+    def _check_names(self, heard: Collection[str]) -> None:
+        named = {option: [*self._by_name(option)] for option in self._choices} | {"heard": [*heard]}
+        for option, names in named.items():
+            unknown = [name for name in names if name not in self]
+            if unknown:
+                raise ChannelError(
+                    f"{option} names the channels {unknown}, which this run does not have: it has {[*self]}"
+                )
+
+    def _check_kind(self, channel: Resolved) -> None:
+        """Refuse a protection that its messages would not pass."""
+        for option, kind in _PROTECTS.items():
+            if not isinstance(channel.declared, kind):
+                chosen = channel.name in self._by_name(option)
+                if option == "privacy" and isinstance(self._choices.get(option), SecureAggregation):
+                    chosen = self._choices[option].min_clients > 1 and bool(channel.declared.otherwise)
+                if chosen:
+                    raise ChannelError(
+                        f"{option} does not protect channel {channel}: leave it out for this channel" + channel.way_out
+                    )
+
+    def _check_left_out(self, channel: Resolved) -> None:
+        """Refuse that what one channel sends is in the clear only because another one was named."""
+        for option, kind in _PROTECTS.items():
+            given, declared = self._by_name(option), channel.declared
+            optional = isinstance(declared, Pairwise) and declared.beside is not None
+            if given and isinstance(declared, kind) and declared.name not in given and not optional:
+                plain = Plain if kind is Summed else PlainAffine
+                raise ChannelError(
+                    f"{option} names the channels {[*given]}, but not {channel.name!r}, whose messages would be sent "
+                    f"in the clear ({declared}): add it, if only with fedlit.privacy.{plain.__name__}()"
+                )
+
+    def _check_blurred(self, channel: Resolved) -> None:
+        chosen = channel.mechanism is not None or channel.name in self._by_name("differential_privacy")
+        if chosen and channel.declared.unblurred:
+            able = [each.name for each in self.values() if not each.declared.unblurred]
+            raise ChannelError(
+                f"differential_privacy cannot blur channel {channel}: {channel.declared.unblurred}. Give it by "
+                f"channel, for some of {able}"
+            )
+
+    def _check_number(self, channel: Resolved) -> None:
+        needed = channel.backend.min_clients
+        if channel.hides and len(channel.senders) < needed:
+            raise ChannelError(
+                f"{[*channel.senders]} alone can send over channel {channel}, and {type(channel.backend).__name__} "
+                f"hides nothing of fewer than {needed} clients: let more clients take part, or give this channel "
+                "fedlit.privacy.Plain(), which hides nothing"
+            )
+
+    def _check_two_party(self) -> None:
+        """Refuse protocols that nothing would be computed by, or that would hide what is seen anyway."""
+        pairwise = {
+            channel.name: channel.declared for channel in self.values() if isinstance(channel.declared, Pairwise)
+        }
+        ways = "".join(channel.way_out for channel in self.values())
+        if self._choices.get("two_party") and not pairwise and ways:
+            raise ChannelError(f"two_party is given, but no channel of this run is pairwise: leave it out{ways}")
+        for name, declared in pairwise.items():
+            beside = declared.beside
+            if beside is not None and self[name].protocol is not None and not self[beside].hides:
+                raise ChannelError(
+                    f"two_party for {name!r} keeps from others what they could see anyway, as channel {beside!r} is "
+                    "open: give the strategy privacy, such as fedlit.privacy.PairwiseMasking(), or leave two_party out"
+                )
+
+
+def check_choices(privacy: object = None, two_party: object = None, differential_privacy: object = None) -> None:
+    """Raise a `TypeError` unless each is ``None``, of its kind, or a mapping from channels to that.
+
+    Args:
+        privacy: Backends of sums.
+        two_party: Protocols of pairs.
+        differential_privacy: Mechanisms.
+    """
+    for argument, given, kind in (
+        ("privacy", privacy, SecureAggregation),
+        ("two_party", two_party, TwoPartyAffine),
+        ("differential_privacy", differential_privacy, GaussianMechanism),
+    ):
+        values = list(given.values()) if isinstance(given, Mapping) else [] if given is None else [given]
+        for value in values:
+            if not isinstance(value, kind):
+                raise TypeError(
+                    f"{argument} must be a {kind.__name__}, a mapping from channels to them, or None, got {value!r}: "
+                    "give an object, such as fedlit.privacy.PairwiseMasking(), and not its class"
+                )

@@ -1,0 +1,64 @@
+"""A few numbers of each client, told to everybody for logging and model selection."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from fedlit.federation.channel import Open
+from fedlit.federation.ledger import SERVER
+from fedlit.federation.messenger import KINDS, Messenger
+from fedlit.federation.wire import wire_size
+
+METRICS = Open(
+    "metrics",
+    "losses, gradient norms and scores",
+    how_often="every round and every evaluation",
+    unblurred="what is logged is told as it is",
+    watched=True,
+)
+"""What every run tells for logging and model selection."""
+
+_NUMBER = torch.zeros((), dtype=torch.float64)
+
+
+def tell(
+    messenger: Messenger, channel: str, values: Mapping[str, Mapping[str, float]], names: Sequence[str], round_idx: int
+) -> dict[str, dict[str, float]]:
+    """Send each client's numbers to the server, and the table of all of them to everyone.
+
+    Args:
+        messenger: Between the processes.
+        channel: Under which the messages are booked.
+        values: ``{client: {name: number}}`` of local clients; clients and names may be left out.
+        names: The names there may be, the same on every process.
+        round_idx: That the numbers are about.
+
+    Returns:
+        ``{client: {name: number}}`` of all clients that told any, in roster order.
+    """
+    clients = list(messenger.rank_of)
+    # Flags say which numbers are given: NaN is a number that a metric may have.
+    table = torch.zeros(2, len(clients), len(names), dtype=torch.float64)
+    for row, client in enumerate(clients):
+        for column, name in enumerate(names):
+            if name in values.get(client, {}):
+                table[0, row, column], table[1, row, column] = values[client][name], 1.0
+    given = table[1].any(dim=1).tolist()
+    # The kind tells the number of names too: tables of unequal size cannot be gathered.
+    kind = KINDS.index("report") + len(names)
+    messenger.announce(channel, {name: 8 for name, some in zip(clients, given, strict=True) if some}, kind)
+    table = torch.stack(messenger.gather(table, channel)).sum(dim=0)
+    numbers, flags = table[0].tolist(), table[1].tolist()
+    told = {
+        client: {name: numbers[row][column] for column, name in enumerate(names) if flags[row][column]}
+        for row, client in enumerate(clients)
+        if any(flags[row])
+    }
+    sizes = {client: wire_size(dict.fromkeys(mine, _NUMBER)) for client, mine in told.items()}
+    for client, size in sizes.items():
+        messenger.ledger.record(round_idx, channel, client, SERVER, size)
+    for client in clients if told else ():
+        messenger.ledger.record(round_idx, channel, SERVER, client, sum(sizes.values()))
+    return told

@@ -1,0 +1,155 @@
+"""Roster: who takes part, on which process, and who is present in a round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from fedlit.federation.client import Client, Facts, make_roster, names_of, place
+from fedlit.federation.errors import RosterError
+from fedlit.federation.participation import Everyone, Participation
+from fedlit.federation.transport import Transport
+
+_T = TypeVar("_T")
+
+
+class Roster:
+    """The clients of a federation.
+
+    Args:
+        clients: At least two.
+        target: Name of the target.
+        transport: Of the processes.
+        placement: Client names per rank; ``None`` deals out contiguous shares.
+        participation: Who is present in a round; ``None`` is everyone.
+        heard: By channel, who of those present is heard on it.
+        nested: Whether each channel's clients are drawn among those of the channel before it in ``heard``.
+        seed: Of the draws.
+
+    Attributes:
+        rank_of: Process that hosts each client, in roster order.
+
+    Raises:
+        RosterError: If roster, target, placement or participation do not fit together.
+    """
+
+    def __init__(
+        self,
+        clients: Iterable[Client | str],
+        target: str,
+        transport: Transport,
+        placement: Sequence[Sequence[str]] | None,
+        participation: Participation | None,
+        heard: Mapping[str, Participation] | None,
+        nested: bool,
+        seed: int,
+    ) -> None:
+        self.clients = make_roster(clients, target)
+        self.participation = Everyone() if participation is None else participation
+        self.heard = dict(heard or {})
+        self.nested = nested
+        self.seed = seed
+        for rule in (self.participation, *self.heard.values()):
+            rule.check(self.clients)
+        ranks = place(self.clients, transport.world_size, placement)
+        self.rank_of = {client.name: rank for client, rank in zip(self.clients, ranks, strict=True)}
+        self._rank = transport.rank
+        self._present: dict[tuple[int, str | None], tuple[Client, ...]] = {}
+
+    def is_local(self, client: Client | str) -> bool:
+        """Whether this process hosts ``client``."""
+        return self.rank_of[client.name if isinstance(client, Client) else client] == self._rank
+
+    def names(self, argument: str, clients: Iterable[Client | str]) -> set[str]:
+        """Names of ``clients``, which must be of the roster; ``argument`` is for the error message."""
+        names = {clients} if isinstance(clients, str) else set(names_of(clients))
+        unknown = sorted(names - self.rank_of.keys())
+        if unknown or isinstance(clients, str):
+            raise RosterError(f"{argument} must list clients of {list(self.rank_of)}, got {unknown or clients!r}")
+        return names
+
+    def by_sender(
+        self, argument: str, clients: Iterable[Client | str] | Mapping[str, Iterable[Client | str]] | None
+    ) -> dict[str, set[str]]:
+        """Names of receivers, by sender; ``None`` is everybody."""
+        if isinstance(clients, Mapping):
+            self.names(argument, clients)
+            return {name: self.names(argument, some) for name, some in clients.items()}
+        everyone = self.names(argument, self.rank_of if clients is None else clients)
+        return {name: everyone for name in self.rank_of}
+
+    def local(self, payloads: Mapping[str, _T]) -> dict[str, _T]:
+        """What local clients give, in roster order; that of others is an error."""
+        for name in payloads:
+            if name not in self.rank_of:
+                raise RosterError(f"sender {name!r} is not one of the clients {list(self.rank_of)}")
+            if not self.is_local(name):
+                raise RosterError(
+                    f"sender {name!r} is hosted by rank {self.rank_of[name]}, not by rank {self._rank}: give the "
+                    "payloads of local clients only"
+                )
+        return {name: payloads[name] for name in self.rank_of if name in payloads}
+
+    @property
+    def weights(self) -> dict[str, int]:
+        """See `Federation.weights`."""
+        unknown = [client.name for client in self.clients if client.num_samples is None]
+        if unknown:
+            raise RosterError(
+                f"the number of training samples of {unknown} is not known: train with a FederatedLoader, give "
+                "Client(num_samples=...), or weight clients uniformly"
+            )
+        return {client.name: client.num_samples or 0 for client in self.clients}
+
+    def present(self, round_idx: int, channel: str | None = None) -> tuple[Client, ...]:
+        """Clients present in a round; with ``channel``, those who are heard on it."""
+        key = (round_idx, channel if channel in self.heard else None)
+        if key not in self._present:
+            drawn = self.participation.present(self.clients, round_idx, self.seed)
+            for name, rule in self.heard.items() if key[1] is not None else ():
+                if self.nested or name == channel:
+                    drawn = rule.present(drawn, round_idx, self.seed, stream=name)
+                if name == channel:
+                    break
+            self._present = {known: clients for known, clients in self._present.items() if known[0] == round_idx}
+            self._present[key] = drawn
+        return self._present[key]
+
+    def introduce(self, facts: Mapping[str, Facts]) -> None:
+        """Take in sizes and shapes of all clients' data; see `Federation.introduce`."""
+        missing = [client.name for client in self.clients if client.name not in facts]
+        if missing:
+            raise RosterError(f"clients {missing} have no training data: give each client a data set, or leave it out")
+        first = self.clients[0].name
+        for name, fact in facts.items():
+            if fact.input_shape != facts[first].input_shape:
+                raise RosterError(
+                    f"samples of client {name!r} have shape {fact.input_shape}, those of {first!r} have "
+                    f"{facts[first].input_shape}: all clients feed the same network, bring them to one shape"
+                )
+        self.clients = tuple(replace(client, num_samples=facts[client.name].num_samples) for client in self.clients)
+        self._present.clear()
+
+    def state(self) -> list[list[str]]:
+        """Names and roles, for checkpoints."""
+        return [[client.name, client.role] for client in self.clients]
+
+    def go_on(self, roster: Iterable[Sequence[str]], seed: int) -> None:
+        """Draw as a federation of the same clients did; see `Federation.load_state_dict`."""
+        self.check(roster)
+        self.seed = seed
+        self._present.clear()
+
+    def check(self, roster: Iterable[Sequence[str]]) -> None:
+        """Raise a `RosterError` unless what `state` gave is of the same clients."""
+        theirs = [list(item) for item in roster]
+        if theirs != self.state():
+            raise RosterError(
+                f"the checkpoint belongs to another federation: it has {_in_words(theirs)}, this run has "
+                f"{_in_words(self.state())}. Give the same clients, in the same order, and the same target"
+            )
+
+
+def _in_words(roster: Iterable[Sequence[str]]) -> str:
+    return ", ".join(f"{name} ({role})" for name, role in roster)

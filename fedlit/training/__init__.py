@@ -1,0 +1,1 @@
+"""How clients are trained: rounds, replicas, evaluation, checkpoints and optimisation, below the base of methods."""

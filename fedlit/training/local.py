@@ -1,0 +1,90 @@
+"""Local clients of a process: who trains, in which random stream, on which samples, and what each holds at first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from fedlit.federation import UNLABELLED, Client, FederatedLoader
+from fedlit.federation.streams import enter_stream, torch_streams
+from fedlit.training.method import Method
+
+
+def build(method: Method) -> None:
+    """Build the replicas of local clients, all from the same random state.
+
+    Args:
+        method: That has none yet.
+    """
+    federation, target = method.federation, method.target.name
+    with torch_streams():
+        for client in federation.local_clients:
+            enter_stream(federation.seed, "initial weights")
+            method.replicas[client.name] = method.build_replica()
+    if target in method.replicas:
+        method.replicas[target] = method.build_target(method.replicas[target])
+
+
+def present_learners(method: Method, round_idx: int) -> tuple[Client, ...]:
+    """Clients that take local steps in a round, past or to come.
+
+    Args:
+        method: That they train.
+        round_idx: Of the round.
+    """
+    if round_idx < method.warmup_rounds:
+        learners, everybody = method.sources, False
+    else:
+        learners, everybody = method.learners(round_idx), method.trains_when_absent
+    present = {client.name for client in method.federation.roster.present(round_idx)}
+    return tuple(client for client in learners if everybody or client.name in present)
+
+
+def in_step(method: Method, clients: Sequence[Client]) -> tuple[Client, ...]:
+    """See `FederatedModule.in_step`."""
+    loader, step = method.trainer.train_dataloader, method.federation.batch_idx
+    if not isinstance(loader, FederatedLoader):
+        return tuple(clients)
+    return tuple(client for client in clients if step < loader.batches_of(client.name))
+
+
+def in_streams(
+    method: Method, batch: Mapping[str, Sequence[Any]], purpose: str
+) -> Iterator[tuple[Client, Sequence[Any]]]:
+    """See `FederatedModule.in_streams`."""
+    federation = method.federation
+    moment = (federation.round_idx, federation.batch_idx)
+    with torch_streams(method.device):
+        for client in method.clients:
+            if client.name in batch:
+                enter_stream(federation.seed, purpose, client.name, *moment, device=method.device)
+                yield client, batch[client.name]
+
+
+def labelled_samples(method: Method, clients: Sequence[Client]) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """All labelled training samples of local clients, once and always in one order, on the device.
+
+    Args:
+        method: In training.
+        clients: Hosted here.
+
+    Yields:
+        Name of a client, and inputs and labels of a batch of its samples.
+
+    Raises:
+        TypeError: If training data come from another loader than a `FederatedLoader`.
+    """
+    trainer = method.trainer
+    loader = trainer.train_dataloader
+    if not isinstance(loader, FederatedLoader):
+        raise TypeError(
+            f"{type(method).__name__} reads training samples from a FederatedLoader, got {type(loader).__name__}: give "
+            "FederatedLoader({client: dataset})"
+        )
+    for batch in loader.in_order([client.name for client in clients]):
+        batch = trainer.strategy.batch_to_device(trainer.precision_plugin.convert_input(batch))
+        for name, (inputs, labels, *_) in batch.items():
+            known = labels != UNLABELLED
+            yield name, inputs[known], labels[known]

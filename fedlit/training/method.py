@@ -1,0 +1,83 @@
+"""What rounds and evaluation ask of the module that they train: `FederatedModule` is one, and says what each is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Protocol
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor, nn
+
+from fedlit.federation import Client, Federation
+from fedlit.training.record import RoundRecord
+from fedlit.training.replicas import Replicas, SharedWeights
+from fedlit.training.tasks import Classification, Regression
+
+
+class Method(Protocol):
+    """A method, as far as its training is concerned."""
+
+    uses_unlabelled_target: ClassVar[bool]
+    trains_when_absent: ClassVar[bool]
+    automatic_optimization: bool
+    clients: tuple[Client, ...]
+    target: Client
+    originals: tuple[nn.Module, nn.Module]
+    task: Classification | Regression
+    local_norm: bool
+    reset_optimizer: bool
+    warmup_rounds: int
+    replicas: Replicas[nn.Module]
+    shared: SharedWeights
+    record: RoundRecord
+    _trainer: pl.Trainer | None
+
+    @property
+    def federation(self) -> Federation: ...
+
+    @property
+    def sources(self) -> tuple[Client, ...]: ...
+
+    @property
+    def warming_up(self) -> bool: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def trainer(self) -> pl.Trainer: ...
+
+    def build_replica(self) -> nn.Module: ...
+
+    def build_target(self, replica: Any) -> nn.Module: ...
+
+    def learners(self, round_idx: int) -> tuple[Client, ...]: ...
+
+    def on_round_start(self, round_idx: int) -> None: ...
+
+    def on_round_end(self, round_idx: int) -> None: ...
+
+    def close_run(self, round_idx: int) -> None: ...
+
+    def average_warmup_(self) -> None: ...
+
+    def load_shared_(self, received: Mapping[str, Mapping[str, Tensor]]) -> None: ...
+
+    def prepare_predictions(self) -> None: ...
+
+    def log_everywhere(self, metrics: Mapping[str, float]) -> None: ...
+
+
+def metric_names(method: Method, told: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """Numbers of clients by the names under which they are logged: ``source/NAME/...`` and ``target/...``.
+
+    Args:
+        method: Whose clients.
+        told: Numbers by client and name.
+    """
+    return {
+        f"{'target' if client == method.target.name else f'source/{client}'}/{name}": value
+        for client, row in told.items()
+        for name, value in row.items()
+    }

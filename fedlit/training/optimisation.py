@@ -1,0 +1,174 @@
+"""Per-client pieces of optimisation: parameter groups, clipping and learning-rate schedules.
+
+All clients of a process share one optimiser, with one parameter group per client. A client's parameters only meet
+their own gradient, so this is exactly independent local training, at the price of one optimiser step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, ClassVar
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import Tensor
+from torch.optim import SGD, Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from fedlit.training.record import RoundRecord
+from fedlit.training.vectorisation import StackedReplicas
+
+
+def default_optimizer(params: Iterable[Any]) -> Optimizer:
+    """SGD with learning rate 0.01 and momentum 0.9, in its fused form (one call for all clients' tensors)."""
+    return SGD(params, lr=0.01, momentum=0.9, fused=True)
+
+
+def client_norms(optimizer: Optimizer) -> dict[str, Tensor]:
+    """Norm of each client's gradient over all of its parameter groups; clients without a gradient are left out."""
+    norms: dict[str, Tensor] = {}
+    for client, params in _by_client(optimizer).items():
+        gradients = [param.grad for param in params if param.grad is not None]
+        if gradients:
+            norms[client] = torch.nn.utils.get_total_norm(gradients)
+    return norms
+
+
+def clip_client_gradients(
+    optimizer: Optimizer, clip_val: float, algorithm: str = "norm", by_group: bool = False
+) -> dict[str, Tensor]:
+    """Clip each client's gradient by itself, never the sum over clients.
+
+    Args:
+        optimizer: With parameter groups that carry a ``"client"`` key.
+        clip_val: Greatest norm, or greatest absolute entry.
+        algorithm: ``"norm"`` or ``"value"``.
+        by_group: Clip each parameter group of a client by itself too, where they are different models.
+
+    Returns:
+        Each client's gradient norm before clipping, over all of its groups; clients without a gradient are left out.
+    """
+    norms = client_norms(optimizer)
+    groups = [(group["client"], group["params"]) for group in optimizer.param_groups]
+    for client, params in groups if by_group else _by_client(optimizer).items():
+        gradients = [param.grad for param in params if param.grad is not None]
+        if gradients and algorithm == "value":
+            torch.nn.utils.clip_grad_value_(params, clip_val)
+        elif gradients:
+            norm = torch.nn.utils.get_total_norm(gradients) if by_group else norms[client]
+            torch.nn.utils.clip_grads_with_norm_(params, clip_val, norm)
+    return norms
+
+
+def _by_client(optimizer: Optimizer) -> dict[str, list[Tensor]]:
+    params: dict[str, list[Tensor]] = {}
+    for group in optimizer.param_groups:
+        params.setdefault(group["client"], []).extend(group["params"])
+    return params
+
+
+def with_schedules(
+    optimizer: Optimizer, build: Callable[[Optimizer], LRScheduler] | None, interval: str
+) -> OptimizerLRScheduler:
+    """An optimiser over all local clients, and a schedule for each of them, as Lightning wants them.
+
+    Args:
+        optimizer: With parameter groups that carry a ``"client"`` key.
+        build: Makes a scheduler for one client's groups; ``None`` for none.
+        interval: See `ClientSchedules`.
+    """
+    if build is None:
+        return optimizer
+    schedules = ClientSchedules(optimizer, build, interval)
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedules, "interval": "step"}}  # type: ignore[return-value]
+
+
+class _ClientView(Optimizer):
+    """One client's parameter groups, seen as an optimiser by a scheduler; shares the groups, never steps."""
+
+    def __init__(self, optimizer: Optimizer, client: str) -> None:
+        # Not Optimizer.__init__: it would copy the groups, and the scheduler must write into the shared ones.
+        self.optimizer = optimizer
+        self.client = client
+        self.defaults = optimizer.defaults
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        # Looked up afresh each time: loading a checkpoint gives the optimiser new groups.
+        return [group for group in self.optimizer.param_groups if group["client"] == self.client]
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Only counts, so that the scheduler knows its client has taken a step."""
+
+
+class ClientSchedules:
+    """A learning-rate schedule for each client, which advances only when that client takes part.
+
+    Args:
+        optimizer: With parameter groups that carry a ``"client"`` key.
+        build: Makes a scheduler for one client's groups.
+        interval: ``"round"`` or ``"step"``: what advances a schedule.
+    """
+
+    def __init__(self, optimizer: Optimizer, build: Callable[[Optimizer], LRScheduler], interval: str) -> None:
+        self.optimizer = optimizer
+        self.interval = interval
+        clients = dict.fromkeys(group["client"] for group in optimizer.param_groups)
+        self.views = {client: _ClientView(optimizer, client) for client in clients}
+        self.schedules = {client: build(view) for client, view in self.views.items()}
+
+    def step(self, clients: Collection[str], losses: Mapping[str, float]) -> None:
+        """Advance the schedules of ``clients``; those that react to a plateau are given the client's own loss."""
+        for client, schedule in self.schedules.items():
+            if client in clients:
+                self.views[client].step()
+                if isinstance(schedule, ReduceLROnPlateau):
+                    if client in losses:
+                        schedule.step(losses[client])
+                else:
+                    schedule.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of each client's schedule, by client name."""
+        return {client: schedule.state_dict() for client, schedule in self.schedules.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the schedules of local clients; the state may hold others too."""
+        for client, schedule in self.schedules.items():
+            schedule.load_state_dict(state[client])
+
+
+class ClientOptimisation(pl.LightningModule):
+    """Lightning's hooks of optimisation, client by client, where all clients of a process share an optimiser."""
+
+    several_models: ClassVar[bool]
+    record: RoundRecord
+    _stacked: StackedReplicas | None = None
+
+    def on_after_backward(self) -> None:
+        """Hand stacked gradients back to the clients' own parameters."""
+        if self._stacked is not None:
+            self._stacked.scatter_gradients()
+
+    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Optimizer) -> None:
+        """Clear gradients to None, so that an absent client's optimiser state stands still."""
+        optimizer.zero_grad(set_to_none=True)
+        if self._stacked is not None:
+            self._stacked.zero_grad()
+
+    def configure_gradient_clipping(
+        self, optimizer: Optimizer, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
+    ) -> None:
+        """Clip each client's gradient by itself."""
+        if gradient_clip_val:
+            algorithm = str(gradient_clip_algorithm or "norm")
+            self.record.add_norms_(clip_client_gradients(optimizer, gradient_clip_val, algorithm, self.several_models))
+
+    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+        """Advance per-client schedules that count steps; those that count rounds advance when a round ends."""
+        if not isinstance(scheduler, ClientSchedules):
+            super().lr_scheduler_step(scheduler, metric)
+        elif scheduler.interval == "step" and self.record.steps:
+            names, values = self.record.steps[-1]
+            scheduler.step(names, dict(zip(names, values.tolist(), strict=True)))

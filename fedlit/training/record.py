@@ -1,0 +1,85 @@
+"""What is noted of the run and of the round under way: how it was planned, losses and gradient norms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedlit.federation import RosterError
+
+
+class RoundRecord:
+    """Losses of local clients in the steps of a round so far, and norms of their gradients.
+
+    Attributes:
+        plan: What the run was planned with, equal on all processes; ``None`` before.
+        steps: By step, names of those who trained, and their losses.
+        norms: By client, gradient norms before clipping.
+    """
+
+    def __init__(self) -> None:
+        self.plan: dict[str, Any] | None = None
+        self._planned = False  # whether the plan is that of a checkpoint
+        self.steps: list[tuple[list[str], Tensor]] = []
+        self.norms: dict[str, list[Tensor]] = {}
+        self._resumed: list[tuple[list[str], Tensor]] = []
+
+    def plan_(self, plan: dict[str, Any]) -> None:
+        """Note what a run is planned with.
+
+        Raises:
+            RosterError: If it goes on from a checkpoint of other data or rounds.
+        """
+        saved, self.plan = self.plan, plan
+        changed = {} if saved is None else {key: (saved[key], new) for key, new in plan.items() if saved[key] != new}
+        if self._planned and changed:
+            detail = ", ".join(f"{name} was {before} and is {now}" for name, (before, now) in changed.items())
+            raise RosterError(
+                f"the checkpoint cannot go on with other data or rounds: {detail}. Give the same seed, data, strategy"
+            )
+        self._planned = False
+
+    def restore_plan_(self, plan: dict[str, Any] | None) -> None:
+        """Take the plan of a checkpoint, which the run that goes on from it must have."""
+        self.plan, self._planned = plan, plan is not None
+
+    def start_run_(self) -> None:
+        """Forget another run, and go on in the round of a checkpoint if there was one."""
+        self.steps, self._resumed = self._resumed, []
+        self.norms.clear()
+
+    def start_round_(self) -> None:
+        """Begin afresh."""
+        self.steps.clear()
+        self.norms.clear()
+
+    def add_(self, losses: Mapping[str, Tensor]) -> Tensor:
+        """Note the losses of a step; returns their sum, a scalar."""
+        stacked = torch.stack(list(losses.values()))
+        self.steps.append((list(losses), stacked.detach()))
+        return stacked.sum()
+
+    def add_norms_(self, norms: Mapping[str, Tensor]) -> None:
+        """Note norms of gradients."""
+        for name, norm in norms.items():
+            self.norms.setdefault(name, []).append(norm)
+
+    def losses(self) -> dict[str, list[float]]:
+        """By client, in the order of its steps."""
+        found: dict[str, list[float]] = {}
+        for names, values in self.steps:
+            for name, value in zip(names, values.tolist(), strict=True):
+                found.setdefault(name, []).append(value)
+        return found
+
+    def mean_losses(self) -> dict[str, float]:
+        """Training loss of each local client that trained in the round: mean over its steps."""
+        return {name: math.fsum(values) / len(values) for name, values in self.losses().items()}
+
+    def restore_(self, client: str, losses: list[float]) -> None:
+        """Take a client's losses before a checkpoint within a round, for the run that starts next."""
+        self._resumed += [([client], torch.tensor([value])) for value in losses]

@@ -1,0 +1,239 @@
+"""Rounds: cuts training data into them, and runs what happens when one starts and ends.
+
+A callback, because `on_train_batch_end` of callbacks runs before ModelCheckpoint saves and before validation: a
+checkpoint holds the state after aggregation, and validation sees the aggregated model. (The module's own hook runs
+after ModelCheckpoint's; `on_train_epoch_end` runs after validation.)
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import Timer
+from lightning.pytorch.trainer.connectors.data_connector import _DataLoaderSource
+
+from fedlit.federation import DivergedError, FederatedLoader, RoundPlan
+from fedlit.federation.channel import declared_by
+from fedlit.training.checkpoints import arrange
+from fedlit.training.local import present_learners
+from fedlit.training.method import Method, metric_names
+from fedlit.training.optimisation import ClientSchedules
+from fedlit.training.replicas import check_local_norm
+
+
+def plan_rounds(
+    method: Method, loader: FederatedLoader, local_steps: int | None = None, rounds_per_epoch: int = 1
+) -> None:
+    """Cut training data into rounds; called on all processes by the strategy, or by `Rounds` where there is none.
+
+    Args:
+        method: To be trained.
+        loader: Of the local clients.
+        local_steps: Optimiser steps per client and round; ``None`` is one local epoch.
+        rounds_per_epoch: Rounds in one epoch of the Trainer.
+
+    Raises:
+        RosterError: On every process, if clients' data do not fit together, or are not those of the checkpoint.
+        ValueError: If clients would keep normalisation layers that never saw data.
+    """
+    federation, target, trainer = method.federation, method.target, method.trainer
+    loader.guarded = None if target.labelled else target.name
+    labelled_only = () if method.uses_unlabelled_target or not target.labelled else (target.name,)
+    federation.introduce(loader.facts(labelled_only))
+    endless = trainer.max_epochs is None or trainer.max_epochs < 0
+    num_rounds = 1000 if endless else int(trainer.max_epochs or 0) * rounds_per_epoch
+    ever = {client.name for round_idx in range(num_rounds) for client in method.learners(round_idx)}
+    ever |= {client.name for client in method.sources} if method.warmup_rounds else set()
+    if method.local_norm:
+        check_local_norm(method.originals, [client.name for client in method.clients if client.name not in ever])
+    samples = {client.name: client.num_samples or 0 for client in federation.clients}
+    method.record.plan_(
+        {"seed": loader.seed, "local_steps": local_steps, "rounds_per_epoch": rounds_per_epoch, "samples": samples}
+    )
+
+    def learners(round_idx: int) -> Collection[str]:
+        return {client.name for client in present_learners(method, round_idx)}
+
+    loader.plan(
+        RoundPlan(
+            sizes={name: size for name, size in samples.items() if name in ever},  # the largest sets a round's length
+            learners=learners,
+            position=lambda: (federation.round_idx, federation.batch_idx),
+            local_steps=local_steps,
+            rounds_per_epoch=rounds_per_epoch,
+            accumulate=trainer.accumulate_grad_batches,
+            labelled_only=labelled_only,
+        )
+    )
+
+
+@dataclass
+class _PlannedSource(_DataLoaderSource):
+    """Whoever gives the training data, which are cut into rounds at once: Lightning asks for their length next."""
+
+    method: Method
+
+    def dataloader(self) -> Any:
+        loader = super().dataloader()
+        if isinstance(loader, FederatedLoader):
+            plan_rounds(self.method, loader)
+        return loader
+
+
+class Rounds(Callback):
+    """Attached by every `FederatedModule` through ``configure_callbacks``.
+
+    Callbacks with a method ``on_round_start(trainer, module, round_idx)`` or ``on_round_end(trainer, module,
+    round_idx)`` are called at those times, after the module itself.
+    """
+
+    batches_per_round: int
+    _started: float
+    _talked: float
+    _run_closed: bool
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Do what a `FederatedStrategy` does, where there is none: see to channels, and to the cutting into rounds."""
+        if getattr(trainer.strategy, "federation", None) is not None:
+            return
+        method = cast(Method, pl_module)
+        method.federation.channels.declare(declared_by(trainer.callbacks))  # type: ignore[attr-defined]
+        if stage == "fit":
+            source = trainer.fit_loop._data_source
+            trainer.fit_loop._data_source = _PlannedSource(source.instance, source.name, method)
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """See to it that optimisers find each client's state in a checkpoint."""
+        for optimizer in trainer.optimizers:
+            optimizer.register_load_state_dict_pre_hook(arrange)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Find the length of a round, and refuse settings that would stop inside one."""
+        method = cast(Method, pl_module)
+        loader = trainer.train_dataloader
+        whole = trainer.num_training_batches
+        if whole == float("inf"):
+            raise TypeError("training data without a length have no rounds: give a FederatedLoader({client: dataset})")
+        for optimizer in trainer.optimizers:
+            if any(group.get("client") is None for group in optimizer.param_groups):
+                raise ValueError(
+                    "each parameter group of an optimizer needs the key 'client' with a client's name: build the "
+                    "groups with client_param_groups(), or as it does"
+                )
+        self._run_closed = False
+        self.batches_per_round = int(whole)
+        if isinstance(loader, FederatedLoader):
+            self.batches_per_round = min(loader.batches_per_round, self.batches_per_round)
+        if trainer.max_steps != -1 and method.automatic_optimization:
+            steps = -(-self.batches_per_round // trainer.accumulate_grad_batches)
+            if trainer.max_steps % steps:
+                raise ValueError(
+                    f"max_steps={trainer.max_steps} stops inside a round of {steps} optimiser steps: give a multiple "
+                    f"of {steps}, or limit max_epochs"
+                )
+        if any(isinstance(cb, Timer) and cb._interval == "step" for cb in trainer.callbacks):  # type: ignore[attr-defined]
+            raise ValueError(
+                "max_time stops inside a round: give Trainer(callbacks=[Timer(duration, interval='epoch')]) instead"
+            )
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Open a round at its first batch."""
+        method = cast(Method, pl_module)
+        if method.federation.batch_idx == 0:
+            self._open(trainer, method)
+        self._started = time.perf_counter()
+        self._talked = _talking(method)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Close the round at its last batch, and start counting the next one."""
+        method = cast(Method, pl_module)
+        federation = method.federation
+        local = time.perf_counter() - self._started - (_talking(method) - self._talked)
+        federation.seconds["local"] = federation.seconds.get("local", 0.0) + local
+        federation.batch_idx += 1
+        last_of_epoch = batch_idx + 1 >= trainer.num_training_batches
+        if federation.batch_idx >= self.batches_per_round or last_of_epoch:
+            self._close(trainer, method)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Close a round and a run in which training was stopped early: what was learnt is still to be aggregated."""
+        method = cast(Method, pl_module)
+        if method.federation.batch_idx:
+            self._close(trainer, method)
+        if method.federation.round_idx and not self._run_closed:
+            method.close_run(method.federation.round_idx - 1)
+
+    def _open(self, trainer: Trainer, method: Method) -> None:
+        federation = method.federation
+        method.record.start_round_()
+        if method.reset_optimizer:
+            for optimizer in trainer.optimizers:
+                optimizer.state.clear()
+        if method.warming_up:
+            method.load_shared_(federation.catch_up("weights"))
+        else:
+            method.on_round_start(federation.round_idx)
+        _notify("on_round_start", trainer, method, federation.round_idx)
+
+    def _close(self, trainer: Trainer, method: Method) -> None:
+        """Check and log the losses, communicate, advance schedules and the counter."""
+        federation, round_idx = method.federation, method.federation.round_idx
+        losses = method.record.mean_losses()
+        for name, loss in losses.items():
+            if not math.isfinite(loss):
+                federation.fail(
+                    DivergedError(
+                        f"the training loss of client {name!r} is {loss} in round {round_idx}: lower the learning "
+                        "rate, clip gradients (Trainer(gradient_clip_val=...)), or look at its data"
+                    )
+                )
+        numbers = {name: {"loss": loss} for name, loss in losses.items()}
+        for name, norms in method.record.norms.items():
+            numbers[name]["grad_norm"] = float(torch.stack(norms).mean())
+        told = federation.report(numbers, ["loss", "grad_norm"])
+        if method.warming_up:
+            method.average_warmup_()
+        else:
+            method.on_round_end(round_idx)
+            if self._is_last(trainer, round_idx):
+                method.close_run(round_idx)
+                self._run_closed = True
+        for config in trainer.lr_scheduler_configs:
+            if isinstance(config.scheduler, ClientSchedules) and config.scheduler.interval == "round":
+                config.scheduler.step(list(losses), losses)
+        metrics = metric_names(method, told)
+        if told:
+            metrics["train/loss"] = sum(row["loss"] for row in told.values()) / len(told)
+        method.log_everywhere({**metrics, "round": float(round_idx)})
+        federation.round_idx, federation.batch_idx = round_idx + 1, 0
+        _notify("on_round_end", trainer, method, round_idx)
+
+    def _is_last(self, trainer: Trainer, round_idx: int) -> bool:
+        """Whether a round is the last one of the run, as far as it was planned."""
+        if 0 <= trainer.max_steps <= trainer.global_step:
+            return True
+        planned = isinstance(trainer.train_dataloader, FederatedLoader)
+        if trainer.max_epochs is None or trainer.max_epochs < 0 or not planned:
+            return False
+        per_epoch = math.ceil(trainer.num_training_batches / self.batches_per_round)
+        return round_idx + 1 == trainer.max_epochs * per_epoch
+
+
+def _talking(method: Method) -> float:
+    """Seconds spent in exchanges so far; a method may exchange within a local step."""
+    seconds = method.federation.seconds
+    return seconds.get("exchange", 0.0) + seconds.get("protection", 0.0)
+
+
+def _notify(hook: str, trainer: Trainer, method: Method, round_idx: int) -> None:
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if hasattr(callback, hook):
+            getattr(callback, hook)(trainer, method, round_idx)
