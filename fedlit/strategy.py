@@ -69,7 +69,7 @@ class FederatedStrategy(DDPStrategy):
     Raises:
         RosterError: When a run starts, if there are more processes than clients.
         ChannelError: When a run starts, if a choice does not fit the channels that the method declares.
-        ValueError: If a number is out of range.
+        ValueError: If a number is out of range, or, when a run starts, if ``drops`` is given beside ``heard``.
     """
 
     strategy_name = "federated"
@@ -101,15 +101,13 @@ class FederatedStrategy(DDPStrategy):
             raise ValueError(f"timeout must be positive seconds, got {timeout}")
         if num_threads is not None and num_threads < 1:
             raise ValueError(f"num_threads must be at least 1, got {num_threads}")
-        if heard is not None and drops is not None:
-            raise ValueError("drops is the old name of heard, and both are given: give heard alone")
         check_choices(privacy, two_party, differential_privacy)
         super().__init__(process_group_backend="gloo", timeout=timedelta(seconds=timeout), start_method=start_method)
         self.local_steps = local_steps
         self.rounds_per_epoch = rounds_per_epoch
         self.participation = participation
-        self.heard = drops if heard is None else heard
-        self.nested_heard = nested_heard and nested_drops
+        self.heard, self.drops = heard, drops
+        self.nested_heard, self.nested_drops = nested_heard, nested_drops
         self.privacy = privacy
         self.two_party = two_party
         self.differential_privacy = differential_privacy
@@ -144,6 +142,8 @@ class FederatedStrategy(DDPStrategy):
             participation=module.default_participation if self.participation is None else self.participation,
             heard=self.heard,
             nested_heard=self.nested_heard,
+            drops=self.drops,
+            nested_drops=self.nested_drops,
             privacy=self.privacy,
             two_party=self.two_party,
             differential_privacy=self.differential_privacy,

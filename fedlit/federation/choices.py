@@ -107,9 +107,10 @@ class Channels(Mapping[str, Resolved]):
         self._in_the_clear = Plain()  # one object, whose parties serve all channels
         self._any_name = declared is None
         self._resolved: dict[str, Resolved] = {}
-        self.declare(declared or ())
-        if declared is not None:
-            self._check_names(heard)
+        found = [*(declared or ())]
+        if not self._any_name:
+            self._check_names([channel.name for channel in found], heard)
+        self.declare(found)
 
     def __getitem__(self, name: str) -> Resolved:
         if name in self._resolved:
@@ -205,13 +206,14 @@ class Channels(Mapping[str, Resolved]):
         given = self._choices.get(option)
         return given if isinstance(given, Mapping) else {}
 
-    def _check_names(self, heard: Collection[str]) -> None:
+    def _check_names(self, declared: Sequence[str], heard: Collection[str]) -> None:
         named = {option: [*self._by_name(option)] for option in self._choices} | {"heard": [*heard]}
         for option, names in named.items():
-            unknown = [name for name in names if name not in self]
+            unknown = [name for name in names if name not in declared]
             if unknown:
                 raise ChannelError(
-                    f"{option} names the channels {unknown}, which this run does not have: it has {[*self]}"
+                    f"{option} names the channels {unknown}, which this run does not have: it has "
+                    f"{[*dict.fromkeys(declared)]}"
                 )
 
     def _check_kind(self, channel: Resolved) -> None:

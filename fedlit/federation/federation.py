@@ -70,6 +70,7 @@ class Federation:
         RosterError: If roster, target, placement or participation do not fit together.
         ChannelError: If a choice names a channel that there is not, or one that cannot take it; see `Channels`.
         TypeError: If ``privacy``, ``two_party`` or ``differential_privacy`` hold something else.
+        ValueError: If ``drops`` is given beside ``heard``.
     """
 
     def __init__(
@@ -92,6 +93,8 @@ class Federation:
         nested_drops: bool = True,
     ) -> None:
         self.transport = OneProcess() if transport is None else transport
+        if heard is not None and drops is not None:
+            raise ValueError("drops is the old name of heard, and both are given: give heard alone")
         heard, nested, seed = heard or drops, nested_heard and nested_drops, global_seed() if seed is None else seed
         self.roster = Roster(clients, target, self.transport, placement, participation, heard, nested, seed)
         learning = None if learners is None else names_of(learners)
@@ -382,8 +385,6 @@ class Federation:
         if error is not None:
             self.fail(error)
         self._messenger.announce(about, {}, KINDS.index("check"))
-
-    # ---------------------------------------------------------------- small things
 
     def _aggregate(
         self,

@@ -49,13 +49,8 @@ class FedDaDiL(FederatedModule):
     logged, as ``oracle/target/reconstruction/acc`` and ``oracle/target/ensemble/acc``.
 
     Args:
-        clients: The roster.
-        target: Name of the client adapted to.
-        num_classes: Number of classes C.
-        extractor: Network from inputs to features: the encoder.
-        classifier: Network from features to logits, for phase 1; ``None`` is a linear layer.
         num_atoms: Number K of atoms.
-        atom_size: Points n of an atom, at least C.
+        atom_size: Points n of an atom, at least the number of classes C.
         atom_batch_size: Most points n_b of an atom in a local step, at least C with balanced sampling; ``None`` takes
             all. The paper's n_b is also that of samples, the data module's ``batch_size``.
         sampling: How points are dealt out to the local steps of a pass: ``"balanced"`` over the classes at which they
@@ -71,7 +66,8 @@ class FedDaDiL(FederatedModule):
         predict_with: ``"reconstruction"`` (R) or ``"ensemble"`` (E).
         penalty: Of the classifiers, see `softmax_regression`.
         unit_norm: Scale features to length 1 in phase 2.
-        kwargs: See `FederatedModule`; ``weighting`` is uniform by default, and its optimizer is that of both phases.
+        weighting: Weights of clients in a mean.
+        kwargs: See `FederatedModule`; the optimizer is that of both phases.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -91,12 +87,7 @@ class FedDaDiL(FederatedModule):
 
     def __init__(
         self,
-        clients: Sequence[Client | str],
-        target: str,
-        num_classes: int,
-        extractor: nn.Module,
-        classifier: nn.Module | None = None,
-        *,
+        *args: Any,
         num_atoms: int = 3,
         atom_size: int = 200,
         atom_batch_size: int | None = None,
@@ -113,10 +104,10 @@ class FedDaDiL(FederatedModule):
         weighting: Literal["samples", "uniform"] = "uniform",
         **kwargs: Any,
     ) -> None:
-        super().__init__(clients, target, num_classes, extractor, classifier, weighting=weighting, **kwargs)
+        super().__init__(*args, weighting=weighting, **kwargs)
         for name, value, least in (
             ("num_atoms (K)", num_atoms, 1),
-            ("atom_size (n)", atom_size, num_classes),
+            ("atom_size (n)", atom_size, self.num_classes),
             ("atom_batch_size (n_b)", atom_size if atom_batch_size is None else atom_batch_size, 1),
             ("num_iterations", num_iterations, 1),
         ):
@@ -130,14 +121,14 @@ class FedDaDiL(FederatedModule):
         for name, choice in (("sampling", sampling), ("sample_weights", sample_weights)):
             if choice not in ("balanced", "uniform"):
                 raise ValueError(f"{name} must be 'balanced' or 'uniform', got {choice!r}")
-        if sampling == "balanced" and atom_batch_size is not None and atom_batch_size < num_classes:
+        if sampling == "balanced" and atom_batch_size is not None and atom_batch_size < self.num_classes:
             raise ValueError(
-                f"atom_batch_size (n_b) must be at least {num_classes}, a point of each class, with "
+                f"atom_batch_size (n_b) must be at least {self.num_classes}, a point of each class, with "
                 f"sampling='balanced', got {atom_batch_size}: raise it, or take sampling='uniform'"
             )
         if predict_with not in ("reconstruction", "ensemble"):
             raise ValueError(f"predict_with must be 'reconstruction' or 'ensemble', got {predict_with!r}")
-        self.width = feature_width(extractor)
+        self.width = feature_width(self.originals[0])
         self.num_atoms = num_atoms
         self.atom_size = atom_size
         self.atom_batch_size = min(atom_size, atom_batch_size or atom_size)

@@ -72,11 +72,6 @@ class FedMMD(FederatedModule):
     centralised baseline.
 
     Args:
-        clients: The roster.
-        target: Name of the client adapted to.
-        num_classes: Number of classes; with ``task="regression"``, of numbers to predict.
-        extractor: Network from inputs to features; each client gets a copy and trains it.
-        classifier: Network from features to logits, or to numbers; ``None`` is a linear layer.
         degree: Degree D of the Taylor polynomial, 1 to 3; messages have O(L^D) numbers.
         alpha: Kernel parameter, positive; ``None`` is 1/4 for features of length 1, and else 1/(4L), for L features of
             variance about 1.
@@ -87,7 +82,6 @@ class FedMMD(FederatedModule):
         unit_norm: Scale features to length 1, so that one alpha and one grid of fixed-point numbers fit all extractors.
         classifier_period: Rounds T_C between the sources' sending their classifiers; ``None`` is at the end alone, as
             in the paper.
-        kwargs: See `FederatedModule`.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -112,12 +106,7 @@ class FedMMD(FederatedModule):
 
     def __init__(
         self,
-        clients: Sequence[Client | str],
-        target: str,
-        num_classes: int,
-        extractor: nn.Module,
-        classifier: nn.Module | None = None,
-        *,
+        *args: Any,
         degree: int = 2,
         alpha: float | None = None,
         center: float | None = None,
@@ -128,8 +117,8 @@ class FedMMD(FederatedModule):
         classifier_period: int | None = 1,
         **kwargs: Any,
     ) -> None:
-        super().__init__(clients, target, num_classes, extractor, classifier, **kwargs)
-        self.width = feature_width(extractor)
+        super().__init__(*args, **kwargs)
+        self.width = feature_width(self.originals[0])
         num_taylor_moments(self.width, degree)
         self.alpha = (0.25 if unit_norm else 1 / (4 * self.width)) if alpha is None else alpha
         taylor_coefficients(self.alpha, degree, center or 0.0)

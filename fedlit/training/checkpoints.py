@@ -71,7 +71,7 @@ def load(method: Method, checkpoint: dict[str, Any]) -> None:
             return
         raise RosterError(
             "the checkpoint is of a version of fedlit that did not keep each client's state under its name, and "
-            "training cannot go on from it: train anew, or load its weights alone with load_from_checkpoint"
+            "training cannot go on from it: train anew, or use its weights in validate, test, predict and export"
         )
     if checkpoint["method"] != class_path(method):
         raise RosterError(
