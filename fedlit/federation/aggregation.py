@@ -113,13 +113,7 @@ class Aggregation:
     def run(
         self, recipe: Recipe, payloads: Mapping[str, Payload], around: Mapping[str, Payload] | None
     ) -> dict[str, dict[str, Tensor]]:
-        """Mean or sum of the senders' ``payloads`` (those of local clients), for local receivers.
-
-        Args:
-            recipe: What is to be taken of what.
-            payloads: Of local clients.
-            around: See `Federation.mean`.
-        """
+        """Mean or sum of the senders' ``payloads`` (those of local clients), for local receivers."""
         resolved, senders = self._channels[recipe.channel], recipe.senders
         declared, needed = resolved.declared, resolved.backend.min_clients
         skips = isinstance(declared, Summed) and declared.too_few == "skip"

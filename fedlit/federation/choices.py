@@ -276,13 +276,7 @@ class Channels(Mapping[str, Resolved]):
 
 
 def check_choices(privacy: object = None, two_party: object = None, differential_privacy: object = None) -> None:
-    """Raise a `TypeError` unless each is ``None``, of its kind, or a mapping from channels to that.
-
-    Args:
-        privacy: Backends of sums.
-        two_party: Protocols of pairs.
-        differential_privacy: Mechanisms.
-    """
+    """Raise a `TypeError` unless each is ``None``, of its kind, or a mapping from channels to that."""
     for argument, given, kind in (
         ("privacy", privacy, SecureAggregation),
         ("two_party", two_party, TwoPartyAffine),

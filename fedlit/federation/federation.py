@@ -169,10 +169,7 @@ class Federation:
         return self.roster.present(self.round_idx, channel)
 
     def introduce(self, facts: Mapping[str, Facts]) -> None:
-        """Let every process know the size and shape of all clients' data; called by all of them before training.
-
-        Args:
-            facts: Of the local clients.
+        """Before training, let every process know the size and shape of all clients' data from those of local ones.
 
         Raises:
             RosterError: On every process, if a client's samples are shaped unlike the others'.

@@ -125,10 +125,6 @@ class FederatedLoader:
     def keep(self, local: Collection[str], roster: Collection[str]) -> None:
         """Forget the data of clients that are hosted by other processes.
 
-        Args:
-            local: Clients of this process.
-            roster: All clients.
-
         Raises:
             RosterError: If there are data of a client that is not in the roster.
         """
@@ -175,11 +171,7 @@ class FederatedLoader:
         return self._num_batches(sizes[client], client)
 
     def batches_of(self, client: str) -> int:
-        """Batches of one client in a round that it takes part in, wherever it is hosted; the first steps are its own.
-
-        Args:
-            client: As in `batches_per_pass`.
-        """
+        """Batches of a client in a round that it takes part in, wherever it is hosted: the first of its steps."""
         endless = self._plan is not None and self._plan.local_steps is not None
         return self.batches_per_round if endless else self.batches_per_pass(client)
 
@@ -209,12 +201,7 @@ class FederatedLoader:
             round_idx, start = round_idx + 1, 0
 
     def in_order(self, clients: Sequence[str], batch_size: int = 512) -> FederatedLoader:
-        """A loader that goes once through the labelled training samples of ``clients``, the same way every time.
-
-        Args:
-            clients: Local ones.
-            batch_size: Of its batches.
-        """
+        """A loader that goes once through the labelled training samples of ``clients``, the same way every time."""
         datasets = {name: self.datasets[name] for name in clients}
         once = FederatedLoader(datasets, batch_size, training=False, num_workers=self.num_workers, seed=self.seed)
         once.plan(

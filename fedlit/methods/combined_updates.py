@@ -94,11 +94,7 @@ class CombinedUpdates(FederatedModule):
         self._behind = behind - {client.name for client in late}
 
     def has_newest(self, client: Client) -> bool:
-        """Whether a client trains on the target's newest model; others have old updates.
-
-        Args:
-            client: A source.
-        """
+        """Whether a client trains on the target's newest model; others have old updates."""
         return client.name not in (self._behind or ())
 
     # ---------------------------------------------------------------- local steps
@@ -119,9 +115,6 @@ class CombinedUpdates(FederatedModule):
         """Note the target's gradient over a batch at the weights that the round started from.
 
         A second pass over its samples tells no more, and is not looked at.
-
-        Args:
-            samples: The batch, of the target.
         """
         memory, loader = self.memory(self.target), self.trainer.train_dataloader
         different = loader.batches_per_pass(self.target.name) if isinstance(loader, FederatedLoader) else math.inf
@@ -161,19 +154,11 @@ class CombinedUpdates(FederatedModule):
     # ---------------------------------------------------------------- updates
 
     def update(self, client: Client) -> Update:
-        """What a local client has changed in this round, by name.
-
-        Args:
-            client: Hosted here.
-        """
+        """What a local client has changed in this round, by name."""
         return self.memory(client).update(self.weights_of(client))
 
     def rated(self, client: Client) -> Update:
-        """A local source's update, and the sum of its learning rates as "path", but for differential privacy.
-
-        Args:
-            client: Hosted here.
-        """
+        """A local source's update, and the sum of its learning rates as "path", but for differential privacy."""
         update = self.update(client)
         if self.federation.channels["update"].mechanism is None:
             update["path"] = torch.tensor(self.memory(client).path, dtype=torch.float64)
@@ -194,11 +179,7 @@ class CombinedUpdates(FederatedModule):
         return update | times(layers, path / own if own else 1.0)
 
     def parts(self, update: Update) -> tuple[Update, Update]:
-        """The layers of an update, which gradients move, and the rest: running statistics of any kind.
-
-        Args:
-            update: By name.
-        """
+        """The layers of an update, which gradients move, and the rest: running statistics of any kind."""
         trained = self.parameters_of(self.federation.local_clients[0])
         layers = {name: update[name] for name in trained if name in update}
         return layers, {name: tensor for name, tensor in update.items() if name not in trained}
@@ -207,9 +188,6 @@ class CombinedUpdates(FederatedModule):
         """A local client's shared weights, tied ones under their first name alone.
 
         Counters (integers) are not among them: they are in no update, and go on.
-
-        Args:
-            client: Hosted here.
         """
         first: dict[int, str] = {}
         state = self.shared_state(client.name).items()
@@ -217,31 +195,19 @@ class CombinedUpdates(FederatedModule):
         return {name: tensor for name, tensor in floats.items() if first.setdefault(id(tensor), name) == name}
 
     def parameters_of(self, client: Client) -> Update:
-        """A local client's parameters that are shared and trained, by name; buffers are no part of a gradient.
-
-        Args:
-            client: Hosted here.
-        """
+        """A local client's parameters that are shared and trained, by name; buffers are no part of a gradient."""
         shared = self.shared_state(client.name)
         params = self.replicas[client.name].named_parameters()
         return {name: param for name, param in params if name in shared and param.requires_grad}
 
     def memory(self, client: Client) -> RoundMemory:
-        """Of a local client.
-
-        Args:
-            client: Hosted here.
-        """
+        """Of a local client."""
         if client.name not in self._memories:
             self._memories[client.name] = RoundMemory(self.keeps_gradients)
         return self._memories[client.name]
 
     def shares(self, names: Sequence[str]) -> list[float]:
-        """Weights w_i of sources, of sum 1.
-
-        Args:
-            names: Of the sources.
-        """
+        """Weights w_i of sources, of sum 1."""
         weights = [float(self.federation.weights[name]) if self.weighting == "samples" else 1.0 for name in names]
         return [weight / sum(weights) for weight in weights]
 
@@ -266,10 +232,5 @@ class CombinedUpdates(FederatedModule):
 
 
 def times(update: Update, factor: float) -> Update:
-    """An update of another length.
-
-    Args:
-        update: Tensors by name.
-        factor: Of all of them.
-    """
+    """An update of another length."""
     return dict(zip(update, torch._foreach_mul(list(update.values()), factor), strict=True))

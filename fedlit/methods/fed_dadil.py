@@ -214,22 +214,13 @@ class FedDaDiL(FederatedModule):
 
     @torch.no_grad()
     def encode(self, client: Client, inputs: Tensor) -> Tensor:
-        """Features of a batch, shape (batch, d), without gradient and with statistics that stand still.
-
-        Args:
-            client: Whose encoder.
-            inputs: The batch.
-        """
+        """Features of a batch, shape (batch, d), without gradient and with statistics that stand still."""
         replica = self.replicas[client]
         replica.extractor.eval()
         return replica.features(inputs)
 
     def rows(self, client: Client) -> list[Tensor]:
-        """Points of each atom in this local step, at most n_b: a pass over an atom deals out all, in equal batches.
-
-        Args:
-            client: Whose step.
-        """
+        """Points of each atom in this local step, at most n_b: a pass over an atom deals out all, in equal batches."""
         steps = math.ceil(self.atom_size / self.atom_batch_size)
         turn, step = divmod(self.federation.batch_idx, steps)
         generator = torch.Generator().manual_seed(
@@ -239,11 +230,7 @@ class FedDaDiL(FederatedModule):
         return [order.tensor_split(steps)[step] for order in orders]
 
     def order(self, generator: torch.Generator) -> Tensor:
-        """A permutation of an atom's points, shape (n,); balanced, each C in a row are one of each class.
-
-        Args:
-            generator: Of the permutation.
-        """
+        """A permutation of an atom's points, shape (n,); balanced, each C in a row are one of each class."""
         shuffled = torch.randperm(self.atom_size, generator=generator)
         if self.sampling == "uniform":
             return shuffled
@@ -275,11 +262,7 @@ class FedDaDiL(FederatedModule):
         self.average_("weights", among=self.sources, part=("extractor", "classifier"))
 
     def count(self, client: Client) -> Tensor:
-        """A local source's sums by class over all its samples: features, their squares, and numbers, (C, 2d + 1).
-
-        Args:
-            client: The source.
-        """
+        """A local source's sums by class over all its samples: features, their squares, and numbers, (C, 2d + 1)."""
         total = torch.zeros(self.num_classes, 2 * self.width + 1, dtype=torch.float64, device=self.device)
         for _, inputs, labels in self.labelled_samples([client]):
             with self.trainer.precision_plugin.forward_context():
@@ -328,11 +311,7 @@ class FedDaDiL(FederatedModule):
                 replica.fit_(self.reconstruct(client), self.penalty, atoms)
 
     def alternatives(self, inputs: Tensor) -> dict[str, Tensor]:
-        """Both predictions, by reconstruction and by ensemble, once they are fitted.
-
-        Args:
-            inputs: A batch of the target's.
-        """
+        """Both predictions, by reconstruction and by ensemble, once they are fitted."""
         replica = self.replicas[self.target]
         if not replica.fitted:
             return {}

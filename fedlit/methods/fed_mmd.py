@@ -273,11 +273,6 @@ class FedMMD(FederatedModule):
     ) -> dict[str, tuple[float, Tensor]]:
         """Each side evaluates value and gradient of L_p3 on the other's encrypted moments (optimisations 1 and 2).
 
-        Args:
-            sources: Those who are heard.
-            features: As in `meet_summed`.
-            moments: As in `meet_summed`.
-
         Returns:
             As `meet_summed`.
         """
@@ -308,11 +303,6 @@ class FedMMD(FederatedModule):
         self, sources: Sequence[Client], features: Mapping[str, Tensor], moments: Mapping[str, Tensor]
     ) -> dict[str, tuple[float, Tensor]]:
         """Both sides see each other's features, and compare them with the Gaussian kernel itself.
-
-        Args:
-            sources: Those who are heard.
-            features: As in `meet_summed`.
-            moments: As in `meet_summed`; not used.
 
         Returns:
             As `meet_summed`, with a centre that is not used.
@@ -354,11 +344,7 @@ class FedMMD(FederatedModule):
         return moments.detach()[self._sent.to(moments.device)].float()
 
     def from_message(self, received: Tensor) -> Tensor:
-        """All moments, shape (M,), float64.
-
-        Args:
-            received: Those that were sent.
-        """
+        """All moments, shape (M,), float64."""
         known = torch.cat([received.new_ones(1, dtype=torch.float64), received.double()])
         return known[self._places.to(known.device)]
 
@@ -392,14 +378,7 @@ class FedMMD(FederatedModule):
         moments: Mapping[str, Tensor],
         sent: Mapping[str, Tensor],
     ) -> None:
-        """In a round's first step the target learns its mean squared distance to each source, and tells their mean.
-
-        Args:
-            sources: Those who are heard.
-            features: As in `meet_summed`.
-            moments: As in `meet_summed`.
-            sent: What is encrypted of them.
-        """
+        """In a round's first step the target learns its mean squared distance to each source, and tells their mean."""
         federation, target = self.federation, self.target.name
         if federation.batch_idx:
             return

@@ -228,9 +228,6 @@ class FedDA(CombinedUpdates):
     def combine_open(self, sources: Sequence[Client]) -> tuple[Update, dict[str, float]]:
         """The target receives every update, weighs it, and combines them.
 
-        Args:
-            sources: Those who are heard.
-
         Returns:
             The step to take from the round's start, and numbers to log; both empty where the target is not hosted.
         """
@@ -258,9 +255,6 @@ class FedDA(CombinedUpdates):
 
         sum_i w_i [(1 - beta_i) g_T + beta_i P_i] = (1 - sum_i w_i beta_i) g_T + sum_i w_i beta_i P_i, where P_i is the
         source's update or the projection on it: the two means on the right are all that the target needs.
-
-        Args:
-            sources: As in `combine_open`.
 
         Returns:
             As `combine_open`.
@@ -406,11 +400,7 @@ class FedDA(CombinedUpdates):
         return self.needs_products or self.align_magnitudes
 
     def hear_target(self, sources: Sequence[Client]) -> list[tuple[Client, Update, Products, TargetSummary]]:
-        """For each local source: its update, products with the target's, and the target's summary.
-
-        Args:
-            sources: Those who are heard.
-        """
+        """For each local source: its update, products with the target's, and the target's summary."""
         federation = self.federation
         local = [client for client in sources if federation.is_local(client)]
         if not self.asks:
@@ -447,11 +437,6 @@ class FedDA(CombinedUpdates):
         """Each source learns <g_T, g_S / |g_S|>, layer by layer, and nothing else of g_T; the target nothing of g_S.
 
         Both vectors are scaled to length 1 first, so that one grid of fixed-point numbers fits all.
-
-        Args:
-            sources: Those who are heard.
-            updates: Of local ones.
-            summaries: Of the target, as it told local ones.
         """
         federation = self.federation
         moments, maps, squares = {}, {}, {}

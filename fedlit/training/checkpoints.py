@@ -31,12 +31,7 @@ def class_path(method: Method) -> str:
 
 
 def save(method: Method, checkpoint: dict[str, Any]) -> None:
-    """Put what Lightning has saved of each client under its name, and add what fedlit saves.
-
-    Args:
-        method: That is trained.
-        checkpoint: Changed in place.
-    """
+    """Put what Lightning has saved of each client under its name, and add what fedlit saves."""
     federation = method.federation
     local = [client.name for client in federation.local_clients]
     split(checkpoint, local)
@@ -51,10 +46,6 @@ def save(method: Method, checkpoint: dict[str, Any]) -> None:
 
 def load(method: Method, checkpoint: dict[str, Any]) -> None:
     """Give Lightning its form back, and go on where the checkpoint stopped if training does.
-
-    Args:
-        method: With the same clients.
-        checkpoint: Changed in place.
 
     Raises:
         RosterError: If it belongs to another roster, or training cannot go on from it.

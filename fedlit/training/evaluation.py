@@ -64,13 +64,7 @@ class Evaluation(Callback):
 
 
 def log_everywhere(trainer: Trainer, module: LightningModule, metrics: Mapping[str, float]) -> None:
-    """Log numbers that are equal on all processes, in whatever hook.
-
-    Args:
-        trainer: Of the run.
-        module: In training.
-        metrics: By name.
-    """
+    """Log numbers that are equal on all processes, in whatever hook."""
     if trainer.evaluating:  # a Trainer returns what is logged so; no reduction, no warning, the key exists everywhere
         module.log_dict(dict(metrics), batch_size=1, sync_dist=True, rank_zero_only=True)
         return

@@ -13,11 +13,7 @@ from fedlit.training.method import Method
 
 
 def build(method: Method) -> None:
-    """Build the replicas of local clients, all from the same random state.
-
-    Args:
-        method: That has none yet.
-    """
+    """Build the replicas of local clients, all from the same random state."""
     federation, target = method.federation, method.target.name
     with torch_streams():
         for client in federation.local_clients:
@@ -28,12 +24,7 @@ def build(method: Method) -> None:
 
 
 def present_learners(method: Method, round_idx: int) -> tuple[Client, ...]:
-    """Clients that take local steps in a round, past or to come.
-
-    Args:
-        method: That they train.
-        round_idx: Of the round.
-    """
+    """Clients that take local steps in a round, past or to come."""
     if round_idx < method.warmup_rounds:
         learners, everybody = method.sources, False
     else:
@@ -65,10 +56,6 @@ def in_streams(
 
 def labelled_samples(method: Method, clients: Sequence[Client]) -> Iterator[tuple[str, Tensor, Tensor]]:
     """All labelled training samples of local clients, once and always in one order, on the device.
-
-    Args:
-        method: In training.
-        clients: Hosted here.
 
     Yields:
         Name of a client, and inputs and labels of a batch of its samples.

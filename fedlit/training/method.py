@@ -70,12 +70,7 @@ class Method(Protocol):
 
 
 def metric_names(method: Method, told: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """Numbers of clients by the names under which they are logged: ``source/NAME/...`` and ``target/...``.
-
-    Args:
-        method: Whose clients.
-        told: Numbers by client and name.
-    """
+    """Numbers of clients by the names under which they are logged: ``source/NAME/...`` and ``target/...``."""
     return {
         f"{'target' if client == method.target.name else f'source/{client}'}/{name}": value
         for client, row in told.items()

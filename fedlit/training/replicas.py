@@ -61,12 +61,7 @@ class SharedWeights:
         self.received: dict[str, dict[str, Tensor]] = {}
 
     def start_(self, clients: Iterable[Client], remembers: bool) -> None:
-        """Begin a run.
-
-        Args:
-            clients: Hosted here.
-            remembers: Whether to remember what clients receive.
-        """
+        """Begin a run."""
         self._known.clear()
         self._remembers = remembers
         restored, self._restored, self.received = self._restored, {}, {}
@@ -105,10 +100,6 @@ class SharedWeights:
 
 def check_local_norm(networks: Iterable[nn.Module], idle: Sequence[str]) -> None:
     """Refuse that clients which never train keep normalisation layers that never saw data.
-
-    Args:
-        networks: That clients start from.
-        idle: Names of clients that never train.
 
     Raises:
         ValueError: If there are both.

@@ -101,12 +101,7 @@ class StackedReplicas:
         }
 
     def losses_in_stream(self, method: Method, batch: Mapping[str, Sequence[Any]]) -> dict[str, Tensor]:
-        """As `losses`, inside a random stream that all clients share.
-
-        Args:
-            method: That is trained.
-            batch: Of this local step.
-        """
+        """As `losses`, inside a random stream that all clients share."""
         federation = method.federation
         with torch_streams(method.device):
             moment = (federation.round_idx, federation.batch_idx)
@@ -139,10 +134,6 @@ def _layout(module: nn.Module) -> list[tuple[str, torch.Size]]:
 
 def stack(method: Method, own_loss: bool) -> StackedReplicas:
     """Stack a method's local replicas.
-
-    Args:
-        method: To be trained.
-        own_loss: Whether it has another loss than the task's.
 
     Raises:
         ValueError: If its clients cannot be trained together.
