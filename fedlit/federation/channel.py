@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, final
+from typing import ClassVar, Literal, final, get_args
 
 from fedlit.federation.ledger import KEYS
 
@@ -37,7 +37,7 @@ class Channel:
         watched: Whether it is for watching alone: the method would train the same without it.
 
     Raises:
-        ValueError: If the name is empty, too long, or that of another channel's keys.
+        ValueError: If the name is empty, too long, or that of another channel's keys, or an argument is out of range.
     """
 
     name: str
@@ -58,6 +58,11 @@ class Channel:
                 f"the name of a channel must have 1 to {NAME_BYTES} bytes of UTF-8 and not end in {KEYS!r}, got "
                 f"{self.name!r}"
             )
+        for argument, value in (("up", self.up), ("to", self.to)):
+            if value not in get_args(Parties):
+                raise ValueError(
+                    f"{argument} of channel {self.name!r} must be one of {get_args(Parties)}, got {value!r}"
+                )
 
     def __str__(self) -> str:
         """What goes from whom to whom, and how often."""
@@ -80,6 +85,11 @@ class Summed(Channel):
     singly: bool = field(default=False, kw_only=True)
 
     kind: ClassVar[str] = "summed"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.too_few not in ("raise", "skip"):
+            raise ValueError(f"too_few of channel {self.name!r} must be 'raise' or 'skip', got {self.too_few!r}")
 
 
 @final

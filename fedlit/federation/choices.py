@@ -89,7 +89,7 @@ class Channels(Mapping[str, Resolved]):
     Raises:
         ChannelError: If a choice names a channel that there is not, or that cannot take it; if a channel would be left
             in the clear beside others that a choice names; if fewer can ever send than a backend can hide.
-        TypeError: If a choice holds something else than it should.
+        TypeError: If a declaration or a choice is something else than it should be.
     """
 
     def __init__(
@@ -108,6 +108,9 @@ class Channels(Mapping[str, Resolved]):
         self._any_name = declared is None
         self._resolved: dict[str, Resolved] = {}
         found = [*(declared or ())]
+        for channel in found:
+            if not isinstance(channel, Summed | Open | Pairwise):
+                raise TypeError(f"channels must be of Summed, Open or Pairwise, got {channel!r}")
         if not self._any_name:
             self._check_names([channel.name for channel in found], heard)
         self.declare(found)

@@ -55,6 +55,24 @@ def test_a_name_that_cannot_travel_is_refused(name: str) -> None:
         Open(name)
 
 
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Open("news", up="source"), r"up of channel 'news' must be one of \('everyone', 'sources', .*'source'"),
+        (lambda: Pairwise("dot", to="c3"), "to of channel 'dot' must be one of"),
+        (lambda: Summed("w", too_few="wait"), "too_few of channel 'w' must be 'raise' or 'skip', got 'wait'"),
+    ],
+)
+def test_words_that_mean_nothing_are_refused(make: Callable[[], Channel], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_what_is_no_channel_is_told() -> None:
+    with pytest.raises(TypeError, match="channels must be of Summed, Open or Pairwise, got 'weights'"):
+        federation("weights")  # type: ignore[arg-type]
+
+
 def test_the_first_declaration_of_a_name_counts() -> None:
     fed = federation(WEIGHTS, Summed("weights", "others"), FEATURES)
     assert [*fed.channels] == ["weights", "features"]
