@@ -134,16 +134,7 @@ def export_target(module: FederatedModule, path: str | Path, input_shape: Sequen
 
 
 def check_path(path: str | Path) -> Path:
-    """Say now, rather than when a model is there, if a file cannot be written.
-
-    Args:
-        path: Of the file.
-
-    Raises:
-        ValueError: If its suffix is of no known format.
-        FileNotFoundError: If its folder is not there.
-        ImportError: If libraries for its format are missing.
-    """
+    """Say now, rather than when a model is there, if a file cannot be written; with the errors of `export_target`."""
     path = Path(path)
     if path.suffix not in SUFFIXES:
         raise ValueError(f"output must end in one of {', '.join(SUFFIXES)}, which says the format, got '{path}'")

@@ -101,14 +101,7 @@ class Domain:
 
 @dataclass(frozen=True)
 class Split:
-    """Positions of a client's samples, each ascending.
-
-    Args:
-        train: Training samples.
-        val: Validation samples.
-        test: Test samples.
-        labelled: Those of ``train`` whose labels are seen in training.
-    """
+    """Positions of a client's samples, each ascending; ``labelled`` are those of ``train`` with labels in training."""
 
     train: Tensor
     val: Tensor
@@ -655,8 +648,7 @@ class DomainDataModule(L.LightningDataModule, ABC):
 class PooledDataset(Dataset[Any]):
     """Samples of several domains, one domain after the other, read a batch at a time.
 
-    Args:
-        parts: Datasets with a ``batch`` method, all of whose labels are known.
+    The parts have a ``batch`` method, and all of their labels are known.
     """
 
     def __init__(self, parts: Sequence[Any]) -> None:

@@ -13,13 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedlit.data.base import (
-    DatasetLayoutError,
-    DatasetNotFoundError,
-    Domain,
-    DomainDataModule,
-    Transform,
-)
+from fedlit.data.base import DatasetLayoutError, DatasetNotFoundError, Domain, DomainDataModule, Transform
 from fedlit.data.digits import DEJAVU_FONTS, NUM_CLASSES, flatten, photo_patches, printed_digits, written_digits
 from fedlit.data.splits import apportion
 from fedlit.federation.streams import stable_seed
@@ -133,12 +127,9 @@ class DigitFive(DomainDataModule):
         return x[:, None].float() / 255, y.long()
 
     def mnist_positions(self, domain: str) -> Tensor:
-        """Positions in the file of the MNIST digits of ``mnist`` or ``blended``, ascending; the two share none.
+        """Positions in the file of the MNIST digits of ``"mnist"`` or ``"blended"``, ascending; the two share none.
 
         ``mnist`` has the first half of each class in random order, the same in every run, and ``blended`` the rest.
-
-        Args:
-            domain: ``"mnist"`` or ``"blended"``.
         """
         y = torch.from_numpy(self._arrays["mnist_y"])
         order = torch.randperm(len(y), generator=torch.Generator().manual_seed(stable_seed("DigitFive", "halves")))
@@ -164,14 +155,9 @@ class DigitFive(DomainDataModule):
 
 
 def resize(x: Tensor, size: int) -> Tensor:
-    """Bring images to ``size`` x ``size`` pixels: antialiased when they get smaller, bilinear when larger.
+    """Bring images in [0, 1], shape (n, channels, height, width), to ``size`` x ``size`` pixels.
 
-    Args:
-        x: Images in [0, 1], shape (n, channels, height, width).
-        size: Height and width of the result.
-
-    Returns:
-        Images in [0, 1], shape (n, channels, size, size).
+    Antialiased when they get smaller, bilinear when larger.
     """
     resized = F.interpolate(x, size=(size, size), mode="bilinear", align_corners=False, antialias=True)
     return resized.clamp(0, 1)  # the weights of a pixel add up to 1 but for rounding errors
@@ -179,16 +165,10 @@ def resize(x: Tensor, size: int) -> Tensor:
 
 @lru_cache(maxsize=4)  # drawing takes seconds, and a run over all targets and seeds asks for it each time
 def rendered_digits(size: int) -> tuple[Tensor, Tensor]:
-    """Printed digits in many fonts with random greys of stroke and background, the same in each run.
+    """2000 printed digits in many fonts with random greys of stroke and background, the same in each run.
 
-    The two greys differ by 0.4 to 1; either may be the lighter one, with equal probability. All calls share the result:
-    copy it before you change it.
-
-    Args:
-        size: Pixels of an image along each axis.
-
-    Returns:
-        Images in [0, 1], shape (2000, 1, size, size), and digits, shape (2000,).
+    The two greys differ by 0.4 to 1; either may be the lighter one, with equal probability. All calls share the result,
+    images in [0, 1] of shape (2000, 1, size, size) and digits of shape (2000,): copy it before you change it.
     """
     x, y = printed_digits(_PER_RENDERED_CLASS, size, _FONTS, max_angle=20.0, heights=(0.5, 0.8), max_shift=1 / 10)
     generator = torch.Generator().manual_seed(stable_seed("DigitFive", "greys"))

@@ -139,12 +139,7 @@ def flatten(x: Tensor) -> Tensor:
 def written_digits(part: int, num_parts: int = len(_WRITTEN)) -> tuple[Tensor, Tensor]:
     """One of ``num_parts`` disjoint, stratified parts of scikit-learn's handwritten digits.
 
-    Args:
-        part: Which one, from 0.
-        num_parts: How many there are.
-
-    Returns:
-        Images in [0, 1], shape (n, 1, 8, 8), and digits, shape (n,).
+    Returns images in [0, 1], shape (n, 1, 8, 8), and digits, shape (n,).
     """
     from sklearn.datasets import load_digits
 
@@ -161,13 +156,8 @@ def written_digits(part: int, num_parts: int = len(_WRITTEN)) -> tuple[Tensor, T
 def photo_patches(number: int, zoom: int = 2, size: int = 8) -> Tensor:
     """Random grey square patches of scikit-learn's photographs ``china.jpg`` and ``flower.jpg``, the same in each run.
 
-    Args:
-        number: How many.
-        zoom: Photograph pixels per patch pixel, along each axis.
-        size: Pixels of a patch along each axis; ``size * zoom`` is at most 427, the height of the photographs.
-
-    Returns:
-        Values in [0, 1], shape (number, 1, size, size).
+    ``zoom`` is photograph pixels per patch pixel along each axis; ``size * zoom`` is at most 427, the height of the
+    photographs. Returns values in [0, 1], shape (number, 1, size, size).
     """
     from sklearn.datasets import load_sample_images
 

@@ -26,10 +26,6 @@ def load_idx(root: str, name: str, download: bool, elsewhere: str = "") -> tuple
 
     Returns:
         Images, uint8, shape (n, height, width), and labels, int64, shape (n,).
-
-    Raises:
-        DatasetNotFoundError: If a file is missing.
-        DatasetLayoutError: If a file is not what its name says.
     """
     places = [Path(root), Path(root) / "raw", Path(root) / name / "raw"]
     files = _find(places)

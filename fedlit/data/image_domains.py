@@ -223,16 +223,7 @@ def _images(folder: Path) -> list[Path]:
 def decode(path: Path, resized_side: int, side: int) -> Tensor:
     """Read an image, scale its shorter side to ``resized_side`` and cut out the middle square of ``side`` pixels.
 
-    Args:
-        path: The image file.
-        resized_side: Pixels.
-        side: Pixels, at most ``resized_side``.
-
-    Returns:
-        uint8, shape (3, side, side).
-
-    Raises:
-        DatasetLayoutError: If the file is not an image.
+    Returns uint8 of shape (3, side, side); a file that is no image raises a `DatasetLayoutError`.
     """
     from PIL import Image
     from torchvision.transforms.v2 import functional as F
@@ -249,11 +240,9 @@ def decode(path: Path, resized_side: int, side: int) -> Tensor:
 
 @dataclass(frozen=True)
 class ImageTransform:
-    """Bytes to normalised floats, with or without augmentation.
+    """Bytes to normalised floats, squares of ``image_size`` pixels.
 
-    Args:
-        image_size: Side of the result, in pixels.
-        augment: Cut a random square and mirror half of the images; drawn from torch's global generator.
+    To augment is to cut a random square and mirror half of the images, drawn from torch's global generator.
     """
 
     image_size: int
@@ -283,9 +272,6 @@ class ImageFiles(Dataset[tuple[Tensor, Tensor]]):
         side: Side of the decoded square, in pixels.
         transform: Applied to a batch of decoded images.
         augments: Whether ``transform`` draws random numbers.
-
-    Attributes:
-        labelled_indices: Positions whose class is known, or ``None`` when all are.
     """
 
     def __init__(

@@ -12,16 +12,7 @@ NUM_FIRST_CLASSES = 3
 
 
 def check_shifts(num_classes: int, label_shift: float | None, labels_per_source: int | None) -> None:
-    """Check the arguments that data sets with controlled label shifts share.
-
-    Args:
-        num_classes: Number of classes of the data set.
-        label_shift: The paper's eta, or ``None``.
-        labels_per_source: Classes that each source has, or ``None``.
-
-    Raises:
-        ValueError: If one is out of range, or both are given.
-    """
+    """Refuse a label shift (eta, or ``None``) or a number of ``labels_per_source`` out of range, and both at once."""
     if label_shift is not None and not 0 <= label_shift <= 0.5:
         raise ValueError(
             f"label_shift (eta) must lie in [0, 0.5], got {label_shift}: 0.5 is no shift, 0 gives sources and target "
@@ -40,26 +31,16 @@ def label_share(label: int, label_shift: float, is_target: bool) -> float:
     """Share of a class's samples that the sources together (or the target) hold under a label shift of eta.
 
     With D1 the first three classes and D2 the others, the sources hold eta of D1 and 1 - eta of D2, and the target
-    1 - eta of D1 and eta of D2. At 0.5 both hold the same mixture; at 0 they have no class in common.
-
-    Args:
-        label: The class.
-        label_shift: The paper's eta, in [0, 0.5].
-        is_target: Whose share is asked for.
+    1 - eta of D1 and eta of D2. At 0.5, the largest eta, both hold the same mixture; at 0 they share no class.
     """
     return label_shift if (label < NUM_FIRST_CLASSES) != is_target else 1 - label_shift
 
 
 def source_labels(source: int, labels_per_source: int, num_classes: int) -> list[int]:
-    """Classes that a source has when it has only some, ascending.
+    """Classes that a source (a number from 0) has when it has only some, ascending.
 
     Following NIID-Bench (Li et al., 2022), as FedGP does: source i has class i modulo the number of classes, and others
     at random (the same ones in each run).
-
-    Args:
-        source: Number of the source, from 0.
-        labels_per_source: How many classes it has.
-        num_classes: How many there are.
     """
     first = source % num_classes
     others = torch.tensor([label for label in range(num_classes) if label != first], dtype=torch.int64)
@@ -69,12 +50,9 @@ def source_labels(source: int, labels_per_source: int, num_classes: int) -> list
 
 
 def add_noise(x: Tensor, std: float, *stream: object) -> Tensor:
-    """Add Gaussian noise to images, without clipping, as FedGP and NIID-Bench do.
+    """Add Gaussian noise to images, without clipping, as FedGP and NIID-Bench do; a ``std`` of 0 returns ``x`` itself.
 
-    Args:
-        x: Images as floats.
-        std: Standard deviation, in units of ``x``; 0 returns ``x`` itself.
-        stream: Names the draw: the same name gives the same noise.
+    The same name (``stream``) gives the same noise.
     """
     if std == 0:
         return x

@@ -11,13 +11,8 @@ def stratified_split(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Positions of training, validation and test samples: disjoint, covering, ascending, with equal class shares.
 
-    Of each class, the number held out is within one of its exact share, and one sample always stays in training.
-
-    Args:
-        y: Classes, shape (n,).
-        val_fraction: Share of all n samples to validate on, in [0, 1).
-        test_fraction: Share of all n samples to test on, in [0, 1).
-        generator: Of the permutation.
+    Fractions in [0, 1) are of all samples. Of each class, the number held out is within one of its exact share, and one
+    sample always stays in training.
     """
     order = torch.randperm(len(y), generator=generator)
     labels = _labels_in(y)

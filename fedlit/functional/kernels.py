@@ -12,14 +12,7 @@ Kernel = Literal["gaussian", "laplace", "cauchy"]
 
 
 def check_bandwidth(bandwidth: float) -> None:
-    """Refuse a kernel width that is not a positive, finite length.
-
-    Args:
-        bandwidth: Kernel width sigma.
-
-    Raises:
-        ValueError: If it is not positive and finite.
-    """
+    """Refuse a kernel width that is not a positive, finite length."""
     if not (math.isfinite(bandwidth) and bandwidth > 0):
         raise ValueError(
             f"bandwidth (sigma) must be positive and finite, got {bandwidth}: "
@@ -28,16 +21,7 @@ def check_bandwidth(bandwidth: float) -> None:
 
 
 def check_samples(name: str, x: Tensor) -> None:
-    """Refuse what is not a matrix of real numbers with samples as rows.
-
-    Args:
-        name: What to call the tensor in the message.
-        x: Samples, to be of shape (n, p).
-
-    Raises:
-        ValueError: If ``x`` has not two dimensions.
-        TypeError: If ``x`` is not of a real floating type.
-    """
+    """Refuse what is not a matrix of real numbers, shape (n, p), with samples as rows."""
     if x.dim() != 2:
         raise ValueError(f"{name} must have shape (n, p), samples as rows, got shape {tuple(x.shape)}")
     if not x.is_floating_point():
@@ -55,14 +39,10 @@ def _check_pair(x: Tensor, y: Tensor, bandwidth: float) -> None:
 
 
 def squared_distances(x: Tensor, y: Tensor) -> Tensor:
-    """Squared Euclidean distances between all pairs of rows, shape (n, k), float64.
+    """Squared Euclidean distances between all pairs of rows of (n, p) and (k, p), shape (n, k), float64.
 
     They come from inner products of float64 samples centred on their mean, which is fast and keeps the distance of near
     samples far from the origin. Gradients pass through, and are zero between coincident samples.
-
-    Args:
-        x: Samples, shape (n, p).
-        y: Samples, shape (k, p).
     """
     a, b = x.double(), y.double()
     if len(b):

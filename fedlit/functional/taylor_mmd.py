@@ -323,12 +323,7 @@ def gradient_map(x: Tensor, coefficients: Sequence[float]) -> Tensor:
 
 
 def taylor_mmd_squared(
-    x: Tensor,
-    y: Tensor,
-    alpha: float,
-    degree: int,
-    center: float | None = None,
-    within: Within = "truncated",
+    x: Tensor, y: Tensor, alpha: float, degree: int, center: float | None = None, within: Within = "truncated"
 ) -> Tensor:
     r"""Squared maximum mean discrepancy with the Taylor polynomial of a Gaussian kernel, unbiased.
 

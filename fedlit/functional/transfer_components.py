@@ -504,12 +504,7 @@ def rf_tca_from_sums(
 
 @torch.no_grad()
 def rf_tca(
-    xs: Tensor,
-    xt: Tensor,
-    num_components: int,
-    gamma: float,
-    frequencies: Tensor,
-    scaling: Scaling = "constraint",
+    xs: Tensor, xt: Tensor, num_components: int, gamma: float, frequencies: Tensor, scaling: Scaling = "constraint"
 ) -> TransferComponents:
     r"""Transfer component analysis with random Fourier features: linear in the number of samples.
 

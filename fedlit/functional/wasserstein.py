@@ -28,27 +28,13 @@ join samples of different classes only where it has to."""
 
 
 def check_label_cost(label_cost: LabelCost) -> None:
-    """Refuse a weight of labels that is none.
-
-    Args:
-        label_cost: beta.
-
-    Raises:
-        ValueError: If it is negative, not finite, or another word than ``"adaptive"``.
-    """
+    """Refuse a weight beta of labels that is negative, not finite, or another word than ``"adaptive"``."""
     if label_cost != "adaptive" and (isinstance(label_cost, str) or not 0 <= label_cost < math.inf):
         raise ValueError(f"label_cost (beta) must be at least 0 and finite, or 'adaptive', got {label_cost!r}")
 
 
 def check_entropy(entropy: float | None) -> None:
-    """Refuse a weight of the entropy that is none.
-
-    Args:
-        entropy: Of a plan; ``None`` is exact transport.
-
-    Raises:
-        ValueError: If it is not positive and finite.
-    """
+    """Refuse a weight of the entropy that is not positive and finite; ``None`` is exact transport."""
     if entropy is not None and not 0 < entropy < math.inf:
         raise ValueError(f"entropy must be positive and finite, or None for exact transport, got {entropy}")
 
@@ -360,13 +346,10 @@ def project_simplex(v: Tensor) -> Tensor:
 
 
 class _Geometry:
-    """Distances between given samples and points that are means of them.
+    """Distances between given samples, of shapes (n_k, d), and points that are means of them.
 
     They need inner products of the given samples alone, which do not change as the points move: an iteration costs the
     same however many features there are.
-
-    Args:
-        supports: The given samples, of shapes (n_k, d).
     """
 
     inner: list[Tensor]
@@ -401,11 +384,7 @@ class _Geometry:
         return torch.add(lengths, self.inner[place].T, alpha=-2).clamp_min_(0)
 
     def move_(self, shares: Sequence[Tensor]) -> None:
-        """Put the points at means of the given samples.
-
-        Args:
-            shares: Of the samples in each point, of shapes (n, n_k); over all k they sum to 1.
-        """
+        """Put the points at means of the given samples, whose shares (n, n_k) in each point sum to 1 over all k."""
         number = len(shares)
         self.inner = [
             torch.stack([shares[j] @ self.products[j, k] for j in range(number)]).sum(dim=0) for k in range(number)

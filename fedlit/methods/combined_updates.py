@@ -36,13 +36,7 @@ class CombinedUpdates(FederatedModule):
 
     needs_target_labels: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        *args: Any,
-        target_lr_ratio: float = 1.0,
-        align_magnitudes: bool = False,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *args: Any, target_lr_ratio: float = 1.0, align_magnitudes: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if not 0 < target_lr_ratio < math.inf:
             raise ValueError(f"target_lr_ratio must be positive and finite, got {target_lr_ratio}")
@@ -65,8 +59,7 @@ class CombinedUpdates(FederatedModule):
     def move_to_(self, step: Update) -> None:
         """Return to the round's start, and let the target take its step from there.
 
-        Args:
-            step: Empty where the target is not hosted, or if there is none.
+        The step is empty where the target is not hosted, or if there is none.
         """
         for client in self.federation.local_clients:
             state, memory = self.weights_of(client), self.memory(client)
@@ -167,9 +160,7 @@ class CombinedUpdates(FederatedModule):
     def aligned(self, message: Update, path: float) -> Update:
         """A source's update, as if it had taken the target's steps if magnitudes are aligned.
 
-        Args:
-            message: The update, and the sum of its learning rates as "path".
-            path: Sum of the learning rates of the target's steps.
+        The message is that of `rated`; ``path`` is the sum of the learning rates of the target's steps.
         """
         update = {name: tensor for name, tensor in message.items() if name != "path"}
         if not self.align_magnitudes:

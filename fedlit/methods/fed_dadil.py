@@ -181,10 +181,7 @@ class FedDaDiL(FederatedModule):
     def weights(self, features: Tensor, classes: Tensor | None, barycenter: tuple[Tensor, Tensor]) -> Tensor | None:
         """Weights of a batch's samples, shape (n,), with sum 1; ``None`` are equal ones.
 
-        Args:
-            features: Of the samples, shape (n, d).
-            classes: One-hot, shape (n, C); ``None`` takes the nearest class means of the barycenter.
-            barycenter: Points and class probabilities.
+        Classes are one-hot, shape (n, C); ``None`` takes those of the nearest class means of the barycenter.
         """
         if self.sample_weights == "uniform":
             return None
@@ -195,16 +192,9 @@ class FedDaDiL(FederatedModule):
     def barycenter(
         self, points: list[Tensor], labels: list[Tensor], coordinates: Tensor, num_points: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Barycenter of some points of the atoms.
+        """Barycenter of some points of the atoms, shape (num_points, d), and its class probabilities (num_points, C).
 
-        Args:
-            points: Of each atom.
-            labels: Of the points.
-            coordinates: alpha.
-            num_points: Of the barycenter; ``None`` is as many as the atom with the largest coordinate has.
-
-        Returns:
-            Points of shape (num_points, d) and class probabilities of shape (num_points, C).
+        Without ``num_points`` it has as many as the atom with the largest coordinate.
         """
         found = wasserstein_barycenter(
             points, labels, coordinates, num_points, self.label_cost, None, self.num_iterations, entropy=self.entropy
@@ -316,24 +306,14 @@ class FedDaDiL(FederatedModule):
         if not replica.fitted:
             return {}
         features = replica.features(inputs)
-        return {
-            "reconstruction": replica.by_reconstruction(features),
-            "ensemble": replica.by_ensemble(features),
-        }
+        return {"reconstruction": replica.by_reconstruction(features), "ensemble": replica.by_ensemble(features)}
 
     @torch.no_grad()
     def reconstruct(self, client: Client, num_points: int | None = None) -> tuple[Tensor, Tensor]:
-        """A local client's barycenter of the whole atoms (equation 14).
+        """A local client's barycenter of the whole atoms (equation 14), of ``num_points``, or as many as an atom has.
 
-        Args:
-            client: At whose coordinates.
-            num_points: Of it; ``None`` is that of an atom.
-
-        Returns:
-            Points of shape (num_points, d) and class probabilities of shape (num_points, C).
-
-        Raises:
-            RuntimeError: If there is no dictionary yet.
+        Returns points of shape (num_points, d) and class probabilities of shape (num_points, C). Before there is a
+        dictionary it raises a `RuntimeError`.
         """
         replica = self.replicas[client]
         if not replica.started:

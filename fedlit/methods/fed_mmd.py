@@ -203,10 +203,7 @@ class FedMMD(FederatedModule):
     def within_domain(self, features: Tensor, moments: Tensor, center: float) -> Tensor:
         """L_p1 of a source or L_p2 of the target, a scalar; 0 for a batch of one sample, which has no pairs.
 
-        Args:
-            features: Scaled, of the batch, shape (n, L).
-            moments: Of the same, shape (M,).
-            center: Squared distance around which the kernel is expanded.
+        Features are scaled, shape (n, L), and moments theirs, shape (M,).
         """
         if len(features) < 2:
             return moments.new_zeros(())
@@ -225,13 +222,8 @@ class FedMMD(FederatedModule):
     ) -> dict[str, tuple[float, Tensor]]:
         """The target learns the mean of the sources' moments, they its own; each computes its L_p3.
 
-        Args:
-            sources: Those who are heard.
-            features: Scaled, of local clients' batches, each of shape (n, L).
-            moments: Of the same, each of shape (M,).
-
-        Returns:
-            The kernel's centre and L_p3, with its gradient, of each local client that has heard the other side.
+        Features are the scaled ones of local clients' batches, each of shape (n, L), and moments theirs, (M,). Returns
+        the kernel's centre and L_p3, with its gradient, of each local client that has heard the other side.
         """
         federation, target = self.federation, self.target.name
         names = {client.name for client in sources}
@@ -258,13 +250,7 @@ class FedMMD(FederatedModule):
         return met
 
     def across(self, moments: Tensor, others: Tensor, center: float) -> Tensor:
-        """L_p3 from both sides' moments, with the gradient of one's own.
-
-        Args:
-            moments: One's own, shape (M,), with their graph.
-            others: Of the other side, shape (M,).
-            center: Squared distance around which the kernel is expanded.
-        """
+        """L_p3 from both sides' moments, each of shape (M,), with the gradient of one's own."""
         coefficients = taylor_coefficients(self._alpha, self.degree, center)
         return -2 * moments @ pair_with_kernel(others.detach(), self.width, coefficients)
 
@@ -273,8 +259,7 @@ class FedMMD(FederatedModule):
     ) -> dict[str, tuple[float, Tensor]]:
         """Each side evaluates value and gradient of L_p3 on the other's encrypted moments (optimisations 1 and 2).
 
-        Returns:
-            As `meet_summed`.
+        Arguments and what is returned are as in `meet_summed`.
         """
         federation, target = self.federation, self.target
         names = {target.name, *(client.name for client in sources)}
@@ -304,8 +289,7 @@ class FedMMD(FederatedModule):
     ) -> dict[str, tuple[float, Tensor]]:
         """Both sides see each other's features, and compare them with the Gaussian kernel itself.
 
-        Returns:
-            As `meet_summed`, with a centre that is not used.
+        Arguments and what is returned are as in `meet_summed`, with a centre that is not used.
         """
         to = {self.target.name: sources, **{client.name: [self.target] for client in sources}}
         sent = {name: {"features": own.detach()} for name, own in features.items() if name in to}
@@ -322,13 +306,8 @@ class FedMMD(FederatedModule):
     def map_for(self, features: Tensor, moments: Tensor, center: float) -> tuple[Tensor, Tensor]:
         """Matrix and offset that turn the other side's moments into n times the gradient, and the value, of L_p3.
 
-        Args:
-            features: One's own, scaled, shape (n, L).
-            moments: Of the same, shape (M,).
-            center: Squared distance around which the kernel is expanded.
-
-        Returns:
-            Shapes (n L + 1, number sent) and (n L + 1,).
+        From one's own scaled features, shape (n, L), and their moments, shape (M,); shapes (n L + 1, number sent) and
+        (n L + 1,).
         """
         coefficients = taylor_coefficients(self._alpha, self.degree, center)
         slope = len(features) * gradient_map(features, coefficients)  # so that batches of any size use the same digits
@@ -336,11 +315,7 @@ class FedMMD(FederatedModule):
         return self.of_sent(-2 * torch.cat([slope, value[None]]))
 
     def to_send(self, moments: Tensor) -> Tensor:
-        """What a message has of moments, float32: those that say something new.
-
-        Args:
-            moments: All of them, shape (M,).
-        """
+        """What a message has of all moments, shape (M,): those that say something new, float32."""
         return moments.detach()[self._sent.to(moments.device)].float()
 
     def from_message(self, received: Tensor) -> Tensor:
@@ -349,11 +324,7 @@ class FedMMD(FederatedModule):
         return known[self._places.to(known.device)]
 
     def of_sent(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Linear functions of all moments as a matrix for those that are sent, and an offset.
-
-        Args:
-            rows: Shape (k, M).
-        """
+        """Linear functions of all moments, shape (k, M), as a matrix for those that are sent, and an offset."""
         folded = rows.new_zeros(len(rows), 1 + len(self._sent))
         folded.index_add_(1, self._places.to(rows.device), rows)
         return folded[:, 1:], folded[:, 0]
@@ -407,12 +378,7 @@ class FedMMD(FederatedModule):
             self.check_repulsion(features[target], float(self.replicas[self.target].center))
 
     def check_repulsion(self, features: Tensor, center: float) -> None:
-        """Warn once if features are so long that pairs may be pushed apart.
-
-        Args:
-            features: Scaled, of the target, shape (n, L).
-            center: Squared distance around which the kernel is expanded.
-        """
+        """Warn once if the target's scaled features, shape (n, L), are so long that pairs may be pushed apart."""
         limit = repelling_distance(self._alpha, self.degree, center)
         widest = 4 * float(features.detach().double().square().sum(dim=1).max())
         if widest > limit and not self._warned:
@@ -453,9 +419,7 @@ class FedMMD(FederatedModule):
     def send_classifiers_(self, round_idx: int, absent_too: bool = False) -> None:
         """Each source sends its classifier to the target, which seats it in its committee.
 
-        Args:
-            round_idx: Of the round that they were trained in.
-            absent_too: Whether sources that are absent in this round send theirs all the same.
+        With ``absent_too`` sources that are absent in this round send theirs all the same.
         """
         federation = self.federation
         self._classified_in = round_idx

@@ -33,16 +33,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedlit.federation import (
-    Channel,
-    Client,
-    DivergedError,
-    FederationError,
-    Open,
-    Pairwise,
-    RosterError,
-    Summed,
-)
+from fedlit.federation import Channel, Client, DivergedError, FederationError, Open, Pairwise, RosterError, Summed
 from fedlit.functional import (
     Granularity,
     UpdateProducts,
@@ -228,8 +219,7 @@ class FedDA(CombinedUpdates):
     def combine_open(self, sources: Sequence[Client]) -> tuple[Update, dict[str, float]]:
         """The target receives every update, weighs it, and combines them.
 
-        Returns:
-            The step to take from the round's start, and numbers to log; both empty where the target is not hosted.
+        Returns the step to take from the round's start, and numbers to log; both empty where the target is not hosted.
         """
         federation = self.federation
         sent = {client.name: self.rated(client) for client in sources if federation.is_local(client)}
@@ -268,10 +258,7 @@ class FedDA(CombinedUpdates):
             if self.auto:
                 contributions[client.name]["beta"] = torch.tensor(weight.beta)
         received = federation.mean(
-            "update",
-            contributions,
-            among=sources,
-            weights=federation.weights if self.weighting == "samples" else None,
+            "update", contributions, among=sources, weights=federation.weights if self.weighting == "samples" else None
         )
         if not federation.is_local(self.target):
             return {}, {}
@@ -294,23 +281,12 @@ class FedDA(CombinedUpdates):
     ) -> Update:
         """The rule: sum_i w_i [(1 - beta_i) g_T + beta_i g_Si].
 
-        Args:
-            target: The target's update g_T.
-            sources: Updates g_S, with magnitudes aligned if they are to be.
-            products: Of these updates.
-            betas: One for each source.
-            shares: Weights w_i, one for each source.
+        Products, betas and shares w_i are of the sources, whose magnitudes are aligned already if they are to be.
         """
         return fedda(target, sources, betas, shares)
 
     def contribution(self, update: Update, products: Products, beta: float) -> Update:
-        """What a source adds to the rule by itself: beta_i g_Si.
-
-        Args:
-            update: Its own g_S.
-            products: With the target's.
-            beta: Its weight.
-        """
+        """What a source adds to the rule by itself, from its products with the target's update: beta_i g_Si."""
         return times(update, beta)
 
     # ---------------------------------------------------------------- weights (section 4.2, appendix A.5)
@@ -322,13 +298,7 @@ class FedDA(CombinedUpdates):
 
         With g_T the mean of the target's batch gradients, E|g_S - g_T|^2 = d^2 + sigma^2, and the squared distance of
         g_T to a span of directions is tau^2 d^2 plus the part of sigma^2 across them: (1 - L/m) sigma^2 for L of m
-        directions, if the noise is isotropic.
-
-        Args:
-            source: Its name.
-            products: Of its update (with magnitudes aligned if they are to be) and the target's.
-            summary: Of the target.
-            across: Share of the variance across the source's directions; ``None`` is that of isotropic noise.
+        directions, if the noise is isotropic (``across=None``), and else the share ``across`` of it.
         """
         unit = summary.path**2 or math.nan  # squared updates per squared gradient; without steps there are none
         apart = summary.square - 2 * float(products.inner.sum()) + float(products.source.sum())
@@ -340,23 +310,12 @@ class FedDA(CombinedUpdates):
         return SourceWeight(self._beta(source, summary.variance, distance, residual), distance, residual)
 
     def products(self, target: Update, sources: Sequence[Update]) -> UpdateProducts:
-        """Inner products of the target's update with each source's, where both are at hand.
-
-        Args:
-            target: Its own update.
-            sources: Updates, with magnitudes aligned if they are to be.
-        """
+        """Inner products of the target's update with each source's (aligned if it is to be), where both are at hand."""
         own, *others = (self.parts(update)[0] for update in (target, *sources))
         return products_with_sources(own, others, self.granularity)
 
     def auto_weight(self, variance: float, distance: float, residual: float) -> float:
-        """The rule's best beta: sigma^2 / (sigma^2 + d^2).
-
-        Args:
-            variance: Of the target's gradient, sigma^2.
-            distance: Estimate of d^2.
-            residual: Estimate of tau^2 d^2.
-        """
+        """The rule's best beta from estimates of sigma^2, d^2 and tau^2 d^2: sigma^2 / (sigma^2 + d^2)."""
         return float(auto_weights(variance, distance))
 
     def summary(self) -> TargetSummary:
@@ -454,11 +413,7 @@ class FedDA(CombinedUpdates):
             rows = rows / squares[client].sqrt().clamp(min=torch.finfo(torch.float64).tiny)[:, None]
             maps[client.name] = {self.target.name: (rows, torch.zeros(len(rows), dtype=torch.float64))}
         outputs = federation.affine(
-            "inner_product",
-            moments,
-            maps,
-            [(self.target, client) for client in sources],
-            self._num_layers,
+            "inner_product", moments, maps, [(self.target, client) for client in sources], self._num_layers
         )
         products = {}
         for client in updates:
@@ -599,9 +554,9 @@ class FedGP(FedDA):
         betas: Sequence[float],
         shares: Sequence[float],
     ) -> Update:
-        """The rule: sum_i w_i [(1 - beta_i) g_T + beta_i Proj+(g_T | g_Si)]; arguments as in `FedDA.combine`.
+        """The rule: sum_i w_i [(1 - beta_i) g_T + beta_i Proj+(g_T | g_Si)].
 
-        Running statistics are no directions, and averaged as there.
+        Running statistics are no directions, and averaged as in `FedDA.combine`.
         """
         parts = [self.parts(update) for update in (target, *sources)]
         (own, *layers), (own_rest, *rests) = zip(*parts, strict=True)
@@ -613,7 +568,7 @@ class FedGP(FedDA):
         return step | fedda(own_rest, rests, betas, shares)
 
     def contribution(self, update: Update, products: Products, beta: float) -> Update:
-        """What a source adds to the rule by itself: beta_i Proj+(g_T | g_Si); arguments as in `FedDA.contribution`."""
+        """What a source adds to the rule by itself: beta_i Proj+(g_T | g_Si)."""
         squares = products.source
         if self.projection == "cosine":
             assert products.target is not None
@@ -622,7 +577,7 @@ class FedGP(FedDA):
         return times(scale_layers(layers, projection_coefficients(products.inner, squares)) | rest, beta)
 
     def auto_weight(self, variance: float, distance: float, residual: float) -> float:
-        """The rule's best beta: sigma^2 / (sigma^2 + tau^2 d^2); arguments as in `FedDA.auto_weight`."""
+        """The rule's best beta: sigma^2 / (sigma^2 + tau^2 d^2)."""
         return float(auto_weights(variance, residual))
 
 

@@ -185,8 +185,7 @@ class FedRFTCA(FederatedModule):
     def exchange_means(self, means: Mapping[str, Tensor]) -> None:
         """Sources learn the target's mean feature; the target learns only the mean over present sources.
 
-        Args:
-            means: Of local clients, each of shape (2N,).
+        Means are those of local clients, each of shape (2N,).
         """
         federation = self.federation
         target = self.target.name
@@ -210,10 +209,7 @@ class FedRFTCA(FederatedModule):
     def aligned_loss(self, client: Client, features: Tensor, samples: Sequence[Any]) -> Tensor | None:
         """L_C + lambda L_MMD of a source, L_MMD of the target; without L_MMD where nothing was heard.
 
-        Args:
-            client: Whose loss.
-            features: Its random features, shape (b, 2N).
-            samples: Its batch.
+        Features are the client's random ones of its batch, shape (b, 2N).
         """
         replica = self.replicas[client]
         aligned = replica.aligner(features)

@@ -189,13 +189,9 @@ class FedRFTCAClosedForm(FederatedModule):
         }
 
     def solve(self, mean: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Aligner and classifier at the target, from the sources' mean moments and its own sums.
+        """Aligner and classifier at the target, as entries of a replica's state.
 
-        Args:
-            mean: Of the sources, as `moments` makes them.
-
-        Returns:
-            Entries of a replica's state.
+        They follow from the sources' mean, as `moments` makes them, and the target's own sums.
         """
         own = self._sums[self.target.name]
         first = mean["first"].double()

@@ -17,14 +17,7 @@ STAYS_LOCAL = ("seed", "received", "heard", "informed", "ballot.")
 
 
 def check_widths(num_frequencies: int, num_components: int, bandwidth: float, kernel: Kernel) -> None:
-    """Raise a `ValueError` now, rather than when a run starts, if a replica cannot be built from these.
-
-    Args:
-        num_frequencies: Number N of random frequencies.
-        num_components: Width m of the aligned features.
-        bandwidth: Kernel width sigma.
-        kernel: Kernel that the random features stand for.
-    """
+    """Raise a `ValueError` now, rather than when a run starts, if a replica cannot be built from these."""
     if not 1 <= num_components <= 2 * num_frequencies:
         raise ValueError(
             f"num_components (m) must be between 1 and 2 * num_frequencies (2N = {2 * num_frequencies}), got "
@@ -111,22 +104,13 @@ class VotingReplica(AlignedReplica):
 
     def __init__(self, replica: AlignedReplica, voters: Sequence[str]) -> None:
         super().__init__(
-            replica.extractor,
-            replica.sample,
-            int(replica.seed),
-            replica.aligner,
-            replica.classifier,
-            replica.unit_norm,
+            replica.extractor, replica.sample, int(replica.seed), replica.aligner, replica.classifier, replica.unit_norm
         )
         self.voters = list(voters)
         self.ballot = nn.ModuleList(copy.deepcopy(replica.classifier).requires_grad_(False) for _ in voters)
 
     def count_(self, ballots: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Take in the voters' classifiers.
-
-        Args:
-            ballots: By voter, its classifier's state, less what stays with it.
-        """
+        """Take in the state of each voter's classifier, less what stays with it."""
         for voter, classifier in zip(self.voters, self.ballot, strict=True):
             classifier.load_state_dict(ballots[voter], strict=False)
         self.informed.fill_(True)

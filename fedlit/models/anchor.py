@@ -22,18 +22,10 @@ class Anchor(nn.Module):
 
     @torch.no_grad()
     def move_(self, params: Iterable[Tensor]) -> None:
-        """Copy the values that parameters have now.
-
-        Args:
-            params: In the order given at first.
-        """
+        """Copy the values that parameters, in the order given at first, have now."""
         torch._foreach_copy_(list(self.buffers()), list(params))
 
     def squared_distance(self, params: Iterable[Tensor]) -> Tensor:
-        """Sum of squared differences to parameters, a scalar with a graph.
-
-        Args:
-            params: In the order given at first.
-        """
+        """Sum of squared differences to parameters, in the order given at first: a scalar with a graph."""
         pairs = zip(params, self.buffers(), strict=True)
         return torch.stack([(param - anchor).square().sum() for param, anchor in pairs]).sum()

@@ -71,12 +71,7 @@ class Committee(MomentReplica):
         self.register_buffer("informed", torch.zeros(len(members), dtype=torch.bool))
 
     def seat_(self, name: str, classifier: Mapping[str, Tensor]) -> None:
-        """Take in a member's classifier.
-
-        Args:
-            name: Of the source.
-            classifier: Its state, less what stays at the source.
-        """
+        """Take in the classifier of a source: its state, less what stays there."""
         place = self.names.index(name)
         self.members[place].load_state_dict(classifier, strict=False)
         self.informed[place] = True

@@ -35,11 +35,7 @@ class MLP(nn.Module):
     out_features: int
 
     def __init__(
-        self,
-        in_features: int,
-        hidden: Sequence[int] = (64, 64),
-        out_features: int | None = None,
-        dropout: float = 0.0,
+        self, in_features: int, hidden: Sequence[int] = (64, 64), out_features: int | None = None, dropout: float = 0.0
     ) -> None:
         super().__init__()
         widths = [*hidden] if out_features is None else [*hidden, out_features]

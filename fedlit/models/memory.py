@@ -50,9 +50,7 @@ class RoundMemory:
     def at_start(self, module: nn.Module, state: Mapping[str, Tensor]) -> Iterator[None]:
         """Take a module back to the round's start; afterwards it is what it was, buffers included.
 
-        Args:
-            module: Whose parameters and buffers are put back.
-            state: Those among them that `start` has.
+        ``state`` has those of its parameters and buffers that `start` has.
         """
         tensors = [*module.parameters(), *module.buffers()]
         kept = [tensor.detach().clone() for tensor in tensors]
@@ -65,11 +63,7 @@ class RoundMemory:
                 torch._foreach_copy_(tensors, kept)
 
     def observe_(self, gradient: dict[str, Tensor]) -> None:
-        """Note the gradient of one more batch at `start`.
-
-        Args:
-            gradient: By the names in `start`.
-        """
+        """Note the gradient of one more batch at `start`, by the names in it."""
         self.statistics.add(gradient)
         if self.keep_gradients:
             self.gradients.append({name: tensor.detach().clone() for name, tensor in gradient.items()})
