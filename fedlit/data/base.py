@@ -322,13 +322,11 @@ class DomainDataModule(L.LightningDataModule, ABC):
         if members == [client]:
             return self._splits[client]
         starts = torch.tensor([0, *(len(self._domain(name).y) for name in members)]).cumsum(0).tolist()
-        parts = {
-            stage: torch.cat(
-                [getattr(self._splits[name], stage) + start for name, start in zip(members, starts, strict=False)]
-            )
-            for stage in ("train", "val", "test", "labelled")
-        }
-        return Split(**parts)
+        moved = [
+            {stage: positions + start for stage, positions in vars(self._splits[name]).items()}
+            for name, start in zip(members, starts, strict=False)
+        ]
+        return Split(**{stage: torch.cat([each[stage] for each in moved]) for stage in moved[0]})
 
     def dataset(self, client: str, stage: Stage) -> Dataset[Any]:
         """Samples of one client in one stage.
@@ -404,14 +402,11 @@ class DomainDataModule(L.LightningDataModule, ABC):
                 "or leave the odd one out of clients"
             )
         if self.task == "classification" and not self.unshared_classes:
-            holders = {
-                label: [name for name in names if bool((domains[name].y == label).any())]
-                for label in range(self.num_classes)
-            }
-            for label, who in holders.items():
+            for label, class_name in enumerate(self.class_names()):
+                who = [name for name in names if bool((domains[name].y == label).any())]
                 if len(who) == 1:
                     raise DatasetLayoutError(
-                        f"class {self.class_names()[label]!r} occurs at client {who[0]!r} only, and at none of the "
+                        f"class {class_name!r} occurs at client {who[0]!r} only, and at none of the "
                         "others: leave the class out of the data, or choose clients that share it"
                     )
         self._agreed = True
@@ -432,7 +427,7 @@ class DomainDataModule(L.LightningDataModule, ABC):
         candidates = train
         if self.transductive:
             train = test = torch.arange(len(y))
-            candidates = torch.tensor(sorted(set(train.tolist()) - set(val.tolist())), dtype=torch.int64)
+            candidates = train[~torch.isin(train, val)]
         wanted = self._num_target_labels(len(train), len(candidates))
         generator = torch.Generator().manual_seed(stable_seed(self.seed, "target_labels", name))
         labelled = balanced_choice(y, candidates, wanted, generator)
@@ -479,11 +474,10 @@ class DomainDataModule(L.LightningDataModule, ABC):
 
     def _eval_loader(self, stage: Stage, names: Sequence[str], fraction: float) -> FederatedLoader | list[Any]:
         self._check_agreement()
-        everyone = [client.name for client in self._roster_of_run()]
-        if fraction == 0 and not any(len(getattr(self.split(name), stage)) for name in everyone):
+        sizes = {client.name: len(getattr(self.split(client.name), stage)) for client in self._roster_of_run()}
+        if fraction == 0 and not any(sizes.values()):
             return []  # Lightning's way to say that there is nothing to evaluate
         # With fraction 0 only a transductive target has samples; otherwise every client does.
-        sizes = {name: len(getattr(self.split(name), stage)) for name in everyone}
         local = [name for name in names if sizes[name] > 0]
         return FederatedLoader(
             {name: self.dataset(name, stage) for name in local},
@@ -630,15 +624,10 @@ class DomainDataModule(L.LightningDataModule, ABC):
         for place, client in enumerate(clients):
             counts = torch.bincount(self._domain(client.name).y, minlength=len(classes)).double()
             where = torch.arange(len(classes)) + (place - (len(clients) - 1) / 2) * width
-            axis.bar(
-                where.numpy(), (counts / counts.sum()).numpy(), width, label=f"{client.name} (n={int(counts.sum())})"
-            )
-        axis.set_xticks(
-            range(len(classes)),
-            classes,
-            rotation=45 if len(classes) > 3 else 0,
-            ha="right" if len(classes) > 3 else "center",
-        )
+            number = counts.sum()
+            axis.bar(where.numpy(), (counts / number).numpy(), width, label=f"{client.name} (n={int(number)})")
+        slanted = {"rotation": 45, "ha": "right"} if len(classes) > 3 else {}
+        axis.set_xticks(range(len(classes)), classes, **slanted)
         axis.set_ylim(0, 1.3 * axis.get_ylim()[1])  # room for the legend
         axis.set_ylabel("share of the client's samples")
         axis.set_title("Classes")

@@ -26,9 +26,8 @@ class FashionMNIST(DomainDataModule):
 
     The 70,000 images (or ``max_samples`` of them) are pooled and dealt out by class, and each client splits its own
     into training, validation and test; 28x28 grey, in [0, 1] before noise. Without a label shift each client gets an
-    equal share. The paper's
-    settings (appendix C.7): ``noise_level`` 0.2 to 0.8 with ``target_labels=100``; or ``noise_level=0`` with
-    ``label_shift`` 0.45 to 0 and ``target_labels=0.15``.
+    equal share. The paper's settings (appendix C.7): ``noise_level`` 0.2 to 0.8 with ``target_labels=100``; or
+    ``noise_level=0`` with ``label_shift`` 0.45 to 0 and ``target_labels=0.15``.
 
     Args:
         root: Folder with the four idx files (gzipped or not), or with them in ``raw/`` or ``FashionMNIST/raw/``.

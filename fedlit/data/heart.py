@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -151,18 +153,9 @@ class HeartDisease(DomainDataModule):
             [[_missing_share(HOSPITALS[c.name], column) for c in self.check_roster()] for column in columns]
         )
         missing.imshow(shares.numpy(), cmap="Reds", vmin=0, vmax=1, aspect="auto")
-        for (row, column), share in zip(
-            torch.cartesian_prod(*map(torch.arange, shares.shape)), shares.flatten(), strict=True
-        ):
-            missing.text(
-                column,
-                row,
-                f"{share:.0%}",
-                ha="center",
-                va="center",
-                fontsize=8,
-                color="white" if share > 0.6 else "black",
-            )
+        for (row, column), share in np.ndenumerate(shares.numpy()):
+            color = "white" if share > 0.6 else "black"
+            missing.text(column, row, f"{share:.0%}", ha="center", va="center", fontsize=8, color=color)
         missing.set_xticks(range(shares.shape[1]), [c.name for c in self.check_roster()], fontsize=8)
         missing.set_yticks(range(len(columns)), columns, fontsize=8)
         missing.set_title("Share of patients without a value")
@@ -177,8 +170,8 @@ def patients() -> list[dict[str, str]]:
 
 
 def _measurement(row: dict[str, str], name: str) -> float:
-    value = float(row[name]) if row[name] else float("nan")
-    return float("nan") if value == 0 and name in ZERO_IS_MISSING else value
+    value = float(row[name]) if row[name] else math.nan
+    return math.nan if value == 0 and name in ZERO_IS_MISSING else value
 
 
 def _places(name: str) -> tuple[str, ...]:
@@ -187,7 +180,9 @@ def _places(name: str) -> tuple[str, ...]:
 
 def _vector(row: dict[str, str], numeric: Sequence[str]) -> list[float]:
     numbers = [_measurement(row, name) for name in numeric]
-    marks = [float(value != value) for name, value in zip(numeric, numbers, strict=True) if name not in NEVER_MISSING]
+    marks = [
+        float(math.isnan(value)) for name, value in zip(numeric, numbers, strict=True) if name not in NEVER_MISSING
+    ]
     one_hot: list[float] = []
     for name in CATEGORIES:
         places = _places(name)
@@ -198,7 +193,5 @@ def _vector(row: dict[str, str], numeric: Sequence[str]) -> list[float]:
 
 def _missing_share(hospital: str, column: str) -> float:
     rows = [row for row in patients() if row["dataset"] == hospital]
-    gone = [
-        _measurement(row, column) != _measurement(row, column) if column in NUMERIC else not row[column] for row in rows
-    ]
+    gone = [math.isnan(_measurement(row, column)) if column in NUMERIC else not row[column] for row in rows]
     return sum(gone) / len(rows)

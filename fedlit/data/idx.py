@@ -13,6 +13,7 @@ from torch import Tensor
 from fedlit.data.base import DatasetLayoutError, DatasetNotFoundError
 
 _PARTS = ("train", "t10k")
+_FILES = [f"{part}-{kind}-ubyte" for part in _PARTS for kind in ("images-idx3", "labels-idx1")]
 
 
 def load_idx(root: str, name: str, download: bool, elsewhere: str = "") -> tuple[Tensor, Tensor]:
@@ -34,7 +35,7 @@ def load_idx(root: str, name: str, download: bool, elsewhere: str = "") -> tuple
         files = _find(places)
     if files is None:
         raise DatasetNotFoundError(
-            f"no idx files of {name} ({', '.join(_file_names())}, each with or without .gz) in "
+            f"no idx files of {name} ({', '.join(_FILES)}, each with or without .gz) in "
             f"{[str(place) for place in places]}: set download=True, or root to the folder that has them{elsewhere}"
         )
     images = torch.cat([_read(files[f"{part}-images-idx3-ubyte"], num_dims=3) for part in _PARTS])
@@ -47,19 +48,11 @@ def load_idx(root: str, name: str, download: bool, elsewhere: str = "") -> tuple
     return images, labels
 
 
-def _file_names() -> list[str]:
-    return [f"{part}-{kind}-ubyte" for part in _PARTS for kind in ("images-idx3", "labels-idx1")]
-
-
 def _find(places: list[Path]) -> dict[str, Path] | None:
-    """The four files, if one of the places has all of them."""
+    """The four files, if one of the places has all of them; where one is there twice, not the gzipped one."""
     for place in places:
-        found = {}
-        for name in _file_names():
-            file = next((f for f in (place / name, place / f"{name}.gz") if f.is_file()), None)
-            if file is not None:
-                found[name] = file
-        if len(found) == len(_file_names()):
+        found = {name: f for name in _FILES for f in (place / f"{name}.gz", place / name) if f.is_file()}
+        if len(found) == len(_FILES):
             return found
     return None
 

@@ -295,16 +295,16 @@ class ImageFiles(Dataset[tuple[Tensor, Tensor]]):
         return len(self.paths)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        pixels = decode(self.paths[index], self.resized_side, self.side)
-        return self.transform(pixels[None])[0], self.y[index]
+        return self.transform(self._decode(self.paths[index : index + 1]))[0], self.y[index]
 
     def decode_all(self, num_workers: int) -> Tensor:
         """All images as one uint8 tensor, shape (n, 3, side, side), decoded by ``num_workers`` processes."""
         pixels = torch.empty(len(self), 3, self.side, self.side, dtype=torch.uint8)
         loader = DataLoader(
-            _Pixels(self),
+            self.paths,  # type: ignore[arg-type]  # a list has all that a data set must
             batch_size=64,
             num_workers=num_workers,
+            collate_fn=self._decode,
             # The default start-up draws a seed from torch's global generator, which would make the cache visible there.
             generator=torch.Generator().manual_seed(0),
         )
@@ -314,13 +314,5 @@ class ImageFiles(Dataset[tuple[Tensor, Tensor]]):
             start += len(batch)
         return pixels
 
-
-class _Pixels(Dataset[Tensor]):
-    def __init__(self, files: ImageFiles) -> None:
-        self.files = files
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def __getitem__(self, index: int) -> Tensor:
-        return decode(self.files.paths[index], self.files.resized_side, self.files.side)
+    def _decode(self, paths: Sequence[Path]) -> Tensor:
+        return torch.stack([decode(path, self.resized_side, self.side) for path in paths])

@@ -19,10 +19,7 @@ from fedlit.methods.personalised import Personalised, PersonalReplica
 class MixedReplica(PersonalReplica):
     """A client's copy of the averaged model w and its local model v, evaluated as alpha v + (1 - alpha) w.
 
-    Args:
-        extractor: Of w; v starts as a copy.
-        classifier: Of w; v starts as a copy.
-        alpha: Share of v, in [0, 1].
+    v starts as a copy of w; alpha is in [0, 1].
     """
 
     def __init__(self, extractor: nn.Module, classifier: nn.Module, alpha: float) -> None:

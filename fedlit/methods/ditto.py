@@ -21,12 +21,7 @@ from fedlit.training.replicas import Replicas
 
 
 class AnchoredPersonalReplica(PersonalReplica):
-    """Both models of a client, and the w of the round's start that v is held near.
-
-    Args:
-        extractor: Of w; v starts as a copy.
-        classifier: Of w; v starts as a copy.
-    """
+    """Both models of a client, and the w of the round's start that v is held near."""
 
     def __init__(self, extractor: nn.Module, classifier: nn.Module) -> None:
         super().__init__(extractor, classifier)

@@ -330,11 +330,7 @@ class FedMMD(FederatedModule):
         return folded[:, 1:], folded[:, 0]
 
     def center_for(self, distance: Tensor) -> float:
-        """The round's centre: as given, or the mean squared distance in the first step in which the target hears it.
-
-        Args:
-            distance: Mean squared distance between the domains now.
-        """
+        """The round's centre: as given, or the domains' mean squared distance when the target first hears it."""
         if self.center is not None:
             return self.center
         kept = self.replicas[self.target].center

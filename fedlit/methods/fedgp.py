@@ -77,12 +77,10 @@ class TargetSummary:
 
 @dataclass(frozen=True)
 class Products:
-    """Inner products of two updates, by layer or over the whole model, float64.
+    """Inner products of two updates, by layer or over the whole model, each of shape (L,), float64.
 
-    Args:
-        inner: Of the target's with the source's, shape (L,).
-        source: Of the source's with itself, shape (L,).
-        target: Of the target's with itself, shape (L,); ``None`` where the source does not know them.
+    Of the target's with the source's, and of each with itself; that of the target is ``None`` where the source does not
+    know it.
     """
 
     inner: Tensor

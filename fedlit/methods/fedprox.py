@@ -19,12 +19,7 @@ from fedlit.training.replicas import Replicas
 
 
 class AnchoredReplica(Replica):
-    """A client's network, and the weights w_round that they are held near.
-
-    Args:
-        extractor: Turns inputs into features.
-        classifier: Turns features into logits.
-    """
+    """A client's network, and the weights w_round that they are held near."""
 
     def __init__(self, extractor: nn.Module, classifier: nn.Module) -> None:
         super().__init__(extractor, classifier)

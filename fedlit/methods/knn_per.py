@@ -49,11 +49,7 @@ def knn_probabilities(
 class MemorisingReplica(Replica):
     """A client's network and its datastore: embeddings and classes of its labelled training samples.
 
-    Args:
-        extractor: Turns inputs into embeddings.
-        classifier: Turns embeddings into logits.
-        lam: Share of the neighbours in the prediction.
-        num_neighbors: Number of neighbours.
+    ``lam`` is the share of the neighbours in the prediction.
     """
 
     embeddings: Tensor

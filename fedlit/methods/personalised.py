@@ -17,12 +17,7 @@ from fedlit.training.replicas import Replicas
 
 
 class PersonalReplica(Replica):
-    """A client's copy of the averaged model w, and its personal model v, by which it is evaluated.
-
-    Args:
-        extractor: Of w; v starts as a copy.
-        classifier: Of w; v starts as a copy.
-    """
+    """A client's copy of the averaged model w, and its personal model v, a copy at first, by which it is evaluated."""
 
     personalised: Tensor
 

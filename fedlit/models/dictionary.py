@@ -108,12 +108,9 @@ class DictionaryReplica(Replica):
 
     @torch.no_grad()
     def fit_(self, reconstruction: tuple[Tensor, Tensor], penalty: float, atoms: bool) -> None:
-        """Fit a classifier to the client's barycenter and one to each atom (section 3.4).
+        """Fit a classifier to the client's barycenter, (n, d) and (n, C), and one to each atom if asked (section 3.4).
 
-        Args:
-            reconstruction: Points and labels of the barycenter, of shapes (n, d) and (n, C).
-            penalty: See `softmax_regression`.
-            atoms: Whether those of the atoms are needed.
+        The penalty is that of `softmax_regression`.
         """
         heads = [self.reconstruction]
         samples = [reconstruction]
