@@ -125,10 +125,7 @@ class _TransferTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         samples = validate_data(self, X, dtype=[np.float64, np.float32], ensure_min_samples=2)
         source = _source_mask(sample_domain, samples)
         self._check_parameters(len(samples))
-        if self.bandwidth is None:
-            self.bandwidth_ = _median_distance(samples, self.kernel)
-        else:
-            self.bandwidth_ = float(self.bandwidth)
+        self.bandwidth_ = _median_distance(samples, self.kernel) if self.bandwidth is None else float(self.bandwidth)
         rows = torch.tensor(samples, dtype=torch.float64)
         is_source = torch.from_numpy(source)
         self._solve(rows[is_source], rows[~is_source])
@@ -257,13 +254,10 @@ class RTCA(_KernelTransformer):
     Args:
         n_components: Number of components m, below the number of samples.
         gamma: Weight of the regularisation against the distance between domains l^T K l, positive. ``None`` takes
-            that distance as it would be by chance: its mean if samples were assigned to domains at random. A shift of
-            the domains beyond chance is then all but removed.
+            that distance as it would be by chance, as :class:`TCA` does.
         kernel: ``"gaussian"``, ``"laplace"`` or ``"cauchy"``.
-        bandwidth: Kernel width sigma, a length in the units of the samples. ``None`` takes the median distance between
-            training samples of both domains (between 1000 of them, if there are more).
-        scaling: ``"unit"`` gives every column of W length 1, so that components keep their unequal variances;
-            ``"constraint"`` gives all of them the same variance, as the paper's problem states.
+        bandwidth: Kernel width sigma, as for :class:`TCA`.
+        scaling: ``"unit"`` or ``"constraint"``, as for :class:`TCA`.
 
     Attributes:
         aligner_: Matrix W, shape (n, m), rows in the order source, target.
@@ -291,13 +285,10 @@ class RFTCA(_TransferTransformer):
     Args:
         n_components: Number of components m, below the number of samples and at most twice ``n_frequencies``.
         gamma: Weight of the regularisation against the squared distance between the domains' mean features, positive.
-            ``None`` takes that distance as it would be by chance: its mean if samples were assigned to domains at
-            random. A shift of the domains beyond chance is then all but removed.
+            ``None`` takes that distance as it would be by chance, as :class:`TCA` does.
         kernel: Which kernel the features estimate: ``"gaussian"``, ``"laplace"`` or ``"cauchy"``.
-        bandwidth: Kernel width sigma, a length in the units of the samples. ``None`` takes the median distance between
-            training samples of both domains (between 1000 of them, if there are more).
-        scaling: ``"unit"`` gives every column of W length 1, so that components keep their unequal variances;
-            ``"constraint"`` gives all of them the same variance, as the paper's problem states.
+        bandwidth: Kernel width sigma, as for :class:`TCA`.
+        scaling: ``"unit"`` or ``"constraint"``, as for :class:`TCA`.
         n_frequencies: Number of random frequencies N.
         random_state: Seed of the frequencies, an integer.
 

@@ -15,10 +15,11 @@ from torch.nn import functional as F
 
 from fedlit.data.base import DatasetLayoutError, DatasetNotFoundError, Domain, DomainDataModule, Transform
 from fedlit.data.digits import DEJAVU_FONTS, NUM_CLASSES, flatten, photo_patches, printed_digits, written_digits
-from fedlit.data.splits import apportion
+from fedlit.data.splits import apportion, shuffled_by_class
 from fedlit.federation.streams import stable_seed
 
 _SIDES = {"mnist": 28, "usps": 16}  # pixels of the images in the file
+_KEYS = [f"{name}_{part}" for name in _SIDES for part in "xy"]
 _FONTS = [
     *DEJAVU_FONTS,
     *(f"STIXGeneral{style}.ttf" for style in ("", "Bol", "Italic", "BolIta")),
@@ -132,22 +133,18 @@ class DigitFive(DomainDataModule):
         ``mnist`` has the first half of each class in random order, the same in every run, and ``blended`` the rest.
         """
         y = torch.from_numpy(self._arrays["mnist_y"])
-        order = torch.randperm(len(y), generator=torch.Generator().manual_seed(stable_seed("DigitFive", "halves")))
         half = 0 if domain == "mnist" else 1
-        members = [order[y[order] == label] for label in range(NUM_CLASSES)]
+        members = shuffled_by_class(y, NUM_CLASSES, "DigitFive", "halves")
         return torch.cat([group[half::2] for group in members]).sort().values
 
     def _kept(self, domain: str, y: Tensor) -> Tensor:
         """Positions that ``max_samples`` leaves, ascending."""
         if self.max_samples is None or len(y) <= self.max_samples:
             return torch.arange(len(y))
-        order = torch.randperm(
-            len(y), generator=torch.Generator().manual_seed(stable_seed("DigitFive", "keep", domain))
-        )
+        members = shuffled_by_class(y, NUM_CLASSES, "DigitFive", "keep", domain)
         counts = torch.bincount(y, minlength=NUM_CLASSES)
-        numbers = apportion(counts, self.max_samples / len(y), counts)
-        kept = [order[y[order] == label][:number] for label, number in enumerate(numbers.tolist())]
-        return torch.cat(kept).sort().values
+        numbers = apportion(counts, self.max_samples / len(y), counts).tolist()
+        return torch.cat([group[:number] for group, number in zip(members, numbers, strict=True)]).sort().values
 
     def transform(self, training: bool) -> Transform | None:
         """Flatten, if asked to."""
@@ -184,20 +181,20 @@ def _read(path: Path) -> dict[str, npt.NDArray[Any]]:
     if not path.exists():
         raise DatasetNotFoundError(
             f"no digits at path={str(path)!r} (looked for {str(path.absolute())!r}): give an .npz file with the arrays "
-            f"{_keys()}. torchvision.datasets.MNIST and USPS download them as .data (images) and .targets (digits), "
+            f"{_KEYS}. torchvision.datasets.MNIST and USPS download them as .data (images) and .targets (digits), "
             "and numpy.savez saves them"
         )
     try:
         with np.load(path, allow_pickle=False) as file:
-            arrays = {key: file[key] for key in _keys() if key in file.files}
+            arrays = {key: file[key] for key in _KEYS if key in file.files}
             found = sorted(file.files)
     except (ValueError, TypeError, OSError, EOFError, zipfile.BadZipFile) as error:
         raise DatasetLayoutError(
             f"{str(path)!r} cannot be read as .npz ({error}): save plain arrays with numpy.savez"
         ) from error
-    missing = [key for key in _keys() if key not in arrays]
+    missing = [key for key in _KEYS if key not in arrays]
     if missing:
-        raise DatasetLayoutError(f"{str(path)!r} must hold arrays {_keys()}, got {found}: add {missing}")
+        raise DatasetLayoutError(f"{str(path)!r} must hold arrays {_KEYS}, got {found}: add {missing}")
     for name, side in _SIDES.items():
         x, y = arrays[f"{name}_x"], arrays[f"{name}_y"]
         if x.shape[1:] != (side, side) or x.dtype != np.uint8:
@@ -215,7 +212,3 @@ def _read(path: Path) -> dict[str, npt.NDArray[Any]]:
                 f"{name}_y in {str(path)!r} must hold all digits 0 to 9 and nothing else, got {sorted(set(y.tolist()))}"
             )
     return arrays
-
-
-def _keys() -> list[str]:
-    return [f"{name}_{part}" for name in _SIDES for part in "xy"]

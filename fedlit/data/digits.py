@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedlit.data.base import Domain, DomainDataModule, Transform
 from fedlit.data.shifts import add_noise, check_shifts, label_share, source_labels
+from fedlit.data.splits import shuffled_by_class
 from fedlit.federation.streams import stable_seed
 
 NUM_CLASSES = 10
@@ -114,16 +115,15 @@ class Digits(DomainDataModule):
 
     def _kept(self, domain: str, y: Tensor) -> Tensor:
         """Positions that the shifts of labels leave, ascending."""
-        kept = []
-        order = torch.randperm(len(y), generator=torch.Generator().manual_seed(stable_seed("Digits", "keep", domain)))
         is_target = domain == self.target
-        labels = range(NUM_CLASSES)
+        labels: Sequence[int] = range(NUM_CLASSES)
         if self.labels_per_source is not None and not is_target:
-            labels = source_labels(self.domain_names().index(domain), self.labels_per_source, NUM_CLASSES)  # type: ignore[assignment]
+            labels = source_labels(self.domain_names().index(domain), self.labels_per_source, NUM_CLASSES)
+        members = shuffled_by_class(y, NUM_CLASSES, "Digits", "keep", domain)
+        kept = []
         for label in labels:
-            members = order[y[order] == label]
             share = 1.0 if self.label_shift is None else label_share(label, self.label_shift, is_target)
-            kept.append(members[: round(share * len(members))])
+            kept.append(members[label][: round(share * len(members[label]))])
         return torch.cat(kept).sort().values
 
     def transform(self, training: bool) -> Transform | None:

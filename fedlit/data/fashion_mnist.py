@@ -13,9 +13,8 @@ from torch.utils.data import Dataset
 from fedlit.data.base import Domain, DomainDataModule, DomainDataset, Transform
 from fedlit.data.idx import load_idx
 from fedlit.data.shifts import add_noise, check_shifts, label_share, source_labels
-from fedlit.data.splits import apportion
+from fedlit.data.splits import apportion, shuffled_by_class
 from fedlit.federation.errors import RosterError
-from fedlit.federation.streams import stable_seed
 
 CLASSES = ["T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot"]
 TARGET = "target"
@@ -118,7 +117,7 @@ class FashionMNIST(DomainDataModule):
     def _shares(self) -> dict[str, Tensor]:
         """Positions of each client's images, ascending; the same in every run."""
         y = self._images[1]
-        order = torch.randperm(len(y), generator=torch.Generator().manual_seed(stable_seed("FashionMNIST", "shares")))
+        shuffled = shuffled_by_class(y, len(CLASSES), "FashionMNIST", "shares")
         names = self.domain_names()
         shares: dict[str, list[Tensor]] = {name: [] for name in names}
         holds = {
@@ -129,8 +128,8 @@ class FashionMNIST(DomainDataModule):
         }
         counts = torch.bincount(y, minlength=len(CLASSES))
         kept = apportion(counts, min(1.0, (self.max_samples or len(y)) / len(y)), counts).tolist()
-        for label in range(len(CLASSES)):
-            members = order[y[order] == label][: kept[label]]
+        for label, number in enumerate(kept):
+            members = shuffled[label][:number]
             share = 1 / len(names) if self.label_shift is None else label_share(label, self.label_shift, is_target=True)
             first = round(share * len(members))
             shares[TARGET].append(members[:first])

@@ -137,10 +137,7 @@ class HeartDisease(DomainDataModule):
     def plot(self, num_samples: int = 10) -> Figure:
         """Patients in two principal components, what is to be predicted, and what each hospital did not measure.
 
-        It is for people and shows the target's true classes as well.
-
-        Args:
-            num_samples: Unused.
+        It is for people and shows the target's true classes as well; ``num_samples`` is not used.
         """
         from matplotlib.figure import Figure
 

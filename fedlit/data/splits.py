@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fedlit.federation.streams import stable_seed
+
 
 def stratified_split(
     y: Tensor, val_fraction: float, test_fraction: float, generator: torch.Generator
@@ -29,14 +31,14 @@ def stratified_split(
     return tuple(torch.cat(part).sort().values for part in (train, val, test))  # type: ignore[return-value]
 
 
-def apportion(counts: Tensor, fraction: float, room: Tensor) -> Tensor:
-    """Deal ``round(fraction * counts.sum())`` seats to groups in proportion (largest remainders).
+def shuffled_by_class(y: Tensor, num_classes: int, *stream: object) -> list[Tensor]:
+    """Positions of each class's samples in random order; the same name (``stream``) gives the same order."""
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(stable_seed(*stream)))
+    return [order[y[order] == label] for label in range(num_classes)]
 
-    Args:
-        counts: Sizes of the groups.
-        fraction: In [0, 1].
-        room: The most that each group can give.
-    """
+
+def apportion(counts: Tensor, fraction: float, room: Tensor) -> Tensor:
+    """Deal ``round(fraction * counts.sum())`` seats to groups by largest remainders, at most ``room`` to each."""
     exact = counts.double() * fraction
     seats = torch.minimum(exact.floor().long(), room)
     left = round(fraction * int(counts.sum())) - int(seats.sum())

@@ -51,10 +51,7 @@ class BatchStatistics:
 
     @torch.no_grad()
     def add(self, update: dict[str, Tensor]) -> None:
-        """Take in one more batch gradient; it is not kept.
-
-        Args:
-            update: Gradient of the mean loss over one batch, or the update of one local step, name by name.
+        """Take in one more batch gradient, or update of one local step, name by name; it is not kept.
 
         Raises:
             ValueError: If names or shapes of the layers differ from those of the gradients before.

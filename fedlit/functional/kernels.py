@@ -28,14 +28,22 @@ def check_samples(name: str, x: Tensor) -> None:
         raise TypeError(f"{name} must be of a floating type, got {x.dtype}: convert it with {name}.float()")
 
 
-def _check_pair(x: Tensor, y: Tensor, bandwidth: float) -> None:
-    check_samples("x", x)
-    check_samples("y", y)
+def check_pair(x: Tensor, y: Tensor, names: tuple[str, str] = ("x", "y"), symbol: str = "p") -> None:
+    """Refuse samples that are no matrices, or differ in the number of features, which is called ``symbol``."""
+    for name, samples in zip(names, (x, y), strict=True):
+        check_samples(name, samples)
     if x.shape[1] != y.shape[1]:
         raise ValueError(
-            f"x and y must have equally many features (p), got shapes {tuple(x.shape)} and {tuple(y.shape)}"
+            f"{names[0]} and {names[1]} must have equally many features ({symbol}), got shapes {tuple(x.shape)} and "
+            f"{tuple(y.shape)}"
         )
+
+
+def _common_dtype(x: Tensor, y: Tensor, bandwidth: float) -> torch.dtype:
+    """Of a kernel of these samples, which are checked."""
+    check_pair(x, y)
     check_bandwidth(bandwidth)
+    return torch.promote_types(x.dtype, y.dtype)
 
 
 def squared_distances(x: Tensor, y: Tensor) -> Tensor:
@@ -79,8 +87,7 @@ def gaussian_kernel(x: Tensor, y: Tensor, bandwidth: float) -> Tensor:
         Pan et al., Domain adaptation via transfer component analysis, IEEE TNN 2011, where the width is stated
         otherwise; this is the convention of Feng et al. (FedRF-TCA, 2023), appendix D.
     """
-    _check_pair(x, y, bandwidth)
-    dtype = torch.promote_types(x.dtype, y.dtype)
+    dtype = _common_dtype(x, y, bandwidth)
     return torch.exp(squared_distances(x, y) / (-2 * bandwidth**2)).to(dtype)
 
 
@@ -104,8 +111,7 @@ def laplace_kernel(x: Tensor, y: Tensor, bandwidth: float) -> Tensor:
     References:
         Rahimi and Recht, Random features for large-scale kernel machines, NeurIPS 2007, figure 1.
     """
-    _check_pair(x, y, bandwidth)
-    dtype = torch.promote_types(x.dtype, y.dtype)
+    dtype = _common_dtype(x, y, bandwidth)
     return torch.exp(torch.cdist(x.to(dtype), y.to(dtype), p=1.0) / -bandwidth)
 
 
@@ -129,8 +135,7 @@ def cauchy_kernel(x: Tensor, y: Tensor, bandwidth: float) -> Tensor:
     References:
         Rahimi and Recht, Random features for large-scale kernel machines, NeurIPS 2007, figure 1, where sigma is 1.
     """
-    _check_pair(x, y, bandwidth)
-    dtype = torch.promote_types(x.dtype, y.dtype)
+    dtype = _common_dtype(x, y, bandwidth)
     logarithm = torch.zeros(len(x), len(y), dtype=dtype, device=x.device)
     # one feature at a time, because (n, k, p) differences would not fit in memory
     for a, b in zip(x.to(dtype).T / bandwidth, y.to(dtype).T / bandwidth, strict=True):

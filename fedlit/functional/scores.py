@@ -140,12 +140,7 @@ class SourceMoments:
 
     @classmethod
     def of(cls, features: Tensor, losses: Tensor) -> SourceMoments:
-        """Of samples at hand.
-
-        Args:
-            features: phi, shape (n, m).
-            losses: One for each sample, shape (n,).
-        """
+        """Of samples at hand, from their features phi, shape (n, m), and their losses, shape (n,)."""
         phi, each = features.double(), losses.double()[:, None]
         number = len(phi)
         return cls(phi.mean(dim=0), phi.T @ phi / number, (each * phi).mean(dim=0), phi.T @ (each * phi) / number)

@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from fedlit.functional.kernels import check_samples, gaussian_kernel
+from fedlit.functional.kernels import check_pair, check_samples, gaussian_kernel
 
 Within = Literal["truncated", "exact"]
 
@@ -73,10 +73,7 @@ def taylor_moments(x: Tensor, degree: int) -> Tensor:
     a = x.double()
     squares = (a * a).sum(dim=1)
     powers = torch.stack([squares**i for i in range(degree + 1)], dim=1)  # (n, D + 1)
-    blocks = []
-    for t in range(degree + 1):
-        blocks.append(_symmetric_means(powers[:, : degree - t + 1], a, t).flatten())
-    return torch.cat(blocks)
+    return torch.cat([_symmetric_means(powers[:, : degree - t + 1], a, t).flatten() for t in range(degree + 1)])
 
 
 def _symmetric_means(powers: Tensor, x: Tensor, t: int) -> Tensor:
@@ -103,9 +100,7 @@ def _symmetric_means(powers: Tensor, x: Tensor, t: int) -> Tensor:
 def _entries(length: int, t: int) -> tuple[Tensor, Tensor]:
     """Flat places of a symmetric tensor's different entries, and the square roots of how often they occur."""
     indices = torch.combinations(torch.arange(length), t, with_replacement=True)
-    places = torch.zeros(len(indices), dtype=torch.long)
-    for column in indices.T:
-        places = places * length + column
+    places = (indices * length ** torch.arange(t - 1, -1, -1)).sum(dim=1)
     # t! over the factorials of how often each index occurs in the sorted row
     runs = torch.ones(len(indices))
     current = torch.ones(len(indices))
@@ -130,9 +125,9 @@ def moments_to_send(num_features: int, degree: int, unit_norm: bool) -> Tensor:
         For each moment its place among ``[1, what is sent]``, shape (M,), integers: with ``known`` so put together,
         ``known[places]`` are all moments.
     """
-    num_taylor_moments(num_features, degree)
+    number = num_taylor_moments(num_features, degree)
     if not unit_norm:
-        return torch.arange(num_taylor_moments(num_features, degree))
+        return torch.arange(number)
     places = [torch.zeros(degree + 1, dtype=torch.long)]
     sent = 0
     for t in range(1, degree + 1):
@@ -359,10 +354,7 @@ def taylor_mmd_squared(
     References:
         Kang et al. 2022, equations 3 to 7 and 11.
     """
-    check_samples("x", x)
-    check_samples("y", y)
-    if x.shape[1] != y.shape[1]:
-        raise ValueError(f"x and y must have equally many features (L), got {tuple(x.shape)} and {tuple(y.shape)}")
+    check_pair(x, y, symbol="L")
     for name, samples in (("x", x), ("y", y)):
         if len(samples) < 2:
             raise ValueError(f"{name} must hold at least 2 samples, got {len(samples)}")
@@ -403,16 +395,9 @@ def _warn_of_repulsion(x: Tensor, y: Tensor, alpha: float, degree: int, center: 
 
 def _blocks(moments: Tensor, num_features: int, degree: int) -> list[Tensor]:
     """Moments by the order t of their tensors, each of shape (D - t + 1, entries)."""
-    return [part.reshape(rows, -1) for part, rows in _parts(moments, num_features, degree)]
-
-
-def _parts(moments: Tensor, num_features: int, degree: int) -> Iterator[tuple[Tensor, int]]:
-    start = 0
-    for t in range(degree + 1):
-        rows = degree - t + 1
-        size = rows * math.comb(num_features + t - 1, t)
-        yield moments[start : start + size], rows
-        start += size
+    shapes = [(degree - t + 1, math.comb(num_features + t - 1, t)) for t in range(degree + 1)]
+    parts = moments.split([rows * entries for rows, entries in shapes])
+    return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def _check_moments(num_features: int, degree: int, **given: Tensor) -> None:

@@ -14,7 +14,7 @@ import scipy.sparse.linalg
 import torch
 from torch import Tensor
 
-from fedlit.functional.kernels import check_samples
+from fedlit.functional.kernels import check_pair, check_samples
 from fedlit.functional.random_features import random_fourier_features
 
 Scaling = Literal["constraint", "unit"]
@@ -145,10 +145,7 @@ def _check_domains(xs: Tensor, xt: Tensor) -> None:
         _check_finite(name, x)
         if len(x) < 1:
             raise ValueError(f"{name} must hold at least 1 sample, got none: both domains are needed")
-    if xs.shape[1] != xt.shape[1]:
-        raise ValueError(
-            f"xs and xt must have equally many features (p), got shapes {tuple(xs.shape)} and {tuple(xt.shape)}"
-        )
+    check_pair(xs, xt, ("xs", "xt"))
 
 
 def _contrast(num_source: int, num_target: int, like: Tensor) -> Tensor:
@@ -160,12 +157,6 @@ def _contrast(num_source: int, num_target: int, like: Tensor) -> Tensor:
 def _centre(matrix: Tensor) -> Tensor:
     """H A: subtract from every column its mean."""
     return matrix - matrix.mean(dim=0)
-
-
-def _fixed_signs(columns: Tensor) -> Tensor:
-    """Make the entry of largest magnitude in every column positive, since eigenvectors have no sign of their own."""
-    largest = columns.gather(0, columns.abs().argmax(dim=0, keepdim=True))
-    return columns * torch.where(largest < 0, -1.0, 1.0)
 
 
 def _top_eigenpairs(matrix: Tensor, number: int) -> tuple[Tensor, Tensor]:
@@ -242,7 +233,9 @@ def _solve_dual(gram: Tensor, contrast: Tensor, gamma: float, num_components: in
 
 
 def _scaled(weights: Tensor, scaling: Scaling) -> Tensor:
-    weights = _fixed_signs(weights)
+    """Make the entry of largest magnitude in every column positive, since eigenvectors have no sign of their own."""
+    largest = weights.gather(0, weights.abs().argmax(dim=0, keepdim=True))
+    weights = weights * torch.where(largest < 0, -1.0, 1.0)
     return weights / weights.norm(dim=0) if scaling == "unit" else weights
 
 
@@ -357,10 +350,8 @@ def r_tca(
         num_components: Number of components m, at most nS + nT - 1 and the numerical rank of K.
         gamma: Weight of the regularisation, positive. Its useful scale is l^T K l, the biased squared maximum mean
             discrepancy between the domains.
-        kernel: Positive semi-definite kernel of shapes (n, p), (k, p) -> (n, k), such as
-            ``partial(gaussian_kernel, bandwidth=5.0)``. It is called with float64 samples.
-        scaling: ``"constraint"`` fulfils the constraint above, so that centred components are orthonormal over
-            samples; ``"unit"`` gives every column of W length 1. Both span the same space.
+        kernel: Positive semi-definite kernel of shapes (n, p), (k, p) -> (n, k), as for :func:`tca`.
+        scaling: ``"constraint"`` fulfils the constraint above, ``"unit"`` does not, as for :func:`tca`.
 
     Returns:
         The components; its aligner W has shape (nS + nT, m).

@@ -20,7 +20,7 @@ import ot
 import torch
 from torch import Tensor
 
-from fedlit.functional.kernels import check_samples, squared_distances
+from fedlit.functional.kernels import check_pair, squared_distances
 
 LabelCost = float | Literal["adaptive"]
 """Weight beta of labels in a cost: a number, or the largest squared distance of features at hand, which lets a plan
@@ -282,7 +282,9 @@ def wasserstein_barycenter(
     exact = None if labels is None else [each.detach().double() for each in labels]
     geometry = _Geometry(supports)
     if init is None:
-        places = _spread(len(supports[largest]), num_points).to(coordinates.device)
+        size = len(supports[largest])
+        evenly = torch.linspace(0, size - 1, num_points or size, dtype=torch.float64)
+        places = evenly.round().long().to(coordinates.device)
         geometry.start_at(largest, places)
         y = None if exact is None else exact[largest][places]
     else:
@@ -302,7 +304,9 @@ def wasserstein_barycenter(
             plans.append(transport_plan(cost, entropy))
             total += float(weights[place]) * float((plans[-1] * cost).sum())
         objective.append(total)
-        moves = [_sparse(plan.shape[1] * plan.T, entropy) for plan in plans]
+        moves = [plan.shape[1] * plan.T for plan in plans]
+        if entropy is None:  # nearly all entries are zeros, as none is with entropy
+            moves = [move.to_sparse() for move in moves]
         if len(objective) > 1 and objective[-2] - total <= tol * abs(objective[-2]):
             break
         geometry.move_([weight * move for weight, move in zip(weights, moves, strict=True)])
@@ -393,22 +397,12 @@ class _Geometry:
         self.lengths = torch.stack(lengths).sum(dim=0)
 
 
-def _sparse(matrix: Tensor, entropy: float | None) -> Tensor:
-    """Leave out the zeros, which are nearly all entries of an exact plan and none of one with entropy."""
-    return matrix.to_sparse() if entropy is None else matrix
-
-
 def _mean_image(moves: Sequence[Tensor], given: Sequence[Tensor], weights: Tensor) -> Tensor:
     """The points n sum_k alpha_k pi_k^T X_k, shape (n, ...), in the dtype of what is given."""
     dtype = given[0].dtype
     images = [move.to(dtype) @ samples for move, samples in zip(moves, given, strict=True)]
     weighted: list[Tensor] = [weight * image for weight, image in zip(weights.to(dtype), images, strict=True)]
     return functools.reduce(torch.add, weighted)
-
-
-def _spread(size: int, number: int | None) -> Tensor:
-    """``number`` of ``size`` places, evenly; ``None`` is all of them."""
-    return torch.linspace(0, size - 1, size if number is None else number, dtype=torch.float64).round().long()
 
 
 def _with_labels(cost: Tensor, y: Tensor | None, y2: Tensor | None, label_cost: LabelCost) -> Tensor:
@@ -421,12 +415,7 @@ def _with_labels(cost: Tensor, y: Tensor | None, y2: Tensor | None, label_cost: 
 
 
 def _check_pair(x: Tensor, x2: Tensor, y: Tensor | None, y2: Tensor | None) -> None:
-    check_samples("x", x)
-    check_samples("x2", x2)
-    if x.shape[1] != x2.shape[1]:
-        raise ValueError(
-            f"x and x2 must have equally many features (d), got shapes {tuple(x.shape)}, {tuple(x2.shape)}"
-        )
+    check_pair(x, x2, ("x", "x2"), symbol="d")
     if (y is None) != (y2 is None):
         raise ValueError("y and y2 must both be given, or neither: samples without labels are compared by features")
     if y is not None and y2 is not None and (len(y), len(y2), y.shape[1:]) != (len(x), len(x2), y2.shape[1:]):

@@ -55,8 +55,7 @@ class Ditto(Personalised):
 
     def build_replica(self) -> AnchoredPersonalReplica:
         """Both models, and the anchor."""
-        extractor, classifier = (copy.deepcopy(network) for network in self.originals)
-        return AnchoredPersonalReplica(extractor, classifier)
+        return AnchoredPersonalReplica(*map(copy.deepcopy, self.originals))
 
     def on_round_start(self, round_idx: int) -> None:
         """Fetch the current w, and remember it."""

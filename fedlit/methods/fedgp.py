@@ -64,10 +64,8 @@ _ORTHOGONAL = (
 class TargetSummary:
     """What a source has to know of the target to weigh itself, besides products of their updates.
 
-    Args:
-        square: Squared norm of the target's update.
-        variance: Estimated variance sigma^2 of its mean gradient; NaN where that is not known.
-        path: Sum of the learning rates of its steps.
+    The squared norm of its update, the estimated variance sigma^2 of its mean gradient (NaN where that is not known),
+    and the sum of the learning rates of its steps.
     """
 
     square: float
@@ -90,12 +88,10 @@ class Products:
 
 @dataclass(frozen=True)
 class SourceWeight:
-    """How a source enters the mean.
+    """How a source enters the mean: its beta in [0, 1], from estimates of squared distances.
 
-    Args:
-        beta: Its weight, in [0, 1].
-        distance: Estimated squared distance d^2 between its gradient and the target's.
-        residual: Estimated squared distance tau^2 d^2 between the target's gradient and the directions of its own.
+    ``distance`` (d^2) is between its gradient and the target's, ``residual`` (tau^2 d^2) between the target's gradient
+    and the directions of its own.
     """
 
     beta: float
@@ -239,13 +235,10 @@ class FedDA(CombinedUpdates):
         return self.combine(own, updates, products, betas, shares), _told(weights, shares, summary)
 
     def combine_hidden(self, sources: Sequence[Client]) -> tuple[Update, dict[str, float]]:
-        """Sources weigh themselves, and the target receives the mean of what they contribute.
+        """Sources weigh themselves, and the target receives the mean of what they contribute; as `combine_open`.
 
-        sum_i w_i [(1 - beta_i) g_T + beta_i P_i] = (1 - sum_i w_i beta_i) g_T + sum_i w_i beta_i P_i, where P_i is the
-        source's update or the projection on it: the two means on the right are all that the target needs.
-
-        Returns:
-            As `combine_open`.
+        sum_i w_i [(1 - beta_i) g_T + beta_i P_i] = (1 - sum_i w_i beta_i) g_T + sum_i w_i beta_i P_i, where P_i
+        is the source's update or its projection: the two means on the right are all that the target needs.
         """
         federation = self.federation
         contributions = {}
@@ -265,7 +258,8 @@ class FedDA(CombinedUpdates):
             return own, {}
         mean = dict(received[self.target.name])
         names = [client.name for client in sources]
-        beta = float(mean.pop("beta")) if self.auto else self._mean_beta(names)
+        betas = zip(self.shares(names), names, strict=True)
+        beta = float(mean.pop("beta")) if self.auto else math.fsum(share * self.betas[name] for share, name in betas)
         step = {name: torch.add(mean[name], tensor, alpha=1 - beta) for name, tensor in own.items()}
         return step, {"beta": beta, **_known("target_variance", self.summary().variance)}
 
@@ -305,7 +299,8 @@ class FedDA(CombinedUpdates):
         across = 1 - int(used.sum()) / self._num_parameters if across is None else across
         distance = apart / unit - summary.variance
         residual = (summary.square - along) / unit - across * summary.variance
-        return SourceWeight(self._beta(source, summary.variance, distance, residual), distance, residual)
+        found = self.auto_weight(summary.variance, distance, residual) if self.auto else float(self.betas[source])
+        return SourceWeight(found, distance, residual)
 
     def products(self, target: Update, sources: Sequence[Update]) -> UpdateProducts:
         """Inner products of the target's update with each source's (aligned if it is to be), where both are at hand."""
@@ -447,9 +442,6 @@ class FedDA(CombinedUpdates):
         variances = torch.stack(along).var(dim=0) / lengths.square()
         return 1 - float(variances[lengths > 0].sum()) / memory.statistics.variance
 
-    def _beta(self, source: str, variance: float, distance: float, residual: float) -> float:
-        return self.auto_weight(variance, distance, residual) if self.auto else float(self.betas[source])
-
     def _check_steps(self) -> None:
         """Raise on every process if the target has no variance to weigh sources with."""
         if not self.auto:
@@ -474,9 +466,6 @@ class FedDA(CombinedUpdates):
                     "learning rate or clip gradients"
                 )
         self.federation.check("target steps", error)
-
-    def _mean_beta(self, names: Sequence[str]) -> float:
-        return math.fsum(share * self.betas[name] for name, share in zip(names, self.shares(names), strict=True))
 
     @property
     def _num_parameters(self) -> int:

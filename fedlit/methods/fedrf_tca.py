@@ -78,7 +78,6 @@ class FedRFTCA(FederatedModule):
     Raises:
         ValueError: If an argument is out of range.
 
-
     Notes:
         A message has 2N numbers and an average of aligners 2N m, whatever the size of batches and data.
 

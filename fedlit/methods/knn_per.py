@@ -22,19 +22,11 @@ from fedlit.training.replicas import Replicas
 def knn_probabilities(
     queries: Tensor, embeddings: Tensor, labels: Tensor, num_classes: int, num_neighbors: int
 ) -> Tensor:
-    r"""Class probabilities from the nearest embeddings, each with weight exp(-distance).
+    r"""Class probabilities (b, C) of queries (b, p) from the nearest embeddings (n, p), with weights exp(-distance).
 
     .. math:: p(c \mid x) \propto \sum_{i \in N_k(x)} 1\{y_i = c\} \, e^{-\lVert\phi(x) - \phi_i\rVert_2}
 
-    Args:
-        queries: Embeddings phi(x), shape (b, p).
-        embeddings: Embeddings phi_i of labelled samples, shape (n, p), at least one.
-        labels: Their classes y_i, int64, shape (n,).
-        num_classes: Number of classes C.
-        num_neighbors: Number k of neighbours, at least 1; all n, if they are fewer.
-
-    Returns:
-        Probabilities, shape (b, C).
+    Labels y_i are int64, shape (n,). Of fewer than ``num_neighbors`` embeddings (at least one is needed) all count.
 
     References:
         Marfoq et al., Personalized federated learning through local memorization, ICML 2022.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,6 @@ from torch import Tensor, nn
 Freeze: TypeAlias = Literal["none", "stem", "layer1", "layer2", "layer3", "all"]
 
 # the parts of torchvision's ResNet in forward order; ``freeze`` names the last part that is kept fixed
-_STAGES = ("stem", "layer1", "layer2", "layer3", "all")
 _PARTS_OF = {
     "stem": ("conv1", "bn1"),
     "layer1": ("layer1",),
@@ -19,6 +18,7 @@ _PARTS_OF = {
     "layer3": ("layer3",),
     "all": ("layer4",),
 }
+_STAGES = tuple(_PARTS_OF)
 
 
 def _load_file(network: nn.Module, path: Path) -> None:
@@ -59,8 +59,8 @@ class ResNet(nn.Module):
 
         if depth not in (18, 50, 101):
             raise ValueError(f"depth must be 18, 50 or 101, got {depth!r}")
-        if freeze not in ("none", *_STAGES):
-            raise ValueError(f"freeze must be one of {('none', *_STAGES)}, got {freeze!r}")
+        if freeze not in get_args(Freeze):
+            raise ValueError(f"freeze must be one of {get_args(Freeze)}, got {freeze!r}")
         build = getattr(models, f"resnet{depth}")
         from_file = weights is not None and weights.endswith((".pth", ".pt"))
         choice = None
