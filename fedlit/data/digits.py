@@ -182,16 +182,11 @@ def printed_digits(
 ) -> tuple[Tensor, Tensor]:
     """Digits printed in fonts, white on black, turned, scaled and shifted at random; the same in each run.
 
-    Args:
-        per_class: Images of each digit.
-        size: Pixels of an image along each axis.
-        fonts: Files among the fonts of matplotlib; each image takes one of them.
-        max_angle: Largest turn either way, in degrees.
-        heights: Least and largest height of a digit before it is turned, as a share of the image's.
-        max_shift: Largest shift along each axis, either way, as a share of the image's size.
+    Each image takes one of ``fonts``, files among those of matplotlib, and is turned by at most ``max_angle`` degrees
+    either way. Shares of its ``size`` in pixels are the least and largest of ``heights``, before the turn, and
+    ``max_shift``, along each axis either way.
 
-    Returns:
-        Images in [0, 1], shape (10 * per_class, 1, size, size), and digits, shape (10 * per_class,).
+    Returns images in [0, 1], shape (10 * per_class, 1, size, size), and digits, shape (10 * per_class,).
     """
     import matplotlib as mpl
     from PIL import Image, ImageDraw, ImageFont

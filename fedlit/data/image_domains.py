@@ -263,15 +263,9 @@ class ImageTransform:
 
 
 class ImageFiles(Dataset[tuple[Tensor, Tensor]]):
-    """Images of one client that are decoded sample by sample.
+    """Images of one client that are decoded sample by sample, as `decode` does, with classes y, int64, -1 where hidden.
 
-    Args:
-        paths: Image files.
-        y: Class of each image, int64, shape (n,); -1 where it is hidden.
-        resized_side: Shorter side after scaling, in pixels.
-        side: Side of the decoded square, in pixels.
-        transform: Applied to a batch of decoded images.
-        augments: Whether ``transform`` draws random numbers.
+    The transform is applied to a batch of decoded images; ``augments`` says whether it draws random numbers.
     """
 
     def __init__(

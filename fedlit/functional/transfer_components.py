@@ -52,13 +52,9 @@ class TransferComponents:
     mapping: Callable[[Tensor], Tensor]
 
     def project(self, x: Tensor) -> Tensor:
-        """Take samples of either domain to the common subspace.
+        """Take samples of either domain, shape (k, p), to components of shape (k, m), in the dtype of ``x``.
 
-        Args:
-            x: Samples, shape (k, p); they need not be among those the components were computed from.
-
-        Returns:
-            Components of shape (k, m), in the dtype of ``x``.
+        They need not be among those the components were computed from.
 
         Raises:
             ValueError: If ``x`` is not of shape (k, p) or not finite.
@@ -88,13 +84,7 @@ class RandomFeatureSums:
 
     @classmethod
     def of(cls, features: Tensor) -> RandomFeatureSums:
-        """Sums over the rows of one matrix of features.
-
-        Args:
-            features: Random Fourier features, shape (n, 2N).
-
-        Returns:
-            Their sums, in float64 on the same device.
+        """Sums over the rows of a matrix of random Fourier features, shape (n, 2N), in float64 on the same device.
 
         Raises:
             ValueError: If ``features`` is not of shape (n, 2N) or not finite.

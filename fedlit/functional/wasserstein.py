@@ -1,10 +1,9 @@
 """Optimal transport between labelled samples, and barycenters of them with free support (Montesuma et al., ECAI 2023).
 
 All samples weigh the same unless weights are given. A plan pi between n and m samples has shape (n, m), rows that sum
-to 1/n (or to the weights) and columns to 1/m.
-Plans are found exactly (`ot.emd`), or with an entropic penalty, in float64 and without a graph. What is made of them
-has gradients in which the plans are constant: that is the gradient of the transport cost wherever it has one (envelope
-theorem).
+to 1/n (or to the weights) and columns to 1/m. Plans are found exactly (`ot.emd`), or with an entropic penalty, in
+float64 and without a graph. What is made of them has gradients in which the plans are constant: that is the gradient of
+the transport cost wherever it has one (envelope theorem).
 """
 
 from __future__ import annotations

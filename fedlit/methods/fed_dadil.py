@@ -325,16 +325,12 @@ class FedDaDiL(FederatedModule):
         return self.barycenter(list(replica.dictionary.points), list(labels), coordinates, num_points)
 
     def distill(self, samples_per_class: int) -> tuple[Tensor, Tensor]:
-        """A labelled summary of the target, where it is hosted: a barycenter of the atoms with few points.
+        """A labelled summary of the target, where it is hosted: a barycenter of the atoms with few points per class.
 
-        Args:
-            samples_per_class: Points per class, at least 1.
-
-        Returns:
-            Features of shape (samples_per_class C, d) and class probabilities of shape (samples_per_class C, C).
+        Returns features of shape (samples_per_class C, d) and class probabilities of shape (samples_per_class C, C).
 
         Raises:
-            ValueError: If it is less than 1.
+            ValueError: If ``samples_per_class`` is less than 1.
             RuntimeError: If there is no dictionary yet.
         """
         if samples_per_class < 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, cast
 
 from torch import Tensor, nn
 
@@ -60,8 +60,7 @@ class MLP(nn.Module):
             raise ValueError(
                 f"in_features must be the number of values of an input, {flat.shape[1]}, got {self.in_features}"
             )
-        features: Tensor = self.layers(flat)
-        return features
+        return cast(Tensor, self.layers(flat))
 
 
 class Bottleneck(nn.Module):
@@ -87,8 +86,7 @@ class Bottleneck(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Features (batch, out_features) of inputs."""
-        features: Tensor = self.layer(self.extractor(x))
-        return features
+        return cast(Tensor, self.layer(self.extractor(x)))
 
 
 Norm = Literal["batch", "group", "none"]
@@ -144,8 +142,7 @@ class SmallCNN(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Features (batch, 8 * width) of images (batch, in_channels, height, width)."""
-        features: Tensor = self.layers(x)
-        return features
+        return cast(Tensor, self.layers(x))
 
 
 class LeNet(nn.Module):
@@ -194,8 +191,7 @@ class LeNet(nn.Module):
                 f"image_size is {self.image_size}, but the images have {x.shape[-2]}x{x.shape[-1]} pixels: set "
                 "image_size to the side of the data's images"
             )
-        features: Tensor = self.layers(x)
-        return features
+        return cast(Tensor, self.layers(x))
 
 
 class Features(nn.Module):
