@@ -270,9 +270,8 @@ class DomainDataModule(L.LightningDataModule, ABC):
         clients = []
         for client in self._roster_of_run():
             split = self.split(client.name)
-            partly = client.is_target and len(split.labelled) > 0
-            num_samples = len(split.labelled if partly else split.train)
-            labelled = not client.is_target or partly
+            labelled = not client.is_target or len(split.labelled) > 0
+            num_samples = len(split.labelled if labelled else split.train)
             clients.append(replace(client, labelled=labelled, num_samples=num_samples))
         return clients
 
@@ -539,10 +538,7 @@ class DomainDataModule(L.LightningDataModule, ABC):
     def plot(self, num_samples: int = 10) -> Figure:
         """A look at the domains: their images by class, or their features in two principal components.
 
-        It is for people and shows the target's true classes as well.
-
-        Args:
-            num_samples: For images, samples per client (of as many classes); for features unused.
+        It is for people and shows the target's true classes as well; of images, ``num_samples`` per client.
 
         Raises:
             ValueError: If ``num_samples`` is below 1.

@@ -19,11 +19,8 @@ _FILES = [f"{part}-{kind}-ubyte" for part in _PARTS for kind in ("images-idx3", 
 def load_idx(root: str, name: str, download: bool, elsewhere: str = "") -> tuple[Tensor, Tensor]:
     """All 70,000 images of an MNIST-like data set, the 60,000 training images first.
 
-    Args:
-        root: Folder with the four idx files, or with them in ``raw/`` or, as torchvision does, ``NAME/raw/``.
-        name: Class in ``torchvision.datasets`` that can download them.
-        download: Let torchvision download them into ``root`` if they are not there.
-        elsewhere: Another way to get them, for the error message.
+    The four idx files are in ``root``, in its ``raw/`` or, as torchvision puts them, in ``NAME/raw/``; the class
+    ``name`` of ``torchvision.datasets`` downloads them there if asked to. Errors add how to get them ``elsewhere``.
 
     Returns:
         Images, uint8, shape (n, height, width), and labels, int64, shape (n,).

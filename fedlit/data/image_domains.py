@@ -262,28 +262,22 @@ class ImageTransform:
         return (x.float() / 255 - mean) / std
 
 
+@dataclass(eq=False)
 class ImageFiles(Dataset[tuple[Tensor, Tensor]]):
     """Images of one client that are decoded sample by sample, as `decode` does, with classes y, int64, -1 where hidden.
 
     The transform is applied to a batch of decoded images; ``augments`` says whether it draws random numbers.
     """
 
-    def __init__(
-        self,
-        paths: Sequence[Path],
-        y: Tensor,
-        resized_side: int,
-        side: int,
-        transform: Transform,
-        augments: bool = False,
-    ) -> None:
-        self.paths = list(paths)
-        self.y = y
-        self.resized_side = resized_side
-        self.side = side
-        self.transform = transform
-        self.augments = augments
-        self.labelled_indices = labelled_positions(y)
+    paths: Sequence[Path]
+    y: Tensor
+    resized_side: int
+    side: int
+    transform: Transform
+    augments: bool = False
+
+    def __post_init__(self) -> None:
+        self.labelled_indices = labelled_positions(self.y)
 
     def __len__(self) -> int:
         return len(self.paths)

@@ -212,8 +212,7 @@ def fedgp(
         target: The target's update (g_T).
         sources: One update per source (g_S), with the target's names and shapes. At least one.
         beta: Weight of the projection, from 0 (target alone) to 1 (projections alone): one number, or one per source.
-        weights: One finite number per source, none negative, in any unit; they are divided by their sum. ``None``
-            weighs all sources alike, as in the paper; its experiments use numbers of samples.
+        weights: One finite number per source, none negative, in any unit: see :func:`fedda`.
         granularity: ``"layer"`` projects every entry on its own, as the paper's experiments do; ``"model"`` projects
             the update as one vector, as the paper's definition says.
         products: From :func:`products_with_sources` of the same updates and granularity, if they are known.
@@ -265,8 +264,7 @@ def fedgp_cosine(
         sources: One update per source (g_S), with the target's names and shapes. At least one.
         beta: Weight of the sources, from 0 (target alone) to 1 (sources alone): one number, or one per source.
         scales: One finite number per source, none negative: what makes its update as long as the target's.
-        weights: One finite number per source, none negative, in any unit; they are divided by their sum. ``None``
-            weighs all sources alike.
+        weights: One finite number per source, none negative, in any unit: see :func:`fedda`.
         granularity: ``"layer"`` takes a cosine per entry, as the paper's experiments do; ``"model"`` one for the whole
             update.
         products: From :func:`products_with_sources` of the same updates and granularity, if they are known.

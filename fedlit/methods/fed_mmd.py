@@ -271,9 +271,7 @@ class FedMMD(FederatedModule):
             if name in sent and center >= 0:
                 centers[name] = center
                 own = self.map_for(features[name], moments[name], center)
-                maps[name] = dict.fromkeys(
-                    [other.name for other in sources] if client.is_target else [target.name], own
-                )
+                maps[name] = {other.name: own for other in (sources if client.is_target else [target])}
         pairs = [pair for client in sources for pair in ((client, target), (target, client))]
         outputs = federation.affine("moments", sent, maps, pairs, self._most_outputs())
         met = {}

@@ -194,9 +194,8 @@ class FedRFTCA(FederatedModule):
             {name: {"mean": mean} for name, mean in means.items() if name != target},
             weights=federation.weights if self.weighting == "samples" else None,
         )
-        down = federation.exchange(
-            "target_features", {target: {"mean": means[target]}} if target in means else {}, to=heard
-        )
+        message = {target: {"mean": means[target]}} if target in means else {}
+        down = federation.exchange("target_features", message, to=heard)
         received = {name: message["mean"] for name, message in up.items()}
         received.update({name: messages[target]["mean"] for name, messages in down.items() if target in messages})
         for client in federation.local_clients:

@@ -181,11 +181,10 @@ class FedRFTCAClosedForm(FederatedModule):
         """
         sums = self._sums[client.name]
         rows, columns = torch.triu_indices(len(sums.total), len(sums.total), device=sums.total.device)
-        by_class = self._class_sums[client.name] / sums.count
         return {
             "second": sums.second_moment[rows, columns] * (self.num_frequencies / sums.count),
             "first": sums.total / sums.count,
-            "by_class": by_class,
+            "by_class": self._class_sums[client.name] / sums.count,
         }
 
     def solve(self, mean: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -46,8 +47,7 @@ class MomentReplica(Replica):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits of a batch of inputs."""
-        logits: Tensor = self.classifier(self.readable(self.features(x)))
-        return logits
+        return cast(Tensor, self.classifier(self.readable(self.features(x))))
 
 
 class Committee(MomentReplica):
@@ -80,8 +80,7 @@ class Committee(MomentReplica):
         """Log of the mean class probabilities, or the mean of the numbers, shape (batch, num_classes)."""
         features = self.readable(self.features(x))
         if not self.informed.any():
-            logits: Tensor = self.classifier(features)
-            return logits
+            return cast(Tensor, self.classifier(features))
         heard = [member for member, informed in zip(self.members, self.informed.tolist(), strict=True) if informed]
         each = torch.stack([member(features) for member in heard])
         if not self.of_logits:

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 Freeze: TypeAlias = Literal["none", "stem", "layer1", "layer2", "layer3", "all"]
 
 # the parts of torchvision's ResNet in forward order; ``freeze`` names the last part that is kept fixed
-_PARTS_OF = {
+_PARTS_OF: dict[str, tuple[str, ...]] = {
+    "none": (),
     "stem": ("conv1", "bn1"),
     "layer1": ("layer1",),
     "layer2": ("layer2",),
     "layer3": ("layer3",),
     "all": ("layer4",),
 }
-_STAGES = tuple(_PARTS_OF)
 
 
 def _load_file(network: nn.Module, path: Path) -> None:
@@ -93,10 +93,8 @@ class ResNet(nn.Module):
         self.train()
 
     def _frozen(self) -> list[nn.Module]:
-        if self.freeze == "none":
-            return []
-        last = _STAGES.index(self.freeze)
-        return [self.network.get_submodule(part) for stage in _STAGES[: last + 1] for part in _PARTS_OF[stage]]
+        fixed = get_args(Freeze)[: get_args(Freeze).index(self.freeze) + 1]
+        return [self.network.get_submodule(part) for stage in fixed for part in _PARTS_OF[stage]]
 
     def train(self, mode: bool = True) -> ResNet:
         """Switch training mode; frozen parts stay in evaluation mode, so their BatchNorm statistics stay fixed."""
