@@ -146,14 +146,13 @@ class HeartDisease(DomainDataModule):
         self._scatter(scatter)
         self._class_shares(histogram)
         columns = [*NUMERIC, *CATEGORIES]
-        shares = torch.tensor(
-            [[_missing_share(HOSPITALS[c.name], column) for c in self.check_roster()] for column in columns]
-        )
-        missing.imshow(shares.numpy(), cmap="Reds", vmin=0, vmax=1, aspect="auto")
-        for (row, column), share in np.ndenumerate(shares.numpy()):
+        names = [client.name for client in self.check_roster()]
+        shares = np.array([[_missing_share(HOSPITALS[name], column) for name in names] for column in columns], np.float32)
+        missing.imshow(shares, cmap="Reds", vmin=0, vmax=1, aspect="auto")
+        for (row, column), share in np.ndenumerate(shares):
             color = "white" if share > 0.6 else "black"
             missing.text(column, row, f"{share:.0%}", ha="center", va="center", fontsize=8, color=color)
-        missing.set_xticks(range(shares.shape[1]), [c.name for c in self.check_roster()], fontsize=8)
+        missing.set_xticks(range(len(names)), names, fontsize=8)
         missing.set_yticks(range(len(columns)), columns, fontsize=8)
         missing.set_title("Share of patients without a value")
         return figure

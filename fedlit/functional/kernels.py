@@ -34,7 +34,7 @@ def check_pair(x: Tensor, y: Tensor, names: tuple[str, str] = ("x", "y"), symbol
         check_samples(name, samples)
     if x.shape[1] != y.shape[1]:
         raise ValueError(
-            f"{names[0]} and {names[1]} must have equally many features ({symbol}), got {tuple(x.shape)} and "
+            f"{names[0]} and {names[1]} must have equally many features ({symbol}), got shapes {tuple(x.shape)} and "
             f"{tuple(y.shape)}"
         )
 

@@ -23,7 +23,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from fedlit.functional.kernels import check_pair, check_samples, gaussian_kernel
+from fedlit.functional.kernels import check_samples, gaussian_kernel
 
 Within = Literal["truncated", "exact"]
 
@@ -354,7 +354,10 @@ def taylor_mmd_squared(
     References:
         Kang et al. 2022, equations 3 to 7 and 11.
     """
-    check_pair(x, y, symbol="L")
+    check_samples("x", x)
+    check_samples("y", y)
+    if x.shape[1] != y.shape[1]:
+        raise ValueError(f"x and y must have equally many features (L), got {tuple(x.shape)} and {tuple(y.shape)}")
     for name, samples in (("x", x), ("y", y)):
         if len(samples) < 2:
             raise ValueError(f"{name} must hold at least 2 samples, got {len(samples)}")

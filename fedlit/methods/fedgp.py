@@ -405,15 +405,13 @@ class FedDA(CombinedUpdates):
                 rows = torch.block_diag(*layers)  # type: ignore[no-untyped-call]
             rows = rows / squares[client].sqrt().clamp(min=torch.finfo(torch.float64).tiny)[:, None]
             maps[client.name] = {self.target.name: (rows, torch.zeros(len(rows), dtype=torch.float64))}
-        outputs = federation.affine(
-            "inner_product", moments, maps, [(self.target, client) for client in sources], self._num_layers
-        )
+        pairs = [(self.target, client) for client in sources]
+        outputs = federation.affine("inner_product", moments, maps, pairs, self._num_layers)
         products = {}
         for client in updates:
             cosines = outputs[client.name][self.target.name].to(squares[client].device)
-            products[client] = Products(
-                cosines * squares[client].sqrt() * math.sqrt(summaries[client].square), squares[client]
-            )
+            inner = cosines * squares[client].sqrt() * math.sqrt(summaries[client].square)
+            products[client] = Products(inner, squares[client])
         return products
 
     # ---------------------------------------------------------------- hooks and small things

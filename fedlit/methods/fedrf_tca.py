@@ -287,9 +287,8 @@ class FedRFTCA(FederatedModule):
     def build_replica(self) -> nn.Module:
         """Copies of extractor and classifier, frequencies from the seed, and W with orthogonal columns."""
         extractor, classifier = (copy.deepcopy(network) for network in self.originals)
-        sample = partial(
-            sample_frequencies, self.num_frequencies, feature_width(extractor), self.bandwidth, self.kernel
-        )
+        width = feature_width(extractor)
+        sample = partial(sample_frequencies, self.num_frequencies, width, self.bandwidth, self.kernel)
         aligner = nn.Linear(2 * self.num_frequencies, self.num_components, bias=False)
         first = torch.empty_like(aligner.weight, dtype=torch.float32)  # QR has no half precision
         with torch.no_grad():
