@@ -147,7 +147,7 @@ class HeartDisease(DomainDataModule):
         self._class_shares(histogram)
         columns = [*NUMERIC, *CATEGORIES]
         names = [client.name for client in self.check_roster()]
-        shares = np.array([[_missing_share(HOSPITALS[name], column) for name in names] for column in columns], np.float32)
+        shares = np.array([[_missing_share(name, column) for name in names] for column in columns], np.float32)
         missing.imshow(shares, cmap="Reds", vmin=0, vmax=1, aspect="auto")
         for (row, column), share in np.ndenumerate(shares):
             color = "white" if share > 0.6 else "black"
@@ -187,7 +187,7 @@ def _vector(row: dict[str, str], numeric: Sequence[str]) -> list[float]:
     return numbers + marks + one_hot
 
 
-def _missing_share(hospital: str, column: str) -> float:
-    rows = [row for row in patients() if row["dataset"] == hospital]
+def _missing_share(domain: str, column: str) -> float:
+    rows = [row for row in patients() if row["dataset"] == HOSPITALS[domain]]
     gone = [math.isnan(_measurement(row, column)) if column in NUMERIC else not row[column] for row in rows]
     return sum(gone) / len(rows)

@@ -288,7 +288,7 @@ class ImageFiles(Dataset[tuple[Tensor, Tensor]]):
     def decode_all(self, num_workers: int) -> Tensor:
         """All images as one uint8 tensor, shape (n, 3, side, side), decoded by ``num_workers`` processes."""
         pixels = torch.empty(len(self), 3, self.side, self.side, dtype=torch.uint8)
-        loader = DataLoader(
+        loader: DataLoader[Path] = DataLoader(
             self.paths,  # type: ignore[arg-type]  # a list has all that a data set must
             batch_size=64,
             num_workers=num_workers,

@@ -17,7 +17,7 @@ def stratified_split(
     sample always stays in training.
     """
     order = torch.randperm(len(y), generator=generator)
-    labels = y.unique()
+    labels: Tensor = torch.unique(y)
     labels = labels[torch.randperm(len(labels), generator=generator)]  # so that ties in `apportion` favour no class
     groups = [order[y[order] == label] for label in labels]
     counts = torch.tensor([len(group) for group in groups])
@@ -52,7 +52,7 @@ def apportion(counts: Tensor, fraction: float, room: Tensor) -> Tensor:
 def balanced_choice(y: Tensor, candidates: Tensor, number: int, generator: torch.Generator) -> Tensor:
     """``number`` of the ``candidates`` (positions in ``y``), ascending, with as equal class counts as possible."""
     order = candidates[torch.randperm(len(candidates), generator=generator)]
-    labels = y.unique()
+    labels: Tensor = torch.unique(y)
     labels = labels[torch.randperm(len(labels), generator=generator)]
     # Take a first sample of each class, then a second of each, and so on.
     queue = [(nth, place, int(i)) for place, c in enumerate(labels) for nth, i in enumerate(order[y[order] == c])]

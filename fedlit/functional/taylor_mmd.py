@@ -399,7 +399,7 @@ def _warn_of_repulsion(x: Tensor, y: Tensor, alpha: float, degree: int, center: 
 def _blocks(moments: Tensor, num_features: int, degree: int) -> list[Tensor]:
     """Moments by the order t of their tensors, each of shape (D - t + 1, entries)."""
     shapes = [(degree - t + 1, math.comb(num_features + t - 1, t)) for t in range(degree + 1)]
-    parts = moments.split([rows * entries for rows, entries in shapes])
+    parts = torch.split(moments, [rows * entries for rows, entries in shapes])
     return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
