@@ -109,7 +109,7 @@ def spread_forked(
     Children share the memory of this process, such as tables, from before the call. This process does itself the part
     of a child that fails, so that the result is complete, or the error that of ``work``. That may read the operating
     system's random source, but must take no lock: one that another thread holds at the fork is never released in a
-    child. It returns ``size`` bytes for each number; for fewer numbers than ``least`` to a process, forking does not pay.
+    child. It returns ``size`` bytes for each number; below ``least`` numbers to a process, forking does not pay.
     """
     workers = (_cores() if workers is None else workers) if hasattr(os, "fork") else 1
     first, *others = _split(numbers, max(1, min(workers, len(numbers) // least)))

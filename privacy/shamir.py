@@ -14,7 +14,7 @@ SHARE_BYTES = 33
 
 
 def split(secret: bytes, threshold: int, points: Sequence[int]) -> dict[int, bytes]:
-    """``{point: share}``, values of 33 bytes of a random polynomial of degree ``threshold - 1`` that is the secret at 0.
+    """Shares by point: 33 bytes, values of a random polynomial of degree ``threshold - 1`` that is the secret at 0.
 
     The secret has 32 bytes, the threshold is at least 1, and points differ and are at least 1, or a `ValueError` says
     which is out of range.
