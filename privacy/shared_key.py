@@ -89,6 +89,7 @@ class SharedKeyAggregation(SecureAggregation):
     """Base of backends that encrypt under a key shared by the clients; see the module.
 
     Attributes:
+        scheme: What the parties encrypt with.
         max_clients: Most vectors in one sum that the scheme has headroom for.
     """
 
@@ -96,12 +97,12 @@ class SharedKeyAggregation(SecureAggregation):
     min_clients: ClassVar[int] = 2
     enrolment: ClassVar[tuple[str, ...]] = ("identities", "keys")
     codec: FixedPoint
+    scheme: HomomorphicScheme
     max_clients: int
 
-    @property
-    @abstractmethod
-    def scheme(self) -> HomomorphicScheme:
-        """What the parties encrypt with."""
+    def error_bound(self, num_clients: int) -> float:
+        """Half a step of the grid for each client: the sum itself is exact."""
+        return self.codec.error_bound(num_clients)
 
     def check_headroom(self, num_clients: int) -> None:
         """Raise a `RangeError` unless there are at most ``max_clients``."""

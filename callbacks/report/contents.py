@@ -65,10 +65,8 @@ def write_report(runs: Sequence[RunFolder], path: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text(to_html(title, blocks), encoding="utf-8")
     page.write_text(to_markdown(blocks, folder.name), encoding="utf-8")
-    for block in blocks:
-        if isinstance(block, Pictures):
-            for picture in block.pictures:
-                (folder / picture.file).write_bytes(picture.content)
+    for picture in (picture for block in blocks if isinstance(block, Pictures) for picture in block.pictures):
+        (folder / picture.file).write_bytes(picture.content)
     return [path, page, folder]
 
 
@@ -331,10 +329,7 @@ def _losses(run: RunFolder) -> list[Panel]:
         *_line(run, "target/loss", f"{run.target} (target)", last),
         *_line(run, "train/loss", "mean of clients", None),
     ]
-    validation = [
-        *_per_source(run, "source/*/eval_loss"),
-        *_line(run, "oracle/target/loss", _target(run), None, True),
-    ]
+    validation = [*_per_source(run, "source/*/eval_loss"), *_line(run, "oracle/target/loss", _target(run), None, True)]
     return [
         *_panel("training loss, mean over the local steps of a round", training, logarithmic=True),
         *_panel("loss on validation samples", validation, logarithmic=True),
@@ -371,12 +366,9 @@ def _clients(run: RunFolder) -> list[Block]:
         _client_row(run, source, "source", f"source/{source}/{metric}", f"source/{source}/loss")
         for source in _sources(run)
     ]
+    role = f"target (its {unit.split()[0]}: {_ORACLE})"
     rows.append(_client_row(run, "mean", "sources", f"source/{metric}", None))
-    rows.append(
-        _client_row(
-            run, run.target, f"target (its {unit.split()[0]}: {_ORACLE})", f"oracle/target/{metric}", "target/loss"
-        )
-    )
+    rows.append(_client_row(run, run.target, role, f"oracle/target/{metric}", "target/loss"))
     rows = [row for row in rows if any(row[2:])]
     if not rows:
         return []
