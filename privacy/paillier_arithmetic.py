@@ -409,7 +409,7 @@ def load_private(private: bytes, public: bytes, key_bits: int) -> PrivateModulus
 def window_digits(exponent: int) -> list[tuple[int, int]]:
     """Signed odd digits of an integer: exponent = sum of digit * 2^position, few of them (NAF of width 5).
 
-    See Hankerson, Menezes, Vanstone (2004), Guide to elliptic curve cryptography, algorithm 3.35.
+    Reference: Hankerson, Menezes, Vanstone (2004), Guide to elliptic curve cryptography, algorithm 3.35.
     """
     digits: list[tuple[int, int]] = []
     position = 0

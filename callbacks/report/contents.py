@@ -51,14 +51,8 @@ _PRIVACY_KEYS = tuple(f"trainer.strategy.init_args.{name}" for name in ("privacy
 def write_report(runs: Sequence[RunFolder], path: Path) -> list[Path]:
     """Write a page on some runs as HTML, as Markdown beside it, and the pictures of the latter in a folder beside both.
 
-    The same runs give the same bytes.
-
-    Args:
-        runs: At least one.
-        path: Of the HTML page, which ends in ``.html``; folders on the way are made.
-
-    Returns:
-        The HTML page, the Markdown page, and the folder.
+    The same runs, at least one, give the same bytes. The path is that of the HTML page and ends in ``.html``; folders
+    on the way are made. Returns the HTML page, the Markdown page, and the folder.
     """
     title, blocks = report_on(runs)
     page, folder = path.with_suffix(".md"), path.with_name(f"{path.stem}_files")
@@ -71,11 +65,7 @@ def write_report(runs: Sequence[RunFolder], path: Path) -> list[Path]:
 
 
 def report_on(runs: Sequence[RunFolder]) -> tuple[str, list[Block]]:
-    """Title and content of the page.
-
-    Args:
-        runs: At least one.
-    """
+    """Title and content of the page on at least one run."""
     title = f"{_listed(run.method for run in runs)} on {_listed(run.target for run in runs)}"
     blocks: list[Block] = [Heading(1, title), Text(f"{_ORACLE_MEANS} {_ROUNDS_MEAN}"), *_overview(runs)]
     if len(runs) > 1:
