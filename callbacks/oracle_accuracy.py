@@ -72,9 +72,7 @@ class OracleAccuracy(Callback):
         """Start counting afresh."""
         self._start_afresh()
 
-    def on_test_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start counting afresh."""
-        self._start_afresh()
+    on_test_epoch_start = on_validation_epoch_start
 
     def on_validation_batch_end(
         self,
@@ -89,22 +87,14 @@ class OracleAccuracy(Callback):
         if not trainer.sanity_checking:
             self._update(federated(pl_module, self), outputs, batch)
 
-    def on_test_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        """Count a batch of the target, if this process hosts it."""
-        self._update(federated(pl_module, self), outputs, batch)
+    on_test_batch_end = on_validation_batch_end
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Share and log the numbers."""
         if not trainer.sanity_checking:
             self._log(federated(pl_module, self))
+
+    on_test_epoch_end = on_validation_epoch_end
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Remember score and accuracy; the module has logged its score only now."""
@@ -120,10 +110,6 @@ class OracleAccuracy(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on with a restored history."""
         self.history = [(score, accuracy) for score, accuracy in state_dict["history"]]
-
-    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Share and log the numbers."""
-        self._log(federated(pl_module, self))
 
     def _start_afresh(self) -> None:
         self._hits: MulticlassStatScores | None = None

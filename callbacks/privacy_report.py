@@ -131,19 +131,14 @@ def _table(channels: Sequence[ChannelReport]) -> Table:
 
 
 def declared(sent: Sequence[str]) -> list[str]:
-    """What goes over channels, in a row like those of `described`.
-
-    Args:
-        sent: In words, of each channel; empty where nobody has told.
-    """
+    """What goes over channels, in words (empty where nobody has told), in a row like those of `described`."""
     return ["messages", *(words or "-" for words in sent)]
 
 
 def described(descriptions: Sequence[Description | None]) -> list[list[str]]:
     """What backends say of themselves, one row per statement: its name, and a cell for each backend.
 
-    Args:
-        descriptions: ``None`` for messages from client to client, which no backend carries.
+    ``None`` stands for messages from client to client, which no backend carries.
     """
     return [
         [item.name.replace("_", " "), *(_described(description, item.name) for description in descriptions)]

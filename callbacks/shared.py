@@ -23,11 +23,7 @@ def watched(channel: str) -> bool:
 
 
 def federated(module: LightningModule, callback: object) -> FederatedModule:
-    """``module``, which must be a `FederatedModule` for ``callback`` to watch it.
-
-    Raises:
-        TypeError: If it is another module.
-    """
+    """``module``, which must be a `FederatedModule` for ``callback`` to watch it; raises a `TypeError` otherwise."""
     if not isinstance(module, FederatedModule):
         raise TypeError(
             f"{type(callback).__name__} watches a FederatedModule, got {type(module).__name__}: train a method of "

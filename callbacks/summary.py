@@ -191,13 +191,7 @@ _CHANNELS = 5
 
 @dataclass
 class ClosingRow:
-    """Runs of one method on one target, or the average over targets.
-
-    Args:
-        cells: One for each column.
-        style: Of rich.
-        last: Whether it is the last of its method.
-    """
+    """Runs of one method on one target, or the average over targets; ``style`` is rich's, ``last`` ends a method."""
 
     cells: list[str]
     style: str | None = None
@@ -206,13 +200,9 @@ class ClosingRow:
 
 @dataclass(frozen=True)
 class ClosingTable:
-    """What several runs came to.
+    """What several runs came to: methods, in each its targets, and sentences below the table.
 
-    Args:
-        rows: Methods, in each its targets.
-        columns: Their titles, with line breaks.
-        title: How the numbers are to be read; ``None`` if each is of one run.
-        notes: Sentences below the table.
+    The title says how numbers are to be read; ``None`` if each is of one run. Titles of columns have line breaks.
     """
 
     rows: Sequence[ClosingRow]

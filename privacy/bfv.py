@@ -13,7 +13,7 @@ from typing import Final, final
 
 from fedlit.privacy.base import Description
 from fedlit.privacy.fixed_point import FixedPoint
-from fedlit.privacy.shared_key import HomomorphicScheme, SharedKeyAggregation
+from fedlit.privacy.shared_key import SharedKeyAggregation
 from fedlit.privacy.tenseal_keys import Parameters, VectorScheme
 
 PARAMETERS: Final = Parameters("BFV", 4096, (60, 49), plain_modulus=17179754497)
@@ -44,16 +44,7 @@ class BFV(SharedKeyAggregation):
         self.codec = FixedPoint() if codec is None else codec
         self.max_clients = int(max_clients)
         self.codec.check_headroom(self.max_clients, PARAMETERS.plain_modulus // 2, "the plaintexts of BFV")
-        self._scheme = VectorScheme(PARAMETERS, self.codec, self.codec.round, self.codec.decode, self.error_bound)
-
-    @property
-    def scheme(self) -> HomomorphicScheme:
-        """BFV through TenSEAL."""
-        return self._scheme
-
-    def error_bound(self, num_clients: int) -> float:
-        """Half a step per client: the sum itself is exact."""
-        return self.codec.error_bound(num_clients)
+        self.scheme = VectorScheme(PARAMETERS, self.codec, self.codec.round, self.codec.decode, self.error_bound)
 
     def describe(self) -> Description:
         """The server learns nothing; whoever has the key reads everything."""

@@ -31,7 +31,7 @@ from torch import Tensor
 from fedlit.privacy.base import Description
 from fedlit.privacy.errors import RangeError
 from fedlit.privacy.fixed_point import FixedPoint
-from fedlit.privacy.shared_key import HomomorphicScheme, SharedKeyAggregation
+from fedlit.privacy.shared_key import SharedKeyAggregation
 from fedlit.privacy.tenseal_keys import LARGEST_NOISE, Parameters, VectorScheme
 
 PARAMETERS: Final = Parameters("CKKS", 4096, (60, 49), scale=2.0**45)
@@ -69,12 +69,7 @@ class CKKS(SharedKeyAggregation):
                 f"{half_step:.1e}, so wide entries could be wrong: lower fraction_bits ({self.codec.fraction_bits}) "
                 "or max_clients"
             )
-        self._scheme = VectorScheme(PARAMETERS, self.codec, Tensor.double, Tensor.double, self.error_bound)
-
-    @property
-    def scheme(self) -> HomomorphicScheme:
-        """CKKS through TenSEAL."""
-        return self._scheme
+        self.scheme = VectorScheme(PARAMETERS, self.codec, Tensor.double, Tensor.double, self.error_bound)
 
     def error_bound(self, num_clients: int) -> float:
         """Noise, rounding and floating-point error, each at its worst: see the module. It does not happen by chance."""

@@ -21,11 +21,7 @@ def pack_fields(fields: Mapping[str, bytes]) -> bytes:
 
 
 def unpack_fields(message: bytes) -> dict[str, bytes]:
-    """Inverse of `pack_fields`.
-
-    Raises:
-        DecodeError: If the bytes are anything else: truncated, longer, with a name twice.
-    """
+    """Inverse of `pack_fields`; raises a `DecodeError` at anything else: truncated, longer, with a name twice."""
     view = memoryview(message)
     fields: dict[str, bytes] = {}
     try:
@@ -49,11 +45,7 @@ def unpack_fields(message: bytes) -> dict[str, bytes]:
 
 
 def field(fields: Mapping[str, bytes], name: str, size: int | None = None) -> bytes:
-    """One field of an unpacked message.
-
-    Raises:
-        DecodeError: If it is missing, or not of ``size`` bytes.
-    """
+    """One field of an unpacked message; raises a `DecodeError` if it is missing, or not of ``size`` bytes."""
     if name not in fields:
         raise DecodeError(f"message lacks the field {name!r}, it has {list(fields)}")
     value = fields[name]

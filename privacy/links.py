@@ -68,8 +68,7 @@ class KeyPair:
     def agree(self, public: bytes, owner: str) -> bytes:
         """Secret of 32 bytes shared with the ``owner`` of a public key.
 
-        Raises:
-            KeyCheckError: If the key is no key, or one of low order, with which anybody could guess the secret.
+        Raises a `KeyCheckError` if the key is none, or one of low order, with which anybody could guess the secret.
         """
         if len(public) != KEY_BYTES:
             raise KeyCheckError(f"public key of {owner!r} must have {KEY_BYTES} bytes, got {len(public)}")
@@ -84,12 +83,7 @@ class KeyPair:
 
 @final
 class Link:
-    """Encrypts or authenticates messages under one 32-byte key.
-
-    Args:
-        key: Known to both ends.
-        peer: Name of the other end, for error messages.
-    """
+    """Encrypts or authenticates messages under one 32-byte key that both ends know; errors name the other, ``peer``."""
 
     def __init__(self, key: bytes, peer: str) -> None:
         self._cipher = AESGCM(key)
@@ -102,11 +96,7 @@ class Link:
         return nonce + self._cipher.encrypt(nonce, message, about)
 
     def open(self, sealed: bytes, about: bytes) -> bytes:
-        """Inverse of `seal`.
-
-        Raises:
-            AuthenticationError: If the message was sealed under another key, about something else, or was changed.
-        """
+        """Inverse of `seal`; raises an `AuthenticationError` at another key, another ``about``, or a change."""
         try:
             return self._cipher.decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], about)
         except (InvalidTag, ValueError) as error:
@@ -125,11 +115,7 @@ class Link:
         return nonce + mac.tag
 
     def verify(self, message: Buffer, about: bytes, tag: bytes) -> None:
-        """Raise unless ``tag`` was made by `tag` for this message.
-
-        Raises:
-            AuthenticationError: If it was not.
-        """
+        """Raise an `AuthenticationError` unless ``tag`` was made by `tag` for this message."""
         try:
             nonce, mac_tag = tag[:_NONCE_BYTES], tag[_NONCE_BYTES:]
             mac = Cipher(self._block, modes.GCM(nonce, mac_tag, min_tag_length=_MAC_BYTES)).decryptor()

@@ -51,11 +51,7 @@ def authenticated(link: Link, about: bytes, message: bytes) -> bytes:
 
 @final
 class Identity:
-    """One party's long-term key, and those of the others, which are pinned when first seen.
-
-    Args:
-        owner: Party that it identifies.
-    """
+    """One party's long-term key, and those of the others, which are pinned when first seen."""
 
     def __init__(self, owner: str) -> None:
         self.owner = owner
@@ -73,8 +69,7 @@ class Identity:
     def pin(self, publics: Mapping[str, bytes]) -> None:
         """Take in the directory ``{party: public key}``.
 
-        Raises:
-            KeyCheckError: If a key is weak, another one than its owner had before, or the key of two parties.
+        Raises a `KeyCheckError` if a key is weak, another one than its owner had before, or the key of two parties.
         """
         owners = dict(self._owners)
         links: dict[str, Link] = {}
@@ -196,11 +191,7 @@ class MaskedRound:
         return binding("confirm", party(sender), self.digest, party(recipient))
 
     def check_left(self, left: Collection[str], what: str) -> None:
-        """Raise unless a sum over the clients ``left`` is large enough, and every secret can be restored by them.
-
-        Raises:
-            QuorumError: If not.
-        """
+        """Raise a `QuorumError` unless the clients ``left`` are enough for a sum, and to restore every secret."""
         needed = max(self._quorum, self.threshold)
         if len(left) < needed:
             raise QuorumError(
@@ -268,10 +259,7 @@ def _tail(population: int, marked: int, drawn: int, least: int) -> float:
 class Masks:
     """Keystreams (AES-256 in counter mode) to add to and subtract from a vector, from its front to its back.
 
-    Args:
-        added: Keys of 32 bytes, each used for one vector only, which is why counters start at 0.
-        subtracted: Likewise.
-        dtype: Of the ring, unsigned.
+    Keys have 32 bytes, and each is used for one vector only, which is why counters start at 0.
     """
 
     def __init__(self, added: Sequence[bytes], subtracted: Sequence[bytes], dtype: np.dtype[Any]) -> None:
@@ -306,8 +294,7 @@ def write_header(message: NDArray[np.uint8], link: Link, about: bytes, bound_to:
 def read_header(message: NDArray[np.uint8], dtype: np.dtype[Any]) -> tuple[bytes, NDArray[Any]]:
     """Digest of the round and numbers of a masked vector, not copied; its tag is checked by `check_tag`.
 
-    Raises:
-        DecodeError: If it is no such message.
+    Raises a `DecodeError` if it is no such message.
     """
     if len(message) < HEADER_BYTES:
         raise DecodeError(f"a masked vector has at least {HEADER_BYTES} bytes, got {len(message)}")

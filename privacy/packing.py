@@ -29,11 +29,7 @@ def schema_of(payload: Payload) -> Schema:
 
 
 def check_equal(schemas: Mapping[str, Schema]) -> Schema:
-    """The schema that all clients share.
-
-    Raises:
-        InputError: If there is none.
-    """
+    """The schema that all clients share; raises an `InputError` if there is none."""
     first = next(iter(schemas))
     for name, schema in schemas.items():
         if schema != schemas[first]:
@@ -56,10 +52,8 @@ def relative_weights(weights: Mapping[str, float], names: Sequence[str], codec: 
     """Weights of ``names`` divided by the largest, so that premultiplied vectors stay within the bounds of plain ones.
 
     On a grid they are rounded to steps of their own, 2^-24 of the largest where the bound allows, and at least one of
-    them, so that the sum of weights in the total is the one used.
-
-    Raises:
-        InputError: If a weight is missing, not positive or not finite.
+    them, so that the sum of weights in the total is the one used. Raises an `InputError` if a weight is missing, not
+    positive or not finite.
     """
     missing = [name for name in names if name not in weights]
     if missing:
@@ -100,16 +94,10 @@ def is_wide(dtype: torch.dtype) -> bool:
 def pack(payload: Payload, codec: FixedPoint | None, weight: float | None = None) -> Tensor:
     """Entries of ``payload`` one after the other, shape (n,).
 
-    Args:
-        payload: To be sent.
-        codec: Grid of the backend; ``None`` keeps floats: float64 if an entry is wide, else float32.
-        weight: From `relative_weights`. All entries are multiplied by it, and it becomes the last number; ``None``
-            does neither.
-
-    Raises:
-        InputError: If an entry is complex.
-        RangeError: If an integer is beyond 2^53, or a wide entry beyond what its two digits hold. Others are checked
-            when they are protected.
+    Without a codec floats are kept: float64 if an entry is wide, else float32. All entries are multiplied by a weight
+    from `relative_weights`, and it becomes the last number; ``None`` does neither. Raises an `InputError` if an entry
+    is complex, a `RangeError` if an integer is beyond 2^53, or a wide entry beyond what its two digits hold; others are
+    checked when they are protected.
     """
     for name, tensor in payload.items():
         if tensor.is_complex():
@@ -120,8 +108,7 @@ def pack(payload: Payload, codec: FixedPoint | None, weight: float | None = None
                 raise RangeError(f"entry {name!r} has an integer of {largest:g}, only up to 2^53 are exact: scale it")
     parts: list[Tensor] = []
     if codec is None:
-        wide = any(is_wide(tensor.dtype) for tensor in payload.values())
-        dtype = torch.float64 if wide else torch.float32
+        dtype = torch.float64 if any(is_wide(tensor.dtype) for tensor in payload.values()) else torch.float32
         parts = [tensor.detach().reshape(-1).to(dtype) for tensor in payload.values()]
         vector = torch.cat(parts) if parts else torch.zeros(0)
         return vector if weight is None else torch.cat([vector.mul_(weight), vector.new_tensor([weight])])
@@ -143,11 +130,8 @@ def unpack(
 ) -> dict[str, Tensor]:
     """Inverse of `pack` for a total; divides by the sum of weights if ``weighted``.
 
-    Integer entries are rounded half to even; a sum of flags tells whether any is set.
-
-    Raises:
-        DecodeError: If the vector does not have the length of such a payload.
-        RangeError: If a sum does not fit the type of its entry.
+    Integer entries are rounded half to even; a sum of flags tells whether any is set. Raises a `DecodeError` if the
+    vector does not have the length of such a payload, a `RangeError` if a sum does not fit the type of its entry.
     """
     vector = vector if device is None else vector.to(device)
     if weighted:

@@ -77,22 +77,14 @@ class Paillier(SharedKeyAggregation):
         self.codec.check_headroom(max_clients, 2**63 - 1, "63 bits")
         largest = self.codec.largest_sum(max_clients)
         self.slots = Slots(largest, 2 * largest + 1, key_bits)
+        self.scheme = _PaillierScheme(self)
 
     def __repr__(self) -> str:
         return f"Paillier(codec={self.codec}, key_bits={self.key_bits}, max_clients={self.max_clients})"
 
-    @property
-    def scheme(self) -> HomomorphicScheme:
-        """How keys are made and loaded."""
-        return _PaillierScheme(self)
-
     def check_headroom(self, num_clients: int) -> None:
         """Raise a `RangeError` unless the sum of so many vectors fits the slots."""
         self.codec.check_headroom(num_clients, self.slots.largest, f"slots for max_clients ({self.max_clients})")
-
-    def error_bound(self, num_clients: int) -> float:
-        """Half a step of the grid for each client."""
-        return self.codec.error_bound(num_clients)
 
     def describe(self) -> Description:
         """Who learns what."""

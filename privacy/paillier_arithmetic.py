@@ -35,11 +35,7 @@ _LEAST_PART = 64
 
 
 def check_key_bits(key_bits: int, insecure_test_keys: bool) -> None:
-    """Refuse keys that can be factored, and warn of those that soon might be.
-
-    Raises:
-        ValueError: If a modulus of ``key_bits`` is too short, or of no size that ``phe`` makes.
-    """
+    """Refuse, with a `ValueError`, keys that can be factored or that ``phe`` does not make; warn of weak ones."""
     if key_bits % 16 or not 64 <= key_bits <= _MOST_KEY_BITS:
         raise ValueError(f"key_bits must be a multiple of 16 from 64 to {_MOST_KEY_BITS}, got {key_bits}")
     if insecure_test_keys:
@@ -64,11 +60,7 @@ def check_workers(workers: int | None) -> None:
 
 
 def require_phe() -> Any:
-    """The ``phe.paillier`` module, which makes keys; its primes come from the operating system's random source.
-
-    Raises:
-        ImportError: If it is missing.
-    """
+    """The ``phe.paillier`` module, which makes keys; its primes come from the operating system's random source."""
     try:
         return import_module("phe.paillier")
     except ImportError as error:
@@ -93,12 +85,8 @@ def _fast(number: int) -> int:
 def spread(work: Callable[[int], int], numbers: Sequence[int], workers: int | None) -> list[int]:
     """``work`` of each number, in order, on several cores while ``gmpy2`` lets go of the interpreter lock.
 
-    Threads live for one call, so nothing is left to shut down, or to break in a process that forks.
-
-    Args:
-        work: Big-integer arithmetic on one number, which takes much longer than passing the lock on.
-        numbers: Its arguments.
-        workers: At most this many threads; ``None`` is the number of cores.
+    It has to take much longer than passing the lock on. Threads, at most ``workers`` of them or one for each core, live
+    for one call, so nothing is left to shut down, or to break in a process that forks.
     """
     workers = _cores() if workers is None else workers
     if workers < 2 or len(numbers) < 2 or _gmpy2() is None:
@@ -119,15 +107,9 @@ def spread_forked(
     """``work`` of ``numbers``, on several cores by forking: children do a part each while this process does the first.
 
     Children share the memory of this process, such as tables, from before the call. This process does itself the part
-    of a child that fails, so that the result is complete, or the error that of ``work``.
-
-    Args:
-        work: Arithmetic on some of the numbers. It may read the operating system's random source, but must take no
-            lock: one that another thread holds at the fork is never released in a child.
-        numbers: Its arguments.
-        size: Bytes that it returns for each of them.
-        workers: At most this many processes; ``None`` is the number of cores. Without ``os.fork`` it is 1.
-        least: Fewest numbers for each process, below which forking does not pay.
+    of a child that fails, so that the result is complete, or the error that of ``work``. That may read the operating
+    system's random source, but must take no lock: one that another thread holds at the fork is never released in a
+    child. It returns ``size`` bytes for each number; below ``least`` numbers to a process, forking does not pay.
     """
     workers = (_cores() if workers is None else workers) if hasattr(os, "fork") else 1
     first, *others = _split(numbers, max(1, min(workers, len(numbers) // least)))
@@ -188,13 +170,8 @@ def _split(numbers: Sequence[int], count: int) -> list[Sequence[int]]:
 class Slots:
     """Several signed numbers as the digits of one integer, such that adding integers adds the numbers.
 
-    Args:
-        largest: Greatest absolute value of a number, sums included; larger ones would reach into the next slot.
-        base: Of the digits, at least ``2 * largest + 1``.
-        key_bits: Bits of the modulus n; all integers stay below n / 2 in absolute value.
-
-    Raises:
-        RangeError: If not even one number fits.
+    No number, sums included, exceeds ``largest`` in absolute value, or it would reach into the next slot; ``base`` is
+    at least ``2 * largest + 1``, and all integers stay below n / 2. A `RangeError` if not even one number fits.
     """
 
     def __init__(self, largest: int, base: int, key_bits: int) -> None:
@@ -225,11 +202,7 @@ class Slots:
         return joined
 
     def unpack(self, integers: Sequence[int], length: int) -> list[int]:
-        """Inverse of `pack`.
-
-        Raises:
-            DecodeError: If an integer holds something larger, or free slots are not 0: it was not made by `pack`.
-        """
+        """Inverse of `pack`; raises a `DecodeError` if an integer holds more, or free slots are not 0."""
         numbers: list[int] = []
         for integer in integers:
             rest = integer + self._shift
@@ -252,11 +225,7 @@ def to_bytes(numbers: Sequence[int], size: int) -> bytes:
 
 
 def from_bytes(body: bytes, count: int, size: int, limit: int, what: str) -> list[int]:
-    """Inverse of `to_bytes` for numbers in [0, ``limit``).
-
-    Raises:
-        DecodeError: If there are not exactly ``count``, which is checked first, or one is too large.
-    """
+    """Inverse of `to_bytes` for exactly ``count`` numbers in [0, ``limit``); raises a `DecodeError` at others."""
     if len(body) != count * size:
         raise DecodeError(f"{count} {what} of {size} bytes each were expected, got {len(body)} bytes")
     numbers = [_fast(int.from_bytes(body[first : first + size], "big")) for first in range(0, len(body), size)]
@@ -266,15 +235,7 @@ def from_bytes(body: bytes, count: int, size: int, limit: int, what: str) -> lis
 
 
 class PublicModulus:
-    """The public half of a key, n, and what can be done with it.
-
-    Args:
-        public: n, big-endian.
-        key_bits: Its announced size.
-
-    Raises:
-        KeyCheckError: If it is of another size, or even.
-    """
+    """The public half of a key, n (big-endian), and what can be done with it; a `KeyCheckError` if n is malformed."""
 
     def __init__(self, public: bytes, key_bits: int) -> None:
         if len(public) * 8 != key_bits:
@@ -302,11 +263,9 @@ class PublicModulus:
         return _fast(unit)
 
     def read(self, body: bytes, count: int) -> list[int]:
-        """Ciphertexts from their bytes.
+        """Ciphertexts from their bytes; raises a `DecodeError` if their number or size is wrong.
 
-        Raises:
-            DecodeError: If their number or size is wrong, or one shares a factor with n, as 0 and n do: it is no
-                ciphertext, and would spoil whatever it meets.
+        Likewise if one shares a factor with n, as 0 and n do: it is no ciphertext, and would spoil whatever it meets.
         """
         ciphertexts = from_bytes(body, count, self.ciphertext_bytes, self.square, "ciphertexts")
         product = functools.reduce(lambda x, y: x * y % self.n, ciphertexts, _fast(1))
@@ -321,21 +280,13 @@ class PublicModulus:
 
 @final
 class PrivateModulus(PublicModulus):
-    """Both halves of a key: n = p q.
+    """Both halves of a key, n and p q, big-endian; a `KeyCheckError` if they do not belong together.
 
     Encryption by the owner is fast because r^n is computed modulo p^2 and q^2 apart, from precomputed powers of one
     random n-th residue, as Damgard, Jurik and Nielsen (2010, section 4.2) do modulo n^2. Unlike theirs, exponents are
     not short but uniform below the group orders p - 1 and q - 1, and drawn for each apart: noise is uniform in the
     group that this residue generates, which is all n-th residues or a large part of them. As in their paper, a power
     map carries the composite residuosity assumption over to such a group; nothing is assumed of short exponents.
-
-    Args:
-        private: p and q, big-endian.
-        public: n, big-endian.
-        key_bits: Announced size of n.
-
-    Raises:
-        KeyCheckError: If the halves do not belong together.
     """
 
     def __init__(self, private: bytes, public: bytes, key_bits: int) -> None:
@@ -374,18 +325,17 @@ class PrivateModulus(PublicModulus):
         return spread(self._decrypt, ciphertexts, workers)
 
     def _decrypt(self, ciphertext: int) -> int:
-        modulo_p, modulo_q = self._p.decrypt(ciphertext), self._q.decrypt(ciphertext)
-        return modulo_q + self._q.prime * ((modulo_p - modulo_q) * self._q_inverse % self._p.prime)
+        return self._modulo_n(self._p.decrypt(ciphertext), self._q.decrypt(ciphertext))
 
     def roots(self, numbers: Sequence[int]) -> list[int]:
         """n-th roots modulo n; they exist, and only the key's owner can take them."""
-        exponents = [pow(self.n, -1, part.prime - 1) for part in (self._p, self._q)]
-        roots = []
-        for number in numbers:
-            modulo_p = pow(number, exponents[0], self._p.prime)
-            modulo_q = pow(number, exponents[1], self._q.prime)
-            roots.append(modulo_q + self._q.prime * ((modulo_p - modulo_q) * self._q_inverse % self._p.prime))
-        return roots
+        p, q = self._p.prime, self._q.prime
+        of_p, of_q = pow(self.n, -1, p - 1), pow(self.n, -1, q - 1)
+        return [self._modulo_n(pow(number, of_p, p), pow(number, of_q, q)) for number in numbers]
+
+    def _modulo_n(self, modulo_p: int, modulo_q: int) -> int:
+        """The number that has these remainders (Chinese remainder theorem)."""
+        return modulo_q + self._q.prime * ((modulo_p - modulo_q) * self._q_inverse % self._p.prime)
 
     def __repr__(self) -> str:
         return f"PrivateModulus(key_bits={self.plaintext_bytes * 8})"
@@ -419,13 +369,7 @@ class _PrimeSquare:
 
 @final
 class FixedBase:
-    """Powers of one number, by multiplying precomputed ones: one for each byte of the exponent.
-
-    Args:
-        base: The number.
-        modulus: Of all products.
-        exponent_bytes: Length of the largest exponent.
-    """
+    """Powers of one number, by multiplying precomputed ones: one for each of the largest exponent's bytes."""
 
     def __init__(self, base: int, modulus: int, exponent_bytes: int) -> None:
         self._modulus = modulus
@@ -455,11 +399,7 @@ _loaded: WeakValueDictionary[tuple[bytes, bytes, int], PrivateModulus] = WeakVal
 
 
 def load_private(private: bytes, public: bytes, key_bits: int) -> PrivateModulus:
-    """A key pair; parties of one process that hold the same one share its tables, for as long as one of them lives.
-
-    Raises:
-        KeyCheckError: As `PrivateModulus`.
-    """
+    """A key pair; parties of one process that hold the same one share its tables, for as long as one of them lives."""
     modulus = _loaded.get((private, public, key_bits))
     if modulus is None:
         modulus = _loaded[private, public, key_bits] = PrivateModulus(private, public, key_bits)
@@ -487,12 +427,7 @@ def window_digits(exponent: int) -> list[tuple[int, int]]:
 
 @final
 class PowerTable:
-    """Small odd powers of one number and of its inverse, to be shared by many products of powers.
-
-    Args:
-        base: Invertible modulo ``modulus``.
-        modulus: Of all products.
-    """
+    """Small odd powers of one number and of its inverse modulo ``modulus``, to be shared by many products of powers."""
 
     def __init__(self, base: int, modulus: int) -> None:
         self._powers: dict[int, int] = {}

@@ -14,18 +14,10 @@ SHARE_BYTES = 33
 
 
 def split(secret: bytes, threshold: int, points: Sequence[int]) -> dict[int, bytes]:
-    """Values at ``points`` of a random polynomial of degree ``threshold - 1`` that is the secret at 0.
+    """Shares by point: 33 bytes, values of a random polynomial of degree ``threshold - 1`` that is the secret at 0.
 
-    Args:
-        secret: 32 bytes.
-        threshold: As many shares restore the secret, at least 1.
-        points: One for each share, different, from 1.
-
-    Returns:
-        ``{point: share}``, shares of 33 bytes.
-
-    Raises:
-        ValueError: If an argument is out of range.
+    The secret has 32 bytes, the threshold is at least 1, and points differ and are at least 1, or a `ValueError` says
+    which is out of range.
     """
     if len(secret) != SECRET_BYTES:
         raise ValueError(f"secret must have {SECRET_BYTES} bytes, got {len(secret)}")
@@ -40,20 +32,15 @@ def split(secret: bytes, threshold: int, points: Sequence[int]) -> dict[int, byt
 def combine(shares: Mapping[int, bytes], threshold: int) -> bytes:
     """The secret from ``{point: share}``, of which the first ``threshold`` are used.
 
-    Wrong shares give a wrong secret: check it against something published by its owner.
-
-    Raises:
-        QuorumError: If there are fewer shares than the threshold.
-        DecodeError: If they are not shares of a secret of 32 bytes.
+    Wrong shares give a wrong secret: check it against something published by its owner. Raises a `QuorumError` if there
+    are fewer than the threshold, a `DecodeError` if they are not shares of a secret of 32 bytes.
     """
     if len(shares) < threshold:
         raise QuorumError(f"a secret needs {threshold} shares, got {len(shares)}: too few clients are left")
-    values: dict[int, int] = {}
-    for point, share in list(shares.items())[:threshold]:
-        value = int.from_bytes(share, "big")
-        if len(share) != SHARE_BYTES or value >= PRIME or not 1 <= point < PRIME:
+    values = {point: int.from_bytes(share, "big") for point, share in list(shares.items())[:threshold]}
+    for point, value in values.items():
+        if len(shares[point]) != SHARE_BYTES or value >= PRIME or not 1 <= point < PRIME:
             raise DecodeError(f"share at point {point} is no {SHARE_BYTES} bytes of a number below the prime")
-        values[point] = value
     secret = _interpolate_at_zero(values)
     if secret >> (8 * SECRET_BYTES):
         raise DecodeError(f"the shares at points {list(values)} are not of one secret of {SECRET_BYTES} bytes")

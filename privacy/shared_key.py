@@ -23,14 +23,7 @@ import torch
 from torch import Tensor
 
 from fedlit.privacy.base import AggregationClient, AggregationServer, RoundId, SecureAggregation
-from fedlit.privacy.errors import (
-    AuthenticationError,
-    DecodeError,
-    KeyCheckError,
-    QuorumError,
-    RangeError,
-    ReplayError,
-)
+from fedlit.privacy.errors import AuthenticationError, DecodeError, KeyCheckError, QuorumError, RangeError, ReplayError
 from fedlit.privacy.fixed_point import FixedPoint
 from fedlit.privacy.frames import field, pack_fields, unpack_fields
 from fedlit.privacy.links import KEY_BYTES, TAG_BYTES, KeyPair, Link, derive, digest, round_digest
@@ -45,15 +38,12 @@ _NO_ROUND = -1
 
 @dataclass(frozen=True)
 class _Binding:
-    """What a message was made for.
-
-    Args:
-        round_id: In clear, for clients that read a total and have not opened its round.
-        digest: Of the round and its clients; of a sealed total, `_about_sealed`.
-    """
+    """What a message was made for."""
 
     round_id: RoundId
+    """In clear, for clients that read a total and have not opened its round."""
     digest: bytes
+    """Of the round and its clients; of a sealed total, `_about_sealed`."""
 
 
 class PrivateKey(ABC):
@@ -75,8 +65,7 @@ class PublicKey(ABC):
     def add(self, bodies: Sequence[bytes], length: int) -> bytes:
         """Ciphertexts of the sum of encrypted vectors of ``length`` numbers.
 
-        Raises:
-            DecodeError: If a body does not have the size and form of such ciphertexts. Checked before it is loaded.
+        Raises a `DecodeError` if a body does not have the size and form of such ciphertexts, before it is loaded.
         """
 
 
@@ -89,11 +78,7 @@ class HomomorphicScheme(ABC):
 
     @abstractmethod
     def private_key(self, private: bytes, public: bytes) -> PrivateKey:
-        """Load a key pair.
-
-        Raises:
-            KeyCheckError: If the halves are malformed, too short, or do not belong together.
-        """
+        """Load a key pair; raises a `KeyCheckError` if its halves are malformed, too short, or of different pairs."""
 
     @abstractmethod
     def public_key(self, public: bytes) -> PublicKey:
@@ -104,6 +89,7 @@ class SharedKeyAggregation(SecureAggregation):
     """Base of backends that encrypt under a key shared by the clients; see the module.
 
     Attributes:
+        scheme: What the parties encrypt with.
         max_clients: Most vectors in one sum that the scheme has headroom for.
     """
 
@@ -111,12 +97,12 @@ class SharedKeyAggregation(SecureAggregation):
     min_clients: ClassVar[int] = 2
     enrolment: ClassVar[tuple[str, ...]] = ("identities", "keys")
     codec: FixedPoint
+    scheme: HomomorphicScheme
     max_clients: int
 
-    @property
-    @abstractmethod
-    def scheme(self) -> HomomorphicScheme:
-        """What the parties encrypt with."""
+    def error_bound(self, num_clients: int) -> float:
+        """Half a step of the grid for each client: the sum itself is exact."""
+        return self.codec.error_bound(num_clients)
 
     def check_headroom(self, num_clients: int) -> None:
         """Raise a `RangeError` unless there are at most ``max_clients``."""
@@ -124,13 +110,7 @@ class SharedKeyAggregation(SecureAggregation):
             raise RangeError(f"a sum over {num_clients} clients was asked for, but max_clients is {self.max_clients}")
 
     def check_round(self, clients: Sequence[str], roster: Sequence[str]) -> None:
-        """Raise unless these clients can form a sum.
-
-        Raises:
-            QuorumError: If they are too few.
-            RangeError: If they are too many.
-            KeyCheckError: If some have not enrolled.
-        """
+        """Raise a `QuorumError` at too few clients, a `RangeError` at too many, a `KeyCheckError` at strangers."""
         self.check_clients(len(clients))
         self.check_headroom(len(clients))
         strangers = [name for name in clients if name not in roster]
@@ -181,13 +161,7 @@ class SharedKeyClient(AggregationClient):
         self._newest = {}
 
     def open_round(self, round_id: RoundId, clients: Sequence[str]) -> None:
-        """Begin a sum over ``clients``.
-
-        Raises:
-            QuorumError: If they are too few.
-            RangeError: If they are too many.
-            KeyCheckError: If this client is not among them, or some have not enrolled.
-        """
+        """Begin a sum over ``clients``, this one among them; raises as `SharedKeyAggregation.check_round`."""
         self._round = None
         self._enrolled()
         self._backend.check_round(clients, self._roster)
@@ -250,9 +224,7 @@ class SharedKeyClient(AggregationClient):
     def protect(self, vector: Tensor) -> Tensor:
         """Encrypt; the round is used up, so that nothing can be sent twice in it.
 
-        Raises:
-            InputError: If the vector cannot be encrypted: see `FixedPoint`.
-            ReplayError: If no round is open.
+        Raises an `InputError` if it cannot be encrypted (see `FixedPoint`), a `ReplayError` if no round is open.
         """
         key, link, _ = self._enrolled()
         if self._round is None:
@@ -266,12 +238,10 @@ class SharedKeyClient(AggregationClient):
         return message
 
     def reveal(self, total: Tensor, num_clients: int) -> Tensor:
-        """Decrypt a total.
+        """Decrypt a total; raises a `DecodeError` if it is none.
 
-        Raises:
-            AuthenticationError: If it was not made by this federation's server, or was changed.
-            ReplayError: If this client has revealed a newer total of the same channel.
-            DecodeError: If it is no total.
+        Raises an `AuthenticationError` if it was not made by this federation's server, or was changed, a `ReplayError`
+        if this client has revealed a newer total of the same channel.
         """
         key, link, own = self._enrolled()
         bound_to, length, added, body = _unframe(link, "total", total)
@@ -354,9 +324,8 @@ class SharedKeyServer(AggregationServer):
     def relay(self, step: str, said: Mapping[str, bytes]) -> dict[str, bytes]:
         """Pass public keys to the dealer, and its sealed keys to everybody.
 
-        Raises:
-            QuorumError: If somebody did not enrol, or no keys were dealt.
-            KeyCheckError: If this step comes before the one it rests on, or a key is malformed.
+        Raises a `QuorumError` if somebody did not enrol, or no keys were dealt, a `KeyCheckError` if this step comes
+        before the one it rests on, or a key is malformed.
         """
         self._backend.check_step(step)
         if not self._roster:

@@ -20,6 +20,7 @@ from typing import Any, Literal, final
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from fedlit.privacy.errors import DecodeError, KeyCheckError, PrivacyError
 from fedlit.privacy.fixed_point import FixedPoint
@@ -34,11 +35,7 @@ LARGEST_NOISE = 21
 
 
 def load_tenseal() -> Any:
-    """The module ``tenseal``.
-
-    Raises:
-        ImportError: If it is not installed.
-    """
+    """The module ``tenseal``; raises an `ImportError` if it is not installed."""
     try:
         return importlib.import_module("tenseal")
     except ImportError as error:
@@ -127,8 +124,7 @@ class Context:
     def load(cls, parameters: Parameters, data: bytes, private: bool) -> Context:
         """A context from what `save` returned.
 
-        Raises:
-            KeyCheckError: If it is anything else: of other parameters, without the keys, with a private key unasked.
+        Raises a `KeyCheckError` at anything else: of other parameters, without the keys, with a private key unasked.
         """
         what = f"{'private' if private else 'public'} key of {parameters.name}"
         if len(data) > parameters.context_bytes(private):
@@ -155,8 +151,7 @@ class Context:
 
     def save(self, private: bool) -> bytes:
         """The private key, or the others, with the parameters."""
-        others = self.parameters.evaluation_keys and not private
-        return _save(self._context, private, others)
+        return _save(self._context, private, self.parameters.evaluation_keys and not private)
 
     def vector(self, numbers: Tensor) -> Any:
         """TenSEAL's encrypted vector of at most as many numbers as there are slots: int64 for BFV, else float64."""
@@ -167,11 +162,7 @@ class Context:
         return bytes(self.vector(numbers).serialize())
 
     def read(self, ciphertext: bytes, count: int, levels: int) -> Any:
-        """TenSEAL's vector of the ciphertext of ``count`` numbers with ``levels`` primes left.
-
-        Raises:
-            DecodeError: If it is anything else.
-        """
+        """TenSEAL's vector of the ciphertext of ``count`` numbers with ``levels`` primes left, or a `DecodeError`."""
         what = f"not a ciphertext of {count} numbers with the parameters of {self.parameters.name}"
         if len(ciphertext) > self.parameters.ciphertext_bytes(levels):
             raise DecodeError(f"{what}: {len(ciphertext)} bytes")
@@ -186,11 +177,7 @@ class Context:
         return vector
 
     def decrypt(self, ciphertext: bytes, count: int, levels: int) -> Tensor:
-        """Numbers of a ciphertext, int64 for BFV, else float64; under another key, they are noise.
-
-        Raises:
-            DecodeError: As `read`.
-        """
+        """Numbers of a ciphertext, int64 for BFV, else float64; under another key, they are noise. Raises as `read`."""
         vector = self.read(ciphertext, count, levels)
         with refusing(DecodeError, "the ciphertext cannot be decrypted"):
             return torch.tensor(vector.decrypt(), dtype=torch.int64 if self.parameters.name == "BFV" else torch.float64)
@@ -215,14 +202,8 @@ class Context:
 class VectorScheme(HomomorphicScheme):
     """Ciphertexts are TenSEAL's vectors, each filling all slots; the server holds no key, only parameters.
 
-    The public half of a key pair is an encryption of zeros, as are all public keys of such schemes.
-
-    Args:
-        parameters: Of every key.
-        codec: Bounds the numbers.
-        encode: What to encrypt for floating-point numbers within the bound.
-        decode: Reals of decrypted numbers, float64.
-        error_bound: As `SecureAggregation.error_bound`.
+    The public half of a key pair is an encryption of zeros, as are all public keys of such schemes. ``encode`` says
+    what to encrypt for floating-point numbers within the codec's bound; ``decode`` gives reals of it, float64.
     """
 
     def __init__(
@@ -276,7 +257,9 @@ class _VectorPrivateKey(PrivateKey):
     def encrypt(self, vector: Tensor) -> bytes:
         self._scheme.codec.check(vector)
         vector = vector.detach().cpu()
-        return join(self._context.encrypt(self._encode(chunk)) for chunk in torch.split(vector, self._slots))
+        # zeros fill the last ciphertext up: all have the same form, and decrypt can check every slot
+        chunks = (self._scheme.encode(chunk) for chunk in torch.split(vector, self._slots))
+        return join(self._context.encrypt(pad(chunk, (0, self._slots - len(chunk)))) for chunk in chunks)
 
     def decrypt(self, body: bytes, length: int, num_clients: int) -> Tensor:
         ciphertexts = split(body, -(-length // self._slots))
@@ -291,10 +274,6 @@ class _VectorPrivateKey(PrivateKey):
                     "encrypted under another key, or changed"
                 )
         return total[:length]
-
-    def _encode(self, chunk: Tensor) -> Tensor:
-        # zeros fill the last ciphertext up: all have the same form, and decrypt can check every slot
-        return torch.nn.functional.pad(self._scheme.encode(chunk), (0, self._slots - len(chunk)))
 
 
 @final
@@ -326,11 +305,7 @@ def join(ciphertexts: Iterable[bytes]) -> bytes:
 
 
 def split(body: bytes, count: int) -> list[memoryview]:
-    """The ``count`` ciphertexts in a body, not loaded; inverse of `join`.
-
-    Raises:
-        DecodeError: If there are more or fewer.
-    """
+    """The ``count`` ciphertexts in a body, not loaded; inverse of `join`. Raises a `DecodeError` at another count."""
     ciphertexts: list[memoryview] = []
     rest = memoryview(body)
     while rest and len(ciphertexts) <= count:

@@ -51,33 +51,21 @@ _PRIVACY_KEYS = tuple(f"trainer.strategy.init_args.{name}" for name in ("privacy
 def write_report(runs: Sequence[RunFolder], path: Path) -> list[Path]:
     """Write a page on some runs as HTML, as Markdown beside it, and the pictures of the latter in a folder beside both.
 
-    The same runs give the same bytes.
-
-    Args:
-        runs: At least one.
-        path: Of the HTML page, which ends in ``.html``; folders on the way are made.
-
-    Returns:
-        The HTML page, the Markdown page, and the folder.
+    The same runs, at least one, give the same bytes. The path is that of the HTML page and ends in ``.html``; folders
+    on the way are made. Returns the HTML page, the Markdown page, and the folder.
     """
     title, blocks = report_on(runs)
     page, folder = path.with_suffix(".md"), path.with_name(f"{path.stem}_files")
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text(to_html(title, blocks), encoding="utf-8")
     page.write_text(to_markdown(blocks, folder.name), encoding="utf-8")
-    for block in blocks:
-        if isinstance(block, Pictures):
-            for picture in block.pictures:
-                (folder / picture.file).write_bytes(picture.content)
+    for picture in (picture for block in blocks if isinstance(block, Pictures) for picture in block.pictures):
+        (folder / picture.file).write_bytes(picture.content)
     return [path, page, folder]
 
 
 def report_on(runs: Sequence[RunFolder]) -> tuple[str, list[Block]]:
-    """Title and content of the page.
-
-    Args:
-        runs: At least one.
-    """
+    """Title and content of the page on at least one run."""
     title = f"{_listed(run.method for run in runs)} on {_listed(run.target for run in runs)}"
     blocks: list[Block] = [Heading(1, title), Text(f"{_ORACLE_MEANS} {_ROUNDS_MEAN}"), *_overview(runs)]
     if len(runs) > 1:
@@ -331,10 +319,7 @@ def _losses(run: RunFolder) -> list[Panel]:
         *_line(run, "target/loss", f"{run.target} (target)", last),
         *_line(run, "train/loss", "mean of clients", None),
     ]
-    validation = [
-        *_per_source(run, "source/*/eval_loss"),
-        *_line(run, "oracle/target/loss", _target(run), None, True),
-    ]
+    validation = [*_per_source(run, "source/*/eval_loss"), *_line(run, "oracle/target/loss", _target(run), None, True)]
     return [
         *_panel("training loss, mean over the local steps of a round", training, logarithmic=True),
         *_panel("loss on validation samples", validation, logarithmic=True),
@@ -371,12 +356,9 @@ def _clients(run: RunFolder) -> list[Block]:
         _client_row(run, source, "source", f"source/{source}/{metric}", f"source/{source}/loss")
         for source in _sources(run)
     ]
+    role = f"target (its {unit.split()[0]}: {_ORACLE})"
     rows.append(_client_row(run, "mean", "sources", f"source/{metric}", None))
-    rows.append(
-        _client_row(
-            run, run.target, f"target (its {unit.split()[0]}: {_ORACLE})", f"oracle/target/{metric}", "target/loss"
-        )
-    )
+    rows.append(_client_row(run, run.target, role, f"oracle/target/{metric}", "target/loss"))
     rows = [row for row in rows if any(row[2:])]
     if not rows:
         return []

@@ -48,14 +48,10 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """Curves on the same axes.
+    """Curves, each with at least one point, on the same axes.
 
-    Args:
-        title: What is drawn, and its unit.
-        lines: Each with at least one point.
-        limits: Of the vertical axis; ``None`` is what the values need.
-        logarithmic: Whether the vertical axis may be so: it is, if the values are positive and span two orders of
-            magnitude.
+    Without limits the vertical axis has what the values need. It may be logarithmic where that is asked for: it is, if
+    the values are positive and span two orders of magnitude.
     """
 
     title: str

@@ -45,13 +45,7 @@ summary { cursor: pointer; color: var(--faint); }
 
 @dataclass(frozen=True)
 class Heading:
-    """A title of the page (level 1), of a part, or of a section.
-
-    Args:
-        level: From 1 to 3.
-        text: In words.
-        anchor: By which `Links` find it.
-    """
+    """A title of the page (level 1), of a part (2), or of a section (3), which `Links` find by its anchor."""
 
     level: int
     text: str
@@ -60,33 +54,21 @@ class Heading:
 
 @dataclass(frozen=True)
 class Text:
-    """A paragraph.
-
-    Args:
-        text: In words.
-    """
+    """A paragraph."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Bullets:
-    """Sentences below one another.
-
-    Args:
-        lines: Each.
-    """
+    """Sentences below one another."""
 
     lines: Sequence[str]
 
 
 @dataclass(frozen=True)
 class Links:
-    """A list of what the page has.
-
-    Args:
-        items: Words and the anchor of a heading, each.
-    """
+    """A list of what the page has: words and the anchor of a heading, each."""
 
     items: Sequence[tuple[str, str]]
 
@@ -95,11 +77,7 @@ class Links:
 class Table:
     """Rows of cells; a line break in a cell is kept.
 
-    Args:
-        header: Of the columns.
-        rows: As long as the header, each.
-        words: Number of leading columns that hold words; those after them hold numbers.
-        sums: Places of rows that sum up others.
+    The first ``words`` columns hold words, the others numbers; ``sums`` are places of rows that sum up others.
     """
 
     header: Sequence[str]
@@ -110,13 +88,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture as it is on disk.
-
-    Args:
-        file: Its name beside a Markdown page; tells the kind, ``.svg`` or ``.png``.
-        caption: What it shows.
-        content: Bytes of the file.
-    """
+    """A picture as it is on disk; its name beside a Markdown page tells the kind, ``.svg`` or ``.png``."""
 
     file: str
     caption: str
@@ -125,12 +97,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Pictures:
-    """Pictures beside one another where there is room.
-
-    Args:
-        pictures: Each.
-        wide: Whether they need all the width, one below the other, a white ground, and their captions in sight.
-    """
+    """Pictures beside one another where there is room; wide ones one below the other, on white, captions in sight."""
 
     pictures: Sequence[Picture]
     wide: bool = False
@@ -138,12 +105,7 @@ class Pictures:
 
 @dataclass(frozen=True)
 class Folded:
-    """A table that is shown on demand.
-
-    Args:
-        title: What it holds.
-        table: What is folded away.
-    """
+    """A table that is shown on demand."""
 
     title: str
     table: Table
@@ -153,12 +115,7 @@ Block = Heading | Text | Bullets | Links | Table | Pictures | Folded
 
 
 def to_html(title: str, blocks: Iterable[Block]) -> str:
-    """A page that needs no other file and loads nothing: style and pictures are inside, and there are no scripts.
-
-    Args:
-        title: Of the window.
-        blocks: From top to bottom.
-    """
+    """A page that needs no other file and loads nothing: style and pictures are inside, and there are no scripts."""
     # the policy keeps a browser from loading anything, whatever the texts say
     head = [
         "<!DOCTYPE html>",
@@ -222,12 +179,7 @@ def _html_picture(picture: Picture, captioned: bool) -> str:
 
 
 def to_markdown(blocks: Iterable[Block], folder: str) -> str:
-    """The same page for a code host or an editor: tables as text, pictures as files beside it.
-
-    Args:
-        blocks: From top to bottom.
-        folder: Where the pictures lie, relative to the page.
-    """
+    """The same page for a code host or an editor: tables as text, pictures as files in a folder beside it."""
     return "\n\n".join(_markdown(block, folder) for block in blocks) + "\n"
 
 

@@ -153,11 +153,7 @@ _ROUNDS_PER_EPOCH = "trainer.strategy.init_args.rounds_per_epoch"
 
 
 def _parsed(path: Path, parse: Callable[[str], _T]) -> _T | None:
-    """What a file says; ``None`` if it is not there.
-
-    Raises:
-        ValueError: If it is not what a run writes.
-    """
+    """What a file says; ``None`` if it is not there. Raises a `ValueError` if it is not what a run writes."""
     if not path.is_file():
         return None
     try:
@@ -179,9 +175,7 @@ def _mapping(text: str) -> dict[str, Any]:
 def flat(tree: object, prefix: str = "") -> dict[str, object]:
     """Leaves of nested mappings and lists of mappings by dotted key: ``{"a": [{"b": 1}]}`` has ``"a.0.b"``.
 
-    Args:
-        tree: Of mappings and lists; a list without mappings is a leaf, as is what is empty.
-        prefix: Of the keys.
+    A list without mappings is a leaf, as is what is empty.
     """
     if isinstance(tree, dict) and tree:
         items = tree.items()
@@ -197,13 +191,9 @@ def flat(tree: object, prefix: str = "") -> dict[str, object]:
 
 
 def differences(configs: Sequence[Mapping[str, object]]) -> dict[str, list[str]]:
-    """By dotted key, what each configuration has in it, for keys in which not all are equal.
+    """By dotted key, what each configuration has in it as YAML in one line, for keys in which not all are equal.
 
-    Args:
-        configs: As `flat` gives them.
-
-    Returns:
-        Values as YAML writes them in one line, and ``"-"`` where a configuration lacks the key.
+    Where a configuration lacks the key it has ``"-"``.
     """
     keys = sorted({key for config in configs for key in config}, key=lambda key: [*map(_natural, key.split("."))])
     values = {key: [as_yaml(config[key]) if key in config else "-" for config in configs] for key in keys}
@@ -241,9 +231,6 @@ def rounds_of(rows: Sequence[Mapping[str, float]]) -> dict[str, Curve]:
     What Lightning logs has an epoch too: it belongs to the last round that ended above it, and of several evaluations
     between two rounds the first counts: that of the model that the round left, where rounds are evaluated as they end.
     Other rows are written when a round ends, with the step at which it ends, some above its own row.
-
-    Args:
-        rows: From top to bottom.
     """
     ends = [(place, row["step"], int(row["round"])) for place, row in enumerate(rows) if "round" in row]
     curves: dict[str, Curve] = {}
