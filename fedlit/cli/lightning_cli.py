@@ -11,10 +11,12 @@ import warnings
 import zipfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
 from pydoc import locate
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import yaml
@@ -59,10 +61,53 @@ class SaveConfig(SaveConfigCallback):
 
     def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Tell loggers; those of CSV files lie next to ``config.yaml``."""
-        config = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
-        for logger in trainer.loggers:
-            if not isinstance(logger, CSVLogger):
-                logger.log_hyperparams(config)
+        told = [logger for logger in trainer.loggers if not isinstance(logger, CSVLogger)]
+        config = yaml.safe_load(self.parser.dump(self.config, skip_none=False)) if told else {}
+        for logger in told:
+            logger.log_hyperparams(config)
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """A command line that was parsed once, for any number of runs.
+
+    Args:
+        subcommand: Such as ``fit``.
+        config: With the subcommand's arguments under its name.
+        dump: The subcommand's arguments as plain values, of which checkpoints keep the hyperparameters.
+    """
+
+    subcommand: str
+    config: Namespace
+    dump: dict[str, Any]
+
+    @classmethod
+    def of(cls, args: list[str]) -> Parsed:
+        """Parse, and build nothing.
+
+        Args:
+            args: Command line arguments.
+        """
+        cli = FedlitCLI(args, run_classes=False)
+        cli._dump_config()
+        return cls(cli.subcommand, cli.config, cli.config_dump)
+
+    def __getitem__(self, key: str) -> Any:
+        return self.config[self.subcommand].get(key)
+
+    def on(self, target: str | None, seed: int | None) -> Parsed:
+        """The same for another target and seed.
+
+        Args:
+            target: Name of a client; ``None`` is the target of the configuration.
+            seed: ``None`` is the seed of the configuration.
+        """
+        config, dump = self.config.clone(), deepcopy(self.dump)
+        if seed is not None:
+            config[self.subcommand].seed_everything = dump["seed_everything"] = seed
+        if target is not None:
+            config[self.subcommand].data.init_args.target = dump["data"]["init_args"]["target"] = target
+        return Parsed(self.subcommand, config, dump)
 
 
 class FedlitCLI(LightningCLI):
@@ -72,9 +117,10 @@ class FedlitCLI(LightningCLI):
     """
 
     summary: RunSummary | None = None
+    _parsers: ClassVar[dict[str, Any]] = {}
 
     def __init__(
-        self, args: list[str], run_classes: bool = True, one_of_many: bool = False, name: str | None = None
+        self, args: list[str] | Parsed, run_classes: bool = True, one_of_many: bool = False, name: str | None = None
     ) -> None:
         self._run_classes = run_classes
         self._one_of_many = one_of_many
@@ -105,6 +151,21 @@ class FedlitCLI(LightningCLI):
             },
             args=args,
         )
+
+    def setup_parser(self, *args: Any) -> None:
+        """Build the parsers once in a process: they are the same for all runs, and take longer than a short run."""
+        if not self._parsers:
+            super().setup_parser(*args)
+            names = "parser", "_subcommand_parsers", "_subcommand_method_arguments"
+            self._parsers.update({name: getattr(self, name) for name in names})
+        vars(self).update(self._parsers)
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parse what was not parsed before."""
+        if isinstance(args, Parsed):
+            self.config, self.config_dump = args.config, args.dump
+        else:
+            super().parse_arguments(parser, args)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Link the data's roster into the model; add the experiment's axes."""
