@@ -154,8 +154,8 @@ class Experiment:
         Args:
             args: Of the user.
         """
-        parsed = Parsed.of(args)
-        targets: Sequence[str | None] = parsed["targets"] or (None,)
+        parsed = FedlitCLI(args, run_classes=False).parsed()
+        targets: Sequence[str | None] = parsed.arguments.targets or (None,)
         if list(targets) == ["all"]:
             targets = all_clients(parsed)
         elif len(targets) > 1:  # one that there is not is found by the first run
@@ -164,16 +164,16 @@ class Experiment:
             if unknown:
                 sys.exit(f"fedlit: targets {unknown} are not among the clients {list(known)}")
         given = {_short(key) for key, _ in options(args)}
-        methods = (Method(), *(Method.parse(entry).beside(given) for entry in parsed["compare"] or ()))
+        methods = (Method(), *(Method.parse(entry).beside(given) for entry in parsed.arguments.compare or ()))
         names = [method.name or method.arguments[0].split(".")[-1].split("=")[-1] for method in methods[1:]]
-        names.append(parsed["model"].class_path.split(".")[-1])
+        names.append(parsed.arguments.model.class_path.split(".")[-1])
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             sys.exit(
                 f"fedlit: two methods of this experiment are called {twice[0]!r}: give an entry of compare a name of "
                 "its own, or leave it out (--compare null trains the configured method alone)"
             )
-        seeds: Sequence[int | None] = parsed["seeds"] or (None,)
+        seeds: Sequence[int | None] = parsed.arguments.seeds or (None,)
         axes: dict[str, Sequence[object]] = {"seeds": seeds, "targets": targets}
         for axis, values in axes.items():
             again = next((value for value in values if values.count(value) > 1), None)
@@ -195,14 +195,14 @@ class Experiment:
         for method in self.methods:
             refuse_linked([*method.preset, *method.arguments])
         return {Method(): self.parsed} | {
-            method: Parsed.of(method.command(self.args)) for method in self.methods if method != Method()
+            method: self.parsed.instead(method.command(self.args)[1:]) for method in self.methods if method != Method()
         }
 
     def check(self) -> None:
         """Find what cannot work in a method before the first run trains."""
         for method, parsed in self.by_method.items():
-            needs_labels = getattr(locate(parsed["model"].class_path), "needs_target_labels", False)
-            if needs_labels and parsed["data.init_args.target_labels"] == 0:
+            needs_labels = getattr(locate(parsed.arguments.model.class_path), "needs_target_labels", False)
+            if needs_labels and parsed.arguments.get("data.init_args.target_labels") == 0:
                 sys.exit(
                     f"fedlit: {method.name or parsed['model'].class_path.split('.')[-1]} trains on target labels, but "
                     "data.init_args.target_labels is 0: give a number of samples, or a share such as 1.0"
@@ -226,9 +226,9 @@ def all_clients(parsed: Parsed) -> tuple[str, ...]:
     Args:
         parsed: Whose data.
     """
-    config = parsed.config[parsed.subcommand].clone()
+    config = parsed.arguments.clone()
     for key in ("model", "trainer"):
         config.pop(key)
     with in_plain_words(config):
-        data = FedlitCLI._parsers["_subcommand_parsers"][parsed.subcommand].instantiate_classes(config)["data"]
+        data = parsed.parser.instantiate_classes(config)["data"]
     return tuple(client.name for client in data.check_roster())

@@ -12,7 +12,7 @@ import zipfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain, count
 from pathlib import Path
 from pydoc import locate
@@ -67,33 +67,36 @@ class SaveConfig(SaveConfigCallback):
             logger.log_hyperparams(config)
 
 
-@dataclass(frozen=True)
 class Parsed:
     """A command line that was parsed once, for any number of runs.
 
     Args:
-        subcommand: Such as ``fit``.
+        parser: Of its subcommand.
         config: With the subcommand's arguments under its name.
-        dump: The subcommand's arguments as plain values, of which checkpoints keep the hyperparameters.
     """
 
-    subcommand: str
-    config: Namespace
-    dump: dict[str, Any]
+    def __init__(self, parser: LightningArgumentParser, config: Namespace) -> None:
+        self.parser = parser
+        self.config = config
+        self.arguments: Namespace = config[config.subcommand]
 
-    @classmethod
-    def of(cls, args: list[str]) -> Parsed:
-        """Parse, and build nothing.
+    @cached_property
+    def dump(self) -> dict[str, Any]:
+        """Arguments as plain values, of which checkpoints keep those of model and data."""
+        values: dict[str, Any] = yaml.safe_load(
+            self.parser.dump(self.arguments, skip_link_targets=False, skip_none=False, format="yaml")
+        )
+        return values
+
+    def instead(self, args: list[str]) -> Parsed:
+        """What another command line of the same subcommand says.
 
         Args:
-            args: Command line arguments.
+            args: Words after the subcommand.
         """
-        cli = FedlitCLI(args, run_classes=False)
-        cli._dump_config()
-        return cls(cli.subcommand, cli.config, cli.config_dump)
-
-    def __getitem__(self, key: str) -> Any:
-        return self.config[self.subcommand].get(key)
+        config = self.config.clone()
+        config[config.subcommand] = self.parser.parse_args(args)
+        return Parsed(self.parser, config)
 
     def on(self, target: str | None, seed: int | None) -> Parsed:
         """The same for another target and seed.
@@ -102,12 +105,13 @@ class Parsed:
             target: Name of a client; ``None`` is the target of the configuration.
             seed: ``None`` is the seed of the configuration.
         """
-        config, dump = self.config.clone(), deepcopy(self.dump)
+        other = Parsed(self.parser, self.config.clone())
+        other.dump = deepcopy(self.dump)
         if seed is not None:
-            config[self.subcommand].seed_everything = dump["seed_everything"] = seed
+            other.arguments.seed_everything = other.dump["seed_everything"] = seed
         if target is not None:
-            config[self.subcommand].data.init_args.target = dump["data"]["init_args"]["target"] = target
-        return Parsed(self.subcommand, config, dump)
+            other.arguments.data.init_args.target = other.dump["data"]["init_args"]["target"] = target
+        return other
 
 
 class FedlitCLI(LightningCLI):
@@ -166,6 +170,10 @@ class FedlitCLI(LightningCLI):
             self.config, self.config_dump = args.config, args.dump
         else:
             super().parse_arguments(parser, args)
+
+    def parsed(self) -> Parsed:
+        """What was parsed, for runs to come."""
+        return Parsed(self._parser(self.subcommand), self.config)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Link the data's roster into the model; add the experiment's axes."""
