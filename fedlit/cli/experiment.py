@@ -204,7 +204,7 @@ class Experiment:
             needs_labels = getattr(locate(parsed.arguments.model.class_path), "needs_target_labels", False)
             if needs_labels and parsed.arguments.get("data.init_args.target_labels") == 0:
                 sys.exit(
-                    f"fedlit: {method.name or parsed['model'].class_path.split('.')[-1]} trains on target labels, but "
+                    f"fedlit: {method.name or parsed.arguments.model.class_path.split('.')[-1]} trains on target labels, but "
                     "data.init_args.target_labels is 0: give a number of samples, or a share such as 1.0"
                 )
 
