@@ -201,10 +201,11 @@ class Experiment:
     def check(self) -> None:
         """Find what cannot work in a method before the first run trains."""
         for method, parsed in self.by_method.items():
-            needs_labels = getattr(locate(parsed.arguments.model.class_path), "needs_target_labels", False)
+            path = parsed.arguments.model.class_path
+            needs_labels = getattr(locate(path), "needs_target_labels", False)
             if needs_labels and parsed.arguments.get("data.init_args.target_labels") == 0:
                 sys.exit(
-                    f"fedlit: {method.name or parsed.arguments.model.class_path.split('.')[-1]} trains on target labels, but "
+                    f"fedlit: {method.name or path.split('.')[-1]} trains on target labels, but "
                     "data.init_args.target_labels is 0: give a number of samples, or a share such as 1.0"
                 )
 

@@ -82,11 +82,11 @@ class Parsed:
 
     @cached_property
     def dump(self) -> dict[str, Any]:
-        """Arguments as plain values, of which checkpoints keep those of model and data."""
-        values: dict[str, Any] = yaml.safe_load(
-            self.parser.dump(self.arguments, skip_link_targets=False, skip_none=False, format="yaml")
-        )
-        return values
+        """Arguments of model and data as plain values, which checkpoints keep."""
+        arguments = self.arguments.clone()
+        arguments.pop("trainer")
+        values = yaml.safe_load(self.parser.dump(arguments, skip_link_targets=False, skip_none=False, format="yaml"))
+        return {key: values[key] for key in ("model", "data")}
 
     def instead(self, args: list[str]) -> Parsed:
         """What another command line of the same subcommand says.
@@ -108,7 +108,7 @@ class Parsed:
         other = Parsed(self.parser, self.config.clone())
         other.dump = deepcopy(self.dump)
         if seed is not None:
-            other.arguments.seed_everything = other.dump["seed_everything"] = seed
+            other.arguments.seed_everything = seed
         if target is not None:
             other.arguments.data.init_args.target = other.dump["data"]["init_args"]["target"] = target
         return other
