@@ -404,7 +404,6 @@ def test_a_mistake_prints_what_matters_and_not_all_keys(capsys: pytest.CaptureFi
         (["--compare=[TargetOnly]"], "fedlit: TargetOnly trains on target labels, but data.init_args.target_labels is"),
         (["--compare=[{class_path: FedProx, data: {batch_sise: 3}}]"], "batch_sise"),
         (["--compare=[{class_path: FedProx, trainer: {max_epochs: many}}]"], "max_epochs"),
-        (["--compare=[{class_path: FedProx, trainer: {strategy: {class_path: Nothing}}}]"], "Nothing"),
         (["--compare=[FedAvg, {class_path: FedProx, init_args: {num_classes: 3}}]"], "taken from the data module"),
         (["--compare=[{class_path: FedGP, name: mine}]"], "fedlit: mine trains on target labels, but data.init_args"),
         (["--compare=[fedlit.methods.FedProx]", "--data=FeatureDomains", "--data.path=gone.npz", "--targets=[all]"],
