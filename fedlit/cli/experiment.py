@@ -154,7 +154,8 @@ class Experiment:
         Args:
             args: Of the user.
         """
-        parsed = FedlitCLI(args, run_classes=False).parsed()
+        cli = FedlitCLI(args, run_classes=False)
+        parsed = Parsed(cli._parser(cli.subcommand), cli.config)
         targets: Sequence[str | None] = parsed.arguments.targets or (None,)
         if list(targets) == ["all"]:
             targets = all_clients(parsed)

@@ -159,9 +159,9 @@ class FedlitCLI(LightningCLI):
     def setup_parser(self, *args: Any) -> None:
         """Build the parsers once in a process: they are the same for all runs, and take longer than a short run."""
         if not self._parsers:
+            before = set(vars(self))
             super().setup_parser(*args)
-            names = "parser", "_subcommand_parsers", "_subcommand_method_arguments"
-            self._parsers.update({name: getattr(self, name) for name in names})
+            self._parsers.update({name: value for name, value in vars(self).items() if name not in before})
         vars(self).update(self._parsers)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
@@ -170,10 +170,6 @@ class FedlitCLI(LightningCLI):
             self.config, self.config_dump = args.config, args.dump
         else:
             super().parse_arguments(parser, args)
-
-    def parsed(self) -> Parsed:
-        """What was parsed, for runs to come."""
-        return Parsed(self._parser(self.subcommand), self.config)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Link the data's roster into the model; add the experiment's axes."""
