@@ -106,7 +106,7 @@ class PairwiseMasking(SecureAggregation):
         self,
         codec: FixedPoint | None = None,
         modulus_bits: Literal[32, 64] = 32,
-        threshold: float | int | None = None,
+        threshold: int | float | None = None,
         neighbours: int | None = None,
     ) -> None:
         self.codec = FixedPoint() if codec is None else codec

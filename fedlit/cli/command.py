@@ -118,7 +118,7 @@ def _main(args: list[str]) -> None:
         FedlitCLI(args)
         return
     experiment = Experiment.parse(args)
-    runs = experiment.runs()
+    runs = experiment.runs
     if len(runs) > 1 and any(key == "ckpt_path" for key, _ in options(args)):
         sys.exit(
             f"fedlit: --ckpt_path resumes one run, but this is {len(runs)} runs (seeds, targets, compare): resume "
@@ -129,18 +129,14 @@ def _main(args: list[str]) -> None:
             f"fedlit: a trial of a W&B sweep is one run, but this is {len(runs)} (seeds, targets, compare): sweep over "
             "data.target, seed_everything and config, and give --seeds=null --targets=null --compare=null"
         )
-    for run in runs:
-        refuse_linked([*run.preset, *run.arguments])
     if len(runs) > 1:
-        experiment.check(args)
+        experiment.check()
     summaries: list[RunSummary] = []
     try:
         for number, run in enumerate(runs):
             if len(runs) > 1:
                 _say(f"run {number + 1} of {len(runs)}: {run}")
-            cli = FedlitCLI(run.command(args), one_of_many=len(runs) > 1, name=run.name)
-            assert cli.summary is not None
-            summaries.append(cli.summary)
+            summaries.append(experiment.start(run))
     finally:  # a run that fails does not take the others' results with it
         if summaries:
             _print_table(summaries)

@@ -6,14 +6,16 @@ import json
 import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain, product
 from pydoc import locate
 from typing import Any
 
 from lightning.fabric.utilities.seed import max_seed_value
 
-from fedlit.cli.arguments import options
-from fedlit.cli.lightning_cli import FedlitCLI, in_plain_words
+from fedlit.callbacks import RunSummary
+from fedlit.cli.arguments import options, refuse_linked
+from fedlit.cli.lightning_cli import FedlitCLI, Parsed, in_plain_words
 
 _ENTRY = ("class_path", "init_args", "name", "data", "trainer")
 """What a mapping in ``compare`` may hold."""
@@ -74,31 +76,8 @@ class Method:
         kept = (f"--{key}={value}" for key, value in options(self.preset) if _short(key) not in given)
         return replace(self, preset=tuple(kept))
 
-
-def _as_argument(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-@dataclass(frozen=True)
-class Run:
-    """One run of an experiment.
-
-    Args:
-        name: Of its method in the closing table; ``None`` is its class.
-        arguments: Command line arguments that it adds.
-        preset: Those that give way to the user's own.
-    """
-
-    name: str | None
-    arguments: tuple[str, ...]
-    preset: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        own = [*self.preset, *self.arguments]
-        return " ".join([*([] if self.name is None else [f"{self.name}:"]), *own]) or "as configured"
-
     def command(self, args: Sequence[str]) -> list[str]:
-        """The whole command line: configurations, what this run presets, what the user gave, and what it must have.
+        """The whole command line: configurations, what this method presets, what the user gave, and what it must have.
 
         What the user gave before the last configuration about something that is preset is given again after it.
 
@@ -116,6 +95,31 @@ class Run:
         return [*args[:after], *self.preset, *again, *args[after:], *self.arguments]
 
 
+def _as_argument(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of an experiment.
+
+    Args:
+        method: What is trained.
+        target: Client name; ``None`` is the target of the configuration.
+        seed: ``None`` is the seed of the configuration.
+    """
+
+    method: Method
+    target: str | None
+    seed: int | None
+
+    def __str__(self) -> str:
+        axes = {"seed_everything": self.seed, "data.target": self.target}
+        own = [*self.method.preset, *(f"--{key}={value}" for key, value in axes.items() if value is not None)]
+        own += self.method.arguments
+        return " ".join([*([] if self.method.name is None else [f"{self.method.name}:"]), *own]) or "as configured"
+
+
 def _short(key: str) -> str:
     """A key as jsonargparse also takes it, without the words for a class's arguments."""
     return key.replace(".init_args", "")
@@ -130,41 +134,47 @@ class Experiment:
     """The runs that one ``fedlit fit`` stands for.
 
     Args:
+        args: Of the user.
+        parsed: What they say.
         methods: The method of the configuration, and those it is compared with.
         targets: Client names; ``None`` is the target of the configuration.
         seeds: ``None`` is the seed of the configuration.
     """
 
-    methods: tuple[Method, ...] = (Method(),)
-    targets: tuple[str | None, ...] = (None,)
-    seeds: tuple[int | None, ...] = (None,)
+    args: list[str]
+    parsed: Parsed
+    methods: tuple[Method, ...]
+    targets: tuple[str | None, ...]
+    seeds: tuple[int | None, ...]
 
     @classmethod
     def parse(cls, args: list[str]) -> Experiment:
-        """Read the experiment's axes from command line and configuration files."""
-        config = FedlitCLI(args, run_classes=False).config
-        config = config.get(config.get("subcommand") or "", config)
-        targets: Sequence[str | None] = config.get("targets") or (None,)
+        """Read the experiment's axes from command line and configuration files.
+
+        Args:
+            args: Of the user.
+        """
+        cli = FedlitCLI(args, run_classes=False)
+        parsed = Parsed(cli._parser(cli.subcommand), cli.config)
+        targets: Sequence[str | None] = parsed.arguments.targets or (None,)
         if list(targets) == ["all"]:
-            targets = all_clients(args)
+            targets = all_clients(parsed)
         elif len(targets) > 1:  # one that there is not is found by the first run
-            known = all_clients(args)
+            known = all_clients(parsed)
             unknown = [target for target in targets if target not in known]
             if unknown:
                 sys.exit(f"fedlit: targets {unknown} are not among the clients {list(known)}")
         given = {_short(key) for key, _ in options(args)}
-        methods = (Method(), *(Method.parse(entry).beside(given) for entry in config.get("compare") or ()))
+        methods = (Method(), *(Method.parse(entry).beside(given) for entry in parsed.arguments.compare or ()))
         names = [method.name or method.arguments[0].split(".")[-1].split("=")[-1] for method in methods[1:]]
-        configured = config.get("model")
-        if configured is not None:
-            names.append(str(configured.get("class_path")).split(".")[-1])
+        names.append(parsed.arguments.model.class_path.split(".")[-1])
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             sys.exit(
                 f"fedlit: two methods of this experiment are called {twice[0]!r}: give an entry of compare a name of "
                 "its own, or leave it out (--compare null trains the configured method alone)"
             )
-        seeds: Sequence[int | None] = config.get("seeds") or (None,)
+        seeds: Sequence[int | None] = parsed.arguments.seeds or (None,)
         axes: dict[str, Sequence[object]] = {"seeds": seeds, "targets": targets}
         for axis, values in axes.items():
             again = next((value for value in values if values.count(value) > 1), None)
@@ -173,45 +183,54 @@ class Experiment:
         for seed in seeds:
             if seed is not None and not 0 <= seed <= max_seed_value:
                 sys.exit(f"fedlit: seeds must be between 0 and {max_seed_value}, got {seed}")
-        return cls(methods, tuple(targets), tuple(seeds))
+        return cls(args, parsed, methods, tuple(targets), tuple(seeds))
 
-    def check(self, args: Sequence[str]) -> None:
-        """Find what cannot work in a method before the first run trains.
+    @cached_property
+    def runs(self) -> list[Run]:
+        """All combinations, methods changing slowest."""
+        return [Run(*each) for each in product(self.methods, self.targets, self.seeds)]
 
-        Args:
-            args: Of the user.
-        """
-        for run in replace(self, targets=(None,), seeds=(None,)).runs():
-            cli = FedlitCLI(run.command(args), run_classes=False)
-            config = cli.config[cli.subcommand]
-            method = None if config.get("model") is None else locate(config.model.class_path)
-            if getattr(method, "needs_target_labels", False) and config.get("data.init_args.target_labels") == 0:
+    @cached_property
+    def by_method(self) -> dict[Method, Parsed]:
+        """What the configuration says with each method: parsed once for all targets and seeds, which it is free of."""
+        for method in self.methods:
+            refuse_linked([*method.preset, *method.arguments])
+        return {Method(): self.parsed} | {
+            method: self.parsed.instead(method.command(self.args)[1:]) for method in self.methods if method != Method()
+        }
+
+    def check(self) -> None:
+        """Find what cannot work in a method before the first run trains."""
+        for method, parsed in self.by_method.items():
+            path = parsed.arguments.model.class_path
+            needs_labels = getattr(locate(path), "needs_target_labels", False)
+            if needs_labels and parsed.arguments.get("data.init_args.target_labels") == 0:
                 sys.exit(
-                    f"fedlit: {run.name or config.model.class_path.split('.')[-1]} trains on target labels, but "
+                    f"fedlit: {method.name or path.split('.')[-1]} trains on target labels, but "
                     "data.init_args.target_labels is 0: give a number of samples, or a share such as 1.0"
                 )
 
-    def runs(self) -> list[Run]:
-        """All combinations, methods changing slowest."""
-        runs = []
-        for method, target, seed in product(self.methods, self.targets, self.seeds):
-            extra = [] if seed is None else [f"--seed_everything={seed}"]
-            extra += [] if target is None else [f"--data.target={target}"]
-            runs.append(Run(method.name, (*extra, *method.arguments), method.preset))
-        return runs
+    def start(self, run: Run) -> RunSummary:
+        """Train and evaluate.
+
+        Args:
+            run: One of `runs`.
+        """
+        parsed = self.by_method[run.method].on(run.target, run.seed)
+        cli = FedlitCLI(parsed, one_of_many=len(self.runs) > 1, name=run.method.name)
+        assert cli.summary is not None
+        return cli.summary
 
 
-def all_clients(args: list[str]) -> tuple[str, ...]:
-    """Names of the domains that take part; builds the data module, and nothing else."""
-    cli = FedlitCLI(args, run_classes=False)
-    config = cli.config[cli.subcommand]
-    with in_plain_words(config):
-        data = cli._parser(cli.subcommand).instantiate_classes(_only_data(config))["data"]
-    return tuple(client.name for client in data.check_roster())
+def all_clients(parsed: Parsed) -> tuple[str, ...]:
+    """Names of the domains that take part; builds the data module, and nothing else.
 
-
-def _only_data(config: Any) -> Any:
-    config = config.clone()
+    Args:
+        parsed: Whose data.
+    """
+    config = parsed.arguments.clone()
     for key in ("model", "trainer"):
-        config.pop(key, None)
-    return config
+        config.pop(key)
+    with in_plain_words(config):
+        data = parsed.parser.instantiate_classes(config)["data"]
+    return tuple(client.name for client in data.check_roster())

@@ -11,10 +11,12 @@ import warnings
 import zipfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
+from functools import cached_property
 from itertools import chain, count
 from pathlib import Path
 from pydoc import locate
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import yaml
@@ -59,10 +61,57 @@ class SaveConfig(SaveConfigCallback):
 
     def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Tell loggers; those of CSV files lie next to ``config.yaml``."""
-        config = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
-        for logger in trainer.loggers:
-            if not isinstance(logger, CSVLogger):
-                logger.log_hyperparams(config)
+        told = [logger for logger in trainer.loggers if not isinstance(logger, CSVLogger)]
+        config = yaml.safe_load(self.parser.dump(self.config, skip_none=False)) if told else {}
+        for logger in told:
+            logger.log_hyperparams(config)
+
+
+class Parsed:
+    """A command line that was parsed once, for any number of runs.
+
+    Args:
+        parser: Of its subcommand.
+        config: With the subcommand's arguments under its name.
+    """
+
+    def __init__(self, parser: LightningArgumentParser, config: Namespace) -> None:
+        self.parser = parser
+        self.config = config
+        self.arguments: Namespace = config[config.subcommand]
+
+    @cached_property
+    def dump(self) -> dict[str, Any]:
+        """Arguments of model and data as plain values, which checkpoints keep."""
+        arguments = self.arguments.clone()
+        arguments.pop("trainer")
+        values = yaml.safe_load(self.parser.dump(arguments, skip_link_targets=False, skip_none=False, format="yaml"))
+        return {key: values[key] for key in ("model", "data")}
+
+    def instead(self, args: list[str]) -> Parsed:
+        """What another command line of the same subcommand says.
+
+        Args:
+            args: Words after the subcommand.
+        """
+        config = self.config.clone()
+        config[config.subcommand] = self.parser.parse_args(args)
+        return Parsed(self.parser, config)
+
+    def on(self, target: str | None, seed: int | None) -> Parsed:
+        """The same for another target and seed.
+
+        Args:
+            target: Name of a client; ``None`` is the target of the configuration.
+            seed: ``None`` is the seed of the configuration.
+        """
+        other = Parsed(self.parser, self.config.clone())
+        other.dump = deepcopy(self.dump)
+        if seed is not None:
+            other.arguments.seed_everything = seed
+        if target is not None:
+            other.arguments.data.init_args.target = other.dump["data"]["init_args"]["target"] = target
+        return other
 
 
 class FedlitCLI(LightningCLI):
@@ -72,9 +121,10 @@ class FedlitCLI(LightningCLI):
     """
 
     summary: RunSummary | None = None
+    _parsers: ClassVar[dict[str, Any]] = {}
 
     def __init__(
-        self, args: list[str], run_classes: bool = True, one_of_many: bool = False, name: str | None = None
+        self, args: list[str] | Parsed, run_classes: bool = True, one_of_many: bool = False, name: str | None = None
     ) -> None:
         self._run_classes = run_classes
         self._one_of_many = one_of_many
@@ -105,6 +155,21 @@ class FedlitCLI(LightningCLI):
             },
             args=args,
         )
+
+    def setup_parser(self, *args: Any) -> None:
+        """Build the parsers once in a process: they are the same for all runs, and take longer than a short run."""
+        if not self._parsers:
+            before = set(vars(self))
+            super().setup_parser(*args)
+            self._parsers.update({name: value for name, value in vars(self).items() if name not in before})
+        vars(self).update(self._parsers)
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parse what was not parsed before."""
+        if isinstance(args, Parsed):
+            self.config, self.config_dump = args.config, args.dump
+        else:
+            super().parse_arguments(parser, args)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Link the data's roster into the model; add the experiment's axes."""

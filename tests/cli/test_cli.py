@@ -84,6 +84,8 @@ def test_every_experiment_runs_two_batches(name: str) -> None:
     needs_files(config)
     arguments = yaml.safe_load(config.read_text())["data"]["init_args"]
     axes = ["--seeds=[0]", f"--targets=[{arguments['target']}]"]
+    if "root" in arguments:
+        axes += ["--data.image_size=64", "--data.num_workers=0"]
     if name.startswith("fashion_mnist") and name not in COMPARED:
         axes.append("--compare=null")
     main(["fit", "--config", f"experiments/{name}", *axes, *TWO_BATCHES])
@@ -400,6 +402,9 @@ def test_a_mistake_prints_what_matters_and_not_all_keys(capsys: pytest.CaptureFi
         (["--compare=[{class_path: FedProx, init_args: {muu: 1}}]"], "muu"),
         (["--targets=[fonts,foo]"], "fedlit: targets ['foo'] are not among the clients ['clean', 'blended', 'fonts'"),
         (["--compare=[TargetOnly]"], "fedlit: TargetOnly trains on target labels, but data.init_args.target_labels is"),
+        (["--compare=[{class_path: FedProx, data: {batch_sise: 3}}]"], "batch_sise"),
+        (["--compare=[{class_path: FedProx, trainer: {max_epochs: many}}]"], "max_epochs"),
+        (["--compare=[FedAvg, {class_path: FedProx, init_args: {num_classes: 3}}]"], "taken from the data module"),
         (["--compare=[{class_path: FedGP, name: mine}]"], "fedlit: mine trains on target labels, but data.init_args"),
         (["--compare=[fedlit.methods.FedProx]", "--data=FeatureDomains", "--data.path=gone.npz", "--targets=[all]"],
          "fedlit: ValueError: no features at path='gone.npz'"),
@@ -646,22 +651,21 @@ def test_help_prints_the_class_docstrings(capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.multiprocess
-def test_the_command_runs_on_several_processes() -> None:
-    command = Path(sys.executable).with_name("fedlit")
+def test_the_command_runs_on_several_processes(capsys: pytest.CaptureFixture[str]) -> None:
+    """As it does in one, which is this one."""
     arguments = ["fit", "--config", "experiments/digits", "--trainer.max_epochs=2", "--compare=null"]
+    main([*arguments, "--trainer.devices=1"])
     environment = {key: value for key, value in os.environ.items() if key not in ("LOCAL_RANK", "WORLD_SIZE")}
-    ledgers, accuracies = [], []
-    for number, devices in enumerate((1, 2)):
-        done = subprocess.run(
-            [command, *arguments, f"--trainer.devices={devices}"],
-            capture_output=True, text=True, timeout=120, check=False, env=environment,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert done.stdout.count("target accuracy") == 1
-        folder = Path(f"runs/FedAvg/version_{number}")
-        ledgers.append((folder / "ledger.csv").read_text())
-        accuracies.append(json.loads((folder / "summary.json").read_text())["oracle_accuracy"])
-    assert ledgers[0] == ledgers[1]
+    done = subprocess.run(
+        [Path(sys.executable).with_name("fedlit"), *arguments, "--trainer.devices=2"],
+        capture_output=True, text=True, timeout=120, check=False, env=environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    for printed in (capsys.readouterr().out, done.stdout):
+        assert printed.count("target accuracy") == 1
+    alone, together = (Path(f"runs/FedAvg/version_{number}") for number in (0, 1))
+    assert (alone / "ledger.csv").read_text() == (together / "ledger.csv").read_text()
+    accuracies = [json.loads((run / "summary.json").read_text())["oracle_accuracy"] for run in (alone, together)]
     assert accuracies[0] == accuracies[1]
 
 

@@ -98,7 +98,7 @@ def test_trials_of_a_sweep_in_one_folder(
 ) -> None:
     swept = trials(yaml.safe_load(path.read_text()))
     for number, values in enumerate(swept):
-        sweep = run_as_agent(path, values, f"trial{number}", monkeypatch, "--trainer.max_epochs=2")
+        sweep = run_as_agent(path, values, f"trial{number}", monkeypatch, "--trainer.max_epochs=1")
     assert sweep["metric"]["goal"] == "maximize"
     metric = sweep["metric"]["name"]
     assert not metric.startswith("oracle/")
