@@ -16,7 +16,6 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from matplotlib.figure import Figure
 
-sys.path.insert(0, str(Path(__file__).parent))
 from small_federation import NUM_CLASSES, TARGET, Blobs, build, trainer
 
 from fedlit import Client

@@ -15,7 +15,6 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.optim import Adam
 
-sys.path.insert(0, str(Path(__file__).parent))
 from small_federation import CLIENTS, NUM_CLASSES, TARGET, Blobs, trainer
 
 from fedlit.callbacks import DictionaryPictures

@@ -13,7 +13,6 @@ import pytest
 import torch
 from rich.console import Console
 
-sys.path.insert(0, str(Path(__file__).parent))
 from small_federation import CLIENTS, Blobs, EveryMetric, build, trainer
 
 from fedlit.callbacks import PrivacyReport

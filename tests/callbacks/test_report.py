@@ -10,7 +10,6 @@ from xml.etree import ElementTree
 
 import yaml
 
-sys.path.insert(0, str(Path(__file__).parent))
 from read_page import Page, markdown_tables
 
 from fedlit.callbacks import RunSummary

@@ -12,7 +12,6 @@ import lightning.pytorch as pl
 import pytest
 from rich.console import Console
 
-sys.path.insert(0, str(Path(__file__).parent))
 from small_federation import Blobs, build, trainer
 
 from fedlit.callbacks import OracleAccuracy, RunSummary, closing_table, summarise

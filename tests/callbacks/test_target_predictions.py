@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
 from small_federation import CLIENTS, NUM_CLASSES, TARGET, Blobs, build, trainer
 
 from fedlit.callbacks import TargetPredictions

@@ -16,7 +16,6 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-sys.path.insert(0, str(Path(__file__).parent))
 from small_federation import CLIENTS, NUM_CLASSES, TARGET, Blobs, EveryMetric, build, trainer
 
 from fedlit.callbacks import CommunicationLedger, Validators, closing_table, summarise

@@ -19,7 +19,6 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from sklearn.metrics import accuracy_score, balanced_accuracy_score, f1_score, recall_score
 
-sys.path.insert(0, str(Path(__file__).parent))
 import small_federation
 from small_federation import CLIENTS, NUM_CLASSES, TARGET, Blobs, EveryMetric, build, trainer
 

@@ -9,7 +9,6 @@ import pytest
 import yaml
 from jsonargparse import ArgumentParser
 
-sys.path.insert(0, str(Path(__file__).parent))
 from stand_ins import DOMAINS, write_images
 
 from fedlit.data import DatasetNotFoundError, DomainDataModule

@@ -14,9 +14,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-sys.path.insert(0, str(Path(__file__).parent))
 from helpers import build, digits, same, trainer, weights
-from test_methods import METHODS
+from method_table import METHODS
 
 from fedlit import FederatedModule
 from fedlit.data import HeartDisease

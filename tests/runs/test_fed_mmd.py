@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam
 from torch.utils.data import TensorDataset
 
-sys.path.insert(0, str(Path(__file__).parent))
 from helpers import digits, loader, same, shards, trainer, weights
 
 from fedlit.federation import ChannelError, Client, Schedule

@@ -21,7 +21,6 @@ from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import LambdaLR, StepLR
 from torch.utils.data import TensorDataset
 
-sys.path.insert(0, str(Path(__file__).parent))
 from fedgp_by_hand import (
     AUTO,
     CASES,

@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import nn
 
-sys.path.insert(0, str(Path(__file__).parent))
 from fedgp_by_hand import (
     CASES,
     GRID,

@@ -17,7 +17,6 @@ from torch.optim import Adam
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import TensorDataset
 
-sys.path.insert(0, str(Path(__file__).parent))
 from fedgp_by_hand import (
     CASES,
     GRID,

@@ -13,7 +13,6 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-sys.path.insert(0, str(Path(__file__).parent))
 from helpers import digits, loader, same, shards, trainer, weights
 
 from fedlit.callbacks import OracleAccuracy

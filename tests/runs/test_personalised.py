@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam
 from torch.utils.data import TensorDataset
 
-sys.path.insert(0, str(Path(__file__).parent))
 from helpers import build, digits, loader, same, shards, trainer, weights
 
 from fedlit import Client, FederatedModule

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
-sys.path.insert(0, str(Path(__file__).parent))
 from helpers import build, digits, same, trainer, weights
 
 from fedlit.federation import Fraction

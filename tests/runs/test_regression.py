@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam
 from torch.utils.data import TensorDataset
 
-sys.path.insert(0, str(Path(__file__).parent))
 from helpers import build, loader, same, trainer, weights
 
 from fedlit import FederatedModule

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from torch.utils.data import TensorDataset
 
-sys.path.insert(0, str(Path(__file__).parent))
 from helpers import loader, trainer, weights
 
 from fedlit import Client, FederatedModule
