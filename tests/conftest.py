@@ -60,3 +60,10 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip("needs the real data in ../shared/data, beside the project, which is not there")
     return folder
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what reads the real data, so that `pytest -m real_data` runs it alone."""
+    for item in items:
+        if "shared_data" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.real_data)

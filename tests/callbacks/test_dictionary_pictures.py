@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,11 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.optim import Adam
 
-from small_federation import CLIENTS, NUM_CLASSES, TARGET, Blobs, trainer
-
 from fedlit.callbacks import DictionaryPictures
 from fedlit.federation import Schedule
 from fedlit.methods import FedAvg, FedDaDiL
 from fedlit.models import MLP, Features
+from small_federation import CLIENTS, NUM_CLASSES, TARGET, Blobs, trainer
 
 
 def build(**kwargs: Any) -> FedDaDiL:

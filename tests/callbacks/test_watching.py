@@ -20,11 +20,10 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from sklearn.metrics import accuracy_score, balanced_accuracy_score, f1_score, recall_score
 
 import small_federation
-from small_federation import CLIENTS, NUM_CLASSES, TARGET, Blobs, EveryMetric, build, trainer
-
 from fedlit import FederatedModule
 from fedlit.callbacks import CommunicationLedger, OracleAccuracy, RoundTimer, TargetPredictions, summarise
 from fedlit.federation import Fraction, LabelGuardError, Ledger, Schedule
+from small_federation import CLIENTS, NUM_CLASSES, TARGET, Blobs, EveryMetric, build, trainer
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:

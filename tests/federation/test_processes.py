@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
 
 import peers
 import processes
-import pytest
-import torch
-from thread_transport import on_ranks
-from torch import Tensor
-
 from fedlit.federation import Ledger
 from fedlit.federation.transport import OneProcess
+from thread_transport import on_ranks
 
 pytestmark = pytest.mark.multiprocess
 

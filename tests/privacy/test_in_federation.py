@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import pytest
 import torch
-from pads import AdditivePads, PadClient, ServerPads
 from torch import Tensor
 
 from fedlit.federation import SERVER, Federation, FederationError, PayloadError, RosterError, Schedule
 from fedlit.privacy import (
-    AggregationClient,
-    AggregationServer,
-    Description,
     FixedPoint,
     KeyCheckError,
     Plain,
@@ -24,6 +19,7 @@ from fedlit.privacy import (
     RoundId,
     SecureAggregation,
 )
+from pads import AdditivePads, PadClient, ServerPads
 
 NAMES = ["a", "b", "c", "t"]
 

@@ -47,8 +47,6 @@ from fedgp_by_hand import (
     unequal,
     zero_layer,
 )
-from helpers import loader, same, weights
-
 from fedlit import Client
 from fedlit.federation import DivergedError, RosterError
 from fedlit.functional import auto_beta
@@ -59,6 +57,7 @@ from fedlit.privacy import (
     PairwiseMasking,
     PlainAffine,
 )
+from helpers import loader, same, weights
 
 # -------------------------------------------------------------------- Algorithm 1 by hand, in float64
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,8 +32,6 @@ from fedgp_by_hand import (
     talk,
     vector,
 )
-from helpers import same
-
 from fedlit.methods import FedDA
 from fedlit.privacy import (
     BFV,
@@ -46,6 +42,7 @@ from fedlit.privacy import (
     PairwiseMasking,
     PlainAffine,
 )
+from helpers import same
 
 # -------------------------------------------------------------------- hidden updates
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,6 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
 from torch.utils.data import TensorDataset
-
-from helpers import digits, loader, same, shards, trainer, weights
 
 from fedlit import FederatedModule
 from fedlit.callbacks import OracleAccuracy
@@ -40,6 +37,7 @@ from fedlit.methods import FedRFTCA
 from fedlit.models import MLP, SmallCNN, VotingReplica
 from fedlit.privacy import BFV, CKKS, FixedPoint, GaussianMechanism, Paillier, PairwiseMasking, Plain
 from fedlit.privacy.packing import schema_of
+from helpers import digits, loader, same, shards, trainer, weights
 
 N, M = 8, 4  # frequencies and components
 ALL = {"participation": Everyone()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,13 +19,12 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam
 from torch.utils.data import TensorDataset
 
-from helpers import build, digits, loader, same, shards, trainer, weights
-
 from fedlit import Client, FederatedModule
 from fedlit.federation import UNLABELLED, Fraction, RosterError, Schedule
 from fedlit.methods import APFL, Ditto, FedAvg, FedRep, KNNPer, TargetOnly
 from fedlit.methods.knn_per import knn_probabilities
 from fedlit.models import MLP, SmallCNN
+from helpers import build, digits, loader, same, shards, trainer, weights
 
 METHODS: dict[str, tuple[type[FederatedModule], dict[str, Any]]] = {
     "APFL": (APFL, {"alpha": 0.3}),

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import one_site
-import processes
 import pytest
 import torch
+
+import one_site
+import processes
 
 pytestmark = pytest.mark.multiprocess
 

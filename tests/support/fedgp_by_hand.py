@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -16,12 +14,11 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from torch.utils.data import TensorDataset
 
-from helpers import loader, trainer, weights
-
 from fedlit import Client, FederatedModule
 from fedlit.federation import Federation
 from fedlit.methods import FedDA, FedGP
 from fedlit.privacy import AffineGrid, FixedPoint
+from helpers import loader, trainer, weights
 
 Update = dict[str, Tensor]
 

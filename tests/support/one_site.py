@@ -21,14 +21,13 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.optim import Adam
 from torch.optim.lr_scheduler import StepLR
 
-from helpers import build, digits, fingerprint, trainer, weights
-
 import fedlit.methods
 import fedlit.privacy
 from fedlit import Client
 from fedlit.data import Digits
 from fedlit.federation import Everyone, FederatedLoader, Fraction
 from fedlit.methods import FedAvg, FedRFTCA
+from helpers import build, digits, fingerprint, trainer, weights
 
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "FedRFTCA": {"num_frequencies": 16, "num_components": 8, "classifier_period": 2},

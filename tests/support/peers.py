@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from pads import AdditivePads
 
 from fedlit.federation import DivergedError, Facts, Federation, Fraction, RosterError, Schedule
 from fedlit.federation.transport import ProcessGroup
 from fedlit.privacy import AffineGrid, FixedPoint, GaussianMechanism, PaillierAffine, PlainAffine
+from pads import AdditivePads
 
 NAMES = ["a", "b", "c", "d", "t"]
 TIMEOUT = 3.0

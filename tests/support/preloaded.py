@@ -7,11 +7,12 @@ import warnings
 
 import torch
 
-torch.set_num_threads(1)
-
+import helpers
 import one_site  # noqa: F401
 import peers  # noqa: F401
 import small_federation  # noqa: F401
 
+torch.set_num_threads(1)
 warnings.filterwarnings("ignore")
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+assert helpers.digits().clients  # drawn once for all
