@@ -101,7 +101,7 @@ def senders(module: FederatedModule, channel: str, round_idx: int) -> set[str]:
 def by_hand(
     start: nn.Module, data: dict[str, TensorDataset], present: list[list[str]], period: int, remedies: dict[str, Any]
 ) -> dict[str, dict[str, Tensor]]:
-    """Algorithms 2 to 4 on full batches with plain gradient steps of 0.5; the mean loss of the card, and lambda 0.7."""
+    """Algorithms 2 to 4 on full batches with steps of 0.5 and lambda 0.7; loss (11) takes the messages' mean."""
     target = list(data)[-1]
     omega = sample_frequencies(N, 6, 0.8, seed=0)
     init = {name: tensor for name, tensor in start.state_dict().items() if name not in BUFFERS}
@@ -719,7 +719,7 @@ def test_orthogonal_columns_of_the_first_length_after_every_round() -> None:
 
 
 def test_without_a_constraint_the_target_shrinks_its_aligner_and_relative_alignment_does_not() -> None:
-    """The trap of the card: W tends to 0 makes the paper's loss perfect. Only the target's loss is at work."""
+    """A trap: W that tends to 0 makes the paper's loss (11) perfect. Only the target's loss is at work."""
 
     def norm(constraint: Any) -> float:
         module = build(

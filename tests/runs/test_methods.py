@@ -1,4 +1,4 @@
-"""What each method trains and sends, against hand-made loops and the identities of the algorithm cards."""
+"""What each method trains and sends, against hand-made loops and identities between methods."""
 
 from __future__ import annotations
 
