@@ -121,7 +121,7 @@ def test_a_resumed_run_has_the_rounds_before(tmp_path: Path) -> None:
     def run(rounds: int, folder: str, checkpoint: Path | None = None) -> DictionaryPictures:
         callback = DictionaryPictures()
         saver = ModelCheckpoint(tmp_path / folder, filename="{step}", every_n_train_steps=1, save_top_k=-1)
-        engine = trainer(rounds, [callback, saver], tmp_path / folder, enable_checkpointing=True)
+        engine = trainer(rounds, [callback, saver], tmp_path / folder, enable_checkpointing=True, limit_val_batches=0)
         engine.fit(build(), Blobs(), ckpt_path=None if checkpoint is None else str(checkpoint))
         return callback
 
