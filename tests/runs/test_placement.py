@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,30 +13,9 @@ import pytest
 import torch
 
 import one_site
-import processes
+from site_runs import merged, start, trouble
 
 pytestmark = pytest.mark.multiprocess
-
-
-def start(*arguments: str) -> list[dict[str, Any]]:
-    """Results of all processes of a run; each process of ``--devices`` is forked, as if a launcher had started it."""
-    return [plain(one) for one in processes.results(one_site.run, arguments, ranks=devices(arguments), timeout=180)]
-
-
-def trouble(*arguments: str) -> str:
-    """What all processes of a run say that fails, on every process."""
-    ended = processes.run(one_site.run, arguments, ranks=devices(arguments), timeout=60)
-    assert all(one.error or one.exit_code for one in ended), ended
-    return "\n".join(one.output + one.error for one in ended)
-
-
-def devices(arguments: Sequence[str]) -> int:
-    return int(arguments[arguments.index("--devices") + 1]) if "--devices" in arguments else 1
-
-
-def plain(result: dict[str, Any]) -> dict[str, Any]:
-    """As it is printed and read again."""
-    return json.loads(json.dumps(result))
 
 
 def launch(*command: str) -> list[dict[str, Any]]:
@@ -47,11 +25,6 @@ def launch(*command: str) -> list[dict[str, Any]]:
     done = subprocess.run(started, capture_output=True, text=True, timeout=180, env=clean, check=False)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
     return [json.loads(line.split("RESULT ", 1)[1]) for line in done.stdout.splitlines() if "RESULT {" in line]
-
-
-def merged(results: list[dict]) -> dict[str, str]:
-    """Fingerprints of all clients' weights, whichever process hosts them."""
-    return {client: digest for result in results for client, digest in result["weights"].items()}
 
 
 @pytest.fixture(scope="module")
@@ -79,19 +52,14 @@ def test_placement_changes_neither_weights_nor_ledger_nor_metrics(one: dict, lau
         assert result["metrics"] == one["metrics"]
 
 
+@pytest.mark.parametrize("devices", ["3", pytest.param("2", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    ("method", "devices"),
+    "method",
     [
-        ("FedRFTCA", "2"),
-        ("FedMMD, pairwise", "2"),
-        pytest.param("FedMMD, pairwise", "3", marks=pytest.mark.slow),
-        pytest.param("FedRFTCA", "3", marks=pytest.mark.slow),
-        *(pytest.param(name, devices, marks=pytest.mark.slow)
-          for name in ("Voting", "FedRFTCAClosedForm", "FedDA", "FedDA auto", "FedGP", "FedGP auto", "FedMMD",
-                       "FedDaDiL")
-          for devices in ("2", "3")),
+        *("FedRFTCA", "Voting", "FedRFTCAClosedForm", "FedDA", "FedDA auto", "FedGP", "FedGP auto", "FedMMD"),
+        *("FedMMD, pairwise", "FedDaDiL"),
     ],
-)  # fmt: skip
+)
 def test_placement_changes_nothing_where_more_than_weights_is_exchanged(method: str, devices: str) -> None:
     everyone = ["--everyone"] if method == "FedRFTCAClosedForm" else []  # it has but one round
     arguments = ["--method", method, "--rounds", "3", *everyone]
@@ -102,7 +70,6 @@ def test_placement_changes_nothing_where_more_than_weights_is_exchanged(method: 
     assert all(result["metrics"] == alone["metrics"] for result in results)
 
 
-@pytest.mark.slow
 def test_aligned_clients_resume_on_other_processes(tmp_path: Path) -> None:
     """The checkpoint is of a round that ends a period, where a run that ends has no more to say."""
     path = str(tmp_path / "half.ckpt")
@@ -118,7 +85,7 @@ def test_aligned_clients_resume_on_other_processes(tmp_path: Path) -> None:
     ("method", "privacy", "two_party"),
     [
         pytest.param("FedGP auto, exact", "None", "None", id="open"),
-        pytest.param("FedGP auto", "PairwiseMasking()", "PlainAffine()", id="masked", marks=pytest.mark.slow),
+        pytest.param("FedGP auto", "PairwiseMasking()", "PlainAffine()", id="masked"),
     ],
 )
 def test_updates_on_three_processes_equal_one_and_a_round_under_way_resumes_on_two(
@@ -192,9 +159,9 @@ HIDDEN = ["--rounds", "3", "--everyone"]
     ("method", "name"),
     [
         ("FedRFTCA", "masking"),
-        pytest.param("FedRFTCA", "bfv", marks=pytest.mark.slow),
-        pytest.param("FedRFTCA", "paillier", marks=pytest.mark.slow),
-        pytest.param("FedRFTCAClosedForm", "masking", marks=pytest.mark.slow),
+        ("FedRFTCA", "bfv"),
+        ("FedRFTCA", "paillier"),
+        ("FedRFTCAClosedForm", "masking"),
     ],
 )
 def test_hidden_messages_train_the_same_on_three_processes_and_on_the_plain_grid(method: str, name: str) -> None:
@@ -206,9 +173,7 @@ def test_hidden_messages_train_the_same_on_three_processes_and_on_the_plain_grid
     assert all(result["metrics"] == clear["metrics"] for result in results)
 
 
-@pytest.mark.parametrize(
-    "name", ["masking", *(pytest.param(name, marks=pytest.mark.slow) for name in ("paillier", "bfv"))]
-)
+@pytest.mark.parametrize("name", BACKENDS)
 def test_exact_backends_resume_on_other_processes_with_new_keys(on_grid: dict, name: str, tmp_path: Path) -> None:
     """Clients that were away before the checkpoint catch up after it, though the old keys are gone."""
     backend, library = BACKENDS[name]
