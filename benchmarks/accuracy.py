@@ -18,6 +18,7 @@ from pathlib import Path
 
 import lightning
 import torch
+
 from experiments import fit, spread
 
 EXPERIMENTS: dict[str, list[str]] = {

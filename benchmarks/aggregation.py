@@ -29,7 +29,6 @@ os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = os.environ[
 
 import torch
 import torchvision
-from measures import medians, peak
 from torch import Tensor
 
 from fedlit.functional import (
@@ -41,6 +40,7 @@ from fedlit.functional import (
     fedgp_cosine,
     products_with_sources,
 )
+from measures import medians, peak
 
 SOURCES, BATCHES, BETA = 10, 50, 0.5
 

@@ -30,13 +30,13 @@ os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = os.environ[
 
 import torch
 import torch.nn.functional as F
-from measures import medians, peak
 from torch import Tensor
 from torch.optim import Adam
 
 from fedlit.functional import joint_cost, transport_plan, wasserstein
 from fedlit.methods import FedDaDiL
 from fedlit.models import Features
+from measures import medians, peak
 
 ATOMS, CLASSES, SAMPLES = 3, 10, 200
 WIDTHS = (1280, 2048)

@@ -30,8 +30,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from experiments import Results, by_method, fit, show, spread
 from torch import Tensor
+
+from experiments import Results, by_method, fit, show, spread
 
 METHODS = ("office_caltech_feddadil", "office_caltech_surf_feddadil", "digits_feddadil")
 OFFICE = METHODS[0]

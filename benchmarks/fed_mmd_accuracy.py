@@ -29,8 +29,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from experiments import Results, fit
 from matplotlib.figure import Figure
+
+from experiments import Results, fit
 
 EXPERIMENTS = Path("configs/experiments")
 PLAIN = EXPERIMENTS / "office_caltech_fed_mmd_plain.yaml"

@@ -20,6 +20,7 @@ from typing import Any
 
 import lightning
 import torch
+
 from experiments import Results, by_method, fit, show
 
 ACCURACY = ["office_caltech_fedrftca", "office_caltech_images_fedrftca", "digit_five_fedrftca"]

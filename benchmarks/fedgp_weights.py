@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from experiments import Results, fit, spread
 
 EXPERIMENTS = ("fashion_mnist_noise_0.4_fedgp", "fashion_mnist_noise_0.8_fedgp")

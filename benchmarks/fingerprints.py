@@ -23,17 +23,16 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-for folder in ("tests/support", "tests/runs"):
-    sys.path.insert(0, str(ROOT / folder))
+sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 import torch
-from helpers import build, digits, trainer, weights
-from test_methods import METHODS
 from torch.optim import Adam
 from torch.optim.lr_scheduler import StepLR
 
 from fedlit.federation import RosterError
 from fedlit.privacy import PairwiseMasking
+from helpers import build, digits, trainer, weights
+from method_table import METHODS
 
 PRIVACY = {"plain": lambda: None, "masking": PairwiseMasking}
 ROUNDS = 3

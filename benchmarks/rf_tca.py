@@ -31,7 +31,6 @@ os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = os.environ[
 import numpy as np
 import scipy
 import torch
-from measures import mebibytes, medians
 from torch import Tensor
 
 from fedlit.functional import (
@@ -43,6 +42,7 @@ from fedlit.functional import (
     sample_frequencies,
     tca,
 )
+from measures import mebibytes, medians
 
 FEATURES, FREQUENCIES, COMPONENTS, GAMMA = 64, 500, 100, 1e-3
 BANDWIDTH = math.sqrt(2 * FEATURES)  # about the median distance between the samples

@@ -28,7 +28,6 @@ import lightning
 import lightning.pytorch as pl
 import torch
 import torch.nn.functional as F
-from measures import mebibytes
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.optim import SGD
@@ -39,6 +38,7 @@ from fedlit.cli import quieten
 from fedlit.data import FederatedLoader
 from fedlit.methods import FedAvg
 from fedlit.models import MLP, Replica
+from measures import mebibytes
 
 ROUNDS = 20
 BATCH = 32

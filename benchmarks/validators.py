@@ -30,9 +30,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from experiments import Results, fit, show, spread
 from scipy.stats import spearmanr
 
+from experiments import Results, fit, show, spread
 from fedlit.callbacks.report import RunFolder, read_runs
 
 DATA = {

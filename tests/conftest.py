@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +25,13 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_process_is_left() -> Iterator[None]:
+    yield
+    if "processes" in sys.modules:
+        sys.modules["processes"].stop()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -52,3 +60,10 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip("needs the real data in ../shared/data, beside the project, which is not there")
     return folder
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what reads the real data, so that `pytest -m real_data` runs it alone."""
+    for item in items:
+        if "shared_data" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.real_data)

@@ -179,6 +179,7 @@ def test_examples_in_docstrings_give_what_they_say() -> None:
     assert attempted >= 30
 
 
+@pytest.mark.packaging
 def test_the_api_pages_are_built(tmp_path: Path) -> None:
     pytest.importorskip("pdoc")
     homes = ["fedlit.module", "fedlit.strategy"]  # of what `fedlit` imports when it is used

@@ -253,6 +253,19 @@ def test_importing_fedlit_is_instant() -> None:
     assert min(took) < 0.5
 
 
+def test_data_and_models_load_no_heavy_library() -> None:
+    """What reads pictures, draws or computes spectra is imported where it is used."""
+    code = (
+        "import sys, lightning; before = set(sys.modules); import fedlit.data, fedlit.models; "
+        "assert 'torchvision' not in sys.modules; print(*sorted(set(sys.modules) - before))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    loaded = {name.split(".")[0] for name in done.stdout.split()}
+    assert "fedlit" in loaded
+    assert not {"sklearn", "matplotlib", "scipy", "PIL"} & loaded
+
+
 def test_every_package_is_installed() -> None:
     listed = set(PROJECT["tool"]["setuptools"]["packages"])
     folders = {name if name in PACKAGES else name.rpartition(".")[0] for name in SOURCES}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import math
-import sys
 import warnings
 from pathlib import Path
 
@@ -16,13 +15,11 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from matplotlib.figure import Figure
 
-sys.path.insert(0, str(Path(__file__).parent))
-from small_federation import NUM_CLASSES, TARGET, Blobs, build, trainer
-
 from fedlit import Client
 from fedlit.callbacks import AggregationCurves
 from fedlit.methods import FedAvg, FedGP
 from fedlit.models import MLP
+from small_federation import NUM_CLASSES, TARGET, Blobs, build, trainer
 
 SOURCES = ["amazon", "dslr", "caltech"]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,14 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from matplotlib.figure import Figure
 from torch.optim import Adam
-
-sys.path.insert(0, str(Path(__file__).parent))
-from small_federation import CLIENTS, NUM_CLASSES, TARGET, Blobs, trainer
 
 from fedlit.callbacks import DictionaryPictures
 from fedlit.federation import Schedule
 from fedlit.methods import FedAvg, FedDaDiL
 from fedlit.models import MLP, Features
+from small_federation import CLIENTS, NUM_CLASSES, TARGET, Blobs, trainer
 
 
 def build(**kwargs: Any) -> FedDaDiL:
@@ -30,6 +28,12 @@ def build(**kwargs: Any) -> FedDaDiL:
     return FedDaDiL(
         CLIENTS, TARGET, NUM_CLASSES, Features(5), optimizer=lambda params: Adam(params), **(given | kwargs)
     )
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are made and not written, which takes most of such a run: for tests that read no file."""
+    monkeypatch.setattr(Figure, "savefig", lambda self, path, **kwargs: Path(path).touch())
 
 
 class Watch(pl.Callback):
@@ -61,6 +65,7 @@ def test_each_client_has_a_table_and_a_picture_and_the_atoms_have_one(tmp_path: 
 
 
 @pytest.mark.parametrize("plane", ["pca", "tsne"])
+@pytest.mark.usefixtures("undrawn")
 def test_the_target_is_drawn_next_to_its_reconstruction_by_predicted_classes(plane: Any, tmp_path: Path) -> None:
     callback, module = DictionaryPictures(plane), build()
     data = Blobs()
@@ -86,6 +91,7 @@ def test_the_target_is_drawn_next_to_its_reconstruction_by_predicted_classes(pla
         np.testing.assert_allclose(np.abs(samples.get_offsets()), scores[:30].abs(), atol=1e-4)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_bars_are_shares_of_label_mass(tmp_path: Path) -> None:
     callback, module = DictionaryPictures(), build()
     trainer(3, [callback], tmp_path).fit(module, Blobs())
@@ -96,6 +102,7 @@ def test_bars_are_shares_of_label_mass(tmp_path: Path) -> None:
     np.testing.assert_allclose(heights.sum(axis=0), 1, atol=1e-6)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_sources_have_no_plane_and_absent_ones_no_cost(tmp_path: Path) -> None:
     callback, module = DictionaryPictures(), build()
     everyone_else = [client for client in CLIENTS if client != "dslr"]
@@ -109,11 +116,12 @@ def test_sources_have_no_plane_and_absent_ones_no_cost(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
+@pytest.mark.usefixtures("undrawn")
 def test_a_resumed_run_has_the_rounds_before(tmp_path: Path) -> None:
     def run(rounds: int, folder: str, checkpoint: Path | None = None) -> DictionaryPictures:
         callback = DictionaryPictures()
         saver = ModelCheckpoint(tmp_path / folder, filename="{step}", every_n_train_steps=1, save_top_k=-1)
-        engine = trainer(rounds, [callback, saver], tmp_path / folder, enable_checkpointing=True)
+        engine = trainer(rounds, [callback, saver], tmp_path / folder, enable_checkpointing=True, limit_val_batches=0)
         engine.fit(build(), Blobs(), ckpt_path=None if checkpoint is None else str(checkpoint))
         return callback
 

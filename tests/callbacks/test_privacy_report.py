@@ -13,14 +13,12 @@ import pytest
 import torch
 from rich.console import Console
 
-sys.path.insert(0, str(Path(__file__).parent))
-from small_federation import CLIENTS, Blobs, EveryMetric, build, trainer
-
 from fedlit.callbacks import PrivacyReport
 from fedlit.callbacks.privacy_report import NOT_PROTECTED, ChannelReport, Report, report
 from fedlit.federation import Open, Summed
 from fedlit.methods import FedAvg
 from fedlit.privacy import GaussianMechanism, PairwiseMasking, Plain
+from small_federation import CLIENTS, Blobs, EveryMetric, build, trainer
 
 
 class Gossip(FedAvg):

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
 import yaml
-
-sys.path.insert(0, str(Path(__file__).parent))
-from read_page import Page, markdown_tables
 
 from fedlit.callbacks import RunSummary
 from fedlit.callbacks.report import report_on, write_report
 from fedlit.callbacks.report.curves import Line, Panel, draw
 from fedlit.callbacks.report.pages import Heading, Links, Table, Text, to_html, to_markdown
 from fedlit.callbacks.report.run_folder import as_yaml, differences, flat, read_runs, rounds_of
+from read_page import Page, markdown_tables
 
 HOSTILE = "<script>alert('1')</script>|*b* _c_ `d` [e](http://f) $g$ &amp;"
 

@@ -12,11 +12,9 @@ import lightning.pytorch as pl
 import pytest
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
-sys.path.insert(0, str(Path(__file__).parent))
-from small_federation import Blobs, build, trainer
-
 from fedlit.callbacks import OracleAccuracy, RoundProgressBar
 from fedlit.callbacks.round_progress_bar import _clock
+from small_federation import Blobs, build, trainer
 
 LINE = re.compile(
     r"round (\d+)(/\d+)?( \| target score -?\d\.\d\d)?( \| loss \d+\.\d\d)? \| ([\d.]+) MB( \| ETA \d+:\d\d)?"

@@ -5,19 +5,16 @@ from __future__ import annotations
 import json
 import math
 import re
-import sys
 from pathlib import Path
 
 import lightning.pytorch as pl
 import pytest
 from rich.console import Console
 
-sys.path.insert(0, str(Path(__file__).parent))
-from small_federation import Blobs, build, trainer
-
 from fedlit.callbacks import OracleAccuracy, RunSummary, closing_table, summarise
 from fedlit.methods import SourceOnly
 from fedlit.privacy import Description, Plain
+from small_federation import Blobs, build, trainer
 
 SEALED = Description("Sealed", "the server", "every vector", "the sum", "none", "none", 8.0, "0")
 

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import csv
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
-from small_federation import CLIENTS, NUM_CLASSES, TARGET, Blobs, build, trainer
-
 from fedlit.callbacks import TargetPredictions
 from fedlit.data import FederatedLoader, HeartDisease
 from fedlit.methods import FedAvg
 from fedlit.models import MLP
+from small_federation import CLIENTS, NUM_CLASSES, TARGET, Blobs, build, trainer
 
 
 def read(path: Path) -> list[list[str]]:

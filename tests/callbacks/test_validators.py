@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,6 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from torch import Tensor
 from torch.utils.data import TensorDataset
-
-sys.path.insert(0, str(Path(__file__).parent))
-from small_federation import CLIENTS, NUM_CLASSES, TARGET, Blobs, EveryMetric, build, trainer
 
 from fedlit.callbacks import CommunicationLedger, Validators, closing_table, summarise
 from fedlit.callbacks.communication_ledger import sums_of
@@ -36,6 +32,7 @@ from fedlit.functional import (
 from fedlit.methods import FedAvg, FedRFTCA
 from fedlit.models import MLP
 from fedlit.privacy import PairwiseMasking
+from small_federation import CLIENTS, NUM_CLASSES, TARGET, Blobs, EveryMetric, build, trainer
 
 NAMES = ["certainty", "diversity", "information", "density", "iwv", "dev"]
 

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -19,13 +15,12 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from sklearn.metrics import accuracy_score, balanced_accuracy_score, f1_score, recall_score
 
-sys.path.insert(0, str(Path(__file__).parent))
+import processes
 import small_federation
-from small_federation import CLIENTS, NUM_CLASSES, TARGET, Blobs, EveryMetric, build, trainer
-
 from fedlit import FederatedModule
 from fedlit.callbacks import CommunicationLedger, OracleAccuracy, RoundTimer, TargetPredictions, summarise
 from fedlit.federation import Fraction, LabelGuardError, Ledger, Schedule
+from small_federation import CLIENTS, NUM_CLASSES, TARGET, Blobs, EveryMetric, build, trainer
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
@@ -307,18 +302,14 @@ def test_figures_reach_wandb_offline(tmp_path: Path):
 @pytest.mark.multiprocess
 def test_two_processes_log_what_one_logs(tmp_path: Path):
     told: dict[str, Any] = {}
-    # a run in this process has left its rank in the environment, and the script would wait for that run's processes
-    launched = ("LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    environment = {name: value for name, value in os.environ.items() if name not in launched}
-    for processes in (1, 2):
-        folder = tmp_path / str(processes)
+    for count in (1, 2):
+        folder = tmp_path / str(count)
         folder.mkdir()
-        command = [sys.executable, small_federation.__file__, str(folder), str(processes)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.count("bytes per round") == 1, "one process prints the table"
-        for rank in range(processes):
-            told[f"{rank}/{processes}"] = json.loads((folder / f"rank{rank}.json").read_text())
+        ended = processes.run(small_federation.watched, folder, count, ranks=count)
+        assert not any(one.error for one in ended), ended
+        printed = "".join(one.output for one in ended)
+        assert printed.count("bytes per round") == 1, "one process prints the table"
+        told |= {f"{rank}/{count}": one.result for rank, one in enumerate(ended)}
     alone = told["0/1"]
     assert "oracle/target/acc" in alone["rows"][-1]
     assert "comm/weights/MB" in alone["rows"][0]

@@ -14,8 +14,6 @@ from rich.console import Console
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "runs"))
-from helpers import build, digits, trainer
-
 import fedlit.data
 import fedlit.methods
 import fedlit.models
@@ -25,6 +23,7 @@ from fedlit.cli.listing import rows
 from fedlit.cli.plugins import KINDS, PlugIn
 from fedlit.data import DomainDataModule
 from fedlit.methods import FedAvg
+from helpers import build, digits, trainer
 
 ROOT = Path(__file__).parents[2]
 

@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "callbacks"))
-from read_page import Page, markdown_tables
-
 from fedlit.cli import main
 from fedlit.privacy import PairwiseMasking
+from read_page import Page, markdown_tables
 
 SMALL = ["--model.extractor.init_args.hidden=[8]", "--trainer.enable_checkpointing=false"]
 RUNS = ("digits/FedAvg", "digits/SourceOnly", "hearts/FedGP", "rates/FedMMD")

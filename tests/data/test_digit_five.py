@@ -16,7 +16,6 @@ from fedlit.data.digit_five import rendered_digits, resize
 from fedlit.data.digits import photo_patches, printed_digits
 from fedlit.federation.errors import RosterError
 
-SHARED = Path(__file__).resolve().parents[2] / ".." / "shared" / "data" / "digits_mnist10k_usps.npz"
 NAMES = ["mnist", "usps", "optdigits", "blended", "rendered"]
 SIZES = {"mnist": 303, "usps": 450, "optdigits": 1797, "blended": 297, "rendered": 2000}
 
@@ -258,14 +257,12 @@ def test_what_is_not_an_npz_file_is_refused(tmp_path, path, kind):
         DigitFive(str(file))
 
 
-def test_the_shifts_are_real_but_each_written_domain_can_be_learnt():
+def test_the_shifts_are_real_but_each_written_domain_can_be_learnt(shared_data):
     """A logistic regression learns each written domain, and loses 20 points or more on each of the others.
 
     Greys that are inverted at random (``rendered``, and in part ``blended``) are beyond a linear model.
     """
-    if not SHARED.exists():
-        pytest.skip(f"needs MNIST and USPS in {SHARED}, which is not there: see data/README in the shared folder")
-    module = DigitFive(str(SHARED), max_samples=600, flatten=True, val_fraction=0.0)
+    module = DigitFive(str(shared_data / "digits_mnist10k_usps.npz"), max_samples=600, flatten=True, val_fraction=0.0)
     for name in ("mnist", "usps", "optdigits"):
         domain, split = module._domain(name), module.split(name)
         x, y = domain.x.flatten(1).numpy(), domain.y.numpy()

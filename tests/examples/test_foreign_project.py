@@ -17,6 +17,8 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 NAMES = ["foreign_project", "extension_template"]
 
+pytestmark = pytest.mark.packaging
+
 
 def call(command: Sequence[str | Path], folder: Path) -> str:
     """What a command prints; nothing of this checkout lends it a package."""

@@ -2,66 +2,47 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
-import sys
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+import peers
+import processes
 from fedlit.federation import Ledger
 from fedlit.federation.transport import OneProcess
-
-PEERS = Path(__file__).with_name("peers.py")
+from thread_transport import on_ranks
 
 pytestmark = pytest.mark.multiprocess
 
 
-def load_peers() -> Any:
-    spec = importlib.util.spec_from_file_location("peers", PEERS)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture(
+    scope="module",
+    params=[(2, True), (3, False), (5, False)],
+    ids=["2 processes", "3 threads", "a thread for each client"],
+)
+def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each rank saw; processes are joined by torch.distributed, which more ranks need not show again."""
+    world_size, real = request.param
+    if not real:
+        return on_ranks(peers.everything, world_size)
+    folder = tmp_path_factory.mktemp("peers")
+    return processes.results(peers.over_processes, folder, world_size, ranks=world_size)
 
 
-@pytest.fixture(scope="module", params=[2, 3], ids=["2 processes", "3 processes"])
-def ranks(request: pytest.FixtureRequest) -> Iterator[list[dict[str, Any]]]:
-    """What each process saw; one start serves all tests, as starting costs more than talking."""
-    world_size = request.param
-    with tempfile.TemporaryDirectory() as folder:
-        environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-        processes = [
-            subprocess.Popen(
-                [sys.executable, str(PEERS), str(rank), str(world_size), folder],
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-            for rank in range(world_size)
-        ]
-        try:
-            outputs = [process.communicate(timeout=90)[0] for process in processes]
-        finally:
-            for process in processes:
-                process.kill()
-        codes = [process.returncode for process in processes]
-        assert codes == [0] * (world_size - 1) + [9], "\n".join(outputs)
-        yield [torch.load(Path(folder) / f"{rank}.pt", weights_only=True) for rank in range(world_size)]
+@pytest.fixture(scope="module")
+def bereft(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What three processes saw, of which the last stalled and then died."""
+    folder = tmp_path_factory.mktemp("peers")
+    ended = processes.run(peers.with_the_last_one_lost, folder, 3, ranks=3)
+    assert [one.exit_code for one in ended] == [0, 0, 9], "\n".join(one.output + one.error for one in ended)
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(3)]
 
 
 @pytest.fixture(scope="module")
 def alone() -> dict[str, Any]:
-    result: dict[str, Any] = load_peers().script(OneProcess())
-    return result
+    return peers.script(OneProcess())
 
 
 def assert_same_bits(one: Any, other: Any) -> None:
@@ -87,12 +68,7 @@ def ledger(result: dict[str, Any]) -> Ledger:
     return made
 
 
-@pytest.mark.parametrize("run", ["script", "placed"])
-def test_every_client_gets_the_bits_that_it_would_get_in_one_process(
-    ranks: list[dict[str, Any]], alone: dict[str, Any], run: str
-) -> None:
-    if run not in ranks[0]:
-        pytest.skip("a placement by name is tried on two processes")
+def assert_got_the_bits_of_one_process(ranks: list[dict[str, Any]], run: str, alone: dict[str, Any]) -> None:
     assert len(alone["got"]) == 4 * 8
     for step, expected in enumerate(alone["got"]):
         if step % 8 == 7:  # a report: all of it, on every process
@@ -102,6 +78,22 @@ def test_every_client_gets_the_bits_that_it_would_get_in_one_process(
             found = joined(ranks, run, step)
             assert found.keys() == expected.keys()
             assert_same_bits({name: found[name] for name in expected}, expected)
+
+
+@pytest.mark.parametrize("run", ["script", "placed"])
+def test_every_client_gets_the_bits_that_it_would_get_in_one_process(
+    ranks: list[dict[str, Any]], alone: dict[str, Any], run: str
+) -> None:
+    if run not in ranks[0]:
+        pytest.skip("a placement by name is tried on two processes")
+    assert_got_the_bits_of_one_process(ranks, run, alone)
+
+
+def test_three_processes_give_the_bits_and_the_ledger_of_one(
+    bereft: list[dict[str, Any]], alone: dict[str, Any]
+) -> None:
+    assert_got_the_bits_of_one_process(bereft, "script", alone)
+    assert all(ledger(rank["script"]) == ledger(alone) for rank in bereft)
 
 
 @pytest.mark.parametrize("run", ["script", "placed"])
@@ -129,7 +121,6 @@ def test_another_backend_works_over_processes_and_only_the_server_aggregates(
 @pytest.mark.parametrize("run", ["affine", "paillier"])
 def test_affine_maps_between_clients_of_two_processes_are_those_of_one(ranks: list[dict[str, Any]], run: str) -> None:
     """Bit for bit, under Paillier too, as both compute exactly on one grid; and all processes book the same."""
-    peers = load_peers()
     protocol = peers.paillier() if run == "paillier" else peers.PlainAffine(peers.GRID)
     expected = peers.affine_script(OneProcess(), protocol)
     clear = peers.affine_script(OneProcess(), peers.PlainAffine(peers.GRID))
@@ -222,8 +213,8 @@ def test_an_error_says_which_process_raised_it(ranks: list[dict[str, Any]]) -> N
     assert "raised by" not in ranks[last]["failures"]["diverged"][1]
 
 
-def test_a_process_that_stalls_is_given_up_after_the_timeout(ranks: list[dict[str, Any]]) -> None:
-    for rank in ranks[:-1]:
+def test_a_process_that_stalls_is_given_up_after_the_timeout(bereft: list[dict[str, Any]]) -> None:
+    for rank in bereft[:-1]:
         kind, text, seconds = rank["stalled"]
         assert kind == "FederationTimeoutError", text
         assert "lost the other processes during exchange 'w' of round 0" in text
@@ -231,8 +222,8 @@ def test_a_process_that_stalls_is_given_up_after_the_timeout(ranks: list[dict[st
         assert seconds < 15
 
 
-def test_a_process_that_dies_is_an_error_and_no_hang(ranks: list[dict[str, Any]]) -> None:
-    for rank in ranks[:-1]:
+def test_a_process_that_dies_is_an_error_and_no_hang(bereft: list[dict[str, Any]]) -> None:
+    for rank in bereft[:-1]:
         kind, text, seconds = rank["died"]
         assert kind == "FederationTimeoutError", text
         assert seconds < 20

@@ -64,7 +64,7 @@ def domains(generator: torch.Generator) -> tuple[Tensor, Tensor]:
     [(4, 1, 6), (4, 2, 21), (128, 2, 8515), (1, 3, 10), (3, 3, 4 + 3 * 3 + 2 * 6 + 10)],
 )
 def test_number_of_moments(length: int, degree: int, number: int) -> None:
-    """L + 2 at degree 1, and 3 + 2L + L(L+1)/2 at degree 2 (card 9)."""
+    """L + 2 at degree 1, and 3 + 2L + L(L+1)/2 at degree 2, for L features."""
     assert num_taylor_moments(length, degree) == number
     assert taylor_moments(torch.randn(2, length), degree).shape == (number,)
 
@@ -136,7 +136,7 @@ def test_paired_moments_are_the_mean_kernel_over_all_pairs(
 def test_the_gradient_is_a_linear_map_of_the_other_domains_moments(
     degree: int, center: float, domains: tuple[Tensor, Tensor]
 ) -> None:
-    """The identity of card 9: factorised gradient equals autograd of the truncated kernel to 1e-12."""
+    """The factorised gradient equals autograd of the truncated kernel to 1e-12."""
     x, y = domains
     x.requires_grad_()
     truncated(distances(x, y), 0.1, degree, center).mean().backward()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -17,6 +15,7 @@ import torch
 from sklearn.decomposition import KernelPCA
 from torch import Tensor
 
+import processes
 from fedlit.functional import (
     RandomFeatureSums,
     Scaling,
@@ -32,6 +31,7 @@ from fedlit.functional import (
     tca,
 )
 from fedlit.functional import transfer_components as module
+from measured import sums_of_a_stream
 
 KERNEL = partial(gaussian_kernel, bandwidth=1.5)
 NUM_SOURCE, NUM_TARGET, NUM, DIM, M, GAMMA = 14, 11, 25, 3, 4, 0.3
@@ -375,28 +375,12 @@ def test_sums_of_each_domain_suffice(scaling: Scaling, num: int, xs: Tensor, xt:
     torch.testing.assert_close(aligner, found.aligner, rtol=0, atol=1e-8)
 
 
-STREAM = """
-import resource, torch
-from fedlit.functional import random_feature_sums, sample_frequencies
-torch.set_num_threads(1)
-generator = torch.Generator().manual_seed(0)
-omega = sample_frequencies(100, 16, 4.0)
-draw = lambda: torch.randn(10_000, 16, generator=generator)
-random_feature_sums([draw()], omega)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-sums = random_feature_sums((draw() for _ in range({batches})), omega)
-print(sums.count, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
-"""
-
-
 @pytest.mark.parametrize("batches", [10, pytest.param(100, marks=pytest.mark.slow)])
 def test_memory_does_not_grow_with_the_number_of_samples(batches: int) -> None:
-    """All features of 1e5 samples would take 160 MB, of 1e6 samples 1.6 GB; ru_maxrss is in KiB on Linux."""
-    script = STREAM.format(batches=batches)
-    printed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
-    count, megabytes = printed.split()
-    assert int(count) == batches * 10_000
-    assert float(megabytes) < 50
+    """All features of 1e5 samples would take 160 MB, of 1e6 samples 1.6 GB."""
+    ((count, megabytes),) = processes.results(sums_of_a_stream, batches)
+    assert count == batches * 10_000
+    assert megabytes < 50
 
 
 # --- numbers

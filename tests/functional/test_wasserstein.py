@@ -1,4 +1,4 @@
-"""Transport, barycenters and projections: POT and scipy as oracles, and the identities of card 10."""
+"""Transport, barycenters and projections: POT and scipy as oracles, and identities that hold exactly."""
 
 from __future__ import annotations
 

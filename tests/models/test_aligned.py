@@ -27,7 +27,7 @@ def test_it_is_extractor_random_features_aligner_and_classifier(generator: torch
         s = random_fourier_features(z / z.norm(dim=1, keepdim=True) if unit_norm else z, replica.frequencies)
         torch.testing.assert_close(replica.random_features(x), s)
         torch.testing.assert_close(replica(x), replica.classifier(s @ replica.aligner.weight.T))
-        torch.testing.assert_close(s.norm(dim=1), torch.ones(7))  # the card: exactly 1
+        torch.testing.assert_close(s.norm(dim=1), torch.ones(7))  # as cos^2 + sin^2 of each frequency
 
 
 def test_with_unit_norm_the_scale_of_the_features_does_not_matter(generator: torch.Generator) -> None:

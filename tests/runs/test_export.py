@@ -14,15 +14,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-sys.path.insert(0, str(Path(__file__).parent))
-from helpers import build, digits, same, trainer, weights
-from test_methods import METHODS
-
 from fedlit import FederatedModule
 from fedlit.data import HeartDisease
 from fedlit.export import export_target, target_model
 from fedlit.methods import APFL, Ditto, FedAvg, FedDaDiL, FedMMD, FedProx, FedRFTCA, KNNPer, SourceOnly
 from fedlit.models import MLP, SmallCNN
+from helpers import build, digits, same, trainer, weights
+from method_table import METHODS
 
 READER = """
 import sys

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,6 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam
 from torch.utils.data import TensorDataset
 
-sys.path.insert(0, str(Path(__file__).parent))
-from helpers import loader, same, trainer, weights
-
 from fedlit.callbacks import OracleAccuracy, closing_table, summarise
 from fedlit.federation import Federation, RosterError, Schedule
 from fedlit.federation.messenger import Messenger
@@ -29,6 +25,7 @@ from fedlit.functional import joint_ot_loss, project_simplex, softmax_regression
 from fedlit.methods import FedAvg, FedDaDiL
 from fedlit.models import DictionaryReplica, Features
 from fedlit.privacy import CKKS, PairwiseMasking
+from helpers import loader, same, trainer, weights
 
 NAMES = ["c0", "c1", "c2"]
 WIDTH, CLASSES, ATOMS, SIZE = 5, 3, 2, 12

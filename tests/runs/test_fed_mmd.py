@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,6 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
 from torch.utils.data import TensorDataset
-
-sys.path.insert(0, str(Path(__file__).parent))
-from helpers import digits, loader, same, shards, trainer, weights
 
 from fedlit.federation import ChannelError, Client, Schedule
 from fedlit.functional import taylor_moments
@@ -37,6 +33,7 @@ from fedlit.privacy import (
     PlainAffine,
     PrivacyError,
 )
+from helpers import digits, loader, same, shards, trainer, weights
 
 LR = 0.5
 NAMES = ["c0", "c1", "c2"]

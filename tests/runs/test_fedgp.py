@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +17,7 @@ from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import LambdaLR, StepLR
 from torch.utils.data import TensorDataset
 
-sys.path.insert(0, str(Path(__file__).parent))
+import processes
 from fedgp_by_hand import (
     AUTO,
     CASES,
@@ -33,12 +29,15 @@ from fedgp_by_hand import (
     Local,
     NotedDA,
     NotedGP,
+    Overshoot,
     Settings,
     Update,
     W,
     build,
     estimates_by_hand,
     fit,
+    fit_on_processes,
+    idle,
     normalised,
     noted,
     rule_by_hand,
@@ -48,8 +47,6 @@ from fedgp_by_hand import (
     unequal,
     zero_layer,
 )
-from helpers import loader, same, weights
-
 from fedlit import Client
 from fedlit.federation import DivergedError, RosterError
 from fedlit.functional import auto_beta
@@ -60,6 +57,7 @@ from fedlit.privacy import (
     PairwiseMasking,
     PlainAffine,
 )
+from helpers import loader, same, weights
 
 # -------------------------------------------------------------------- Algorithm 1 by hand, in float64
 
@@ -525,11 +523,6 @@ def test_weights_over_repeated_passes_equal_the_algorithm_by_hand() -> None:
 # -------------------------------------------------------------------- learning rates of 0, and updates that diverge
 
 
-def idle(optimizer: Any) -> LambdaLR:
-    """No learning rate in the first round."""
-    return LambdaLR(optimizer, lambda round_idx: min(round_idx, 1))
-
-
 @pytest.mark.parametrize("hidden", [False, True], ids=["open", "masked"])
 def test_a_round_without_a_learning_rate_has_no_gradient_to_compare(hidden: bool) -> None:
     strategy = {"privacy": PairwiseMasking()} if hidden else {}
@@ -577,60 +570,26 @@ def test_single_steps_without_a_learning_rate_do_no_harm(case: str) -> None:
         assert snapshots.metrics[0][f"beta/{name}"] == pytest.approx(found.beta[name], rel=1e-3)
 
 
-class Overshoot(FedGP):
-    """The target's weights overflow in its last step, which no loss of the round sees."""
-
-    def optimizer_step(self, epoch: int, batch_idx: int, *args: Any, **kwargs: Any) -> None:
-        super().optimizer_step(epoch, batch_idx, *args, **kwargs)
-        if batch_idx == 3 and any(client.is_target for client in self.federation.local_clients):
-            with torch.no_grad():
-                next(self.replicas["c2"].parameters()).fill_(math.inf)
-
-
 @pytest.mark.parametrize("hidden", [False, True], ids=["open", "masked"])
 def test_a_target_that_diverges_in_its_last_step_is_named(hidden: bool) -> None:
     with pytest.raises(DivergedError, match="the update of 'c2' has NaN or infinite entries"):
         fit(build(Overshoot, beta="auto"), strategy={"privacy": PairwiseMasking()} if hidden else {})
 
 
-SITE = """
-import os
-import sys
-sys.path.insert(0, {folder!r})
-from fedgp_by_hand import build, unequal
-from helpers import loader, trainer
-from test_fedgp import Overshoot, idle
-if __name__ == "__main__":
-    arguments = {{"lr": {{"lr_scheduler": idle}}, "inf": {{"method": Overshoot}}}}[{trouble!r}]
-    module = build(beta="auto", **arguments)
-    run = trainer(2, devices=2, strategy={{"timeout": 30.0}})
-    try:
-        run.fit(module, loader(unequal()))
-    except Exception as error:
-        line = " ".join(["ENDS", str(module.trainer.global_rank), type(error).__name__, str(error), chr(10)])
-        os.write(1, line.encode())  # at once: two processes share the output
-"""
-
-
 @pytest.mark.multiprocess
 @pytest.mark.parametrize(
-    ("trouble", "message"),
+    ("arguments", "message"),
     [
-        ("lr", "RosterError .*were 0 in a whole round"),
-        pytest.param("inf", "DivergedError .*NaN or infinite entries", marks=pytest.mark.slow),
+        ({"lr_scheduler": idle}, "RosterError: .*were 0 in a whole round"),
+        ({"method": Overshoot}, "DivergedError: .*NaN or infinite entries"),
     ],
+    ids=["lr", "inf"],
 )
 def test_what_the_target_finds_wrong_with_its_steps_is_an_error_on_all_processes(
-    trouble: str, message: str, tmp_path: Path
+    arguments: dict[str, Any], message: str
 ) -> None:
-    script = tmp_path / "site.py"
-    script.write_text(SITE.format(folder=str(Path(__file__).parent), trouble=trouble))
-    clean = {key: value for key, value in os.environ.items() if key not in ("LOCAL_RANK", "WORLD_SIZE", "RANK")}
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=120, env=clean, check=False
-    )
-    for rank in (0, 1):
-        assert re.search(f"ENDS {rank} {message}", done.stdout), done.stdout + done.stderr[-3000:]
+    for one in processes.run(fit_on_processes, arguments, ranks=2):
+        assert re.search(message, one.error), one
 
 
 def test_in_a_plain_trainer_the_method_trains_the_same() -> None:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-sys.path.insert(0, str(Path(__file__).parent))
 from fedgp_by_hand import (
     CASES,
     GRID,
@@ -35,8 +32,6 @@ from fedgp_by_hand import (
     talk,
     vector,
 )
-from helpers import same
-
 from fedlit.methods import FedDA
 from fedlit.privacy import (
     BFV,
@@ -47,6 +42,7 @@ from fedlit.privacy import (
     PairwiseMasking,
     PlainAffine,
 )
+from helpers import same
 
 # -------------------------------------------------------------------- hidden updates
 

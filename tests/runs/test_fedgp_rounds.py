@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -17,7 +16,6 @@ from torch.optim import Adam
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import TensorDataset
 
-sys.path.insert(0, str(Path(__file__).parent))
 from fedgp_by_hand import (
     CASES,
     GRID,
@@ -38,8 +36,6 @@ from fedgp_by_hand import (
     unequal,
     zero_layer,
 )
-from helpers import loader, same, shards, trainer, weights
-
 from fedlit import Client
 from fedlit.federation import Schedule
 from fedlit.methods import FedGP, SourceOnly, TargetOnly
@@ -47,6 +43,7 @@ from fedlit.privacy import (
     PairwiseMasking,
     PlainAffine,
 )
+from helpers import loader, same, shards, trainer, weights
 
 # -------------------------------------------------------------------- participation
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,6 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
 from torch.utils.data import TensorDataset
-
-sys.path.insert(0, str(Path(__file__).parent))
-from helpers import digits, loader, same, shards, trainer, weights
 
 from fedlit import FederatedModule
 from fedlit.callbacks import OracleAccuracy
@@ -41,6 +37,7 @@ from fedlit.methods import FedRFTCA
 from fedlit.models import MLP, SmallCNN, VotingReplica
 from fedlit.privacy import BFV, CKKS, FixedPoint, GaussianMechanism, Paillier, PairwiseMasking, Plain
 from fedlit.privacy.packing import schema_of
+from helpers import digits, loader, same, shards, trainer, weights
 
 N, M = 8, 4  # frequencies and components
 ALL = {"participation": Everyone()}
@@ -104,7 +101,7 @@ def senders(module: FederatedModule, channel: str, round_idx: int) -> set[str]:
 def by_hand(
     start: nn.Module, data: dict[str, TensorDataset], present: list[list[str]], period: int, remedies: dict[str, Any]
 ) -> dict[str, dict[str, Tensor]]:
-    """Algorithms 2 to 4 on full batches with plain gradient steps of 0.5; the mean loss of the card, and lambda 0.7."""
+    """Algorithms 2 to 4 on full batches with steps of 0.5 and lambda 0.7; loss (11) takes the messages' mean."""
     target = list(data)[-1]
     omega = sample_frequencies(N, 6, 0.8, seed=0)
     init = {name: tensor for name, tensor in start.state_dict().items() if name not in BUFFERS}
@@ -722,7 +719,7 @@ def test_orthogonal_columns_of_the_first_length_after_every_round() -> None:
 
 
 def test_without_a_constraint_the_target_shrinks_its_aligner_and_relative_alignment_does_not() -> None:
-    """The trap of the card: W tends to 0 makes the paper's loss perfect. Only the target's loss is at work."""
+    """A trap: W that tends to 0 makes the paper's loss (11) perfect. Only the target's loss is at work."""
 
     def norm(constraint: Any) -> float:
         module = build(

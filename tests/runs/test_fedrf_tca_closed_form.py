@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,15 +11,13 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-sys.path.insert(0, str(Path(__file__).parent))
-from helpers import digits, loader, same, shards, trainer, weights
-
 from fedlit.callbacks import OracleAccuracy
 from fedlit.federation import SERVER, DivergedError, Everyone, Federation, RosterError, Schedule, UniformSubset
 from fedlit.functional import linear_discriminant, random_fourier_features, rf_tca, sample_frequencies
 from fedlit.methods import FedRFTCA, FedRFTCAClosedForm
 from fedlit.models import MLP, Features
 from fedlit.privacy import CKKS, FixedPoint, GaussianMechanism, PairwiseMasking, Plain
+from helpers import digits, loader, same, shards, trainer, weights
 
 N, M = 6, 4
 

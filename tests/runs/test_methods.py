@@ -1,9 +1,8 @@
-"""What each method trains and sends, against hand-made loops and the identities of the algorithm cards."""
+"""What each method trains and sends, against hand-made loops and identities between methods."""
 
 from __future__ import annotations
 
 import copy
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,6 @@ from torch import nn
 from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import TensorDataset
-
-sys.path.insert(0, str(Path(__file__).parent))
-from helpers import build, digits, loader, same, shards, trainer, weights
 
 import fedlit.methods
 from fedlit import Client, FederatedModule
@@ -40,52 +36,18 @@ from fedlit.federation import (
 )
 from fedlit.functional import fedavg
 from fedlit.methods import (
-    APFL,
-    Ditto,
     FedAvg,
-    FedDA,
-    FedDaDiL,
-    FedGP,
-    FedMMD,
     FedProx,
-    FedRep,
-    FedRFTCA,
     FedRFTCAClosedForm,
     FinetuneOffline,
-    KNNPer,
     Oracle,
     SourceOnly,
     TargetOnly,
 )
 from fedlit.models import MLP, Replica, SmallCNN
 from fedlit.privacy import PairwiseMasking
-
-METHODS: dict[str, tuple[type[FederatedModule], dict[str, object], dict[str, object]]] = {
-    "APFL": (APFL, {}, {"target_labels": 30}),
-    "Ditto": (Ditto, {}, {"target_labels": 30}),
-    "FedAvg": (FedAvg, {}, {"target_labels": 30}),
-    "FedDA": (FedDA, {"target_lr_ratio": 0.5, "align_magnitudes": True}, {"target_labels": 30}),
-    "FedDA auto": (FedDA, {"beta": "auto"}, {"target_labels": 30, "target_batch_size": 8}),
-    "FedGP": (FedGP, {"target_lr_ratio": 0.5}, {"target_labels": 30}),
-    "FedGP auto": (FedGP, {"beta": "auto"}, {"target_labels": 30, "target_batch_size": 8}),
-    "FedGP auto, exact": (
-        FedGP,
-        {"beta": "auto", "residual": "exact"},
-        {"target_labels": 30, "target_batch_size": 8},
-    ),
-    "FedDaDiL": (FedDaDiL, {"warmup_rounds": 1, "num_atoms": 2, "atom_size": 20, "atom_batch_size": 10}, {}),
-    "FedMMD": (FedMMD, {"warmup_rounds": 1, "degree": 1}, {}),
-    "FedProx": (FedProx, {"mu": 0.1}, {}),
-    "FedRFTCA": (FedRFTCA, {"num_frequencies": 16, "num_components": 8, "classifier_period": 1}, {}),
-    "FedRFTCAClosedForm": (FedRFTCAClosedForm, {"num_frequencies": 16, "num_components": 8}, {}),
-    "FedRep": (FedRep, {}, {"target_labels": 30}),
-    "FinetuneOffline": (FinetuneOffline, {"federated_rounds": 2}, {"target_labels": 30}),
-    "KNNPer": (KNNPer, {}, {"target_labels": 30}),
-    "Oracle": (Oracle, {}, {"target_labels": 1.0}),
-    "SourceOnly": (SourceOnly, {}, {}),
-    "TargetOnly": (TargetOnly, {}, {"target_labels": 30}),
-}
-"""Every method, with arguments for itself and for its data; a new one is tested by adding a row."""
+from helpers import build, digits, loader, same, shards, trainer, weights
+from method_table import METHODS
 
 
 def test_the_table_has_every_method() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,14 +19,13 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam
 from torch.utils.data import TensorDataset
 
-sys.path.insert(0, str(Path(__file__).parent))
-from helpers import build, digits, loader, same, shards, trainer, weights
-
 from fedlit import Client, FederatedModule
 from fedlit.federation import UNLABELLED, Fraction, RosterError, Schedule
 from fedlit.methods import APFL, Ditto, FedAvg, FedRep, KNNPer, TargetOnly
 from fedlit.methods.knn_per import knn_probabilities
 from fedlit.models import MLP, SmallCNN
+from helpers import build, digits, loader, same, shards, trainer, weights
+from site_runs import merged, start
 
 METHODS: dict[str, tuple[type[FederatedModule], dict[str, Any]]] = {
     "APFL": (APFL, {"alpha": 0.3}),
@@ -495,9 +493,7 @@ def test_a_checkpoint_within_a_round_resumes_bit_for_bit(name: str, tmp_path: Pa
             assert same(weights(straight, client), weights(resumed, client))
 
 
-@pytest.mark.parametrize(
-    "name", [*(pytest.param(name, marks=pytest.mark.slow) for name in ("APFL", "FedRep")), "Ditto", "KNNPer"]
-)
+@pytest.mark.parametrize("name", METHODS)
 def test_a_checkpoint_predicts_validates_and_tests_as_the_run_did(name: str, tmp_path: Path) -> None:
     method, arguments = METHODS[name]
     data = digits(target_labels=30)
@@ -536,7 +532,7 @@ class Starts(pl.Callback):
         self.rounds.append({client.name: weights(module, client.name) for client in module.clients})
 
 
-@pytest.mark.parametrize("name", [pytest.param("APFL", marks=pytest.mark.slow), "Ditto"])
+@pytest.mark.parametrize("name", ["APFL", "Ditto"])
 def test_after_a_warm_up_personal_models_start_from_its_result(name: str) -> None:
     method, arguments = METHODS[name]
     starts, x = Starts(), torch.randn(7, 64)
@@ -561,7 +557,7 @@ def test_after_a_warm_up_personal_models_start_from_its_result(name: str) -> Non
     torch.testing.assert_close(module(x), plain[1](plain[0](x)))  # while it lasts, w is all there is
 
 
-@pytest.mark.parametrize("name", [pytest.param("APFL", marks=pytest.mark.slow), "Ditto"])
+@pytest.mark.parametrize("name", ["APFL", "Ditto"])
 def test_who_is_away_neither_trains_nor_starts_a_personal_model(name: str) -> None:
     method, arguments = METHODS[name]
     schedule = Schedule([["clean", "fonts"], ["clean", "blended", "fonts"], ["clean", "fonts"]])
@@ -580,7 +576,7 @@ def test_who_is_away_neither_trains_nor_starts_a_personal_model(name: str) -> No
     assert all(torch.equal(end[key], there[key]) for key in end if key.startswith("personal"))
 
 
-@pytest.mark.parametrize("local_norm", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("local_norm", [False, True])
 @pytest.mark.parametrize("name", METHODS)
 def test_batchnorm_of_personal_models_is_of_the_clients_own_data(name: str, local_norm: bool) -> None:
     method, arguments = METHODS[name]
@@ -628,15 +624,12 @@ def test_bad_arguments_are_refused_at_construction(
         on_shards(method, **arguments)
 
 
-@pytest.mark.slow
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("name", METHODS)
 def test_several_processes_equal_one_and_resume_on_other_numbers_of_them(name: str, tmp_path: Path) -> None:
-    from test_placement import merged, start
-
     path = str(tmp_path / "half.ckpt")
-    (alone,), _ = start("--method", name, "--rounds", "4")
+    (alone,) = start("--method", name, "--rounds", "4")
     start("--method", name, "--rounds", "2", "--save", path, "--devices", "3")
-    results, _ = start("--method", name, "--rounds", "4", "--resume", path, "--devices", "2")
+    results = start("--method", name, "--rounds", "4", "--resume", path, "--devices", "2")
     assert merged(results) == alone["weights"]
     assert all(result["ledger"] == alone["ledger"] for result in results)

@@ -6,87 +6,77 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-SITE = Path(__file__).parent / "site.py"
+import one_site
+from site_runs import merged, start, trouble
 
 pytestmark = pytest.mark.multiprocess
 
 
-def start(*arguments: str, torchrun: int = 0, check: bool = True) -> tuple[list[dict], str]:
-    """Results of all processes of a run, and its output."""
-    command = [sys.executable, str(SITE), *arguments]
-    if torchrun:
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(torchrun)]
-        rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
-        command = [*launcher, *rendezvous, str(SITE), "--devices", str(torchrun), *arguments]
+def launch(*command: str) -> list[dict[str, Any]]:
+    """Results that all processes of a command print, each a fresh interpreter."""
     clean = {key: value for key, value in os.environ.items() if key not in ("LOCAL_RANK", "WORLD_SIZE", "RANK")}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=180, env=clean, check=False)
-    output = done.stdout + done.stderr
-    if check:
-        assert done.returncode == 0, output[-4000:]
-    results = [json.loads(line.split("RESULT ", 1)[1]) for line in done.stdout.splitlines() if "RESULT {" in line]
-    return results, output
-
-
-def merged(results: list[dict]) -> dict[str, str]:
-    """Fingerprints of all clients' weights, whichever process hosts them."""
-    return {client: digest for result in results for client, digest in result["weights"].items()}
+    started = [sys.executable, *command]
+    done = subprocess.run(started, capture_output=True, text=True, timeout=180, env=clean, check=False)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    return [json.loads(line.split("RESULT ", 1)[1]) for line in done.stdout.splitlines() if "RESULT {" in line]
 
 
 @pytest.fixture(scope="module")
 def one() -> dict:
     """The run on one process, which all others are compared with."""
-    (result,), _ = start()
+    (result,) = start()
     return result
 
 
-@pytest.mark.parametrize(("devices", "torchrun"), [(2, 0), (3, 0), (0, 2)], ids=["2", "3=K+1", "torchrun"])
-def test_placement_changes_neither_weights_nor_ledger_nor_metrics(one: dict, devices: int, torchrun: int) -> None:
-    arguments = [] if torchrun else ["--devices", str(devices)]
-    results, _ = start(*arguments, torchrun=torchrun)
-    assert len(results) == (devices or torchrun)
+TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
+TORCHRUN += ["--rdzv-endpoint", "localhost:0"]
+
+
+@pytest.mark.parametrize("launcher", ["forks", "lightning", "torchrun"])
+def test_placement_changes_neither_weights_nor_ledger_nor_metrics(one: dict, launcher: str) -> None:
+    if launcher == "forks":
+        results = start("--devices", "3")  # K+1
+    else:  # what users call, on fresh interpreters
+        command = TORCHRUN if launcher == "torchrun" else []
+        results = launch(*command, one_site.__file__, "--devices", "2")
+    assert len(results) == (3 if launcher == "forks" else 2)
     assert merged(results) == one["weights"]
     for result in results:
         assert result["ledger"] == one["ledger"]
         assert result["metrics"] == one["metrics"]
 
 
+@pytest.mark.parametrize("devices", ["3", pytest.param("2", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    ("method", "devices"),
+    "method",
     [
-        ("FedRFTCA", "2"),
-        ("FedMMD, pairwise", "2"),
-        pytest.param("FedMMD, pairwise", "3", marks=pytest.mark.slow),
-        pytest.param("FedRFTCA", "3", marks=pytest.mark.slow),
-        *(pytest.param(name, devices, marks=pytest.mark.slow)
-          for name in ("Voting", "FedRFTCAClosedForm", "FedDA", "FedDA auto", "FedGP", "FedGP auto", "FedMMD",
-                       "FedDaDiL")
-          for devices in ("2", "3")),
+        *("FedRFTCA", "Voting", "FedRFTCAClosedForm", "FedDA", "FedDA auto", "FedGP", "FedGP auto", "FedMMD"),
+        *("FedMMD, pairwise", "FedDaDiL"),
     ],
-)  # fmt: skip
+)
 def test_placement_changes_nothing_where_more_than_weights_is_exchanged(method: str, devices: str) -> None:
     everyone = ["--everyone"] if method == "FedRFTCAClosedForm" else []  # it has but one round
     arguments = ["--method", method, "--rounds", "3", *everyone]
-    (alone,), _ = start(*arguments)
-    results, _ = start(*arguments, "--devices", devices)
+    (alone,) = start(*arguments)
+    results = start(*arguments, "--devices", devices)
     assert merged(results) == alone["weights"]
     assert all(result["ledger"] == alone["ledger"] for result in results)
     assert all(result["metrics"] == alone["metrics"] for result in results)
 
 
-@pytest.mark.slow
 def test_aligned_clients_resume_on_other_processes(tmp_path: Path) -> None:
     """The checkpoint is of a round that ends a period, where a run that ends has no more to say."""
     path = str(tmp_path / "half.ckpt")
     arguments = ["--method", "FedRFTCA"]
-    (alone,), _ = start(*arguments, "--rounds", "4")
+    (alone,) = start(*arguments, "--rounds", "4")
     start(*arguments, "--rounds", "2", "--save", path, "--devices", "3")
-    results, _ = start(*arguments, "--rounds", "4", "--resume", path, "--devices", "2")
+    results = start(*arguments, "--rounds", "4", "--resume", path, "--devices", "2")
     assert merged(results) == alone["weights"]
     assert results[0]["ledger"] == alone["ledger"]
 
@@ -95,7 +85,7 @@ def test_aligned_clients_resume_on_other_processes(tmp_path: Path) -> None:
     ("method", "privacy", "two_party"),
     [
         pytest.param("FedGP auto, exact", "None", "None", id="open"),
-        pytest.param("FedGP auto", "PairwiseMasking()", "PlainAffine()", id="masked", marks=pytest.mark.slow),
+        pytest.param("FedGP auto", "PairwiseMasking()", "PlainAffine()", id="masked"),
     ],
 )
 def test_updates_on_three_processes_equal_one_and_a_round_under_way_resumes_on_two(
@@ -103,8 +93,8 @@ def test_updates_on_three_processes_equal_one_and_a_round_under_way_resumes_on_t
 ) -> None:
     """The target's steps so far, and everybody's start of the round, go along in the checkpoint."""
     arguments = ["--method", method, "--privacy", privacy, "--two-party", two_party, "--everyone", "--rounds", "2"]
-    (alone,), _ = start(*arguments)
-    three, _ = start(*arguments, "--devices", "3", "--save-steps", str(tmp_path))
+    (alone,) = start(*arguments)
+    three = start(*arguments, "--devices", "3", "--save-steps", str(tmp_path))
     assert merged(three) == alone["weights"]
     assert "beta" in alone["metrics"]
     for result in three:
@@ -113,7 +103,7 @@ def test_updates_on_three_processes_equal_one_and_a_round_under_way_resumes_on_t
     saved = {path: torch.load(path, weights_only=True)["federation"] for path in tmp_path.glob("*.ckpt")}
     within = [path for path, state in saved.items() if state["round_idx"] == 1 and state["batch_idx"]]
     last = max(within, key=lambda path: int(saved[path]["batch_idx"]))
-    results, _ = start(*arguments, "--devices", "2", "--resume", str(last))
+    results = start(*arguments, "--devices", "2", "--resume", str(last))
     assert merged(results) == alone["weights"]
     for result in results:  # norms of gradients are a mean over the steps since the checkpoint
         kept = {name: value for name, value in alone["metrics"].items() if not name.endswith("grad_norm")}
@@ -122,7 +112,7 @@ def test_updates_on_three_processes_equal_one_and_a_round_under_way_resumes_on_t
 
 def test_sites_that_know_only_their_own_data_train_the_same(one: dict) -> None:
     """Sizes are introduced at the start; names are all that a site knows of the others before."""
-    results, _ = start("--own", "--devices", "3")
+    results = start("--own", "--devices", "3")
     assert merged(results) == one["weights"]
     weights = [entry for entry in results[0]["ledger"] if entry[1] == "weights"]
     assert weights == [entry for entry in one["ledger"] if entry[1] == "weights"]
@@ -132,7 +122,7 @@ def test_one_process_resumes_on_three_and_three_on_two(one: dict, tmp_path: Path
     first, second = str(tmp_path / "one.ckpt"), str(tmp_path / "three.ckpt")
     start("--rounds", "2", "--save", first)
     start("--rounds", "4", "--resume", first, "--save", second, "--devices", "3")
-    results, _ = start("--resume", second, "--devices", "2")
+    results = start("--resume", second, "--devices", "2")
     assert merged(results) == one["weights"]
     assert results[0]["ledger"] == one["ledger"]
 
@@ -148,16 +138,16 @@ BACKENDS = {
 @pytest.fixture(scope="module")
 def on_grid() -> dict:
     """The run on one process with plain sums on the grid, which all exact backends must equal."""
-    (result,), _ = start("--privacy", "Plain(FixedPoint())")
+    (result,) = start("--privacy", "Plain(FixedPoint())")
     return result
 
 
 def test_masked_training_on_three_processes_equals_one_and_the_plain_grid(on_grid: dict) -> None:
     """One of three clients is away in each round; keys, shares and unmasking cross between processes."""
-    (alone,), _ = start("--privacy", "PairwiseMasking()")
+    (alone,) = start("--privacy", "PairwiseMasking()")
     assert alone["weights"] == on_grid["weights"]
     assert alone["metrics"] == on_grid["metrics"]
-    results, _ = start("--privacy", "PairwiseMasking()", "--devices", "3")
+    results = start("--privacy", "PairwiseMasking()", "--devices", "3")
     assert merged(results) == on_grid["weights"]
     assert all(result["ledger"] == alone["ledger"] for result in results)
 
@@ -169,63 +159,48 @@ HIDDEN = ["--rounds", "3", "--everyone"]
     ("method", "name"),
     [
         ("FedRFTCA", "masking"),
-        pytest.param("FedRFTCA", "bfv", marks=pytest.mark.slow),
-        pytest.param("FedRFTCA", "paillier", marks=pytest.mark.slow),
-        pytest.param("FedRFTCAClosedForm", "masking", marks=pytest.mark.slow),
+        ("FedRFTCA", "bfv"),
+        ("FedRFTCA", "paillier"),
+        ("FedRFTCAClosedForm", "masking"),
     ],
 )
 def test_hidden_messages_train_the_same_on_three_processes_and_on_the_plain_grid(method: str, name: str) -> None:
     backend, library = BACKENDS[name]
     pytest.importorskip(library)
-    (plain,), _ = start(*HIDDEN, "--method", method, "--privacy", "Plain(FixedPoint())")
-    results, _ = start(*HIDDEN, "--method", method, "--privacy", backend, "--devices", "3")
-    assert merged(results) == plain["weights"]
-    assert all(result["metrics"] == plain["metrics"] for result in results)
+    (clear,) = start(*HIDDEN, "--method", method, "--privacy", "Plain(FixedPoint())")
+    results = start(*HIDDEN, "--method", method, "--privacy", backend, "--devices", "3")
+    assert merged(results) == clear["weights"]
+    assert all(result["metrics"] == clear["metrics"] for result in results)
 
 
-@pytest.mark.parametrize(
-    "name", ["masking", *(pytest.param(name, marks=pytest.mark.slow) for name in ("paillier", "bfv"))]
-)
+@pytest.mark.parametrize("name", BACKENDS)
 def test_exact_backends_resume_on_other_processes_with_new_keys(on_grid: dict, name: str, tmp_path: Path) -> None:
     """Clients that were away before the checkpoint catch up after it, though the old keys are gone."""
     backend, library = BACKENDS[name]
     pytest.importorskip(library)
     path = str(tmp_path / "half.ckpt")
     start("--privacy", backend, "--rounds", "3", "--save", path, "--devices", "2")
-    results, _ = start("--privacy", backend, "--resume", path, "--devices", "3")
+    results = start("--privacy", backend, "--resume", path, "--devices", "3")
     assert merged(results) == on_grid["weights"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        pytest.param(
-            ["--privacy", "PairwiseMasking(FixedPoint(20, 0.001))"],
-            "but the fixed-point bound is 0.001: raise bound",
-            marks=pytest.mark.slow,
-        ),
+        (["--privacy", "PairwiseMasking(FixedPoint(20, 0.001))"], "but the fixed-point bound is 0.001: raise bound"),
         (["--trouble", "nan", "--method", "FedAvg"], "the training loss of client"),
         (["--method", "OutOfStep"], "channel 'gossip'"),
-        pytest.param(["--trouble", "init"], "the initial network", marks=pytest.mark.slow),
+        (["--trouble", "init"], "the initial network"),
         (["--trouble", "raise"], "something went wrong at this site"),
-        pytest.param(
-            ["--method", "FedGP auto, one batch", "--rounds", "1"],
-            "at least 2 of different samples; 'fonts' had 1",
-            marks=pytest.mark.slow,
-        ),
+        (["--method", "FedGP auto, one batch", "--rounds", "1"], "at least 2 of different samples; 'fonts' had 1"),
         (["--trouble", "kill"], "lost the other processes"),
         (["--trouble", "stall", "--timeout", "4"], "was silent for 4 s (timeout)"),
     ],
     ids=["out-of-range", "nan", "out-of-step", "other-network", "exception", "one-step", "killed", "stalled"],
 )
 def test_trouble_at_one_process_ends_all_with_a_clear_error(arguments: list[str], message: str) -> None:
-    begin = time.perf_counter()
-    _, output = start("--devices", "2", *arguments, check=False)
-    assert message in output, output[-3000:]
-    assert "RESULT" not in output
-    assert time.perf_counter() - begin < 60
+    assert message in trouble("--devices", "2", *arguments)
 
 
 def test_more_processes_than_clients_are_refused() -> None:
-    _, output = start("--devices", "4", check=False)
-    assert "4 processes for 3 clients" in output
+    assert "4 processes for 3 clients" in trouble("--devices", "4")

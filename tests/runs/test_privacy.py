@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,10 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
-sys.path.insert(0, str(Path(__file__).parent))
-from helpers import build, digits, same, trainer, weights
-
 from fedlit.federation import Fraction
 from fedlit.methods import FedAvg
 from fedlit.privacy import BFV, CKKS, FixedPoint, GaussianMechanism, Paillier, PairwiseMasking, Plain, PrivacyError
+from helpers import build, digits, same, trainer, weights
 
 BACKENDS: dict[str, Any] = {
     "masking": PairwiseMasking,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,6 @@ from sklearn.metrics import r2_score
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
 from torch.utils.data import TensorDataset
-
-sys.path.insert(0, str(Path(__file__).parent))
-from helpers import build, loader, same, trainer, weights
 
 from fedlit import FederatedModule
 from fedlit.callbacks import OracleAccuracy, closing_table, summarise
@@ -39,6 +35,7 @@ from fedlit.methods import (
     TargetOnly,
 )
 from fedlit.models import MLP, Committee
+from helpers import build, loader, same, trainer, weights
 
 REGRESSING: dict[str, tuple[type[FederatedModule], dict[str, Any]]] = {
     "APFL": (APFL, {}),

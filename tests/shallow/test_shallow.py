@@ -50,7 +50,7 @@ def up_to_signs(components: np.ndarray) -> np.ndarray:
 
 @every_estimator
 def test_constrained_components_solve_the_papers_problem_with_the_default_scales(estimator):
-    """scipy's generalised eigensolver on the pencil of cards 1 to 3, with sigma and gamma computed here by hand."""
+    """scipy's generalised eigensolver on the pencil of TCA's problem, with sigma and gamma computed here by hand."""
     samples, _, domain = two_domains()
     fitted = estimator(3, scaling="constraint").fit(samples, sample_domain=domain)
     sigma = np.median(pdist(samples))

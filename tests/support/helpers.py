@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from typing import Any
 
 import lightning.pytorch as pl
+import pytest
 import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+import fedlit.data.digits
 from fedlit import FederatedModule, FederatedStrategy
-from fedlit.data import Digits, FederatedLoader
+from fedlit.data import Digits, Domain, FederatedLoader
 from fedlit.models import MLP
 
 QUIET: dict[str, Any] = {
@@ -23,11 +26,23 @@ QUIET: dict[str, Any] = {
     "num_sanity_val_steps": 0,
 }
 
+_printed = functools.cache(fedlit.data.digits.printed_digits)
+"""Drawing takes longer than a short run, and always gives the same."""
+
 
 def digits(**kwargs: Any) -> Digits:
     """Embedded digits; clients clean, blended, fonts."""
     given: dict[str, Any] = {"clients": ["clean", "blended", "fonts"], "target": "fonts", "flatten": True, "seed": 0}
-    return Digits(**(given | kwargs))
+    data = Digits(**(given | kwargs))
+    load = data.load
+
+    def quick(domain: str) -> Domain:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(fedlit.data.digits, "printed_digits", _printed)
+            return load(domain)
+
+    data.load = quick  # type: ignore[method-assign]
+    return data
 
 
 def build(method: type[FederatedModule], data: Digits, **kwargs: Any) -> FederatedModule:

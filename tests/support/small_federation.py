@@ -1,9 +1,8 @@
-"""A federation of four clients that trains in a blink, for the tests of callbacks; also run by several processes."""
+"""A federation of four clients that trains in a blink, for the tests of callbacks."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -109,8 +108,8 @@ class EveryMetric(pl.Callback):
         self.rows.append({name: float(value) for name, value in trainer.callback_metrics.items()})
 
 
-if __name__ == "__main__":  # folder, number of processes: leaves what each process saw
-    out, processes = Path(sys.argv[1]), int(sys.argv[2])
+def watched(folder: Path, processes: int) -> dict[str, Any]:
+    """What this process sees of a run over so many processes, whose callbacks write into ``folder``."""
     seen = EveryMetric()
     watching: list[pl.Callback] = [
         OracleAccuracy(per_class=True),
@@ -120,10 +119,10 @@ if __name__ == "__main__":  # folder, number of processes: leaves what each proc
         TargetPredictions(),
         seen,
     ]
-    run, method = trainer(3, watching, out, devices=processes), build()
+    run, method = trainer(3, watching, folder, devices=processes), build()
     run.fit(method, Blobs())
     run.test(method, Blobs(), verbose=False)
     seen.rows.append({name: float(value) for name, value in run.callback_metrics.items()})
     summary = json.loads(summarise(run, method, 1.0).to_json())
     run.predict(method, Blobs())
-    (out / f"rank{run.global_rank}.json").write_text(json.dumps({"rows": seen.rows, "summary": summary}))
+    return {"rows": seen.rows, "summary": summary}

@@ -1,15 +1,12 @@
-"""One process of a federation over several, started by test_processes.py; also the script that all of them follow."""
+"""What each rank of a federation over several does in test_processes.py."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -18,20 +15,10 @@ import torch.distributed as dist
 from fedlit.federation import DivergedError, Facts, Federation, Fraction, RosterError, Schedule
 from fedlit.federation.transport import ProcessGroup
 from fedlit.privacy import AffineGrid, FixedPoint, GaussianMechanism, PaillierAffine, PlainAffine
+from pads import AdditivePads
 
 NAMES = ["a", "b", "c", "d", "t"]
 TIMEOUT = 3.0
-
-
-def toy_backend() -> Any:
-    spec = importlib.util.spec_from_file_location(
-        "contract", Path(__file__).parents[1] / "privacy" / "test_in_federation.py"
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module: ModuleType = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.AdditivePads()
 
 
 def federation(transport: Any, **arguments: Any) -> Federation:
@@ -226,7 +213,7 @@ def failures(rank: int, transport: Any) -> dict[str, Any]:
         fed.exchange("w", {"a" if rank else "t": {"w": torch.zeros(1)}})
 
     def too_few() -> None:
-        fed = federation(transport, privacy=toy_backend(), participation=Schedule([["a"]]))
+        fed = federation(transport, privacy=AdditivePads(), participation=Schedule([["a"]]))
         fed.sum("w", payloads(fed, 0))
 
     for case in (
@@ -238,41 +225,52 @@ def failures(rank: int, transport: Any) -> dict[str, Any]:
     return found
 
 
-def main(rank: int, world_size: int, folder: Path) -> None:
-    torch.set_num_threads(1)
+def everything(transport: Any) -> dict[str, Any]:
+    """What this rank has seen after all that tests of a federation over several ranks ask for."""
+    results: dict[str, Any] = {"script": script(transport)}
+    if transport.world_size == 2:
+        results["placed"] = script(transport, placement=[["t", "b"], ["d", "a", "c"]])
+    results["affine"] = affine_script(transport, PlainAffine(GRID))
+    results["paillier"] = affine_script(transport, paillier())
+    results["failures"] = failures(transport.rank, transport) | affine_failures(transport)
+    backend = AdditivePads()
+    results["pads"] = script(transport, backend)
+    results["log"] = [entry[0] for entry in backend.log]
+    return results
+
+
+def join(folder: Path, world_size: int) -> None:
+    """Join the processes that share ``folder``."""
+    rank = int(os.environ["LOCAL_RANK"])
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world_size, timeout=timedelta(seconds=60)
     )
+
+
+def over_processes(folder: Path, world_size: int) -> dict[str, Any]:
+    """`everything` over a process group."""
+    join(folder, world_size)
+    return everything(ProcessGroup(timedelta(seconds=60)))
+
+
+def with_the_last_one_lost(folder: Path, world_size: int) -> None:
+    """The last process is silent for longer than the others wait, and then dies; each leaves a file."""
+    join(folder, world_size)
     patient = ProcessGroup(timedelta(seconds=60))
     hasty, last = ProcessGroup(timedelta(seconds=TIMEOUT)), ProcessGroup(timedelta(seconds=60))
     results: dict[str, Any] = {"script": script(patient)}
-    if world_size == 2:
-        results["placed"] = script(patient, placement=[["t", "b"], ["d", "a", "c"]])
-    results["affine"] = affine_script(patient, PlainAffine(GRID))
-    results["paillier"] = affine_script(patient, paillier())
-    results["failures"] = failures(rank, patient) | affine_failures(patient)
-    backend = toy_backend()
-    results["pads"] = script(patient, backend)
-    results["log"] = [entry[0] for entry in backend.log]
 
     def talk(transport: Any) -> None:
         fed = federation(transport)
         for _ in range(3):
             fed.mean("w", payloads(fed, 0))
 
-    if rank == world_size - 1:
+    if patient.rank == world_size - 1:
+        torch.save(results, folder / f"{patient.rank}.pt")
         time.sleep(TIMEOUT + 2)
-    else:
-        results["stalled"] = attempt(lambda: talk(hasty))
-        torch.save(results, folder / f"{rank}.pt")
-    if rank == world_size - 1:
-        torch.save(results, folder / f"{rank}.pt")
         federation(last).mean("w", payloads(federation(last), 0))
         os._exit(9)  # as if killed
+    results["stalled"] = attempt(lambda: talk(hasty))
     results["died"] = attempt(lambda: talk(last))
-    torch.save(results, folder / f"{rank}.pt")
+    torch.save(results, folder / f"{patient.rank}.pt")
     os._exit(0)  # a group with a dead member cannot be left in order
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

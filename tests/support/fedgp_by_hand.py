@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -14,15 +12,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD
+from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import TensorDataset
-
-sys.path.insert(0, str(Path(__file__).parent))
-from helpers import loader, trainer, weights
 
 from fedlit import Client, FederatedModule
 from fedlit.federation import Federation
 from fedlit.methods import FedDA, FedGP
 from fedlit.privacy import AffineGrid, FixedPoint
+from helpers import loader, trainer, weights
 
 Update = dict[str, Tensor]
 
@@ -354,3 +351,23 @@ class Wire:
         monkeypatch.setattr(Federation, "exchange", spy_exchange)
         monkeypatch.setattr(Federation, "mean", spy_mean)
         monkeypatch.setattr(Federation, "affine", spy_affine)
+
+
+def idle(optimizer: Any) -> LambdaLR:
+    """No learning rate in the first round."""
+    return LambdaLR(optimizer, lambda round_idx: min(round_idx, 1))
+
+
+class Overshoot(FedGP):
+    """The target's weights overflow in its last step, which no loss of the round sees."""
+
+    def optimizer_step(self, epoch: int, batch_idx: int, *args: Any, **kwargs: Any) -> None:
+        super().optimizer_step(epoch, batch_idx, *args, **kwargs)
+        if batch_idx == 3 and any(client.is_target for client in self.federation.local_clients):
+            with torch.no_grad():
+                next(self.replicas["c2"].parameters()).fill_(math.inf)
+
+
+def fit_on_processes(arguments: dict[str, Any]) -> None:
+    """Two rounds of FedGP with `unequal` data, as one of two processes."""
+    trainer(2, devices=2, strategy={"timeout": 30.0}).fit(build(beta="auto", **arguments), loader(unequal()))

@@ -1,6 +1,6 @@
-"""One run, started once per process by Lightning or torchrun: prints what its processes have at the end.
+"""One run of a federation on one of its processes, which tests start, stall, kill and feed with bad input.
 
-Also the program that the multi-process tests stall, kill and feed with bad input.
+As a program, started once per process by Lightning or torchrun, it prints what each process has at the end.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import time
-from pathlib import Path
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,15 +21,13 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.optim import Adam
 from torch.optim.lr_scheduler import StepLR
 
-sys.path.insert(0, str(Path(__file__).parent))
-from helpers import build, digits, fingerprint, trainer, weights
-
 import fedlit.methods
 import fedlit.privacy
 from fedlit import Client
 from fedlit.data import Digits
 from fedlit.federation import Everyone, FederatedLoader, Fraction
 from fedlit.methods import FedAvg, FedRFTCA
+from helpers import build, digits, fingerprint, trainer, weights
 
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "FedRFTCA": {"num_frequencies": 16, "num_components": 8, "classifier_period": 2},
@@ -62,7 +60,7 @@ class Trouble(pl.Callback):
                 client = module.federation.local_clients[0]
                 next(module.replicas[client.name].parameters()).fill_(float("nan"))
         elif self.kind == "stall":
-            time.sleep(20)
+            time.sleep(8)
         elif self.kind == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         elif self.kind == "raise":
@@ -91,7 +89,8 @@ class OwnDataOnly(pl.LightningDataModule):
         return {client.name: digits(target_labels=30) for client in local}
 
 
-def main() -> None:
+def run(arguments: Sequence[str]) -> dict[str, Any]:
+    """Train as ``arguments`` say; what this process has at the end."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--method", default="FedProx")
     parser.add_argument("--rounds", type=int, default=6)
@@ -106,7 +105,7 @@ def main() -> None:
     parser.add_argument("--everyone", action="store_true", help="nobody is away")
     parser.add_argument("--privacy", default="None", help="an expression over fedlit.privacy")
     parser.add_argument("--two-party", default="None", help="another one")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     pl.seed_everything(options.seed, verbose=False)
     # several steps in a round, whose variance auto-weights need
     small = {"target_batch_size": 8} if "auto" in options.method and "one batch" not in options.method else {}
@@ -132,7 +131,7 @@ def main() -> None:
     callbacks: list[pl.Callback] = [Trouble(options.trouble)]
     if options.save_steps:
         callbacks.append(ModelCheckpoint(options.save_steps, "{step}", every_n_train_steps=5, save_top_k=-1))
-    run = trainer(
+    fitted = trainer(
         options.rounds,
         callbacks,
         enable_checkpointing=bool(options.save_steps),
@@ -145,19 +144,18 @@ def main() -> None:
             "two_party": two_party,
         },
     )
-    run.fit(module, OwnDataOnly() if options.own else data, ckpt_path=options.resume)
+    fitted.fit(module, OwnDataOnly() if options.own else data, ckpt_path=options.resume)
     if options.save:
-        run.save_checkpoint(options.save)
+        fitted.save_checkpoint(options.save)
     federation = module.federation
-    result = {
-        "rank": run.global_rank,
+    return {
+        "rank": fitted.global_rank,
         "weights": {c.name: fingerprint(weights(module, c.name)) for c in federation.local_clients},
         "ledger": [list(vars(entry).values()) for entry in federation.ledger],
-        "metrics": {name: float(value) for name, value in sorted(run.callback_metrics.items())},
+        "metrics": {name: float(value) for name, value in sorted(fitted.callback_metrics.items())},
         "round_idx": federation.round_idx,
     }
-    print("\nRESULT " + json.dumps(result), flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    print("\nRESULT " + json.dumps(run(sys.argv[1:])), flush=True)

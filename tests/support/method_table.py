@@ -1,0 +1,50 @@
+"""Every method with arguments: what tests of all methods go through."""
+
+from __future__ import annotations
+
+from fedlit import FederatedModule
+from fedlit.methods import (
+    APFL,
+    Ditto,
+    FedAvg,
+    FedDA,
+    FedDaDiL,
+    FedGP,
+    FedMMD,
+    FedProx,
+    FedRep,
+    FedRFTCA,
+    FedRFTCAClosedForm,
+    FinetuneOffline,
+    KNNPer,
+    Oracle,
+    SourceOnly,
+    TargetOnly,
+)
+
+METHODS: dict[str, tuple[type[FederatedModule], dict[str, object], dict[str, object]]] = {
+    "APFL": (APFL, {}, {"target_labels": 30}),
+    "Ditto": (Ditto, {}, {"target_labels": 30}),
+    "FedAvg": (FedAvg, {}, {"target_labels": 30}),
+    "FedDA": (FedDA, {"target_lr_ratio": 0.5, "align_magnitudes": True}, {"target_labels": 30}),
+    "FedDA auto": (FedDA, {"beta": "auto"}, {"target_labels": 30, "target_batch_size": 8}),
+    "FedGP": (FedGP, {"target_lr_ratio": 0.5}, {"target_labels": 30}),
+    "FedGP auto": (FedGP, {"beta": "auto"}, {"target_labels": 30, "target_batch_size": 8}),
+    "FedGP auto, exact": (
+        FedGP,
+        {"beta": "auto", "residual": "exact"},
+        {"target_labels": 30, "target_batch_size": 8},
+    ),
+    "FedDaDiL": (FedDaDiL, {"warmup_rounds": 1, "num_atoms": 2, "atom_size": 20, "atom_batch_size": 10}, {}),
+    "FedMMD": (FedMMD, {"warmup_rounds": 1, "degree": 1}, {}),
+    "FedProx": (FedProx, {"mu": 0.1}, {}),
+    "FedRFTCA": (FedRFTCA, {"num_frequencies": 16, "num_components": 8, "classifier_period": 1}, {}),
+    "FedRFTCAClosedForm": (FedRFTCAClosedForm, {"num_frequencies": 16, "num_components": 8}, {}),
+    "FedRep": (FedRep, {}, {"target_labels": 30}),
+    "FinetuneOffline": (FinetuneOffline, {"federated_rounds": 2}, {"target_labels": 30}),
+    "KNNPer": (KNNPer, {}, {"target_labels": 30}),
+    "Oracle": (Oracle, {}, {"target_labels": 1.0}),
+    "SourceOnly": (SourceOnly, {}, {}),
+    "TargetOnly": (TargetOnly, {}, {"target_labels": 30}),
+}
+"""Every method, with arguments for itself and for its data; a new one is tested by adding a row."""

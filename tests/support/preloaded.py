@@ -1,0 +1,18 @@
+"""What the process has imported that others are forked from. It must not start threads, which a fork would lose."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+
+import torch
+
+import helpers
+import one_site  # noqa: F401
+import peers  # noqa: F401
+import small_federation  # noqa: F401
+
+torch.set_num_threads(1)
+warnings.filterwarnings("ignore")
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+assert helpers.digits().clients  # drawn once for all

@@ -1,0 +1,36 @@
+"""Runs of one_site.py over processes: what they give, and what they say when they fail."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import one_site
+import processes
+
+
+def start(*arguments: str) -> list[dict[str, Any]]:
+    """Results of all processes of a run; each process of ``--devices`` is forked, as if a launcher had started it."""
+    return [plain(one) for one in processes.results(one_site.run, arguments, ranks=devices(arguments), timeout=180)]
+
+
+def trouble(*arguments: str) -> str:
+    """What all processes of a run say that fails, on every process."""
+    ended = processes.run(one_site.run, arguments, ranks=devices(arguments), timeout=60)
+    assert all(one.error or one.exit_code for one in ended), ended
+    return "\n".join(one.output + one.error for one in ended)
+
+
+def devices(arguments: Sequence[str]) -> int:
+    return int(arguments[arguments.index("--devices") + 1]) if "--devices" in arguments else 1
+
+
+def plain(result: dict[str, Any]) -> dict[str, Any]:
+    """As it is printed and read again."""
+    return json.loads(json.dumps(result))
+
+
+def merged(results: list[dict]) -> dict[str, str]:
+    """Fingerprints of all clients' weights, whichever process hosts them."""
+    return {client: digest for result in results for client, digest in result["weights"].items()}

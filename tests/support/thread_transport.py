@@ -1,0 +1,96 @@
+"""Ranks that are threads of this process: for what is about who tells whom what, and not about torch.distributed."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Sequence
+from queue import Empty, Queue
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from fedlit.federation.errors import FederationTimeoutError
+from fedlit.federation.transport import Transport
+
+_T = TypeVar("_T")
+
+
+class Threads(Transport):
+    """One rank of those that share ``mailboxes``; what is received is a copy, as over a wire.
+
+    Args:
+        rank: Of this thread.
+        mailboxes: By sender and receiver.
+        timeout: Seconds that a rank waits for another.
+    """
+
+    def __init__(self, rank: int, mailboxes: list[list[Queue[Any]]], timeout: float) -> None:
+        self.rank = rank
+        self.world_size = len(mailboxes)
+        self.timeout = timeout
+        self._mailboxes = mailboxes
+
+    def all_gather(self, frame: Tensor, doing: str) -> list[Tensor]:
+        frames: list[Tensor] = self._everybodys(frame, doing)
+        assert len({(tuple(other.shape), other.dtype) for other in frames}) == 1, f"shapes differ in {doing}"
+        return frames
+
+    def all_gather_object(self, value: Any) -> list[Any]:
+        return self._everybodys(value, "introductions")
+
+    def gather_object(self, value: Any) -> list[Any] | None:
+        self._send(0, value)
+        return self._from_all("a checkpoint") if self.rank == 0 else None
+
+    def swap(
+        self, outgoing: Sequence[tuple[int, Tensor]], incoming: Sequence[tuple[int, int]], doing: str
+    ) -> list[Tensor]:
+        for rank, message in outgoing:
+            assert rank != self.rank, "nothing is sent to oneself"
+            self._send(rank, message)
+        arrived = [self._receive(rank, doing) for rank, _ in incoming]
+        assert [message.numel() for message in arrived] == [size for _, size in incoming], f"sizes differ in {doing}"
+        return arrived
+
+    def _everybodys(self, value: _T, doing: str) -> list[_T]:
+        for rank in range(self.world_size):
+            self._send(rank, value)
+        return self._from_all(doing)
+
+    def _from_all(self, doing: str) -> list[Any]:
+        return [self._receive(rank, doing) for rank in range(self.world_size)]
+
+    def _send(self, rank: int, value: Any) -> None:
+        self._mailboxes[self.rank][rank].put(copy.deepcopy(value))
+
+    def _receive(self, rank: int, doing: str) -> Any:
+        try:
+            return self._mailboxes[rank][self.rank].get(timeout=self.timeout)
+        except Empty:
+            raise FederationTimeoutError(
+                f"rank {self.rank} lost the other processes during {doing}: rank {rank} was silent for "
+                f"{self.timeout:g} s (timeout)"
+            ) from None
+
+
+def on_ranks(action: Callable[[Transport], _T], ranks: int, timeout: float = 20.0) -> list[_T]:
+    """What ``action`` returns on each of so many ranks; the first error of one is raised here."""
+    mailboxes: list[list[Queue[Any]]] = [[Queue() for _ in range(ranks)] for _ in range(ranks)]
+    results: dict[int, _T] = {}
+    errors: list[BaseException] = []
+
+    def work(rank: int) -> None:
+        try:
+            results[rank] = action(Threads(rank, mailboxes, timeout))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return [results[rank] for rank in range(ranks)]
