@@ -60,7 +60,7 @@ class Trouble(pl.Callback):
                 client = module.federation.local_clients[0]
                 next(module.replicas[client.name].parameters()).fill_(float("nan"))
         elif self.kind == "stall":
-            time.sleep(8)
+            time.sleep(20)
         elif self.kind == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         elif self.kind == "raise":
