@@ -52,11 +52,7 @@ def find_config(name: str) -> str:
 
 
 def options(args: Iterable[str]) -> list[tuple[str, str | None]]:
-    """Keys without their hyphens, and values, whether they are written in one word or in two.
-
-    Args:
-        args: Of a command line; words that belong to no key are left out.
-    """
+    """Keys without their hyphens, and values, in one word or in two; words that belong to no key are left out."""
     words = [*args]
     found: list[tuple[str, str | None]] = []
     for place, word in enumerate(words):

@@ -44,11 +44,7 @@ class Figure:
 
 
 def benchmark(args: list[str]) -> None:
-    """Run a benchmark, and compare what it found with the figures that the repository has.
-
-    Args:
-        args: Words after ``fedlit benchmark``: none lists what there is; a name, and arguments for it.
-    """
+    """Run a benchmark and compare it with the figures that the repository has; without a name, list what there is."""
     parser = argparse.ArgumentParser(
         prog="fedlit benchmark",
         description="Run a benchmark of the repository again, and say of each figure with a spread whether it lies "
@@ -108,15 +104,7 @@ def _first_line(script: Path) -> str:
 
 
 def figures(results: Any, path: tuple[str, ...] = ()) -> Iterator[Figure]:
-    """All figures with a spread in a benchmark's results.
-
-    Args:
-        results: What the JSON has under "results".
-        path: Keys that led there.
-
-    Yields:
-        In the order of the file.
-    """
+    """All figures with a spread in what the JSON has under "results", in its order, with the keys to them."""
     if not isinstance(results, dict):
         return
     if {"mean", "std"} <= results.keys() and isinstance(results["mean"], int | float):
@@ -127,17 +115,10 @@ def figures(results: Any, path: tuple[str, ...] = ()) -> Iterator[Figure]:
 
 
 def comparison(kept: list[Figure], now: list[Figure]) -> Table | str:
-    """The figures of both, side by side.
+    """The figures of the repository and of this run, side by side; a sentence if there are none with a spread.
 
     Two means agree if they are no further apart than both spreads together, or than rounding to the places that they
     are told with explains.
-
-    Args:
-        kept: Of the repository.
-        now: Of this run, which may be of some pieces only.
-
-    Returns:
-        A table; a sentence if a run has no figure with a spread, as those of seconds and bytes have.
     """
     if not now:
         return "This benchmark tells no figures with a spread over seeds: compare what it printed with the README."

@@ -53,11 +53,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
 
 
 def main(args: list[str] | None = None) -> None:
-    """Entry point of the ``fedlit`` command.
-
-    Args:
-        args: Command line arguments; ``None`` takes those of the process.
-    """
+    """Entry point of the ``fedlit`` command; ``args`` are by default those of the process."""
     quieten()
     args = sys.argv[1:] if args is None else args
     try:

@@ -68,11 +68,7 @@ class Method:
         return cls(str(entry.get("name") or name), arguments, tuple(chain.from_iterable(given.values())))
 
     def beside(self, given: Collection[str]) -> Method:
-        """The same without presets for keys that the user gives.
-
-        Args:
-            given: These keys, without ``init_args``.
-        """
+        """The same without presets for keys that the user gives; these without ``init_args``."""
         kept = (f"--{key}={value}" for key, value in options(self.preset) if _short(key) not in given)
         return replace(self, preset=tuple(kept))
 
@@ -80,9 +76,6 @@ class Method:
         """The whole command line: configurations, what this method presets, what the user gave, and what it must have.
 
         What the user gave before the last configuration about something that is preset is given again after it.
-
-        Args:
-            args: Of the user.
         """
         places = [place for place, arg in enumerate(args) if arg.startswith(("--config", "-c"))]
         after = 1 if not places else places[-1] + (1 if "=" in args[places[-1]] else 2)
@@ -211,11 +204,7 @@ class Experiment:
                 )
 
     def start(self, run: Run) -> RunSummary:
-        """Train and evaluate.
-
-        Args:
-            run: One of `runs`.
-        """
+        """Train and evaluate one of `runs`."""
         parsed = self.by_method[run.method].on(run.target, run.seed)
         cli = FedlitCLI(parsed, one_of_many=len(self.runs) > 1, name=run.method.name)
         assert cli.summary is not None
@@ -223,11 +212,7 @@ class Experiment:
 
 
 def all_clients(parsed: Parsed) -> tuple[str, ...]:
-    """Names of the domains that take part; builds the data module, and nothing else.
-
-    Args:
-        parsed: Whose data.
-    """
+    """Names of the domains that take part; builds the data module, and nothing else."""
     config = parsed.arguments.clone()
     for key in ("model", "trainer"):
         config.pop(key)

@@ -31,11 +31,7 @@ class _StoredCLI(FedlitCLI):
 
 
 def export(args: list[str]) -> None:
-    """Write the target's model of a run.
-
-    Args:
-        args: Words after ``fedlit export``.
-    """
+    """Write the target's model of a run."""
     parser = argparse.ArgumentParser(
         "fedlit export",
         description="Write the target's model of a run to a file that needs no fedlit: from inputs (n, ...), float32 "

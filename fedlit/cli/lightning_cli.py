@@ -89,22 +89,13 @@ class Parsed:
         return {key: values[key] for key in ("model", "data")}
 
     def instead(self, args: list[str]) -> Parsed:
-        """What another command line of the same subcommand says.
-
-        Args:
-            args: Words after the subcommand.
-        """
+        """What other words after the same subcommand say."""
         config = self.config.clone()
         config[config.subcommand] = self.parser.parse_args(args)
         return Parsed(self.parser, config)
 
     def on(self, target: str | None, seed: int | None) -> Parsed:
-        """The same for another target and seed.
-
-        Args:
-            target: Name of a client; ``None`` is the target of the configuration.
-            seed: ``None`` is the seed of the configuration.
-        """
+        """The same for another target and seed; ``None`` is that of the configuration."""
         other = Parsed(self.parser, self.config.clone())
         other.dump = deepcopy(self.dump)
         if seed is not None:
@@ -336,11 +327,7 @@ def _unused(folder: Path, name: str | None) -> str | None:
 
 @contextmanager
 def in_plain_words(config: Namespace) -> Iterator[None]:
-    """Say in one line why something could not be made of a configuration, and end.
-
-    Args:
-        config: Of the subcommand; its key is named where it is known.
-    """
+    """Say in one line why something could not be made of a configuration, and under which key of it, and end."""
     try:
         yield
     except (ValueError, TypeError) as error:
@@ -355,11 +342,7 @@ def in_plain_words(config: Namespace) -> Iterator[None]:
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
-    """An error, and those in whose course it came to be.
-
-    Args:
-        error: The last of them.
-    """
+    """An error, and those in whose course it came to be."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__

@@ -50,11 +50,7 @@ class Row:
 
 
 def list_command(args: list[str]) -> None:
-    """Print what there is.
-
-    Args:
-        args: What follows ``fedlit list``.
-    """
+    """Print what there is."""
     parser = argparse.ArgumentParser(
         prog="fedlit list",
         description="What a configuration can name: fedlit's own classes and those of plug-ins, and scores by which a "
@@ -67,11 +63,7 @@ def list_command(args: list[str]) -> None:
 
 
 def rows(kind: str) -> list[Row]:
-    """What there is of a kind: fedlit's own, then plug-ins.
-
-    Args:
-        kind: One of `KINDS`.
-    """
+    """What there is of a kind: fedlit's own, then plug-ins."""
     added = [
         Row(plug_in.thing.__name__, summary(plug_in.thing), f"from {plug_in.distribution}", "", sends(plug_in.thing))
         for plug_in in load_plugins()
@@ -93,8 +85,7 @@ def rows(kind: str) -> list[Row]:
 def sends(thing: type) -> str:
     """Channels that a method declares with its default arguments, without a warm-up, by how their messages go.
 
-    Args:
-        thing: Of another class, or a method that needs more arguments, nothing is told.
+    Of another class, or of a method that needs more arguments, nothing is told.
     """
     if not issubclass(thing, FederatedModule):
         return ""
@@ -110,11 +101,7 @@ def sends(thing: type) -> str:
 
 
 def summary(thing: object) -> str:
-    """First line of a docstring, without markup.
-
-    Args:
-        thing: Class or module.
-    """
+    """First line of the docstring of a class or module, without markup."""
     return _plain(cleandoc(thing.__doc__ or "").partition("\n")[0])
 
 

@@ -17,11 +17,7 @@ no other file and no network. Numbers on the target's hidden labels are marked O
 
 
 def report(args: list[str]) -> None:
-    """Write the page, and say where.
-
-    Args:
-        args: Words after ``fedlit report``.
-    """
+    """Write the page, and say where."""
     parser = ArgumentParser("fedlit report", description=_DESCRIPTION)
     parser.add_argument(
         "runs",

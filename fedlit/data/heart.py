@@ -111,13 +111,8 @@ class HeartDisease(DomainDataModule):
 
     def load(self, domain: str) -> Domain:
         """One hospital's patients; missing measurements are NaN until `finish`."""
-        rows = [row for row in patients() if row["dataset"] == HOSPITALS[domain]]
-        if self.task == "regression":
-            rows = [row for row in rows if row[RATE]]
-            y = (torch.tensor([float(row[RATE]) for row in rows]) - RATE_MEAN) / RATE_UNIT
-        else:
-            y = torch.tensor([int(int(row["num"]) > 0) for row in rows])
-        return Domain(torch.tensor([_vector(row, self.numeric) for row in rows]), y)
+        x, y = _table(HOSPITALS[domain], self.task, tuple(self.numeric))
+        return Domain(x.clone(), y.clone())
 
     def finish(self, x: Tensor, train: Tensor) -> Tensor:
         """Standardise and fill in the measurements, with the statistics of the training split at ``train``."""
@@ -163,6 +158,17 @@ def patients() -> list[dict[str, str]]:
     """The rows of the table as they stand, one per patient."""
     table = resources.files("fedlit.data").joinpath("heart_disease_uci.csv").read_text(encoding="utf-8")
     return list(csv.DictReader(table.splitlines()))
+
+
+@cache
+def _table(hospital: str, task: str, numeric: tuple[str, ...]) -> tuple[Tensor, Tensor]:
+    rows = [row for row in patients() if row["dataset"] == hospital]
+    if task == "regression":
+        rows = [row for row in rows if row[RATE]]
+        y = (torch.tensor([float(row[RATE]) for row in rows]) - RATE_MEAN) / RATE_UNIT
+    else:
+        y = torch.tensor([int(int(row["num"]) > 0) for row in rows])
+    return torch.tensor([_vector(row, numeric) for row in rows]), y
 
 
 def _measurement(row: dict[str, str], name: str) -> float:

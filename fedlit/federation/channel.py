@@ -116,10 +116,6 @@ class Pairwise(Channel):
 
 
 def declared_by(things: Iterable[object]) -> list[Channel]:
-    """Channels of all things that declare some, such as the callbacks of a run.
-
-    Args:
-        things: With or without an attribute ``channels``.
-    """
+    """Channels of all things that declare some, such as the callbacks of a run."""
     found = (channel for thing in things for channel in getattr(thing, "channels", ()))
     return [channel for channel in found if isinstance(channel, Channel)]

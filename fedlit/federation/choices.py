@@ -143,13 +143,7 @@ class Channels(Mapping[str, Resolved]):
     def over(
         self, name: str, kind: type[Channel], senders: Collection[str] = (), receivers: Collection[str] = ()
     ) -> Resolved:
-        """The channel that something is to be sent over.
-
-        Args:
-            name: Of the channel.
-            kind: That the message needs.
-            senders: Names of those who would send.
-            receivers: Names of those who would receive.
+        """The channel of this name and kind, between these clients.
 
         Raises:
             ChannelError: If it is not declared, or for other clients, or of another kind.

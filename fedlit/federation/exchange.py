@@ -40,15 +40,7 @@ class Exchange:
         heard: Sequence[str],
         to: Mapping[str, Collection[str]],
     ) -> Received:
-        """Send what local clients say.
-
-        Args:
-            channel: Over which.
-            payloads: Of local clients.
-            around: See `Federation.mean`.
-            heard: Who is heard and hears in this round.
-            to: By sender, those whom its messages are for, the same on every process.
-        """
+        """Send what local clients say; ``to`` has, by sender, those whom it is for, the same on every process."""
         wanted = {
             sender: [name for name in heard if name in to.get(sender, ()) and name != sender]
             for sender in self._messenger.rank_of
@@ -66,13 +58,9 @@ class Exchange:
     def carry(
         self, channel: Resolved, outgoing: Mapping[Party, Message], wanted: Mapping[str, Sequence[str]], kind: str
     ) -> Received:
-        """Carry and book finished messages of local clients.
+        """Carry and book finished messages of local clients, by who says them or by (sender, receiver).
 
-        Args:
-            channel: Over which.
-            outgoing: By who says it, or by pairs of (sender, receiver).
-            wanted: By sender, those who receive.
-            kind: One of `KINDS`; what goes by an ``"exchange"`` is accounted for.
+        ``wanted`` has, by sender, those who receive; what goes by an ``"exchange"`` is accounted for.
         """
         messenger = self._messenger
         announced = {party: wire_size(message) for party, message in outgoing.items()}

@@ -102,12 +102,9 @@ class GuardedLabels:
 
 
 def guard(batch: Mapping[str, Any], client: str, keep: bool) -> Mapping[str, Any]:
-    """``{client: (inputs, labels)}`` with the labels of ``client`` behind the guard.
+    """``{client: (inputs, labels)}`` with the labels of ``client`` behind the guard, if the batch has any.
 
-    Args:
-        batch: Batches by client; one without labels is left as it is.
-        client: Whose labels to guard.
-        keep: Whether the ``oracle/...`` metrics may read them; otherwise they are thrown away.
+    Unless ``keep``, by which the ``oracle/...`` metrics may read them, they are thrown away.
     """
     samples = batch.get(client)
     if not isinstance(samples, list | tuple) or len(samples) < 2 or isinstance(samples[1], GuardedLabels):

@@ -162,11 +162,7 @@ class FederatedLoader:
         return math.floor(batches) if self.drop_last else math.ceil(batches)
 
     def batches_per_pass(self, client: str) -> int:
-        """Batches of one pass over the samples that a client trains on, wherever it is hosted.
-
-        Args:
-            client: Of the federation, once a strategy has cut the data into rounds; before that, a local one.
-        """
+        """Batches of one pass over what a client trains on; before a strategy has cut rounds, of a local client."""
         sizes = self.sizes() if self._plan is None else self._plan.sizes
         return self._num_batches(sizes[client], client)
 

@@ -162,14 +162,7 @@ class Messenger:
     def deliver(
         self, channel: str, outgoing: Mapping[Party, Message], sizes: Mapping[Any, int], ways: Mapping[Pair, Party]
     ) -> dict[str, dict[str, Message]]:
-        """Carry clients' messages to clients; what local receivers get.
-
-        Args:
-            channel: Kind of message.
-            outgoing: Of local clients.
-            sizes: Of all messages.
-            ways: By sender and receiver, the message that goes this way.
-        """
+        """Carry messages of local clients the ``ways`` they go, by sender and receiver; what local receivers get."""
         rank = self.transport.rank
         # One copy per receiving process, however many clients it hosts: (message, from rank, to rank), in order.
         crossings = dict.fromkeys((party, self.rank_of[way[0]], self.rank_of[way[1]]) for way, party in ways.items())

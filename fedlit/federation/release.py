@@ -34,11 +34,7 @@ class Releases:
     ) -> dict[str, Tensor]:
         """What leaves a local client for its ``payload``; if that cannot be, a failure waits.
 
-        Args:
-            channel: That it is sent over.
-            client: Its sender.
-            payload: Tensors by name.
-            around: By client, public values that payloads are close to.
+        ``around`` has, by client, public values that payloads are close to.
         """
         messenger, mechanism = self._messenger, channel.mechanism
         for tensor in payload.values():
@@ -56,11 +52,7 @@ class Releases:
         """Book what clients have released over a channel; in a hidden sum, the noise of all of them covers each.
 
         A client's share w of a sum with noise w_j z C from each client j is a Gaussian mechanism of multiplier
-        z |w| / w, at least z |w| as the largest weight is 1.
-
-        Args:
-            channel: With or without a mechanism.
-            sent: Weight in the sum, relative to the largest, of each client; 1 of a single message.
+        z |w| / w, at least z |w| as the largest weight is 1; ``sent`` has these w, relative to the largest.
         """
         if channel.mechanism is None:
             return

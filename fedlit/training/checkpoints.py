@@ -80,12 +80,7 @@ def load(method: Method, checkpoint: dict[str, Any]) -> None:
 
 
 def split(checkpoint: dict[str, Any], clients: Sequence[str]) -> None:
-    """Put what Lightning saved of each client under its name; what is nobody's stays where it was.
-
-    Args:
-        checkpoint: In Lightning's form; changed in place.
-        clients: Names of those hosted here.
-    """
+    """Put what Lightning saved of each local client under its name, in place; what is nobody's stays where it was."""
     own = {name: checkpoint.setdefault("clients", {}).setdefault(name, {}) for name in clients}
     for name, state in own.items():
         prefix = f"{REPLICAS}{name}."
@@ -105,12 +100,9 @@ def split(checkpoint: dict[str, Any], clients: Sequence[str]) -> None:
 
 
 def join(checkpoint: dict[str, Any], clients: Collection[str]) -> None:
-    """Put the states of clients where Lightning looks for them.
+    """Put the states of local clients where Lightning looks for them, in place.
 
-    Args:
-        checkpoint: As `split` or `gather` made it; changed in place. One that is in Lightning's form already, as those
-            of early versions are, stays as it is.
-        clients: Names of those hosted here.
+    A checkpoint that is in Lightning's form already, as those of early versions are, stays as it is.
     """
     if "clients" not in checkpoint:
         return
@@ -168,12 +160,7 @@ def _warn_of_callbacks(here: Mapping[str, Any], there: Mapping[str, Any], rank: 
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two values of a checkpoint are equal, to the last bit.
-
-    Args:
-        one: Made of mappings, sequences, tensors and plain values; of other objects only the type is compared.
-        other: Of another process.
-    """
+    """Whether two values of a checkpoint are equal to the last bit; of what is no tensor or plain value, the types."""
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         return one.dtype == other.dtype and one.shape == other.shape and torch.equal(_bytes(one), _bytes(other))
     if isinstance(one, Mapping) and isinstance(other, Mapping):
@@ -189,13 +176,10 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def arrange(optimizer: Optimizer, state: Mapping[str, Any]) -> dict[str, Any]:
-    """An optimiser state in the order of the optimiser's own groups, whatever order the checkpoint has.
+    """An optimiser state in the order of the groups of the optimiser that is about to load it.
 
-    A client may have several groups (one per part of its network); the n-th of a client meets the n-th of that client.
-
-    Args:
-        optimizer: That is about to load it.
-        state: State dict with the groups of these clients and maybe of others.
+    It may have groups of other clients too. A client may have several groups (one per part of its network); the n-th of
+    a client meets the n-th of that client.
     """
     names = [group.get("client") for group in optimizer.param_groups]
     saved = {name: _groups_of(name, state) for name in names}

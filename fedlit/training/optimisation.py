@@ -73,10 +73,7 @@ def with_schedules(
 ) -> OptimizerLRScheduler:
     """An optimiser over all local clients, and a schedule for each of them, as Lightning wants them.
 
-    Args:
-        optimizer: With parameter groups that carry a ``"client"`` key.
-        build: Makes a scheduler for one client's groups; ``None`` for none.
-        interval: See `ClientSchedules`.
+    ``build`` makes a scheduler for one client's groups; ``None`` for none.
     """
     if build is None:
         return optimizer
