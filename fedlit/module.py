@@ -267,12 +267,13 @@ class FederatedModule(ClientOptimisation):
         """Clients that take local steps in this round."""
         return present_learners(self, self.federation.round_idx)
 
-    def in_step(self, channel: str) -> tuple[Client, ...]:
-        """Clients that are heard on a channel and have a batch in this local step, wherever they are hosted.
+    def in_step(self, *channels: str) -> tuple[Client, ...]:
+        """Clients that are heard on all these channels and have a batch in this local step, wherever they are hosted.
 
         Local epochs differ in length: who has run out of samples sits out the rest of the round.
         """
-        return in_step(self, self.federation.present(channel))
+        heard = [self.federation.present(channel) for channel in channels]
+        return in_step(self, [client for client in heard[0] if all(client in each for each in heard)])
 
     def in_streams(self, batch: Batch, purpose: str = "train") -> Iterator[tuple[Client, Sequence[Any]]]:
         """Local clients of ``batch`` in roster order with their samples, each inside a random stream of its own.

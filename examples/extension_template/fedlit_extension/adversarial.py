@@ -1,7 +1,7 @@
 """FedDANN: domain-adversarial training with the discriminator cut in two (Ganin and Lempitsky, ICML 2015).
 
-Differences from the paper: there is no federation in it, and one source. Here every client holds the discriminator's first
-layer (the critic), and the target alone the rest (the judge); the domain loss weighs all sources' samples like the target's.
+Differences from the paper: there is no federation in it, and one source. Here every client holds the first layer of the
+discriminator (the critic), and the target alone the rest (the judge); all sources together weigh as much as the target.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class FedDANN(FedAvg):
         ValueError: If ``adversarial_weight`` is negative.
 
     Notes:
-        The target learns ``width`` numbers of each sample of a source's batch; each source the gradient by its own, alone.
+        The target learns ``width`` numbers of each sample of a source's batch; each source the gradient by its own.
     """
 
     uses_unlabelled_target: ClassVar[bool] = True
@@ -40,7 +40,8 @@ class FedDANN(FedAvg):
         super().__init__(*args, **kwargs)
         if adversarial_weight < 0:
             raise ValueError(f"adversarial_weight must be at least 0, got {adversarial_weight}: gradients are reversed")
-        self.adversarial_weight, self.width = adversarial_weight, width
+        self.adversarial_weight = adversarial_weight
+        self.width = width
 
     @property
     def channels(self) -> tuple[Channel, ...]:
@@ -49,8 +50,8 @@ class FedDANN(FedAvg):
             *super().channels,
             Open("hidden", "the critic's outputs", "sources", "target", "every local step"),
             Open("verdicts", "gradient by them of the domain loss", "target", "sources", "every local step"),
-            Summed("critic", "gradient by the critic's weights", "learners", "learners", "every local step", too_few="skip"),
-        )  # fmt: skip
+            Summed("critic", "gradient by its weights", "learners", "learners", "every local step", too_few="skip"),
+        )
 
     def build_replica(self) -> nn.Module:
         """Extractor, classifier and critic."""
@@ -73,39 +74,47 @@ class FedDANN(FedAvg):
         for client, (inputs, labels, *_) in self.in_streams(batch):
             replica, name = self.replicas[client], client.name
             features[name] = replica.extractor(inputs)
-            outputs, hidden[name] = replica.classifier(features[name]), replica.critic(features[name])
+            hidden[name] = replica.critic(features[name])
+            outputs = replica.classifier(features[name])
             losses[name] = self.task.loss(client, outputs, labels) if client.labelled else 0 * outputs.sum()
-        active = set.intersection(*(set(self.in_step(name)) for name in ("hidden", "verdicts", "critic")))
+        active = self.in_step("hidden", "verdicts", "critic")  # the same on every process, as all calls have to be
         if self.target not in active or len(active) == 1:
             return losses
-        names, target = {client.name for client in active}, self.target.name
-        said = {name: {"h": value} for name, value in hidden.items() if name in names - {target}}
-        heard = self.federation.exchange("hidden", said)
-        verdicts = {}
-        if target in heard:
-            leaves = {name: message["h"].requires_grad_() for name, message in heard[target].items()}
-            leaves[target] = hidden[target].detach().requires_grad_()
-            domain_loss = self.domain_loss(leaves)
-            losses[target] = losses[target] + domain_loss  # whose graph ends at the leaves: only the judge learns
-            slopes = torch.autograd.grad(domain_loss, list(leaves.values()), retain_graph=True)
-            verdicts = {name: {"g": slope} for name, slope in zip(leaves, slopes, strict=True)}
-        own = {target: verdicts.pop(target)} if verdicts else {}
-        told = self.federation.exchange("verdicts", {target: verdicts} if verdicts else {})
-        slopes_by = {name: said[target] for name, said in told.items()} | own
+        hidden = {client.name: hidden[client.name] for client in active if client.name in hidden}
+        slopes = self._judged(hidden, losses)
         gradients = {}
-        for name, slope in slopes_by.items():
+        for name, slope in slopes.items():
             weights = dict(self.replicas[name].critic.named_parameters())
-            reversed_, *by_weight = torch.autograd.grad(hidden[name], [features[name], *weights.values()], slope["g"])
-            losses[name] = losses[name] + loss_from_gradient(features[name], -self.adversarial_weight * reversed_)
+            by_features, *by_weight = torch.autograd.grad(hidden[name], [features[name], *weights.values()], slope)
+            losses[name] = losses[name] + loss_from_gradient(features[name], -self.adversarial_weight * by_features)
             gradients[name] = dict(zip(weights, by_weight, strict=True))
         for name, total in self.federation.sum("critic", gradients, among=active, to=active).items():
             for key, weight in self.replicas[name].critic.named_parameters():
                 losses[name] = losses[name] + loss_from_gradient(weight, total[key])
         return losses
 
+    def _judged(self, hidden: Mapping[str, Tensor], losses: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Gradient of the domain loss by the hidden values of each local client; the target's loss gets that loss."""
+        target = self.target.name
+        said = {name: {"h": values} for name, values in hidden.items() if name != target}
+        heard = self.federation.exchange("hidden", said)
+        slopes = {}
+        if target in heard:
+            leaves = {target: hidden[target].detach()} | {name: message["h"] for name, message in heard[target].items()}
+            domain_loss = self.domain_loss({name: leaf.requires_grad_() for name, leaf in leaves.items()})
+            losses[target] = losses[target] + domain_loss  # whose graph ends at the leaves: only the judge learns
+            by_leaf = torch.autograd.grad(domain_loss, list(leaves.values()), retain_graph=True)
+            slopes = dict(zip(leaves, by_leaf, strict=True))
+        own = {name: slope for name, slope in slopes.items() if name == target}
+        told = {target: {name: {"g": slope} for name, slope in slopes.items() if name != target}} if slopes else {}
+        return own | {name: by[target]["g"] for name, by in self.federation.exchange("verdicts", told).items()}
+
     def domain_loss(self, hidden: Mapping[str, Tensor]) -> Tensor:
-        """Of the judge: mean over sources, and the target, of the cross-entropy between source (1) and target (0)."""
-        logits = {name: self.replicas[self.target].judge(h) for name, h in hidden.items()}
-        share = {name: 1.0 if name == self.target.name else 1 / (len(hidden) - 1) for name in hidden}
-        is_source = {name: torch.full_like(z, float(name != self.target.name)) for name, z in logits.items()}
-        return sum(share[n] * F.binary_cross_entropy_with_logits(z, is_source[n]) for n, z in logits.items())  # type: ignore[return-value]
+        """Cross-entropy of the judge between the target (0) and sources (1), which share a weight of 1."""
+        total = torch.zeros(())
+        for name, values in hidden.items():
+            logits = self.replicas[self.target].judge(values)
+            is_source = float(name != self.target.name)
+            loss = F.binary_cross_entropy_with_logits(logits, torch.full_like(logits, is_source))
+            total = total + (loss / (len(hidden) - 1) if is_source else loss)
+        return total

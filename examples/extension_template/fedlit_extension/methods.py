@@ -20,8 +20,6 @@ from fedlit.methods import FedAvg
 class FedEntropy(FedAvg):
     """FedAvg over sources and target, which lowers the entropy of its predictions instead of a supervised loss.
 
-    Sends: "weights", as FedAvg.
-
     Args:
         entropy_weight: Weight of the entropy in the target's loss, at least 0.
 
