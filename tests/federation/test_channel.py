@@ -22,7 +22,9 @@ from fedlit.federation import (
     Schedule,
     Summed,
 )
+from fedlit.federation.transport import OneProcess, Transport
 from fedlit.privacy import CKKSAffine, GaussianMechanism, PairwiseMasking, Plain, PlainAffine
+from thread_transport import on_ranks
 
 NAMES = ["a", "b", "c", "t"]
 WEIGHTS = Summed("weights", "weights of the network", up="sources")
@@ -260,6 +262,32 @@ def test_messages_to_all_and_to_each_go_by_one_call() -> None:
         "t": ["a"],
     }
     assert got["c"]["t"]["x"].tolist() == [32.0]
+
+
+def talk(transport: Transport) -> tuple[dict[str, dict[str, dict[str, Tensor]]], Any]:
+    """What local clients get where some tell all the same and some each something else, and what was booked."""
+    fed = Federation(NAMES, "t", channels=[Open("news")], transport=transport)
+    said = {"a": {"x": torch.arange(3.0)}, "b": told("b", "a", "t"), "t": told("t", "a", "b", "c")}
+    own = {client.name for client in fed.local_clients}
+    got = fed.exchange("news", {name: payload for name, payload in said.items() if name in own})
+    return got, [*fed.ledger]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_each_receiver_gets_its_own_whichever_rank_hosts_it(ranks: int) -> None:
+    expected, booked = talk(OneProcess())
+    parts = on_ranks(talk, ranks)
+    got = {name: messages for part, _ in parts for name, messages in part.items()}
+    assert {name: sorted(messages) for name, messages in got.items()} == {
+        "a": ["b", "t"],
+        "b": ["a", "t"],
+        "c": ["a", "t"],
+        "t": ["a", "b"],
+    }
+    for receiver, messages in expected.items():
+        for sender, message in messages.items():
+            assert torch.equal(got[receiver][sender]["x"], message["x"])
+    assert all(ledger == booked for _, ledger in parts)
 
 
 def test_who_is_away_or_not_meant_gets_none() -> None:

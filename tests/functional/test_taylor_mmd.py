@@ -177,7 +177,7 @@ def test_value_and_gradient_are_those_of_all_pairs(
 
 @pytest.mark.parametrize("center", [0.0, 4.0])
 def test_degree_1_is_unbiased_linear_matching_of_means(center: float, domains: tuple[Tensor, Tensor]) -> None:
-    """Card 9: 2 alpha (|dmu|^2 - tr C_s/n_s - tr C_t/n_t), here times exp(-alpha c)."""
+    """Without its smooth part it is 2 alpha (|dmu|^2 - tr C_s/n_s - tr C_t/n_t), here times exp(-alpha c)."""
     x, y = domains
     gap = (x.mean(dim=0) - y.mean(dim=0)).square().sum()
     noise = sum(each.var(dim=0).sum() / len(each) for each in domains)

@@ -278,7 +278,7 @@ def test_gradients_reach_atoms_labels_and_coordinates_with_constant_plans() -> N
 
 @pytest.mark.parametrize("size", [0.1, 1.0, 10.0])
 def test_a_common_shift_of_all_atoms_changes_the_loss_as_the_corrected_theorem_says(size: float) -> None:
-    """Card 10: f(P + eps) = f(P) + eps^T grad + |eps|^2 exactly, with grad = 2 (mean B - mean Q). No factor 2."""
+    """Exactly: f(P + eps) = f(P) + eps^T grad + |eps|^2, with grad = 2 (mean B - mean Q). No factor 2."""
     supports, _ = atoms()
     target = samples(12, seed=7, shift=1.0)
     shift = size * torch.tensor([1.0, -0.5, 0.25, 2.0], dtype=torch.float64)

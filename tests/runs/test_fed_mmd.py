@@ -237,7 +237,7 @@ def test_lambda_0_is_training_of_each_source_by_itself() -> None:
 
 
 def test_two_sources_of_the_same_data_are_one() -> None:
-    """Card 9: S = 1 multi-source is single; so is the mean over two equal sources."""
+    """With S = 1 multi-source is single; so is the mean over two equal sources."""
     data = unequal()
     twice = {"c0": data["c0"], "c1": data["c0"], "c2": data["c2"]}
     two, one = fit(build(), twice, rounds=3), fit(build(["c0", "c2"]), {"c0": data["c0"], "c2": data["c2"]}, rounds=3)

@@ -164,7 +164,7 @@ def test_the_residual_changes_weights_and_nothing_that_they_are_made_of() -> Non
 
 
 def test_a_source_that_opposes_the_target_adds_nothing() -> None:
-    """Card 6: with <g_T, g_S> <= 0, the result is (1 - beta) g_T."""
+    """With <g_T, g_S> <= 0, the result is (1 - beta) g_T."""
     data = unequal()
     for name in ("c0", "c1"):
         x, y = data["c2"].tensors

@@ -21,8 +21,6 @@ import fedlit.methods
 from fedlit import Client, FederatedModule
 from fedlit.data import FederatedLoader
 from fedlit.federation import (
-    KEYS,
-    SERVER,
     ChannelError,
     DivergedError,
     Fraction,
@@ -45,7 +43,6 @@ from fedlit.methods import (
     TargetOnly,
 )
 from fedlit.models import MLP, Replica, SmallCNN
-from fedlit.privacy import PairwiseMasking
 from helpers import build, digits, loader, same, shards, trainer, weights
 from method_table import METHODS
 
@@ -106,38 +103,6 @@ def test_thousand_short_rounds_equal_epochs_of_one_round(name: str) -> None:
         assert same(weights(one, client), weights(many, client))
 
 
-SILENT = {"plain": {"target_update", "inner_product"}, "masking": {"inner_product"}}
-"""Channels that are declared for other choices: where updates are hidden, and where a two-party protocol is given."""
-
-
-@pytest.mark.parametrize("privacy", SILENT)
-@pytest.mark.parametrize("name", METHODS)
-def test_what_is_booked_is_what_was_declared_and_the_other_way_round(name: str, privacy: str) -> None:
-    method, arguments, options = METHODS[name]
-    data = digits(**options)
-    module = build(method, data, **arguments)
-    run = trainer(3, strategy={"privacy": PairwiseMasking() if privacy == "masking" else None})
-    if (name, privacy) == ("FedGP auto, exact", "masking"):
-        with pytest.raises(ChannelError, match="'exact' needs single updates at the target"):
-            run.fit(module, data)
-        return
-    run.fit(module, data)
-    channels, ledger = module.federation.channels, module.federation.ledger
-    assert {entry.channel.removesuffix(KEYS) for entry in ledger} | SILENT[privacy] >= set(channels)
-    for entry in ledger:
-        channel = channels[entry.channel.removesuffix(KEYS)]
-        if entry.channel.endswith(KEYS):
-            assert channel.hides
-            continue
-        summed = channel.sent.startswith("summed") or channel.name == "metrics"  # numbers are told through the server
-        assert (SERVER in (entry.sender, entry.receiver)) == summed, entry
-        assert entry.sender in (SERVER, *channel.senders), entry
-        assert entry.receiver in (SERVER, *channel.receivers), entry
-    for channel in channels.values():
-        assert channel.declared.contents
-        assert (channel.description is None) == (not channel.sent.startswith("summed"))
-
-
 def linear(
     num_clients: int, method: type[FederatedModule] = FedAvg, lr: float = 0.5, **kwargs: object
 ) -> FederatedModule:
@@ -152,7 +117,7 @@ def linear(
 
 
 def test_one_full_batch_round_of_fedavg_is_a_step_on_the_pooled_gradient() -> None:
-    """Card 11: with E=1, full batches and SGD, averaging by samples is a gradient step on all data together."""
+    """With E=1, full batches and SGD, averaging by samples is a gradient step on all data together."""
     data = shards(3, 40)
     data["c1"] = TensorDataset(*(tensor[:13] for tensor in data["c1"].tensors))  # unequal sizes
     module = linear(3)

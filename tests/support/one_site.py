@@ -25,7 +25,7 @@ import fedlit.methods
 import fedlit.privacy
 from fedlit import Client
 from fedlit.data import Digits
-from fedlit.federation import Everyone, FederatedLoader, Fraction
+from fedlit.federation import Everyone, FederatedLoader, Fraction, Summed
 from fedlit.methods import FedAvg, FedRFTCA
 from helpers import build, digits, fingerprint, trainer, weights
 
@@ -69,6 +69,8 @@ class Trouble(pl.Callback):
 
 class OutOfStep(FedAvg):
     """Rank 1 communicates on another channel than the others."""
+
+    channels = (Summed("weights", up="learners"), Summed("gossip", up="learners"))
 
     def on_round_end(self, round_idx: int) -> None:
         rank = self.federation.transport.rank
