@@ -121,11 +121,7 @@ class DictionaryPictures(Callback):
         self.rounds = {name: dict(rounds) for name, rounds in kept.items() if rounds}
 
     def plot_atoms(self, module: FedDaDiL) -> Figure:
-        """Share of each class in each atom's labels, as stacked bars.
-
-        Args:
-            module: That has been trained here.
-        """
+        """Share of each class in each atom's labels, as stacked bars; of a module that has been trained here."""
         from matplotlib.figure import Figure
 
         labels = module.replicas[module.federation.local_clients[0]].dictionary.labels.detach().double().cpu()

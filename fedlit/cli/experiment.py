@@ -142,11 +142,7 @@ class Experiment:
 
     @classmethod
     def parse(cls, args: list[str]) -> Experiment:
-        """Read the experiment's axes from command line and configuration files.
-
-        Args:
-            args: Of the user.
-        """
+        """Read the experiment's axes from command line and configuration files."""
         cli = FedlitCLI(args, run_classes=False)
         parsed = Parsed(cli._parser(cli.subcommand), cli.config)
         targets: Sequence[str | None] = parsed.arguments.targets or (None,)

@@ -68,12 +68,7 @@ class SaveConfig(SaveConfigCallback):
 
 
 class Parsed:
-    """A command line that was parsed once, for any number of runs.
-
-    Args:
-        parser: Of its subcommand.
-        config: With the subcommand's arguments under its name.
-    """
+    """A command line that its subcommand's parser has parsed once, for any number of runs."""
 
     def __init__(self, parser: LightningArgumentParser, config: Namespace) -> None:
         self.parser = parser
@@ -144,7 +139,7 @@ class FedlitCLI(LightningCLI):
                 "enable_model_summary": False,
                 "log_every_n_steps": 1,
             },
-            args=args,
+            args=args,  # type: ignore[arg-type]  # goes to `parse_arguments` as it is
         )
 
     def setup_parser(self, *args: Any) -> None:
