@@ -146,8 +146,7 @@ def closing_table(summaries: Sequence[RunSummary]) -> ClosingTable:
     """One row per method and target, an average over several targets, and below it what is hidden from whom.
 
     Repetitions with several seeds are shown as mean ± sample standard deviation of the accuracy (in regression, of R2),
-    and the mean of the other columns. An average over targets is taken within each seed first, over the seeds that have
-    all targets.
+    and the mean of the other columns. An average over targets is within each seed first, of seeds that have them all.
 
     Args:
         summaries: Of all runs, in the order of the rows.
