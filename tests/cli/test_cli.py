@@ -8,7 +8,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
+import threading
+from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
@@ -444,25 +445,42 @@ def test_a_checkpoint_beyond_the_last_round_is_said_in_a_line() -> None:
         main([*run, "--trainer.max_epochs=1", f"--ckpt_path={path}"])
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
-def test_a_signal_ends_a_run_with_a_word_and_the_status_of_shells(name: str) -> None:
-    """Not as a success, with which a script would go on, and without a summary, as the run has not finished."""
-    run = "fit", "--config=data/digits", "--trainer.max_epochs=100000", "--seeds=[0,1]"
+@pytest.fixture
+def _handlers_of_signals_as_before() -> Iterator[None]:
+    """Lightning ignores SIGINT once it has had one."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     # where the tests themselves run in the background, a shell has told them to ignore SIGINT
-    code = (
-        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from fedlit.cli import main; main()"
-    )
-    with subprocess.Popen([sys.executable, "-c", code, *run], stderr=subprocess.PIPE, text=True) as process:
-        try:
-            deadline = time.monotonic() + 120
-            while not [*Path("runs").rglob("*.ckpt")] and time.monotonic() < deadline:
-                time.sleep(0.1)
-            process.send_signal(getattr(signal, name))
-            _, said = process.communicate(timeout=120)
-        finally:
-            process.kill()
-    assert f"fedlit: ended by {name}" in said
-    assert process.returncode == 128 + getattr(signal, name)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("_handlers_of_signals_as_before")
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_a_signal_ends_a_run_with_a_word_and_the_status_of_shells(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not as a success, with which a script would go on, and without a summary, as the run has not finished."""
+
+    over = threading.Event()
+
+    def send_when_there_is_a_checkpoint() -> None:
+        while not over.wait(0.1):
+            if [*Path("runs").rglob("*.ckpt")]:
+                os.kill(os.getpid(), getattr(signal, name))
+                return
+
+    sender = threading.Thread(target=send_when_there_is_a_checkpoint)
+    sender.start()
+    try:
+        with pytest.raises(SystemExit) as ended:
+            main(["fit", "--config=data/digits", "--trainer.max_epochs=1000", "--seeds=[0,1]"])
+    finally:
+        over.set()
+        sender.join()
+    assert ended.value.code == 128 + getattr(signal, name)
+    assert f"fedlit: ended by {name}" in capsys.readouterr().err
     assert not [*Path("runs").rglob("summary.json")]
 
 
