@@ -14,6 +14,8 @@ from fedlit.cli import main
 
 wandb = pytest.importorskip("wandb")
 
+SHORT = [f"--trainer.{key}" for key in ("max_epochs=1", "limit_train_batches=2", "limit_val_batches=1",
+         "limit_test_batches=1", "enable_checkpointing=false", "enable_model_summary=false")]  # fmt: skip
 SWEEPS = sorted((Path(__file__).parents[2] / "configs" / "sweeps").glob("*.yaml"))
 
 
@@ -98,7 +100,7 @@ def test_trials_of_a_sweep_in_one_folder(
 ) -> None:
     swept = trials(yaml.safe_load(path.read_text()))
     for number, values in enumerate(swept):
-        sweep = run_as_agent(path, values, f"trial{number}", monkeypatch, "--trainer.max_epochs=1")
+        sweep = run_as_agent(path, values, f"trial{number}", monkeypatch, *SHORT)
     assert sweep["metric"]["goal"] == "maximize"
     metric = sweep["metric"]["name"]
     assert not metric.startswith("oracle/")
@@ -128,7 +130,7 @@ def test_a_trial_that_starts_again_leaves_what_its_first_start_wrote(monkeypatch
     path = next(path for path in SWEEPS if path.stem == "methods_digits")
     values = trials(yaml.safe_load(path.read_text()))[0]
     for _ in range(2):
-        run_as_agent(path, values, "trial", monkeypatch, "--trainer.max_epochs=1")
+        run_as_agent(path, values, "trial", monkeypatch, *SHORT)
     assert {folder.parent.name for folder in Path("runs").rglob("summary.json")} == {"trial", "trial-1"}
 
 
@@ -140,7 +142,7 @@ def test_a_trial_is_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_runs_of_an_experiment_are_runs_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WANDB_RUN_ID", raising=False)
-    main(["fit", "--config", "experiments/digits", "--config", "loggers/wandb", "--trainer.max_epochs=1"])
+    main(["fit", "--config", "experiments/digits", "--config", "loggers/wandb", *SHORT])
     assert len(list(Path("runs", "wandb").glob("offline-run-*"))) == 2
     assert sorted(path.parent.parent.name for path in Path("runs").rglob("summary.json")) == ["FedAvg", "SourceOnly"]
     assert wandb.run is None
