@@ -377,6 +377,7 @@ def test_an_interrupted_run_is_told_as_far_as_it_came(runs: Path, tmp_path: Path
     assert any("Of finished runs alone: 1 of 2." in text for text in page.texts["p"])
 
 
+@pytest.mark.usefixtures("_undrawn")
 def test_without_test_samples_the_last_validation_stays_in_the_curve(tmp_path: Path):
     main(["fit", "--config", "experiments/digits_fedavg", *SMALL, "--trainer.max_epochs=2",
           "--data.test_fraction=0", f"--trainer.default_root_dir={tmp_path}"])  # fmt: skip
@@ -385,6 +386,7 @@ def test_without_test_samples_the_last_validation_stays_in_the_curve(tmp_path: P
     assert {row[4] for row in page.table("client")} == {""}
 
 
+@pytest.mark.usefixtures("_undrawn")
 def test_an_evaluation_is_of_the_last_round_before_it(tmp_path: Path):
     """Three epochs of three rounds, validated after the second epoch alone; the test is in no curve."""
     main(["fit", "--config", "experiments/digits_fedavg", *SMALL, "--trainer.max_epochs=3",
