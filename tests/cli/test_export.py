@@ -6,6 +6,7 @@ import csv
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,12 +25,14 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(once: Callable[..., Path]) -> Path:
     """The folder of a run of three rounds, which keeps the checkpoint of each."""
-    folder = tmp_path_factory.mktemp("trained")
-    keep = ["--trainer.callbacks+=ModelCheckpoint", "--trainer.callbacks.save_top_k=-1"]
-    main(["fit", *SMALL, *keep, "--trainer.max_epochs=3", f"--trainer.default_root_dir={folder}", "--compare=null"])
-    (run,) = folder.glob("FedAvg/version_0")
+
+    def fit(folder: Path) -> None:
+        keep = ["--trainer.callbacks+=ModelCheckpoint", "--trainer.callbacks.save_top_k=-1"]
+        main(["fit", *SMALL, *keep, "--trainer.max_epochs=3", f"--trainer.default_root_dir={folder}", "--compare=null"])
+
+    (run,) = once("exported", fit).glob("FedAvg/version_0")
     assert len(list((run / "checkpoints").glob("*.ckpt"))) == 3
     return run
 

@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,32 +23,53 @@ RUNS = ("digits/FedAvg", "digits/SourceOnly", "hearts/FedGP", "rates/FedMMD")
 ACCURACY = "accuracy on validation samples, in %"
 
 
+def fit(folder: Path, *arguments: str) -> None:
+    main(["fit", *arguments, f"--trainer.default_root_dir={folder}"])
+
+
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs(once: Callable[..., Path]) -> Path:
     """Short runs of several kinds: digits masked (FedAvg and SourceOnly), hearts (FedGP), heart rates (FedMMD)."""
-    folder = tmp_path_factory.mktemp("runs")
 
-    def fit(name: str, *args: str) -> None:
-        main(["fit", *args, f"--trainer.default_root_dir={folder / name}"])
-
-    report = "--trainer.callbacks+=fedlit.callbacks.PrivacyReport"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setenv("PL_GLOBAL_SEED", "0")
+    def make(folder: Path) -> None:
+        report = "--trainer.callbacks+=fedlit.callbacks.PrivacyReport"
         digits = ["--config", "experiments/digits", "--config", "privacy/masking", report, *SMALL]
-        fit("digits", *digits, "--trainer.max_epochs=3")
+        fit(folder / "runs" / "digits", *digits, "--trainer.max_epochs=3")
         axes = ["--compare=null", "--seeds=[0]", "--targets=[hungary]"]
-        fit("hearts", "--config", "experiments/heart_fedgp", *axes, "--trainer.max_epochs=3")
+        fit(folder / "runs" / "hearts", "--config", "experiments/heart_fedgp", *axes, "--trainer.max_epochs=3")
         rates = ["--config", "experiments/heart_rate_fed_mmd", *axes, "--model.warmup_rounds=1"]
-        fit("rates", *rates, "--trainer.max_epochs=2")
-    return folder
+        fit(folder / "runs" / "rates", *rates, "--trainer.max_epochs=2")
+        main(["report", str(folder / "runs"), f"--output={folder / 'page.html'}"])
+
+    return once("reported", make) / "runs"
 
 
 @pytest.fixture(scope="module")
 def page(runs: Path) -> Page:
     """Of all of them, in the order FedAvg, SourceOnly, FedGP, FedMMD."""
-    main(["report", str(runs), f"--output={runs.parent / 'page.html'}"])
     return Page((runs.parent / "page.html").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def settings(once: Callable[..., Path]) -> Path:
+    """Runs of two seeds: FedProx with two ``mu``, and SourceOnly with few and with much of the defaults changed."""
+
+    def make(folder: Path) -> None:
+        much = ["--model.local_norm=true", "--model.reset_optimizer=true", "--data.batch_size=16"]
+        for seed in (0, 1):
+            digits = ["--config", "data/digits", *SMALL, "--trainer.max_epochs=1", f"--seed_everything={seed}"]
+            fit(folder / "few", *digits)
+            fit(folder / "much", *digits, *much, "--trainer.max_epochs=2")
+            for mu in (0.1, 1.0):
+                fit(folder / f"mu_{mu}", *digits, "--config", "methods/fedprox", f"--model.init_args.mu={mu}")
+
+    return once("settings", make)
+
+
+@pytest.fixture
+def _undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages of which a test reads no more than a table have no curves, which take half a second a run."""
+    monkeypatch.setattr("fedlit.callbacks.report.contents.draw", lambda panel: b"<svg></svg>")
 
 
 @pytest.fixture(autouse=True)
@@ -201,26 +223,23 @@ def test_a_spent_epsilon_is_told(tmp_path: Path):
     assert dict(page.table(""))["differential privacy"] == "clip 0.5, noise 0.1"
 
 
-def test_settings_of_one_method_are_rows_of_their_own_and_seeds_are_repetitions(tmp_path: Path):
-    for mu in (0.1, 1.0):
-        for seed in (0, 1):
-            main(["fit", "--config", "data/digits", "--config", "methods/fedprox", *SMALL, "--trainer.max_epochs=1",
-                  f"--model.init_args.mu={mu}", f"--seed_everything={seed}",
-                  f"--trainer.default_root_dir={tmp_path / f'mu_{mu}'}"])  # fmt: skip
-    table = page_of(tmp_path).table("method")
-    for mu in (0.1, 1.0):
+@pytest.mark.usefixtures("_undrawn")
+def test_settings_of_one_method_are_rows_of_their_own_and_seeds_are_repetitions(settings: Path):
+    places = {mu: settings / f"mu_{mu}" for mu in (0.1, 1.0)}
+    table = page_of(*places.values()).table("method")
+    for mu, place in places.items():
         (row,) = (row for row in table if row[0] == f"FedProx (mu={mu})")
-        found = [json.loads(path.read_text()) for path in (tmp_path / f"mu_{mu}").rglob("summary.json")]
+        found = [json.loads(path.read_text()) for path in place.rglob("summary.json")]
         assert len(found) == 2
         mean = 100 * sum(run["oracle_accuracy"] for run in found) / 2
         assert row[2].startswith(f"{mean:.1f} ±")
 
 
-def test_a_run_done_twice_is_no_repetition_beside_its_seeds(tmp_path: Path):
+@pytest.mark.usefixtures("_undrawn")
+def test_a_run_done_twice_is_no_repetition_beside_its_seeds(settings: Path, tmp_path: Path):
     """Seeds 0 and 1 of a setting, and seed 0 again: a mean over them would count one seed twice."""
-    for folder, seed in (("first", 0), ("first", 1), ("again", 0)):
-        main(["fit", "--config", "data/digits", *SMALL, "--trainer.max_epochs=1", f"--seed_everything={seed}",
-              f"--trainer.default_root_dir={tmp_path / folder}"])  # fmt: skip
+    shutil.copytree(settings / "few", tmp_path / "first")
+    shutil.copytree(settings / "few" / "SourceOnly" / "version_0", tmp_path / "again" / "SourceOnly" / "version_0")
     table = page_of(tmp_path).table("method")
     assert {row[0] for row in table} == {
         f"SourceOnly ({name}/SourceOnly/version_{number})"
@@ -229,25 +248,20 @@ def test_a_run_done_twice_is_no_repetition_beside_its_seeds(tmp_path: Path):
     assert not any("±" in cell for row in table for cell in row)
 
 
-def test_settings_that_differ_in_much_are_called_by_their_first_run(tmp_path: Path):
-    much = ["--model.local_norm=true", "--model.reset_optimizer=true", "--data.batch_size=16", "--trainer.max_epochs=2"]
-    for folder, arguments in (("few", ["--trainer.max_epochs=1"]), ("much", much)):
-        for seed in (0, 1):
-            main(["fit", "--config", "data/digits", *SMALL, *arguments, f"--seed_everything={seed}",
-                  f"--trainer.default_root_dir={tmp_path / folder}"])  # fmt: skip
-    table = page_of(tmp_path).table("method")
+@pytest.mark.usefixtures("_undrawn")
+def test_settings_that_differ_in_much_are_called_by_their_first_run(settings: Path):
+    table = page_of(settings / "few", settings / "much").table("method")
     assert {row[0] for row in table} == {f"SourceOnly (as {name}/SourceOnly/version_0)" for name in ("few", "much")}
     assert all("±" in row[2] for row in table)
 
 
-def test_settings_on_different_seeds_are_no_repetitions(tmp_path: Path):
-    for mu, seed in ((0.1, 0), (1.0, 1)):
-        main(["fit", "--config", "data/digits", "--config", "methods/fedprox", *SMALL, "--trainer.max_epochs=1",
-              f"--model.init_args.mu={mu}", f"--seed_everything={seed}",
-              f"--trainer.default_root_dir={tmp_path / f'mu_{mu}'}"])  # fmt: skip
-    assert {row[0] for row in page_of(tmp_path).table("method")} == {"FedProx (mu=0.1)", "FedProx (mu=1.0)"}
+@pytest.mark.usefixtures("_undrawn")
+def test_settings_on_different_seeds_are_no_repetitions(settings: Path):
+    places = [settings / f"mu_{mu}" / "FedProx" / f"version_{seed}" for mu, seed in ((0.1, 0), (1.0, 1))]
+    assert {row[0] for row in page_of(*places).table("method")} == {"FedProx (mu=0.1)", "FedProx (mu=1.0)"}
 
 
+@pytest.mark.usefixtures("_undrawn")
 def test_configurations_differ_in_what_was_changed_and_nothing_else(runs: Path, tmp_path: Path):
     methods = [runs / "digits" / method for method in ("SourceOnly", "FedAvg")]
     page = page_of(*methods)
@@ -363,6 +377,7 @@ def test_an_interrupted_run_is_told_as_far_as_it_came(runs: Path, tmp_path: Path
     assert any("Of finished runs alone: 1 of 2." in text for text in page.texts["p"])
 
 
+@pytest.mark.usefixtures("_undrawn")
 def test_without_test_samples_the_last_validation_stays_in_the_curve(tmp_path: Path):
     main(["fit", "--config", "experiments/digits_fedavg", *SMALL, "--trainer.max_epochs=2",
           "--data.test_fraction=0", f"--trainer.default_root_dir={tmp_path}"])  # fmt: skip
@@ -371,6 +386,7 @@ def test_without_test_samples_the_last_validation_stays_in_the_curve(tmp_path: P
     assert {row[4] for row in page.table("client")} == {""}
 
 
+@pytest.mark.usefixtures("_undrawn")
 def test_an_evaluation_is_of_the_last_round_before_it(tmp_path: Path):
     """Three epochs of three rounds, validated after the second epoch alone; the test is in no curve."""
     main(["fit", "--config", "experiments/digits_fedavg", *SMALL, "--trainer.max_epochs=3",

@@ -11,9 +11,12 @@ import pytest
 import yaml
 
 from fedlit.cli import main
+from fedlit.cli.experiment import Experiment
 
 wandb = pytest.importorskip("wandb")
 
+SHORT = [f"--trainer.{key}" for key in ("max_epochs=1", "limit_train_batches=2", "limit_val_batches=1",
+         "limit_test_batches=1", "enable_checkpointing=false", "enable_model_summary=false")]  # fmt: skip
 SWEEPS = sorted((Path(__file__).parents[2] / "configs" / "sweeps").glob("*.yaml"))
 
 
@@ -86,6 +89,20 @@ def told_wandb(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[dict[str, Any
     return told
 
 
+@pytest.fixture
+def configured(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What each run was configured with."""
+    seen = []
+    start = Experiment.start
+
+    def listen(self: Experiment, run: Any) -> Any:
+        seen.append(self.parsed.arguments)
+        return start(self, run)
+
+    monkeypatch.setattr(Experiment, "start", listen)
+    return seen
+
+
 def found(config: Any, dotted: str) -> Any:
     for part in dotted.split("."):
         config = config[part]
@@ -94,25 +111,28 @@ def found(config: Any, dotted: str) -> Any:
 
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
 def test_trials_of_a_sweep_in_one_folder(
-    path: Path, monkeypatch: pytest.MonkeyPatch, told_wandb: dict[str, tuple[dict[str, Any], set[str]]]
+    path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    told_wandb: dict[str, tuple[dict[str, Any], set[str]]],
+    configured: list[Any],
 ) -> None:
+    """The first two, and the first of each method; the others train a batch without a logger."""
     swept = trials(yaml.safe_load(path.read_text()))
+    logged = [values for place, values in enumerate(swept) if place < 2 or "config" in values]
     for number, values in enumerate(swept):
-        sweep = run_as_agent(path, values, f"trial{number}", monkeypatch, "--trainer.max_epochs=1")
+        more = SHORT if values in logged else ["--trainer.fast_dev_run=2"]
+        sweep = run_as_agent(path, values, f"trial{number}", monkeypatch, *more)
     assert sweep["metric"]["goal"] == "maximize"
     metric = sweep["metric"]["name"]
     assert not metric.startswith("oracle/")
+    for values, config in zip(swept, configured, strict=True):
+        check_configured(values, config)
     methods = set()
-    for number, values in enumerate(swept):
+    for number, values in enumerate(logged):
         (folder,) = Path("runs").glob(f"*/trial{number}")
         config = yaml.safe_load((folder / "config.yaml").read_text())
-        for name, value in values.items():
-            if name == "config":
-                methods.add(folder.parent.name)
-                continue
-            section, *rest = name.split(".")
-            where = ".".join([section, "init_args", *rest]) if section == "data" else name
-            assert found(config, where) == value
+        check_configured(values, config)
+        methods.add(folder.parent.name)
         with (folder / "metrics.csv").open() as file:
             assert any(row.get(metric) for row in csv.DictReader(file))
         assert (folder / "summary.json").is_file()
@@ -124,11 +144,19 @@ def test_trials_of_a_sweep_in_one_folder(
         assert len(methods) == len(sweep["parameters"]["config"]["values"])
 
 
+def check_configured(values: dict[str, Any], config: Any) -> None:
+    for name, value in values.items():
+        if name != "config":
+            section, *rest = name.split(".")
+            where = ".".join([section, "init_args", *rest]) if section == "data" else name
+            assert found(config, where) == value
+
+
 def test_a_trial_that_starts_again_leaves_what_its_first_start_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
     path = next(path for path in SWEEPS if path.stem == "methods_digits")
     values = trials(yaml.safe_load(path.read_text()))[0]
     for _ in range(2):
-        run_as_agent(path, values, "trial", monkeypatch, "--trainer.max_epochs=1")
+        run_as_agent(path, values, "trial", monkeypatch, *SHORT)
     assert {folder.parent.name for folder in Path("runs").rglob("summary.json")} == {"trial", "trial-1"}
 
 
@@ -140,7 +168,7 @@ def test_a_trial_is_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_runs_of_an_experiment_are_runs_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WANDB_RUN_ID", raising=False)
-    main(["fit", "--config", "experiments/digits", "--config", "loggers/wandb", "--trainer.max_epochs=1"])
+    main(["fit", "--config", "experiments/digits", "--config", "loggers/wandb", *SHORT])
     assert len(list(Path("runs", "wandb").glob("offline-run-*"))) == 2
     assert sorted(path.parent.parent.name for path in Path("runs").rglob("summary.json")) == ["FedAvg", "SourceOnly"]
     assert wandb.run is None
