@@ -267,12 +267,12 @@ class FederatedModule(ClientOptimisation):
         """Clients that take local steps in this round."""
         return present_learners(self, self.federation.round_idx)
 
-    def in_step(self, *channels: str) -> tuple[Client, ...]:
+    def in_step(self, channel: str, *others: str) -> tuple[Client, ...]:
         """Clients that are heard on all these channels and have a batch in this local step, wherever they are hosted.
 
         Local epochs differ in length: who has run out of samples sits out the rest of the round.
         """
-        heard = [self.federation.present(channel) for channel in channels]
+        heard = [self.federation.present(channel) for channel in (channel, *others)]
         return in_step(self, [client for client in heard[0] if all(client in each for each in heard)])
 
     def in_streams(self, batch: Batch, purpose: str = "train") -> Iterator[tuple[Client, Sequence[Any]]]:

@@ -14,7 +14,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from fedlit.callbacks import RunSummary, closing_table
-from fedlit.cli.arguments import normalise, options, refuse_linked
+from fedlit.cli.arguments import normalise, refuse_linked
 from fedlit.cli.benchmark import benchmark
 from fedlit.cli.experiment import Experiment
 from fedlit.cli.export import export
@@ -115,9 +115,9 @@ def _main(args: list[str]) -> None:
         return
     experiment = Experiment.parse(args)
     runs = experiment.runs
-    if len(runs) > 1 and any(key == "ckpt_path" for key, _ in options(args)):
+    if len(runs) > 1 and any(each.arguments.get("ckpt_path") for each in experiment.by_method.values()):
         sys.exit(
-            f"fedlit: --ckpt_path resumes one run, but this is {len(runs)} runs (seeds, targets, compare): resume "
+            f"fedlit: ckpt_path resumes one run, but this is {len(runs)} runs (seeds, targets, compare): resume "
             "each by itself, with --seeds null --targets null --compare null"
         )
     if len(runs) > 1 and in_sweep():

@@ -189,7 +189,7 @@ class Experiment:
         }
 
     def check(self) -> None:
-        """Find what cannot work in a method before the first run trains."""
+        """Find methods that need labels of the target where it has none, before the first run trains."""
         for method, parsed in self.by_method.items():
             path = parsed.arguments.model.class_path
             needs_labels = getattr(locate(path), "needs_target_labels", False)

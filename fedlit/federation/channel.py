@@ -117,5 +117,6 @@ class Pairwise(Channel):
 
 def declared_by(things: Iterable[object]) -> list[Channel]:
     """Channels of all things that declare some, such as the callbacks of a run."""
-    found = (channel for thing in things for channel in getattr(thing, "channels", ()))
+    lists = (getattr(thing, "channels", ()) for thing in things)  # others call something else so: colours, say
+    found = (channel for some in lists if isinstance(some, list | tuple) for channel in some)
     return [channel for channel in found if isinstance(channel, Channel)]

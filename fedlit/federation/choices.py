@@ -66,6 +66,13 @@ class Resolved:
             return self.backend.describe()
         return None if self.protocol is None else self.protocol.describe()
 
+    def everyone(self, argument: str) -> set[str]:
+        """All who send (``"among"``) or receive (``"to"``), where a call does not say who does."""
+        parties, names = (self.declared.to, self.receivers) if argument == "to" else (self.declared.up, self.senders)
+        if parties == "learners":
+            raise ChannelError(f"{argument} must be given over channel {self}: learners may differ between rounds")
+        return {*names}
+
     @property
     def way_out(self) -> str:
         """The end of a sentence that refuses a choice: what else the method can be asked for."""
@@ -151,7 +158,7 @@ class Channels(Mapping[str, Resolved]):
         if self._any_name:
             if name not in self._resolved or type(self[name].declared) is not kind:
                 self._resolved[name] = self._lay_over(kind(name))
-                self._check_left_out(self[name])
+                self._check(self[name])
             return self[name]
         channel = self[name]
         declared = channel.declared
@@ -174,12 +181,15 @@ class Channels(Mapping[str, Resolved]):
             return
         new = {channel.name: channel for channel in reversed([*channels]) if channel.name not in self}
         self._resolved |= {name: self._lay_over(channel) for name, channel in reversed(new.items())}
-        for channel in [self[name] for name in reversed(new)]:
-            self._check_kind(channel)
-            self._check_left_out(channel)
-            self._check_blurred(channel)
-            self._check_number(channel)
+        for name in reversed(new):
+            self._check(self[name])
         self._check_two_party()
+
+    def _check(self, channel: Resolved) -> None:
+        self._check_kind(channel)
+        self._check_left_out(channel)
+        self._check_blurred(channel)
+        self._check_number(channel)
 
     def _lay_over(self, channel: Channel) -> Resolved:
         backend = self._chosen("privacy", channel) or self._in_the_clear

@@ -8,6 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from fedlit.federation.choices import Resolved
+from fedlit.federation.client import names_of
+from fedlit.federation.errors import PayloadError
 from fedlit.federation.messenger import KINDS, Message, Messenger, Pair, Party
 from fedlit.federation.release import Releases
 from fedlit.federation.wire import wire_size
@@ -20,13 +22,19 @@ Received = dict[str, dict[str, dict[str, Tensor]]]
 """``{receiver: {sender: {name: tensor}}}`` of local receivers."""
 
 
-class Exchange:
-    """Carries messages from client to client.
+def by_receiver(sender: str, payload: Mapping[str, Any]) -> bool:
+    """Whether each receiver is told something else; a `PayloadError` if only some entries are payloads."""
+    kinds = {isinstance(entry, Mapping) for entry in payload.values()}
+    if len(kinds) > 1:
+        raise PayloadError(
+            f"the payload of {sender!r} must have tensors, or a payload for each receiver, got both under "
+            f"{[*payload]}: exchange them by two calls"
+        )
+    return kinds == {True}
 
-    Args:
-        messenger: Between the processes.
-        releases: Of what leaves a client.
-    """
+
+class Exchange:
+    """Carries messages from client to client."""
 
     def __init__(self, messenger: Messenger, releases: Releases) -> None:
         self._messenger = messenger
@@ -49,8 +57,9 @@ class Exchange:
         for sender in [name for name in payloads if name in heard]:
             payload = payloads[sender]
             messages: dict[Party, Any] = {sender: payload}
-            if any(isinstance(entry, Mapping) for entry in payload.values()):
-                messages = {(sender, name): payload[name] for name in wanted[sender] if name in payload}
+            if by_receiver(sender, payload):
+                told = dict(zip(names_of(payload), payload.values(), strict=True))
+                messages = {(sender, name): told[name] for name in wanted[sender] if name in told}
             for party, message in messages.items():
                 outgoing[party] = self._releases.of(channel, sender, message, around)
         return self.carry(channel, outgoing, wanted, "exchange")

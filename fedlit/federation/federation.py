@@ -15,7 +15,7 @@ from fedlit.federation.channel import Channel, Open, Pairwise, Summed
 from fedlit.federation.choices import Channels
 from fedlit.federation.client import Client, Facts, names_of
 from fedlit.federation.errors import FederationError, OutOfStepError, RosterError
-from fedlit.federation.exchange import Exchange, Payloads, Received
+from fedlit.federation.exchange import Exchange, Payloads, Received, by_receiver
 from fedlit.federation.messenger import KINDS, Messenger
 from fedlit.federation.metrics import tell
 from fedlit.federation.participation import Participation
@@ -166,6 +166,7 @@ class Federation:
 
     def present(self, channel: str | None = None) -> tuple[Client, ...]:
         """Clients present in this round; with ``channel``, those who are heard on it."""
+        _ = channel is None or self.channels[channel]  # a name that no channel has is an error
         return self.roster.present(self.round_idx, channel)
 
     def introduce(self, facts: Mapping[str, Facts]) -> None:
@@ -219,10 +220,12 @@ class Federation:
         """
         with self._timed("exchange"):
             mine, receivers = self.roster.local(payloads), self.roster.by_sender("to", to)
-            named = set().union(*receivers.values()) if to is not None else ()
+            named = set().union(*receivers.values()) if to is not None else set()
+            each = [name for name, payload in mine.items() if by_receiver(name, payload)]
+            named = named.union(*(self.roster.names(f"payloads[{name!r}]", mine[name]) for name in each))
             resolved = self.channels.over(channel, Open, mine, named)
             if to is None:
-                receivers = self.roster.by_sender("to", resolved.receivers)
+                receivers = self.roster.by_sender("to", resolved.everyone("to"))
             return self._exchange.run(resolved, mine, around, self._heard(channel, absent_too), receivers)
 
     def affine(
@@ -317,7 +320,7 @@ class Federation:
             absent_too: See `mean`.
         """
         resolved = self.channels[channel]
-        counted = resolved.senders if among is None else self.roster.names("among", among)
+        counted = resolved.everyone("among") if among is None else self.roster.names("among", among)
         senders = [name for name in self._heard(channel, absent_too) if name in counted]
         return senders if len(senders) >= resolved.backend.min_clients else []
 
@@ -398,8 +401,8 @@ class Federation:
             mine = self.roster.local(payloads)
             counted, addressed = ({*names(*some)} for some in (("among", among or ()), ("to", to or ())))
             resolved = self.channels.over(channel, Summed, counted, addressed)
-            counted = {*resolved.senders} if among is None else counted
-            addressed = {*resolved.receivers} if to is None else addressed
+            counted = resolved.everyone("among") if among is None else counted
+            addressed = resolved.everyone("to") if to is None else addressed
             heard = self._heard(channel, absent_too)
             senders, receivers = ([name for name in heard if name in some] for some in (counted, addressed))
             recipe = Recipe(channel, senders, receivers, frozenset(addressed.difference(heard)), weights)

@@ -17,11 +17,7 @@ UNLABELLED = -1
 
 
 def known_labels(y: Tensor) -> Tensor:
-    """Which labels are known, bool, shape (n,).
-
-    Args:
-        y: Classes, int64, shape (n,), or numbers, floating, of shape (n,) or (n, k).
-    """
+    """Which labels are known, bool, shape (n,), of classes, int64, (n,), or numbers, floating, (n,) or (n, k)."""
     return y.isfinite().reshape(len(y), -1).all(dim=1) if y.is_floating_point() else y != UNLABELLED
 
 

@@ -101,14 +101,9 @@ class Messenger:
     ) -> dict[Any, int]:
         """Tell all processes which exchange this is and how long each message will be; returns the sizes of all.
 
-        Also the place where a failure of one process becomes an error on all of them.
-
-        Args:
-            channel: Kind of message.
-            sizes: Bytes of the messages that this process sends, by `Party`; `SERVER` for one to several receivers, or
-                by the receiving client where the server tells each something else.
-            kind: Index in `KINDS`.
-            weights: Of a mean, the same on every process.
+        Also the place where a failure of one process becomes an error on all of them. Sizes are those of this process,
+        by `Party`: `SERVER` for one message to several receivers, or the receiving client where the server tells each
+        something else. Weights, of a mean, are the same on every process; ``kind`` is an index in `KINDS`.
         """
         name = channel.encode()
         if not 0 < len(name) <= NAME_BYTES:

@@ -26,17 +26,9 @@ _NUMBER = torch.zeros((), dtype=torch.float64)
 def tell(
     messenger: Messenger, channel: str, values: Mapping[str, Mapping[str, float]], names: Sequence[str], round_idx: int
 ) -> dict[str, dict[str, float]]:
-    """Send each client's numbers to the server, and the table of all of them to everyone.
+    """Send numbers of local clients to the server, and the table ``{client: {name: number}}`` of all to everyone.
 
-    Args:
-        messenger: Between the processes.
-        channel: Under which the messages are booked.
-        values: ``{client: {name: number}}`` of local clients; clients and names may be left out.
-        names: The names there may be, the same on every process.
-        round_idx: That the numbers are about.
-
-    Returns:
-        ``{client: {name: number}}`` of all clients that told any, in roster order.
+    ``names`` are those there may be, the same on every process; clients and names may be left out.
     """
     clients = list(messenger.rank_of)
     # Flags say which numbers are given: NaN is a number that a metric may have.

@@ -41,15 +41,9 @@ class Transport(ABC):
     def swap(
         self, outgoing: Sequence[tuple[int, Tensor]], incoming: Sequence[tuple[int, int]], doing: str
     ) -> list[Tensor]:
-        """Send uint8 messages to ranks and receive messages of known size from ranks.
+        """Send uint8 messages (rank, message), and receive messages (rank, number of bytes) in their order.
 
-        Args:
-            outgoing: (rank, message) in an order that the receiver shares.
-            incoming: (rank, number of bytes), likewise.
-            doing: For error messages.
-
-        Returns:
-            The incoming messages, in their order.
+        Sender and receiver share the order; ``doing`` is for error messages.
         """
 
 

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
@@ -155,20 +156,24 @@ def _warn_of_callbacks(here: Mapping[str, Any], there: Mapping[str, Any], rank: 
         if not key.startswith("Timer") and not same(here.get(key), there.get(key)):  # clocks differ
             rank_zero_warn(
                 f"the state of callback {key} differs between ranks 0 and {rank}; the checkpoint keeps that of rank 0. "
-                "Let its on_save_checkpoint put what is a client's under checkpoint['clients'][name]"
+                "Let its on_save_checkpoint put what is a client's under checkpoint.setdefault('clients', {})[name]"
             )
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two values of a checkpoint are equal to the last bit; of what is no tensor or plain value, the types."""
+    """Whether two values of a checkpoint are equal to the last bit; of objects that are no data, the types."""
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         return one.dtype == other.dtype and one.shape == other.shape and torch.equal(_bytes(one), _bytes(other))
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         return one.keys() == other.keys() and all(same(value, other[key]) for key, value in one.items())
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
         return len(one) == len(other) and all(map(same, one, other))
-    plain = isinstance(one, str | bytes | int | float | None)
-    return type(one) is type(other) and (not plain or one == other or one != one)  # NaN is equal to itself here
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, np.ndarray):
+        return bool(one.dtype == other.dtype and np.array_equal(one, other, equal_nan=one.dtype.kind in "fc"))
+    plain = isinstance(one, str | bytes | int | float | complex | set | frozenset | None)
+    return not plain or one == other or (one != one and other != other)  # NaN is equal to itself here
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

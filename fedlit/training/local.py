@@ -38,7 +38,9 @@ def in_step(method: Method, clients: Sequence[Client]) -> tuple[Client, ...]:
     loader, step = method.trainer.train_dataloader, method.federation.batch_idx
     if not isinstance(loader, FederatedLoader):
         return tuple(clients)
-    return tuple(client for client in clients if step < loader.batches_of(client.name))
+    learning = {client.name for client in present_learners(method, method.federation.round_idx)}
+    able = (client for client in clients if client.name in learning)
+    return tuple(client for client in able if step < loader.batches_of(client.name))
 
 
 def in_streams(

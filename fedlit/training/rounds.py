@@ -30,13 +30,7 @@ from fedlit.training.replicas import check_local_norm
 def plan_rounds(
     method: Method, loader: FederatedLoader, local_steps: int | None = None, rounds_per_epoch: int = 1
 ) -> None:
-    """Cut training data into rounds; called on all processes by the strategy, or by `Rounds` where there is none.
-
-    Args:
-        method: To be trained.
-        loader: Of the local clients.
-        local_steps: Optimiser steps per client and round; ``None`` is one local epoch.
-        rounds_per_epoch: Rounds in one epoch of the Trainer.
+    """Cut training data of local clients into rounds; called on all processes by the strategy, or by `Rounds`.
 
     Raises:
         RosterError: On every process, if clients' data do not fit together, or are not those of the checkpoint.
@@ -168,7 +162,7 @@ class Rounds(Callback):
         method = cast(Method, pl_module)
         if method.federation.batch_idx:
             self._close(trainer, method)
-        if method.federation.round_idx and not self._run_closed:
+        if method.federation.round_idx > method.warmup_rounds and not self._run_closed:
             method.close_run(method.federation.round_idx - 1)
 
     def _open(self, trainer: Trainer, method: Method) -> None:

@@ -103,14 +103,10 @@ class Regression:
 
 
 def make_task(name: TaskName, num_outputs: int) -> Classification | Regression:
-    """A task by its name.
-
-    Args:
-        name: ``"classification"`` or ``"regression"``.
-        num_outputs: Number of classes, or of numbers to predict.
+    """A task by its name, with so many classes, or numbers to predict.
 
     Raises:
-        ValueError: If it is neither, or the number is too small.
+        ValueError: If the name is neither of both, or the number is too small.
     """
     if name == "classification":
         return Classification(num_outputs)

@@ -18,10 +18,12 @@ from fedlit.federation import (
     Fraction,
     Open,
     Pairwise,
+    PayloadError,
     RosterError,
     Schedule,
     Summed,
 )
+from fedlit.federation.channel import declared_by
 from fedlit.federation.transport import OneProcess, Transport
 from fedlit.privacy import CKKSAffine, GaussianMechanism, PairwiseMasking, Plain, PlainAffine
 from thread_transport import on_ranks
@@ -294,6 +296,49 @@ def test_who_is_away_or_not_meant_gets_none() -> None:
     fed = federation(Open("news", to="sources"), participation=Schedule([["a", "b", "t"]]))
     got = fed.exchange("news", {"t": told("t", "a", "b", "c")}, to={"t": ["b", "c"]})
     assert got.keys() == {"b"}
+
+
+@pytest.mark.parametrize(
+    ("payload", "error", "message"),
+    [
+        ({"a": {"x": torch.ones(1)}, "B": {"x": torch.ones(1)}}, RosterError, r"payloads\['t'\] must list clients"),
+        ({"a": {"x": torch.ones(1)}, "mu": torch.ones(1)}, PayloadError, "or a payload for each receiver, got both"),
+        ({"a": {"x": torch.ones(1)}, "t": {"x": torch.ones(1)}}, ChannelError, r"\['t'\] cannot receive"),
+    ],
+)
+def test_no_message_to_one_receiver_is_lost_without_a_word(
+    payload: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    fed = federation(Open("news", to="sources"))
+    with pytest.raises(error, match=message):
+        fed.exchange("news", {"t": payload})
+
+
+def test_receivers_may_be_clients_as_everywhere() -> None:
+    fed = federation(Open("news"))
+    got = fed.exchange("news", {"t": {fed.clients[0]: {"x": torch.ones(1)}}})  # type: ignore[dict-item]
+    assert {name: [*messages] for name, messages in got.items()} == {"a": ["t"]}
+
+
+def test_learners_differ_between_rounds_and_have_to_be_named() -> None:
+    fed = federation(Summed("weights", up="learners"), Open("news", to="learners"), learners=["a"])
+    with pytest.raises(ChannelError, match=r"among must be given over channel .*learners may differ between rounds"):
+        fed.mean("weights", each("a", "b"))
+    with pytest.raises(ChannelError, match="to must be given over channel"):
+        fed.exchange("news", each("t"))
+    assert fed.mean("weights", each("a", "b", value=2.0), among=["a", "b"])["c"]["x"].tolist() == [2.0, 2.0]
+
+
+def test_who_is_present_on_a_channel_that_there_is_not_is_no_question() -> None:
+    with pytest.raises(ChannelError, match="'wieghts' is not declared"):
+        federation(WEIGHTS).present("wieghts")
+
+
+def test_others_may_call_something_else_channels() -> None:
+    class Image:
+        channels = 3
+
+    assert declared_by([Image(), object()]) == []
 
 
 def test_a_message_to_one_receiver_is_checked_like_any_other() -> None:

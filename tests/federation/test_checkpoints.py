@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -200,6 +201,9 @@ def test_groups_find_their_own_states_in_whatever_order_an_optimiser_has_them() 
         ("mine", ({"b": torch.ones(1)}, {"a": torch.ones(1)})),
         ("mine", (torch.zeros(2), torch.tensor([0.0, 1.0]))),
         ("epoch", (3, 4)),
+        ("mine", (float("nan"), 7.0)),
+        ("mine", ({"a"}, {"b"})),
+        ("mine", (np.zeros(2), np.ones(2))),
         ("state_dict", ({"shared": torch.tensor(1.0)}, {"shared": torch.tensor(2.0)})),
     ],
 )
@@ -221,7 +225,7 @@ def test_what_only_one_process_has_is_refused() -> None:
 
 def test_equal_values_of_any_kind_pass_and_the_servers_are_those_of_rank_0() -> None:
     values = {
-        "x": [1, 2.0, None, float("nan"), "t"],
+        "x": [1, 2.0, None, float("nan"), "t", {1, 2}, np.array([1.0, np.nan])],
         "y": (torch.tensor([float("nan")]).isnan(), {"z": object()}, torch.tensor(float("nan"))),
     }
     parts = [Process(share, SGD, 0).checkpoint() | copy.deepcopy(values) for share in PLACEMENTS[1]]
