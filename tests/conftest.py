@@ -1,4 +1,5 @@
 """What all tests share: seeds, one thread, quiet logs, and the real data where they are."""
+# ruff: noqa: E402  (the garbage collector is off before anything is imported)
 
 from __future__ import annotations
 
@@ -13,6 +14,8 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("WANDB_MODE", "offline")
 os.environ.setdefault("MPLBACKEND", "Agg")
+
+gc.disable()  # until all tests are collected
 
 import pytest
 import torch
@@ -66,6 +69,7 @@ def shared_data() -> Path:
 def pytest_collection_finish() -> None:
     """Keep the garbage collector away from what was imported: looking through it takes a tenth of the time."""
     gc.freeze()
+    gc.enable()
 
 
 def pytest_unconfigure() -> None:
