@@ -26,12 +26,10 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 import torch
-from torch.optim import Adam
-from torch.optim.lr_scheduler import StepLR
 
 from fedlit.federation import RosterError
 from fedlit.privacy import PairwiseMasking
-from helpers import build, digits, trainer, weights
+from helpers import STATEFUL, build, digits, trainer, weights
 from method_table import METHODS
 
 PRIVACY = {"plain": lambda: None, "masking": PairwiseMasking}
@@ -51,9 +49,7 @@ def run(name: str, privacy: str) -> dict[str, str] | None:
     module = build(
         method,
         data,
-        dropout=0.2,
-        optimizer=lambda params: Adam(params, lr=0.01),
-        lr_scheduler=lambda optimizer: StepLR(optimizer, 2, 0.5),
+        **STATEFUL,
         **arguments,
     )
     processes = int(os.environ.get("WORLD_SIZE", "1"))

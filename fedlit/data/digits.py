@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -102,9 +103,9 @@ class Digits(DomainDataModule):
 
     def load(self, domain: str) -> Domain:
         """Make one domain; the same in every run."""
-        x, y = printed_digits() if domain == "fonts" else written_digits(_WRITTEN.index(domain))
+        x, y = _printed() if domain == "fonts" else _written(_WRITTEN.index(domain))
         if domain == "blended":
-            x = (self.photo_strength * photo_patches(len(x)) - x).abs()
+            x = (self.photo_strength * _patches(len(x)) - x).abs()
         if domain == "noisy":
             x = add_noise(x, self.noisy_std, "Digits", "noisy").clamp(0, 1)
         keep = self._kept(domain, y)
@@ -195,8 +196,7 @@ def printed_digits(
     faces = [ImageFont.truetype(str(folder / name), 96) for name in fonts]
     rng = np.random.default_rng(stable_seed("Digits", "fonts"))
     fine = math.ceil(128 / size)  # draw at this many times the resolution, where 96 points fit, then average
-    canvas = size * fine
-    middle = canvas / 2
+    canvas, middle = size * fine, size * fine / 2
     y = np.tile(np.arange(NUM_CLASSES), per_class)
     x = np.empty((len(y), 1, size, size), dtype=np.float32)
     for image, digit in zip(x, y, strict=True):
@@ -214,3 +214,6 @@ def printed_digits(
         turned = page.transform(page.size, Image.Transform.AFFINE, back, resample=Image.Resampling.BILINEAR)
         image[0] = np.asarray(turned, dtype=np.float32).reshape(size, fine, size, fine).mean(axis=(1, 3)) / 255
     return torch.from_numpy(x), torch.from_numpy(y).long()
+
+
+_written, _printed, _patches = map(cache, (written_digits, printed_digits, photo_patches))  # slower than a short run

@@ -24,7 +24,8 @@ from small_federation import CLIENTS, NUM_CLASSES, TARGET, Blobs, trainer
 
 def build(**kwargs: Any) -> FedDaDiL:
     torch.manual_seed(0)
-    given: dict[str, Any] = {"num_atoms": 2, "atom_size": 16, "unit_norm": False, "atom_lr": 0.05, "simplex_lr": 0.05}
+    given: dict[str, Any] = {"num_atoms": 2, "atom_size": 16, "unit_norm": False, "penalty": 0.1}
+    given |= {"atom_lr": 0.05, "simplex_lr": 0.05}
     return FedDaDiL(
         CLIENTS, TARGET, NUM_CLASSES, Features(5), optimizer=lambda params: Adam(params), **(given | kwargs)
     )

@@ -1,25 +1,13 @@
-"""What tests of the command share: runs of it take seconds, many of which go into the same data again and again."""
+"""What tests of the command share: runs of it take seconds."""
 
 from __future__ import annotations
 
-import functools
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from filelock import FileLock
-
-import fedlit.data.digits
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _digits_are_drawn_once() -> Iterator[None]:
-    """Drawing them takes longer than a short run, and always gives the same."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("printed_digits", "photo_patches"):
-            patch.setattr(fedlit.data.digits, name, functools.cache(getattr(fedlit.data.digits, name)))
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -685,7 +685,7 @@ def test_help_prints_the_class_docstrings(capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.mark.multiprocess
 def test_the_command_runs_on_several_processes(capsys: pytest.CaptureFixture[str]) -> None:
-    """As it does in one, which is this one."""
+    """As it does in one, which is this one; each is an interpreter of its own, with its own seed of string hashes."""
     arguments = ["fit", "--config", "experiments/digits", "--trainer.max_epochs=2", "--compare=null"]
     main([*arguments, "--trainer.devices=1"])
     environment = {key: value for key, value in os.environ.items() if key not in ("LOCAL_RANK", "WORLD_SIZE")}
@@ -698,8 +698,8 @@ def test_the_command_runs_on_several_processes(capsys: pytest.CaptureFixture[str
         assert printed.count("target accuracy") == 1
     alone, together = (Path(f"runs/FedAvg/version_{number}") for number in (0, 1))
     assert (alone / "ledger.csv").read_text() == (together / "ledger.csv").read_text()
-    accuracies = [json.loads((run / "summary.json").read_text())["oracle_accuracy"] for run in (alone, together)]
-    assert accuracies[0] == accuracies[1]
+    one, two = (json.loads((run / "summary.json").read_text()) for run in (alone, together))
+    assert [one[key] == two[key] for key in ("target_sha256", "oracle_accuracy", "rounds")] == [True] * 3
 
 
 def test_files_go_to_the_folder_of_csv_files_wherever_it_stands_in_a_list() -> None:

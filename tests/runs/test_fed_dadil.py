@@ -48,7 +48,7 @@ def build(**kwargs: Any) -> FedDaDiL:
     torch.manual_seed(0)
     given: dict[str, Any] = {
         "num_atoms": ATOMS, "atom_size": SIZE, "unit_norm": False, "label_cost": 2.0, "atom_lr": LR, "simplex_lr": LR,
-        "optimizer": lambda params: SGD(params, lr=LR),
+        "penalty": 0.1, "optimizer": lambda params: SGD(params, lr=LR),
     }  # fmt: skip
     return FedDaDiL(NAMES, "c2", CLASSES, kwargs.pop("extractor", None) or Features(WIDTH), **(given | kwargs))
 
@@ -235,7 +235,7 @@ def test_one_client_alone_is_dadil_without_a_federation(alone: str) -> None:
 
 
 def test_with_little_entropy_a_run_is_near_that_of_exact_plans() -> None:
-    exact, near, far = (fit(build(entropy=entropy), 2)[-1]["c2"] for entropy in (None, 1e-3, 1.0))
+    exact, near, far = (fit(build(entropy=entropy, num_iterations=2))[-1]["c2"] for entropy in (None, 1e-3, 1.0))
     gaps = [float((state["dictionary.points"] - exact["dictionary.points"]).abs().mean()) for state in (near, far)]
     assert 0 < gaps[0] < 0.2 * gaps[1]
 
@@ -420,7 +420,7 @@ def test_the_target_predicts_by_reconstruction_or_by_ensemble() -> None:
         list(replica.dictionary.points.detach()), list(replica.dictionary.labels.detach()),
         replica.coordinates.detach(), label_cost=2.0,
     )  # fmt: skip
-    weight, bias = softmax_regression(found.support, found.labels)  # type: ignore[arg-type]
+    weight, bias = softmax_regression(found.support, found.labels, penalty=0.1)  # type: ignore[arg-type]
     torch.testing.assert_close(reconstruction(x), (x.double() @ weight.T + bias).float(), atol=1e-3, rtol=1e-3)
 
 

@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-import one_site
-from site_runs import merged, start, trouble
+from site_runs import merged, start, trouble, under_torchrun
 
 pytestmark = pytest.mark.multiprocess
-
-
-def launch(*command: str) -> list[dict[str, Any]]:
-    """Results that all processes of a command print, each a fresh interpreter."""
-    clean = {key: value for key, value in os.environ.items() if key not in ("LOCAL_RANK", "WORLD_SIZE", "RANK")}
-    started = [sys.executable, *command]
-    done = subprocess.run(started, capture_output=True, text=True, timeout=180, env=clean, check=False)
-    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
-    return [json.loads(line.split("RESULT ", 1)[1]) for line in done.stdout.splitlines() if "RESULT {" in line]
 
 
 @pytest.fixture(scope="module")
@@ -34,18 +21,12 @@ def one() -> dict:
     return result
 
 
-TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
-TORCHRUN += ["--rdzv-endpoint", "localhost:0"]
-
-
-@pytest.mark.parametrize("launcher", ["forks", "lightning", "torchrun"])
-def test_placement_changes_neither_weights_nor_ledger_nor_metrics(one: dict, launcher: str) -> None:
-    if launcher == "forks":
-        results = start("--devices", "3")  # K+1
-    else:  # what users call, on fresh interpreters
-        command = TORCHRUN if launcher == "torchrun" else []
-        results = launch(*command, one_site.__file__, "--devices", "2")
-    assert len(results) == (3 if launcher == "forks" else 2)
+@pytest.mark.parametrize(("launcher", "devices"), [(start, 3), (under_torchrun, 2)], ids=["K+1", "torchrun"])
+def test_placement_changes_neither_weights_nor_ledger_nor_metrics(
+    one: dict, launcher: Callable[..., list[dict[str, Any]]], devices: int
+) -> None:
+    results = launcher("--devices", str(devices))
+    assert len(results) == devices
     assert merged(results) == one["weights"]
     for result in results:
         assert result["ledger"] == one["ledger"]
@@ -194,7 +175,7 @@ def test_exact_backends_resume_on_other_processes_with_new_keys(on_grid: dict, n
         (["--trouble", "raise"], "something went wrong at this site"),
         (["--method", "FedGP auto, one batch", "--rounds", "1"], "at least 2 of different samples; 'fonts' had 1"),
         (["--trouble", "kill"], "lost the other processes"),
-        (["--trouble", "stall", "--timeout", "4"], "was silent for 4 s (timeout)"),
+        (["--trouble", "stall", "--timeout", "2"], "was silent for 2 s (timeout)"),
     ],
     ids=["out-of-range", "nan", "out-of-step", "other-network", "exception", "one-step", "killed", "stalled"],
 )

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 from typing import Any
 
 import lightning.pytorch as pl
-import pytest
 import torch
 from torch import Tensor
+from torch.optim import Adam
+from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import TensorDataset
 
-import fedlit.data.digits
 from fedlit import FederatedModule, FederatedStrategy
-from fedlit.data import Digits, Domain, FederatedLoader
+from fedlit.data import Digits, FederatedLoader
 from fedlit.models import MLP
 
 QUIET: dict[str, Any] = {
@@ -26,23 +25,11 @@ QUIET: dict[str, Any] = {
     "num_sanity_val_steps": 0,
 }
 
-_printed = functools.cache(fedlit.data.digits.printed_digits)
-"""Drawing takes longer than a short run, and always gives the same."""
-
 
 def digits(**kwargs: Any) -> Digits:
     """Embedded digits; clients clean, blended, fonts."""
     given: dict[str, Any] = {"clients": ["clean", "blended", "fonts"], "target": "fonts", "flatten": True, "seed": 0}
-    data = Digits(**(given | kwargs))
-    load = data.load
-
-    def quick(domain: str) -> Domain:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(fedlit.data.digits, "printed_digits", _printed)
-            return load(domain)
-
-    data.load = quick  # type: ignore[method-assign]
-    return data
+    return Digits(**(given | kwargs))
 
 
 def build(method: type[FederatedModule], data: Digits, **kwargs: Any) -> FederatedModule:
@@ -50,6 +37,14 @@ def build(method: type[FederatedModule], data: Digits, **kwargs: Any) -> Federat
     torch.manual_seed(0)
     network = kwargs.pop("extractor", None) or MLP(64, [16], dropout=kwargs.pop("dropout", 0.0))
     return method(data.clients, data.target, data.num_classes, network, **kwargs)
+
+
+STATEFUL: dict[str, Any] = {
+    "dropout": 0.2,
+    "optimizer": lambda params: Adam(params, lr=0.01),
+    "lr_scheduler": lambda optimizer: StepLR(optimizer, 2, 0.5),
+}
+"""For `build`: random numbers, and states of optimiser and schedule, all of which runs have to keep apart by client."""
 
 
 def trainer(rounds: int = 2, callbacks: Any = (), federated: bool = True, **kwargs: Any) -> pl.Trainer:

@@ -1,15 +1,10 @@
-"""One run of a federation on one of its processes, which tests start, stall, kill and feed with bad input.
-
-As a program, started once per process by Lightning or torchrun, it prints what each process has at the end.
-"""
+"""One run of a federation on one of its processes, which tests start, stall, kill and feed with bad input."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -18,8 +13,6 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from torch.optim import Adam
-from torch.optim.lr_scheduler import StepLR
 
 import fedlit.methods
 import fedlit.privacy
@@ -27,7 +20,7 @@ from fedlit import Client
 from fedlit.data import Digits
 from fedlit.federation import Everyone, FederatedLoader, Fraction, Summed
 from fedlit.methods import FedAvg, FedRFTCA
-from helpers import build, digits, fingerprint, trainer, weights
+from helpers import STATEFUL, build, digits, fingerprint, trainer, weights
 
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "FedRFTCA": {"num_frequencies": 16, "num_components": 8, "classifier_period": 2},
@@ -38,7 +31,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "FedGP": {"target_lr_ratio": 0.5},
     "FedGP auto": {"beta": "auto"},
     "FedGP auto, exact": {"beta": "auto", "residual": "exact"},
-    "FedDaDiL": {"num_atoms": 2, "atom_size": 20, "atom_batch_size": 10},
+    "FedDaDiL": {"num_atoms": 2, "atom_size": 20, "atom_batch_size": 10, "penalty": 0.1},
     "FedMMD": {"degree": 1},
     "FedMMD, pairwise": {"degree": 1, "exchange": "pairwise"},
     "FedGP auto, one batch": {"beta": "auto"},
@@ -60,7 +53,7 @@ class Trouble(pl.Callback):
                 client = module.federation.local_clients[0]
                 next(module.replicas[client.name].parameters()).fill_(float("nan"))
         elif self.kind == "stall":
-            time.sleep(20)
+            time.sleep(8)
         elif self.kind == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         elif self.kind == "raise":
@@ -118,14 +111,7 @@ def run(arguments: Sequence[str]) -> dict[str, Any]:
     given = {"OutOfStep": OutOfStep, "Voting": FedRFTCA}
     method = given.get(options.method) or getattr(fedlit.methods, options.method.split()[0].rstrip(","))
     torch.manual_seed(options.seed)
-    module = build(
-        method,
-        data,
-        dropout=0.2,
-        optimizer=lambda params: Adam(params, lr=0.01),
-        lr_scheduler=lambda optimizer: StepLR(optimizer, 2, 0.5),
-        **ARGUMENTS.get(options.method, {}),
-    )
+    module = build(method, data, **STATEFUL, **ARGUMENTS.get(options.method, {}))
     if options.trouble == "init" and os.environ.get("LOCAL_RANK") == "1":
         next(module.originals[0].parameters()).data.add_(1)
     # written by the tests, nobody else
@@ -157,7 +143,3 @@ def run(arguments: Sequence[str]) -> dict[str, Any]:
         "metrics": {name: float(value) for name, value in sorted(fitted.callback_metrics.items())},
         "round_idx": federation.round_idx,
     }
-
-
-if __name__ == "__main__":
-    print("\nRESULT " + json.dumps(run(sys.argv[1:])), flush=True)

@@ -2,7 +2,7 @@
 
 A fresh interpreter takes seconds to import torch and Lightning; a fork of a process that has takes milliseconds. The
 first run starts that process, one per pytest process, and `stop` ends it. All forks share the seed of Python's string
-hashes, so whatever depends on the order of a set looks the same on all of them: `test_placement.py` has runs on fresh
+hashes, so whatever depends on the order of a set looks the same on all of them: `test_cli.py` has a run on fresh
 interpreters too.
 """
 
@@ -73,7 +73,7 @@ def run(function: Callable[..., Any], *arguments: Any, ranks: int = 1, timeout: 
                 receive, send = context.Pipe(duplex=False)
                 environment = _environment(rank, ranks, port)
                 target = (send, str(Path(folder, str(rank))), environment, pickle.dumps((function, arguments)))
-                process = context.Process(target=_child, args=target, daemon=True)
+                process = context.Process(target=_child, args=target)
                 process.start()
                 send.close()
                 pipes.append(receive)

@@ -6,6 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
 import one_site
 import processes
 
@@ -13,6 +15,18 @@ import processes
 def start(*arguments: str) -> list[dict[str, Any]]:
     """Results of all processes of a run; each process of ``--devices`` is forked, as if a launcher had started it."""
     return [plain(one) for one in processes.results(one_site.run, arguments, ranks=devices(arguments), timeout=180)]
+
+
+def under_torchrun(*arguments: str) -> list[dict[str, Any]]:
+    """The same as `start`, by what ``torchrun`` is made of: an agent that joins, starts and watches the processes."""
+    (results,) = processes.results(_agent, arguments, timeout=180)
+    return [plain(one) for one in results]
+
+
+def _agent(arguments: Sequence[str]) -> list[dict[str, Any]]:
+    where = {"run_id": "fedlit", "rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "start_method": "fork"}
+    config = LaunchConfig(1, 1, nproc_per_node=devices(arguments), max_restarts=0, monitor_interval=0.1, **where)
+    return list(elastic_launch(config, one_site.run)(arguments).values())
 
 
 def trouble(*arguments: str) -> str:
