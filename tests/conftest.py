@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 # before torch is imported: processes started by tests inherit them, and placements agree only at equal thread counts
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -75,6 +76,15 @@ def pytest_collection_finish() -> None:
 def pytest_unconfigure() -> None:
     """Let extensions find what is theirs when they end."""
     gc.unfreeze()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Processes take files, whose tests share fixtures and imports, in their order: long ones are not at the end."""
+    from xdist.scheduler import LoadFileScheduling
+
+    config.option.loadscopereorder = False
+    return LoadFileScheduling(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

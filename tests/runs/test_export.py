@@ -74,13 +74,15 @@ CASES: dict[str, tuple[type[FederatedModule], dict[str, Any], dict[str, Any]]] =
 }
 """Every method, and what else predicts in another way."""
 
-ONNX = ("FedDaDiL, ensemble", "FedMMD", "FedRFTCA, vote", "KNNPer", "SmallCNN, APFL")
-"""Those that are written as ONNX too, which takes seconds."""
+ONNX = ("FedDaDiL, ensemble", "FedRFTCA, vote", "KNNPer", "SmallCNN")
+"""Those that are always written as ONNX, which takes seconds; others are written in `slow` tests."""
+
+PARTS = (slice(0, 120), slice(7, 8))
+"""Samples that files predict: all and one; torch traces two."""
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_files_predict_as_the_trainer_does(name: str, elsewhere: Reader, tmp_path: Path) -> None:
-    """For 120 samples and for one; torch traces two."""
+def predicted(name: str) -> tuple[FederatedModule, Tensor, Tensor]:
+    """A trained case, inputs of the target, and what a Trainer predicts for them."""
     method, arguments, options = CASES[name]
     data = digits(**options)
     module = build(method, data, **arguments)
@@ -89,19 +91,29 @@ def test_files_predict_as_the_trainer_does(name: str, elsewhere: Reader, tmp_pat
     expected = run.predict(module, data)[0]["fonts"]
     inputs = data.dataset("fonts", "test").batch(torch.arange(120))[0]  # type: ignore[attr-defined]
     assert len(expected) == 120
-    export_target(module, tmp_path / "target.pt2", data.input_shape)
-    for part in (slice(0, 120), slice(7, 8)):
+    return module, inputs, expected
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_files_predict_as_the_trainer_does(name: str, elsewhere: Reader, tmp_path: Path) -> None:
+    module, inputs, expected = predicted(name)
+    export_target(module, tmp_path / "target.pt2", inputs.shape[1:])
+    for part in PARTS:
         found = elsewhere(tmp_path / "target.pt2", inputs[part])
         torch.testing.assert_close(found, expected[part], atol=1e-6, rtol=0)
-    if name in ONNX:
-        pytest.importorskip("onnx")
-        onnxruntime = pytest.importorskip("onnxruntime")
-        export_target(module, tmp_path / "target.onnx", data.input_shape)
-        assert [path.name for path in tmp_path.glob("*.onnx*")] == ["target.onnx"]
-        session = onnxruntime.InferenceSession(tmp_path / "target.onnx")
-        for part in (slice(0, 120), slice(7, 8)):
-            (found,) = session.run(["predictions"], {"inputs": inputs[part].numpy()})
-            torch.testing.assert_close(torch.from_numpy(found), expected[part], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in ONNX else pytest.mark.slow) for name in CASES])
+def test_onnx_files_predict_as_the_trainer_does(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("onnx")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    module, inputs, expected = predicted(name)
+    export_target(module, tmp_path / "target.onnx", inputs.shape[1:])
+    assert [path.name for path in tmp_path.glob("*.onnx*")] == ["target.onnx"]
+    session = onnxruntime.InferenceSession(tmp_path / "target.onnx")
+    for part in PARTS:
+        (found,) = session.run(["predictions"], {"inputs": inputs[part].numpy()})
+        torch.testing.assert_close(torch.from_numpy(found), expected[part], atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("method", [SourceOnly, FedMMD])

@@ -628,8 +628,9 @@ def test_bad_arguments_are_refused_at_construction(
 @pytest.mark.parametrize("name", METHODS)
 def test_several_processes_equal_one_and_resume_on_other_numbers_of_them(name: str, tmp_path: Path) -> None:
     path = str(tmp_path / "half.ckpt")
-    (alone,) = start("--method", name, "--rounds", "4")
-    start("--method", name, "--rounds", "2", "--save", path, "--devices", "3")
-    results = start("--method", name, "--rounds", "4", "--resume", path, "--devices", "2")
+    arguments = ["--method", name, "--steps", "4"]
+    (alone,) = start(*arguments, "--rounds", "4")
+    start(*arguments, "--rounds", "2", "--save", path, "--devices", "3")
+    results = start(*arguments, "--rounds", "4", "--resume", path, "--devices", "2")
     assert merged(results) == alone["weights"]
     assert all(result["ledger"] == alone["ledger"] for result in results)

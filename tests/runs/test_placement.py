@@ -42,8 +42,9 @@ def test_placement_changes_neither_weights_nor_ledger_nor_metrics(
     ],
 )
 def test_placement_changes_nothing_where_more_than_weights_is_exchanged(method: str, devices: str) -> None:
-    everyone = ["--everyone"] if method == "FedRFTCAClosedForm" else []  # it has but one round
-    arguments = ["--method", method, "--rounds", "3", *everyone]
+    # it has but one round, of all samples
+    how = ["--everyone"] if method == "FedRFTCAClosedForm" else ["--steps", "4"]
+    arguments = ["--method", method, "--rounds", "3", *how]
     (alone,) = start(*arguments)
     results = start(*arguments, "--devices", devices)
     assert merged(results) == alone["weights"]
@@ -119,21 +120,18 @@ BACKENDS = {
 @pytest.fixture(scope="module")
 def on_grid() -> dict:
     """The run on one process with plain sums on the grid, which all exact backends must equal."""
-    (result,) = start("--privacy", "Plain(FixedPoint())")
+    (result,) = start("--privacy", "Plain(FixedPoint())", "--steps", "4")
     return result
 
 
 def test_masked_training_on_three_processes_equals_one_and_the_plain_grid(on_grid: dict) -> None:
     """One of three clients is away in each round; keys, shares and unmasking cross between processes."""
-    (alone,) = start("--privacy", "PairwiseMasking()")
+    (alone,) = start("--privacy", "PairwiseMasking()", "--steps", "4")
     assert alone["weights"] == on_grid["weights"]
     assert alone["metrics"] == on_grid["metrics"]
-    results = start("--privacy", "PairwiseMasking()", "--devices", "3")
+    results = start("--privacy", "PairwiseMasking()", "--steps", "4", "--devices", "3")
     assert merged(results) == on_grid["weights"]
     assert all(result["ledger"] == alone["ledger"] for result in results)
-
-
-HIDDEN = ["--rounds", "3", "--everyone"]
 
 
 @pytest.mark.parametrize(
@@ -148,8 +146,10 @@ HIDDEN = ["--rounds", "3", "--everyone"]
 def test_hidden_messages_train_the_same_on_three_processes_and_on_the_plain_grid(method: str, name: str) -> None:
     backend, library = BACKENDS[name]
     pytest.importorskip(library)
-    (clear,) = start(*HIDDEN, "--method", method, "--privacy", "Plain(FixedPoint())")
-    results = start(*HIDDEN, "--method", method, "--privacy", backend, "--devices", "3")
+    arguments = ["--method", method, "--everyone", *([] if method == "FedRFTCAClosedForm" else ["--steps", "4"])]
+    arguments += ["--rounds", "3"]
+    (clear,) = start(*arguments, "--privacy", "Plain(FixedPoint())")
+    results = start(*arguments, "--privacy", backend, "--devices", "3")
     assert merged(results) == clear["weights"]
     assert all(result["metrics"] == clear["metrics"] for result in results)
 
@@ -160,8 +160,9 @@ def test_exact_backends_resume_on_other_processes_with_new_keys(on_grid: dict, n
     backend, library = BACKENDS[name]
     pytest.importorskip(library)
     path = str(tmp_path / "half.ckpt")
-    start("--privacy", backend, "--rounds", "3", "--save", path, "--devices", "2")
-    results = start("--privacy", backend, "--resume", path, "--devices", "3")
+    arguments = ["--privacy", backend, "--steps", "4"]
+    start(*arguments, "--rounds", "3", "--save", path, "--devices", "2")
+    results = start(*arguments, "--resume", path, "--devices", "3")
     assert merged(results) == on_grid["weights"]
 
 

@@ -89,6 +89,7 @@ def run(arguments: Sequence[str]) -> dict[str, Any]:
     parser = argparse.ArgumentParser()
     parser.add_argument("--method", default="FedProx")
     parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--steps", type=int, help="of a round; all of an epoch if not given")
     parser.add_argument("--devices", type=int, default=1)
     parser.add_argument("--resume")
     parser.add_argument("--save")
@@ -128,6 +129,7 @@ def run(arguments: Sequence[str]) -> dict[str, Any]:
         strategy={
             "participation": Everyone() if options.everyone else Fraction(0.5),
             "timeout": options.timeout,
+            "local_steps": options.steps,
             "privacy": privacy,
             "two_party": two_party,
         },
