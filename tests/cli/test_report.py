@@ -352,6 +352,7 @@ def test_a_foreign_table_is_told_by_name(tmp_path: Path, table: str):
         main(["report", str(tmp_path)])
 
 
+@pytest.mark.usefixtures("_undrawn")
 def test_an_interrupted_run_is_told_as_far_as_it_came(runs: Path, tmp_path: Path):
     folder = tmp_path / "broken" / "version_0"
     shutil.copytree(runs / "digits" / "FedAvg" / "version_0", folder)

@@ -30,7 +30,7 @@ def tensors(draw: st.DrawFn) -> Tensor:
     return torch.frombuffer(bytearray(data) or bytearray(8), dtype=dtype)[: torch.Size(shape).numel()].reshape(shape)
 
 
-payloads = st.dictionaries(st.text(max_size=8), tensors(), max_size=4)
+payloads = st.dictionaries(st.text("ab \0é𐍈", max_size=8), tensors(), max_size=4)
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:

@@ -12,7 +12,9 @@ from fedlit.privacy.packing import pack, relative_weights, schema_of, unpack
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.int8, torch.bool]
 shapes = st.lists(st.integers(0, 4), max_size=3)
-layouts = st.dictionaries(st.text(max_size=4), st.tuples(st.sampled_from(DTYPES), shapes), min_size=1, max_size=4)
+layouts = st.dictionaries(
+    st.text("ab \0é𐍈", max_size=4), st.tuples(st.sampled_from(DTYPES), shapes), min_size=1, max_size=4
+)
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -950,7 +950,7 @@ def test_batches_without_spread_neither_blow_up_the_aligner_nor_the_loss(trouble
         def on_train_batch_end(self, trainer: pl.Trainer, module: FederatedModule, *rest: Any) -> None:  # type: ignore[override]
             seen.extend(float(loss) for _, losses in module.record.steps[-1:] for loss in losses)
 
-    run = trainer(20, [snapshots, Losses()], strategy=ALL)
+    run = trainer(10, [snapshots, Losses()], strategy=ALL)
     run.fit(module, loader(data, 1 if trouble == "batch of 1" else 8))
     first = max(float(start.aligner.weight.detach().abs().max()) for start in snapshots.start.values())
     largest = max(float(s["aligner.weight"].abs().max()) for state in snapshots.rounds for s in state.values())
