@@ -28,8 +28,8 @@ class Channel:
     Args:
         name: 1 to 32 bytes of UTF-8; the same in the ledger and in configurations.
         contents: What a message holds, in a line.
-        up: Who sends.
-        to: Who receives.
+        up: Who sends: ``"everyone"``, ``"sources"``, ``"target"`` or ``"learners"`` (who take local steps).
+        to: Who receives, in the same words.
         how_often: In words, such as ``"every round"`` or ``"once"``.
         unblurred: Why no mechanism of differential privacy can blur it; empty if one can.
         otherwise: Which argument of the method makes it a channel of another kind, as an order ("give ..."); told where

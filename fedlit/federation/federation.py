@@ -429,8 +429,8 @@ class Federation:
         Random streams and participation are pure functions of the seed and the round, so the seed is their state.
 
         Returns:
-            Values that are equal on all processes; ``"server"``, what the server keeps, from where it lives; and
-            ``"clients"``, by local client, what is that client's.
+            Values that are equal on all processes, such as ``"calls"``, exchanges so far; ``"server"``, what the server
+            keeps, from where it lives; and ``"clients"``, by local client, what is that client's.
         """
         totals = self._aggregation.state_dict()
         return {
