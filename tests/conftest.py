@@ -1,5 +1,4 @@
 """What all tests share: seeds, one thread, quiet logs, and the real data where they are."""
-# ruff: noqa: E402  (the garbage collector is off before anything is imported)
 
 from __future__ import annotations
 
@@ -9,7 +8,12 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    import torch  # imported where it is used: the process that hands out tests to others needs none of it
 
 # before torch is imported: processes started by tests inherit them, and placements agree only at equal thread counts
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -18,14 +22,13 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 
 gc.disable()  # until all tests are collected
 
-import pytest
-import torch
-
 ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> Iterator[None]:
+    import torch
+
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -48,6 +51,8 @@ def _quiet_lightning() -> None:
 @pytest.fixture(autouse=True)
 def _seeded(monkeypatch: pytest.MonkeyPatch) -> None:
     # seed_everything leaves its seed in the environment, from where the next test would read it
+    import torch
+
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")
     torch.manual_seed(0)
 
@@ -55,6 +60,8 @@ def _seeded(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def generator() -> torch.Generator:
     """A seeded generator for tests that draw their own data."""
+    import torch
+
     return torch.Generator().manual_seed(0)
 
 
