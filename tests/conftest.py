@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import settings
 
 if TYPE_CHECKING:
     import torch  # imported where it is used: the process that hands out tests to others needs none of it
@@ -21,6 +22,9 @@ os.environ.setdefault("WANDB_MODE", "offline")
 os.environ.setdefault("MPLBACKEND", "Agg")
 
 gc.disable()  # until all tests are collected
+
+settings.register_profile("fedlit", max_examples=50, deadline=None)
+settings.load_profile("fedlit")
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -9,6 +9,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,12 @@ def _later(node: ast.AST) -> bool:
     return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
 
 
+@cache
+def imported(source: str, module: str) -> tuple[Import, ...]:
+    """Every import of a module whose text is ``source``."""
+    return tuple(imports(ast.parse(source), module))
+
+
 def imports(tree: ast.AST, module: str, early: bool = True) -> Iterator[Import]:
     """Every import in ``tree``, also inside functions, by ``import_module("...")`` and by ``torch.distributed.x``."""
     for node in ast.iter_child_nodes(tree):
@@ -126,7 +133,7 @@ def violations(source: str, module: str) -> list[str]:
     here = room(module)
     floor = FLOORS.get(here, TOP_FLOOR)
     found: list[str] = []
-    for item in imports(ast.parse(source), module):
+    for item in imported(source, module):
         where = f"{module}:{item.line} imports {item.name}"
         root = item.name.split(".")[0]
         if root in ("callbacks", "privacy"):
@@ -155,7 +162,7 @@ def undeclared(source: str, module: str) -> list[str]:
     extras = names([line for lines in PROJECT["project"]["optional-dependencies"].values() for line in lines])
     extras -= names(PROJECT["project"]["optional-dependencies"]["dev"]) - {"wandb", "tensorboard"}
     found: list[str] = []
-    for item in imports(ast.parse(source), module):
+    for item in imported(source, module):
         root = item.name.split(".")[0]
         if root not in required | (set() if item.early else extras):
             found.append(
@@ -260,7 +267,7 @@ def loaded(module: str) -> set[str]:
         name = todo.pop()
         found.add(name if name in SOURCES else name.split(".")[0])
         if name in SOURCES:
-            early = {item.name for item in imports(ast.parse(SOURCES[name].read_text()), name) if item.early}
+            early = {item.name for item in imported(SOURCES[name].read_text(), name) if item.early}
             todo |= (early | {name.rpartition(".")[0] or name}) - found
     return found
 

@@ -216,4 +216,4 @@ def printed_digits(
     return torch.from_numpy(x), torch.from_numpy(y).long()
 
 
-_written, _printed, _patches = map(cache, (written_digits, printed_digits, photo_patches))  # slower than a short run
+_written, _printed, _patches = cache(written_digits), cache(printed_digits), cache(photo_patches)  # slow to draw

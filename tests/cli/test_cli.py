@@ -65,7 +65,7 @@ def few_small_images(data: dict[str, Any]) -> list[str]:
             few.mkdir(parents=True)
             for path in sorted(folder.iterdir())[:8]:
                 (few / path.name).symlink_to(path.resolve())
-    return ["--data.root=few", "--data.image_size=48", "--data.batch_size=8", "--data.num_workers=0"]
+    return ["--data.root=few", "--data.image_size=32", "--data.batch_size=4", "--data.num_workers=0"]
 
 
 UNLIKE = {path.stem for path in (CONFIGS / "data").glob("*.yaml")} - {"digits", "terra_incognita", "vlcs"}
@@ -441,7 +441,7 @@ def test_a_mistake_in_a_later_run_is_found_before_the_first(
 
 @pytest.mark.parametrize(
     ("subcommand", "path"),
-    [*product(["validate", "test", "predict"], [None, "last", "best"]), ("fit", "last"), ("fit", "best")],
+    [*product(["validate", "test", "predict"], [None]), *product(["fit", "test"], ["last", "best"])],
 )
 def test_nothing_is_measured_of_random_weights(subcommand: str, path: str | None) -> None:
     given = [] if path is None else [f"--ckpt_path={path}"]
