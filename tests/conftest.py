@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 
 gc.disable()  # until all tests are collected
 
-settings.register_profile("fedlit", max_examples=50, deadline=None)
+settings.register_profile("fedlit", max_examples=30, deadline=None)
 settings.load_profile("fedlit")
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -40,14 +41,10 @@ def _one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _no_process_is_left() -> Iterator[None]:
-    yield
-    if "processes" in sys.modules:
-        sys.modules["processes"].stop()
-
-
-@pytest.fixture(scope="session", autouse=True)
 def _quiet_lightning() -> None:
+    from lightning.fabric.utilities import registry
+
+    registry.entry_points = cache(registry.entry_points)  # which every Trainer would read from all installed packages
     for name in ("lightning", "lightning.pytorch", "lightning.fabric", "pytorch_lightning"):
         logging.getLogger(name).setLevel(logging.ERROR)
 
@@ -58,7 +55,7 @@ def _seeded(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
 
 
 @pytest.fixture
@@ -79,13 +76,20 @@ def shared_data() -> Path:
 
 
 def pytest_collection_finish() -> None:
-    """Keep the garbage collector away from what was imported: looking through it takes a tenth of the time."""
+    """Keep the garbage collector away from what was imported: looking through it takes a tenth of the time.
+
+    Then fork the process that others are forked from, which shares all that.
+    """
     gc.freeze()
     gc.enable()
+    if "processes" in sys.modules:  # a test that was collected will want some
+        sys.modules["processes"].start()
 
 
 def pytest_unconfigure() -> None:
-    """Let extensions find what is theirs when they end."""
+    """Leave no process, and let extensions find what is theirs when they end."""
+    if "processes" in sys.modules:
+        sys.modules["processes"].stop()
     gc.unfreeze()
 
 

@@ -726,7 +726,7 @@ def test_without_a_constraint_the_target_shrinks_its_aligner_and_relative_alignm
             constraint=constraint, unbiased=False, mmd_weight=0.0, optimizer=lambda params: SGD(params, lr=0.1)
         )
         schedule = {"aligner": Schedule([["c2"]])}  # keeps the sources' aligners out of it
-        snapshots = fit(module, unequal(), 200, strategy=ALL | {"heard": schedule})
+        snapshots = fit(module, unequal(), 80, strategy=ALL | {"heard": schedule})
         after = snapshots.rounds[-1]["c2"]["aligner.weight"]
         return float(after.norm() / snapshots.start["c2"].state_dict()["aligner.weight"].norm())
 

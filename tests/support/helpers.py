@@ -29,6 +29,7 @@ QUIET: dict[str, Any] = {
 def digits(**kwargs: Any) -> Digits:
     """Embedded digits; clients clean, blended, fonts."""
     given: dict[str, Any] = {"clients": ["clean", "blended", "fonts"], "target": "fonts", "flatten": True, "seed": 0}
+    given["batch_size"] = 64  # a round is 7 steps
     return Digits(**(given | kwargs))
 
 

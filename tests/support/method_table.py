@@ -35,7 +35,11 @@ METHODS: dict[str, tuple[type[FederatedModule], dict[str, object], dict[str, obj
         {"beta": "auto", "residual": "exact"},
         {"target_labels": 30, "target_batch_size": 8},
     ),
-    "FedDaDiL": (FedDaDiL, {"warmup_rounds": 1, "num_atoms": 2, "atom_size": 20, "atom_batch_size": 10}, {}),
+    "FedDaDiL": (
+        FedDaDiL,
+        {"warmup_rounds": 1, "num_atoms": 2, "atom_size": 20, "atom_batch_size": 10, "penalty": 0.1},
+        {},
+    ),
     "FedMMD": (FedMMD, {"warmup_rounds": 1, "degree": 1}, {}),
     "FedProx": (FedProx, {"mu": 0.1}, {}),
     "FedRFTCA": (FedRFTCA, {"num_frequencies": 16, "num_components": 8, "classifier_period": 1}, {}),

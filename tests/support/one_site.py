@@ -74,7 +74,7 @@ class OwnDataOnly(pl.LightningDataModule):
     """A site's data module: it has the data of the clients hosted here, and knows of the others but their names."""
 
     def train_dataloader(self) -> FederatedLoader:
-        return FederatedLoader({name: data.dataset(name, "train") for name, data in self.own().items()}, 32)
+        return FederatedLoader({name: data.dataset(name, "train") for name, data in self.own().items()}, 64)
 
     def val_dataloader(self) -> FederatedLoader:
         return FederatedLoader({name: data.dataset(name, "val") for name, data in self.own().items()}, training=False)

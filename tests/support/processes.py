@@ -1,29 +1,31 @@
 """Runs a function on several processes joined by torch.distributed, each a fork of one that has imported everything.
 
-A fresh interpreter takes seconds to import torch and Lightning; a fork of a process that has takes milliseconds. The
-first run starts that process, one per pytest process, and `stop` ends it. All forks share the seed of Python's string
-hashes, so whatever depends on the order of a set looks the same on all of them: `test_cli.py` has a run on fresh
-interpreters too.
+A fresh interpreter takes seconds to import torch and Lightning; a fork of a process that has takes milliseconds.
+`start` forks the first from the pytest process after its tests are collected, before any of them has started a thread
+that a fork would lose, and `stop` ends it. All forks share the seed of Python's string hashes, so whatever depends on
+the order of a set looks the same on all of them: `test_cli.py` has a run on fresh interpreters too.
 """
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import pickle
 import socket
+import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing import forkserver
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-SUPPORT = Path(__file__).parent
+FORK = multiprocessing.get_context("fork")
 LAUNCHED = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK")
 
 
@@ -62,18 +64,68 @@ def run(function: Callable[..., Any], *arguments: Any, ranks: int = 1, timeout: 
         ranks: Number of processes.
         timeout: Seconds after which all are killed and the test fails.
     """
-    context = multiprocessing.get_context("forkserver")
-    with socket.socket() as free, tempfile.TemporaryDirectory() as folder, _server_finds_support():
+    _, pipe = _server[0]
+    pipe.send_bytes(pickle.dumps((pickle.dumps((function, arguments)), ranks, timeout)))
+    answer = pickle.loads(pipe.recv_bytes())
+    if isinstance(answer, AssertionError):
+        raise answer
+    return answer
+
+
+_server: list[tuple[Any, Any]] = []
+"""The process that others are forked from, and the pipe to it, once there is one."""
+
+
+def start() -> None:
+    """Fork the process that others are forked from."""
+    import helpers
+
+    assert helpers.digits().clients  # drawn once for all
+    ours, theirs = FORK.Pipe()
+    process = FORK.Process(target=_serve, args=(ours, theirs))
+    process.start()
+    theirs.close()
+    _server.append((process, ours))
+
+
+def stop() -> None:
+    """End the process that others are forked from, if there is one, and wait for it."""
+    while _server:
+        process, pipe = _server.pop()
+        process.terminate()
+        process.join()
+        pipe.close()
+
+
+def _serve(other_end: Any, pipe: Any) -> None:
+    import torch
+
+    other_end.close()  # or its end would not be told
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    with suppress(EOFError, KeyboardInterrupt):
+        while True:
+            call, ranks, timeout = pickle.loads(pipe.recv_bytes())
+            answer: list[Ended] | AssertionError
+            try:
+                answer = _fork(call, ranks, timeout)
+            except AssertionError as error:
+                answer = error
+            pipe.send_bytes(pickle.dumps(answer))
+
+
+def _fork(call: bytes, ranks: int, timeout: float) -> list[Ended]:
+    with socket.socket() as free, tempfile.TemporaryDirectory() as folder:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
         free.close()
         pipes, processes = [], []
         try:
             for rank in range(ranks):
-                receive, send = context.Pipe(duplex=False)
-                environment = _environment(rank, ranks, port)
-                target = (send, str(Path(folder, str(rank))), environment, pickle.dumps((function, arguments)))
-                process = context.Process(target=_child, args=target)
+                receive, send = FORK.Pipe(duplex=False)
+                target = (send, str(Path(folder, str(rank))), _environment(rank, ranks, port), call)
+                process = FORK.Process(target=_child, args=target)
                 process.start()
                 send.close()
                 pipes.append(receive)
@@ -83,11 +135,6 @@ def run(function: Callable[..., Any], *arguments: Any, ranks: int = 1, timeout: 
             for process in processes:
                 process.kill()
                 process.join()
-
-
-def stop() -> None:
-    """End the process that others are forked from, if there is one, and wait for it."""
-    forkserver._forkserver._stop()  # type: ignore[attr-defined]  # the only way: else it lives until this process ends
 
 
 def _collect(pipes: list[Any], processes: list[Any], folder: Path, timeout: float) -> list[Ended]:
@@ -129,8 +176,8 @@ def _child(pipe: Any, output: str, environment: dict[str, str], call: bytes) -> 
     file = os.open(output, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     os.dup2(file, 1)
     os.dup2(file, 2)
-    for name in (*LAUNCHED, "WORLD_SIZE"):  # of a run that was under way when the first process started
-        os.environ.pop(name, None)
+    # pytest has put others in their places
+    sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
     os.environ.update(environment)
     result, error = None, ""
     try:
@@ -144,19 +191,3 @@ def _child(pipe: Any, output: str, environment: dict[str, str], call: bytes) -> 
 
     if dist.is_initialized():  # exit handlers do not run in a fork
         dist.destroy_process_group()
-
-
-@contextmanager
-def _server_finds_support() -> Iterator[None]:
-    """Python 3.11 does not hand ``sys.path`` to the process that forks, but the environment."""
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(SUPPORT), *([before] if before else [])])
-    multiprocessing.set_forkserver_preload(["preloaded"])
-    try:
-        forkserver.ensure_running()
-        yield
-    finally:
-        if before is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = before
