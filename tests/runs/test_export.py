@@ -6,6 +6,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -74,16 +77,22 @@ CASES: dict[str, tuple[type[FederatedModule], dict[str, Any], dict[str, Any]]] =
 }
 """Every method, and what else predicts in another way."""
 
-ONNX = ("FedDaDiL, ensemble", "FedRFTCA, vote", "KNNPer", "SmallCNN")
-"""Those that are always written as ONNX, which takes seconds; others are written in `slow` tests."""
-
 PARTS = (slice(0, 120), slice(7, 8))
 """Samples that files predict: all and one; torch traces two."""
 
 
-def predicted(name: str) -> tuple[FederatedModule, Tensor, Tensor]:
-    """A trained case, inputs of the target, and what a Trainer predicts for them."""
-    method, arguments, options = CASES[name]
+@dataclass
+class Trained:
+    """A case, inputs of its target, and what a Trainer predicts for them."""
+
+    module: FederatedModule
+    inputs: Tensor
+    expected: Tensor
+
+
+@pytest.fixture(scope="module", params=CASES)
+def trained_case(request: pytest.FixtureRequest) -> Trained:
+    method, arguments, options = CASES[request.param]
     data = digits(**options)
     module = build(method, data, **arguments)
     run = trainer(2, limit_val_batches=0)
@@ -91,24 +100,33 @@ def predicted(name: str) -> tuple[FederatedModule, Tensor, Tensor]:
     expected = run.predict(module, data)[0]["fonts"]
     inputs = data.dataset("fonts", "test").batch(torch.arange(120))[0]  # type: ignore[attr-defined]
     assert len(expected) == 120
-    return module, inputs, expected
+    return Trained(module, inputs, expected)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_files_predict_as_the_trainer_does(name: str, elsewhere: Reader, tmp_path: Path) -> None:
-    module, inputs, expected = predicted(name)
-    export_target(module, tmp_path / "target.pt2", inputs.shape[1:])
+@pytest.fixture(scope="module")
+def translations_kept() -> Iterator[None]:
+    """Keep the translations to ONNX, whose source PyTorch parses anew for each file, for half of the time it takes."""
+    with pytest.MonkeyPatch.context() as patch:
+        with suppress(ImportError, AttributeError):  # of another release
+            from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+            patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(cache(ONNXRegistry.from_torchlib)))
+        yield
+
+
+def test_files_predict_as_the_trainer_does(trained_case: Trained, elsewhere: Reader, tmp_path: Path) -> None:
+    inputs, expected = trained_case.inputs, trained_case.expected
+    export_target(trained_case.module, tmp_path / "target.pt2", inputs.shape[1:])
     for part in PARTS:
         found = elsewhere(tmp_path / "target.pt2", inputs[part])
         torch.testing.assert_close(found, expected[part], atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in ONNX else pytest.mark.slow) for name in CASES])
-def test_onnx_files_predict_as_the_trainer_does(name: str, tmp_path: Path) -> None:
+def test_onnx_files_predict_as_the_trainer_does(trained_case: Trained, translations_kept: None, tmp_path: Path) -> None:
     pytest.importorskip("onnx")
     onnxruntime = pytest.importorskip("onnxruntime")
-    module, inputs, expected = predicted(name)
-    export_target(module, tmp_path / "target.onnx", inputs.shape[1:])
+    inputs, expected = trained_case.inputs, trained_case.expected
+    export_target(trained_case.module, tmp_path / "target.onnx", inputs.shape[1:])
     assert [path.name for path in tmp_path.glob("*.onnx*")] == ["target.onnx"]
     session = onnxruntime.InferenceSession(tmp_path / "target.onnx")
     for part in PARTS:
