@@ -98,8 +98,7 @@ def export_target(module: FederatedModule, path: str | Path, input_shape: Sequen
         TypeError: If the method or the network cannot be exported.
         RuntimeError: If this process has no network of the target.
     """
-    path = check_path(path)
-    model, method = target_model(module), type(module).__name__
+    path, model, method = check_path(path), target_model(module), type(module).__name__
     sample = torch.zeros(2, *input_shape)  # torch would take a batch of 0 or 1 for a constant
     try:
         program = torch.export.export(model, (sample,), dynamic_shapes=({0: Dim("batch")},), strict=False)
@@ -113,8 +112,9 @@ def export_target(module: FederatedModule, path: str | Path, input_shape: Sequen
     if path.suffix == ".pt2":
         torch.export.save(program, path)
         return
-    # the one operation of fedlit's networks that ONNX lacks
-    program = program.run_decompositions({torch.ops.aten.cdist.default: _distances})
+    lacking = torch.ops.aten.cdist.default  # the one operation of fedlit's networks that ONNX does not have
+    if any(node.target == lacking for node in program.graph.nodes):
+        program = program.run_decompositions({lacking: _distances})
     try:
         torch.onnx.export(
             program,

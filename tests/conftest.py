@@ -81,6 +81,7 @@ def pytest_collection_finish() -> None:
     Then fork the process that others are forked from, which shares all that.
     """
     gc.freeze()
+    gc.set_threshold(50_000, 20)  # and it need not look often
     gc.enable()
     if "processes" in sys.modules:  # a test that was collected will want some
         sys.modules["processes"].start()

@@ -19,7 +19,6 @@ import torch
 import yaml
 from lightning_utilities.core.imports import RequirementCache
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
 from fedlit.cli import main
 from fedlit.cli.command import COMMANDS
 from stand_ins import DOMAINS, write_images

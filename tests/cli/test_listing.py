@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from lightning.pytorch import Callback
 from rich.console import Console
 from torch import nn
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "runs"))
 import fedlit.data
 import fedlit.methods
 import fedlit.models

@@ -7,13 +7,11 @@ import csv
 import json
 import re
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "callbacks"))
 from fedlit.cli import main
 from fedlit.privacy import PairwiseMasking
 from read_page import Page, markdown_tables

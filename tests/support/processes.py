@@ -103,6 +103,7 @@ def _serve(other_end: Any, pipe: Any) -> None:
     other_end.close()  # or its end would not be told
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
+    torch.func.jvp(torch.sin, (torch.zeros(1),), (torch.zeros(1),))  # compiles its rules once, for all forks
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     with suppress(EOFError, KeyboardInterrupt):
         while True:
