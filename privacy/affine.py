@@ -224,10 +224,8 @@ class AffineTarget(ABC):
     def _evaluate(self, body: bytes, matrix: Tensor, offset: Tensor) -> bytes:
         """Masked ciphertexts of A m + b, with the mask kept for `_unmask`.
 
-        Args:
-            body: What `AffineSource._encrypt` returned for M moments, or anything else: a `DecodeError`.
-            matrix: A, shape (k, M), k and M > 0, finite float64.
-            offset: b, shape (k,), finite float64.
+        ``body`` is what `AffineSource._encrypt` returned for M moments, or anything else: a `DecodeError`. A has shape
+        (k, M), k and M > 0, and b (k,), both finite float64.
         """
 
     @abstractmethod

@@ -224,7 +224,7 @@ def _challenges(modulus: PublicModulus) -> list[int]:
 
 
 def _check_no_bad_factor(modulus: PublicModulus, roots: bytes) -> None:
-    """Raise unless taking n-th powers is a permutation modulo n, on which it rests that replies hide A from S.
+    """Raise a `KeyCheckError` unless n-th powers permute the numbers modulo n, which lets replies hide A from S.
 
     The owner shows n-th roots of `_challenges`. Were the map no permutation, some prime factor of n would divide
     phi(n), and at most one number in so many would have a root: with no prime below 2^16 in n, eight roots leave a
@@ -233,9 +233,6 @@ def _check_no_bad_factor(modulus: PublicModulus, roots: bytes) -> None:
     References:
         Goldberg, Reyzin, Sagga, Baldimtsi (2019), Efficient noninteractive certification of RSA moduli and beyond,
         section 3.
-
-    Raises:
-        KeyCheckError: If a root is missing or wrong, or n has a small prime factor.
     """
     if math.gcd(_small_primes(), int(modulus.n)) != 1:
         raise KeyCheckError(f"the source's modulus has a prime factor below {_SMALL_PRIMES_UP_TO}: refuse this source")

@@ -10,7 +10,7 @@ import gc
 # What libraries make when they are imported stays: looking through it for garbage again and again takes seconds.
 _enabled = gc.isenabled()
 gc.disable()
-from fedlit.cli.command import main  # noqa: E402
+from fedlit.cli.command import main, run  # noqa: E402
 from fedlit.cli.lightning_cli import FedlitCLI, quieten  # noqa: E402
 
 gc.freeze()
@@ -18,4 +18,4 @@ atexit.register(gc.unfreeze)  # or extensions would tell of leaks when the proce
 if _enabled:
     gc.enable()
 
-__all__ = ["FedlitCLI", "main", "quieten"]
+__all__ = ["FedlitCLI", "main", "quieten", "run"]

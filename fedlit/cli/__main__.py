@@ -1,5 +1,5 @@
 """``python -m fedlit.cli``."""
 
-from fedlit.cli import main
+from fedlit.cli import run
 
-main()
+run()

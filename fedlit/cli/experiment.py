@@ -47,17 +47,13 @@ class Method:
         if isinstance(entry, str):
             return cls(None, (f"--model={entry}",))
         sections = {key: entry.get(key) or {} for key in ("init_args", "data", "trainer")}
-        if (
-            not isinstance(entry.get("class_path"), str)
-            or set(entry) - set(_ENTRY)
-            or not all(isinstance(section, dict) for section in sections.values())
-        ):
+        known = isinstance(entry.get("class_path"), str) and set(entry) <= set(_ENTRY)
+        if not known or not all(isinstance(section, dict) for section in sections.values()):
             sys.exit(
                 "fedlit: an entry of compare must be a class path or a mapping with class_path and, if need be, "
                 f"{', '.join(_ENTRY[1:])}, got {entry}"
             )
-        init_args = sections.pop("init_args")
-        sections["model.init_args"] = init_args
+        sections["model.init_args"] = init_args = sections.pop("init_args")
         given = {
             section: [f"--{section}.{name}={_as_argument(value)}" for name, value in values.items()]
             for section, values in sections.items()

@@ -80,7 +80,8 @@ class Parsed:
         """Arguments of model and data as plain values, which checkpoints keep."""
         arguments = self.arguments.clone()
         arguments.pop("trainer")
-        values = yaml.safe_load(self.parser.dump(arguments, skip_link_targets=False, skip_none=False, format="yaml"))
+        how = {"skip_link_targets": False, "skip_none": False, "skip_check": True}  # checked when they were parsed
+        values = yaml.safe_load(self.parser.dump(arguments, format="yaml", **how))
         return {key: values[key] for key in ("model", "data")}
 
     def instead(self, args: list[str]) -> Parsed:

@@ -17,14 +17,7 @@ from fedlit.federation.federation import Federation
 from fedlit.federation.labels import UNLABELLED, GuardedLabels, reveal_for_oracle
 from fedlit.federation.ledger import KEYS, SERVER, Ledger, LedgerEntry
 from fedlit.federation.loader import BatchedDataset, FederatedLoader, RoundPlan
-from fedlit.federation.participation import (
-    Everyone,
-    Fraction,
-    OneByOne,
-    Participation,
-    Schedule,
-    UniformSubset,
-)
+from fedlit.federation.participation import Everyone, Fraction, OneByOne, Participation, Schedule, UniformSubset
 
 __all__ = [
     "KEYS",

@@ -374,11 +374,7 @@ class Aggregation:
     def _publish(
         self, channel: str, published: _Published | None, receivers: Sequence[str]
     ) -> tuple[dict[str, dict[str, Tensor]], _Published | None]:
-        """Send a total down, to be revealed there if clients hold the key.
-
-        Returns:
-            What local receivers get, and what they have seen of the total if only clients can read it.
-        """
+        """Send a total down: what local receivers get, and have seen of the total if clients alone can read it."""
         messenger, backend = self._messenger, self._backend(channel)
         message: Message = {}
         if published is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import csv
 import json
 import os
@@ -19,7 +20,8 @@ import torch
 import yaml
 from lightning_utilities.core.imports import RequirementCache
 
-from fedlit.cli import main
+import processes
+from fedlit.cli import main, run
 from fedlit.cli.command import COMMANDS
 from stand_ins import DOMAINS, write_images
 
@@ -724,3 +726,29 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     for command in (*COMMANDS, "fit", "predict"):
         assert command in printed
+
+
+def in_a_process(words: list[str]) -> None:
+    """The command, with something to do at the end of the process."""
+    atexit._clear()  # what the process has to do that this one is a fork of
+    atexit.register(print, "the end", flush=True)
+    sys.argv = ["fedlit", *words]
+    run()
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        (["list", "models"], 0, "SmallCNN"),
+        (["export", "nowhere"], 1, "fedlit: RUN_DIR must be a folder that fedlit fit left"),
+        (["list", "nothing"], 2, "argument kind: invalid choice: 'nothing'"),
+    ],
+)
+def test_the_process_of_a_command_ends_with_its_status_and_as_processes_do(
+    words: list[str], status: int, said: str
+) -> None:
+    (ended,) = processes.run(in_a_process, words)
+    assert ended.exit_code == status
+    assert said in ended.output
+    assert ended.output.endswith("the end\n")
