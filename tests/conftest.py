@@ -87,10 +87,13 @@ def pytest_collection_finish() -> None:
         sys.modules["processes"].start()
 
 
-def pytest_unconfigure() -> None:
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
     """Leave no process, and let extensions find what is theirs when they end."""
     if "processes" in sys.modules:
         sys.modules["processes"].stop()
+    if hasattr(config, "workerinput"):  # all is told, and to take libraries apart takes seconds
+        os._exit(0)
     gc.unfreeze()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -89,14 +90,22 @@ def told_wandb(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[dict[str, Any
     return told
 
 
+class InstantiatedError(Exception):
+    """Method, data and Trainer of a run are there, which goes no further."""
+
+
 @pytest.fixture
 def configured(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What each run was configured with."""
+    """What each run was configured with; those of ``fast_dev_run`` end when all is instantiated."""
     seen = []
     start = Experiment.start
 
     def listen(self: Experiment, run: Any) -> Any:
         seen.append(self.parsed.arguments)
+        if self.parsed.arguments.trainer.fast_dev_run:
+            made = self.parsed.parser.instantiate_classes(self.parsed.arguments)
+            assert [*made.model.clients] == [*made.data.clients]
+            raise InstantiatedError
         return start(self, run)
 
     monkeypatch.setattr(Experiment, "start", listen)
@@ -116,12 +125,15 @@ def test_trials_of_a_sweep_in_one_folder(
     told_wandb: dict[str, tuple[dict[str, Any], set[str]]],
     configured: list[Any],
 ) -> None:
-    """The first, and the first of each method; the others train two batches without a logger."""
+    """The first, and the first of each method, train; others have the same method and data, and are instantiated."""
     swept = trials(yaml.safe_load(path.read_text()))
     logged = [values for place, values in enumerate(swept) if not place or "config" in values]
     for number, values in enumerate(swept):
-        more = SHORT if values in logged else ["--trainer.fast_dev_run=2"]
-        sweep = run_as_agent(path, values, f"trial{number}", monkeypatch, *more)
+        trains = values in logged
+        with nullcontext() if trains else pytest.raises(InstantiatedError):
+            more = SHORT if trains else ["--trainer.fast_dev_run=1"]
+            run_as_agent(path, values, f"trial{number}", monkeypatch, *more)
+    sweep = yaml.safe_load(path.read_text())
     assert sweep["metric"]["goal"] == "maximize"
     metric = sweep["metric"]["name"]
     assert not metric.startswith("oracle/")
