@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from fedlit.privacy import seal_format
 from fedlit.privacy.errors import DecodeError, KeyCheckError, PrivacyError
 from fedlit.privacy.fixed_point import FixedPoint
 from fedlit.privacy.shared_key import HomomorphicScheme, PrivateKey, PublicKey
@@ -29,6 +30,10 @@ from fedlit.privacy.shared_key import HomomorphicScheme, PrivateKey, PublicKey
 _LENGTH = struct.Struct("<I")
 _HEADER_BYTES = 256
 """More than what SEAL, TenSEAL and `join` write around the polynomials: parameters' hash, sizes, scale, frames."""
+
+_PARAMETERS, _PUBLIC, _PRIVATE = 1, 2, 3
+"""Fields of TenSEAL's contexts; those of their public halves follow."""
+_PUBLIC_KEY, _SCALE, _ROTATION_KEYS = 1, 3, 5
 
 LARGEST_NOISE = 21
 """Greatest coefficient of fresh noise: SEAL draws it from the centred binomial distribution over 42 bits."""
@@ -130,6 +135,7 @@ class Context:
         if len(data) > parameters.context_bytes(private):
             raise KeyCheckError(f"a {what} cannot have {len(data)} bytes")
         with refusing(KeyCheckError, f"not a {what}"):
+            _check_context(parameters, data)
             context = load_tenseal().context_from(data, n_threads=1)
             if context.is_private() != private:
                 raise ValueError("it has no private key" if private else "it has a private key")
@@ -167,6 +173,7 @@ class Context:
         if len(ciphertext) > self.parameters.ciphertext_bytes(levels):
             raise DecodeError(f"{what}: {len(ciphertext)} bytes")
         with refusing(DecodeError, what):
+            _check_vector(self.parameters, ciphertext, levels)
             vector = self._vector.load(self._context, ciphertext)
             parts = vector.ciphertext()
             if vector.size() != count or len(parts) != 1:
@@ -317,6 +324,41 @@ def split(body: bytes, count: int) -> list[memoryview]:
     if rest or len(ciphertexts) != count:
         raise DecodeError(f"a body of {len(body)} bytes does not hold {count} ciphertexts")
     return ciphertexts
+
+
+def _check_vector(parameters: Parameters, data: bytes, levels: int) -> None:
+    """Raise a `ValueError` unless SEAL can load TenSEAL's vector from ``data``, which aborts at some bytes."""
+    found = list(seal_format.fields(data))
+    if [number for number, _ in found] != ([1, 2, 3] if parameters.name == "CKKS" else [1, 2]):
+        raise ValueError("it is not made of sizes, one ciphertext and, for CKKS, a scale")
+    sizes, ciphertext = found[0][1], found[1][1]
+    if not (isinstance(sizes, bytes) and isinstance(ciphertext, bytes)) or len(sizes) > _LENGTH.size + 1:
+        raise ValueError("its sizes are not those of one vector")
+    seal_format.check_ciphertext(ciphertext, parameters.degree, levels)
+
+
+def _check_context(parameters: Parameters, data: bytes) -> None:
+    """Likewise of a context: encryption parameters, then public halves, the private key, the type of encryption."""
+    degree, primes = parameters.degree, len(parameters.prime_bits)
+    encryption = next(iter(seal_format.fields(_bytes_without_keys(parameters))))
+    for number, held in seal_format.fields(data):
+        if number == _PARAMETERS and (number, held) != encryption:
+            raise ValueError(f"its parameters differ from {parameters}, or were written by another TenSEAL")
+        if number not in (_PUBLIC, _PRIVATE):
+            continue
+        if not isinstance(held, bytes):
+            raise ValueError("its keys are a number")
+        for kind, key in seal_format.fields(held):
+            if not isinstance(key, bytes) or (number, kind) == (_PUBLIC, _SCALE):
+                continue
+            if number == _PRIVATE and kind == 1:
+                seal_format.check_secret_key(key, degree, primes)
+            elif number == _PUBLIC and kind == _PUBLIC_KEY:
+                seal_format.check_ciphertext(key, degree, primes)
+            elif number == _PUBLIC and kind == _ROTATION_KEYS:
+                seal_format.check_rotation_keys(key, degree, primes, 2 * degree.bit_length())
+            else:
+                raise ValueError(f"it holds a key of kind {kind}, which is not used")
 
 
 def _save(context: Any, private: bool = False, evaluation_keys: bool = False) -> bytes:

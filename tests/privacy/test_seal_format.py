@@ -1,0 +1,94 @@
+"""What SEAL aborts at is refused before SEAL sees it, and what it writes is not."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+import torch
+
+pytest.importorskip("tenseal")
+
+import processes
+from fedlit.privacy import BFV, CKKS, DecodeError, KeyCheckError, seal_format
+from fedlit.privacy.affine_ckks import PARAMETERS as AFFINE
+from fedlit.privacy.bfv import PARAMETERS as INTEGERS
+from fedlit.privacy.ckks import PARAMETERS as REALS
+from fedlit.privacy.tenseal_keys import Context, Parameters, join
+
+pytestmark = pytest.mark.multiprocess
+
+MAGIC = b"\x5e\xa1\x10"
+
+
+def aborting(data: bytes) -> bytes:
+    """Bytes whose innermost header announces another compression and 2^38 bytes: SEAL calls ``abort``."""
+    nested = data.rindex(MAGIC, 0, 200)
+    assert nested != data.index(MAGIC), "the first header is the outer one"
+    changed = bytearray(data)
+    changed[nested + 5], changed[nested + 12] = 1, 64
+    return bytes(changed)
+
+
+def add(backend: BFV | CKKS, parameters: Parameters, evil: bool) -> str:
+    """What a server makes of two vectors, one of which may be hostile."""
+    numbers = torch.zeros(parameters.slots, dtype=torch.int64 if backend is BFV else torch.float64)
+    good = Context.generate(parameters).encrypt(numbers)
+    key = backend().scheme.public_key(good)
+    try:
+        key.add([join([good]), join([aborting(good) if evil else good])], parameters.slots)
+    except DecodeError as error:
+        return str(error)
+    return "added"
+
+
+def load_public(backend: BFV | CKKS, parameters: Parameters) -> str:
+    """What a server makes of a hostile public key."""
+    numbers = torch.zeros(parameters.slots, dtype=torch.int64 if backend is BFV else torch.float64)
+    try:
+        backend().scheme.public_key(aborting(Context.generate(parameters).encrypt(numbers)))
+    except KeyCheckError as error:
+        return str(error)
+    return "loaded"
+
+
+@pytest.mark.parametrize(("backend", "parameters"), [(BFV, INTEGERS), (CKKS, REALS)])
+def test_a_hostile_ciphertext_or_public_key_is_an_error_and_not_the_end_of_the_process(backend, parameters) -> None:
+    assert processes.results(add, backend, parameters, False) == ["added"]
+    for function, arguments in ((add, (True,)), (load_public, ())):
+        (ended,) = processes.run(function, backend, parameters, *arguments)
+        assert ended.exit_code == 0, "SEAL aborted"
+        assert "a header of SEAL that is not that of an object of" in ended.result
+
+
+@pytest.mark.parametrize("parameters", [INTEGERS, REALS, AFFINE], ids=["BFV", "CKKS", "affine"])
+def test_no_change_of_a_byte_ends_the_process(parameters: Parameters) -> None:
+    """Of a context with its keys, and of a ciphertext: each byte of the headers in front is set to each of some."""
+    assert processes.results(change_bytes, parameters, timeout=300) == ["all were refused or read"]
+
+
+def change_bytes(parameters: Parameters) -> str:
+    context = Context.generate(parameters)
+    numbers = torch.zeros(parameters.slots, dtype=torch.int64 if parameters.name == "BFV" else torch.float64)
+    good, private = context.encrypt(numbers), context.save(private=True)
+    for place in range(140):
+        for value in (0, 1, 2, 64, 255):
+            changed = bytearray(good)
+            changed[place] = value
+            with suppress(DecodeError):
+                context.read(bytes(changed), parameters.slots, parameters.levels)
+            changed = bytearray(private)
+            changed[place] = value
+            with suppress(KeyCheckError):
+                Context.load(parameters, bytes(changed), private=True)
+    return "all were refused or read"
+
+
+def test_little_that_unpacks_to_much_is_refused() -> None:
+    import zstandard
+
+    bomb = zstandard.ZstdCompressor().compress(bytes(10**8))
+    blob = seal_format._HEADER.pack(0xA15E, 16, 4, 3, 2, 0, 16 + len(bomb)) + bomb
+    assert len(blob) < 20_000
+    with pytest.raises(ValueError, match=r"more than 65633 bytes, once decompressed"):
+        seal_format.check_ciphertext(blob, 4096, 1)
