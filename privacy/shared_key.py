@@ -6,7 +6,7 @@ crosses, so that no byte is loaded that a stranger made or a wire has changed. E
 encrypts, adds and decrypts.
 
 Whoever reads a total need not have opened its round, so totals name the round they were made for, and a client that
-has read one refuses older ones of the same channel.
+has read one, or has opened its round, refuses older ones of the same channel.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class SharedKeyAggregation(SecureAggregation):
     """
 
     key_holder: ClassVar[Literal["server", "clients"]] = "clients"
-    min_clients: ClassVar[int] = 2
+    min_clients: int = 2
     enrolment: ClassVar[tuple[str, ...]] = ("identities", "keys")
     codec: FixedPoint
     scheme: HomomorphicScheme
@@ -103,6 +103,10 @@ class SharedKeyAggregation(SecureAggregation):
     def error_bound(self, num_clients: int) -> float:
         """Half a step of the grid for each client: the sum itself is exact."""
         return self.codec.error_bound(num_clients)
+
+    def colluders_needed(self, num_clients: int) -> int:
+        """One, who has the key."""
+        return 1
 
     def check_headroom(self, num_clients: int) -> None:
         """Raise a `RangeError` unless there are at most ``max_clients``."""
@@ -151,6 +155,7 @@ class SharedKeyClient(AggregationClient):
         self._own: Link | None = None  # of the clients alone, for totals that one of them seals for the others
         self._round: _Binding | None = None
         self._newest: dict[str, tuple[RoundId, bytes]] = {}  # by channel: the newest total revealed, its fingerprint
+        self._opened: dict[str, int] = {}  # by channel: the call of the newest round opened
 
     def enrol(self, roster: Sequence[str]) -> None:
         """Begin enrolment; an earlier key is forgotten."""
@@ -158,7 +163,7 @@ class SharedKeyClient(AggregationClient):
             raise KeyCheckError(f"client {self.name!r} is not in the roster {list(roster)}")
         self._roster = tuple(roster)
         self._key = self._link = self._own = self._round = None
-        self._newest = {}
+        self._newest, self._opened = {}, {}
 
     def open_round(self, round_id: RoundId, clients: Sequence[str]) -> None:
         """Begin a sum over ``clients``, this one among them; raises as `SharedKeyAggregation.check_round`."""
@@ -168,6 +173,7 @@ class SharedKeyClient(AggregationClient):
         if self.name not in clients:
             raise KeyCheckError(f"client {self.name!r} is not in the round among {list(clients)}")
         self._round = _Binding(round_id, round_digest(round_id, clients))
+        self._opened[round_id.channel] = max(round_id.call, self._opened.get(round_id.channel, round_id.call))
 
     def say(self, step: str) -> bytes:
         """First one's public key; then, from the dealer, everybody's sealed keys."""
@@ -241,7 +247,7 @@ class SharedKeyClient(AggregationClient):
         """Decrypt a total; raises a `DecodeError` if it is none.
 
         Raises an `AuthenticationError` if it was not made by this federation's server, or was changed, a `ReplayError`
-        if this client has revealed a newer total of the same channel.
+        if this client has revealed a newer total of the same channel, or opened a newer round.
         """
         key, link, own = self._enrolled()
         bound_to, length, added, body = _unframe(link, "total", total)
@@ -258,17 +264,22 @@ class SharedKeyClient(AggregationClient):
         return numbers
 
     def _check_newest(self, round_id: RoundId) -> None:
-        """Raise a `ReplayError` if something newer was revealed: of this channel, or of any if it is unknown."""
+        """Raise a `ReplayError` if something newer was revealed: of this channel, or of any if it is unknown.
+
+        So too if this client has opened a newer round of the channel, whose total an older one would pass for.
+        """
         calls = [
             seen.call
             for channel, (seen, _) in self._newest.items()
             if channel == round_id.channel or round_id.round_idx == _NO_ROUND
         ]
+        if round_id.round_idx != _NO_ROUND:
+            calls.append(self._opened.get(round_id.channel, round_id.call))
         newest = max(calls, default=round_id.call)
         if round_id.call < newest:
             raise ReplayError(
                 f"the total of call {round_id.call} on channel {round_id.channel!r} is older than the one of call "
-                f"{newest}, which client {self.name!r} has revealed"
+                f"{newest}, which client {self.name!r} has revealed, or takes part in"
             )
 
     def reissue(self, total: Tensor, num_clients: int) -> Tensor:

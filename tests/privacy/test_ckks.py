@@ -14,7 +14,7 @@ pytest.importorskip("tenseal")
 from fedlit.privacy import DecodeError, FixedPoint, InputError, KeyCheckError, Plain, PrivacyError, RangeError, RoundId
 from fedlit.privacy.base import run_steps
 from fedlit.privacy.ckks import CKKS, PARAMETERS
-from fedlit.privacy.tenseal_keys import Context, Parameters
+from fedlit.privacy.tenseal_keys import Context, Parameters, split
 
 SLOTS = 2048
 BACKEND = CKKS()
@@ -87,26 +87,36 @@ def test_sums_of_fresh_ciphertexts_are_within_the_declared_error(client_key, ser
     assert (total - num_clients * vector).abs().max() <= BACKEND.error_bound(num_clients)
 
 
-def test_error_of_ten_clients_is_far_below_one_in_a_hundred_million(client_key, server_key):
+def test_a_decrypted_total_has_nothing_of_the_noise_that_the_key_could_be_computed_from(client_key, server_key):
+    """Of equal numbers it is equal to the last bit, the exact sum of what is on the grid, whatever was drawn."""
     generator = torch.Generator().manual_seed(0)
-    vectors = [64 * torch.rand(10 * SLOTS, generator=generator) - 32 for _ in range(10)]
-    body = server_key.add([client_key.encrypt(vector) for vector in vectors], 10 * SLOTS)
-    error = client_key.decrypt(body, 10 * SLOTS, 10) - torch.stack(vectors).double().sum(0)
-    assert error.abs().max() < 1e-9
-    assert error.abs().max() < BACKEND.error_bound(10) / 20
+    vectors = [64 * torch.rand(10 * SLOTS, generator=generator, dtype=torch.float64) - 32 for _ in range(10)]
+    totals = []
+    for _ in range(2):
+        bodies = [client_key.encrypt(vector) for vector in vectors]
+        totals.append(client_key.decrypt(server_key.add(bodies, 10 * SLOTS), 10 * SLOTS, 10))
+    steps = sum(torch.round(vector * 2**21) for vector in vectors)  # below 2^53, so exact
+    assert torch.equal(totals[0], totals[1])
+    assert torch.equal(totals[0], steps / 2**21)
+
+
+def test_the_fewer_clients_the_finer_the_grid():
+    # half a step, 2^-22 = 2.4e-7, is above the noise of 64 clients, 64 * 2.7e-9 = 1.7e-7; a quarter of one is not
+    assert [CKKS(max_clients=number).grid_bits for number in (64, 32, 4, 2)] == [21, 22, 25, 26]
+    assert CKKS(max_clients=4).error_bound(3) == 3 * 2.0**-26
 
 
 def test_noise_of_fresh_ciphertexts_is_that_of_42_coins_per_coefficient(client_key):
     # The slots of zeros are the real parts of the noise polynomial at primitive roots of unity of order 2N. By
     # Parseval the mean squared modulus there is N times the variance, and the real parts are half of it.
-    zeros = client_key.encrypt(torch.zeros(SLOTS))
-    slots = client_key.decrypt(zeros, SLOTS, 2) * PARAMETERS.scale
+    (zeros,) = split(client_key.encrypt(torch.zeros(SLOTS)), 1)
+    slots = client_key._context.decrypt(bytes(zeros), SLOTS, PARAMETERS.levels) * PARAMETERS.scale
     assert (slots**2).mean().item() == pytest.approx(PARAMETERS.degree / 2 * 42 / 4, rel=0.1)
 
 
 def test_error_bound_by_hand():
     # 4096 coefficients off by 21 + 1/2 at scale 2^45, and 2^-39 of numbers up to 32
-    assert BACKEND.error_bound(3) == pytest.approx(3 * (4096 * 21.5 / 2**45 + 32 / 2**39), rel=1e-12)
+    assert BACKEND._noise_bound(3) == pytest.approx(3 * (4096 * 21.5 / 2**45 + 32 / 2**39), rel=1e-12)
 
 
 def test_a_number_takes_at_most_33_bytes(client_key):
@@ -214,8 +224,9 @@ def test_missing_tenseal_names_the_extra(monkeypatch):
         CKKS()
 
 
-def test_description_warns_of_totals_given_to_the_server():
-    assert "must not be given to the server" in BACKEND.describe().collusion
+def test_description_tells_the_grid_and_what_totals_say():
+    assert "learns the sum and nothing about the key" in BACKEND.describe().collusion
+    assert BACKEND.describe().error.startswith("at most K * 2^-22 for K clients")
 
 
 def test_no_context_but_a_clients_is_private():

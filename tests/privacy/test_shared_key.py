@@ -125,6 +125,15 @@ def test_a_client_that_was_away_reads_a_total_that_others_have_read(parties: Par
         late.reveal(old, 2)
 
 
+def test_the_last_total_is_not_that_of_the_round_that_is_open(parties: Parties) -> None:
+    last = parties.total(4)
+    assert parties.clients["a"].reveal(last, 3).tolist() == [3 * 4 / 64] * 4
+    parties.open(7)
+    for name in NAMES:  # whether they have read it before or not
+        with pytest.raises(ReplayError, match=r"call 4 on channel 'w' is older than the one of call 7"):
+            parties.clients[name].reveal(last, 3)
+
+
 def test_each_channel_has_totals_of_its_own_age(parties: Parties) -> None:
     weights, steps = parties.total(4, "weights"), parties.total(7, "steps")
     client = parties.clients["b"]
@@ -133,15 +142,15 @@ def test_each_channel_has_totals_of_its_own_age(parties: Parties) -> None:
 
 
 def test_a_refused_total_makes_no_other_one_old(parties: Parties) -> None:
-    old, new = parties.total(4), parties.total(7)
-    client = parties.clients["a"]
+    old, new = parties.total(4, names=["a", "b"]), parties.total(7, names=["a", "b"])
+    client = parties.clients["c"]  # in neither round
     with pytest.raises(AuthenticationError):
-        client.reveal(new, 2)
+        client.reveal(new, 3)
     changed = new.clone()
     changed[-1] ^= 1
     with pytest.raises(AuthenticationError):
-        client.reveal(changed, 3)
-    client.reveal(old, 3)
+        client.reveal(changed, 2)
+    client.reveal(old, 2)
 
 
 @pytest.mark.parametrize("position", range(28, 28 + 69))
