@@ -175,7 +175,7 @@ class SecureAggregation(ABC):
     """
 
     key_holder: ClassVar[Literal["server", "clients"]]
-    min_clients: ClassVar[int]
+    min_clients: int
     enrolment: ClassVar[tuple[str, ...]] = ()
     opening: ClassVar[tuple[str, ...]] = ()
     closing: ClassVar[tuple[str, ...]] = ()
@@ -197,6 +197,10 @@ class SecureAggregation(ABC):
     def describe(self) -> Description:
         """Adversary, what is hidden and revealed, tolerated dropouts, cost."""
 
+    def describe_round(self, num_clients: int) -> Description:
+        """What `describe` says, of rounds of so many clients."""
+        return self.describe()
+
     def check_clients(self, num_clients: int) -> None:
         """Raise unless a sum over so many clients hides each of them.
 
@@ -208,6 +212,13 @@ class SecureAggregation(ABC):
                 f"a sum over {num_clients} client(s) was asked for, but {type(self).__name__} hides nothing of fewer "
                 f"than {self.min_clients}: let more clients take part"
             )
+
+    def colluders_needed(self, num_clients: int) -> int:
+        """Clients of a round of so many that read vectors of others, together with a server that follows the protocol.
+
+        All but one, who take their own off the sum, unless a backend needs fewer.
+        """
+        return num_clients - 1
 
     def sum(self, payloads: Mapping[str, Payload]) -> dict[str, Tensor]:
         """Sum of ``{client: {name: tensor}}``, with every party in this process.

@@ -1,4 +1,4 @@
-"""Links between two parties: X25519 key agreement, HKDF, and AES-GCM over what crosses.
+"""Links between two parties: identities, X25519 key agreement, HKDF, and AES-GCM over what crosses.
 
 Every key is bound to who talks to whom and to what about, so that a message made for one use opens in no other.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias, final
 
 from cryptography.exceptions import InvalidTag
@@ -127,3 +127,59 @@ class Link:
                 f"a message of {self.peer!r} fails its check: it was changed, made for another round, or made by "
                 "somebody else"
             ) from error
+
+
+@final
+class Identity:
+    """One party's long-term key, and those of the others, which are pinned when first seen."""
+
+    def __init__(self, owner: str) -> None:
+        self.owner = owner
+        self._keys = KeyPair()
+        self._publics: dict[str, bytes] = {owner: self.public}
+        # two encodings of one key agree on the same secret, so secrets tell what bytes would not
+        self._owners: dict[bytes, str] = {self._keys.agree(self.public, owner): owner}
+        self._links: dict[str, Link] = {}
+
+    @property
+    def public(self) -> bytes:
+        """Public half of the own key."""
+        return self._keys.public
+
+    def pin(self, publics: Mapping[str, bytes]) -> None:
+        """Take in the directory ``{party: public key}``.
+
+        Raises a `KeyCheckError` if a key is weak, another one than its owner had before, or the key of two parties.
+        """
+        owners = dict(self._owners)
+        links: dict[str, Link] = {}
+        for peer, public in publics.items():
+            if self._publics.get(peer, public) != public:
+                raise KeyCheckError(f"the identity key of {peer!r} is not the one that {self.owner!r} knows")
+            if peer == self.owner:
+                continue
+            secret = self._keys.agree(public, peer)
+            if owners.setdefault(secret, peer) != peer:
+                raise KeyCheckError(f"{owners[secret]!r} and {peer!r} have the same identity key: refuse them")
+            links[peer] = Link(derive(secret, "identities", *sorted((self.owner, peer))), peer)
+        self._publics.update(publics)
+        self._owners = owners
+        self._links.update(links)
+
+    def public_of(self, peer: str) -> bytes:
+        """Pinned key of a party."""
+        if peer not in self._publics:
+            raise KeyCheckError(f"{self.owner!r} knows no identity key of {peer!r}: run the enrolment steps first")
+        return self._publics[peer]
+
+    def link(self, peer: str) -> Link:
+        """Authentic, private link to a party."""
+        self.public_of(peer)
+        return self._links[peer]
+
+    def check_strong(self, public: bytes, owner: str) -> None:
+        """Raise a `KeyCheckError` if a public key is malformed or of low order."""
+        self._keys.agree(public, owner)
+
+    def __repr__(self) -> str:
+        return f"Identity(owner={self.owner!r})"

@@ -22,12 +22,18 @@ covers all keys: they open only between clients that were told the same.
 A server may lie nevertheless, and tell clients differently who shared secrets or survived. So each client confirms to
 all others the one view that it was told, and gives shares only once enough confirm the same: q of the n clients of
 the round, itself included, where q is more than half and at least the threshold, and a threshold of those who hold
-shares of any one client. Two views would need 2q > n clients, as each confirms one: clients act on one view at most.
-Whoever was told another masked with somebody who gave a share of its seed, as both are more than half of those who
-hold such shares. That one survived, so its round key stays secret, and what it masked stays masked: in the complete
-graph, but for the sum of all survivors. In a sparse graph, a server that tells everybody the same lie about who
-vanished may still cut the survivors into groups, of a threshold or more, and learn the sum of each (Bell et al. bound
-such groups likewise). Clients that confirm two views to help the server change the count: it needs 2q - n of them.
+shares of any one client. Two views need 2q clients that confirm, and an honest one confirms one: without 2q - n that
+confirm both, clients act on one view at most. By default q is above 2n/3, so that these would be above n/3.
+Whoever was told another view masked with somebody who gave a share of its seed, as both are more than half of those
+who hold such shares. That one survived, so its round key stays secret, and what it masked stays masked: in the
+complete graph, but for the sum of all survivors. Of these there are q or more, so with q - 2 that collude it is still
+a sum of two others.
+
+One lie that nobody notices here is that a client vanished whose vector has arrived, told to everybody alike: the
+server then learns the sum of the others, who are q or more, in place of the sum of all. In a sparse graph it may so
+cut the survivors into groups, of a threshold or more, and learn the sum of each (Bell et al. bound such groups
+likewise). In a federation, clients compare the weight in a mean with that of the clients that announced a vector,
+and refuse a mean in which it differs: see `Aggregation`.
 
 Nothing vouches for identity keys when they are pinned: a server that swaps them in enrolment is everybody's peer.
 """
@@ -37,7 +43,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, final
 
 import numpy as np
@@ -50,11 +56,10 @@ from fedlit.privacy.base import AggregationClient, AggregationServer, Descriptio
 from fedlit.privacy.errors import AuthenticationError, DecodeError, KeyCheckError, QuorumError, ReplayError
 from fedlit.privacy.fixed_point import FixedPoint
 from fedlit.privacy.frames import pack_fields, unpack_fields
-from fedlit.privacy.links import TAG_BYTES, KeyPair, round_digest
+from fedlit.privacy.links import TAG_BYTES, Identity, KeyPair, round_digest
 from fedlit.privacy.masking_round import (
     HEADER_BYTES,
     SERVER,
-    Identity,
     MaskedRound,
     Masks,
     authenticate,
@@ -68,6 +73,9 @@ from fedlit.privacy.masking_round import (
 )
 from fedlit.privacy.packing import check_equally_long, check_row
 
+_MOST_TRIED = 200
+"""Clients of the largest round that is tried to see whether it bears the colluders asked for."""
+
 _SURVIVED, _DROPPED = b"survived", b"dropped"
 
 
@@ -80,10 +88,13 @@ class PairwiseMasking(SecureAggregation):
         modulus_bits: Size of the ring, 32 or 64; a number takes 4 or 8 bytes. 32 bits hold sums of 63 clients on the
             default grid.
         threshold: Shares that restore a client's secrets, out of one for each neighbour and one for itself, more than
-            half: a fraction from 0.5 (exclusive) to 1, or a number of shares; ``None`` is the smallest majority. The
-            higher, the more clients may collude with the server, and the fewer may vanish.
+            half: a fraction from 0.5 (exclusive) to 1, or a number of shares; ``None`` is the fewest above two thirds.
+            So many of a round's clients must also confirm who survived. The higher, the more clients may collude with
+            the server (`colluders_borne`), and the fewer may vanish.
         neighbours: Clients with which each one shares masks, even; ``None`` is all of up to 20 clients, and beyond,
             as many as keep the masks safe: see `default_degree`.
+        colluders: Clients that may collude with a server that lies, at least: a round that bears fewer is refused. Of
+            two clients, one that colludes knows the other's vector from their sum: 0 asks for that by name.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -96,7 +107,6 @@ class PairwiseMasking(SecureAggregation):
     """
 
     key_holder: ClassVar[Literal["server", "clients"]] = "server"
-    min_clients: ClassVar[int] = 2
     enrolment: ClassVar[tuple[str, ...]] = ("identities",)
     opening: ClassVar[tuple[str, ...]] = ("keys", "shares")
     closing: ClassVar[tuple[str, ...]] = ("confirm", "unmask")
@@ -108,6 +118,7 @@ class PairwiseMasking(SecureAggregation):
         modulus_bits: Literal[32, 64] = 32,
         threshold: int | float | None = None,
         neighbours: int | None = None,
+        colluders: int = 1,
     ) -> None:
         self.codec = FixedPoint() if codec is None else codec
         if modulus_bits not in (32, 64):
@@ -124,6 +135,10 @@ class PairwiseMasking(SecureAggregation):
         self.modulus_bits = modulus_bits
         self.threshold = threshold
         self.neighbours = neighbours
+        if colluders < 0:
+            raise ValueError(f"colluders must be 0 or more, got {colluders}")
+        self.colluders = colluders
+        self.min_clients = self._fewest_clients()
         self._check_headroom(self.min_clients)
 
     def client(self, name: str) -> MaskingClient:
@@ -144,16 +159,49 @@ class PairwiseMasking(SecureAggregation):
         """Of one number once its place in the ring is read as from -2^(bits-1) to 2^(bits-1)."""
         return np.dtype(f"<i{self.dtype.itemsize}")
 
+    def check_clients(self, num_clients: int) -> None:
+        """Raise unless a sum over so many clients hides each of them, from `colluders` of them too.
+
+        Raises:
+            QuorumError: If they are too few, or the threshold does not suit them.
+        """
+        if num_clients < 2:
+            super().check_clients(num_clients)
+        borne = self.colluders_borne(num_clients)
+        if borne < self.colluders:
+            raise QuorumError(
+                f"a sum over {num_clients} clients was asked for, but of so many {borne} may collude with a server "
+                f"that lies, and PairwiseMasking(colluders={self.colluders}) is to hide vectors from more: let more "
+                "clients take part, raise threshold, or ask for fewer colluders by name"
+            )
+
     def check_round(self, num_clients: int) -> None:
         """Raise unless so many clients can open a round.
 
         Raises:
-            QuorumError: If they are too few, or the threshold does not suit them.
+            QuorumError: As `check_clients`.
             RangeError: If their sum may not fit the ring.
         """
         self.check_clients(num_clients)
-        self.shares_needed(num_clients)
         self._check_headroom(num_clients)
+
+    def _fewest_clients(self) -> int:
+        """Of a round that bears the colluders asked for."""
+        suited = False
+        for number in range(2, _MOST_TRIED):
+            try:
+                borne = self.colluders_borne(number)
+            except QuorumError:  # a threshold that does not suit so many, which a round will tell
+                continue
+            suited = True
+            if borne >= self.colluders:
+                return number
+        if not suited:
+            return 2
+        raise ValueError(
+            f"colluders={self.colluders} are borne by no round of less than {_MOST_TRIED} clients with "
+            f"threshold={self.threshold} and neighbours={self.neighbours}: ask for fewer, or raise these"
+        )
 
     def _check_headroom(self, num_clients: int) -> None:
         self.codec.check_headroom(num_clients, 2 ** (self.modulus_bits - 1) - 1, f"uint{self.modulus_bits} masks")
@@ -170,16 +218,45 @@ class PairwiseMasking(SecureAggregation):
             QuorumError: If ``threshold`` is a number that is no majority of the shares, or more than there are.
         """
         shares = self.degree(num_clients) + 1
-        if self.threshold is None:
-            return shares // 2 + 1
-        if isinstance(self.threshold, float):
-            return math.ceil(self.threshold * shares)
+        if not isinstance(self.threshold, int):
+            return self._fraction_of(shares)
         if not shares < 2 * self.threshold <= 2 * shares:
             raise QuorumError(
                 f"threshold must be more than half of the {shares} shares of a secret and at most all of them in a "
                 f"round of {num_clients} clients, got {self.threshold}: give it as a fraction"
             )
         return self.threshold
+
+    def _fraction_of(self, number: int) -> int:
+        """The threshold as a fraction of shares, or of clients."""
+        if isinstance(self.threshold, float):
+            return max(number // 2 + 1, math.ceil(self.threshold * number))
+        return number // 2 + 1 if self.threshold is not None else 2 * number // 3 + 1
+
+    def confirmations_needed(self, num_clients: int) -> int:
+        """Clients of a round of so many that must confirm the same view of who survived, q.
+
+        Raises:
+            QuorumError: As `shares_needed`.
+        """
+        return max(self._fraction_of(num_clients), self.shares_needed(num_clients))
+
+    def colluders_needed(self, num_clients: int) -> int:
+        """As many as hold shares enough of a client's secrets; or all others, who take their own off the sum."""
+        return min(num_clients - 1, self.shares_needed(num_clients))
+
+    def colluders_borne(self, num_clients: int) -> int:
+        """Clients of a round of so many that may collude with a server that lies, without a vector of others read.
+
+        They confirm two views if they are 2q - n; and they leave out their own vectors of the sum over the fewest
+        that may survive, which is then to be one of two others at least.
+
+        Raises:
+            QuorumError: As `shares_needed`.
+        """
+        confirming, shares = self.confirmations_needed(num_clients), self.shares_needed(num_clients)
+        complete = self.degree(num_clients) == num_clients - 1
+        return max(0, min(2 * confirming - num_clients - 1, (confirming if complete else shares) - 2))
 
     def agree(
         self, opening: bytes, roster: Sequence[str], identity: Identity, keys: Mapping[str, bytes]
@@ -191,6 +268,7 @@ class PairwiseMasking(SecureAggregation):
             {peer: identity.public_of(peer) for peer in (SERVER, *map(party, roster))},
             keys,
             threshold=self.shares_needed(len(roster)),
+            quorum=self.confirmations_needed(len(roster)),
             degree=self.degree(len(roster)),
             terms=[self.modulus_bits, self.codec.fraction_bits, self.codec.bound],
         )
@@ -201,25 +279,35 @@ class PairwiseMasking(SecureAggregation):
 
     def describe(self) -> Description:
         """Who learns what."""
-        threshold = "more than half" if self.threshold is None else f"the threshold {self.threshold}"
+        threshold = "more than two thirds" if self.threshold is None else f"the threshold {self.threshold}"
+        refused = f": refused where not even {self.colluders} may collude" if self.colluders else ""
         return Description(
             backend="PairwiseMasking",
-            adversary="a server that lies about who is there or swaps keys, rosters or messages: caught, but for keys "
-            "in enrolment, which are trusted on first use",
-            hidden="every client's vector, and every partial sum",
-            revealed="to the server: the sum and who is in it; if it lies in a sparse graph (beyond 20 clients), sums "
-            "of as few clients as restore a secret",
+            adversary="a server that tells clients different things or swaps keys, rosters or messages: the round ends "
+            "by an error, but for keys swapped in enrolment, which are trusted on first use",
+            hidden="every client's vector, and sums of fewer than q of n clients, where q must confirm who survived",
+            revealed="to the server: the sum and who is in it; if it tells all that clients vanished whose vectors it "
+            "has, the sum of the others, at least q; in a sparse graph (beyond 20 clients), then also sums of as few "
+            "clients as restore a secret",
             collusion=f"the server with {threshold} of those who hold shares of a client's secrets, or with all others "
-            "in a sum; if it lies, with 2q - n of n clients, where q must confirm who survived",
+            f"in a sum; if it lies, with 2q - n of the n clients, or with q - 1{refused}",
             dropouts=f"clients may vanish while {threshold} of those who hold shares of each one's secrets stay",
             bytes_per_number=self.modulus_bits / 8,
             error=self.codec.error_text(),
         )
 
+    def describe_round(self, num_clients: int) -> Description:
+        """The same, with the number of clients that may collude in a round of so many."""
+        said = self.describe()
+        if num_clients < 2:
+            return said
+        borne = self.colluders_borne(num_clients)
+        return replace(said, collusion=f"of {num_clients} clients, {borne} may collude with it. Not: {said.collusion}")
+
     def __repr__(self) -> str:
         return (
             f"PairwiseMasking(codec={self.codec!r}, modulus_bits={self.modulus_bits}, threshold={self.threshold}, "
-            f"neighbours={self.neighbours})"
+            f"neighbours={self.neighbours}, colluders={self.colluders})"
         )
 
 
@@ -660,7 +748,6 @@ class MaskingServer(AggregationServer):
         self, messages: Mapping[str, Tensor], opened: _ServerRound, agreed: MaskedRound
     ) -> list[NDArray[Any]]:
         """Masked numbers of each vector, in its message's memory, once tags and lengths have been checked."""
-        self._backend.check_clients(len(messages))
         strangers = [name for name in messages if name not in opened.commitments]
         if strangers:
             raise AuthenticationError(

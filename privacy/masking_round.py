@@ -1,4 +1,4 @@
-"""What the parties of a masked round have in common: identities, the agreed round with its graph, messages, masks."""
+"""What the parties of a masked round have in common: the agreed round with its graph, messages, masks."""
 
 from __future__ import annotations
 
@@ -50,62 +50,6 @@ def authenticated(link: Link, about: bytes, message: bytes) -> bytes:
 
 
 @final
-class Identity:
-    """One party's long-term key, and those of the others, which are pinned when first seen."""
-
-    def __init__(self, owner: str) -> None:
-        self.owner = owner
-        self._keys = KeyPair()
-        self._publics: dict[str, bytes] = {owner: self.public}
-        # two encodings of one key agree on the same secret, so secrets tell what bytes would not
-        self._owners: dict[bytes, str] = {self._keys.agree(self.public, owner): owner}
-        self._links: dict[str, Link] = {}
-
-    @property
-    def public(self) -> bytes:
-        """Public half of the own key."""
-        return self._keys.public
-
-    def pin(self, publics: Mapping[str, bytes]) -> None:
-        """Take in the directory ``{party: public key}``.
-
-        Raises a `KeyCheckError` if a key is weak, another one than its owner had before, or the key of two parties.
-        """
-        owners = dict(self._owners)
-        links: dict[str, Link] = {}
-        for peer, public in publics.items():
-            if self._publics.get(peer, public) != public:
-                raise KeyCheckError(f"the identity key of {peer!r} is not the one that {self.owner!r} knows")
-            if peer == self.owner:
-                continue
-            secret = self._keys.agree(public, peer)
-            if owners.setdefault(secret, peer) != peer:
-                raise KeyCheckError(f"{owners[secret]!r} and {peer!r} have the same identity key: refuse them")
-            links[peer] = Link(derive(secret, "identities", *sorted((self.owner, peer))), peer)
-        self._publics.update(publics)
-        self._owners = owners
-        self._links.update(links)
-
-    def public_of(self, peer: str) -> bytes:
-        """Pinned key of a party."""
-        if peer not in self._publics:
-            raise KeyCheckError(f"{self.owner!r} knows no identity key of {peer!r}: run the enrolment steps first")
-        return self._publics[peer]
-
-    def link(self, peer: str) -> Link:
-        """Authentic, private link to a party."""
-        self.public_of(peer)
-        return self._links[peer]
-
-    def check_strong(self, public: bytes, owner: str) -> None:
-        """Raise a `KeyCheckError` if a public key is malformed or of low order."""
-        self._keys.agree(public, owner)
-
-    def __repr__(self) -> str:
-        return f"Identity(owner={self.owner!r})"
-
-
-@final
 class MaskedRound:
     """What all parties of one round agree on, once round keys are announced. Holds no secret.
 
@@ -118,6 +62,7 @@ class MaskedRound:
         identities: Identity key of every party of the round.
         keys: Round key of each client that announced one.
         threshold: Shares that restore a secret.
+        quorum: Clients that must confirm who survived, and without which there is no round; more than half.
         degree: Neighbours of each client, even unless the graph is complete.
         terms: Settings of the backend that parties must share.
 
@@ -134,6 +79,7 @@ class MaskedRound:
         identities: Mapping[str, bytes],
         keys: Mapping[str, bytes],
         threshold: int,
+        quorum: int,
         degree: int,
         terms: Sequence[object],
     ) -> None:
@@ -145,9 +91,11 @@ class MaskedRound:
         self.clients = tuple(name for name in roster if name in keys)
         self.keys = {name: keys[name] for name in self.clients}
         self.threshold = threshold
-        self._quorum = len(roster) // 2 + 1  # two disjoint halves can never both be a round
+        self._quorum = quorum
         announced = [[name, identities[party(name)], keys[name]] for name in self.clients]
-        self.digest = digest("masked round", opening, identities[SERVER], announced, threshold, degree, list(terms))
+        self.digest = digest(
+            "masked round", opening, identities[SERVER], announced, threshold, quorum, degree, list(terms)
+        )
         self._points = {name: place + 1 for place, name in enumerate(self.clients)}
         self._neighbours = _neighbours(self.clients, degree, self.digest)
         self.check_left(self.clients, "announced a round key")
@@ -192,7 +140,7 @@ class MaskedRound:
 
     def check_left(self, left: Collection[str], what: str) -> None:
         """Raise a `QuorumError` unless the clients ``left`` are enough for a sum, and to restore every secret."""
-        needed = max(self._quorum, self.threshold)
+        needed = self._quorum
         if len(left) < needed:
             raise QuorumError(
                 f"only {len(left)} clients {what}, {sorted(left)}, but at least {needed} must: the round is lost"
@@ -236,7 +184,7 @@ def default_degree(num_clients: int) -> int:
     others, failure = num_clients - 1, 2.0**-40 / num_clients
     colluding, dropping = math.ceil(num_clients / 5), math.ceil(num_clients / 10)
     for degree in range(2, others, 2):
-        threshold = (degree + 1) // 2 + 1
+        threshold = 2 * (degree + 1) // 3 + 1
         if (
             _tail(others, colluding, degree, threshold) <= failure
             and _tail(others, colluding + dropping, degree // 2, degree // 2) <= failure

@@ -133,12 +133,14 @@ def unpack(
     Integer entries are rounded half to even; a sum of flags tells whether any is set. Raises a `DecodeError` if the
     vector does not have the length of such a payload, a `RangeError` if a sum does not fit the type of its entry.
     """
+    if vector.dim() != 1 or not vector.is_floating_point():
+        raise DecodeError(f"a total is a row of floats, got {vector.dtype} of shape {tuple(vector.shape)}")
     vector = vector if device is None else vector.to(device)
     if weighted:
-        vector, weight = vector[:-1], vector[-1]
-        if codec is not None:  # weights are whole steps; an approximate sum of them is not quite
-            weight = (weight * codec.scale).round() / _weight_steps(codec)
-    sizes = [torch.Size(shape).numel() for _, _, shape in schema]
+        vector, weight = _weight_apart(vector, codec)
+        if not float(weight) > 0:
+            raise DecodeError(f"the weights of a weighted total add up to {float(weight)}, which must be above 0")
+    sizes = [math.prod(shape) for _, _, shape in schema]
     if codec is not None:
         sizes = [2 * size if is_wide(dtype) else size for size, (_, dtype, _) in zip(sizes, schema, strict=True)]
     if sum(sizes) != len(vector):
@@ -152,16 +154,45 @@ def unpack(
         if not dtype.is_floating_point:
             part = part.round()
             _check_fits(name, part, dtype)
-        payload[name] = part.to(dtype).reshape(shape)
+        try:
+            payload[name] = part.to(dtype).reshape(shape)
+        except (RuntimeError, TypeError, OverflowError) as error:  # no elements, and sizes past any tensor's
+            raise DecodeError(f"a total has an entry {name!r} of impossible shape {shape}") from error
         if dtype == torch.float16 and not bool(payload[name].isfinite().all()) and bool(part.isfinite().all()):
             raise RangeError(f"the sum of entry {name!r} leaves the range of {dtype}: send it as float32")
     return payload
+
+
+def check_weight(vector: Tensor, codec: FixedPoint | None, shares: Mapping[str, float]) -> None:
+    """Raise a `DecodeError` unless the weight in a total is that of its clients, relative as in `relative_weights`.
+
+    Whoever leaves a vector out of a total, or adds one, changes its weight, unless by as much elsewhere.
+    """
+    weight, expected = float(_weight_apart(vector, codec)[1]), math.fsum(shares.values())
+    # on a grid the sum of weights is exact; floats are added in some order
+    if abs(weight - expected) > (1e-4 * expected if codec is None else 0.5 / _weight_steps(codec)):
+        raise DecodeError(
+            f"a mean holds a weight of {weight:.6g}, but the clients that announced a vector, {[*shares]}, have "
+            f"{expected:.6g} together: the server has left a vector out that arrived, or added one"
+        )
+
+
+def _weight_apart(vector: Tensor, codec: FixedPoint | None) -> tuple[Tensor, Tensor]:
+    """Numbers of a weighted total, and the sum of weights, its last number."""
+    if not len(vector):
+        raise DecodeError("a weighted total has no numbers, where the last one is the sum of weights")
+    vector, weight = vector[:-1], vector[-1]
+    if codec is not None:  # weights are whole steps; an approximate sum of them is not quite
+        weight = (weight * codec.scale).round() / _weight_steps(codec)
+    return vector, weight
 
 
 def _check_fits(name: str, part: Tensor, dtype: torch.dtype) -> None:
     if dtype == torch.bool or not part.numel():
         return
     # sums come as float64, which has 53 digits, or as float32 of entries that are no wider than that
+    if not bool(part.isfinite().all()):
+        raise DecodeError(f"the sum of entry {name!r}, of {dtype}, has numbers that are not finite")
     low, high = (int(end) for end in torch.aminmax(part))
     least, most = max(torch.iinfo(dtype).min, -(2**53)), min(torch.iinfo(dtype).max, 2**53)
     if low < least or high > most:

@@ -23,7 +23,7 @@ class Plain(SecureAggregation):
     """
 
     key_holder: ClassVar[Literal["server", "clients"]] = "server"
-    min_clients: ClassVar[int] = 1
+    min_clients: int = 1
 
     def __init__(self, codec: FixedPoint | None = None) -> None:
         self.codec = codec
@@ -79,6 +79,9 @@ class _PlainServer(AggregationServer):
         kinds = {name: (vector.dtype, tuple(vector.shape)) for name, vector in messages.items()}
         if len(set(kinds.values())) > 1 or next(iter(messages.values())).dim() != 1:
             raise DecodeError(f"vectors to be added must be rows of equal type and length, got {kinds}")
+        dtypes = (torch.float32, torch.float64) if self._codec is None else (torch.int64,)
+        if next(iter(messages.values())).dtype not in dtypes:
+            raise DecodeError(f"vectors to be added must be of {' or '.join(map(str, dtypes))}, got {kinds}")
         vectors = iter(messages.values())
         total = next(vectors).clone()
         for vector in vectors:

@@ -35,8 +35,8 @@ from fedlit.privacy import (
 
 BACKENDS: dict[str, Any] = {
     "plain": lambda: Plain(FixedPoint()),
-    "masking": PairwiseMasking,
-    "masking64": lambda: PairwiseMasking(modulus_bits=64),
+    "masking": lambda: PairwiseMasking(colluders=0),
+    "masking64": lambda: PairwiseMasking(modulus_bits=64, colluders=0),
     # a key of 512 bits is quick to make and easy to break: these tests are about arithmetic and not about secrecy
     "paillier": lambda: Paillier(key_bits=512, insecure_test_keys=True),
     "bfv": BFV,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedlit.privacy import DecodeError, FixedPoint, InputError, Plain, QuorumError, RangeError
-from fedlit.privacy.packing import pack, relative_weights, schema_of, unpack
+from fedlit.privacy.packing import check_weight, pack, relative_weights, schema_of, unpack
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.int8, torch.bool]
 shapes = st.lists(st.integers(0, 4), max_size=3)
@@ -135,6 +137,21 @@ def test_plain_vectors_of_unequal_length_are_refused_and_not_broadcast() -> None
         unpack(torch.zeros(4), schema_of({"w": torch.zeros(3)}), None, weighted=False)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.bool, torch.int64])
+def test_plain_vectors_of_types_that_nobody_packs_are_refused(dtype: torch.dtype) -> None:
+    vector = torch.ones(3).to(dtype)
+    with pytest.raises(DecodeError, match=r"must be of torch\.float32 or torch\.float64"):
+        Plain().server().aggregate({"a": vector, "b": vector})
+    with pytest.raises(DecodeError, match="a total is a row of floats"):
+        unpack(vector, schema_of({"w": torch.zeros(3)}), None, weighted=False)
+
+
+@pytest.mark.parametrize("shape", [(), (3, 1)])
+def test_a_total_that_is_no_row_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(DecodeError, match="a total is a row of floats"):
+        unpack(torch.zeros(shape), schema_of({"w": torch.zeros(3)}), None, weighted=False)
+
+
 def test_a_coarse_grid_still_weighs_finely() -> None:
     codec = FixedPoint(fraction_bits=0, bound=1000.0)
     sent = {"a": {"w": torch.tensor([0.0])}, "b": {"w": torch.tensor([1000.0])}}
@@ -170,3 +187,17 @@ def test_payloads_that_differ_and_complex_ones_are_refused() -> None:
         Plain().sum({"a": {"w": torch.zeros(2)}, "b": {"w": torch.zeros(3)}})
     with pytest.raises(InputError, match=r"entry 'z' has type torch\.complex64: send its real"):
         Plain().sum({"a": {"z": torch.zeros(2, dtype=torch.complex64)}})
+
+
+@pytest.mark.parametrize("codec", [None, FixedPoint()])
+@pytest.mark.parametrize("number", [2, 63])
+def test_weights_of_many_clients_add_up_as_announced(codec: Any, number: int) -> None:
+    generator = torch.Generator().manual_seed(number)
+    weights = {str(place): float(10 ** torch.rand(1, generator=generator) * 5) for place in range(number)}
+    shares = relative_weights(weights, list(weights), codec)
+    vectors = [pack({"x": torch.randn(4, generator=generator)}, codec, share) for share in shares.values()]
+    total = torch.stack([vector if codec is None else codec.decode(codec.encode(vector)) for vector in vectors]).sum(0)
+    check_weight(total, codec, shares)
+    without = total - (vectors[0] if codec is None else codec.decode(codec.encode(vectors[0])))
+    with pytest.raises(DecodeError, match="left a vector out"):
+        check_weight(without, codec, shares)

@@ -1,0 +1,261 @@
+"""Parties of masked rounds that a test moves step by step, and servers and clients among them that do not follow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fedlit.privacy import PrivacyError, QuorumError, RoundId
+from fedlit.privacy.frames import pack_fields, unpack_fields
+from fedlit.privacy.masking import MaskingClient, MaskingServer, PairwiseMasking
+from fedlit.privacy.masking_round import MaskedRound, authenticate, binding, party
+
+STAGES = ["keys", "shares", "vector", "confirm", "unmask"]
+"""At which a client may vanish."""
+
+Wire = Callable[[str, str, bytes], bytes]
+"""Step, client and message, and what arrives of it."""
+
+
+@dataclass
+class Parties:
+    """All parties of a backend, and the wire between them, which may change what it carries."""
+
+    backend: PairwiseMasking
+    names: Sequence[str]
+    wire: Wire = lambda what, client, message: message
+    rounds: int = 0
+    clients: dict[str, MaskingClient] = field(init=False)
+    server: MaskingServer = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.clients = {name: self.backend.client(name) for name in self.names}
+        self.server = self.backend.server()
+        self.enrol()
+
+    def enrol(self) -> None:
+        for each in (*self.clients.values(), self.server):
+            each.enrol(list(self.names))
+        self.step("identities")
+
+    def step(self, step: str, gone: Sequence[str] = ()) -> None:
+        there = {name: client for name, client in self.clients.items() if name not in gone}
+        said = {name: self.wire(f"say {step}", name, client.say(step)) for name, client in there.items()}
+        relayed = self.server.relay(step, said)
+        for name, client in there.items():
+            client.hear(step, self.wire(f"hear {step}", name, relayed.get(name, b"")))
+
+    def open(self) -> None:
+        for each in (*self.clients.values(), self.server):
+            each.open_round(RoundId(self.rounds, "update", self.rounds), list(self.names))
+        self.rounds += 1
+
+    def sum(self, vectors: Mapping[str, Tensor], vanish: Mapping[str, str] | None = None) -> list[int]:
+        """Integers of the sum over a whole round; ``vanish`` says before which stage clients do."""
+        vanish = vanish or {}
+
+        def gone(stage: str) -> list[str]:
+            return [name for name, last in vanish.items() if STAGES.index(last) <= STAGES.index(stage)]
+
+        self.open()
+        self.step("keys", gone("keys"))
+        self.step("shares", gone("shares"))
+        there = [name for name in self.names if name not in gone("vector")]
+        messages = {name: self.carry(name, self.clients[name].protect(vectors[name])) for name in there}
+        self.server.aggregate(messages)
+        total: list[int] = self.server.conclude(self.close(gone)).tolist()
+        return total
+
+    def close(self, gone: Callable[[str], Sequence[str]] = lambda step: ()) -> dict[str, bytes]:
+        """Answers to the last step of closing."""
+        answers: dict[str, bytes] = {}
+        for step in self.backend.closing:
+            asked = self.server.ask(step, answers)
+            heard = {name: self.wire(f"ask {step}", name, text) for name, text in asked.items()}
+            answers = {
+                name: self.wire(f"answer {step}", name, self.clients[name].answer(step, text))
+                for name, text in heard.items()
+                if name not in gone(step)
+            }
+        return answers
+
+    def carry(self, name: str, message: Tensor) -> Tensor:
+        carried = self.wire("vector", name, message.numpy().tobytes())
+        return torch.frombuffer(bytearray(carried), dtype=torch.uint8) if carried else torch.zeros(0, dtype=torch.uint8)
+
+    def agree(self) -> MaskedRound:
+        """Open a round and run its steps."""
+        self.open()
+        self.step("keys")
+        self.step("shares")
+        assert self.server._round is not None
+        assert self.server._round.agreed is not None
+        return self.server._round.agreed
+
+    def tell(self, what: str, name: str, bound_to: bytes, body: bytes) -> bytes:
+        """A message of a dishonest server, properly tagged."""
+        return authenticate(self.server._identity.link(party(name)), binding(what, "server", bound_to), body)
+
+    def confirm(self, name: str, fates: Mapping[str, str]) -> dict[str, bytes]:
+        """Tags that a client gives for its peers when a dishonest server tells it these fates."""
+        client = self.clients[name]
+        answer = client.answer("confirm", self.tell("survivors", name, agreed_by(client).digest, question(fates)))
+        return unpack_fields(answer[28:])
+
+    def unmask(self, name: str, tags: Mapping[str, bytes]) -> dict[str, bytes]:
+        """Shares that a client releases when a dishonest server relays these tags, by sender."""
+        client = self.clients[name]
+        bound_to = agreed_by(client).digest
+        answer = client.answer("unmask", self.tell("tags", name, bound_to, pack_fields(tags)))
+        return unpack_fields(
+            self.server._identity.link(party(name)).open(answer, binding("unmask", party(name), bound_to))
+        )
+
+
+def names_of(number: int) -> list[str]:
+    return [f"c{index}" for index in range(number)]
+
+
+def agreed_by(client: MaskingClient) -> MaskedRound:
+    assert client._round is not None
+    assert client._round.agreed is not None
+    return client._round.agreed
+
+
+def question(fates: Mapping[str, str]) -> bytes:
+    return pack_fields({name: fate.encode() for name, fate in fates.items()})
+
+
+def fates_of(names: Sequence[str], dropped: Sequence[str] = ()) -> dict[str, str]:
+    return {name: "dropped" if name in dropped else "survived" for name in names}
+
+
+def addressed_to(name: str, tags: Mapping[str, Mapping[str, bytes]]) -> dict[str, bytes]:
+    """What a server relays, given the tags that each sender made."""
+    return {sender: given[name] for sender, given in tags.items() if name in given}
+
+
+@dataclass
+class Lies:
+    """What a dishonest server makes of a round in which it tells each client something else.
+
+    Args:
+        parties: With an open round, keys heard.
+        shared: Who shared secrets, as each client is told.
+    """
+
+    parties: Parties
+    shared: Mapping[str, Sequence[str]]
+    seeds: dict[str, set[str]] = field(default_factory=dict)
+    """Who gave a share of each seed; likewise of each round key."""
+    keys: dict[str, set[str]] = field(default_factory=dict)
+    masked_with: dict[str, set[str]] = field(default_factory=dict)
+    released: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        clients = self.parties.clients
+        deals = {name: unpack_fields(client.say("shares")[28:]) for name, client in clients.items()}
+        for name, client in clients.items():
+            sealed = {owner: deals[owner].get(party(name), b"") for owner in self.shared[name]}
+            client.hear("shares", self.parties.tell("shares", name, agreed_by(client).digest, pack_fields(sealed)))
+            assert client._round is not None
+            self.masked_with[name] = set(client._round.mask_keys)
+            client.protect(torch.arange(3.0))
+
+    def ask(self, dropped: Mapping[str, Sequence[str]]) -> None:
+        """Collect what clients give when each is told that these vanished."""
+        tags: dict[str, dict[str, bytes]] = {}
+        for name, gone in dropped.items():
+            try:
+                tags[name] = self.parties.confirm(name, fates_of(self.shared[name], gone))
+            except PrivacyError:
+                continue
+        for name in tags:
+            try:
+                owners = self.parties.unmask(name, addressed_to(name, tags))
+            except QuorumError:
+                continue
+            self.released.append(name)
+            for owner in owners:
+                (self.keys if owner in dropped[name] else self.seeds).setdefault(owner, set()).add(name)
+
+    def readable(self, threshold: int) -> list[set[str]]:
+        """Smallest groups of clients whose sum can be read: no mask of theirs is left that does not cancel."""
+        seeds, keys = ({name for name, of in by.items() if len(of) >= threshold} for by in (self.seeds, self.keys))
+        unknown = {
+            name: set() if name in keys else {peer for peer in peers if peer not in keys}
+            for name, peers in self.masked_with.items()
+        }
+        groups: list[set[str]] = []
+        for name in unknown:
+            group, frontier = {name}, [name]
+            while frontier:  # an unknown mask goes away only if the one with which it is shared is added
+                new = unknown[frontier.pop()] - group
+                group |= new
+                frontier += new
+            cancels = all(one in unknown[peer] for one in group for peer in unknown[one])
+            if group <= seeds and cancels and group not in groups:
+                groups.append(group)
+        return groups
+
+
+@dataclass
+class Colluding(Lies):
+    """Lies in which some clients help the server: they give it all they hold, and confirm whatever it tells others.
+
+    Args:
+        colluding: Their names.
+    """
+
+    colluding: Sequence[str] = ()
+
+    def ask(self, dropped: Mapping[str, Sequence[str]]) -> None:
+        """Collect what honest clients give when each is told that these vanished, and the colluders say the same."""
+        for name in self.colluding:
+            opened = self.parties.clients[name]._round
+            assert opened is not None
+            for owner in opened.shares:
+                self.seeds.setdefault(owner, set()).add(name)
+                self.keys.setdefault(owner, set()).add(name)
+        views: dict[tuple[str, ...], list[str]] = {}
+        for name, gone in dropped.items():
+            views.setdefault(tuple(gone), []).append(name)
+        for gone, told in views.items():
+            tags = {}
+            for name in told:
+                with suppress(QuorumError):  # it hears of too few survivors
+                    tags[name] = self.parties.confirm(name, fates_of(self.shared[name], gone))
+            told = list(tags)
+            survivors = tuple(name for name in self.parties.names if name not in gone)
+            agreed = agreed_by(next(iter(self.parties.clients.values())))
+            view = agreed.view(self.parties.names, survivors)
+            for helper in self.colluding:
+                identity = self.parties.clients[helper]._identity
+                tags[helper] = {
+                    name: identity.link(party(name)).tag(view, agreed.confirmation(helper, name)) for name in told
+                }
+            for name in told:
+                try:
+                    owners = self.parties.unmask(name, addressed_to(name, tags))
+                except QuorumError:
+                    continue
+                self.released.append(name)
+                for owner in owners:
+                    (self.keys if owner in gone else self.seeds).setdefault(owner, set()).add(name)
+
+
+def collude(backend: PairwiseMasking, names: Sequence[str], number: int) -> Colluding:
+    """A round in which a server tells two halves of the honest clients that the other half vanished."""
+    parties = Parties(backend, names)
+    parties.open()
+    parties.step("keys")
+    colluding, honest = names[:number], names[number:]
+    lying = Colluding(parties, dict.fromkeys(names, names), colluding=colluding)
+    halves = honest[: len(honest) // 2], honest[len(honest) // 2 :]
+    told = {name: other for half, other in (halves, halves[::-1]) for name in half}
+    lying.ask(told)
+    return lying
