@@ -11,7 +11,7 @@ from pathlib import Path
 from lightning.pytorch import Callback, LightningModule, Trainer
 from rich.table import Table
 
-from fedlit.callbacks.shared import federated, megabytes, show, watched
+from fedlit.callbacks.shared import check_fields, federated, megabytes, show, watched
 from fedlit.federation import SERVER, LedgerEntry
 from fedlit.module import FederatedModule
 
@@ -82,13 +82,15 @@ def write_csv(ledger: Iterable[LedgerEntry], path: Path) -> None:
 def read_csv(text: str) -> list[LedgerEntry]:
     """Entries of a file that `write_csv` wrote."""
     return [
-        LedgerEntry(
-            round_idx=int(row["round"]),
-            channel=row["channel"],
-            sender=row["sender"],
-            receiver=row["receiver"],
-            messages=int(row["messages"]),
-            num_bytes=int(row["bytes"]),
+        check_fields(
+            LedgerEntry(
+                round_idx=int(row["round"]),
+                channel=row["channel"],
+                sender=row["sender"],
+                receiver=row["receiver"],
+                messages=int(row["messages"]),
+                num_bytes=int(row["bytes"]),
+            )
         )
         for row in csv.DictReader(io.StringIO(text))
     ]

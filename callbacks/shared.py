@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import sys
+import types
+from dataclasses import is_dataclass
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from lightning.pytorch import LightningModule
 from rich.console import Console, RenderableType
@@ -15,6 +18,32 @@ LOGGING_CHANNELS = ("metrics", "oracle")
 
 SOURCE_MOMENTS = "source_moments"
 """Channel of what `Validators` average over the sources, through its privacy backend."""
+
+
+_T = TypeVar("_T")
+
+
+def check_fields(record: _T) -> _T:
+    """A dataclass that was read from a file; raises a `TypeError` if a field has another type than is declared."""
+    for name, kind in get_type_hints(type(record)).items():
+        if not _fits(getattr(record, name), kind):
+            raise TypeError(f"{name} cannot be {str(getattr(record, name))[:100]!r}")
+    return record
+
+
+def _fits(value: object, kind: Any) -> bool:
+    of, parts = get_origin(kind), get_args(kind)
+    if of in (Union, types.UnionType):
+        return any(_fits(value, part) for part in parts)
+    if of is dict:
+        return isinstance(value, dict) and all(_fits(k, parts[0]) and _fits(v, parts[1]) for k, v in value.items())
+    if of in (list, tuple):
+        return isinstance(value, of) and all(_fits(each, parts[0]) for each in value)
+    if isinstance(value, int):  # bounded, as larger ones are no floats; a bool is no number
+        return kind in (int, float) and not isinstance(value, bool) and abs(value) < 2**63
+    if is_dataclass(value):
+        check_fields(value)
+    return isinstance(value, kind)
 
 
 def watched(channel: str) -> bool:

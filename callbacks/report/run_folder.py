@@ -24,6 +24,14 @@ from fedlit.federation import LedgerEntry
 SUMMARY, METRICS = "summary.json", "metrics.csv"
 """A folder with one of them is a run's."""
 
+_MOST_BYTES = 1 << 28
+"""Of one file that is read."""
+
+_MOST_ENTRIES = 100_000
+"""Of a configuration, each counted as often as aliases repeat it."""
+
+_PNG = b"\x89PNG\r\n\x1a\n"
+
 Curve = dict[int, float]
 """A number of each round in which there is one."""
 
@@ -145,7 +153,7 @@ def _read(folder: Path, name: str) -> RunFolder:
         ledger=_parsed(folder / "ledger.csv", read_csv),
         privacy=_parsed(folder / "privacy.json", Report.from_json),
         dictionary={path.stem.removeprefix(prefix): _parsed(path, _table) or {} for path in tables},
-        pictures=sorted(folder.glob("*.png"), key=lambda path: _natural(path.name)),
+        pictures=sorted(map(_picture, folder.glob("*.png")), key=lambda path: _natural(path.name)),
     )
 
 
@@ -157,19 +165,53 @@ def _parsed(path: Path, parse: Callable[[str], _T]) -> _T | None:
     if not path.is_file():
         return None
     try:
+        _check_file(path)
         return parse(path.read_text(encoding="utf-8"))
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, csv.Error, yaml.YAMLError) as error:
-        raise ValueError(
-            f"RUN_DIR must hold files as a run of this version of fedlit writes them, got '{path}', which cannot be "
-            f"read ({type(error).__name__}: {error}): restore the file, or move it away to report the run without it"
-        ) from error
+    except (*_UNREADABLE, csv.Error, yaml.YAMLError) as error:
+        raise _refused(path, f"{type(error).__name__}: {error}") from error
+
+
+_UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
+
+
+def _refused(path: Path, why: str) -> ValueError:
+    return ValueError(
+        f"RUN_DIR must hold files as a run of this version of fedlit writes them, got '{path}', which cannot be "
+        f"read ({why}): restore the file, or move it away to report the run without it"
+    )
+
+
+def _check_file(path: Path) -> None:
+    """Raise a `ValueError` if a folder that a stranger made would have us read a file elsewhere, or one without end."""
+    if path.is_symlink():
+        raise ValueError(f"it is a link to '{path.resolve()}', which a run does not write")
+    size = path.stat().st_size
+    if size > _MOST_BYTES:
+        raise ValueError(f"it has {size} bytes, more than {_MOST_BYTES}")
+
+
+def _picture(path: Path) -> Path:
+    try:
+        _check_file(path)
+        with path.open("rb") as file:
+            if file.read(len(_PNG)) != _PNG:
+                raise ValueError("it is no PNG picture")
+    except (ValueError, OSError) as error:
+        raise _refused(path, str(error)) from error
+    return path
 
 
 def _mapping(text: str) -> dict[str, Any]:
     content = yaml.safe_load(text)
     if not isinstance(content, dict):
         raise TypeError(f"expected a mapping, got {type(content).__name__}")
-    return content
+    places: list[object] = [content]
+    for _ in range(_MOST_ENTRIES):  # aliases make much of little, or have no end
+        if not places:
+            return content
+        place = places.pop()
+        places += place.values() if isinstance(place, dict) else place if isinstance(place, list) else []
+    raise ValueError(f"it has more than {_MOST_ENTRIES} entries, counted as often as aliases repeat them")
 
 
 def flat(tree: object, prefix: str = "") -> dict[str, object]:

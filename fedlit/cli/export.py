@@ -5,15 +5,16 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
 
 from fedlit.cli.lightning_cli import FedlitCLI
 from fedlit.export import check_path, export_target
+from fedlit.federation import RosterError
 from fedlit.module import FederatedModule
-from fedlit.training.checkpoints import class_path, join
+from fedlit.training.checkpoints import check_there, class_path, join
+from fedlit.training.parts import files_of, read
 
 
 class _StoredCLI(FedlitCLI):
@@ -62,7 +63,7 @@ def export(args: list[str]) -> None:
     except (ValueError, FileNotFoundError) as error:
         sys.exit(f"fedlit: {error}")
     path = _newest(given.run_dir / "checkpoints") if given.ckpt_path is None else given.ckpt_path
-    if not path.is_file():
+    if not files_of(path):
         sys.exit(f"fedlit: ckpt_path '{path}' is not a file: give the path of a checkpoint")
     stored = _StoredCLI(["fit", "--config", str(config)])
     module = stored.model
@@ -88,32 +89,39 @@ def _newest(folder: Path) -> Path:
 
 def _progress(path: Path) -> tuple[int, int, float]:
     federation = _read(path)["federation"]
-    return federation["round_idx"], federation["batch_idx"], path.stat().st_mtime
+    try:
+        return int(federation.get("round_idx", 0)), int(federation.get("batch_idx", 0)), path.stat().st_mtime
+    except (ValueError, TypeError, OverflowError) as error:
+        sys.exit(f"fedlit: '{path}' does not say how many rounds it has trained for: take it away ({error})")
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (RuntimeError, UnpicklingError, EOFError) as error:
+        checkpoint: object = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # at bytes of another format, of any kind
         sys.exit(f"fedlit: '{path}' cannot be read as a checkpoint: give one that fedlit fit has written ({error})")
-    if "federation" not in checkpoint:
+    if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("federation"), dict):
         sys.exit(f"fedlit: '{path}' is no checkpoint of a federation: give one that fedlit fit has written")
     return checkpoint
 
 
 def _load(module: FederatedModule, path: Path) -> int:
     """Give a module a checkpoint's weights; returns the number of rounds that they have trained."""
-    checkpoint = _read(path)
-    module.federation.roster.check(checkpoint["federation"]["roster"])
-    if checkpoint["method"] != class_path(module):
-        sys.exit(
-            f"fedlit: '{path}' is a checkpoint of {checkpoint['method']}, the run's config.yaml has "
-            f"{class_path(module)}: give one of the same run"
-        )
-    module.configure_model()
-    join(checkpoint, [client.name for client in module.clients])
+    clients = [client.name for client in module.clients]
     try:
+        checkpoint = read(path, _read)
+        check_there(checkpoint, clients)
+        module.federation.roster.check(checkpoint["federation"]["roster"])
+        if checkpoint["method"] != class_path(module):
+            sys.exit(
+                f"fedlit: '{path}' is a checkpoint of {checkpoint['method']}, the run's config.yaml has "
+                f"{class_path(module)}: give one of the same run"
+            )
+        module.configure_model()
+        join(checkpoint, clients)
         module.load_state_dict(checkpoint["state_dict"])
-    except RuntimeError as error:
+        return int(checkpoint["federation"]["round_idx"])
+    except RosterError as error:
+        sys.exit(f"fedlit: {error}")
+    except (RuntimeError, ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
         sys.exit(f"fedlit: '{path}' does not fit the run's config.yaml: give a checkpoint of the same run ({error})")
-    return int(checkpoint["federation"]["round_idx"])

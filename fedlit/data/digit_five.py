@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from torch.nn import functional as F
 
 from fedlit.data.base import DatasetLayoutError, DatasetNotFoundError, Domain, DomainDataModule, Transform
 from fedlit.data.digits import DEJAVU_FONTS, NUM_CLASSES, flatten, photo_patches, printed_digits, written_digits
+from fedlit.data.files import read_npz
 from fedlit.data.splits import apportion, shuffled_by_class
 from fedlit.federation.streams import stable_seed
 
@@ -184,14 +184,8 @@ def _read(path: Path) -> dict[str, npt.NDArray[Any]]:
             f"{_KEYS}. torchvision.datasets.MNIST and USPS download them as .data (images) and .targets (digits), "
             "and numpy.savez saves them"
         )
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {key: file[key] for key in _KEYS if key in file.files}
-            found = sorted(file.files)
-    except (ValueError, TypeError, OSError, EOFError, zipfile.BadZipFile) as error:
-        raise DatasetLayoutError(
-            f"{str(path)!r} cannot be read as .npz ({error}): save plain arrays with numpy.savez"
-        ) from error
+    content = read_npz(path)
+    arrays, found = {key: content[key] for key in _KEYS if key in content}, sorted(content)
     missing = [key for key in _KEYS if key not in arrays]
     if missing:
         raise DatasetLayoutError(f"{str(path)!r} must hold arrays {_KEYS}, got {found}: add {missing}")

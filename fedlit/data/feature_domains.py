@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedlit.data.base import DatasetLayoutError, DatasetNotFoundError, Domain, DomainDataModule
+from fedlit.data.files import read_mat, read_npz
 
 _MAT_FEATURES = ("fts", "feas", "features")
 _MAT_LABELS = ("labels", "label")
@@ -83,7 +84,13 @@ class FeatureDomains(DomainDataModule):
     def _name_classes(self) -> list[str]:
         if self._arrays.classes is not None:
             return self._arrays.classes
-        highest = max(int(self._arrays.labels(name).max(initial=0)) for name in self._arrays.names)
+        labels = [self._arrays.labels(name) for name in self._arrays.names]
+        highest, most = max(int(y.max(initial=0)) for y in labels), sum(map(len, labels))
+        if highest > most:
+            raise DatasetLayoutError(
+                f"labels in {str(self.path)!r} go up to {highest}, but there are {most} samples in all: number the "
+                "classes from 0 without gaps, or name them in classes"
+            )
         return [str(label) for label in range(highest + 1)]
 
     def domain_names(self) -> list[str]:
@@ -155,13 +162,7 @@ class _Arrays(ABC):
 class _NpzFile(_Arrays):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        try:
-            with np.load(path, allow_pickle=False) as file:
-                self.arrays = {key: file[key] for key in file.files}
-        except (ValueError, OSError, EOFError) as error:
-            raise DatasetLayoutError(
-                f"{str(path)!r} cannot be read as .npz ({error}): save plain arrays with numpy.savez"
-            ) from error
+        self.arrays = read_npz(path)
         self.names = [key[:-2] for key in self.arrays if key.endswith("_x") and len(key) > 2]
         if not self.names:
             raise DatasetLayoutError(
@@ -201,22 +202,13 @@ class _MatFolder(_Arrays):
         return self.cache[domain]
 
     def _read(self, file: Path) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        from scipy.io import loadmat
-
-        try:
-            content = loadmat(str(file))
-        except (NotImplementedError, ValueError, TypeError) as error:  # version 7.3 is HDF5, which scipy does not read
-            raise DatasetLayoutError(
-                f"{str(file)!r} cannot be read ({error}): save it from MATLAB with version '-v7' or as .npz"
-            ) from error
-        found = {key: value for key, value in content.items() if not key.startswith("__")}
+        found = read_mat(file)
         x, y = (next((found[key] for key in keys if key in found), None) for keys in (_MAT_FEATURES, _MAT_LABELS))
         if x is None or y is None:
             raise DatasetLayoutError(
                 f"{str(file)!r} must hold features as one of {list(_MAT_FEATURES)} and labels as one of "
                 f"{list(_MAT_LABELS)}, got {sorted(found)}"
             )
-        x = x.toarray() if hasattr(x, "toarray") else x  # MATLAB's sparse matrices
         y = y.reshape(-1)
         if x.ndim == 2 and len(x) != len(y) and x.shape[1] == len(y):
             raise DatasetLayoutError(

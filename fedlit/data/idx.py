@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import math
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedlit.data.base import DatasetLayoutError, DatasetNotFoundError
+from fedlit.data.files import unzipped
 
 _PARTS = ("train", "t10k")
 _FILES = [f"{part}-{kind}-ubyte" for part in _PARTS for kind in ("images-idx3", "labels-idx1")]
@@ -35,7 +35,13 @@ def load_idx(root: str, name: str, download: bool, elsewhere: str = "") -> tuple
             f"no idx files of {name} ({', '.join(_FILES)}, each with or without .gz) in "
             f"{[str(place) for place in places]}: set download=True, or root to the folder that has them{elsewhere}"
         )
-    images = torch.cat([_read(files[f"{part}-images-idx3-ubyte"], num_dims=3) for part in _PARTS])
+    parts = [_read(files[f"{part}-images-idx3-ubyte"], num_dims=3) for part in _PARTS]
+    if parts[0].shape[1:] != parts[1].shape[1:]:
+        raise DatasetLayoutError(
+            f"the idx files in {str(next(iter(files.values())).parent)!r} hold images of {tuple(parts[0].shape[1:])} "
+            f"and of {tuple(parts[1].shape[1:])} pixels: they do not belong together, get them again"
+        )
+    images = torch.cat(parts)
     labels = torch.cat([_read(files[f"{part}-labels-idx1-ubyte"], num_dims=1) for part in _PARTS]).long()
     if len(images) != len(labels):
         raise DatasetLayoutError(
@@ -70,10 +76,7 @@ def _download(root: str, name: str) -> None:
 
 
 def _read(file: Path, num_dims: int) -> Tensor:
-    try:
-        content = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
-    except (OSError, EOFError) as error:
-        raise DatasetLayoutError(f"{str(file)!r} cannot be read ({error}): get it again") from error
+    content = unzipped(file) if file.suffix == ".gz" else file.read_bytes()
     # Two zeros, 8 for unsigned bytes, the number of dimensions, and each dimension as a big-endian int32.
     start = 4 + 4 * num_dims
     shape = [int(size) for size in np.frombuffer(content[4:start], dtype=">i4")] if len(content) >= start else []

@@ -25,6 +25,8 @@ from fedlit.data.base import (
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 _CLUTTER = ("thumbs.db", "desktop.ini")
+_MOST_PIXELS = 1 << 27
+"""Of one image once it is resized."""
 # Of the photographs that nearly all published extractors were trained on.
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -231,7 +233,10 @@ def decode(path: Path, resized_side: int, side: int) -> Tensor:
     try:
         with Image.open(path) as file:
             image = file.convert("RGB")
-    except OSError as error:
+        # a strip of pixels becomes large if its shorter side does
+        if max(image.size) * resized_side**2 > min(image.size) * _MOST_PIXELS:
+            raise ValueError(f"{image.width}x{image.height} pixels are too narrow a strip")
+    except Exception as error:  # at bytes of another format, Pillow raises errors of any kind
         raise DatasetLayoutError(f"{str(path)!r} cannot be read as an image ({error}): mend or remove it") from error
     image = F.center_crop(F.resize(image, [resized_side]), [side, side])
     pixels: Tensor = F.pil_to_tensor(image)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
+from dataclasses import asdict
 from pathlib import Path
 from xml.etree import ElementTree
 
+import pytest
 import yaml
 
 from fedlit.callbacks import RunSummary
@@ -14,6 +17,7 @@ from fedlit.callbacks.report import report_on, write_report
 from fedlit.callbacks.report.curves import Line, Panel, draw
 from fedlit.callbacks.report.pages import Heading, Links, Table, Text, to_html, to_markdown
 from fedlit.callbacks.report.run_folder import as_yaml, differences, flat, read_runs, rounds_of
+from fedlit.privacy import Plain
 from read_page import Page, markdown_tables
 
 HOSTILE = "<script>alert('1')</script>|*b* _c_ `d` [e](http://f) $g$ &amp;"
@@ -239,6 +243,25 @@ def test_a_run_done_twice_is_two_rows_and_no_repetition(tmp_path: Path):
         "FedAvg (max_epochs=-, a/version_1)",
         "FedAvg (max_epochs=9)",
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("target", ["webcam"]),
+        ("rounds", True),
+        ("rounds", 10**400),
+        ("bytes_by_channel", {"weights": "10"}),
+        ("seconds_total", "1"),
+        ("oracle_alternatives", ["a"]),
+        ("backends", {"weights": {**asdict(Plain().describe()), "error": 1}}),
+    ],
+)
+def test_a_summary_of_other_types_is_refused_where_it_is_read(tmp_path: Path, name: str, value: object):
+    path = write_finished(tmp_path / "run", 0.5) / "summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
+    with pytest.raises(ValueError, match=r"summary.json', which cannot be read \(TypeError: .* cannot be .+\)"):
+        read_runs([tmp_path])
 
 
 def test_rows_that_sum_up_others_stand_out_on_both_pages(tmp_path: Path):

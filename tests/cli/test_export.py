@@ -8,6 +8,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -143,6 +144,47 @@ def test_mistakes_are_told(run: Path, words: list[str], message: str) -> None:
         main(["export", *words])
     assert str(caught.value.code).startswith("fedlit: ")
     assert not list(run.glob("target*"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda content: [],
+        lambda content: {"federation": 1},
+        lambda content: {"federation": {}},
+        lambda content: content | {"clients": []},
+        lambda content: content | {"clients": {"fonts": 1}},
+        lambda content: content | {"state_dict": 1},
+        lambda content: {key: value for key, value in content.items() if key != "method"},
+        lambda content: content | {"federation": content["federation"] | {"roster": 1}},
+        lambda content: content | {"federation": content["federation"] | {"round_idx": "x"}},
+        lambda content: content | {"federation": content["federation"] | {"round_idx": float("inf")}},
+        lambda content: content | {"lr_schedulers": 1},
+    ],
+)
+def test_a_strangers_checkpoint_is_refused_whatever_it_holds(run: Path, change: Any) -> None:
+    torch.save(change(torch.load(epoch(run, 2), weights_only=True)), "strange.ckpt")
+    with pytest.raises(SystemExit) as caught:
+        main(["export", "run", "--ckpt_path=strange.ckpt"])
+    assert str(caught.value.code).startswith("fedlit: ")
+    assert not list(run.glob("target*"))
+
+
+@pytest.mark.parametrize("rounds", ["x", None, float("inf")])
+def test_of_several_checkpoints_all_must_say_how_far_they_are(run: Path, rounds: Any) -> None:
+    torch.save({"federation": {"round_idx": rounds}}, run / "checkpoints" / "strange.ckpt")
+    with pytest.raises(SystemExit, match=r"^fedlit: '.*strange.ckpt' does not say how many rounds it has trained for"):
+        main(["export", "run"])
+
+
+@pytest.mark.parametrize("place", [0, 200, 2000, -30])
+def test_a_damaged_checkpoint_is_refused(run: Path, place: int) -> None:
+    content = bytearray(epoch(run, 2).read_bytes())
+    content[place : place + 20 or None] = b"\xff" * 20
+    Path("damaged.ckpt").write_bytes(content)
+    with pytest.raises(SystemExit) as caught:
+        main(["export", "run", "--ckpt_path=damaged.ckpt"])
+    assert str(caught.value.code).startswith("fedlit: ")
 
 
 def test_a_run_without_a_checkpoint_is_told(run: Path) -> None:

@@ -421,6 +421,47 @@ def test_what_is_no_run_is_said_to_be_none(made: str | None, says: str, tmp_path
     assert not Path("report.html").exists()
 
 
+BOMB = "".join(f"a{n}: &a{n} {{{', '.join(f'k{k}: *a{n - 1}' for k in range(9))}}}\n" for n in range(1, 10))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        (
+            "config.yaml",
+            f"a0: &a0 {{x: 1}}\n{BOMB}",
+            "more than 100000 entries, counted as often as aliases repeat them",
+        ),
+        ("config.yaml", "a: &a {b: *a}", "more than 100000 entries"),
+        ("config.yaml", "[" * 5000, "cannot be read"),
+        ("ledger.csv", f"round,channel,sender,receiver,messages,bytes\n0,w,a,b,1,{10**400}\n", "num_bytes cannot be"),
+        ("summary.json", "[" * 100_000, "cannot be read"),
+        ("privacy.json", '{"a": ' * 100_000, "cannot be read"),
+        ("secret.png", "-----BEGIN PRIVATE KEY-----", "it is no PNG picture"),
+    ],
+)
+def test_a_strangers_folder_is_refused_by_name_of_the_file(tmp_path: Path, name: str, content: str, says: str):
+    (tmp_path / "metrics.csv").write_text("round,step\n0,1\n")
+    (tmp_path / name).write_text(content)
+    with pytest.raises(SystemExit, match=rf"got '.*{name}', which cannot be read \(") as error:
+        main(["report", str(tmp_path)])
+    assert says in str(error.value)
+    assert len(str(error.value)) < 2000
+
+
+@pytest.mark.parametrize("name", ["picture.png", "config.yaml", "metrics.csv", "dictionary_a.csv"])
+def test_a_strangers_links_are_not_followed(tmp_path: Path, name: str):
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"\x89PNG\r\n\x1a\n secret")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "metrics.csv").write_text("round,step\n0,1\n")
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(secret)
+    with pytest.raises(SystemExit, match=rf"{name}', which cannot be read \(.*it is a link to '{secret}'"):
+        main(["report", str(folder)])
+
+
 def test_the_output_must_be_a_page(runs: Path, capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit):
         main(["report", str(runs), "--output=page.md"])

@@ -127,6 +127,8 @@ BAD_FILES = [
     ({"dslr_y": np.arange(40) % 4}, r"must lie in 0..2 \(3 classes\), got 0..3"),
     ({"dslr_y": np.arange(40) % 2}, "class 'mouse' occurs at client 'amazon' only"),
     ({"dslr_y": np.array([None] * 40)}, "cannot be read as .npz"),
+    ({"classes": np.frombuffer(b"\xff" * 8, "<U1")}, "cannot be read as .npz"),  # characters that do not exist
+    ({"dslr_y": np.full(40, 2**62), "classes": None}, "go up to 4611686018427387904, but there are 100 samples"),
 ]
 
 

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from fedlit.data import DatasetLayoutError, DatasetNotFoundError, DomainDataset, ImageDomains
-from fedlit.data.image_domains import ImageFiles, ImageTransform
+from fedlit.data.image_domains import ImageFiles, ImageTransform, decode
 from fedlit.federation.loader import BatchedDataset
 from fedlit.federation.streams import enter_stream, torch_streams
 
@@ -212,6 +212,20 @@ def test_a_file_that_is_no_image_is_named(root):
     module = ImageDomains(str(root), image_size=20)
     with pytest.raises(DatasetLayoutError, match=r"00.jpg' cannot be read as an image"):
         list(map(module.dataset, ["art"] * 3, ["train", "val", "test"]))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"P6\n12 x9\n255\n",  # Pillow raises a ValueError at these numbers
+        b"P6\n20000 20000\n255\n",  # 400 million pixels, of which it says that they are a bomb
+        b"P5\n1 65000\n255\n" + bytes(65000),  # a strip that would be wider than any memory once it is resized
+    ],
+)
+def test_whatever_a_picture_holds_it_is_an_error_of_one_kind(tmp_path, content):
+    (tmp_path / "a.png").write_bytes(content)
+    with pytest.raises(DatasetLayoutError, match=r"a\.png' cannot be read as an image \(.+\): mend or remove it"):
+        decode(tmp_path / "a.png", 256, 224)
 
 
 def test_a_missing_root_says_where_it_looked(tmp_path):

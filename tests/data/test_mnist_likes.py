@@ -77,6 +77,13 @@ def test_missing_files_say_what_to_do(tmp_path):
         _ = module.clients
 
 
+def test_idx_files_of_images_of_two_sizes_are_refused(tmp_path):
+    write_idx(tmp_path)
+    (tmp_path / "t10k-images-idx3-ubyte").write_bytes(bytes([0, 0, 8, 3]) + struct.pack(">3i", 2, 3, 4) + bytes(24))
+    with pytest.raises(DatasetLayoutError, match=r"images of \(28, 28\) and of \(3, 4\) pixels"):
+        _ = FashionMNIST(str(tmp_path)).clients
+
+
 def test_download_goes_through_torchvision(tmp_path, monkeypatch):
     from torchvision import datasets
 

@@ -1,0 +1,107 @@
+"""Arrays from files that anybody may have made: read within bounds, or refused by one kind of error."""
+
+from __future__ import annotations
+
+import gzip
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedlit.data.base import DatasetLayoutError
+from fedlit.federation.transport import MOST_BYTES
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+# MATLAB's files are read by compiled code that ends the process at some that are malformed, so in one of its own
+_READ_MAT = """
+import sys
+import numpy as np
+from scipy.io import loadmat
+content = {key: value for key, value in loadmat(sys.argv[1]).items() if not key.startswith("__")}
+content = {key: value.toarray() if hasattr(value, "toarray") else value for key, value in content.items()}
+numeric = {key: value for key, value in content.items() if value.dtype.kind in "biufc"}
+np.savez(sys.argv[2], **numeric)
+"""
+
+
+def read_npz(path: str | Path) -> Arrays:
+    """The arrays of an .npz file.
+
+    Raises:
+        DatasetLayoutError: If it is no such file, holds objects, or unpacks to more than this machine's memory.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            _check_size(sum(member.file_size for member in archive.infolist()))
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {key: file[key] for key in file.files}
+        for key, array in arrays.items():
+            if not isinstance(array, np.ndarray):
+                raise ValueError(f"{key!r} is no array")
+            if array.dtype.kind == "U":
+                array.tolist()  # raises where a file names characters that do not exist
+        return arrays
+    except Exception as error:  # at bytes of another format, libraries raise errors of any kind
+        raise DatasetLayoutError(
+            f"{str(path)!r} cannot be read as .npz ({_said(error)}): save plain arrays with numpy.savez"
+        ) from error
+
+
+def read_mat(path: str | Path, seconds: float = 600.0) -> Arrays:
+    """The numeric arrays of a MATLAB file of version 7 or older, sparse ones as full ones.
+
+    Raises:
+        DatasetLayoutError: If it is no such file, or reading it takes longer than so many ``seconds``.
+    """
+    with TemporaryDirectory() as folder:
+        read = Path(folder, "read.npz")
+        try:
+            done = subprocess.run(
+                [sys.executable, "-c", _READ_MAT, str(path), str(read)],
+                capture_output=True, timeout=seconds, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise _no_mat(path, f"it takes longer than {seconds:g} s") from None
+        if done.returncode:
+            said = done.stderr.decode(errors="replace").strip().splitlines()
+            raise _no_mat(path, said[-1] if said else f"the process that read it ended with {done.returncode}")
+        return read_npz(read)
+
+
+def unzipped(path: str | Path) -> bytes:
+    """The content of a .gz file.
+
+    Raises:
+        DatasetLayoutError: If it is no such file, or unpacks to more than this machine's memory.
+    """
+    parts, size = [], 0
+    try:
+        with gzip.open(path) as file:
+            while part := file.read(1 << 24):
+                parts.append(part)
+                size += len(part)
+                _check_size(size)
+    except Exception as error:  # at bytes of another format, libraries raise errors of any kind
+        raise DatasetLayoutError(f"{str(path)!r} cannot be read ({_said(error)}): get it again") from error
+    return b"".join(parts)
+
+
+def _no_mat(path: str | Path, why: str) -> DatasetLayoutError:
+    return DatasetLayoutError(
+        f"{str(path)!r} cannot be read ({why}): save it from MATLAB with version '-v7' or as .npz"
+    )
+
+
+def _check_size(size: int) -> None:
+    if size > MOST_BYTES:
+        raise ValueError(f"it unpacks to {size} bytes or more, and this machine has {MOST_BYTES}")
+
+
+def _said(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
