@@ -16,10 +16,11 @@ from torch import Tensor
 from fedlit.federation.channel import Summed
 from fedlit.federation.choices import Resolved
 from fedlit.federation.errors import FederationError, PayloadError
+from fedlit.federation.leaks import over_other_clients
 from fedlit.federation.ledger import KEYS, SERVER
 from fedlit.federation.messenger import KINDS, Message, Messenger
 from fedlit.federation.release import Releases
-from fedlit.federation.wire import schema_from, schema_text, wire_size
+from fedlit.federation.wire import part, schema_from, schema_text, wire_size
 from fedlit.privacy import (
     AggregationClient,
     AggregationServer,
@@ -27,11 +28,21 @@ from fedlit.privacy import (
     FixedPoint,
     InputError,
     PrivacyError,
+    PrivacyWarning,
     QuorumError,
     RoundId,
     SecureAggregation,
 )
-from fedlit.privacy.packing import Payload, Schema, pack, relative_weights, schema_difference, schema_of, unpack
+from fedlit.privacy.packing import (
+    Payload,
+    Schema,
+    check_weight,
+    pack,
+    relative_weights,
+    schema_difference,
+    schema_of,
+    unpack,
+)
 
 _KEYS, _UNMASKING, _DOWNLOAD, _CHECK = (KINDS.index(kind) for kind in ("keys", "unmasking", "download", "check"))
 
@@ -104,6 +115,7 @@ class Aggregation:
         self._version: dict[str, dict[str, int]] = {}
         self._readers: dict[str, list[str]] = {}  # of what is published, for those who were away
         self._skipped: set[str] = set()  # channels on which a mean was skipped, and a warning given
+        self._summed: dict[str, list[str]] = {}  # over whom a fixed channel was summed last
 
     def _backend(self, channel: str) -> SecureAggregation:
         return self._channels[channel].backend
@@ -120,6 +132,8 @@ class Aggregation:
         if skips and 0 < len(senders) < needed:  # as all processes find
             self._warn_skipped(resolved, senders)
             return {}
+        if declared.fixed and senders:
+            self._warn_repeated(resolved, senders)
         mine = {name: payload for name, payload in payloads.items() if name in senders}
         if resolved.mechanism is not None:
             with self._timed("protection"):
@@ -138,6 +152,13 @@ class Aggregation:
                 stacklevel=5,
             )
         self._skipped.add(channel.name)
+
+    def _warn_repeated(self, channel: Resolved, senders: Sequence[str]) -> None:
+        """Say that two sums of the same messages over different clients tell more than each."""
+        before = self._summed.setdefault(channel.name, [*senders])
+        self._summed[channel.name] = [*senders]
+        if before != [*senders] and channel.hides and channel.mechanism is None and self._messenger.hosts_server:
+            warnings.warn(over_other_clients(channel, before, senders), PrivacyWarning, stacklevel=5)
 
     def _aggregate(self, recipe: Recipe, payloads: Mapping[str, Payload]) -> dict[str, dict[str, Tensor]]:
         channel, messenger, backend = recipe.channel, self._messenger, self._backend(recipe.channel)
@@ -174,7 +195,7 @@ class Aggregation:
             with self._protecting():
                 total = parties.server.reveal(published.total, published.num_clients)
                 published.total = total if backend.codec is None else _on_grid(total, backend.codec)
-        result, seen = self._publish(channel, published, recipe.receivers)
+        result, seen = self._publish(channel, published, recipe.receivers, None if shares is None else sent)
         if published is not None:
             # clone(): the entries of a sum that receivers got are views of its total
             seen = replace(published, total=published.total.clone(), revealed=seen.revealed if seen else None)
@@ -237,9 +258,9 @@ class Aggregation:
         if not self._messenger.hosts_server:
             return None
         with self._protecting():
-            schemas = {name: _schema_in(_part(message, "schema")) for name, message in arrived.items()}
+            schemas = {name: _schema_in(part(message, "schema", torch.uint8)) for name, message in arrived.items()}
             if schemas and self._check_schemas(recipe.channel, schemas):
-                total = parties.server.aggregate({name: _part(message, "sum") for name, message in arrived.items()})
+                total = parties.server.aggregate({name: part(message, "sum") for name, message in arrived.items()})
                 return _Published(total, next(iter(schemas.values())), len(arrived), recipe.weights is not None)
         return None
 
@@ -372,9 +393,16 @@ class Aggregation:
     # ---------------------------------------------------------------- totals on their way down
 
     def _publish(
-        self, channel: str, published: _Published | None, receivers: Sequence[str]
+        self,
+        channel: str,
+        published: _Published | None,
+        receivers: Sequence[str],
+        shares: Mapping[str, float] | None = None,
     ) -> tuple[dict[str, dict[str, Tensor]], _Published | None]:
-        """Send a total down: what local receivers get, and have seen of the total if clients alone can read it."""
+        """Send a total down: what local receivers get, and have seen of the total if clients alone can read it.
+
+        ``shares`` are relative weights of those who announced a vector, to compare with that in the total.
+        """
         messenger, backend = self._messenger, self._backend(channel)
         message: Message = {}
         if published is not None:
@@ -384,6 +412,8 @@ class Aggregation:
                 "sum": published.total,
             }
         sizes = messenger.announce(channel, {SERVER: wire_size(message)} if message else {}, _DOWNLOAD)
+        if SERVER not in sizes:
+            raise DecodeError(f"the server announces no total over channel {channel!r}, which is due")
         for name in receivers:
             messenger.book(channel, SERVER, name, sizes[SERVER])
         local = [name for name in receivers if messenger.is_local(name)]
@@ -391,20 +421,22 @@ class Aggregation:
         result, seen = None, None
         if local:
             with self._protecting():
-                total = self._revealed(backend, local[0], message)
-                weighted = bool(message["about"][1])
-                schema = _schema_in(message["schema"])
+                num_clients, weighted = _about(message)
+                total = self._revealed(backend, local[0], message, num_clients)
+                if shares is not None:
+                    check_weight(total, backend.codec, shares)
+                schema = _schema_in(part(message, "schema", torch.uint8))
                 result = unpack(total, schema, backend.codec, weighted, messenger.device)
                 if backend.key_holder == "clients":
-                    seen = _Published(message["sum"], schema, int(message["about"][0]), weighted, total)
+                    seen = _Published(part(message, "sum"), schema, num_clients, weighted, total)
         messenger.announce(channel, {}, _CHECK)  # a total that does not open for one is nobody's
         return ({} if result is None else dict.fromkeys(local, result)), seen
 
-    def _revealed(self, backend: SecureAggregation, client: str, message: Message) -> Tensor:
+    def _revealed(self, backend: SecureAggregation, client: str, message: Message, num_clients: int) -> Tensor:
         """What a client reads in a total."""
         if backend.key_holder == "clients":
-            return self._here(backend).clients[client].reveal(message["sum"], int(message["about"][0]))
-        return message["sum"] if backend.codec is None else backend.codec.decode(message["sum"])
+            return self._here(backend).clients[client].reveal(part(message, "sum"), num_clients)
+        return part(message, "sum") if backend.codec is None else backend.codec.decode(part(message, "sum"))
 
     def catch_up(self, channel: str, present: Sequence[str]) -> dict[str, dict[str, Tensor]]:
         """Send the last total of ``channel`` to those of ``present`` that were away when it was sent to them."""
@@ -436,10 +468,12 @@ class Aggregation:
                 sealed = parties.clients[author].reissue(published.revealed, published.num_clients)
                 messages[author] = {"sum": sealed}
         sizes = messenger.announce(channel, {name: wire_size(message) for name, message in messages.items()}, _DOWNLOAD)
+        if author not in sizes:
+            raise DecodeError(f"client {author!r} announces no total over channel {channel!r}, which it has read")
         messenger.book(channel, author, SERVER, sizes[author])
         arrived = messenger.to_server(channel, messages, sizes)
         if arrived:
-            published.total = arrived[author]["sum"]
+            published.total = part(arrived[author], "sum")
         published.restored = False
 
     # ---------------------------------------------------------------- checkpoints
@@ -455,6 +489,7 @@ class Aggregation:
         return {
             "versions": {channel: dict(versions) for channel, versions in self._version.items()},
             "readers": {channel: list(names) for channel, names in self._readers.items()},
+            "summed": {channel: list(names) for channel, names in self._summed.items()},
             "server": {channel: self._kept(channel, item) for channel, item in self._published.items()},
             "clients": {
                 name: {
@@ -481,6 +516,7 @@ class Aggregation:
         self._parties.clear()
         self._version = {channel: dict(versions) for channel, versions in state["versions"].items()}
         self._readers = {channel: list(names) for channel, names in state["readers"].items()}
+        self._summed = {channel: list(names) for channel, names in state.get("summed", {}).items()}
         self._published = {}
         for channel, item in state["server"].items():
             read = [totals[channel] for totals in state["clients"].values() if channel in totals]
@@ -507,13 +543,7 @@ def _note(text: bytes) -> Message:
 
 
 def _text(note: Message) -> bytes:
-    return _part(note, "keys").numpy().tobytes()
-
-
-def _part(message: Message, name: str) -> Tensor:
-    if name not in message:
-        raise DecodeError(f"a message lacks the part {name!r}, it has {list(message)}")
-    return message[name]
+    return part(note, "keys", torch.uint8).cpu().numpy().tobytes()
 
 
 @lru_cache(maxsize=256)
@@ -521,8 +551,13 @@ def _schema_bytes(schema: Schema) -> Tensor:
     return torch.frombuffer(bytearray(schema_text(schema)), dtype=torch.uint8)
 
 
+def _about(message: Message) -> tuple[int, bool]:
+    """Number of vectors in a total, and whether they are weighted."""
+    about = part(message, "about", torch.int32).tolist()
+    if len(about) != 2:
+        raise DecodeError(f"a total is told about in {len(about)} numbers, not 2")
+    return about[0], bool(about[1])
+
+
 def _schema_in(message: Tensor) -> Schema:
-    try:
-        return schema_from(message.numpy().tobytes())
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DecodeError(f"{len(message)} bytes do not describe a payload: {error}") from error
+    return schema_from(message.numpy().tobytes())

@@ -35,6 +35,8 @@ class Channel:
         otherwise: Which argument of the method makes it a channel of another kind, as an order ("give ..."); told where
             a choice for that kind is refused.
         watched: Whether it is for watching alone: the method would train the same without it.
+        fixed: Whether a client's message is the same whenever it is sent, as nothing that training changes is in it.
+            Sums of such messages over different clients tell single ones.
 
     Raises:
         ValueError: If the name is empty, too long, or that of another channel's keys, or an argument is out of range.
@@ -48,6 +50,7 @@ class Channel:
     unblurred: str = field(default="", kw_only=True)
     otherwise: str = field(default="", kw_only=True)
     watched: bool = field(default=False, kw_only=True)
+    fixed: bool = field(default=False, kw_only=True)
 
     kind: ClassVar[str]
     """How its messages go, in words."""

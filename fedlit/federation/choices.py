@@ -8,12 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from fedlit.federation.channel import Channel, Open, Pairwise, Parties, Summed
 from fedlit.federation.client import Client
 from fedlit.federation.errors import ChannelError
-from fedlit.privacy import Description, GaussianMechanism, Plain, PlainAffine, SecureAggregation, TwoPartyAffine
+from fedlit.privacy import (
+    Description,
+    GaussianMechanism,
+    Plain,
+    PlainAffine,
+    QuorumError,
+    SecureAggregation,
+    TwoPartyAffine,
+)
+
+Reports = GaussianMechanism | Literal["exact", "off"]
+"""How clients tell numbers for logging: with noise that is accounted for, as they are, or not at all."""
 
 _PROTECTS: dict[str, type[Channel]] = {"privacy": Summed, "two_party": Pairwise}
 """By the choice that protects its messages, the kind of channel."""
@@ -30,6 +41,7 @@ class Resolved:
         backend: Of its sums.
         protocol: Of what pairs compute over it; ``None`` if they compute nothing.
         mechanism: Of differential privacy; ``None`` for none.
+        sealed: Whether what goes from client to client is encrypted between them.
     """
 
     declared: Channel
@@ -38,6 +50,7 @@ class Resolved:
     backend: SecureAggregation
     protocol: TwoPartyAffine | None = None
     mechanism: GaussianMechanism | None = None
+    sealed: bool = False
 
     @property
     def name(self) -> str:
@@ -57,13 +70,16 @@ class Resolved:
     @property
     def sent(self) -> str:
         """How messages go with what was chosen, what they hold, from whom to whom, and how often, in a line."""
-        return f"{Open.kind if self.singly else self.declared.kind}: {self.declared}"
+        kind = Open.kind if self.singly else self.declared.kind
+        if self.sealed and kind == Open.kind and not self.declared.watched:
+            kind += " to who receives it, encrypted on its way"
+        return f"{kind}: {self.declared}"
 
     @property
     def description(self) -> Description | None:
         """What protects it; ``None`` where messages go from client to client in the clear."""
         if isinstance(self.declared, Summed) and not self.singly:
-            return self.backend.describe()
+            return self.backend.describe_round(len(self.senders))
         return None if self.protocol is None else self.protocol.describe()
 
     def everyone(self, argument: str) -> set[str]:
@@ -91,7 +107,13 @@ class Channels(Mapping[str, Resolved]):
         roster: All clients.
         learners: Names of those who take local steps; ``None`` is all with labels.
         heard: Channels on which not everyone present is heard; only their names are looked at here.
+        encrypted: Whether messages from client to client are; ``None`` is where something protects others.
+        reports: How numbers for logging are told; ``None`` is as they are, and with differential privacy not at all.
         choices: ``privacy``, ``two_party`` and ``differential_privacy`` of `Federation`.
+
+    Attributes:
+        sealed: Whether messages from client to client are encrypted between them.
+        reports: How numbers for logging are told.
 
     Raises:
         ChannelError: If a choice names a channel that there is not, or that cannot take it; if a channel would be left
@@ -105,12 +127,16 @@ class Channels(Mapping[str, Resolved]):
         roster: Sequence[Client],
         learners: Collection[str] | None = None,
         heard: Collection[str] = (),
+        encrypted: bool | None = None,
+        reports: Reports | None = None,
         **choices: Any,
     ) -> None:
-        check_choices(**choices)
+        check_choices(reports=reports, **choices)
         self._roster = roster
         self._learners = [client.name for client in roster if client.labelled] if learners is None else learners
         self._choices = choices
+        self.sealed = self._protect_something() if encrypted is None else encrypted
+        self.reports: Reports = reports or ("off" if self._given("differential_privacy") else "exact")
         self._in_the_clear = Plain()  # one object, whose parties serve all channels
         self._any_name = declared is None
         self._resolved: dict[str, Resolved] = {}
@@ -143,9 +169,9 @@ class Channels(Mapping[str, Resolved]):
 
     @property
     def mechanisms(self) -> list[GaussianMechanism]:
-        """Of differential privacy, over all channels; none if it is off."""
-        given = self._choices.get("differential_privacy")
-        return [*given.values()] if isinstance(given, Mapping) else [given] if given is not None else []
+        """Of differential privacy, over all channels and of reports; none if it is off."""
+        told = [self.reports] if isinstance(self.reports, GaussianMechanism) else []
+        return self._given("differential_privacy") + told
 
     def over(
         self, name: str, kind: type[Channel], senders: Collection[str] = (), receivers: Collection[str] = ()
@@ -198,7 +224,7 @@ class Channels(Mapping[str, Resolved]):
         if isinstance(channel, Pairwise):
             protocol = self._chosen("two_party", channel) or (PlainAffine() if channel.beside is None else None)
         senders, receivers = (self._members(parties) for parties in (channel.up, channel.to))
-        return Resolved(channel, senders, receivers, backend, protocol, mechanism)
+        return Resolved(channel, senders, receivers, backend, protocol, mechanism, self.sealed)
 
     def _members(self, parties: Parties) -> tuple[str, ...]:
         if parties == "learners":
@@ -208,6 +234,15 @@ class Channels(Mapping[str, Resolved]):
     def _chosen(self, option: str, channel: Channel) -> Any:
         given = self._choices.get(option)
         return given.get(channel.name) if isinstance(given, Mapping) else given
+
+    def _given(self, option: str) -> list[Any]:
+        given = self._choices.get(option)
+        return [*given.values()] if isinstance(given, Mapping) else [given] if given is not None else []
+
+    def _protect_something(self) -> bool:
+        return any(backend.min_clients > 1 for backend in self._given("privacy")) or any(
+            not isinstance(protocol, PlainAffine) for protocol in self._given("two_party")
+        )
 
     def _by_name(self, option: str) -> Mapping[str, Any]:
         given = self._choices.get(option)
@@ -257,13 +292,15 @@ class Channels(Mapping[str, Resolved]):
             )
 
     def _check_number(self, channel: Resolved) -> None:
-        needed = channel.backend.min_clients
-        if channel.hides and len(channel.senders) < needed:
+        if not channel.hides:
+            return
+        try:
+            channel.backend.check_clients(len(channel.senders))
+        except QuorumError as error:
             raise ChannelError(
-                f"{[*channel.senders]} alone can send over channel {channel}, and {type(channel.backend).__name__} "
-                f"hides nothing of fewer than {needed} clients: let more clients take part, or give this channel "
+                f"{[*channel.senders]} alone can send over channel {channel}: {error}, or give this channel "
                 "fedlit.privacy.Plain(), which hides nothing"
-            )
+            ) from error
 
     def _check_two_party(self) -> None:
         """Refuse protocols that nothing would be computed by, or that would hide what is seen anyway."""
@@ -282,8 +319,15 @@ class Channels(Mapping[str, Resolved]):
                 )
 
 
-def check_choices(privacy: object = None, two_party: object = None, differential_privacy: object = None) -> None:
-    """Raise a `TypeError` unless each is ``None``, of its kind, or a mapping from channels to that."""
+def check_choices(
+    privacy: object = None, two_party: object = None, differential_privacy: object = None, reports: object = None
+) -> None:
+    """Raise a `TypeError` unless each is ``None``, of its kind, or a mapping from channels to that.
+
+    ``reports`` is no mapping, but may be ``"exact"`` or ``"off"``.
+    """
+    if not (reports is None or reports in ("exact", "off") or isinstance(reports, GaussianMechanism)):
+        raise TypeError(f"reports must be 'exact', 'off' or a GaussianMechanism, got {reports!r}")
     for argument, given, kind in (
         ("privacy", privacy, SecureAggregation),
         ("two_party", two_party, TwoPartyAffine),

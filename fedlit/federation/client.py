@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from fedlit.federation.errors import RosterError
+from fedlit.privacy import DecodeError
 
 Role = Literal["source", "target"]
 
@@ -72,6 +73,30 @@ class Facts(NamedTuple):
     input_shape: tuple[int, ...]
 
 
+def introductions(told: Sequence[object], rank_of: Mapping[str, int]) -> dict[str, Facts]:
+    """What the processes told of their clients' data; each speaks for its own.
+
+    Args:
+        told: A mapping from names to `Facts`, as tuples, for each rank.
+        rank_of: Process of each client.
+
+    Raises:
+        DecodeError: If it is something else, or of another rank's client.
+    """
+    facts: dict[str, Facts] = {}
+    for rank, share in enumerate(told):
+        for name, told_of in share.items() if isinstance(share, dict) else [("", share)]:
+            number, shape = told_of if isinstance(told_of, tuple) and len(told_of) == 2 else (-1, ())
+            sizes = (number, *shape) if isinstance(shape, tuple) else (-1,)
+            if rank_of.get(name) != rank or not all(type(size) is int and size >= 0 for size in sizes):
+                raise DecodeError(
+                    f"rank {rank} introduces client {name!r} by {str(told_of)[:100]}: a rank tells the number of "
+                    "samples and the shape of one for each client that it hosts"
+                )
+            facts[name] = Facts(number, shape)
+    return facts
+
+
 def make_roster(clients: Iterable[Client | str], target: str) -> tuple[Client, ...]:
     """Turn client names or `Client` objects into a checked roster, in the order given.
 
@@ -115,18 +140,20 @@ def place(clients: Sequence[Client], world_size: int, placement: Sequence[Sequen
 
     Args:
         clients: The roster, K of them.
-        world_size: Number of processes, at most K.
-        placement: Client names per rank; ``None`` deals out contiguous shares of near-equal size.
+        world_size: Number of processes, at most K, or K + 1 with a placement whose first entry is empty.
+        placement: Client names per rank; ``None`` deals out contiguous shares of near-equal size. The first may be
+            empty: then process 0 is the server's alone.
 
     Returns:
         One rank per client.
 
     Raises:
         RosterError: If there are more processes than clients, or ``placement`` does not place each client once and
-            give every rank at least one.
+            give every rank but the first at least one.
     """
     names = [client.name for client in clients]
-    if world_size > len(clients):
+    apart = placement is not None and len(placement) > 1 and not placement[0]
+    if world_size > len(clients) + apart:
         raise RosterError(
             f"{world_size} processes for {len(clients)} clients {names}: a process without a client has nothing to "
             f"train, use devices={len(clients)} or fewer"
@@ -136,7 +163,10 @@ def place(clients: Sequence[Client], world_size: int, placement: Sequence[Sequen
     if len(placement) != world_size:
         raise RosterError(f"placement has {len(placement)} entries for {world_size} processes: give one list per rank")
     placed = [name for share in placement for name in share]
-    if sorted(placed) != sorted(names) or not all(placement):
-        raise RosterError(f"placement must name each of {names} once and leave no rank empty, got {list(placement)}")
+    if sorted(placed) != sorted(names) or not all(placement[apart:]):
+        raise RosterError(
+            f"placement must name each of {names} once and leave no rank empty but the first, for a server apart, got "
+            f"{list(placement)}"
+        )
     rank_of = {name: rank for rank, share in enumerate(placement) for name in share}
     return [rank_of[name] for name in names]

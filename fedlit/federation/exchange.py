@@ -10,9 +10,12 @@ from torch import Tensor
 from fedlit.federation.choices import Resolved
 from fedlit.federation.client import names_of
 from fedlit.federation.errors import PayloadError
+from fedlit.federation.ledger import KEYS
 from fedlit.federation.messenger import KINDS, Message, Messenger, Pair, Party
 from fedlit.federation.release import Releases
+from fedlit.federation.sealing import MAC_BYTES, WRAP_BYTES, Seals
 from fedlit.federation.wire import wire_size
+from fedlit.privacy import DecodeError, KeyCheckError
 from fedlit.privacy.packing import Payload
 
 Payloads = Mapping[str, Payload | Mapping[str, Payload]]
@@ -34,11 +37,13 @@ def by_receiver(sender: str, payload: Mapping[str, Any]) -> bool:
 
 
 class Exchange:
-    """Carries messages from client to client."""
+    """Carries messages from client to client, sealed between them if they are to be."""
 
-    def __init__(self, messenger: Messenger, releases: Releases) -> None:
+    def __init__(self, messenger: Messenger, releases: Releases, sealed: bool = False) -> None:
         self._messenger = messenger
         self._releases = releases
+        local = [name for name in messenger.rank_of if messenger.is_local(name)]
+        self._seals = Seals(local) if sealed else None
 
     def run(
         self,
@@ -71,15 +76,41 @@ class Exchange:
 
         ``wanted`` has, by sender, those who receive; what goes by an ``"exchange"`` is accounted for.
         """
-        messenger = self._messenger
-        announced = {party: wire_size(message) for party, message in outgoing.items()}
+        self._meet(channel)
+        messenger, seals = self._messenger, self._seals
+        longer = 0 if seals is None else MAC_BYTES
+        announced = {party: wire_size(message) + longer for party, message in outgoing.items()}
         sizes = messenger.announce(channel.name, announced, KINDS.index(kind))
+        ways = self._ways(sizes, wanted)
+        for party in dict.fromkeys(ways.values()) if kind == "exchange" else ():
+            self._releases.account(channel, {party if isinstance(party, str) else party[0]: 1.0})
+        longer = 0 if seals is None else WRAP_BYTES
+        for (sender, receiver), party in ways.items():
+            messenger.book(channel.name, sender, receiver, sizes[party] + longer)
+        return messenger.deliver(channel.name, outgoing, sizes, ways, seals)
+
+    def _ways(self, sizes: Mapping[Any, int], wanted: Mapping[str, Sequence[str]]) -> dict[Pair, Party]:
+        """Whose message goes from whom to whom."""
         ways: dict[Pair, Party] = {}
         for party in sizes:
             sender = party if isinstance(party, str) else party[0]
-            ways |= {(sender, to): party for to in wanted[sender] if party in (sender, (sender, to))}
-        for party in dict.fromkeys(ways.values()) if kind == "exchange" else ():
-            self._releases.account(channel, {party if isinstance(party, str) else party[0]: 1.0})
+            ways |= {(sender, to): party for to in wanted.get(sender, ()) if party in (sender, (sender, to))}
+        return ways
+
+    def _meet(self, channel: Resolved) -> None:
+        """Before the first sealed message, let all clients know each other's public keys."""
+        seals, messenger = self._seals, self._messenger
+        if seals is None or seals.introduced:
+            return
+        told = seals.public_keys()
+        sizes = messenger.announce(
+            channel.name, {name: wire_size(key) for name, key in told.items()}, KINDS.index("keys")
+        )
+        ways = self._ways(sizes, {name: [other for other in messenger.rank_of if other != name] for name in sizes})
         for (sender, receiver), party in ways.items():
-            messenger.book(channel.name, sender, receiver, sizes[party])
-        return messenger.deliver(channel.name, outgoing, sizes, ways)
+            messenger.book(channel.name + KEYS, sender, receiver, sizes[party])
+        try:
+            seals.introduce(messenger.deliver(channel.name, told, sizes, ways))
+        except (KeyCheckError, DecodeError) as error:
+            messenger.fail(error)
+        messenger.announce(channel.name, {}, KINDS.index("check"))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -12,10 +14,11 @@ from torch import Tensor
 
 from fedlit.federation.aggregation import Aggregation, Recipe
 from fedlit.federation.channel import Channel, Open, Pairwise, Summed
-from fedlit.federation.choices import Channels
-from fedlit.federation.client import Client, Facts, names_of
+from fedlit.federation.choices import Channels, Reports
+from fedlit.federation.client import Client, Facts, introductions, names_of
 from fedlit.federation.errors import FederationError, OutOfStepError, RosterError
 from fedlit.federation.exchange import Exchange, Payloads, Received, by_receiver
+from fedlit.federation.leaks import with_other_participation
 from fedlit.federation.messenger import KINDS, Messenger
 from fedlit.federation.metrics import tell
 from fedlit.federation.participation import Participation
@@ -24,7 +27,7 @@ from fedlit.federation.roster import Roster
 from fedlit.federation.streams import global_seed
 from fedlit.federation.transport import OneProcess, Transport
 from fedlit.federation.two_party import TwoPartyExchange
-from fedlit.privacy import GaussianMechanism, PrivacyError, SecureAggregation, TwoPartyAffine
+from fedlit.privacy import GaussianMechanism, PrivacyError, PrivacyWarning, SecureAggregation, TwoPartyAffine
 from fedlit.privacy.packing import Payload
 
 _Clients = Iterable[Client | str]
@@ -53,7 +56,12 @@ class Federation:
         two_party: Protocol for what pairs of clients compute together (`affine`), one for all channels or one per
             channel; ``None`` is `PlainAffine`. If channels are named, each pairwise one has to be.
         differential_privacy: What each client does to what it sends before anything else, one for all channels or one
-            per channel. Watched numbers (`report`) are never touched.
+            per channel.
+        reports: How clients tell numbers for logging (`report`): ``"exact"`` as they are; ``"off"`` not at all; or
+            through a mechanism, which is accounted for, and for which a number that is not finite is 0. ``None`` is
+            ``"exact"``, and beside ``differential_privacy`` ``"off"``.
+        encrypted: Whether messages from client to client are encrypted between the two (`Seals`); ``None`` is where a
+            backend or protocol protects others.
         seed: Of participation and random streams; ``None`` takes the one given to ``seed_everything``.
         drops: Old name of ``heard``.
         nested_drops: Old name of ``nested_heard``.
@@ -88,6 +96,8 @@ class Federation:
         privacy: SecureAggregation | Mapping[str, SecureAggregation] | None = None,
         two_party: TwoPartyAffine | Mapping[str, TwoPartyAffine] | None = None,
         differential_privacy: GaussianMechanism | Mapping[str, GaussianMechanism] | None = None,
+        reports: Reports | None = None,
+        encrypted: bool | None = None,
         seed: int | None = None,
         drops: Mapping[str, Participation] | None = None,
         nested_drops: bool = True,
@@ -99,14 +109,14 @@ class Federation:
         self.roster = Roster(clients, target, self.transport, placement, participation, heard, nested, seed)
         learning = None if learners is None else names_of(learners)
         choices = {"privacy": privacy, "two_party": two_party, "differential_privacy": differential_privacy}
-        self.channels = Channels(channels, self.clients, learning, self.roster.heard, **choices)
+        self.channels = Channels(channels, self.clients, learning, self.roster.heard, encrypted, reports, **choices)
         self.batch_idx = 0
         self.seconds: dict[str, float] = {}
         self._messenger = Messenger(self.transport, self.roster.rank_of)
         self._releases = Releases(self._messenger)
         self.ledger, self.accounts = self._messenger.ledger, self._releases.accounts
         self.hosts_server = self._messenger.hosts_server
-        self._exchange = Exchange(self._messenger, self._releases)
+        self._exchange = Exchange(self._messenger, self._releases, self.channels.sealed)
         self._aggregation = Aggregation(self._messenger, self.channels, self._releases, self._timed)
         self._two_party = TwoPartyExchange(self._messenger, self._exchange, self._releases, self._timed)
 
@@ -175,15 +185,16 @@ class Federation:
         Raises:
             RosterError: On every process, if a client's samples are shaped unlike the others'.
         """
-        shares = self.transport.all_gather_object({name: tuple(fact) for name, fact in facts.items()})
-        self.roster.introduce({name: Facts(*fact) for share in shares for name, fact in share.items()})
+        shares = self.transport.tell_all({name: tuple(fact) for name, fact in facts.items()}, "introductions")
+        self.roster.introduce(introductions(shares, self.roster.rank_of))
 
     def agree(self, label: str, value: object) -> None:
         """Raise an `OutOfStepError` on every process unless all of them hold an equal ``value``."""
-        values = self.transport.all_gather_object(value)
+        values = self.transport.tell_all(value, f"agreement on {label}")
         for rank, other in enumerate(values):
             if other != values[0]:
-                raise OutOfStepError(f"{label} differs between processes: rank 0 has {values[0]}, rank {rank} {other}")
+                words = f"rank 0 has {str(values[0])[:1000]}, rank {rank} {str(other)[:1000]}"
+                raise OutOfStepError(f"{label} differs between processes: {words}")
 
     # ---------------------------------------------------------------- messages
 
@@ -348,17 +359,22 @@ class Federation:
             channel: Under which the messages are booked: an `Open` one.
 
         Returns:
-            ``{client: {name: number}}`` of all clients that reported, in roster order.
+            ``{client: {name: number}}`` of all clients that reported, in roster order; empty where ``reports`` of the
+            federation are off.
 
         Raises:
             OutOfStepError: On every process, if another one is in a different exchange.
             RosterError: If a client is unknown or not hosted here.
         """
         with self._timed("exchange"):
-            self.channels.over(channel, Open)
+            resolved, reports = self.channels.over(channel, Open), self.channels.reports
+            mine = self.roster.local(values)
+            if reports == "off":
+                return {}
             # Between two rounds, as in validation, a report is about the round that has ended.
             about = self.round_idx if self.batch_idx else max(0, self.round_idx - 1)
-            return tell(self._messenger, channel, self.roster.local(values), names, about)
+            resolved = replace(resolved, mechanism=None if reports == "exact" else reports)
+            return tell(self._messenger, self._releases, resolved, mine, names, about)
 
     def epsilon(self, against: Literal["message", "sum"] = "message") -> dict[str, float]:
         """Privacy loss so far of each client that has released anything, at the largest ``delta`` of the mechanisms.
@@ -375,7 +391,7 @@ class Federation:
         """Keep a local failure until the next exchange, which then raises it on every process."""
         self._messenger.fail(error)
 
-    def check(self, about: str, error: FederationError | RosterError | None) -> None:
+    def check(self, about: str, error: FederationError | RosterError | PrivacyError | None) -> None:
         """Raise a local ``error`` on every process; all of them call it, those without an error give ``None``.
 
         Args:
@@ -436,6 +452,7 @@ class Federation:
         return {
             "roster": self.roster.state(),
             "seed": self.seed,
+            "participation": self.roster.draws(self.round_idx),
             "round_idx": self.round_idx,
             "batch_idx": self.batch_idx,
             "calls": self._messenger.call,
@@ -449,6 +466,10 @@ class Federation:
         """Go on where `state_dict` left off; a `RosterError` if the state belongs to another roster."""
         self.roster.go_on(state["roster"], state["seed"])
         self.round_idx, self.batch_idx = state["round_idx"], state["batch_idx"]
+        draws = self.roster.draws(self.round_idx)
+        if self.hosts_server and state.get("participation", draws) != draws:
+            for sentence in with_other_participation(self.channels):
+                warnings.warn(sentence, PrivacyWarning, stacklevel=2)
         self._messenger.call = max(self._messenger.call, state["calls"])  # never repeats: see `RoundId`
         self.ledger.load_state_dict(state["ledger"])
         self.seconds = dict(state["server"]["seconds"])

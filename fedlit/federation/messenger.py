@@ -14,13 +14,25 @@ from fedlit.federation import errors
 from fedlit.federation.channel import NAME_BYTES
 from fedlit.federation.errors import DivergedError, FederationError, OutOfStepError, PeerFailedError, RosterError
 from fedlit.federation.ledger import SERVER, Ledger
-from fedlit.federation.transport import Transport
+from fedlit.federation.sealing import WRAP_BYTES, Seals
+from fedlit.federation.transport import Transport, check_sizes
 from fedlit.federation.wire import decode, encode
 from fedlit.privacy import DecodeError, PrivacyError
 from fedlit.privacy import errors as privacy_errors
+from fedlit.privacy.links import digest
 
 KINDS = ("exchange", "sum", "mean", "download", "keys", "unmasking", "affine", "check", "report")
 """What processes can be in together; the last one also tells how many numbers it reports."""
+
+_ERRORS: dict[str, type[Exception]] = {
+    name: kind
+    for name, kind in (vars(privacy_errors) | vars(errors)).items()
+    if isinstance(kind, type) and issubclass(kind, FederationError | RosterError | PrivacyError)
+}
+"""What a process may fail by, as it is told to others."""
+
+_MOST_WORDS = 10_000
+"""Characters of an error that is told to others."""
 
 _HEAD_WORDS = 5  # kind, call, round, failed, weights
 _FRAME_WORDS = _HEAD_WORDS + NAME_BYTES // 8  # then the channel's name
@@ -87,12 +99,15 @@ class Messenger:
             )
 
     def _raise_everywhere(self, failure: FederationError | RosterError | PrivacyError | None) -> None:
-        told = self.transport.all_gather_object(None if failure is None else (type(failure).__name__, str(failure)))
+        own = None if failure is None else [type(failure).__name__, str(failure)[:_MOST_WORDS]]
+        told = self.transport.tell_all(own, "failures")
         if failure is not None:
             raise failure
-        rank, (kind, text) = next((rank, item) for rank, item in enumerate(told) if item is not None)
-        known: type[Exception] = getattr(errors, kind, getattr(privacy_errors, kind, PeerFailedError))
-        raise known(f"{text} [raised by rank {rank}]")
+        for rank, item in enumerate(told):
+            if item is not None:
+                kind, text = item if isinstance(item, list) and len(item) == 2 else ("", item)
+                raise _ERRORS.get(str(kind), PeerFailedError)(f"{str(text)[:_MOST_WORDS]} [raised by rank {rank}]")
+        raise PeerFailedError("a process announced that it failed, and then did not say how")
 
     # ---------------------------------------------------------------- announcements
 
@@ -137,8 +152,24 @@ class Messenger:
             second = torch.tensor([0, *pairs.values()], dtype=torch.int64)
             bodies = self.transport.all_gather(second, self._doing(channel))
         # One rank knows each size: the server's and its receivers' are rank 0's word, a client's its own rank's.
-        largest = torch.stack(bodies).max(dim=0).values.tolist()[1:]
-        return {party: size for party, size in zip(parties, largest, strict=True) if size}
+        told = torch.stack(bodies)[:, 1:]
+        self._check_speakers(told, parties, channel)
+        largest = told.max(dim=0).values.tolist()
+        announced = {party: size for party, size in zip(parties, largest, strict=True) if size}
+        check_sizes(announced, self._doing(channel))
+        return announced
+
+    def _check_speakers(self, told: Tensor, parties: Sequence[Party], channel: str) -> None:
+        """Raise a `DecodeError` if a process other than the server's, rank 0, speaks for clients of another one."""
+        senders = [party if isinstance(party, str) else party[0] for party in parties]
+        hosts = torch.tensor([self.rank_of.get(sender, 0) for sender in senders])
+        strangers = (told != 0) & (hosts != torch.arange(len(told))[:, None])
+        strangers[0] &= torch.tensor([not isinstance(party, str) for party in parties])
+        for rank, place in strangers.nonzero().tolist()[:1]:
+            raise DecodeError(
+                f"rank {rank} announces a message of {senders[place]!r}, whom it does not host, in "
+                f"{self._doing(channel)}"
+            )
 
     def _by_pair(self, sizes: Mapping[Any, int]) -> dict[Pair, int]:
         """Sizes by sender and receiver; one who tells all the same thing may tell it to any of them."""
@@ -155,22 +186,43 @@ class Messenger:
         return self.transport.all_gather(table, self._doing(channel))
 
     def deliver(
-        self, channel: str, outgoing: Mapping[Party, Message], sizes: Mapping[Any, int], ways: Mapping[Pair, Party]
+        self,
+        channel: str,
+        outgoing: Mapping[Any, Message],
+        sizes: Mapping[Any, int],
+        ways: Mapping[Pair, Party],
+        seals: Seals | None = None,
     ) -> dict[str, dict[str, Message]]:
-        """Carry messages of local clients the ``ways`` they go, by sender and receiver; what local receivers get."""
+        """Carry messages of local clients the ``ways`` they go, by sender and receiver; what local receivers get.
+
+        With ``seals``, what goes to another process is sealed for those who receive it there.
+        """
         rank = self.transport.rank
         # One copy per receiving process, however many clients it hosts: (message, from rank, to rank), in order.
         crossings = dict.fromkeys((party, self.rank_of[way[0]], self.rank_of[way[1]]) for way, party in ways.items())
-        messages = {party: _of(outgoing, party) for party, here, _ in crossings if here == rank}
+        messages = {party: _said(outgoing, party) for party, here, _ in crossings if here == rank}
         leaving = [(party, there) for party, here, there in crossings if here == rank != there]
-        encoded = {party: encode(messages[party]) for party in dict(leaving)}
         due = [(party, here) for party, here, there in crossings if there == rank != here]
+        readers: dict[tuple[Party, int], list[str]] = {}
+        for (_, receiver), party in ways.items():
+            readers.setdefault((party, self.rank_of[receiver]), []).append(receiver)
+        about = digest(channel, self.round_idx, self.call)
+        copies: dict[tuple[Party, int], Tensor] = {}
+        for party in dict(leaving):
+            ranks, message = [there for each, there in leaving if each == party], encode(messages[party])
+            sealed = [message] * len(ranks)
+            if seals is not None:
+                sealed = seals.close(message, _sender(party), [readers[party, there] for there in ranks], about)
+            copies |= {(party, there): copy for there, copy in zip(ranks, sealed, strict=True)}
+        extra = 0 if seals is None else WRAP_BYTES
         arrived = self.transport.swap(
-            [(there, encoded[party]) for party, there in leaving],
-            [(here, sizes[party]) for party, here in due],
+            [(there, copies[party, there]) for party, there in leaving],
+            [(here, sizes[party] + extra * len(readers[party, rank])) for party, here in due],
             self._doing(channel),
         )
         for (party, _), message in zip(due, arrived, strict=True):
+            if seals is not None:
+                message = seals.open(message, _sender(party), readers[party, rank], about)
             messages[party] = {name: tensor.to(self.device) for name, tensor in decode(message).items()}
         received: dict[str, dict[str, Message]] = {}
         for (sender, receiver), party in ways.items():
@@ -187,7 +239,7 @@ class Messenger:
                 [(0, encode(messages[name])) for name in sizes if name in messages], [], self._doing(channel)
             )
             return {}
-        senders = [name for name in sizes if name not in messages]
+        senders = [name for name in sizes if name not in messages and not self.is_local(name)]
         inbox = [(self.rank_of[name], sizes[name]) for name in senders]
         arrived = self.transport.swap([], inbox, self._doing(channel))
         try:
@@ -195,7 +247,7 @@ class Messenger:
         except ValueError as error:
             self.fail(DecodeError(f"channel {channel!r}: {error}"))
             return {}
-        return {name: messages[name] if name in messages else decoded[name] for name in sizes}
+        return {name: decoded[name] if name in decoded else _said(messages, name) for name in sizes}
 
     def broadcast(self, channel: str, message: Message, size: int, receivers: Sequence[str]) -> Message:
         """Carry one message of the server to the processes of ``receivers``; empty elsewhere."""
@@ -216,9 +268,10 @@ class Messenger:
         if self.transport.world_size == 1:
             return {name: messages[name] for name in sizes}
         if self.hosts_server:
-            outbox = [(self.rank_of[name], encode(messages[name])) for name in sizes if not self.is_local(name)]
+            told = {name: _said(messages, name) for name in sizes}
+            outbox = [(self.rank_of[name], encode(told[name])) for name in told if not self.is_local(name)]
             self.transport.swap(outbox, [], self._doing(channel))
-            return {name: messages[name] for name in sizes if self.is_local(name)}
+            return {name: told[name] for name in told if self.is_local(name)}
         here = [name for name in sizes if self.is_local(name)]
         arrived = self.transport.swap([], [(0, sizes[name]) for name in here], self._doing(channel))
         return {name: decode(message) for name, message in zip(here, arrived, strict=True)}
@@ -227,9 +280,19 @@ class Messenger:
         return f"exchange {channel!r} of round {self.round_idx}"
 
 
-def _of(outgoing: Mapping[Party, Message], party: Party) -> Message:
-    """A local message; one for all receivers is announced by pairs where another's messages are."""
-    return outgoing[party] if party in outgoing else outgoing[party[0]]
+def _sender(party: Party) -> str:
+    return party if isinstance(party, str) else party[0]
+
+
+def _said(outgoing: Mapping[Any, Message], party: Party) -> Message:
+    """A local message; one for all receivers is announced by pairs where another's messages are.
+
+    Raises a `DecodeError` if there is none, and another process has announced it.
+    """
+    own = party if party in outgoing or isinstance(party, str) else party[0]
+    if own not in outgoing:
+        raise DecodeError(f"another process announces a message of {party!r}, who says nothing here")
+    return outgoing[own]
 
 
 def _fingerprint(weights: Mapping[str, float] | None) -> int:
@@ -242,6 +305,6 @@ def _fingerprint(weights: Mapping[str, float] | None) -> int:
 
 def _describe(frame: Tensor) -> str:
     name = frame[_HEAD_WORDS:_FRAME_WORDS].numpy().tobytes().decode(errors="replace").rstrip()
-    kind = KINDS[min(int(frame[0]), len(KINDS) - 1)]
+    kind = KINDS[max(0, min(int(frame[0]), len(KINDS) - 1))]
     weights = f", weights {int(frame[4]):x}" if int(frame[4]) else ""
     return f"{kind} of channel {name!r} (call {int(frame[1])}, round {int(frame[2])}{weights})"

@@ -7,15 +7,18 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from fedlit.federation.channel import Open
+from fedlit.federation.choices import Resolved
 from fedlit.federation.ledger import SERVER
 from fedlit.federation.messenger import KINDS, Messenger
+from fedlit.federation.release import Releases
 from fedlit.federation.wire import wire_size
+from fedlit.privacy import DecodeError
 
 METRICS = Open(
     "metrics",
     "losses, gradient norms and scores",
     how_often="every round and every evaluation",
-    unblurred="what is logged is told as it is",
+    unblurred="how it is told is what reports says",
     watched=True,
 )
 """What every run tells for logging and model selection."""
@@ -24,13 +27,21 @@ _NUMBER = torch.zeros((), dtype=torch.float64)
 
 
 def tell(
-    messenger: Messenger, channel: str, values: Mapping[str, Mapping[str, float]], names: Sequence[str], round_idx: int
+    messenger: Messenger,
+    releases: Releases,
+    resolved: Resolved,
+    values: Mapping[str, Mapping[str, float]],
+    names: Sequence[str],
+    round_idx: int,
 ) -> dict[str, dict[str, float]]:
     """Send numbers of local clients to the server, and the table ``{client: {name: number}}`` of all to everyone.
 
-    ``names`` are those there may be, the same on every process; clients and names may be left out.
+    ``names`` are those there may be, the same on every process; clients and names may be left out. Numbers go through
+    the mechanism of the channel, if it has one.
     """
-    clients = list(messenger.rank_of)
+    clients, channel = list(messenger.rank_of), resolved.name
+    if resolved.mechanism is not None:
+        values = {client: releases.numbers(resolved, client, mine) for client, mine in values.items()}
     # Flags say which numbers are given: NaN is a number that a metric may have.
     table = torch.zeros(2, len(clients), len(names), dtype=torch.float64)
     for row, client in enumerate(clients):
@@ -41,13 +52,19 @@ def tell(
     # The kind tells the number of names too: tables of unequal size cannot be gathered.
     kind = KINDS.index("report") + len(names)
     messenger.announce(channel, {name: 8 for name, some in zip(clients, given, strict=True) if some}, kind)
-    table = torch.stack(messenger.gather(table, channel)).sum(dim=0)
+    tables = messenger.gather(table, channel)
+    for rank, theirs in enumerate(tables):
+        others = [row for row, client in enumerate(clients) if messenger.rank_of[client] != rank]
+        if bool(theirs[:, others].any()):
+            raise DecodeError(f"rank {rank} reports numbers of clients that it does not host over channel {channel!r}")
+    table = torch.stack(tables).sum(dim=0)
     numbers, flags = table[0].tolist(), table[1].tolist()
     told = {
         client: {name: numbers[row][column] for column, name in enumerate(names) if flags[row][column]}
         for row, client in enumerate(clients)
         if any(flags[row])
     }
+    releases.account(resolved, dict.fromkeys(told, 1.0))
     sizes = {client: wire_size(dict.fromkeys(mine, _NUMBER)) for client, mine in told.items()}
     for client, size in sizes.items():
         messenger.ledger.record(round_idx, channel, client, SERVER, size)

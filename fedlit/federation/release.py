@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from fedlit.federation.choices import Resolved
@@ -47,6 +48,11 @@ class Releases:
             except InputError as error:
                 messenger.fail(type(error)(f"client {client!r}, channel {channel.name!r}: {error}"))
         return {}
+
+    def numbers(self, channel: Resolved, client: str, values: Mapping[str, float]) -> dict[str, float]:
+        """What a local client tells for its own numbers, through the channel's mechanism; see `Federation.report`."""
+        finite = {name: torch.tensor(value).double().nan_to_num(0.0, 0.0, 0.0) for name, value in values.items()}
+        return {name: float(number) for name, number in self.of(channel, client, finite, None).items()}
 
     def account(self, channel: Resolved, sent: Mapping[str, float]) -> None:
         """Book what clients have released over a channel; in a hidden sum, the noise of all of them covers each.

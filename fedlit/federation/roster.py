@@ -13,6 +13,9 @@ from fedlit.federation.transport import Transport
 
 _T = TypeVar("_T")
 
+_ROUNDS_COMPARED = 10
+"""After a checkpoint, to see whether participation has changed."""
+
 
 class Roster:
     """The clients of a federation.
@@ -130,6 +133,18 @@ class Roster:
                 )
         self.clients = tuple(replace(client, num_samples=facts[client.name].num_samples) for client in self.clients)
         self._present.clear()
+
+    def hosted_by(self, rank: int) -> list[str]:
+        """Names of the clients of this process."""
+        return [name for name, host in self.rank_of.items() if host == rank]
+
+    def draws(self, round_idx: int) -> list[list[str]]:
+        """Who is present, and who is heard on each channel that has a rule, in a round and those after it."""
+        return [
+            names_of(self.present(each, channel))
+            for each in range(round_idx, round_idx + _ROUNDS_COMPARED)
+            for channel in (None, *self.heard)
+        ]
 
     def state(self) -> list[list[str]]:
         """Names and roles, for checkpoints."""

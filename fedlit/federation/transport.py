@@ -1,9 +1,14 @@
-"""Moves bytes between the processes of a federation; one process needs none of it."""
+"""Moves bytes between the processes of a federation; one process needs none of it.
+
+What another process announces or sends is not trusted: sizes are checked before memory is taken, and nothing is
+unpickled.
+"""
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, final
 
@@ -11,7 +16,21 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from fedlit.federation.documents import document, read_document
 from fedlit.federation.errors import FederationTimeoutError
+from fedlit.privacy import DecodeError
+
+
+def _memory() -> int:
+    """Bytes that this machine has."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # not told on Windows
+        return 1 << 40
+
+
+MOST_BYTES = _memory()
+"""Of all messages that a process receives at once: what is announced beyond is refused."""
 
 
 class Transport(ABC):
@@ -30,14 +49,6 @@ class Transport(ABC):
         """``frame`` of every rank, in rank order; all ranks give the same shape. ``doing`` is for error messages."""
 
     @abstractmethod
-    def all_gather_object(self, value: Any) -> list[Any]:
-        """A picklable value of every rank, in rank order."""
-
-    @abstractmethod
-    def gather_object(self, value: Any) -> list[Any] | None:
-        """A picklable value of every rank, in rank order, on rank 0; ``None`` on the others."""
-
-    @abstractmethod
     def swap(
         self, outgoing: Sequence[tuple[int, Tensor]], incoming: Sequence[tuple[int, int]], doing: str
     ) -> list[Tensor]:
@@ -45,6 +56,47 @@ class Transport(ABC):
 
         Sender and receiver share the order; ``doing`` is for error messages.
         """
+
+    def tell_all(self, value: Any, doing: str) -> list[Any]:
+        """A value of every rank, in rank order; of what `document` can hold.
+
+        Raises:
+            DecodeError: If what a rank sends is none, or announced as larger than this machine's memory.
+        """
+        if self.world_size == 1:
+            return [value]
+        message = document(value, doing)
+        sizes = self._sizes(message, doing)
+        others = [rank for rank in range(self.world_size) if rank != self.rank]
+        arrived = iter(self.swap([(rank, message) for rank in others], [(rank, sizes[rank]) for rank in others], doing))
+        return [value if rank == self.rank else read_document(next(arrived)) for rank in range(self.world_size)]
+
+    def bring_first(self, message: Tensor, doing: str) -> list[Tensor]:
+        """Messages of every rank, of shape (bytes,), in rank order, on rank 0; none on the others.
+
+        Raises:
+            DecodeError: On every rank, if they are announced as larger than this machine's memory.
+        """
+        sizes = self._sizes(message, doing)
+        if self.rank:
+            self.swap([(0, message)], [], doing)
+            return []
+        return [message, *self.swap([], [(rank, sizes[rank]) for rank in range(1, self.world_size)], doing)]
+
+    def _sizes(self, message: Tensor, doing: str) -> list[int]:
+        sizes = [int(size) for size in self.all_gather(torch.tensor([len(message)]), doing)]
+        check_sizes(dict(enumerate(sizes)), doing)
+        return sizes
+
+
+def check_sizes(sizes: Mapping[Any, int], doing: str) -> None:
+    """Raise a `DecodeError` unless messages of so many bytes each can be received, all at once."""
+    if min(sizes.values(), default=0) < 0 or sum(sizes.values()) > MOST_BYTES:
+        sender = min(sizes, key=lambda each: (sizes[each] >= 0, -sizes[each]))  # the first below 0, or the largest
+        raise DecodeError(
+            f"{sizes[sender]} bytes are announced by {sender!r} during {doing}, of {sum(sizes.values())} in all: "
+            f"messages have 0 bytes or more, and no more together than this machine's memory, {MOST_BYTES}"
+        )
 
 
 @final
@@ -57,14 +109,6 @@ class OneProcess(Transport):
     def all_gather(self, frame: Tensor, doing: str) -> list[Tensor]:
         """Own frame alone."""
         return [frame]
-
-    def all_gather_object(self, value: Any) -> list[Any]:
-        """Own value alone."""
-        return [value]
-
-    def gather_object(self, value: Any) -> list[Any] | None:
-        """Own value alone."""
-        return [value]
 
     def swap(
         self, outgoing: Sequence[tuple[int, Tensor]], incoming: Sequence[tuple[int, int]], doing: str
@@ -100,24 +144,6 @@ class ProcessGroup(Transport):
         except RuntimeError as error:
             raise self._lost(doing, error) from error
         return frames
-
-    def all_gather_object(self, value: Any) -> list[Any]:
-        """A value of every rank."""
-        values: list[Any] = [None] * self.world_size
-        try:
-            dist.all_gather_object(values, value, group=self._group)
-        except RuntimeError as error:
-            raise self._lost("introductions", error) from error
-        return values
-
-    def gather_object(self, value: Any) -> list[Any] | None:
-        """A value of every rank, on rank 0."""
-        values: list[Any] | None = [None] * self.world_size if self.rank == 0 else None
-        try:
-            dist.gather_object(value, values, dst=0, group=self._group)
-        except RuntimeError as error:
-            raise self._lost("a checkpoint", error) from error
-        return values
 
     def swap(
         self, outgoing: Sequence[tuple[int, Tensor]], incoming: Sequence[tuple[int, int]], doing: str

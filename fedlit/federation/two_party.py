@@ -13,7 +13,8 @@ from fedlit.federation.choices import Resolved
 from fedlit.federation.exchange import Exchange
 from fedlit.federation.messenger import KINDS, Message, Messenger, Pair, Party
 from fedlit.federation.release import Releases
-from fedlit.privacy import PlainAffine, PrivacyError, RoundId
+from fedlit.federation.wire import part
+from fedlit.privacy import DecodeError, PlainAffine, PrivacyError, RoundId
 from fedlit.privacy.affine import AffineSource, AffineTarget
 
 _T = TypeVar("_T")
@@ -80,11 +81,13 @@ class TwoPartyExchange:
             party = self._learners[channel, pair]
             party.open_round(round_id)
             matrix, offset = maps[pair[1]][pair[0]]
-            return party.evaluate(sent[pair], matrix.double().cpu(), offset.double().cpu())
+            return party.evaluate(_arrived(sent, pair), matrix.double().cpu(), offset.double().cpu())
 
         sent = self._relay(resolved, pairs, protect)
         replies = self._relay(resolved, pairs, evaluate, back=True)
-        answers = self._relay(resolved, pairs, lambda pair: self._holders[channel, pair].unlock(replies[pair]))
+        answers = self._relay(
+            resolved, pairs, lambda pair: self._holders[channel, pair].unlock(_arrived(replies, pair))
+        )
         outputs: dict[str, dict[str, Tensor]] = {}
         for pair, answer in answers.items():
             y = self._guarded(
@@ -116,7 +119,7 @@ class TwoPartyExchange:
         with self._timed("exchange"):
             received = self._exchange.carry(channel, outgoing, wanted, "affine")
         return {
-            pair: received[receiver][sender]["bytes"].cpu().numpy().tobytes()
+            pair: part(received[receiver][sender], "bytes", torch.uint8).cpu().numpy().tobytes()
             for pair, (sender, receiver) in ways.items()
             if sender in received.get(receiver, {})
         }
@@ -129,6 +132,13 @@ class TwoPartyExchange:
         except PrivacyError as error:
             self._messenger.fail(type(error)(f"client {client!r}, channel {channel!r}: {error}"))
             return None
+
+
+def _arrived(messages: Mapping[Pair, bytes], pair: Pair) -> bytes:
+    """The message of a pair; a `DecodeError` if the other party's process has announced none."""
+    if pair not in messages:
+        raise DecodeError(f"a message between {pair[0]!r} and {pair[1]!r} is due, and none was announced")
+    return messages[pair]
 
 
 def _to_tensor(message: bytes) -> Tensor:

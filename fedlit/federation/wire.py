@@ -15,16 +15,20 @@ import torch
 from torch import Tensor
 
 from fedlit.federation.errors import PayloadError
+from fedlit.privacy import DecodeError
 from fedlit.privacy.packing import Payload, Schema, schema_of
 
 _LENGTH = struct.Struct("<I")
+_MOST_HEADER_BYTES = 1 << 22
+_MOST_DIMENSIONS = 64
+_MOST_ELEMENTS = 1 << 48  # of one dimension: more than any memory has, and products of them stay short
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
     torch.uint64, torch.uint32, torch.uint16, torch.uint8, torch.bool,
 )}  # fmt: skip
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=64)
 def schema_text(schema: Schema) -> bytes:
     """A schema as JSON.
 
@@ -38,21 +42,32 @@ def schema_text(schema: Schema) -> bytes:
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=64)
 def schema_from(text: bytes) -> Schema:
-    """Inverse of `schema_text`; raises a `ValueError`, `KeyError` or `TypeError` on anything else."""
-    schema = tuple((name, _DTYPES[dtype], tuple(shape)) for name, dtype, shape in json.loads(text))
+    """Inverse of `schema_text`; raises a `DecodeError` on anything else."""
+    try:
+        return _checked(json.loads(text))
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DecodeError(f"{len(text)} bytes do not describe a payload: {error}") from error
+
+
+def _checked(fields: list[tuple[str, str, list[int]]]) -> Schema:
+    schema = tuple((name, _DTYPES[dtype], tuple(shape)) for name, dtype, shape in fields)
     if not all(isinstance(name, str) for name, _, _ in schema) or len({name for name, _, _ in schema}) < len(schema):
         raise ValueError("names are not different strings")
     # type() and not isinstance(): True is no size, and 1.0 would meet the cache entry of 1
-    if not all(type(size) is int and size >= 0 for _, _, shape in schema for size in shape):
+    if not all(type(size) is int and 0 <= size <= _MOST_ELEMENTS for _, _, shape in schema for size in shape):
         raise ValueError("a shape is not a list of sizes")
+    if any(len(shape) > _MOST_DIMENSIONS for _, _, shape in schema):
+        raise ValueError(f"a shape has more than {_MOST_DIMENSIONS} dimensions")
     return schema
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=64)
 def _header(schema: Schema) -> tuple[bytes, int]:
     text = schema_text(schema)
+    if len(text) > _MOST_HEADER_BYTES:
+        raise PayloadError(f"{len(schema)} entries need a header of {len(text)} bytes, more than {_MOST_HEADER_BYTES}")
     body = sum(dtype.itemsize * math.prod(shape) for _, dtype, shape in schema)
     return _LENGTH.pack(len(text)) + text, body
 
@@ -61,6 +76,22 @@ def wire_size(payload: Payload) -> int:
     """Bytes of ``payload`` on the wire, without making them."""
     header, body = _header(schema_of(payload))
     return len(header) + body
+
+
+def part(message: Payload, name: str, dtype: torch.dtype | None = None) -> Tensor:
+    """One entry of a message that arrived.
+
+    Raises:
+        DecodeError: If it is missing, or not a row of ``dtype``, where one is expected.
+    """
+    if name not in message:
+        raise DecodeError(f"a message lacks the part {name!r}, it has {list(message)}")
+    found = message[name]
+    if dtype is not None and (found.dtype != dtype or found.dim() != 1):
+        raise DecodeError(
+            f"part {name!r} of a message must be a row of {dtype}, got {found.dtype} {tuple(found.shape)}"
+        )
+    return found
 
 
 def encode(payload: Payload) -> Tensor:
@@ -75,19 +106,21 @@ def decode(message: Tensor) -> dict[str, Tensor]:
     """Named tensors of a message made by `encode`.
 
     Raises:
-        ValueError: If the bytes are not such a message, or fewer or more than its header announces.
+        DecodeError: If the bytes are not such a message, or fewer or more than its header announces.
     """
+    if len(message) < _LENGTH.size:
+        raise DecodeError(f"message of {len(message)} bytes is shorter than its length field")
+    (length,) = _LENGTH.unpack(message[: _LENGTH.size].numpy().tobytes())
+    start = _LENGTH.size + length
+    if length > _MOST_HEADER_BYTES:
+        raise DecodeError(f"message has a header of {length} bytes, more than {_MOST_HEADER_BYTES}")
     try:
-        if len(message) < _LENGTH.size:
-            raise ValueError("shorter than its length field")
-        (length,) = _LENGTH.unpack(message[: _LENGTH.size].numpy().tobytes())
-        start = _LENGTH.size + length
         schema = schema_from(message[_LENGTH.size : start].numpy().tobytes())
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"message of {len(message)} bytes has no readable header: {error}") from error
+    except DecodeError as error:
+        raise DecodeError(f"message of {len(message)} bytes has no readable header: {error}") from error
     expected = start + _header(schema)[1]
     if len(message) != expected:
-        raise ValueError(f"message has {len(message)} bytes, its header announces {expected}")
+        raise DecodeError(f"message has {len(message)} bytes, its header announces {expected}")
     payload: dict[str, Tensor] = {}
     for name, dtype, shape in schema:
         stop = start + dtype.itemsize * math.prod(shape)
@@ -96,6 +129,6 @@ def decode(message: Tensor) -> dict[str, Tensor]:
         try:
             payload[name] = (part != 0 if dtype == torch.bool else part.view(dtype)).reshape(shape)
         except (RuntimeError, TypeError, OverflowError) as error:  # no elements, and sizes past any tensor's
-            raise ValueError(f"message has an entry {name!r} of impossible shape {shape}") from error
+            raise DecodeError(f"message has an entry {name!r} of impossible shape {shape}") from error
         start = stop
     return payload

@@ -24,8 +24,10 @@ from fedlit.federation import (
     Summed,
 )
 from fedlit.federation.channel import declared_by
+from fedlit.federation.choices import Channels
+from fedlit.federation.leaks import seen_by_the_server
 from fedlit.federation.transport import OneProcess, Transport
-from fedlit.privacy import CKKSAffine, GaussianMechanism, PairwiseMasking, Plain, PlainAffine
+from fedlit.privacy import CKKSAffine, GaussianMechanism, Paillier, PairwiseMasking, Plain, PlainAffine
 from thread_transport import on_ranks
 
 NAMES = ["a", "b", "c", "t"]
@@ -86,7 +88,7 @@ def test_the_first_declaration_of_a_name_counts() -> None:
 
 
 def test_each_channel_knows_who_sends_and_what_protects_it() -> None:
-    backend = PairwiseMasking()
+    backend = PairwiseMasking(colluders=0)
     clients = [Client("a"), Client("b"), Client("c", "target", labelled=False), Client("d")]
     learn = Summed("learn", up="learners", to="learners")
     samples = Open("features", "embedded samples", up="target", to="sources")
@@ -99,12 +101,13 @@ def test_each_channel_knows_who_sends_and_what_protects_it() -> None:
         "dot": (("c",), sources),
         "learn": (("a", "d"), ("a", "d")),
     }
-    assert fed.channels["weights"].description == backend.describe()
+    assert fed.channels["weights"].description == backend.describe_round(3)
     assert fed.channels["weights"].hides
     assert fed.channels["features"].description is None
     assert fed.channels["dot"].protocol is None, "asked for by two_party alone, as a summed channel does its work"
     assert fed.channels["features"].sent == (
-        "in the clear: embedded samples, from the target to the sources, every round"
+        "in the clear to who receives it, encrypted on its way: embedded samples, from the target to the sources, "
+        "every round"
     )
     singly = federation(Summed("update", "what has changed", singly=True)).channels["update"]
     assert singly.sent.startswith("in the clear: ")
@@ -128,7 +131,10 @@ def test_each_channel_knows_who_sends_and_what_protects_it() -> None:
             {"privacy": {"weights": Plain(), "features": Plain()}},
             r"privacy does not protect channel 'features' \(in the clear: embedded.* or take exchange='moments'",
         ),
-        ({"privacy": PairwiseMasking()}, "privacy does not protect channel 'features'.* take exchange='moments'"),
+        (
+            {"privacy": PairwiseMasking(colluders=0)},
+            "privacy does not protect channel 'features'.* take exchange='moments'",
+        ),
         ({"two_party": {"weights": PlainAffine()}}, "two_party does not protect channel 'weights'"),
         (
             {"two_party": PlainAffine()},
@@ -148,12 +154,14 @@ def test_a_choice_that_no_channel_can_take_is_told_at_once(choices: dict[str, An
 
 def test_fewer_senders_than_a_backend_can_hide_are_told_at_once() -> None:
     alone = Summed("alone", up="target")
-    with pytest.raises(ChannelError, match=r"\['t'\] alone can send over channel 'alone'.* fewer than 2 clients"):
-        federation(alone, privacy=PairwiseMasking())
+    with pytest.raises(
+        ChannelError, match=r"\['t'\] alone can send over channel 'alone'.* hides nothing of fewer than 2:"
+    ):
+        federation(alone, privacy=PairwiseMasking(colluders=0))
     federation(alone, privacy={"alone": Plain()})
     learners = Summed("learn", up="learners")
     with pytest.raises(ChannelError, match=r"\['a'\] alone can send over channel 'learn'"):
-        federation(learners, learners=["a"], privacy=PairwiseMasking())
+        federation(learners, learners=["a"], privacy=PairwiseMasking(colluders=0))
 
 
 def test_protocols_where_nothing_is_pairwise_are_told_if_the_method_could_be_asked_for_it() -> None:
@@ -165,7 +173,7 @@ def test_protocols_where_nothing_is_pairwise_are_told_if_the_method_could_be_ask
 
 
 def test_a_later_declaration_is_checked_as_the_first_ones_are() -> None:
-    fed = federation(WEIGHTS, privacy={"weights": PairwiseMasking()})
+    fed = federation(WEIGHTS, privacy={"weights": PairwiseMasking(colluders=0)})
     with pytest.raises(ChannelError, match=r"privacy names the channels \['weights'\], but not 'scores'"):
         fed.channels.declare([Summed("scores", "statistics")])
 
@@ -357,3 +365,27 @@ def test_each_message_costs_privacy() -> None:
     for _ in range(3):
         three.exchange("news", {"t": {"x": torch.zeros(1)}})
     assert by_receiver.epsilon("message") == three.epsilon("message")
+
+
+@pytest.mark.parametrize(
+    ("backend", "placement", "seen"),
+    [
+        (PairwiseMasking(), [["a", "b"], ["c"], ["t"]], "hosts ['a', 'b'], who know enough to read what ['c'] send"),
+        (PairwiseMasking(), [["a"], ["b", "c"], ["t"]], None),
+        (PairwiseMasking(), [["t"], ["a", "b", "c"]], None),
+        (PairwiseMasking(), [[], ["a", "b"], ["c", "t"]], None),
+        (PairwiseMasking(threshold=0.51, colluders=0), [["a", "b"], ["c"], ["t"]], "hosts ['a', 'b']"),
+        (Plain(), [["a", "b"], ["c"], ["t"]], None),
+        (Paillier(key_bits=1024, insecure_test_keys=True), [["a"], ["b", "c", "t"]], "hosts ['a'], who know enough"),
+        (Paillier(key_bits=1024, insecure_test_keys=True), [["t"], ["a", "b", "c"]], None),
+    ],
+)
+def test_a_server_that_hosts_enough_clients_to_read_the_others_is_told(
+    backend: Any, placement: list[list[str]], seen: str | None
+) -> None:
+    """Three sources send; one that is left is their sum without the others, and a shared key opens all."""
+    clients = [Client("a"), Client("b"), Client("c"), Client("t", "target", labelled=False)]
+    channels = Channels([WEIGHTS], clients, privacy=backend)
+    told = seen_by_the_server(channels, {name: rank for rank, share in enumerate(placement) for name in share})
+    assert len(told) == (seen is not None)
+    assert all(str(seen) in sentence for sentence in told)

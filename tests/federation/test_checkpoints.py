@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch.optim import SGD, Adam, Optimizer
 from torch.optim.lr_scheduler import ExponentialLR
 
 from fedlit.federation import FederationError
-from fedlit.training.checkpoints import arrange, gather, join, split
+from fedlit.training.checkpoints import Part, arrange, check_public, gather, join, split
 from fedlit.training.optimisation import ClientSchedules
 
 NAMES = ["b", "VA Long Beach", "keys", "a", "replicas"]
@@ -103,12 +103,19 @@ def assert_equal(one: Any, other: Any) -> None:
         assert one == other
 
 
+def gathered(checkpoints: Sequence[dict[str, Any]], own: Collection[str] = ()) -> dict[str, Any]:
+    """What rank 0 makes of the checkpoints of all ranks, as they cross the wire."""
+    parts = [Part.read(each["clients"], Part.of(each, own).message()) for each in checkpoints]
+    check_public(parts)
+    return gather(checkpoints[0], parts, NAMES)
+
+
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_parts_of_several_processes_make_what_one_process_writes(
     placement: list[list[str]], make: Callable[[Iterable[Any]], Optimizer]
 ) -> None:
-    whole = gather([Process(share, make, 3).checkpoint() for share in placement], NAMES)
+    whole = gathered([Process(share, make, 3).checkpoint() for share in placement])
     assert_equal(whole, Process(NAMES, make, 3).checkpoint())
 
 
@@ -118,13 +125,13 @@ def test_parts_of_several_processes_make_what_one_process_writes(
 def test_training_goes_on_under_any_other_placement(
     before: list[list[str]], after: list[list[str]], make: Callable[[Iterable[Any]], Optimizer]
 ) -> None:
-    whole = gather([Process(share, make, 3).checkpoint() for share in before], NAMES)
+    whole = gathered([Process(share, make, 3).checkpoint() for share in before])
     processes = [Process(share, make, 0) for share in after]
     for process in processes:
         process.load(copy.deepcopy(whole))
         process.train(range(3, 6))
     uninterrupted = Process(NAMES, make, 6).checkpoint()
-    assert_equal(gather([process.checkpoint() for process in processes], NAMES), uninterrupted)
+    assert_equal(gathered([process.checkpoint() for process in processes]), uninterrupted)
 
 
 def test_each_client_has_its_own_weights_states_and_schedule_and_nobody_elses() -> None:
@@ -213,14 +220,14 @@ def test_what_is_under_no_clients_name_and_differs_is_refused(key: str, values: 
         Process(share, SGD, 0).checkpoint() | {key: value} for share, value in zip(PLACEMENTS[1], values, strict=True)
     ]
     with pytest.raises(FederationError, match=rf"checkpoint\['{key}'\] differs between ranks 0 and 1, .*'clients'"):
-        gather(parts, NAMES)
+        gathered(parts)
 
 
 def test_what_only_one_process_has_is_refused() -> None:
     parts = [Process(share, SGD, 0).checkpoint() for share in PLACEMENTS[1]]
     parts[1]["mine"] = 1
     with pytest.raises(FederationError, match=r"checkpoint\['mine'\] differs"):
-        gather(parts, NAMES)
+        gathered(parts)
 
 
 def test_equal_values_of_any_kind_pass_and_the_servers_are_those_of_rank_0() -> None:
@@ -231,7 +238,7 @@ def test_equal_values_of_any_kind_pass_and_the_servers_are_those_of_rank_0() -> 
     parts = [Process(share, SGD, 0).checkpoint() | copy.deepcopy(values) for share in PLACEMENTS[1]]
     for rank, part in enumerate(parts):
         part |= {"server": rank, "path": f"/site/{rank}"}
-    whole = gather(parts, NAMES, own=["path"])
+    whole = gathered(parts, own=["path"])
     assert (whole["server"], whole["path"]) == (0, "/site/0")
 
 
@@ -240,5 +247,5 @@ def test_callbacks_that_differ_are_told_by_name_and_clocks_are_not() -> None:
     for rank, part in enumerate(parts):
         part["callbacks"] = {"Timer": {"elapsed": float(rank)}, "Mine": {"seen": rank}}
     with pytest.warns(UserWarning, match="state of callback Mine differs between ranks 0 and 1") as caught:
-        assert gather(parts, NAMES)["callbacks"]["Mine"] == {"seen": 0}
+        assert gathered(parts)["callbacks"]["Mine"] == {"seen": 0}
     assert len(caught) == 1

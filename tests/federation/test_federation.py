@@ -414,7 +414,7 @@ def test_a_sum_over_nobody_leaves_the_last_one_in_place() -> None:
 def test_a_mean_over_too_few_is_skipped_with_one_warning_per_channel_if_declared() -> None:
     rounds = Schedule([["a", "t"], ["a", "t"], ["a", "b", "t"]])
     declared = [Summed("x", too_few="skip"), Summed("y", too_few="skip"), Summed("z")]
-    talk = federation(privacy=PairwiseMasking(), participation=rounds, channels=declared)
+    talk = federation(privacy=PairwiseMasking(colluders=0), participation=rounds, channels=declared)
     sources = ["a", "b", "c"]
     with pytest.warns(UserWarning, match=r"channel 'x': \['a'\] alone .* fewer than 2 .*UniformSubset\(at_least=2\)"):
         assert talk.mean("x", same(1.0), among=sources) == {}
@@ -437,11 +437,11 @@ def test_too_few_is_never_the_case_without_privacy_nor_where_nobody_is_present()
         declared = [Summed("x", too_few="skip")]
         one = federation(participation=Schedule([["a", "t"]]), channels=declared)
         assert one.mean("x", same(1.0), among=["a", "b"]).keys() == {"a", "t"}
-        nobody = federation(participation=Schedule([["t"]]), privacy=PairwiseMasking(), channels=declared)
+        nobody = federation(participation=Schedule([["t"]]), privacy=PairwiseMasking(colluders=0), channels=declared)
         assert nobody.mean("x", same(1.0), among=["a", "b"]) == {}
 
 
-@pytest.mark.parametrize("privacy", [None, PairwiseMasking()], ids=["plain", "masking"])
+@pytest.mark.parametrize("privacy", [None, PairwiseMasking(colluders=0)], ids=["plain", "masking"])
 def test_absent_clients_send_and_receive_where_they_are_asked_to(privacy: PairwiseMasking | None) -> None:
     talk = federation(participation=Schedule([["a", "t"]]), heard={"x": Schedule([["t"]])}, privacy=privacy)
     payloads = {name: {"x": torch.full((2,), float(value))} for value, name in enumerate(NAMES)}

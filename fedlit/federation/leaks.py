@@ -1,0 +1,156 @@
+"""What a run tells although a backend hides it, or a mechanism blurs it: sentences for warnings, before it happens."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from fedlit.federation.choices import Channels, Resolved
+from fedlit.privacy import GaussianMechanism, PrivacyWarning
+
+_SHARE = 1e-4
+"""Of a client's samples; a backend's grid rounds shares of classes by less."""
+
+_WAYS_OUT = "Train for one target alone, or give differential_privacy"
+
+
+def seen_by_the_server(channels: Mapping[str, Resolved], rank_of: Mapping[str, int]) -> list[str]:
+    """Where process 0, which is the server, hosts so many of a channel's senders that it reads vectors of the others.
+
+    Returns:
+        A sentence for each such channel.
+    """
+    told = []
+    for channel in channels.values():
+        hosted = [name for name in channel.senders if rank_of[name] == 0]
+        others = [name for name in channel.senders if rank_of[name]]
+        needed = channel.backend.colluders_needed(len(channel.senders)) if channel.hides else 0
+        if others and needed and len(hosted) >= needed:
+            told.append(
+                f"process 0, where the server is, hosts {hosted}, who know enough to read what {others} send over "
+                f"channel {channel.name!r} through {type(channel.backend).__name__}: give the server a process of its "
+                "own, by a placement whose first entry is empty"
+            )
+    return told
+
+
+def told_beside(channels: Channels) -> list[str]:
+    """What is told of clients besides what a mechanism of differential privacy blurs, or is not told because of one."""
+    if not channels.mechanisms:
+        return []
+    if isinstance(channels.reports, GaussianMechanism):
+        deviation = channels.reports.noise_multiplier * channels.reports.clip_norm
+        return [
+            f"losses and scores are told with noise of standard deviation {deviation:g}, and so logged and printed, "
+            "those of the oracle as well"
+        ]
+    if channels.reports == "exact":
+        return [
+            "reports='exact' tells everybody the losses, gradient norms and scores of each client as they are, beside "
+            "differential_privacy: privacy/epsilon does not count them, and one of them may tell what noise hides. "
+            "Leave reports out, and they are not told; or give a fedlit.privacy.GaussianMechanism, which is counted"
+        ]
+    if channels.reports == "off":
+        return [
+            "with differential_privacy clients do not tell their losses, gradient norms and scores, which nothing "
+            "blurs: what is logged and printed lacks them. To have them, give reports=GaussianMechanism(...), with "
+            "noise that privacy/epsilon counts, or reports='exact', beside all guarantees"
+        ]
+    return []
+
+
+def over_other_targets(channels: Channels, clients: Sequence[str], targets: Collection[str]) -> list[str]:
+    """Hidden sums that are taken over other clients for each target of an experiment, while messages stay the same.
+
+    Messages stay the same in every round of a channel that is `Channel.fixed`, and otherwise in the first round: the
+    network that clients start from and their random streams follow from the seed.
+    """
+    told = []
+    for channel in channels.values():
+        left_out = [name for name in clients if name not in channel.senders]
+        if len(targets) < 2 or not _unblurred(channel) or not left_out or len(channel.senders) < 2:
+            continue
+        when, another = "in every round", ""
+        if not channel.declared.fixed:
+            when, another = "in the first round", ", or give each target a run with a seed of its own"
+        told.append(
+            f"channel {channel.name!r} is summed for the targets {[*targets]} over all clients but the target, and "
+            f"{when} each client sends the same for every target: whoever sees these sums computes what single "
+            f"clients sent, which {type(channel.backend).__name__} hides in one sum. {_WAYS_OUT}{another}"
+        )
+    return told
+
+
+def over_other_senders(channels: Channels, before: Mapping[str, Sequence[str]], method: str) -> list[str]:
+    """Hidden sums over other clients than in an earlier run with the same seed, as of another method.
+
+    Args:
+        channels: Of this run.
+        before: Senders by hidden channel of that run.
+        method: Its name.
+    """
+    told = []
+    for channel in channels.values():
+        odd = {*channel.senders}.symmetric_difference(before.get(channel.name, channel.senders))
+        if odd and _unblurred(channel):
+            told.append(
+                f"channel {channel.name!r} is summed over {[*channel.senders]}, and was over {[*before[channel.name]]} "
+                f"with {method} and the same seed: what both methods send alike in the first round, the two sums tell "
+                f"of {sorted(odd)}. Give this method a run with a seed of its own, or differential_privacy"
+            )
+    return told
+
+
+def hidden_senders(channels: Channels) -> dict[str, tuple[str, ...]]:
+    """Senders by channel, of those whose single messages are hidden and not blurred."""
+    return {channel.name: channel.senders for channel in channels.values() if _unblurred(channel)}
+
+
+def over_other_clients(channel: Resolved, before: Sequence[str], now: Sequence[str]) -> str:
+    """That the messages of a fixed channel, once summed over some clients, are summed over others."""
+    odd = [name for name in channel.senders if (name in before) != (name in now)]
+    return (
+        f"channel {channel.name!r} is summed over {[*now]}, and was over {[*before]}, while each client sends the same "
+        f"both times: the two sums tell what {odd} sent, which {type(channel.backend).__name__} hides in one. Give "
+        "differential_privacy, or a participation under which the same clients are heard"
+    )
+
+
+def with_other_participation(channels: Channels) -> list[str]:
+    """What a run may repeat that goes on from a checkpoint with another participation: rounds that were run already."""
+    hidden = [channel.name for channel in channels.values() if _unblurred(channel)]
+    if not hidden:
+        return []
+    return [
+        f"participation or heard is another one than in the checkpoint. If the run went on after it, the messages of "
+        f"its next round over the channels {hidden} have been summed before, over other clients, and the two sums "
+        "tell what single clients sent. Resume with the same participation, or give differential_privacy"
+    ]
+
+
+def warn_of_lone_classes(channel: Resolved, client: str, own: Tensor, mean: Tensor) -> None:
+    """At a client, say which classes of a mean that everybody learns are its own alone.
+
+    Args:
+        channel: Of the mean, which is uniform over all senders.
+        client: Local sender.
+        own: Its shares of classes, shape (C,).
+        mean: Of all senders, likewise.
+    """
+    total = mean.cpu() * len(channel.senders)
+    lone = torch.nonzero((own.cpu() > 0) & (total - own.cpu() < _SHARE)).flatten().tolist()
+    if lone and _unblurred(channel):
+        warnings.warn(
+            f"of the classes {lone} client {client!r} alone has samples: their part of the mean over channel "
+            f"{channel.name!r}, which everybody learns, is what {client!r} sent. Leave these classes out, or give "
+            "differential_privacy for this channel",
+            PrivacyWarning,
+            stacklevel=2,
+        )
+
+
+def _unblurred(channel: Resolved) -> bool:
+    return channel.hides and channel.mechanism is None

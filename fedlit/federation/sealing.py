@@ -1,0 +1,126 @@
+"""Messages from client to client, sealed so that neither the server nor a relay between the two reads or changes them.
+
+A message is encrypted once, under a key of its own (AES-256 in Galois/counter mode), and that key is sealed for each
+receiver under the secret that the two clients share (X25519, as `fedlit.privacy.links` has it). Clients tell each other
+their public keys before the first such message, and pin them: whoever swaps keys at that moment is everybody's peer.
+Only what leaves a process is encrypted; clients that share one share its memory.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from typing import final
+
+import numpy as np
+import torch
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from torch import Tensor
+
+from fedlit.privacy import AuthenticationError, DecodeError
+from fedlit.privacy.links import KEY_BYTES, TAG_BYTES, Identity, digest
+
+MAC_BYTES = 16
+"""By how much encryption makes a message longer."""
+
+WRAP_BYTES = KEY_BYTES + TAG_BYTES
+"""Of a message's key, sealed for one receiver."""
+
+_CHUNK = 1 << 28  # the library takes less than 2^31 bytes at once
+_NONCE = bytes(12)  # each key encrypts one message
+
+
+@final
+class Seals:
+    """Identity keys of this process's clients, and those of the others once they have told them.
+
+    Args:
+        clients: Names of local clients.
+
+    Attributes:
+        introduced: Whether the others' keys are known.
+    """
+
+    def __init__(self, clients: Iterable[str]) -> None:
+        self._identities = {name: Identity(name) for name in clients}
+        self.introduced = False
+
+    def public_keys(self) -> dict[str, dict[str, Tensor]]:
+        """What each local client tells all others, once."""
+        return {
+            name: {"key": torch.frombuffer(bytearray(identity.public), dtype=torch.uint8)}
+            for name, identity in self._identities.items()
+        }
+
+    def introduce(self, told: Mapping[str, Mapping[str, Mapping[str, Tensor]]]) -> None:
+        """Pin the keys that local clients were told, by receiver and sender, of clients of other processes.
+
+        Raises:
+            DecodeError: If somebody told none.
+            KeyCheckError: If a key is weak, or that of two clients.
+        """
+        self.introduced = True
+        for name, identity in self._identities.items():
+            directory = {}
+            for sender, message in told.get(name, {}).items():
+                if sender in self._identities:
+                    continue
+                if "key" not in message:
+                    raise DecodeError(f"client {sender!r} tells no key, but {[*message]}")
+                directory[sender] = message["key"].cpu().numpy().tobytes()
+            identity.pin(directory)
+
+    def close(self, message: Tensor, sender: str, receivers: Sequence[Sequence[str]], about: bytes) -> list[Tensor]:
+        """A message of a local client, shape (n,), uint8, sealed for receivers on other processes.
+
+        Args:
+            message: As it is encoded.
+            sender: Local client.
+            receivers: By process, names of those who are to read it there.
+            about: What it is made for; it opens for nothing else.
+
+        Returns:
+            For each process, uint8 of shape (60 receivers + n + 16,).
+        """
+        key, body = secrets.token_bytes(KEY_BYTES), torch.empty(len(message) + MAC_BYTES, dtype=torch.uint8)
+        cipher = Cipher(algorithms.AES256(key), modes.GCM(_NONCE)).encryptor()
+        cipher.authenticate_additional_data(digest("sealed", about, sender))
+        plain, sealed = message.numpy(), body.numpy()
+        for start in range(0, len(plain), _CHUNK):
+            cipher.update_into(plain[start : start + _CHUNK].data, sealed[start : start + _CHUNK].data)
+        cipher.finalize()
+        sealed[len(plain) :] = np.frombuffer(cipher.tag, np.uint8)
+        link = self._identities[sender].link
+        wraps = [b"".join(link(name).seal(key, _binding(about, sender, name)) for name in some) for some in receivers]
+        return [torch.cat([torch.frombuffer(bytearray(wrap), dtype=torch.uint8), body]) for wrap in wraps]
+
+    def open(self, message: Tensor, sender: str, receivers: Sequence[str], about: bytes) -> Tensor:
+        """Inverse of `close`, for local receivers in the order in which it was sealed for them.
+
+        Raises:
+            AuthenticationError: If it was changed, made for something else, or by somebody else.
+        """
+        data, start = message.numpy(), len(receivers) * WRAP_BYTES
+        keys = set()
+        for place, name in enumerate(receivers):
+            wrap = data[place * WRAP_BYTES : (place + 1) * WRAP_BYTES].tobytes()
+            keys.add(self._identities[name].link(sender).open(wrap, _binding(about, sender, name)))
+        body, plain = data[start:-MAC_BYTES], torch.empty(max(0, len(data) - start - MAC_BYTES), dtype=torch.uint8)
+        try:
+            (key,) = keys  # one for all, or somebody would read something else
+            cipher = Cipher(algorithms.AES256(key), modes.GCM(_NONCE, data[-MAC_BYTES:].tobytes())).decryptor()
+            cipher.authenticate_additional_data(digest("sealed", about, sender))
+            for place in range(0, len(body), _CHUNK):
+                cipher.update_into(body[place : place + _CHUNK].data, plain.numpy()[place : place + _CHUNK].data)
+            cipher.finalize()
+        except (InvalidTag, ValueError) as error:
+            raise AuthenticationError(
+                f"a message of {sender!r} to {list(receivers)} does not open: it was changed on its way, or made for "
+                "another exchange"
+            ) from error
+        return plain
+
+
+def _binding(about: bytes, sender: str, receiver: str) -> bytes:
+    return digest("sealed key", about, sender, receiver)

@@ -1,0 +1,291 @@
+"""What a process sends that is not of this package, or lies: stock code on the honest side refuses it by name."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import one_site
+import processes
+from fedlit.federation import DivergedError, Facts, Federation, PeerFailedError
+from fedlit.federation import transport as transports
+from fedlit.federation.documents import document
+from fedlit.federation.messenger import KINDS
+from fedlit.federation.transport import MOST_BYTES, Transport
+from fedlit.federation.wire import part
+from fedlit.privacy import DecodeError
+from fedlit.training.checkpoints import Part
+from thread_transport import on_ranks
+
+NAMES = ["a", "b", "t"]
+
+
+class MakesFolder:
+    """Whoever unpickles it makes a folder."""
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("stolen",)
+
+
+def pickled() -> Tensor:
+    return torch.tensor(list(pickle.dumps(MakesFolder())), dtype=torch.uint8)
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def at_rank_0(honest: Callable[[Federation], Any], hostile: Callable[[Transport], Any]) -> BaseException:
+    """What rank 0 raises, which hosts two clients, while rank 1 does what it likes."""
+
+    def both(transport: Transport) -> BaseException | None:
+        try:
+            if transport.rank:
+                hostile(transport)
+            else:
+                honest(Federation(NAMES, "t", transport=transport, placement=[["a", "b"], ["t"]]))
+        except Exception as error:
+            return error
+        return None
+
+    error = on_ranks(both, 2, timeout=0.5)[0]
+    assert error is not None, "rank 0 has noticed nothing"
+    assert not Path("stolen").exists(), "code of rank 1 has run"
+    return error
+
+
+def sends(message: Tensor, announced: int | None = None) -> Callable[[Transport], Any]:
+    """What takes part in an exchange of values, with a message of its own."""
+
+    def hostile(transport: Transport) -> None:
+        size = len(message) if announced is None else announced
+        (theirs, _) = transport.all_gather(torch.tensor([size]), "a lie")
+        transport.swap([(0, message)], [(0, int(theirs))], "a lie")
+
+    return hostile
+
+
+def agreement(federation: Federation) -> None:
+    federation.agree("a word", "good")
+
+
+def introduction(federation: Federation) -> None:
+    federation.introduce({"a": Facts(3, (2,)), "b": Facts(3, (2,))})
+
+
+@pytest.mark.parametrize("honest", [agreement, introduction])
+def test_what_is_pickled_is_no_message(honest: Callable[[Federation], Any]) -> None:
+    assert isinstance(at_rank_0(honest, sends(pickled())), DecodeError)
+
+
+@pytest.mark.parametrize("size", [-1, MOST_BYTES + 1, 10**15, 2**63 - 1])
+def test_sizes_are_checked_before_memory_is_taken(size: int) -> None:
+    error = at_rank_0(agreement, sends(pickled(), announced=size))
+    assert isinstance(error, DecodeError)
+    assert f"{size} bytes are announced by 1" in str(error)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        None,
+        {},
+        {"a": (1, (2,))},
+        {"x": (1, (2,))},
+        {"t": (-1, (2,))},
+        {"t": (1.0, (2,))},
+        {"t": (1, [2])},
+        {"t": (1, (-2,))},
+        {"t": (True, (2,))},
+        {"t": 1},
+        {("t",): (1, (2,))},
+    ],
+)
+def test_a_process_introduces_its_own_clients_and_by_numbers(told: Any) -> None:
+    error = at_rank_0(introduction, sends(document(told, "")))
+    if told == {}:
+        assert str(error).startswith("clients ['t'] have no training data")
+    else:
+        assert isinstance(error, DecodeError)
+        assert str(error).startswith("rank 1 introduces client")
+
+
+def fails_with(told: Any) -> Callable[[Transport], Any]:
+    """A peer that announces a failure, and then tells this of it."""
+
+    def hostile(transport: Transport) -> None:
+        federation = Federation(NAMES, "t", transport=transport, placement=[["a", "b"], ["t"]])
+        frame = transport.all_gather
+
+        def failed(words: Tensor, doing: str) -> list[Tensor]:
+            words = words.clone()
+            words[3] = 1
+            return frame(words, doing)
+
+        messenger = federation._messenger
+        messenger.transport = type("Failed", (), {"all_gather": staticmethod(failed), "world_size": 2, "rank": 1})()
+        messenger._raise_everywhere = lambda failure: sends(document(told, ""))(transport)  # type: ignore[method-assign]
+        federation.check("anything", None)
+
+    return hostile
+
+
+@pytest.mark.parametrize(
+    ("told", "expected", "text"),
+    [
+        (["DivergedError", "the loss is NaN"], DivergedError, "the loss is NaN [raised by rank 1]"),
+        (["annotations", "x"], PeerFailedError, "x [raised by rank 1]"),
+        (["__builtins__", "x"], PeerFailedError, "x [raised by rank 1]"),
+        (["SystemExit", "x"], PeerFailedError, "x [raised by rank 1]"),
+        (["DivergedError", "x" * 1_000_000], DivergedError, "x" * 10_000 + " [raised by rank 1]"),
+        (7, PeerFailedError, "7 [raised by rank 1]"),
+        ([], PeerFailedError, "[] [raised by rank 1]"),
+        (None, PeerFailedError, "a process announced that it failed, and then did not say how"),
+    ],
+)
+def test_a_peers_failure_is_an_error_of_this_package_whatever_it_says(told: Any, expected: type, text: str) -> None:
+    error = at_rank_0(lambda federation: federation.check("anything", None), fails_with(told))
+    assert type(error) is expected
+    assert str(error) == text
+
+
+def test_a_process_reports_of_its_own_clients_alone() -> None:
+    def reports_of_others(transport: Transport) -> None:
+        federation = Federation(NAMES, "t", transport=transport, placement=[["a", "b"], ["t"]])
+        gather = federation._messenger.gather
+
+        def lie(table: Tensor, channel: str) -> list[Tensor]:
+            table[:, 0] = torch.tensor([[float("nan")], [1.0]])  # of a, after an announcement of t alone
+            return gather(table, channel)
+
+        federation._messenger.gather = lie  # type: ignore[method-assign]
+        federation.report({"t": {"loss": 1.0}}, ["loss"])
+
+    def honest(federation: Federation) -> None:
+        federation.report({"a": {"loss": 2.0}}, ["loss"])
+
+    error = at_rank_0(honest, reports_of_others)
+    assert str(error) == "rank 1 reports numbers of clients that it does not host over channel 'metrics'"
+
+
+def announces(**sizes: int) -> Callable[[Transport], Any]:
+    """A peer that hosts t, and announces messages of these clients over the channel 'w', and sends none."""
+
+    def hostile(transport: Transport) -> None:
+        federation = Federation(NAMES, "t", transport=transport, placement=[["a", "b"], ["t"]])
+        federation._messenger.announce("w", sizes, KINDS.index("exchange"))
+
+    return hostile
+
+
+def test_a_process_announces_messages_of_its_own_clients_alone() -> None:
+    def listens(federation: Federation) -> None:
+        federation.exchange("w", {"a": {"x": torch.ones(2)}})
+
+    error = at_rank_0(listens, announces(b=30))
+    assert isinstance(error, DecodeError)
+    assert str(error) == "rank 1 announces a message of 'b', whom it does not host, in exchange 'w' of round 0"
+
+
+def test_a_total_that_no_server_announces_is_told() -> None:
+    """Rank 1 is honest, and the server's process leaves the total out."""
+
+    def both(transport: Transport) -> str:
+        federation = Federation(NAMES, "t", transport=transport, placement=[["a", "b"], ["t"]])
+        if transport.rank == 0:
+            announce = federation._messenger.announce
+            federation._messenger.announce = lambda channel, sizes, *more: announce(  # type: ignore[method-assign]
+                channel, {name: size for name, size in sizes.items() if name != "server"}, *more
+            )
+        mine = {client.name: {"x": torch.ones(2)} for client in federation.local_clients}
+        with pytest.raises(DecodeError) as error:
+            federation.sum("w", mine)
+        return str(error.value)
+
+    assert on_ranks(both, 2) == ["the server announces no total over channel 'w', which is due"] * 2
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        ({}, "lacks the part 'bytes', it has []"),
+        ({"bytes": torch.zeros(3, dtype=torch.bfloat16)}, "must be a row of torch.uint8, got torch.bfloat16 (3,)"),
+        ({"bytes": torch.zeros(2, 2, dtype=torch.uint8)}, "must be a row of torch.uint8, got torch.uint8 (2, 2)"),
+    ],
+)
+def test_parts_of_a_message_are_what_they_should_be(message: Any, text: str) -> None:
+    with pytest.raises(DecodeError) as error:
+        part(message, "bytes", torch.uint8)
+    assert text in str(error.value)
+
+
+def test_a_message_that_is_due_and_was_not_announced_is_told() -> None:
+    def quiet(transport: Transport) -> None:
+        federation = Federation(NAMES, "t", transport=transport, placement=[["a", "b"], ["t"]])
+        says = federation._two_party._guarded
+        keys = iter([says])  # it gives its key, and then is silent
+        federation._two_party._guarded = lambda *each: next(keys, lambda *_: None)(*each)  # type: ignore[method-assign]
+        pairs = [(federation.clients[2], federation.clients[0])]
+        federation.affine("dot", {"t": torch.ones(3)}, {}, pairs, 2)
+
+    def honest(federation: Federation) -> None:
+        pairs = [(federation.clients[2], federation.clients[0])]
+        federation.affine("dot", {}, {"a": {"t": (torch.ones(2, 3), torch.ones(2))}}, pairs, 2)
+
+    error = at_rank_0(honest, quiet)
+    assert isinstance(error, DecodeError)
+    assert "a message between 't' and 'a' is due, and none was announced" in str(error)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        None,
+        {},
+        {"clients": {}, "public": {}, "callbacks": {}},
+        {"clients": {"t": {}}, "public": {}, "callbacks": []},
+        {"clients": {"t": {}}, "public": {}},
+        {"clients": {"a": {}}, "public": {}, "callbacks": {}},
+        {"clients": {"t": 1}, "public": {}, "callbacks": {}},
+        {"clients": {"t": {}, "a": {}}, "public": {}, "callbacks": {}},
+    ],
+)
+def test_a_checkpoint_has_the_clients_of_the_process_that_sends_it(told: Any) -> None:
+    with pytest.raises(DecodeError, match="process"):
+        Part.read(["t"], document(told, ""))
+
+
+@pytest.mark.multiprocess
+def test_a_whole_run_unpickles_nothing(tmp_path: Path) -> None:
+    """With checkpoints, which Lightning names on rank 0 and tells the others, in training and after a resume."""
+    path = str(tmp_path / "half.ckpt")
+    arguments = ["--devices", "3", "--save-steps", str(tmp_path / "steps")]
+    (first, *_) = processes.results(run_without_pickles, [*arguments, "--rounds", "2", "--save", path], ranks=3)
+    assert first["round_idx"] == 2
+    (second, *_) = processes.results(run_without_pickles, [*arguments, "--rounds", "3", "--resume", path], ranks=3)
+    assert second["round_idx"] == 3
+
+
+def run_without_pickles(arguments: list[str]) -> dict[str, Any]:
+    """A run in a process whose torch.distributed cannot unpickle."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("something of another process was about to be unpickled")
+
+    torch.distributed.distributed_c10d._tensor_to_object = refuse  # type: ignore[assignment]
+    return one_site.run(arguments)
+
+
+def test_the_most_that_is_received_is_what_the_machine_has() -> None:
+    assert 2**30 < MOST_BYTES < 2**50
+    assert transports.check_sizes({0: 5, 1: 0}, "a test") is None
+    with pytest.raises(DecodeError, match=rf"of {MOST_BYTES + 1} in all"):
+        transports.check_sizes({0: 1, 1: MOST_BYTES}, "a test")

@@ -1,0 +1,87 @@
+"""A server that leaves out a vector that has arrived, and tells everybody so: what is noticed, and what is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from fedlit.federation import Federation
+from fedlit.privacy import (
+    BFV,
+    CKKS,
+    FixedPoint,
+    Paillier,
+    PairwiseMasking,
+    Plain,
+    PrivacyError,
+    SecureAggregation,
+)
+
+NAMES = ["a", "b", "c", "d", "t"]
+SAMPLES = {"a": 10.0, "b": 300.0, "c": 20.0, "d": 40.0, "t": 7.0}
+
+BACKENDS: dict[str, Any] = {
+    "masking": ("fedlit", PairwiseMasking),
+    "plain": ("fedlit", Plain),
+    "plain on a grid": ("fedlit", lambda: Plain(FixedPoint())),
+    # quick keys: this is about arithmetic and not about secrecy
+    "paillier": ("phe", lambda: Paillier(key_bits=512, insecure_test_keys=True)),
+    "bfv": ("tenseal", BFV),
+    "ckks": ("tenseal", CKKS),
+}
+
+
+def lying(backend: SecureAggregation, monkeypatch: pytest.MonkeyPatch, without: str) -> SecureAggregation:
+    """The same, with a server that declares one client vanished whose vector it has."""
+    kind = type(backend.server())
+    aggregate = kind.aggregate
+
+    def lie(self: Any, messages: Any) -> Any:
+        return aggregate(self, {name: message for name, message in messages.items() if name != without})
+
+    monkeypatch.setattr(kind, "aggregate", lie)
+    return backend
+
+
+def payloads() -> dict[str, Any]:
+    return {name: {"x": torch.full((3,), float(place))} for place, name in enumerate(NAMES)}
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> SecureAggregation:
+    library, make = BACKENDS[request.param]
+    pytest.importorskip(library)
+    made: SecureAggregation = make()
+    return made
+
+
+@pytest.mark.parametrize("weights", [None, SAMPLES])
+@pytest.mark.parametrize("without", ["t", "b"])
+def test_a_mean_without_a_vector_that_has_arrived_is_nobodys(
+    monkeypatch: pytest.MonkeyPatch, backend: SecureAggregation, weights: Any, without: str
+) -> None:
+    """The attack: the server learns the sum of the others, and before this check nobody was any the wiser."""
+    federation = Federation(NAMES, "t", privacy=lying(backend, monkeypatch, without), seed=0)
+    with pytest.raises(PrivacyError, match=r"has left a vector out that arrived|4 vectors, 5 were announced"):
+        federation.mean("weights", payloads(), weights=weights)
+
+
+def test_a_sum_has_no_weight_and_nobody_notices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not promised: the description of the backend says what the server learns so."""
+    backend = PairwiseMasking()
+    federation = Federation(NAMES, "t", privacy=lying(backend, monkeypatch, "t"), seed=0)
+    total = federation.sum("weights", payloads())["a"]["x"]
+    torch.testing.assert_close(total, torch.full((3,), 6.0))
+    assert "tells all that clients vanished whose vectors it has, the sum of the others" in backend.describe().revealed
+    assert "caught" not in " ".join(str(value) for value in vars(backend.describe()).values())
+
+
+@pytest.mark.parametrize("weights", [None, SAMPLES])
+def test_an_honest_mean_passes(backend: SecureAggregation, weights: Any) -> None:
+    federation = Federation(NAMES, "t", privacy=backend, seed=0)
+    mean = federation.mean("weights", payloads(), weights=weights)["a"]["x"]
+    shares = SAMPLES if weights else dict.fromkeys(NAMES, 1.0)
+    expected = sum(shares[name] * place for place, name in enumerate(NAMES)) / sum(shares.values())
+    torch.testing.assert_close(mean, torch.full((3,), expected), atol=1e-4, rtol=0)
