@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from fedlit.federation import Channel, Client, Everyone, Federation, Participation, RosterError, Summed
 from fedlit.federation.client import make_roster
 from fedlit.federation.labels import TaskName, guard
+from fedlit.federation.ledger import SERVER
 from fedlit.federation.metrics import METRICS
 from fedlit.models import Replica, make_classifier, part_of
 from fedlit.training import checkpoints
@@ -227,7 +228,9 @@ class FederatedModule(ClientOptimisation):
 
     def make_optimizer(self) -> Optimizer:
         """One optimiser over all local clients."""
-        return self.optimizer(self.client_param_groups())
+        # torch makes no optimiser of nothing, which is what a process of the server alone trains
+        nothing = {"params": [nn.Parameter(torch.zeros(()))], "client": SERVER}
+        return self.optimizer(self.client_param_groups() or [nothing])
 
     # ---------------------------------------------------------------- what a method uses
 

@@ -7,6 +7,7 @@ import hashlib
 import os
 from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Literal
 
 import lightning.pytorch as pl
@@ -15,26 +16,33 @@ import torch.distributed as dist
 from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.strategies import DDPStrategy, Strategy, StrategyRegistry
+from lightning.pytorch.strategies.strategy import TBroadcast
 from lightning.pytorch.trainer.states import TrainerStatus
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from fedlit.federation import FederatedLoader, Federation, FederationError, Participation
+from fedlit.federation import ChannelError, FederatedLoader, Federation, FederationError, Participation, PayloadError
 from fedlit.federation.channel import declared_by
-from fedlit.federation.choices import check_choices
+from fedlit.federation.choices import Reports, check_choices
 from fedlit.federation.client import names_of, place
+from fedlit.federation.documents import fingerprint
+from fedlit.federation.leaks import seen_by_the_server, told_beside
 from fedlit.federation.transport import OneProcess, ProcessGroup, Transport
 from fedlit.module import FederatedModule
-from fedlit.privacy import GaussianMechanism, SecureAggregation, TwoPartyAffine
-from fedlit.training.checkpoints import class_path, gather
+from fedlit.privacy import DecodeError, GaussianMechanism, PrivacyWarning, SecureAggregation, TwoPartyAffine
+from fedlit.training.checkpoints import Part, check_public, class_path, gather
+from fedlit.training.parts import PROCESS, SET, part_of, read, stale
 from fedlit.training.rounds import plan_rounds
 
 _START_UP = timedelta(minutes=10)
 """Processes may start at different times (imports, data); only then is the federation's own timeout in force."""
 
-_joined: dict[timedelta, Transport] = {}
-"""Process groups made so far: they outlive a Trainer, and a script may run several."""
+_REPORTED = ("train/", "source/", "target/", "validator/", "oracle/")
+"""What the names of numbers begin with that clients tell."""
+
+_joined: dict[timedelta, tuple[Transport, Transport]] = {}
+"""Process groups made so far, for the federation and for Lightning: they outlive a Trainer, and scripts run several."""
 
 
 class FederatedStrategy(DDPStrategy):
@@ -58,11 +66,21 @@ class FederatedStrategy(DDPStrategy):
             default in the clear.
         differential_privacy: Clips and blurs what each client sends, one mechanism for all channels or one per channel;
             composes with every backend.
-        placement: Client names per process; ``None`` deals out contiguous shares.
+        reports: How clients tell losses, gradient norms and scores for logging: ``"exact"`` as they are, ``"off"`` not
+            at all, a mechanism with noise that is accounted for; ``None`` is ``"exact"``, and beside
+            ``differential_privacy`` ``"off"``.
+        encrypted: Whether messages from client to client are encrypted between the two, so that neither the server nor
+            a relay reads them; ``None`` is where a backend or protocol protects other messages.
+        placement: Client names per process; ``None`` deals out contiguous shares. The first list may be empty: then
+            process 0 is the server's alone, as it should be where clients do not trust it.
         timeout: Seconds that a process waits for the others before it gives up.
         num_threads: CPU threads per process; ``None`` leaves Lightning's choice, which depends on the number of
             processes. Fix it (1) to compare runs bit by bit.
         start_method: How ``devices=N`` starts processes: as torch.distributed and Lightning's DDP name it.
+        gather_checkpoints: Whether process 0 writes one file for all clients, with their weights and the states of
+            their optimisers in the clear; otherwise each process writes a file for its own (``NAME.ckpt`` and
+            ``NAME.ckpt.part1``, …), and resumes from those that lie at its own place. ``None`` gathers unless a backend
+            hides single messages.
         drops: Old name of ``heard``.
         nested_drops: Old name of ``nested_heard``.
 
@@ -84,10 +102,13 @@ class FederatedStrategy(DDPStrategy):
         privacy: SecureAggregation | dict[str, SecureAggregation] | None = None,
         two_party: TwoPartyAffine | dict[str, TwoPartyAffine] | None = None,
         differential_privacy: GaussianMechanism | dict[str, GaussianMechanism] | None = None,
+        reports: Reports | None = None,
+        encrypted: bool | None = None,
         placement: list[list[str]] | None = None,
         timeout: float = 600.0,
         num_threads: int | None = None,
         start_method: Literal["popen", "spawn", "fork", "forkserver"] = "popen",
+        gather_checkpoints: bool | None = None,
         drops: dict[str, Participation] | None = None,
         nested_drops: bool = True,
     ) -> None:
@@ -101,7 +122,7 @@ class FederatedStrategy(DDPStrategy):
             raise ValueError(f"timeout must be positive seconds, got {timeout}")
         if num_threads is not None and num_threads < 1:
             raise ValueError(f"num_threads must be at least 1, got {num_threads}")
-        check_choices(privacy, two_party, differential_privacy)
+        check_choices(privacy, two_party, differential_privacy, reports)
         super().__init__(process_group_backend="gloo", timeout=timedelta(seconds=timeout), start_method=start_method)
         self.local_steps = local_steps
         self.rounds_per_epoch = rounds_per_epoch
@@ -111,8 +132,12 @@ class FederatedStrategy(DDPStrategy):
         self.privacy = privacy
         self.two_party = two_party
         self.differential_privacy = differential_privacy
+        self.reports = reports
+        self.encrypted = encrypted
         self.placement = placement
         self.num_threads = num_threads
+        self.gather_checkpoints = gather_checkpoints
+        self._warned = False
         self._federation: Federation | None = None
         self._trained: FederatedModule | None = None
 
@@ -137,7 +162,7 @@ class FederatedStrategy(DDPStrategy):
         previous = self._federation
         federation = module.make_federation(
             channels=declared_by(module.trainer.callbacks),  # type: ignore[attr-defined]
-            transport=self._transport(),
+            transport=self._transports()[0],
             placement=self.placement,
             participation=module.default_participation if self.participation is None else self.participation,
             heard=self.heard,
@@ -147,6 +172,8 @@ class FederatedStrategy(DDPStrategy):
             privacy=self.privacy,
             two_party=self.two_party,
             differential_privacy=self.differential_privacy,
+            reports=self.reports,
+            encrypted=self.encrypted,
         )
         if previous is None or self._trained is not module:  # fit, then test: the same federation goes on
             self._federation, self._trained = federation, module
@@ -154,10 +181,32 @@ class FederatedStrategy(DDPStrategy):
         self._federation.device = self.root_device
         federation.agree("roster", [(client.name, client.role) for client in federation.clients])
         federation.agree("method", class_path(module))
+        if previous is None:
+            self._warn(federation)
+        self._check_monitors(federation)
         federation.agree("rounds", (self.local_steps, self.rounds_per_epoch))
         federation.agree("seed (call seed_everything before building the module)", federation.seed)
         if self.world_size > 1:
             federation.agree("the initial network (call seed_everything before building it)", _digest(module))
+
+    def _warn(self, federation: Federation) -> None:
+        """Say what is told although something was chosen to protect it, and what is not told for that reason."""
+        for sentence in (
+            *seen_by_the_server(federation.channels, federation.roster.rank_of),
+            *told_beside(federation.channels),
+        ):
+            rank_zero_warn(sentence, category=PrivacyWarning)
+
+    def _check_monitors(self, federation: Federation) -> None:
+        """Refuse callbacks that would wait for numbers that clients do not tell."""
+        for callback in self._federated_module().trainer.callbacks:  # type: ignore[attr-defined]
+            monitor = getattr(callback, "monitor", None)
+            if federation.channels.reports == "off" and isinstance(monitor, str) and monitor.startswith(_REPORTED):
+                raise ChannelError(
+                    f"{type(callback).__name__}(monitor={monitor!r}) needs numbers that clients do not tell beside "
+                    "differential_privacy: monitor nothing, or give the strategy reports=GaussianMechanism(...), which "
+                    "adds noise that is accounted for, or reports='exact', which is beside all guarantees"
+                )
 
     def setup_distributed(self) -> None:
         """Join the processes, on CPU tensors; one process needs no process group."""
@@ -225,13 +274,27 @@ class FederatedStrategy(DDPStrategy):
         if self.num_processes * self.num_nodes > 1 or environment.creates_processes_externally:
             super()._configure_launcher()
 
-    def _transport(self) -> Transport:
+    def _transports(self) -> tuple[Transport, Transport]:
         if self.world_size == 1:
-            return OneProcess()
+            return OneProcess(), OneProcess()
         assert self._timeout is not None
         if self._timeout not in _joined:
-            _joined[self._timeout] = ProcessGroup(self._timeout)
+            _joined[self._timeout] = ProcessGroup(self._timeout), ProcessGroup(self._timeout)
         return _joined[self._timeout]
+
+    def broadcast(self, obj: TBroadcast, src: int = 0) -> TBroadcast:
+        """What rank ``src`` has; of plain data, as nothing that another process sends is unpickled.
+
+        Raises:
+            PayloadError: If it is something else, such as an object of a class.
+        """
+        if self.world_size == 1 or not dist.is_initialized():
+            return obj
+        _, transport = self._transports()
+        told: TBroadcast = transport.tell_all(obj if self.global_rank == src else None, "a broadcast of Lightning's")[
+            src
+        ]
+        return told
 
     def _federated_module(self) -> FederatedModule:
         module = self.lightning_module
@@ -242,30 +305,79 @@ class FederatedStrategy(DDPStrategy):
     # ---------------------------------------------------------------- checkpoints
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: _PATH, storage_options: Any | None = None) -> None:
-        """Write one file for all clients, from rank 0; every process must call it.
+        """Write a checkpoint; every process must call it.
+
+        One file for all clients, by process 0; or a file by each process for its own clients, where a backend hides
+        single messages, unless ``gather_checkpoints`` asks for one file.
 
         Raises:
-            FederationError: On every process, if processes differ in what is no client's: see `gather`.
+            FederationError: On every process, if processes differ in what is no client's.
+            PayloadError: On every process, if a client's state is to be gathered and has what no message can hold.
         """
-        module, federation = self._federated_module(), self._federation
+        module, federation, path = self._federated_module(), self._federation, str(filepath)
         assert federation is not None
+        own_files = False
         if self.world_size > 1:
             if module.trainer.state.status == TrainerStatus.INTERRUPTED:
                 # Another process may be gone: waiting for its part would hide the error that stopped this one.
                 rank_zero_warn(f"no checkpoint written to {filepath}: the run was interrupted by an error")
                 return
-            for state in checkpoint["clients"].values():  # views drag their whole storage along: see `StackedReplicas`
-                state["weights"] = {name: tensor.clone() for name, tensor in state["weights"].items()}
-            parts, error = federation.transport.gather_object(checkpoint), None
-            if parts is not None:
-                data = type(module.trainer.datamodule)  # type: ignore[attr-defined]
-                own = (data.__qualname__, LightningDataModule.CHECKPOINT_HYPER_PARAMS_KEY)
-                try:
-                    checkpoint = gather(parts, names_of(federation.clients), own)
-                except FederationError as found:
-                    error = found
-            federation.check("checkpoint", error)
-        super().save_checkpoint(checkpoint, filepath, storage_options)
+            hidden = any(channel.hides for channel in federation.channels.values())
+            own_files = hidden if self.gather_checkpoints is None else not self.gather_checkpoints
+            if hidden and not own_files:
+                self._warn_of_gathered()
+            checkpoint = self._united(checkpoint, not own_files)
+        rank = self.global_rank
+        if own_files or not rank:
+            self.checkpoint_io.save_checkpoint(checkpoint, part_of(path, rank), storage_options)
+        if not rank:
+            for left in stale(path, self.world_size if own_files else 1):  # of a run that wrote here before
+                self.checkpoint_io.remove_checkpoint(left)
+
+    def _united(self, checkpoint: dict[str, Any], gathered: bool) -> dict[str, Any]:
+        """What this process writes, once all have the same of what is no client's."""
+        module, federation = self._federated_module(), self._federation
+        assert federation is not None
+        data = type(module.trainer.datamodule)  # type: ignore[attr-defined]
+        part = Part.of(checkpoint, (data.__qualname__, LightningDataModule.CHECKPOINT_HYPER_PARAMS_KEY), gathered)
+        message = torch.empty(0, dtype=torch.uint8)
+        error: FederationError | DecodeError | None = None
+        try:
+            message = part.message()
+        except PayloadError as found:
+            error = found
+        federation.check("checkpoint", error)
+        messages, error = federation.transport.bring_first(message, "a checkpoint"), None
+        try:
+            if messages:
+                parts = [Part.read(federation.roster.hosted_by(rank), told) for rank, told in enumerate(messages)]
+                check_public(parts)
+                checkpoint = gather(checkpoint, parts, names_of(federation.clients)) if gathered else checkpoint
+        except (FederationError, DecodeError) as found:
+            error = found
+        federation.check("checkpoint", error)
+        return checkpoint if gathered else checkpoint | {SET: fingerprint(part.public), PROCESS: self.global_rank}
+
+    def _warn_of_gathered(self) -> None:
+        federation = self._federation
+        if not self._warned and federation is not None:
+            self._warned = True
+            names = [client.name for client in federation.clients if not federation.is_local(client)]
+            rank_zero_warn(
+                f"gather_checkpoints is true: process 0 gets and writes the weights and optimiser states of {names}, "
+                "which the privacy backend hides from it otherwise, in the clear",
+                category=PrivacyWarning,
+            )
+
+    def load_checkpoint(self, checkpoint_path: _PATH, weights_only: bool | None = None) -> dict[str, Any]:
+        """Read a checkpoint, of as many files as lie here; of several, any may be named."""
+        return read(str(checkpoint_path), lambda file: super(DDPStrategy, self).load_checkpoint(file, weights_only))
+
+    def remove_checkpoint(self, filepath: _PATH) -> None:
+        """Remove what this process wrote of a checkpoint."""
+        path = part_of(str(filepath), self.global_rank)
+        if not self.global_rank or Path(path).is_file():
+            self.checkpoint_io.remove_checkpoint(path)
 
 
 def _digest(module: FederatedModule) -> str:

@@ -7,17 +7,20 @@ under its name, and `join` puts them back. Of several processes each writes its 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from itertools import chain
 from typing import Any
 
-import numpy as np
-import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from fedlit.federation import FederationError, RosterError
+from fedlit.federation.documents import document, fingerprint, read_document
+from fedlit.privacy import DecodeError
 from fedlit.training.method import Method
+from fedlit.training.parts import PROCESS
 
 REPLICAS = "replicas."
 """Prefix of the clients' weights in a module's state dict: ``replicas.NAME.…``."""
@@ -54,6 +57,7 @@ def load(method: Method, checkpoint: dict[str, Any]) -> None:
     federation = method.federation
     federation.roster.check(checkpoint["federation"]["roster"])
     local = [client.name for client in federation.local_clients]
+    check_there(checkpoint, local)
     join(checkpoint, local)
     trainer = method._trainer
     if trainer is not None and trainer.state.fn != TrainerFn.FITTING:
@@ -70,6 +74,11 @@ def load(method: Method, checkpoint: dict[str, Any]) -> None:
             f"the checkpoint is one of {checkpoint['method']}, this run trains {class_path(method)}: resume with the "
             "same method, or load the weights alone with load_from_checkpoint"
         )
+    if federation.hosts_server and checkpoint.get(PROCESS, 0):
+        raise RosterError(
+            f"process 0 resumes from a file of process {checkpoint[PROCESS]}, and needs its own, which has the state "
+            "of the server: NAME.ckpt, and not NAME.ckpt.part1"
+        )
     own = {name: checkpoint["clients"][name] for name in local}
     memory = {"server": checkpoint[SERVER]["federation"], "clients": {name: own[name]["totals"] for name in own}}
     federation.load_state_dict(checkpoint["federation"] | memory)
@@ -80,9 +89,21 @@ def load(method: Method, checkpoint: dict[str, Any]) -> None:
             method.shared.restore_(name, state["received"])
 
 
+def check_there(checkpoint: Mapping[str, Any], clients: Sequence[str]) -> None:
+    """Raise a `RosterError` unless the files of a checkpoint that were found have the states of these clients."""
+    lacking = [name for name in clients if "clients" in checkpoint and name not in checkpoint["clients"]]
+    if lacking:
+        raise RosterError(
+            f"the checkpoint was written by several processes, each of its own clients, and there is no state of "
+            f"{lacking} in what was read: put the files of one checkpoint side by side (NAME.ckpt, NAME.ckpt.part1, "
+            "...) and give the first, place clients as they were, or train with gather_checkpoints true"
+        )
+
+
 def split(checkpoint: dict[str, Any], clients: Sequence[str]) -> None:
     """Put what Lightning saved of each local client under its name, in place; what is nobody's stays where it was."""
-    own = {name: checkpoint.setdefault("clients", {}).setdefault(name, {}) for name in clients}
+    states = checkpoint.setdefault("clients", {})
+    own = {name: states.setdefault(name, {}) for name in clients}
     for name, state in own.items():
         prefix = f"{REPLICAS}{name}."
         weights = {key: tensor for key, tensor in checkpoint["state_dict"].items() if key.startswith(prefix)}
@@ -94,9 +115,9 @@ def split(checkpoint: dict[str, Any], clients: Sequence[str]) -> None:
             state["optimizers"] = [_groups_of(name, optimizer) for optimizer in optimizers]
     schedules = checkpoint.get("lr_schedulers", [])
     for place, schedule in enumerate(schedules):
-        if schedule and set(schedule) <= set(clients):  # else one of the module's own, equal on all processes
+        if schedule and set(schedule) <= {*clients, SERVER}:  # else one of the module's own, equal on all processes
             schedules[place] = None
-            for name, state in schedule.items():
+            for name, state in schedule.items() if own else ():
                 own[name].setdefault("lr_schedulers", {})[place] = state
 
 
@@ -112,7 +133,7 @@ def join(checkpoint: dict[str, Any], clients: Collection[str]) -> None:
     for name, state in own.items():
         checkpoint["state_dict"] |= {f"{REPLICAS}{name}.{key}": tensor for key, tensor in state["weights"].items()}
     optimizers = [state["optimizers"] for state in own.values() if "optimizers" in state]
-    if optimizers:
+    if any("optimizers" in state for state in checkpoint["clients"].values()):
         each = zip(*optimizers, strict=True)
         checkpoint["optimizer_states"] = [_numbered(chain.from_iterable(groups)) for groups in each]
     for place, schedule in enumerate(checkpoint.get("lr_schedulers", [])):
@@ -121,63 +142,80 @@ def join(checkpoint: dict[str, Any], clients: Collection[str]) -> None:
             checkpoint["lr_schedulers"][place] = {name: of[place] for name, of in schedules.items() if place in of}
 
 
-def gather(parts: Sequence[Mapping[str, Any]], clients: Sequence[str], own: Collection[str] = ()) -> dict[str, Any]:
-    """The checkpoint of the whole federation from those of its processes.
+@dataclass(frozen=True)
+class Part:
+    """What a process tells of its checkpoint, for `gather`.
 
     Args:
-        parts: One for each rank, each with the clients of that rank.
+        clients: State of each of its clients; empty where each process writes its own.
+        public: Fingerprint of everything else, by key.
+        callbacks: Fingerprint of the state of each callback.
+    """
+
+    clients: dict[str, Any]
+    public: dict[str, str]
+    callbacks: dict[str, str]
+
+    @classmethod
+    def of(cls, checkpoint: Mapping[str, Any], own: Collection[str] = (), states: bool = True) -> Part:
+        """Of a checkpoint, in which processes may have values of their own under the keys ``own``: of a site's data.
+
+        Without ``states``, nothing of the clients' is told.
+        """
+        public = {key: value for key, value in checkpoint.items() if key not in ("clients", "callbacks", SERVER, *own)}
+        callbacks = checkpoint.get("callbacks", {})
+        prints = [{key: fingerprint(value) for key, value in some.items()} for some in (public, callbacks)]
+        return cls({name: state if states else {} for name, state in checkpoint["clients"].items()}, *prints)
+
+    @classmethod
+    def read(cls, clients: Collection[str], message: Tensor) -> Part:
+        """What a process told that hosts these clients; a `DecodeError` if it is something else."""
+        told = read_document(message)
+        names = {each.name for each in fields(cls)}
+        if not isinstance(told, dict) or {*told} != names or not all(isinstance(part, dict) for part in told.values()):
+            raise DecodeError(f"a process told no checkpoint, but {str(told)[:100]}")
+        states = told["clients"]
+        if {*states} != {*clients} or not all(isinstance(state, dict) for state in states.values()):
+            raise DecodeError(f"a process that hosts {[*clients]} told the states of {str([*states])[:100]}")
+        return cls(**told)
+
+    def message(self) -> Tensor:
+        """For another process, shape (bytes,); a `PayloadError` names what no message can hold."""
+        return document({**vars(self)}, "checkpoint")
+
+
+def check_public(parts: Sequence[Part]) -> None:
+    """Raise a `FederationError` if something that is under no client's name differs between processes."""
+    first = parts[0]
+    for rank, part in enumerate(parts):
+        for key in dict.fromkeys([*first.public, *part.public]):
+            if first.public.get(key) != part.public.get(key):
+                raise FederationError(
+                    f"checkpoint[{key!r}] differs between ranks 0 and {rank}, and the file could keep one of them "
+                    f"only: put what is a client's under checkpoint['clients'][name], where {key!r} is saved"
+                )
+        for key in dict.fromkeys([*first.callbacks, *part.callbacks]):
+            if not key.startswith("Timer") and first.callbacks.get(key) != part.callbacks.get(key):  # clocks differ
+                rank_zero_warn(
+                    f"the state of callback {key} differs between ranks 0 and {rank}; the checkpoint keeps that of "
+                    "rank 0. Let its on_save_checkpoint put what is a client's under "
+                    "checkpoint.setdefault('clients', {})[name]"
+                )
+
+
+def gather(checkpoint: Mapping[str, Any], parts: Sequence[Part], clients: Sequence[str]) -> dict[str, Any]:
+    """The checkpoint of the whole federation.
+
+    Args:
+        checkpoint: Of rank 0.
+        parts: What all ranks tell of theirs.
         clients: All names, in roster order.
-        own: Keys that processes may have values of their own under, of which that of rank 0 is taken: of a site's data.
 
     Returns:
         The checkpoint of rank 0, with the clients of all ranks.
-
-    Raises:
-        FederationError: If something that is under no client's name differs between processes.
     """
-    states = {name: state for part in parts for name, state in part["clients"].items()}
-    for rank, part in enumerate(parts):
-        for key in dict.fromkeys([*parts[0], *part]):
-            here, there = parts[0].get(key), part.get(key)
-            if key in ("clients", SERVER, *own) or same(here, there):
-                continue
-            if key == "callbacks":
-                _warn_of_callbacks(here or {}, there or {}, rank)
-                continue
-            raise FederationError(
-                f"checkpoint[{key!r}] differs between ranks 0 and {rank}, and the file could keep one of them only: "
-                f"put what is a client's under checkpoint['clients'][name], where {key!r} is saved"
-            )
-    return {**parts[0], "clients": {name: states[name] for name in clients if name in states}}
-
-
-def _warn_of_callbacks(here: Mapping[str, Any], there: Mapping[str, Any], rank: int) -> None:
-    for key in dict.fromkeys([*here, *there]):
-        if not key.startswith("Timer") and not same(here.get(key), there.get(key)):  # clocks differ
-            rank_zero_warn(
-                f"the state of callback {key} differs between ranks 0 and {rank}; the checkpoint keeps that of rank 0. "
-                "Let its on_save_checkpoint put what is a client's under checkpoint.setdefault('clients', {})[name]"
-            )
-
-
-def same(one: Any, other: Any) -> bool:
-    """Whether two values of a checkpoint are equal to the last bit; of objects that are no data, the types."""
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return one.dtype == other.dtype and one.shape == other.shape and torch.equal(_bytes(one), _bytes(other))
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return one.keys() == other.keys() and all(same(value, other[key]) for key, value in one.items())
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, np.ndarray):
-        return bool(one.dtype == other.dtype and np.array_equal(one, other, equal_nan=one.dtype.kind in "fc"))
-    plain = isinstance(one, str | bytes | int | float | complex | set | frozenset | None)
-    return not plain or one == other or (one != one and other != other)  # NaN is equal to itself here
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    states = {name: state for part in parts for name, state in part.clients.items()}
+    return {**checkpoint, "clients": {name: states[name] for name in clients if name in states}}
 
 
 def arrange(optimizer: Optimizer, state: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from fedlit.federation.ledger import SERVER
 from fedlit.training.record import RoundRecord
 from fedlit.training.vectorisation import StackedReplicas
 
@@ -133,7 +134,8 @@ class ClientSchedules:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the schedules of local clients; the state may hold others too."""
         for client, schedule in self.schedules.items():
-            schedule.load_state_dict(state[client])
+            if client != SERVER:  # where there is no client, nothing is scheduled
+                schedule.load_state_dict(state[client])
 
 
 class ClientOptimisation(pl.LightningModule):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from fedlit.federation.transport import OneProcess
 from fedlit.functional import joint_ot_loss, project_simplex, softmax_regression, wasserstein_barycenter
 from fedlit.methods import FedAvg, FedDaDiL
 from fedlit.models import DictionaryReplica, Features
-from fedlit.privacy import CKKS, PairwiseMasking
+from fedlit.privacy import CKKS, GaussianMechanism, PairwiseMasking, PrivacyWarning
 from helpers import loader, same, trainer, weights
 
 NAMES = ["c0", "c1", "c2"]
@@ -118,6 +120,28 @@ def test_a_class_that_no_source_has_starts_around_the_mean_of_all() -> None:
     pooled = torch.cat([data[name].tensors[0] for name in NAMES[:2]])
     torch.testing.assert_close(points.mean(dim=0), pooled.mean(dim=0), atol=0.8, rtol=0)
     torch.testing.assert_close(points.std(dim=0), pooled.std(dim=0), atol=0.5, rtol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "told"),
+    [
+        ({"privacy": PairwiseMasking(colluders=0)}, True),
+        ({}, False),  # nothing was to be hidden
+        ({"privacy": PairwiseMasking(colluders=0), "differential_privacy": GaussianMechanism(10.0, 0.1)}, False),
+    ],
+)
+def test_a_source_that_alone_has_a_class_is_told_that_its_moments_are_its_own(strategy: Any, told: bool) -> None:
+    """The mean of all sources tells this class's moments of one: c0 alone has the last one."""
+    data = blobs()
+    x, y = data["c1"].tensors
+    data["c1"] = TensorDataset(x, y.clamp(max=1))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer(1, strategy=strategy).fit(build(), loader(data, 24))
+    words = [str(item.message) for item in caught if issubclass(item.category, PrivacyWarning)]
+    alone = [text for text in words if "alone has samples" in text]
+    assert len(alone) == told
+    assert all(text.startswith("of the classes [2] client 'c0' alone has samples") for text in alone)
 
 
 @pytest.mark.parametrize(
@@ -331,7 +355,7 @@ def test_no_message_of_any_kind_has_a_coordinate_in_it(predict_with: Any, monkey
 
     for owner, names in (
         (Messenger, ("announce", "deliver", "to_server", "broadcast", "from_server")),
-        (OneProcess, ("all_gather", "all_gather_object")),
+        (OneProcess, ("all_gather", "tell_all")),
     ):
         for name in names:
             original = getattr(owner, name)
@@ -379,7 +403,7 @@ def test_atoms_cost_their_numbers_each_way() -> None:
     assert all(b - a in range(4 * 2 * 12 * 8, 4 * 2 * 12 * 8 + 8) for a, b in zip(small, large, strict=True))
 
 
-@pytest.mark.parametrize("backend", [PairwiseMasking, CKKS])
+@pytest.mark.parametrize("backend", [partial(PairwiseMasking, colluders=0), CKKS])
 def test_hidden_atoms_are_the_open_ones_up_to_the_backends_error(backend: Any) -> None:
     open_, hidden = fit(build(), rounds=3), fit(build(), rounds=3, strategy={"privacy": backend()})
     for key in ("dictionary.points", "dictionary.labels", "coordinates"):

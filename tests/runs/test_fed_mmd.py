@@ -187,7 +187,7 @@ class Scaled(Linear):
 
 SAFE = {
     "open": {},
-    "summed": {"privacy": {"moments": PairwiseMasking()}},
+    "summed": {"privacy": {"moments": PairwiseMasking(colluders=0)}},
     "pairwise": {"two_party": {"moments": PaillierAffine(key_bits=1024, insecure_test_keys=True)}},  # arithmetic only
 }
 
@@ -267,7 +267,7 @@ def test_pairwise_and_summed_train_the_same(degree: int) -> None:
 
 
 BACKENDS = {
-    "masking": lambda: PairwiseMasking(),
+    "masking": lambda: PairwiseMasking(colluders=0),
     "paillier": lambda: Paillier(key_bits=512, insecure_test_keys=True),  # tests arithmetic, not secrecy
     "bfv": lambda: BFV(),
     "ckks": lambda: CKKS(),
@@ -338,7 +338,7 @@ def test_large_features_leave_the_grid_with_an_error_and_not_silently() -> None:
     data["c0"] = TensorDataset(1e4 * x, y)
     module = build(unit_norm=False, degree=3)
     with pytest.raises(PrivacyError, match="moments"):
-        fit(module, data, strategy={"privacy": {"moments": PairwiseMasking(codec=FixedPoint(20, 32.0))}})
+        fit(module, data, strategy={"privacy": {"moments": PairwiseMasking(codec=FixedPoint(20, 32.0), colluders=0)}})
 
 
 # -------------------------------------------------------------------- classifiers of the sources
@@ -478,7 +478,7 @@ def test_protection_that_the_exchange_does_not_use_is_refused() -> None:
     with pytest.raises(ChannelError, match=r"no channel of this run is pairwise: .* take exchange='pairwise'"):
         fit(build(), strategy={"two_party": PlainAffine()})
     for exchange in ("pairwise", "open"):
-        for privacy in (PairwiseMasking(), {"moments": PairwiseMasking()}):
+        for privacy in (PairwiseMasking(colluders=0), {"moments": PairwiseMasking(colluders=0)}):
             message = "privacy does not protect channel 'moments' .* take exchange='summed'"
             with pytest.raises(ChannelError, match=message):
                 fit(build(exchange=exchange), strategy={"privacy": privacy})
@@ -500,8 +500,8 @@ def test_a_single_source_cannot_be_hidden_in_a_sum() -> None:
     data = unequal()
     few = {"c0": data["c0"], "c2": data["c2"]}
     with pytest.raises(ChannelError, match=r"\['c0'\] alone can send over channel 'moments'"):
-        fit(build(["c0", "c2"]), few, strategy={"privacy": {"moments": PairwiseMasking()}})
-    alone = {"privacy": {"moments": PairwiseMasking()}, "participation": Schedule([["c0", "c2"]])}
+        fit(build(["c0", "c2"]), few, strategy={"privacy": {"moments": PairwiseMasking(colluders=0)}})
+    alone = {"privacy": {"moments": PairwiseMasking(colluders=0)}, "participation": Schedule([["c0", "c2"]])}
     with pytest.warns(UserWarning, match="moments"):
         snapshots = fit(build(), strategy=alone)
     assert torch.equal(

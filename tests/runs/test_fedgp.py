@@ -186,7 +186,7 @@ def test_batchnorm_statistics_are_averaged_and_neither_projected_nor_aligned(cas
     settings = FIXED[case]
     module = build(noted(settings.method), **settings.kwargs, **normalised())
     # a bound that the running variances stay below
-    strategy = {"privacy": PairwiseMasking(FixedPoint(20, 64.0))} if hidden else {}
+    strategy = {"privacy": PairwiseMasking(FixedPoint(20, 64.0), colluders=0)} if hidden else {}
     snapshots = fit(module, rounds=2, strategy=strategy)
     for given, step in module.notes:
         expected = rule_by_hand(given, settings_betas(settings), shares_of(NAMES[:-1], settings), settings)
@@ -353,7 +353,7 @@ def test_tied_weights_move_once(method: type[FedDA], hidden: bool) -> None:
         decoder.weight = encoder.weight
         return {"extractor": nn.Sequential(encoder, nn.Tanh(), decoder), "classifier": nn.Linear(5, 2)}
 
-    strategy = {"privacy": PairwiseMasking()} if hidden else {}
+    strategy = {"privacy": PairwiseMasking(colluders=0)} if hidden else {}
     ours = fit(build(method, beta=0, **network()), strategy=strategy)
     theirs = fit(build(TargetOnly, **network()))
     assert float((theirs.rounds[0]["c2"]["extractor.0.weight"] - ours.start["c2"]["extractor.0.weight"]).norm()) > 1e-2
@@ -385,7 +385,7 @@ def test_counters_go_on_and_any_running_statistic_is_averaged(method: type[FedDA
     x, y = data["c2"].tensors
     data["c0"] = TensorDataset(-x, y)
     module = build(noted(method), beta=0.5, extractor=Watching(), classifier=nn.Linear(4, 2))
-    strategy = {"privacy": PairwiseMasking()} if masked else {}
+    strategy = {"privacy": PairwiseMasking(colluders=0)} if masked else {}
     snapshots = fit(module, data, rounds=3, strategy=strategy)
     steps = loader(data, 8)
     assert int(snapshots.rounds[-1]["c2"]["extractor.seen"]) == 3 * len(steps)
@@ -525,7 +525,7 @@ def test_weights_over_repeated_passes_equal_the_algorithm_by_hand() -> None:
 
 @pytest.mark.parametrize("hidden", [False, True], ids=["open", "masked"])
 def test_a_round_without_a_learning_rate_has_no_gradient_to_compare(hidden: bool) -> None:
-    strategy = {"privacy": PairwiseMasking()} if hidden else {}
+    strategy = {"privacy": PairwiseMasking(colluders=0)} if hidden else {}
     for method in (FedDA, FedGP):
         with pytest.raises(RosterError, match="those of 'c2' were 0 in a whole round: give its schedule a higher"):
             fit(build(method, beta="auto", lr_scheduler=idle), rounds=2, strategy=strategy)
@@ -536,7 +536,7 @@ def test_a_round_without_a_learning_rate_has_no_gradient_to_compare(hidden: bool
 def test_with_a_fixed_beta_a_round_without_a_learning_rate_changes_nothing(case: str, hidden: bool) -> None:
     settings = CASES[case]
     module = build(noted(settings.method), **settings.kwargs, lr_scheduler=idle)
-    snapshots = fit(module, rounds=2, strategy={"privacy": PairwiseMasking()} if hidden else {})
+    snapshots = fit(module, rounds=2, strategy={"privacy": PairwiseMasking(colluders=0)} if hidden else {})
     for name in NAMES:
         assert torch.equal(snapshots.rounds[0][name][W], snapshots.start[name][W])
     assert "target_variance" not in snapshots.metrics[0]
@@ -573,7 +573,7 @@ def test_single_steps_without_a_learning_rate_do_no_harm(case: str) -> None:
 @pytest.mark.parametrize("hidden", [False, True], ids=["open", "masked"])
 def test_a_target_that_diverges_in_its_last_step_is_named(hidden: bool) -> None:
     with pytest.raises(DivergedError, match="the update of 'c2' has NaN or infinite entries"):
-        fit(build(Overshoot, beta="auto"), strategy={"privacy": PairwiseMasking()} if hidden else {})
+        fit(build(Overshoot, beta="auto"), strategy={"privacy": PairwiseMasking(colluders=0)} if hidden else {})
 
 
 @pytest.mark.multiprocess
@@ -635,7 +635,11 @@ MECHANISM = GaussianMechanism(clip_norm=10.0, noise_multiplier=1e-9)
 @pytest.mark.parametrize(
     ("arguments", "strategy", "message"),
     [
-        ({"beta": "auto", "residual": "exact"}, {"privacy": PairwiseMasking()}, "needs single updates at the target"),
+        (
+            {"beta": "auto", "residual": "exact"},
+            {"privacy": PairwiseMasking(colluders=0)},
+            "needs single updates at the target",
+        ),
         ({}, {"differential_privacy": MECHANISM}, "for the channel 'update' alone. .* for some of \\['update'\\]"),
         ({}, {"differential_privacy": {"model": MECHANISM}}, "cannot blur channel 'model'"),
         ({}, {"differential_privacy": {"target_update": MECHANISM}}, "blur channel 'target_update'"),
@@ -646,11 +650,11 @@ MECHANISM = GaussianMechanism(clip_norm=10.0, noise_multiplier=1e-9)
         ({}, {"two_party": {"inner_product": PlainAffine()}}, "or leave two_party out"),
         (
             {"projection": "cosine"},
-            {"privacy": PairwiseMasking(), "two_party": PlainAffine()},
+            {"privacy": PairwiseMasking(colluders=0), "two_party": PlainAffine()},
             "take projection='orthogonal', as 'cosine' needs the length of each layer",
         ),
-        ({"warmup_rounds": 1}, {"privacy": {"weights": PairwiseMasking()}}, "but not 'update'"),
-        ({}, {"privacy": {"weights": PairwiseMasking()}}, r"privacy names the channels \['weights'\]"),
+        ({"warmup_rounds": 1}, {"privacy": {"weights": PairwiseMasking(colluders=0)}}, "but not 'update'"),
+        ({}, {"privacy": {"weights": PairwiseMasking(colluders=0)}}, r"privacy names the channels \['weights'\]"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_protected_is_refused_when_training_starts(
@@ -671,7 +675,7 @@ def test_a_target_without_labels_is_refused() -> None:
 
 
 def test_one_step_of_the_target_has_no_variance_for_auto_weights() -> None:
-    for kwargs in ({}, {"strategy": {"privacy": PairwiseMasking()}}):
+    for kwargs in ({}, {"strategy": {"privacy": PairwiseMasking(colluders=0)}}):
         with pytest.raises(RosterError, match="at least 2 of different samples; 'c2' had 1: lower its batch"):
             fit(build(beta="auto"), batch_size=64, **kwargs)
     fit(build(beta="auto"), batch_size=14)  # two
@@ -682,7 +686,7 @@ def test_one_step_of_the_target_has_no_variance_for_auto_weights() -> None:
 def test_one_step_of_the_target_is_enough_for_a_fixed_beta(case: str, hidden: bool) -> None:
     settings = CASES[case]
     module = build(noted(settings.method), **settings.kwargs)
-    snapshots = fit(module, batch_size=64, strategy={"privacy": PairwiseMasking()} if hidden else {})
+    snapshots = fit(module, batch_size=64, strategy={"privacy": PairwiseMasking(colluders=0)} if hidden else {})
     ((given, step),) = module.notes
     expected = rule_by_hand(given, settings_betas(settings), shares_of(NAMES[:-1], settings), settings)
     for name, tensor in expected.items():
@@ -694,7 +698,7 @@ def test_one_step_of_the_target_is_enough_for_a_fixed_beta(case: str, hidden: bo
     assert ("beta/c0" in logged) == (not hidden)
 
 
-@pytest.mark.parametrize("backend", [None, PairwiseMasking()], ids=["open", "masked"])
+@pytest.mark.parametrize("backend", [None, PairwiseMasking(colluders=0)], ids=["open", "masked"])
 @pytest.mark.parametrize("method", [FedDA, FedGP])
 def test_differential_privacy_of_updates_trains_with_a_fixed_beta(method: type[FedDA], backend: Any) -> None:
     """A wide clip and hardly any noise change nothing; a narrow clip is felt; each source's release is booked."""

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -49,7 +50,7 @@ from helpers import same
 
 KEYS = {"insecure_test_keys": True, "key_bits": 512}  # quick keys: this is about arithmetic and not about secrecy
 BACKENDS: dict[str, Any] = {
-    "masking": PairwiseMasking,
+    "masking": partial(PairwiseMasking, colluders=0),
     "bfv": BFV,
     "paillier": lambda: Paillier(**KEYS),
     "ckks": CKKS,
@@ -208,7 +209,7 @@ def test_a_single_layer_that_is_a_single_number_fits_the_grid(beta: Any) -> None
     """Its direction is 1 or -1, at the very end of what a bound of 1 allows."""
     network = nn.Sequential(nn.Linear(5, 1), nn.Linear(1, 2))
     module = build(beta=beta, classifier=network)
-    strategy = {"privacy": PairwiseMasking(), "two_party": PlainAffine(**GRID)}
+    strategy = {"privacy": PairwiseMasking(colluders=0), "two_party": PlainAffine(**GRID)}
     snapshots = fit(module, rounds=2, strategy=strategy)
     assert not torch.equal(snapshots.rounds[-1]["c2"]["classifier.0.bias"], snapshots.start["c2"]["classifier.0.bias"])
 
@@ -238,7 +239,7 @@ def test_nobody_sees_a_sources_update_and_with_inner_products_nobody_the_targets
     settings, wire = CASES[case], Wire(monkeypatch)
     more = {"two_party": PlainAffine()} if inner_product else {}
     module = build(settings.method, **settings.kwargs)
-    fit(module, rounds=2, strategy={"privacy": PairwiseMasking()} | more)
+    fit(module, rounds=2, strategy={"privacy": PairwiseMasking(colluders=0)} | more)
     ratio = settings.method is FedDA and settings.beta != "auto"  # needs no products
     assert module.federation.channels["update"].receivers == ("c2",)
     # the sources speak in means alone, and these reach the target alone
@@ -263,6 +264,7 @@ def test_nobody_sees_a_sources_update_and_with_inner_products_nobody_the_targets
     channels = {"update", "update/keys", "model", "metrics"}
     channels |= {"target_update"} if asks else set()
     channels |= {"inner_product"} if asked else set()
+    channels.add("target_update/keys" if asks else "model/keys")  # of the first message between clients
     assert set(module.federation.ledger.bytes_by_channel()) == channels
     assert set(talk(module, "update")) == {("c0", "server"), ("c1", "server"), ("server", "c2")}
     assert set(talk(module, "target_update")) == ({("c2", "c0"), ("c2", "c1")} if asks else set())
@@ -277,6 +279,8 @@ def size(*fields: tuple[str, str, list[int]]) -> int:
 
 WEIGHTS = [(W, "float32", [2, 5]), (B, "float32", [2])]
 
+SEALED = 16 + 60  # a tag, and a key of 32 bytes with a nonce of 12 and a tag of its own
+
 
 @pytest.mark.parametrize("case", FOUR)
 def test_bytes_per_round_are_those_counted_by_hand(case: str) -> None:
@@ -287,12 +291,12 @@ def test_bytes_per_round_are_those_counted_by_hand(case: str) -> None:
     assert used["update"] == ROUNDS * 2 * size(*WEIGHTS, ("path", "float64", []))
     assert used["model"] == ROUNDS * 2 * size(*WEIGHTS)
     used = run(case, "masking").module.federation.ledger.bytes_by_channel()
-    assert used["model"] == ROUNDS * 2 * size(*WEIGHTS)
+    assert used["model"] == ROUNDS * 2 * (size(*WEIGHTS) + SEALED)
     if case != "FedDA":
-        assert used["target_update"] == ROUNDS * 2 * size(("summary", "float64", [3]), *WEIGHTS)
+        assert used["target_update"] == ROUNDS * 2 * (size(("summary", "float64", [3]), *WEIGHTS) + SEALED)
     if case not in ("FedDA", "FedGP by layer"):
         hidden = run(case, "masking", "plain").module.federation.ledger.bytes_by_channel()
-        assert hidden["target_update"] == ROUNDS * 2 * size(("summary", "float64", [3]))
+        assert hidden["target_update"] == ROUNDS * 2 * (size(("summary", "float64", [3])) + SEALED)
         assert hidden["update"] == used["update"]
     if settings.beta == "auto":  # a number more, and its name in the schema, in each of three messages of a round
         fixed = {"FedDA auto": "FedDA", "FedGP auto": "FedGP by layer"}[case]

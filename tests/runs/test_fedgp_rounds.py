@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ def test_absent_sources_are_left_out_and_fetch_the_model_when_they_come_back(hid
     present = [["c0", "c1", "c2"], ["c0", "c2"], ["c0", "c1", "c2"]]
     strategy: dict[str, Any] = {"participation": Schedule(present[1:])}
     if hidden:
-        strategy["privacy"] = PairwiseMasking()
+        strategy["privacy"] = PairwiseMasking(colluders=0)
     module = build(beta="auto", weighting="samples")
     warns = pytest.warns(UserWarning, match="hides nothing of fewer than 2") if hidden else nullcontext()
     with warns:
@@ -84,7 +85,7 @@ def test_absent_sources_are_left_out_and_fetch_the_model_when_they_come_back(hid
 def test_with_nobody_there_the_targets_own_update_is_taken(hidden: bool) -> None:
     strategy: dict[str, Any] = {"participation": Schedule([["c2"]])}
     if hidden:
-        strategy["privacy"] = PairwiseMasking()
+        strategy["privacy"] = PairwiseMasking(colluders=0)
     module, alone = build(beta="auto"), build(TargetOnly)
     ours = fit(module, rounds=2, strategy=strategy)
     theirs = fit(alone, rounds=2, strategy={"participation": Schedule([["c2"]])})
@@ -103,7 +104,7 @@ def test_a_round_without_the_target_changes_nothing(way: str, hidden: bool) -> N
     away = Schedule([["c0", "c1"], ["c0", "c1", "c2"]])
     strategy: dict[str, Any] = {"participation": away} if way == "participation" else {"heard": {way: away}}
     if hidden:
-        strategy["privacy"] = PairwiseMasking()
+        strategy["privacy"] = PairwiseMasking(colluders=0)
     module = build(beta="auto", **normalised())
     snapshots = fit(module, rounds=2, strategy={"nested_heard": False} | strategy)
     first, second = snapshots.rounds
@@ -140,7 +141,7 @@ def test_hidden_means_are_over_those_who_contribute(channel: str) -> None:
     runs = []
     for strategy in ({"heard": {channel: lost}, "nested_heard": False}, {"participation": lost}):
         module = build(clients=clients, beta=betas)
-        hidden = {"privacy": PairwiseMasking(), "two_party": PlainAffine()}
+        hidden = {"privacy": PairwiseMasking(colluders=0), "two_party": PlainAffine()}
         runs.append(fit(module, data, strategy=hidden | strategy).rounds[0]["c2"])
     assert same(runs[0], runs[1])
 
@@ -163,7 +164,7 @@ def test_a_source_that_trains_on_an_old_model_is_left_out(hidden: bool) -> None:
     clients: list[Client | str] = ["c0", "c1", "c3", Client("c2", role="target", labelled=True)]
     data = unequal() | {"c3": shards(1)["c0"]}
     some, everyone = ["c0", "c2", "c3"], ["c0", "c1", "c2", "c3"]
-    more: dict[str, Any] = {"nested_heard": False} | ({"privacy": PairwiseMasking()} if hidden else {})
+    more: dict[str, Any] = {"nested_heard": False} | ({"privacy": PairwiseMasking(colluders=0)} if hidden else {})
     stale, lost = build(beta="auto", clients=clients), build(beta="auto", clients=clients)
     ours = fit(stale, data, 3, strategy=more | {"heard": {"model": Schedule([some, some, everyone])}})
     # the same run, but that its update of round 1 is lost
@@ -183,7 +184,7 @@ def test_a_source_that_opposes_the_target_leaves_the_mean_to_the_other(monkeypat
     x, y = data["c2"].tensors
     data["c0"], data["c1"] = TensorDataset(x, y), TensorDataset(x, 1 - y)
     wire, module = Wire(monkeypatch), build(beta={"c0": 0.5, "c1": 0.25}, classifier=zero_layer())
-    snapshots = fit(module, data, batch_size=64, strategy={"privacy": PairwiseMasking()})
+    snapshots = fit(module, data, batch_size=64, strategy={"privacy": PairwiseMasking(colluders=0)})
     own = fit(build(TargetOnly, classifier=zero_layer()), data, batch_size=64).rounds[0]["c2"]
     ((_, payloads, _),), (mean,) = wire.averaged, wire.means
     for key in (W, B):
@@ -201,7 +202,7 @@ def test_a_source_that_opposes_the_target_leaves_the_mean_to_the_other(monkeypat
 def test_the_target_tells_no_numbers_that_are_not_needed(case: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of squared norm, variance and sum of learning rates; the last is known to all who know the configuration."""
     settings, wire = CASES[case], Wire(monkeypatch)
-    fit(build(settings.method, **settings.kwargs), strategy={"privacy": PairwiseMasking()})
+    fit(build(settings.method, **settings.kwargs), strategy={"privacy": PairwiseMasking(colluders=0)})
     summaries = [payloads["c2"]["summary"] for channel, payloads, _ in wire.exchanged if channel == "target_update"]
     assert ["".join("1" if number > 0 else "0" for number in summary.tolist()) for summary in summaries] == (
         [told] if told else []
@@ -222,7 +223,7 @@ def test_rounds_with_a_single_source_under_masking_are_skipped_with_a_warning_an
     module = build()
     alone = Schedule([["c0", "c2"]])
     with pytest.warns(UserWarning, match=r"round 0 sends no mean over channel 'update': \['c0'\] alone"):
-        snapshots = fit(module, rounds=2, strategy={"privacy": PairwiseMasking(), "participation": alone})
+        snapshots = fit(module, rounds=2, strategy={"privacy": PairwiseMasking(colluders=0), "participation": alone})
     expected = two(["c0", "c2"], beta=0).rounds[0]["c2"]
     assert same(snapshots.rounds[0]["c2"], expected)
     assert same(snapshots.rounds[1]["c0"], snapshots.rounds[1]["c2"])
@@ -286,12 +287,14 @@ def hidden_products() -> PlainAffine:
     return PlainAffine(**GRID)
 
 
+MASKING = partial(PairwiseMasking, colluders=0)
+
 RESUMED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "fixed": ({"beta": 0.5, "align_magnitudes": True}, {}),
     "auto": ({"beta": "auto"}, {}),
     "auto, exact": ({"beta": "auto", "residual": "exact"}, {}),
-    "masked": ({"beta": "auto"}, {"privacy": PairwiseMasking}),
-    "masked, inner products": ({"beta": "auto"}, {"privacy": PairwiseMasking, "two_party": hidden_products}),
+    "masked": ({"beta": "auto"}, {"privacy": MASKING}),
+    "masked, inner products": ({"beta": "auto"}, {"privacy": MASKING, "two_party": hidden_products}),
     "batchnorm": ({"beta": "auto"}, {}),
     "vectorised": ({"beta": "auto", "vectorize": True}, {}),
 }  # fmt: skip

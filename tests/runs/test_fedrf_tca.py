@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -608,7 +609,7 @@ def test_several_local_steps_exchange_messages_once() -> None:
 # -------------------------------------------------------------------- privacy
 
 BACKENDS: dict[str, Any] = {
-    "masking": PairwiseMasking,
+    "masking": partial(PairwiseMasking, colluders=0),
     # quick keys: this is about arithmetic and not about secrecy
     "paillier": lambda: Paillier(key_bits=512, insecure_test_keys=True),
     "bfv": BFV,
@@ -650,7 +651,7 @@ def test_a_grid_makes_no_more_difference_than_its_step() -> None:
 def test_a_single_source_under_masking_says_nothing_and_one_warning_names_the_remedy() -> None:
     module = build(classifier_period=1)
     schedule = Schedule([["c0", "c2"], ["c0", "c2"], ["c0", "c1", "c2"]])
-    strategy = {"participation": schedule, "privacy": PairwiseMasking()}
+    strategy = {"participation": schedule, "privacy": PairwiseMasking(colluders=0)}
     with pytest.warns(UserWarning, match=r"UniformSubset\(at_least=2\)") as caught:
         snapshots = fit(module, unequal(), 3, strategy=strategy)
     about = [str(warning.message) for warning in caught if "sends no mean" in str(warning.message)]
@@ -667,7 +668,7 @@ def test_a_single_source_under_masking_says_nothing_and_one_warning_names_the_re
 
 def test_masked_runs_close_with_absent_sources_too() -> None:
     module = build(classifier_period=50)
-    strategy = {"participation": Schedule([["c0", "c2"]]), "privacy": PairwiseMasking()}
+    strategy = {"participation": Schedule([["c0", "c2"]]), "privacy": PairwiseMasking(colluders=0)}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*sends no mean")
         state = fit(module, unequal(), 2, strategy=strategy).rounds[-1]
@@ -966,20 +967,20 @@ def test_batches_without_spread_neither_blow_up_the_aligner_nor_the_loss(trouble
 
 
 def test_the_targets_message_is_reported_as_sent_between_clients_and_the_sources_as_hidden() -> None:
-    module = trained(privacy=PairwiseMasking())
+    module = trained(privacy=PairwiseMasking(colluders=0))
     channels = {channel.channel: channel for channel in report(module.federation).channels}
     assert set(channels) == {"features", "target_features", "aligner", "classifier"}
     assert channels["target_features"].description is None
-    assert channels["target_features"].bytes_keys == 0
+    assert channels["target_features"].bytes_keys == 12 * len('....[["key","uint8",[32]]]' + 32 * ".")  # by pair
     sent = {(e.sender, e.receiver) for e in module.federation.ledger if e.channel == "target_features"}
     assert sent <= {("c3", "c0"), ("c3", "c1"), ("c3", "c2")}
-    for channel in ("features", "aligner", "classifier"):
-        assert channels[channel].description == PairwiseMasking().describe()
+    for channel, senders in (("features", 3), ("aligner", 4), ("classifier", 3)):
+        assert channels[channel].description == PairwiseMasking(colluders=0).describe_round(senders)
 
 
 def test_one_source_under_masking_is_refused_with_ways_out_that_work() -> None:
     data = {name: shard for name, shard in shards(2, 12).items()}
-    masking, way_out = PairwiseMasking(), r"give this channel fedlit\.privacy\.Plain\(\)"
+    masking, way_out = PairwiseMasking(colluders=0), r"give this channel fedlit\.privacy\.Plain\(\)"
     with pytest.raises(ChannelError, match=rf"\['c0'\] alone can send over channel 'features' .* {way_out}"):
         fit(build(2), data, strategy=ALL | {"privacy": masking})
     privacy: dict[str, Any] = {"features": Plain(), "aligner": masking}
@@ -1124,6 +1125,6 @@ def test_a_classifier_mean_that_was_skipped_is_made_up_for_at_the_end() -> None:
     """In the last round a single source is heard: too few to hide, so that close_run asks all of them."""
     schedule = Schedule([["c0", "c1", "c2"], ["c0", "c2"]])
     module = build(classifier_period=2)
-    fit(module, shards(3), 2, strategy={"participation": schedule, "privacy": PairwiseMasking()})
+    fit(module, shards(3), 2, strategy={"participation": schedule, "privacy": PairwiseMasking(colluders=0)})
     assert module.replicas[module.target].informed
     assert senders(module, "classifier", 1) >= {"c0", "c1"}

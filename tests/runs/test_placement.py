@@ -67,7 +67,7 @@ def test_aligned_clients_resume_on_other_processes(tmp_path: Path) -> None:
     ("method", "privacy", "two_party"),
     [
         pytest.param("FedGP auto, exact", "None", "None", id="open"),
-        pytest.param("FedGP auto", "PairwiseMasking()", "PlainAffine()", id="masked"),
+        pytest.param("FedGP auto", "PairwiseMasking(colluders=0)", "PlainAffine()", id="masked"),
     ],
 )
 def test_updates_on_three_processes_equal_one_and_a_round_under_way_resumes_on_two(
@@ -110,7 +110,7 @@ def test_one_process_resumes_on_three_and_three_on_two(one: dict, tmp_path: Path
 
 
 BACKENDS = {
-    "masking": ("PairwiseMasking()", "cryptography"),
+    "masking": ("PairwiseMasking(colluders=0)", "cryptography"),
     # quick keys: this is about arithmetic and not about secrecy
     "paillier": ("Paillier(key_bits=512, insecure_test_keys=True)", "phe"),
     "bfv": ("BFV()", "tenseal"),
@@ -126,10 +126,10 @@ def on_grid() -> dict:
 
 def test_masked_training_on_three_processes_equals_one_and_the_plain_grid(on_grid: dict) -> None:
     """One of three clients is away in each round; keys, shares and unmasking cross between processes."""
-    (alone,) = start("--privacy", "PairwiseMasking()", "--steps", "4")
+    (alone,) = start("--privacy", "PairwiseMasking(colluders=0)", "--steps", "4")
     assert alone["weights"] == on_grid["weights"]
     assert alone["metrics"] == on_grid["metrics"]
-    results = start("--privacy", "PairwiseMasking()", "--steps", "4", "--devices", "3")
+    results = start("--privacy", "PairwiseMasking(colluders=0)", "--steps", "4", "--devices", "3")
     assert merged(results) == on_grid["weights"]
     assert all(result["ledger"] == alone["ledger"] for result in results)
 
@@ -169,7 +169,10 @@ def test_exact_backends_resume_on_other_processes_with_new_keys(on_grid: dict, n
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--privacy", "PairwiseMasking(FixedPoint(20, 0.001))"], "but the fixed-point bound is 0.001: raise bound"),
+        (
+            ["--privacy", "PairwiseMasking(FixedPoint(20, 0.001), colluders=0)"],
+            "fixed-point bound is 0.001: raise bound",
+        ),
         (["--trouble", "nan", "--method", "FedAvg"], "the training loss of client"),
         (["--method", "OutOfStep"], "channel 'gossip'"),
         (["--trouble", "init"], "the initial network"),

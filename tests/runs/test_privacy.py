@@ -72,7 +72,7 @@ def test_training_equals_plain_training_within_the_error_of_each_rounds_mean(
 
 
 def test_a_backend_serves_fit_and_a_second_run_after_it() -> None:
-    backend = PairwiseMasking()
+    backend = PairwiseMasking(colluders=0)
     first, second = train(privacy=backend), train(privacy=backend)
     assert difference(first, second) == 0.0
 
@@ -87,7 +87,7 @@ def test_a_wide_clip_and_hardly_any_noise_train_like_plain(plain: Any) -> None:
     assert difference(module, plain) < 1e-5
 
 
-@pytest.mark.parametrize("backend", [None, PairwiseMasking()], ids=["plain", "masking"])
+@pytest.mark.parametrize("backend", [None, PairwiseMasking(colluders=0)], ids=["plain", "masking"])
 def test_a_round_moves_weights_by_no_more_than_the_clip(backend: Any) -> None:
     """All clients send weights within the clip of those that the round started with, so their mean is as near."""
     clip = 1e-3
@@ -103,7 +103,7 @@ def test_a_round_moves_weights_by_no_more_than_the_clip(backend: Any) -> None:
 def test_clients_that_come_back_clip_around_what_they_caught_up_with() -> None:
     clip = 1e-3
     mechanism = GaussianMechanism(clip_norm=clip, noise_multiplier=1e-9)
-    module = train(8, differential_privacy=mechanism, participation=Fraction(0.5), privacy=PairwiseMasking())
+    module = train(8, differential_privacy=mechanism, participation=Fraction(0.5), privacy=PairwiseMasking(colluders=0))
     assert module.federation.round_idx == 8
     start = train(1, differential_privacy=mechanism)
     assert difference(module, start) < 8 * clip

@@ -6,6 +6,7 @@ import argparse
 import os
 import signal
 import time
+import warnings
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ from fedlit import Client
 from fedlit.data import Digits
 from fedlit.federation import Everyone, FederatedLoader, Fraction, Summed
 from fedlit.methods import FedAvg, FedRFTCA
+from fedlit.privacy import PrivacyWarning
 from helpers import STATEFUL, build, digits, fingerprint, trainer, weights
 
 ARGUMENTS: dict[str, dict[str, Any]] = {
@@ -30,6 +32,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "FedDA auto": {"beta": "auto"},
     "FedGP": {"target_lr_ratio": 0.5},
     "FedGP auto": {"beta": "auto"},
+    "FedGP by layer": {"granularity": "layer"},
     "FedGP auto, exact": {"beta": "auto", "residual": "exact"},
     "FedDaDiL": {"num_atoms": 2, "atom_size": 20, "atom_batch_size": 10, "penalty": 0.1},
     "FedMMD": {"degree": 1},
@@ -100,6 +103,9 @@ def run(arguments: Sequence[str]) -> dict[str, Any]:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--everyone", action="store_true", help="nobody is away")
     parser.add_argument("--privacy", default="None", help="an expression over fedlit.privacy")
+    parser.add_argument("--placement", default="None", help="an expression: names of clients for each process")
+    parser.add_argument("--keep", type=int, default=-1, help="checkpoints of --save-steps, of which the last stay")
+    parser.add_argument("--gather", action="store_true", help="checkpoints have all clients whatever is hidden")
     parser.add_argument("--two-party", default="None", help="another one")
     options = parser.parse_args(arguments)
     pl.seed_everything(options.seed, verbose=False)
@@ -119,7 +125,7 @@ def run(arguments: Sequence[str]) -> dict[str, Any]:
     privacy, two_party = (eval(text, vars(fedlit.privacy)) for text in (options.privacy, options.two_party))
     callbacks: list[pl.Callback] = [Trouble(options.trouble)]
     if options.save_steps:
-        callbacks.append(ModelCheckpoint(options.save_steps, "{step}", every_n_train_steps=5, save_top_k=-1))
+        callbacks.append(ModelCheckpoint(options.save_steps, "{step}", every_n_train_steps=5, save_top_k=options.keep))
     fitted = trainer(
         options.rounds,
         callbacks,
@@ -132,14 +138,20 @@ def run(arguments: Sequence[str]) -> dict[str, Any]:
             "local_steps": options.steps,
             "privacy": privacy,
             "two_party": two_party,
+            "placement": eval(options.placement),  # written by the tests, too
+            "gather_checkpoints": True if options.gather else None,
         },
     )
-    fitted.fit(module, OwnDataOnly() if options.own else data, ckpt_path=options.resume)
-    if options.save:
-        fitted.save_checkpoint(options.save)
+    resumed = options.resume and options.resume.replace("RANK", os.environ.get("LOCAL_RANK", "0"))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", PrivacyWarning)
+        fitted.fit(module, OwnDataOnly() if options.own else data, ckpt_path=resumed)
+        if options.save:
+            fitted.save_checkpoint(options.save)
     federation = module.federation
     return {
         "rank": fitted.global_rank,
+        "warnings": [str(each.message) for each in caught if issubclass(each.category, PrivacyWarning)],
         "weights": {c.name: fingerprint(weights(module, c.name)) for c in federation.local_clients},
         "ledger": [list(vars(entry).values()) for entry in federation.ledger],
         "metrics": {name: float(value) for name, value in sorted(fitted.callback_metrics.items())},

@@ -36,13 +36,6 @@ class Threads(Transport):
         assert len({(tuple(other.shape), other.dtype) for other in frames}) == 1, f"shapes differ in {doing}"
         return frames
 
-    def all_gather_object(self, value: Any) -> list[Any]:
-        return self._everybodys(value, "introductions")
-
-    def gather_object(self, value: Any) -> list[Any] | None:
-        self._send(0, value)
-        return self._from_all("a checkpoint") if self.rank == 0 else None
-
     def swap(
         self, outgoing: Sequence[tuple[int, Tensor]], incoming: Sequence[tuple[int, int]], doing: str
     ) -> list[Tensor]:
