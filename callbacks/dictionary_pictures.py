@@ -102,7 +102,7 @@ class DictionaryPictures(Callback):
         if trainer.fast_dev_run or not self.rounds:  # type: ignore[attr-defined]
             return
         folder.mkdir(parents=True, exist_ok=True)
-        if trainer.is_global_zero:
+        if module.federation.is_local(module.target):  # process 0 may be the server's alone
             self.plot_atoms(module).savefig(folder / "dictionary_atoms.png", dpi=120)
         for client in module.federation.local_clients:
             if client.name in self.rounds:
@@ -121,10 +121,10 @@ class DictionaryPictures(Callback):
         self.rounds = {name: dict(rounds) for name, rounds in kept.items() if rounds}
 
     def plot_atoms(self, module: FedDaDiL) -> Figure:
-        """Share of each class in each atom's labels, as stacked bars; of a module that has been trained here."""
+        """Share of each class in each atom's labels, as stacked bars; where the target has been trained."""
         from matplotlib.figure import Figure
 
-        labels = module.replicas[module.federation.local_clients[0]].dictionary.labels.detach().double().cpu()
+        labels = module.replicas[module.target].dictionary.labels.detach().double().cpu()
         shares = labels.mean(dim=1).numpy()  # of atom and class
         figure = Figure(figsize=(1.6 * len(shares) + 3.5, 4.2), layout="constrained")
         axis = figure.subplots()

@@ -15,20 +15,23 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from fedlit.callbacks.shared import LOGGING_CHANNELS, federated, show
+from fedlit.callbacks.shared import LOGGING_CHANNELS, check_fields, federated, show
 from fedlit.federation import KEYS, Federation
 from fedlit.privacy import Accountant, Description
 
 NOT_PROTECTED = (
     "What a sum itself tells, round after round, is not hidden by any backend: only differential privacy limits it.",
     "Who takes part, in which round, and the number of training samples of each client are known to all.",
-    "Watched numbers (channels 'metrics' and 'oracle': losses, accuracies) and messages from client to client are sent "
-    "in the clear.",
+    "Sums of the same messages over different clients, in another round or run, tell their difference.",
+    "Watched numbers (channels 'metrics' and 'oracle': losses, accuracies) are sent in the clear, unless reports of "
+    "the strategy say otherwise. Messages from client to client are read by who receives them.",
     "The processes of a run are joined without encryption or authentication: use a private network or a tunnel.",
-    "The server is part of process 0 and shares its memory with the clients placed there, at least one: whoever runs "
-    "that process has their keys. If a backend's clients share one key, vectors are hidden from the server only as far "
-    "as whoever runs process 0 is trusted not to use it.",
-    "Checkpoints gather every client's weights and optimiser state at process 0, outside the ledger.",
+    "The server is part of process 0 and shares its memory with the clients placed there: whoever runs that process "
+    "has their keys, and with a backend whose clients share one key everybody's vectors. A placement whose first list "
+    "is empty gives the server a process of its own.",
+    "Public keys are trusted when they are first told: whoever swaps them then is everybody's peer.",
+    "Checkpoints have weights and optimiser states in the clear: of a process's own clients, or, where they are "
+    "gathered, of all of them at process 0.",
     "Clients are trusted to follow the protocol; nothing keeps one from sending a poisoned vector.",
 )
 """What no backend protects, in words."""
@@ -97,7 +100,7 @@ class Report:
             for channel in record["channels"]
             for about in [channel["description"]]
         ]
-        return cls(**(record | {"channels": channels, "not_protected": tuple(record["not_protected"])}))
+        return check_fields(cls(**(record | {"channels": channels, "not_protected": tuple(record["not_protected"])})))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """As many channels side by side as there is room for, then what is not protected."""

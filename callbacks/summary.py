@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedlit.callbacks.oracle_accuracy import OracleAccuracy
-from fedlit.callbacks.shared import LOGGING_CHANNELS, megabytes, watched
+from fedlit.callbacks.shared import LOGGING_CHANNELS, check_fields, megabytes, watched
 from fedlit.federation import KEYS
 from fedlit.module import FederatedModule
 from fedlit.privacy import Description
@@ -84,7 +84,7 @@ class RunSummary:
         """Read back what `to_json` wrote."""
         record = json.loads(text)
         backends = {channel: Description(**about) for channel, about in record["backends"].items()}
-        return cls(**(record | {"backends": backends}))
+        return check_fields(cls(**(record | {"backends": backends})))
 
 
 def summarise(trainer: Trainer, module: FederatedModule, seconds: float, method: str | None = None) -> RunSummary:
@@ -139,7 +139,11 @@ def _target_sha256(module: FederatedModule) -> str:
         for name, tensor in module.replicas[module.target.name].state_dict().items():
             sha.update(name.encode() + tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         digest = sha.hexdigest()
-    return str(max(federation.transport.all_gather_object(digest)))
+    return str(
+        federation.transport.tell_all(digest, "the fingerprint of the target")[
+            federation.roster.rank_of[module.target.name]
+        ]
+    )
 
 
 def closing_table(summaries: Sequence[RunSummary]) -> ClosingTable:
@@ -184,6 +188,9 @@ _COLUMNS = (
     *("method", "target", _ACCURACY, "target\nscore", "rounds"),
     *("MB by\nchannel", "logging\nMB", "local\ns", "exchange\ns", "protection\ns", "total\ns"),
 )
+_CLEAR = " (clear)"
+"""After a channel that no backend hides, beside others that are hidden."""
+
 _CHANNELS = 5
 """The column that may be folded; names and numbers are left whole."""
 
@@ -257,7 +264,11 @@ def _averages(runs: Sequence[RunSummary]) -> list[float]:
 def _cells(runs: Sequence[RunSummary], accuracies: Sequence[float]) -> list[str]:
     scores = [run.target_score for run in runs if run.target_score is not None]
     sent = {channel: fmean(run.bytes_by_channel.get(channel, 0) for run in runs) for channel in _channels(runs)}
-    own = [f"{channel} {megabytes(sent[channel])}" for channel in sent if not watched(channel)]
+    own = [
+        f"{channel} {megabytes(sent[channel])}{_CLEAR if _in_the_clear(channel, runs) else ''}"
+        for channel in sent
+        if not watched(channel)
+    ]
     seconds = [fmean(run.seconds.get(phase, 0.0) for run in runs) for phase in ("local", "exchange", "protection")]
     return [
         _percent(accuracies),
@@ -268,6 +279,20 @@ def _cells(runs: Sequence[RunSummary], accuracies: Sequence[float]) -> list[str]
         *(f"{phase:.1f}" for phase in seconds),
         f"{fmean(run.seconds_total for run in runs):.1f}",
     ]
+
+
+def _in_the_clear(channel: str, runs: Iterable[RunSummary]) -> bool:
+    """Whether single messages of a channel are read by who receives them, in runs that hide those of another."""
+    return any(
+        channel in run.channels
+        and any(_hides(about) for about in run.backends.values())
+        and not _hides(run.backends.get(channel))
+        for run in runs
+    )
+
+
+def _hides(about: Description | None) -> bool:
+    return about is not None and not about.backend.startswith("Plain")
 
 
 def _channels(runs: Iterable[RunSummary]) -> list[str]:

@@ -145,6 +145,9 @@ class Validators(Callback):
             return
         module = federated(pl_module, self)
         federation = module.federation
+        if federation.channels.reports == "off":
+            self._start_afresh()
+            return
         received = self._exchange(module).get(module.target.name, {}) if self._weighs else {}
         scores: dict[str, dict[str, float]] = {}
         error: RosterError | None = None

@@ -58,18 +58,18 @@ def test_threads_exchange_copies_in_rank_order_and_give_up_on_the_silent() -> No
         sent = torch.tensor([transport.rank])
         frames = transport.all_gather(sent, "a test")
         sent += 10
-        gathered = transport.gather_object(transport.rank)
+        gathered = transport.tell_all(transport.rank, "a test")
         after = (transport.rank + 1) % 3
         swapped = transport.swap([(after, torch.tensor([transport.rank]))], [((transport.rank - 1) % 3, 1)], "a test")
         return [int(frame) for frame in frames], gathered, int(swapped[0])
 
     assert on_ranks(talk, 3) == [
-        ([0, 1, 2], [0, 1, 2] if rank == 0 else None, (rank - 1) % 3) for rank in range(3)
+        ([0, 1, 2], [0, 1, 2], (rank - 1) % 3) for rank in range(3)
     ]  # fmt: skip
 
     def silent(transport):
         if transport.rank == 0:
-            transport.all_gather_object("anybody?")
+            transport.tell_all("anybody?", "a test")
 
     with pytest.raises(FederationTimeoutError, match=r"rank 1 was silent for 0\.2 s"):
         on_ranks(silent, 2, timeout=0.2)

@@ -15,7 +15,7 @@ from lightning.fabric.utilities.seed import max_seed_value
 
 from fedlit.callbacks import RunSummary
 from fedlit.cli.arguments import options, refuse_linked
-from fedlit.cli.lightning_cli import FedlitCLI, Parsed, in_plain_words
+from fedlit.cli.lightning_cli import FedlitCLI, Parsed, WarnOfRepeats, in_plain_words
 
 _ENTRY = ("class_path", "init_args", "name", "data", "trainer")
 """What a mapping in ``compare`` may hold."""
@@ -176,6 +176,11 @@ class Experiment:
         return [Run(*each) for each in product(self.methods, self.targets, self.seeds)]
 
     @cached_property
+    def _repeats(self) -> WarnOfRepeats | None:
+        targets = [target for target in self.targets if target is not None]
+        return WarnOfRepeats(targets, {}) if len(self.runs) > 1 else None
+
+    @cached_property
     def by_method(self) -> dict[Method, Parsed]:
         """What the configuration says with each method: parsed once for all targets and seeds, which it is free of."""
         for method in self.methods:
@@ -198,7 +203,7 @@ class Experiment:
     def start(self, run: Run) -> RunSummary:
         """Train and evaluate one of `runs`."""
         parsed = self.by_method[run.method].on(run.target, run.seed)
-        cli = FedlitCLI(parsed, one_of_many=len(self.runs) > 1, name=run.method.name)
+        cli = FedlitCLI(parsed, one_of_many=len(self.runs) > 1, name=run.method.name, repeats=self._repeats)
         assert cli.summary is not None
         return cli.summary
 

@@ -9,7 +9,7 @@ import sys
 import time
 import warnings
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import cached_property
@@ -25,6 +25,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
+from lightning.pytorch.utilities import rank_zero_warn
 
 # So that short names such as `FedAvg`, `MLP` and `federated` are known.
 import fedlit.methods
@@ -41,7 +42,11 @@ from fedlit.callbacks import (
 )
 from fedlit.cli.arguments import LINKED
 from fedlit.data import DomainDataModule
+from fedlit.federation.client import names_of
+from fedlit.federation.leaks import hidden_senders, over_other_senders, over_other_targets
 from fedlit.module import FederatedModule
+from fedlit.privacy import PrivacyWarning
+from fedlit.training.parts import files_of
 
 INSTALL = "pip install 'fedlit["
 """How an `ImportError` of fedlit names the extra that is missing."""
@@ -65,6 +70,33 @@ class SaveConfig(SaveConfigCallback):
         config = yaml.safe_load(self.parser.dump(self.config, skip_none=False)) if told else {}
         for logger in told:
             logger.log_hyperparams(config)
+
+
+class WarnOfRepeats(Callback):
+    """Says, before a run of an experiment trains, which sums tell single messages beside those of its other runs.
+
+    Args:
+        targets: Of the experiment.
+        senders: Of earlier runs, by target and seed: the method, and who sent on its hidden channels. Filled here.
+    """
+
+    def __init__(self, targets: Sequence[str], senders: dict[tuple[str, int], Any]) -> None:
+        self.targets = targets
+        self.senders = senders
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The channels of the run are known now."""
+        assert isinstance(pl_module, FederatedModule)
+        federation, name = pl_module.federation, type(pl_module).__name__
+        channels = federation.channels
+        method, before = self.senders.setdefault(
+            (federation.target.name, federation.seed), (name, hidden_senders(channels))
+        )
+        for sentence in (
+            *over_other_targets(channels, names_of(federation.clients), self.targets),
+            *over_other_senders(channels, before, method),
+        ):
+            rank_zero_warn(sentence, category=PrivacyWarning)
 
 
 class Parsed:
@@ -111,9 +143,15 @@ class FedlitCLI(LightningCLI):
     _parsers: ClassVar[dict[str, Any]] = {}
 
     def __init__(
-        self, args: list[str] | Parsed, run_classes: bool = True, one_of_many: bool = False, name: str | None = None
+        self,
+        args: list[str] | Parsed,
+        run_classes: bool = True,
+        one_of_many: bool = False,
+        name: str | None = None,
+        repeats: WarnOfRepeats | None = None,
     ) -> None:
         self._run_classes = run_classes
+        self._repeats = repeats
         self._one_of_many = one_of_many
         self._name = name
         super().__init__(
@@ -214,6 +252,7 @@ class FedlitCLI(LightningCLI):
         given = given if isinstance(given, list) else [given]
         ledger = CommunicationLedger(print_table=not self._one_of_many)
         extra: list[Callback] = [OracleAccuracy(), ledger, RoundTimer(), TargetPredictions()]
+        extra += [] if self._repeats is None else [self._repeats]
         extra += [locate(path)() for path in getattr(self.model, "watched_by", ())]  # type: ignore[operator]
         if not any(isinstance(callback, ProgressBar) for callback in given):  # Lightning takes one
             if config.get("enable_progress_bar") is not False and (sys.stdout.isatty() or not self._one_of_many):
@@ -291,9 +330,9 @@ class FedlitCLI(LightningCLI):
         where = "give the path of a checkpoint, such as runs/METHOD/version_N/checkpoints/*.ckpt"
         if path is None and subcommand != "fit":
             sys.exit(f"fedlit: {subcommand} without --ckpt_path would be of random weights: {where}")
-        if path is not None and not Path(path).is_file():
+        if path is not None and not files_of(path):
             sys.exit(f"fedlit: ckpt_path {str(path)!r} is not a file: {where}")
-        if path is not None and not zipfile.is_zipfile(path):
+        if path is not None and not zipfile.is_zipfile(files_of(path)[0]):
             sys.exit(f"fedlit: ckpt_path {str(path)!r} is no checkpoint: {where}")
 
     def _close_fit(self, start: float) -> None:

@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedlit.federation import Channel, Client, RosterError, Summed
+from fedlit.federation.leaks import warn_of_lone_classes
 from fedlit.federation.streams import stable_seed
 from fedlit.functional import balanced_weights, joint_ot_loss, nearest_class_mean, wasserstein_barycenter
 from fedlit.functional.wasserstein import LabelCost, check_entropy, check_label_cost
@@ -75,7 +76,8 @@ class FedDaDiL(FederatedModule):
 
     Notes:
         Atoms are K n (d + C) numbers each way. Coordinates never leave a client. But a client's atoms, less those it
-        was sent, tell of gradients on its data; a backend hides that among the clients.
+        was sent, tell of gradients on its data; a backend hides that among the clients. The class moments of a class
+        that one source alone has are that source's own, whatever the backend: it is told so by a `PrivacyWarning`.
     """
 
     replicas: Replicas[DictionaryReplica]
@@ -147,7 +149,9 @@ class FedDaDiL(FederatedModule):
     def channels(self) -> tuple[Channel, ...]:
         """Class moments, from which the atoms start, and the atoms."""
         return (
-            Summed("class_moments", "sums of features and their squares by class", up="sources", how_often="once"),
+            Summed(
+                "class_moments", "sums of features and their squares by class", "sources", how_often="once", fixed=True
+            ),
             Summed("atoms", "points and labels of the atoms"),
         )
 
@@ -281,6 +285,9 @@ class FedDaDiL(FederatedModule):
         noise = torch.randn(self.num_atoms, self.atom_size, self.width, generator=generator)
         for name, mean in told.items():
             moments = mean["moments"].double()
+            if name in means:
+                channel, own = federation.channels["class_moments"], means[name]["moments"]
+                warn_of_lone_classes(channel, name, own[:, -1], moments[:, -1])
             moments = torch.where(moments[:, -1:] > 0, moments, moments.sum(dim=0))
             shares = moments[:, -1:]
             centres, squares = moments[:, : self.width] / shares, moments[:, self.width : -1] / shares

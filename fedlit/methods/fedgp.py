@@ -471,7 +471,8 @@ class FedDA(CombinedUpdates):
 
     @property
     def _num_layers(self) -> int:
-        return len(self.parameters_of(self.federation.local_clients[0])) if self.granularity == "layer" else 1
+        local = self.federation.local_clients  # nobody at a server apart, which computes no products
+        return len(self.parameters_of(local[0])) if local and self.granularity == "layer" else 1
 
     def _log(self, told: Mapping[str, float]) -> None:
         kinds = [f"{kind}/{client.name}" for kind in ("beta", "distance", "tau") for client in self.sources]

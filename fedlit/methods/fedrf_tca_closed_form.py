@@ -61,9 +61,10 @@ class FedRFTCAClosedForm(FederatedModule):
         size.
 
         Who learns what, given a privacy backend: the target the sources' weighted mean moments (with one source, its
-        own exactly), class shares and class means included. The sources learn W and the classifier, and these tell of
-        the target: as W^T C W = I, the pooled scatter C on the span of W follows from W, all of it for m = 2N, and a
-        source that knows the other sources' share, as a single source does, can subtract it.
+        own exactly), class shares and class means included. Those of a class that one source alone has are that
+        source's own, which it cannot notice. The sources learn W and the classifier, and these tell of the target: as
+        W^T C W = I, the pooled scatter C on the span of W follows from W, all of it for m = 2N, and a source that
+        knows the other sources' share, as a single source does, can subtract it.
     """
 
     replicas: Replicas[AlignedReplica]
@@ -114,9 +115,8 @@ class FedRFTCAClosedForm(FederatedModule):
     @property
     def channels(self) -> tuple[Channel, ...]:
         """Moments to the target, and the model that it makes of them."""
-        moments = Summed(
-            "moments", "mean random features, their products, and sums by class", "sources", "target", "once"
-        )
+        contents = "mean random features, their products, and sums by class"
+        moments = Summed("moments", contents, "sources", "target", "once", fixed=True)
         return moments, Open("model", "W and the classifier", up="target", to="sources", how_often="once")
 
     def learners(self, round_idx: int) -> tuple[Client, ...]:

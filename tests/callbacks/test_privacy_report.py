@@ -50,7 +50,7 @@ def printed(what: Report, width: int) -> list[str]:
 
 
 def channel_report(name: str, **kwargs: Any) -> ChannelReport:
-    defaults: dict[str, Any] = {"description": PairwiseMasking().describe(), "bytes_up": 1, "bytes_down": 2}
+    defaults: dict[str, Any] = {"description": PairwiseMasking(colluders=0).describe(), "bytes_up": 1, "bytes_down": 2}
     defaults |= {"bytes_keys": 0, "clip_norm": None, "noise_multiplier": None}
     return ChannelReport(name, **(defaults | kwargs))
 
@@ -74,13 +74,13 @@ def test_messages_from_client_to_client_have_no_description(tmp_path: Path, caps
 
 
 def test_key_material_is_counted_with_its_channel_and_apart_from_its_messages(tmp_path: Path):
-    module = train(tmp_path, privacy=PairwiseMasking())
+    module = train(tmp_path, privacy=PairwiseMasking(colluders=0))
     (channel,) = written(tmp_path)["channels"]
     sent = module.federation.ledger.bytes_by_channel()
     assert channel["channel"] == "weights"
     assert channel["bytes_up"] + channel["bytes_down"] == sent["weights"]
     assert channel["bytes_keys"] == sent["weights/keys"] > 0
-    said = PairwiseMasking().describe()
+    said = PairwiseMasking(colluders=0).describe_round(3)
     assert channel["description"] == {name: getattr(said, name) for name in said.__dataclass_fields__}
 
 
@@ -94,7 +94,7 @@ def test_the_file_holds_the_report_and_what_nothing_protects(tmp_path: Path):
     assert saved["epsilon_message"] is saved["epsilon_sum"] is None
     assert saved["not_protected"] == list(NOT_PROTECTED)
     assert any("server is part of process 0" in line for line in NOT_PROTECTED)
-    assert any("Checkpoints gather every client's weights" in line for line in NOT_PROTECTED)
+    assert any("Checkpoints have weights and optimiser states" in line for line in NOT_PROTECTED)
 
 
 def test_fast_dev_run_prints_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -112,7 +112,7 @@ def test_privacy_losses_are_those_of_the_accountant_after_every_round(tmp_path: 
 
     noise, delta, rounds = 3.0, 1e-4, 2
     module, seen = build(weighting="uniform"), EveryMetric()
-    strategy = {"privacy": PairwiseMasking(), "differential_privacy": GaussianMechanism(0.5, noise, delta)}
+    strategy = {"privacy": PairwiseMasking(colluders=0), "differential_privacy": GaussianMechanism(0.5, noise, delta)}
     trainer(rounds, [PrivacyReport(), seen], tmp_path, strategy=strategy).fit(module, Blobs())
 
     def epsilon(multiplier: float, releases: int) -> float:
@@ -162,12 +162,12 @@ def test_no_line_runs_past_the_terminal_and_no_column_is_too_narrow_to_read(widt
     headers = [line.split() for line in lines if line.split() and set(line.split()) <= set(names)]
     assert headers == [names[first : first + side_by_side] for first in range(0, len(names), side_by_side)]
     words = " ".join(" ".join(lines).split())
-    for text in ("collusion", "Not protected:", "Checkpoints gather every client's weights and optimiser state"):
+    for text in ("collusion", "Not protected:", "Checkpoints have weights and optimiser states in the clear"):
         assert text in words
 
 
 def test_a_pipe_gets_a_width_that_is_good_to_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    train(tmp_path, privacy=PairwiseMasking(), rounds=1)
+    train(tmp_path, privacy=PairwiseMasking(colluders=0), rounds=1)
     lines = capsys.readouterr().out.splitlines()
     assert max(len(line) for line in lines) <= 120
     assert any(len(line.rstrip()) > 100 for line in lines)

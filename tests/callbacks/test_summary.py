@@ -205,3 +205,19 @@ def test_a_method_with_many_channels_fits_into_a_log_file():
     texts = render([run("FedRFTCA", "caltech10", a, seed, bytes_by_channel=sent) for seed, a in enumerate((0.9, 1.0))])
     for channel in ("features 0.123", "aligner 1.23", "classifier 0.00988"):
         assert channel in texts
+
+
+@pytest.mark.parametrize(
+    ("backends", "cell"),
+    [
+        ({"update": SEALED}, "update 1.50 model 2.00 (clear)"),
+        ({"update": SEALED, "model": Plain().describe()}, "update 1.50 model 2.00 (clear)"),
+        ({"update": SEALED, "model": SEALED}, "update 1.50 model 2.00"),
+        ({"update": Plain().describe()}, "update 1.50 model 2.00"),
+    ],
+)
+def test_channels_in_the_clear_are_marked_where_others_are_hidden(backends: dict[str, Description], cell: str) -> None:
+    sent = {"update": 1_500_000, "model": 2_000_000}
+    ways = {"update": "summed: an update", "model": "in the clear: weights"}
+    (row,) = closing_table([run("FedDA", "webcam", 0.5, bytes_by_channel=sent, channels=ways, backends=backends)]).rows
+    assert row.cells[5].replace("\n", " ") == cell

@@ -23,6 +23,7 @@ from lightning_utilities.core.imports import RequirementCache
 import processes
 from fedlit.cli import main, run
 from fedlit.cli.command import COMMANDS
+from fedlit.privacy import PrivacyWarning
 from stand_ins import DOMAINS, write_images
 
 ROOT = Path(__file__).parents[2]
@@ -229,6 +230,18 @@ def test_targets_and_seeds_make_one_run_each(capsys: pytest.CaptureFixture[str])
     assert "run 6 of 6" in printed
     assert "average" in printed
     assert "±" in printed
+
+
+def test_sums_that_are_taken_for_several_targets_are_told_by_channel() -> None:
+    with pytest.warns(PrivacyWarning, match="channel 'weights' is summed for the targets .* in the first round"):
+        main(["fit", "--config", "data/digits", "--config", "privacy/masking", "--targets=[all]", *ONE_BATCH])
+
+
+def test_sums_of_compared_methods_over_other_clients_are_told_by_channel() -> None:
+    """A labelled target trains in FedAvg and not in SourceOnly: what it sends first is the difference of two sums."""
+    arguments = ["--config", "data/digits", "--config", "privacy/masking", "--data.target_labels=1.0", *ONE_BATCH]
+    with pytest.warns(PrivacyWarning, match=r"with FedAvg and the same seed: .* tell of \['fonts'\]"):
+        main(["fit", *arguments, "--model=FedAvg", "--compare=[fedlit.methods.SourceOnly]"])
 
 
 def test_methods_are_compared_with_arguments_of_their_own_under_names_that_tell_them_apart(
@@ -664,7 +677,7 @@ def test_a_constructor_deep_in_the_configuration_is_heard_alone(privacy: str, ar
     ("argument", "message"),
     [
         ("codec.init_args={fraction_bits: 20, bound: 0.01}", "RangeError: client 'clean', channel 'weights': "),
-        ("threshold=77", "QuorumError: threshold must be "),
+        ("threshold=77", "ChannelError: "),
     ],
 )
 def test_what_a_backend_refuses_in_training_is_told_without_a_traceback(argument: str, message: str) -> None:
