@@ -1,0 +1,236 @@
+"""Files that anybody may have made, for `fuzz.py`: data sets, the folder of a run, and its checkpoint."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import struct
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import torch
+
+import mutations
+from fedlit.data import DatasetLayoutError, DatasetNotFoundError, FeatureDomains
+from fedlit.data.digit_five import DigitFive
+from fedlit.data.files import read_mat
+from fedlit.data.idx import load_idx
+from fedlit.data.image_domains import decode
+from fedlit.federation import RosterError
+from fuzz_formats import Format, Make, spoilt
+from mutations import spoil
+
+NO_DATA: tuple[type[BaseException], ...] = (DatasetLayoutError, DatasetNotFoundError, RosterError)
+
+
+def npz(folder: Path) -> Format:
+    """Features and digits, as data modules read them."""
+    rng = np.random.default_rng(0)
+    arrays = {f"{d}_{part}": x for d in "ab" for part, x in (("x", rng.normal(size=(12, 3))), ("y", np.arange(12) % 2))}
+    digits = {"mnist_x": np.zeros((20, 28, 28), np.uint8), "usps_x": np.zeros((20, 16, 16), np.uint8)}
+    pool = [
+        archived(arrays | {"classes": np.array(["x", "y"])}),
+        archived(arrays | {"a_x": np.ones((12, 3), np.uint8)}),
+    ]
+    pool.append(archived(digits | {"mnist_y": np.arange(20) % 10, "usps_y": np.arange(20) % 10}))
+    path = folder / "data.npz"
+
+    def draw(rng: Random) -> bytes:
+        data = rng.choice(pool)
+        return mutations.archive(rng, data, pool, ways=(*mutations.BYTES, mutations.numbers, mutations.numbers))
+
+    def read(data: bytes) -> None:
+        path.write_bytes(data)
+        if b"mnist" in data:
+            DigitFive(str(path)).load("usps")
+            return
+        for normalise in ("unit", "zscore"):
+            module = FeatureDomains(str(path), normalise=normalise)  # type: ignore[arg-type]
+            for name in module.domain_names():
+                domain = module.load(name)
+                module.finish(domain.x, torch.arange(len(domain.x)))
+
+    return Format(40, draw, read, NO_DATA)
+
+
+def archived(arrays: dict[str, Any]) -> bytes:
+    """An .npz file."""
+    made = io.BytesIO()
+    np.savez(made, **arrays)
+    return made.getvalue()
+
+
+def mat(folder: Path) -> Format:
+    """Files of MATLAB, which a process of their own reads: a second each, so there are few."""
+    from scipy.io import savemat
+
+    pool = []
+    for compressed in (False, True):
+        made = io.BytesIO()
+        savemat(made, {"fts": np.eye(4, 3), "labels": np.array([[1, 2, 1, 2]])}, do_compression=compressed)
+        pool.append(made.getvalue())
+    path = folder / "a.mat"
+
+    def read(data: bytes) -> None:
+        path.write_bytes(data)
+        read_mat(path, seconds=8.0)
+
+    return Format(1, spoilt(pool), read, NO_DATA)
+
+
+def idx(folder: Path) -> Format:
+    """The four files of MNIST, one of them spoilt, gzipped or not."""
+    root = folder / "mnist"
+    root.mkdir(exist_ok=True)
+    names = [f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
+    whole = [struct.pack(">4B3i", 0, 0, 8, 3, 5, 2, 2) + bytes(20), struct.pack(">4Bi", 0, 0, 8, 1, 5) + bytes(5)]
+
+    def draw(rng: Random) -> bytes:
+        place = rng.randrange(2)
+        if rng.random() < 0.5:
+            return bytes([place]) + spoil(rng, whole[place], whole)
+        data = gzip.compress(spoil(rng, whole[place], whole), mtime=0)
+        return bytes([place + 2]) + (spoil(rng, data) if rng.random() < 0.5 else data)
+
+    def read(case: bytes) -> None:
+        for place, name in enumerate(names):
+            (root / name).write_bytes(whole[place % 2])
+        if case[0] > 1:
+            (root / names[case[0] - 2]).unlink()
+        else:
+            (root / f"{names[case[0]]}.gz").unlink(missing_ok=True)
+        (root / (names[case[0] % 2] + (".gz" if case[0] > 1 else ""))).write_bytes(case[1:])
+        load_idx(str(root), "MNIST", download=False)
+
+    return Format(60, draw, read, NO_DATA)
+
+
+def images(folder: Path) -> Format:
+    """Pictures of a folder of classes, of all kinds that are read."""
+    from PIL import Image
+
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (9, 12, 3), dtype=np.uint8))
+    pool = []
+    for kind in ("PNG", "JPEG", "BMP", "WEBP", "GIF", "TIFF", "PPM"):
+        made = io.BytesIO()
+        picture.save(made, kind)
+        pool.append(made.getvalue())
+    path = folder / "image.png"
+
+    def read(data: bytes) -> None:
+        path.write_bytes(data)
+        decode(path, 8, 8)
+
+    return Format(40, spoilt(pool), read, NO_DATA)
+
+
+def run_folder(folder: Path) -> Format:
+    """The folder that a run left, one file spoilt; read and made into a page, with curves drawn once in a while."""
+    from fedlit.callbacks.report import contents, read_runs, report_on
+
+    run = a_run(folder)
+    names = ["summary.json", "privacy.json", "config.yaml", "metrics.csv", "ledger.csv", "a.png"]
+    (run / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(50))
+    whole = {name: (run / name).read_bytes() for name in names}
+    draw_curves = contents.draw
+
+    def draw(rng: Random) -> bytes:
+        name = rng.choice(names)
+        ways = (mutations.tree,) * 3 + mutations.TEXT if name.endswith("json") else mutations.TEXT
+        return bytes([names.index(name), rng.randrange(200)]) + spoil(rng, whole[name], list(whole.values()), ways)
+
+    def read(case: bytes) -> None:
+        for name, content in whole.items():
+            (run / name).write_bytes(content)
+        (run / names[case[0]]).write_bytes(case[2:])
+        contents.draw = draw_curves if case[1] == 0 else lambda panel: b"<svg></svg>"
+        try:
+            report_on(read_runs([run]))
+        finally:
+            contents.draw = draw_curves
+
+    return Format(20, draw, read, (OSError, ValueError))
+
+
+def checkpoint(folder: Path) -> Format:
+    """What ``fedlit export`` is given in place of a run's checkpoint; it ends by a SystemExit that says so."""
+    from fedlit.cli.export import _load, _progress, _StoredCLI
+
+    run = a_run(folder)
+    (path,) = (run / "checkpoints").glob("*.ckpt")
+    whole = path.read_bytes()
+    content = torch.load(path, weights_only=True)
+    module = _StoredCLI(["fit", "--config", str(run / "config.yaml")]).model
+    read_keys = ("federation", "clients", "method", "state_dict", "lr_schedulers", "set", "plan")
+    whole_parts = {key: value for key, value in content.items() if key in read_keys} | {"set": "x"}
+    odd = (
+        *mutations.ODD,
+        torch.zeros(0),
+        torch.tensor(float("nan")),
+        torch.ones(2, 2).to_sparse(),
+        torch.ones(3).int(),
+    )
+    strange, part = run / "strange.ckpt", run / "strange.ckpt.part1"
+
+    def draw(rng: Random) -> bytes:
+        kind = rng.choice(b"cccp")  # a checkpoint, or the part of one that another process has written
+        if rng.random() < 0.4:
+            return bytes([kind]) + mutations.archive(rng, whole, (), names=rng.choice(("data.pkl", "data.pkl", "")))
+        made = io.BytesIO()
+        spoilt = mutations.odd_node(rng, whole_parts, odd)
+        torch.save(content | spoilt if isinstance(spoilt, dict) and rng.random() < 0.5 else spoilt, made)
+        return bytes([kind]) + made.getvalue()
+
+    def read(case: bytes) -> None:
+        part.unlink(missing_ok=True)
+        if case[:1] == b"p":
+            torch.save(content | {"set": "x"}, strange)
+            part.write_bytes(case[1:])
+        else:
+            strange.write_bytes(case[1:])
+        in_words(lambda: _progress(strange))
+        in_words(lambda: _load(module, strange))
+
+    return Format(12, draw, read, (SystemExit,))
+
+
+def in_words(step: Callable[[], object]) -> None:
+    """Take a step of a command, which may end in words to the user and in nothing else."""
+    try:
+        step()
+    except SystemExit as error:
+        if str(error.code).startswith("fedlit: "):
+            raise
+        raise AssertionError(f"a command ends without saying why: {error.code!r}") from error
+
+
+def a_run(folder: Path) -> Path:
+    """The folder of a short run, made once."""
+    from fedlit.cli import main
+
+    root = folder / "runs"
+    if not root.exists():
+        config = ["--config", "experiments/digits_fedavg", "--config", "privacy/masking", "--compare=null"]
+        small = [
+            "--model.extractor.init_args.hidden=[4]",
+            "--trainer.max_epochs=2",
+            f"--trainer.default_root_dir={root}",
+        ]
+        with redirect_stdout(io.StringIO()):
+            main(["fit", *config, *small, "--trainer.callbacks+=fedlit.callbacks.PrivacyReport"])
+    (run,) = root.glob("FedAvg/version_0")
+    return Path(run)
+
+
+FORMATS: dict[str, Make] = {
+    "npz files": npz,
+    "mat files": mat,
+    "idx files": idx,
+    "pictures": images,
+    "run folders": run_folder,
+    "checkpoints": checkpoint,
+}
