@@ -32,6 +32,8 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from phe import paillier as phe
 from torch import Tensor
 
+from fedlit.federation.sealing import MAC_BYTES, WRAP_BYTES, Seals
+from fedlit.federation.wire import decode, encode, wire_size
 from fedlit.privacy import (
     BFV,
     CKKS,
@@ -211,6 +213,69 @@ def masking(repeats: int) -> dict[str, float]:
     }
 
 
+def thresholds(repeats: int) -> dict[str, dict[str, float]]:
+    """A round in which one of ten vanishes: shares of more than two thirds, next to a majority, which bears fewer."""
+    backends = {"majority": PairwiseMasking(threshold=0.501, colluders=0), "default": PairwiseMasking()}
+    found = {}
+    for length in (1000, LONG):
+        sent = dict(list(vectors(length).items())[:-1])
+        parties = {name: Parties(backend) for name, backend in backends.items()}
+        runs: dict[str, list[dict[str, Any]]] = {name: [] for name in backends}
+        for repeat in range(repeats + 1):
+            for name, some in parties.items():
+                result = some.round(sent)
+                runs[name] += [result] if repeat else []
+        found[str(length)] = {
+            "majority_ms": 1e3 * statistics.median(run["all"] for run in runs["majority"]),
+            "default_ms": 1e3 * statistics.median(run["all"] for run in runs["default"]),
+            "ratio": statistics.median(
+                new["all"] / old["all"] for new, old in zip(runs["default"], runs["majority"], strict=True)
+            ),
+            "error": error(runs["default"][-1]["total"], sent),
+            "shares_majority": backends["majority"].shares_needed(len(CLIENTS)),
+            "shares_default": backends["default"].shares_needed(len(CLIENTS)),
+            "colluders_borne_majority": backends["majority"].colluders_borne(len(CLIENTS)),
+            "colluders_borne_default": backends["default"].colluders_borne(len(CLIENTS)),
+        }
+    return found
+
+
+def sealing(repeats: int) -> dict[str, dict[str, float]]:
+    """A message from one client to nine on processes of their own: encrypted between them, next to in the clear."""
+    apart = {name: Seals([name]) for name in CLIENTS}
+    keys = {name: seals.public_keys()[name] for name, seals in apart.items()}
+    for name, seals in apart.items():
+        seals.introduce({name: {other: key for other, key in keys.items() if other != name}})
+    sender, readers = CLIENTS[0], [[name] for name in CLIENTS[1:]]
+    found = {}
+    for length in (1000, LONG):
+        message = {"w": vectors(length)[sender]}
+        rows: dict[str, list[float]] = {"clear": [], "sealed": []}
+
+        def clear(message: dict[str, Tensor] = message) -> None:
+            encoded = encode(message)
+            for _ in readers:
+                decode(encoded.clone())
+
+        def sealed(message: dict[str, Tensor] = message) -> None:
+            copies = apart[sender].close(encode(message), sender, readers, b"benchmark")
+            for (name,), copy in zip(readers, copies, strict=True):
+                decode(apart[name].open(copy, sender, [name], b"benchmark"))
+
+        for repeat in range(repeats + 1):
+            for name, action in (("clear", clear), ("sealed", sealed)):
+                seconds = cpu(action)
+                rows[name] += [seconds] if repeat else []
+        found[str(length)] = {
+            "clear_ms": 1e3 * statistics.median(rows["clear"]),
+            "sealed_ms": 1e3 * statistics.median(rows["sealed"]),
+            "ratio": statistics.median(new / old for new, old in zip(rows["sealed"], rows["clear"], strict=True)),
+            "bytes_clear": float(wire_size(message)),
+            "bytes_more": float(MAC_BYTES + WRAP_BYTES),
+        }
+    return found
+
+
 def public_key_ckks(sent: Mapping[str, Tensor]) -> Callable[[], object]:
     """Bare TenSEAL on the parameters of `CKKS`, encrypting with the public key, without checks or authentication."""
     context = ts.context(ts.SCHEME_TYPE.CKKS, 4096, coeff_mod_bit_sizes=[60, 49], n_threads=1)
@@ -361,6 +426,8 @@ def main() -> None:
         "what": "secure sums over 10 clients; CPU time, medians",
         "paillier": {str(bits): paillier(bits, options.repeats) for bits in (2048, 3072)},
         "masking": masking(options.repeats),
+        "thresholds": thresholds(options.repeats),
+        "sealing": sealing(options.repeats),
         "lattices": lattices(options.repeats),
         "paillier_affine": affine(options.repeats),
         "memory": json.loads(fresh.stdout.strip().splitlines()[-1]),
@@ -406,6 +473,19 @@ def show(result: Mapping[str, Any]) -> None:
         f"                      a whole round {case['all_ms']:.0f} ms, through Plain "
         f"{case['plain_all_ms']:.0f} ms"
     )
+    for length, case in result["thresholds"].items():
+        print(
+            f"masking, {length:>7} floats, one of ten dropped: {case['default_ms']:.1f} ms with "
+            f"{case['shares_default']} shares, {case['majority_ms']:.1f} ms with {case['shares_majority']}: "
+            f"{case['ratio']:.2f}x; colluders borne {case['colluders_borne_default']} and "
+            f"{case['colluders_borne_majority']}"
+        )
+    for length, case in result["sealing"].items():
+        print(
+            f"one client to nine, {length:>7} floats: sealed {case['sealed_ms']:.2f} ms, in the clear "
+            f"{case['clear_ms']:.2f} ms: {case['ratio']:.2f}x; {case['bytes_more']:.0f} bytes more than "
+            f"{case['bytes_clear']:.0f}"
+        )
     for name, case in result["lattices"].items():
         print(
             f"{name:20}  {case['us_per_number']:9.1f} us per number, public-key CKKS "
