@@ -101,7 +101,9 @@ def test_what_unpacks_to_more_than_there_is_memory_is_refused_before(
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"text", bytes(200), gzip.compress(b"text")[:-3], gzip.compress(b"text")[:12]]
+    "content",
+    [b"", b"text", bytes(200), gzip.compress(b"text")[:-3], gzip.compress(b"text")[:12]],
+    ids=["empty", "text", "zeros", "cut off", "header"],
 )
 def test_what_is_no_gz_file_is_an_error_of_one_kind(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "a.gz").write_bytes(content)
