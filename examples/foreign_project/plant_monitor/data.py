@@ -24,7 +24,7 @@ class PlantData(L.LightningDataModule):
 
     def __init__(
         self,
-        labelled: tuple[str, ...] = ("gdansk", "oslo"),
+        labelled: tuple[str, ...] = ("gdansk", "oslo", "lyon"),
         tested: str = "turin",
         machines: int = 200,
         batch_size: int = 40,

@@ -17,7 +17,7 @@ from plant_monitor.detector import Spectrum
 from plant_monitor.signals import CONDITIONS, record
 
 
-def make_method(sources: tuple[str, ...] = ("gdansk", "oslo"), target: str = "turin") -> FedGP:
+def make_method(sources: tuple[str, ...] = ("gdansk", "oslo", "lyon"), target: str = "turin") -> FedGP:
     """FedGP over the plants, of which the target has labels for some of its records."""
     roster = [*map(Client, sources), Client(target, role="target", labelled=True)]
     return FedGP(

@@ -1,7 +1,7 @@
 """Vibrations of machines, generated: four conditions, and in each plant another speed and another sensor.
 
-Gdansk's and Oslo's sensors hear high frequencies as well as low ones, or better. Turin's is mounted so that it hears
-them less, next to a transformer that hums at 100 Hz, which is also where a misaligned shaft vibrates.
+Gdansk's, Oslo's and Lyon's sensors hear high frequencies as well as low ones, or better. Turin's is mounted so that it
+hears them less, next to a transformer that hums at 100 Hz, which is also where a misaligned shaft vibrates.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class Plant:
 PLANTS = {
     "gdansk": Plant(speed=48, hum=0.0, damping=0.0, noise=0.3),
     "oslo": Plant(speed=50, hum=0.1, damping=-1.2, noise=0.4),
+    "lyon": Plant(speed=51, hum=0.1, damping=-0.5, noise=0.35),
     "turin": Plant(speed=49, hum=0.8, damping=2.0, noise=0.4),
 }
 
