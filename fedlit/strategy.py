@@ -387,6 +387,9 @@ def _digest(module: FederatedModule) -> str:
         for name, tensor in network.state_dict().items():
             digest.update(name.encode())
             digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(
+            repr([param.requires_grad for param in network.parameters()]).encode()
+        )  # frozen ones are not sent
     return digest.hexdigest()[:16]
 
 

@@ -101,6 +101,7 @@ def run(arguments: Sequence[str]) -> dict[str, Any]:
     parser.add_argument("--timeout", type=float, default=60)
     parser.add_argument("--own", action="store_true", help="each process knows its own clients' data alone")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--frozen", action="store_true", help="the extractor is not trained")
     parser.add_argument("--everyone", action="store_true", help="nobody is away")
     parser.add_argument("--privacy", default="None", help="an expression over fedlit.privacy")
     parser.add_argument("--placement", default="None", help="an expression: names of clients for each process")
@@ -119,6 +120,7 @@ def run(arguments: Sequence[str]) -> dict[str, Any]:
     method = given.get(options.method) or getattr(fedlit.methods, options.method.split()[0].rstrip(","))
     torch.manual_seed(options.seed)
     module = build(method, data, **STATEFUL, **ARGUMENTS.get(options.method, {}))
+    module.originals[0].requires_grad_(not options.frozen)
     if options.trouble == "init" and os.environ.get("LOCAL_RANK") == "1":
         next(module.originals[0].parameters()).data.add_(1)
     # written by the tests, nobody else
