@@ -143,7 +143,7 @@ def _parts_of(replica: nn.Module) -> dict[str, nn.Module]:
 
 
 def _frozen(parts: Mapping[str, nn.Module], whatever_mode: bool = False) -> frozenset[str]:
-    """Names in the state of replicas of what no training moves; ``whatever_mode`` takes buffers in training mode too."""
+    """Names in replicas' state of what no training moves; ``whatever_mode`` takes buffers in training mode too."""
     found: set[str] = set()
     for part, network in parts.items():
         for prefix, module in network.named_modules(prefix=part):
