@@ -22,7 +22,15 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from fedlit.federation import ChannelError, FederatedLoader, Federation, FederationError, Participation, PayloadError
+from fedlit.federation import (
+    ChannelError,
+    FederatedLoader,
+    Federation,
+    FederationError,
+    Participation,
+    PayloadError,
+    RosterError,
+)
 from fedlit.federation.channel import declared_by
 from fedlit.federation.choices import Reports, check_choices
 from fedlit.federation.client import names_of, place
@@ -244,7 +252,8 @@ class FederatedStrategy(DDPStrategy):
         Raises:
             TypeError: If the data are not a `FederatedLoader`.
             ValueError: If a training loader is given for evaluation, or the other way round.
-            RosterError: If it has a client that is not in the roster.
+            RosterError: If it has a client that is not in the roster, or others than this process hosts; in training
+                on every process.
         """
         module = self._federated_module()
         if dataloader == [] and not module.trainer.training:  # as of a data module that keeps no validation samples
@@ -260,8 +269,15 @@ class FederatedStrategy(DDPStrategy):
                 f"a FederatedLoader for {'training' if training else 'evaluation'} needs training={training}, got "
                 f"training={dataloader.training}"
             )
-        dataloader.keep(names_of(module.federation.local_clients), names_of(module.clients))
+        error: RosterError | None = None
+        try:
+            dataloader.keep(names_of(module.federation.local_clients), names_of(module.clients))
+        except RosterError as found:
+            if not training:  # of which not every process may have a loader
+                raise
+            error = found
         if training:
+            module.federation.check("training data", error)
             plan_rounds(module, dataloader, self.local_steps, self.rounds_per_epoch)
         else:
             dataloader.guarded = module.target.name

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+import one_site
+import processes
 from site_runs import merged, start, trouble, under_torchrun
 
 pytestmark = pytest.mark.multiprocess
@@ -185,6 +187,15 @@ def test_exact_backends_resume_on_other_processes_with_new_keys(on_grid: dict, n
 )
 def test_trouble_at_one_process_ends_all_with_a_clear_error(arguments: list[str], message: str) -> None:
     assert message in trouble("--devices", "2", *arguments)
+
+
+@pytest.mark.parametrize("stage", ["fit", "validate", "predict"])
+def test_a_loader_of_clients_that_others_host_is_told(stage: str) -> None:
+    ended = processes.run(one_site.with_anothers_data, stage, ranks=2)
+    hosted = [["clean", "blended"], ["fonts"]]
+    for one, names, given in zip(ended, hosted, (["fonts"], ["clean"]), strict=True):
+        last = [line for line in one.error.splitlines() if "Error: " in line][-1]
+        assert f"RosterError: this process hosts {names}, its loader has {given}: give each process a loader" in last
 
 
 def test_more_processes_than_clients_are_refused() -> None:

@@ -87,6 +87,16 @@ class OwnDataOnly(pl.LightningDataModule):
         return {client.name: digits(target_labels=30) for client in local}
 
 
+def with_anothers_data(stage: str) -> None:
+    """``fit``, ``validate`` or ``predict`` where each of two processes has the data of a client of the other."""
+    data = digits(target_labels=30)
+    fitted = trainer(1, devices=2)
+    names = ["fonts"] if os.environ["LOCAL_RANK"] == "0" else ["clean"]
+    part = "train" if stage == "fit" else "test"
+    loader = FederatedLoader({name: data.dataset(name, part) for name in names}, 64, training=stage == "fit")
+    getattr(fitted, stage)(build(FedAvg, data), loader)
+
+
 def run(arguments: Sequence[str]) -> dict[str, Any]:
     """Train as ``arguments`` say; what this process has at the end."""
     parser = argparse.ArgumentParser()
