@@ -83,6 +83,9 @@ class FederatedModule(ClientOptimisation):
     trains_when_absent: ClassVar[bool] = False
     """Whether clients that are absent in a round go on training; they neither send nor receive in any case."""
 
+    statistics_stand_still: ClassVar[bool] = False
+    """Whether BatchNorm is in evaluation mode after a warm-up, so that it takes batches of one sample."""
+
     several_models: ClassVar[bool] = False
     """Whether a client's parameter groups are different models, whose gradients are clipped each by itself."""
 
