@@ -257,6 +257,7 @@ class FederatedStrategy(DDPStrategy):
         """
         module = self._federated_module()
         if dataloader == [] and not module.trainer.training:  # as of a data module that keeps no validation samples
+            module.federation.transport.tell_all(0, "lengths of loaders")
             return dataloader
         if not isinstance(dataloader, FederatedLoader):
             raise TypeError(
@@ -281,6 +282,9 @@ class FederatedStrategy(DDPStrategy):
             plan_rounds(module, dataloader, self.local_steps, self.rounds_per_epoch)
         else:
             dataloader.guarded = module.target.name
+            # a process without samples goes along with the others
+            lengths = module.federation.transport.tell_all(len(dataloader), "lengths of loaders")
+            dataloader.least_batches = max(length for length in lengths if isinstance(length, int))
         return dataloader
 
     def _configure_launcher(self) -> None:

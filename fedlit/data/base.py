@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -14,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset
 
 from fedlit.data.splits import balanced_choice, stratified_split
+from fedlit.federation import Federation
 from fedlit.federation.client import Client, make_roster
 from fedlit.federation.errors import RosterError
 from fedlit.federation.labels import UNLABELLED, TaskName, known_labels
@@ -128,8 +128,8 @@ class DomainDataModule(L.LightningDataModule, ABC):
         val_fraction: Share of each client's samples held out for validation, in [0, 1); 0 means no validation.
         test_fraction: Share of each client's samples held out for testing, in [0, 1); 0 means no test.
         target_labels: Training samples of the target that keep their labels, as balanced over classes as possible:
-            a number (an integer from 1) or a share (a float in (0, 1]). 0 makes the target unlabelled. Note that 1 is
-            one sample and 1.0 is all of them.
+            a number (an integer from 1) or a share of those that have one (a float in (0, 1]). 0 makes the target
+            unlabelled. Note that 1 is one sample and 1.0 is all of them.
         transductive: Train and test on all samples of the target, as adaptation benchmarks do; its labels stay hidden
             in training. Samples whose labels are kept (``target_labels``) are left out of its test set.
         pool_sources: Let all sources be one client, ``"sources"``: the baseline of data that could be pooled. Each
@@ -145,6 +145,9 @@ class DomainDataModule(L.LightningDataModule, ABC):
 
     unshared_classes = False
     """Whether a class may occur at one client only, which is an error unless the data set makes such shifts."""
+
+    spread = False
+    """Whether clients' data may lie on different machines, where this one knows the names of others' clients alone."""
 
     task: TaskName = "classification"
     """What is to be predicted: classes, or numbers."""
@@ -210,13 +213,16 @@ class DomainDataModule(L.LightningDataModule, ABC):
         self._domains: dict[str, Domain] = {}
         self._splits: dict[str, Split] = {}
         self._datasets: dict[tuple[str, str], Dataset[Any]] = {}
-        self._agreed = False
 
     # What a subclass says about its data.
 
     @abstractmethod
     def domain_names(self) -> list[str]:
         """Names of all domains, in the order in which they are the clients by default."""
+
+    def is_here(self, domain: str) -> bool:
+        """Whether this process can read the data of a domain; those that others host need not be there."""
+        return domain in self.domain_names()
 
     @abstractmethod
     def class_names(self) -> list[str]:
@@ -249,14 +255,14 @@ class DomainDataModule(L.LightningDataModule, ABC):
             known = self.domain_names()
             names = known if self._client_names is None else list(self._client_names)
             unknown = [name for name in names if name not in known]
-            if unknown:
+            if unknown and not (self.spread and len(unknown) < len(names)):
                 raise RosterError(f"clients {unknown} are not among the domains of {type(self).__name__}: {known}")
             target = self._target_name
             if target is None:
                 if not names:
                     raise RosterError(f"clients is empty: name at least 2 of the domains {known}")
                 target = names[-1]
-            elif target not in known:
+            elif target not in (names if self.spread else known):
                 raise RosterError(f"target {target!r} is not among the domains of {type(self).__name__}: {known}")
             if self.pool_sources and POOLED in names:
                 raise RosterError(f"pool_sources makes a client {POOLED!r}, as a domain is called already: rename it")
@@ -265,15 +271,14 @@ class DomainDataModule(L.LightningDataModule, ABC):
 
     @property
     def clients(self) -> list[Client]:
-        """The clients in order, with their numbers of training samples (of labelled ones, if some labels are kept)."""
-        self._check_agreement()
-        clients = []
-        for client in self._roster_of_run():
-            split = self.split(client.name)
-            labelled = not client.is_target or len(split.labelled) > 0
-            num_samples = len(split.labelled if labelled else split.train)
-            clients.append(replace(client, labelled=labelled, num_samples=num_samples))
-        return clients
+        """The clients in order; how many samples each has is told when training starts."""
+        kept = bool(self.target_labels)
+        return [replace(client, labelled=not client.is_target or kept) for client in self._roster_of_run()]
+
+    def num_samples(self, client: str) -> int:
+        """Training samples of a client whose data are here: of the labelled ones, if it is a target that keeps some."""
+        split = self.split(client)
+        return len(split.labelled if client != self.target or self.target_labels else split.train)
 
     def _roster_of_run(self) -> tuple[Client, ...]:
         return make_roster([POOLED, self.target], self.target) if self.pool_sources else self.check_roster()
@@ -300,9 +305,8 @@ class DomainDataModule(L.LightningDataModule, ABC):
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Shape of one sample as a model sees it."""
-        self._check_agreement()
-        sample = self._domain(self.target).x[:1]
+        """Shape of one sample as a model sees it, from the data of a client that are here."""
+        sample = self._domain(self._members(self._local_names()[0])[0]).x[:1]
         transform = self.transform(training=False)
         return tuple((sample if transform is None else transform(sample)).shape[1:])
 
@@ -359,6 +363,11 @@ class DomainDataModule(L.LightningDataModule, ABC):
     def _domain(self, name: str) -> Domain:
         if name not in self._domains:
             self.check_roster()
+            if not self.is_here(name):
+                raise DatasetNotFoundError(
+                    f"there are no data of client {name!r} here, which has those of {self.domain_names()}: give each "
+                    "process the clients whose data it has (placement of the strategy), or mend the name in clients"
+                )
             domain = self.load(name)
             self._check_domain(name, domain)
             self._splits[name] = split = self._make_split(name, domain.y)
@@ -378,41 +387,88 @@ class DomainDataModule(L.LightningDataModule, ABC):
                     f"labels of domain {name!r} must be {self.num_classes} floating-point numbers per sample "
                     f"({self.class_names()}), got {domain.y.dtype} of shape {tuple(domain.y.shape)}"
                 )
-            if not bool(domain.y.isfinite().all()):
+            if bool(domain.y.isinf().any()):
                 raise DatasetLayoutError(f"labels of domain {name!r} must be finite: leave out samples without a value")
+            self._known(name, domain.y)
             return
-        low, high = int(domain.y.min()), int(domain.y.max())
+        known = self._known(name, domain.y)
+        if not len(known):
+            return
+        low, high = int(known.min()), int(known.max())
         if low < 0 or high >= self.num_classes:
             raise DatasetLayoutError(
                 f"labels of domain {name!r} must lie in 0..{self.num_classes - 1} ({self.num_classes} classes), got "
                 f"{low}..{high}: renumber them or name all classes"
             )
 
-    def _check_agreement(self) -> None:
-        """Check that the clients' data fit together; loads all of them once."""
-        if self._agreed:
-            return
-        names = [client.name for client in self.check_roster()]
-        domains = {name: self._domain(name) for name in names}
-        shapes = {name: tuple(d.x.shape[1:]) for name, d in domains.items() if isinstance(d.x, Tensor)}
+    def _known(self, name: str, y: Tensor) -> Tensor:
+        """The labels among ``y`` that are known: all of them at a source."""
+        there = known_labels(y)
+        if name != self.target and not bool(there.all()):
+            raise DatasetLayoutError(
+                f"{int((~there).sum())} of {len(y)} samples of source {name!r} have no label, and only those of the "
+                f"target ({self.target!r}) may lack them: leave these samples out, or make {name!r} the target"
+            )
+        return y[there]
+
+    # What clients tell each other before they train.
+
+    def setup(self, stage: str | None = None) -> None:
+        """Tell the other processes of this one's data, and refuse data that do not fit together.
+
+        Raises:
+            DatasetLayoutError: On every process, if they do not.
+        """
+        federation = self._federation()
+        if federation is not None and stage == "fit":
+            self._local_names()  # says so if these are the data of another model's clients
+            self.check_facts(federation.tell("data", self.facts))
+
+    def facts(self, client: str) -> dict[str, Any]:
+        """What a client tells of its data: shape and classes, never samples.
+
+        An unlabelled target tells no classes that it has.
+        """
+        members = self._members(client)
+        shapes = [tuple(domain.x.shape[1:]) for domain in map(self._domain, members) if isinstance(domain.x, Tensor)]
+        told: dict[str, Any] = {"shapes": list(dict.fromkeys(shapes)), "classes": self.class_names(), "has": None}
+        if self.task == "classification" and (client != self.target or self.target_labels):
+            y = torch.cat([self._domain(name).y for name in members])
+            told["has"] = [bool((y == label).any()) for label in range(self.num_classes)]
+        return told
+
+    def check_facts(self, told: Mapping[str, Any]) -> None:
+        """Raise a `DatasetLayoutError` unless what clients told of their data fits together.
+
+        Args:
+            told: By client: what `facts` gave, or its own process took for it.
+        """
+        classes = agreed("classes", told, "name all classes, in one order, in the configuration of each client")
+        shapes = {name: shape for name, each in told.items() for shape in each["shapes"]}
         if len(set(shapes.values())) > 1:
             raise DatasetLayoutError(
                 f"samples of all clients must have one shape, got {shapes}: extract the same features at each client, "
                 "or leave the odd one out of clients"
             )
-        if self.task == "classification" and not self.unshared_classes:
-            for label, class_name in enumerate(self.class_names()):
-                who = [name for name in names if bool((domains[name].y == label).any())]
-                if len(who) == 1:
-                    raise DatasetLayoutError(
-                        f"class {class_name!r} occurs at client {who[0]!r} only, and at none of the "
-                        "others: leave the class out of the data, or choose clients that share it"
-                    )
-        self._agreed = True
+        if self.unshared_classes or any(each["has"] is None for each in told.values()):
+            return
+        for label, class_name in enumerate(classes):
+            who = [name for name, each in told.items() if each["has"][label]]
+            if len(who) == 1:
+                raise DatasetLayoutError(
+                    f"class {class_name!r} occurs at client {who[0]!r} only, and at none of the "
+                    "others: leave the class out of the data, or choose clients that share it"
+                )
+
+    def _federation(self) -> Federation | None:
+        found = getattr(getattr(self.trainer, "lightning_module", None), "federation", None)
+        return found if isinstance(found, Federation) else None
 
     def _make_split(self, name: str, y: Tensor) -> Split:
         generator = torch.Generator().manual_seed(stable_seed(self.seed, "split", name))
-        y = y if self.task == "classification" else torch.zeros(len(y), dtype=torch.int64)  # one stratum
+        known = known_labels(y)
+        if self.task == "regression":
+            y = torch.where(known, 0, UNLABELLED)  # one stratum, and one of samples without labels
         train, val, test = stratified_split(y, self.val_fraction, self.test_fraction, generator)
         for part, positions, fraction in (("val", val, self.val_fraction), ("test", test, self.test_fraction)):
             if fraction > 0 and len(positions) == 0:
@@ -427,21 +483,23 @@ class DomainDataModule(L.LightningDataModule, ABC):
         if self.transductive:
             train = test = torch.arange(len(y))
             candidates = train[~torch.isin(train, val)]
-        wanted = self._num_target_labels(len(train), len(candidates))
+        candidates = candidates[known[candidates]]
+        wanted = self._num_target_labels(len(train), int(known[train].sum()), len(candidates))
         generator = torch.Generator().manual_seed(stable_seed(self.seed, "target_labels", name))
         labelled = balanced_choice(y, candidates, wanted, generator)
         if self.transductive:
             test = test[~torch.isin(test, labelled)]
         return Split(train, val, test, labelled)
 
-    def _num_target_labels(self, num_train: int, num_candidates: int) -> int:
+    def _num_target_labels(self, num_train: int, num_known: int, num_candidates: int) -> int:
         wanted = self.target_labels
-        number = max(1, round(wanted * num_train)) if isinstance(wanted, float) and wanted > 0 else int(wanted)
+        number = max(1, round(wanted * num_known)) if isinstance(wanted, float) and wanted > 0 else int(wanted)
         if number > num_candidates:
             held_out = "; transductive holds out the validation samples" if self.transductive else ""
+            whose = "training samples" if num_known == num_train else "training samples with labels"
             raise ValueError(
                 f"target_labels={wanted!r} asks for {number} labelled samples, but target {self.target!r} has "
-                f"{num_candidates} training samples to choose from{held_out}: lower target_labels"
+                f"{num_candidates} {whose} to choose from{held_out}: lower target_labels"
             )
         if self.transductive and number == num_train:
             raise ValueError(
@@ -456,7 +514,7 @@ class DomainDataModule(L.LightningDataModule, ABC):
         names = [client.name for client in self._roster_of_run()]
         federation = getattr(getattr(self.trainer, "lightning_module", None), "federation", None)
         if federation is None:
-            return names
+            return [name for name in names if all(map(self.is_here, self._members(name)))] or names
         members = [client.name for client in getattr(federation, "clients", self._roster_of_run())]
         if sorted(members) != sorted(names):
             raise RosterError(
@@ -471,26 +529,24 @@ class DomainDataModule(L.LightningDataModule, ABC):
             )
         return [client.name for client in federation.local_clients]
 
-    def _eval_loader(self, stage: Stage, names: Sequence[str], fraction: float) -> FederatedLoader | list[Any]:
-        self._check_agreement()
-        sizes = {client.name: len(getattr(self.split(client.name), stage)) for client in self._roster_of_run()}
-        if fraction == 0 and not any(sizes.values()):
+    def _eval_loader(self, stage: Stage, names: Sequence[str], expected: bool) -> FederatedLoader | list[Any]:
+        if not expected:
             return []  # Lightning's way to say that there is nothing to evaluate
-        # With fraction 0 only a transductive target has samples; otherwise every client does.
-        local = [name for name in names if sizes[name] > 0]
+        # Without a share held out, only a transductive target has samples; otherwise every client does.
+        local = [name for name in names if len(getattr(self.split(name), stage)) > 0]
         return FederatedLoader(
             {name: self.dataset(name, stage) for name in local},
             self.eval_batch_size,
             training=False,
             num_workers=self.num_workers,
             guarded=self.target,
-            least_batches=math.ceil(max(sizes.values()) / self.eval_batch_size),
             seed=self.seed,
         )
 
     def train_dataloader(self) -> FederatedLoader:
         """Shuffled training batches of the local clients."""
-        self._check_agreement()
+        if self._federation() is None:
+            self.check_facts({name: self.facts(name) for name in self._local_names()})
         sizes: int | dict[str, int] = self.batch_size
         if self.target_batch_size is not None:
             sizes = {c.name: self.target_batch_size if c.is_target else self.batch_size for c in self._roster_of_run()}
@@ -506,19 +562,22 @@ class DomainDataModule(L.LightningDataModule, ABC):
 
     def val_dataloader(self) -> FederatedLoader | list[Any]:
         """Validation batches of the local clients, in order; empty if ``val_fraction`` is 0."""
-        return self._eval_loader("val", self._local_names(), self.val_fraction)
+        return self._eval_loader("val", self._local_names(), self.val_fraction > 0)
 
     def test_dataloader(self) -> FederatedLoader | list[Any]:
         """Test batches of the local clients, in order; empty if ``test_fraction`` is 0."""
-        return self._eval_loader("test", self._local_names(), self.test_fraction)
+        return self._eval_loader("test", self._local_names(), self.test_fraction > 0 or self.transductive)
 
     def predict_dataloader(self) -> FederatedLoader | list[Any]:
         """The target's test samples, in order."""
-        return self._eval_loader("test", [name for name in self._local_names() if name == self.target], 0.0)
+        local = [name for name in self._local_names() if name == self.target]
+        return self._eval_loader("test", local, self.test_fraction > 0 or self.transductive)
 
     def __str__(self) -> str:
         # Lightning's own builds every loader, which decodes every image.
-        clients = ", ".join(f"{client.name} ({client.role}, {client.num_samples})" for client in self.clients)
+        here = self._local_names()
+        sizes = {name: str(self.num_samples(name)) for name in here}
+        clients = ", ".join(f"{each.name} ({each.role}, {sizes.get(each.name, 'elsewhere')})" for each in self.clients)
         what = "classes" if self.task == "classification" else "numbers to predict"
         return f"{type(self).__name__}: {clients}; {self.num_classes} {what}, input {self.input_shape}"
 
@@ -545,7 +604,6 @@ class DomainDataModule(L.LightningDataModule, ABC):
         """
         if num_samples < 1:
             raise ValueError(f"num_samples must be at least 1, got {num_samples}")
-        self._check_agreement()
         if self.pixels(self.target, torch.tensor([0])) is not None:
             return self._plot_images(num_samples)
         return self._plot_features()
@@ -618,10 +676,13 @@ class DomainDataModule(L.LightningDataModule, ABC):
         clients, classes = self.check_roster(), self.class_names()
         width = 0.8 / len(clients)
         for place, client in enumerate(clients):
-            counts = torch.bincount(self._domain(client.name).y, minlength=len(classes)).double()
+            y = self._domain(client.name).y
+            counts = torch.bincount(y[known_labels(y)], minlength=len(classes)).double()
             where = torch.arange(len(classes)) + (place - (len(clients) - 1) / 2) * width
             number = counts.sum()
-            axis.bar(where.numpy(), (counts / number).numpy(), width, label=f"{client.name} (n={int(number)})")
+            axis.bar(
+                where.numpy(), (counts / number.clamp(min=1)).numpy(), width, label=f"{client.name} (n={int(number)})"
+            )
         slanted = {"rotation": 45, "ha": "right"} if len(classes) > 3 else {}
         axis.set_xticks(range(len(classes)), classes, **slanted)
         axis.set_ylim(0, 1.3 * axis.get_ylim()[1])  # room for the legend
@@ -664,3 +725,15 @@ class PooledDataset(Dataset[Any]):
 def pooled(parts: Sequence[Dataset[Any]]) -> Dataset[Any]:
     """Datasets of several domains as one."""
     return PooledDataset(parts) if all(hasattr(part, "batch") for part in parts) else ConcatDataset(parts)
+
+
+def agreed(what: str, told: Mapping[str, Mapping[str, Any]], way_out: str) -> Any:
+    """What all clients told alike under one key; else a `DatasetLayoutError` that has the first two that differ."""
+    (first, own), *others = told.items()
+    for name, each in others:
+        if each[what] != own[what]:
+            raise DatasetLayoutError(
+                f"{what} of the clients must be the same, but {first!r} has {own[what]} and {name!r} has {each[what]}: "
+                f"{way_out}"
+            )
+    return own[what]

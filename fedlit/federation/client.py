@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from fedlit.federation.errors import RosterError
+from fedlit.federation.errors import PeerFailedError, RosterError
 from fedlit.privacy import DecodeError
 
 Role = Literal["source", "target"]
@@ -95,6 +95,30 @@ def introductions(told: Sequence[object], rank_of: Mapping[str, int]) -> dict[st
                 )
             facts[name] = Facts(number, shape)
     return facts
+
+
+def told_of_own(told: Sequence[object], rank_of: Mapping[str, int], label: str) -> dict[str, Any]:
+    """What each process told of its own clients, in roster order.
+
+    Args:
+        told: A mapping from names for each rank.
+        rank_of: Process of each client.
+        label: What they told of, for errors.
+
+    Raises:
+        PeerFailedError: If a rank told that it could not.
+        DecodeError: If a rank speaks for others, or not for all of its own.
+    """
+    for rank, share in enumerate(told):
+        own = [name for name, host in rank_of.items() if host == rank]
+        if share is None:
+            raise PeerFailedError(
+                f"the process of {own or 'the server'} (rank {rank}) could not tell of its {label}: its own message "
+                "says why"
+            )
+        if not isinstance(share, dict) or sorted(share) != sorted(own):
+            raise DecodeError(f"rank {rank} hosts {own}, and tells of {label} of others: {str(share)[:100]}")
+    return {name: told[rank][name] for name, rank in rank_of.items()}  # type: ignore[index]
 
 
 def make_roster(clients: Iterable[Client | str], target: str) -> tuple[Client, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal
@@ -15,7 +15,7 @@ from torch import Tensor
 from fedlit.federation.aggregation import Aggregation, Recipe
 from fedlit.federation.channel import Channel, Open, Pairwise, Summed
 from fedlit.federation.choices import Channels, Reports
-from fedlit.federation.client import Client, Facts, introductions, names_of
+from fedlit.federation.client import Client, Facts, introductions, names_of, told_of_own
 from fedlit.federation.errors import FederationError, OutOfStepError, RosterError
 from fedlit.federation.exchange import Exchange, Payloads, Received, by_receiver
 from fedlit.federation.leaks import with_other_participation
@@ -187,6 +187,29 @@ class Federation:
         """
         shares = self.transport.tell_all({name: tuple(fact) for name, fact in facts.items()}, "introductions")
         self.roster.introduce(introductions(shares, self.roster.rank_of))
+
+    def tell(self, label: str, of: Callable[[str], Any]) -> dict[str, Any]:
+        """What all clients tell about ``label``, in plain data, before anything is sent on channels.
+
+        Args:
+            label: What it is about.
+            of: What a local client tells, from its name. An error that it raises here ends the other processes too,
+                without its words, which may be about data.
+
+        Raises:
+            PeerFailedError: If ``of`` failed on another process.
+            DecodeError: If a process told something of a client that it does not host, or nothing of one that it does.
+        """
+        failure: Exception | None = None
+        own: dict[str, Any] | None = None
+        try:
+            own = {client.name: of(client.name) for client in self.local_clients}
+        except Exception as error:
+            failure = error
+        told = self.transport.tell_all(own, label)
+        if failure is not None:
+            raise failure
+        return told_of_own(told, self.roster.rank_of, label)
 
     def agree(self, label: str, value: object) -> None:
         """Raise an `OutOfStepError` on every process unless all of them hold an equal ``value``."""

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedlit.data import DatasetLayoutError, DomainDataModule, DomainDataset, FederatedLoader
+from fedlit.data import DatasetLayoutError, DatasetNotFoundError, DomainDataModule, DomainDataset, FederatedLoader
 from fedlit.data.base import Domain
 from fedlit.data.splits import apportion, balanced_choice, stratified_split
 from fedlit.federation.client import Client
@@ -136,7 +136,8 @@ def test_target_labels_is_a_number_or_a_share(wanted, number):
     shown = dataset.y >= 0
     assert torch.equal(dataset.y[shown], truth(module, "c")[dataset.x[shown][:, 1].long()])
     client = next(client for client in module.clients if client.is_target)
-    assert client == Client("c", "target", labelled=True, num_samples=number)
+    assert client == Client("c", "target", labelled=True)
+    assert module.num_samples("c") == number
 
 
 def test_kept_labels_are_balanced_as_far_as_classes_allow():
@@ -161,7 +162,7 @@ def test_transductive_target_trains_and_tests_on_all_its_samples():
     assert split.train.tolist() == split.test.tolist() == list(range(60))
     assert (module.dataset("c", "train").y == UNLABELLED).all()
     assert torch.equal(module.dataset("c", "test").y, truth(module, "c"))
-    assert next(client for client in module.clients if client.is_target).num_samples == 60
+    assert module.num_samples("c") == 60
     assert torch.equal(module.split("a").train, Blobs(target="c").split("a").train)
 
 
@@ -177,10 +178,11 @@ def test_transductive_target_is_not_tested_on_samples_whose_labels_it_trained_on
 def test_clients_are_in_the_order_given_with_their_training_samples():
     module = Blobs(clients=["d", "a", "b"], target="a")
     assert module.clients == [
-        Client("d", "source", True, len(module.split("d").train)),
-        Client("a", "target", False, len(module.split("a").train)),
-        Client("b", "source", True, len(module.split("b").train)),
+        Client("d", "source", True),
+        Client("a", "target", False),
+        Client("b", "source", True),
     ]
+    assert [module.num_samples(name) for name in "dab"] == [len(module.split(name).train) for name in "dab"]
     assert module.target == "a"
     assert module.num_classes == 3
     assert module.classes == ["red", "green", "blue"]
@@ -369,7 +371,7 @@ BAD_DATA = [
         r"labels of domain 'b' must lie in 0..2 \(3 classes\), got 0..3",
     ),
     (
-        {"shares": {"a": [9, 9, 9], "b": [20, 20]}},
+        {"shares": {"a": [9, 9, 9], "b": [20, 20]}, "target_labels": 1.0},
         DatasetLayoutError,
         "class 'blue' occurs at client 'a' only",
     ),
@@ -381,7 +383,7 @@ BAD_DATA = [
 def test_data_that_do_not_fit_are_refused_when_loaded(arguments, error, message):
     module = Blobs(val_fraction=0.0, **arguments)
     with pytest.raises(error, match=message):
-        _ = module.clients
+        module.train_dataloader()
 
 
 # Numbers to predict, and pooled sources.
@@ -421,7 +423,7 @@ def test_numbers_are_split_hidden_and_kept_as_classes_are():
     [
         (lambda y: y.long(), "must be 1 floating-point numbers per sample"),
         (lambda y: torch.stack([y, y], dim=1), "must be 1 floating-point numbers per sample"),
-        (lambda y: y / (y > 1), "must be finite: leave out samples without a value"),
+        (lambda y: y / 0, "must be finite: leave out samples without a value"),
     ],
 )
 def test_bad_numbers_are_refused(y, message):
@@ -431,15 +433,13 @@ def test_bad_numbers_are_refused(y, message):
             return Domain(found.x, y(found.y))
 
     with pytest.raises(DatasetLayoutError, match=message):
-        _ = Bad().clients
+        Bad().train_dataloader()
 
 
 def test_pooled_sources_have_the_samples_that_they_have_one_by_one():
     apart, together = Blobs(seed=0, target="b"), Blobs(seed=0, target="b", pool_sources=True)
     assert [(client.name, client.is_target) for client in together.clients] == [("sources", False), ("b", True)]
-    assert together.clients[0].num_samples == sum(
-        client.num_samples for client in apart.clients if not client.is_target
-    )
+    assert together.num_samples("sources") == sum(apart.num_samples(name) for name in "acd")
     for stage in ("train", "val", "test"):
         parts = [apart.dataset(name, stage) for name in "acd"]
         one = together.dataset("sources", stage)
@@ -457,3 +457,71 @@ def test_pooled_sources_have_the_samples_that_they_have_one_by_one():
 def test_a_domain_called_sources_cannot_be_pooled():
     with pytest.raises(RosterError, match="pool_sources makes a client 'sources', as a domain is called already"):
         Blobs(shares={"sources": [10, 10, 10], "a": [10, 10, 10], "b": [10, 10, 10]}, pool_sources=True)
+
+
+# A target whose labels are partly unknown, and data that lie elsewhere.
+
+
+class PartlyLabelled(Blobs):
+    """Of the target's samples, every third has no label."""
+
+    def load(self, domain: str) -> Domain:
+        found = super().load(domain)
+        if domain == self.target:
+            found.y[::3] = UNLABELLED
+        return found
+
+
+def test_a_target_may_lack_labels_and_keeps_those_it_is_asked_for():
+    module = PartlyLabelled(target="c", target_labels=1.0)
+    split = module.split("c")
+    y = module._domain("c").y
+    known = y >= 0
+    assert split.labelled.tolist() == [i for i in split.train.tolist() if known[i]]
+    assert sorted([*split.train.tolist(), *split.val.tolist(), *split.test.tolist()]) == list(range(60))
+    assert int(known[split.test].sum()) > 0
+    assert int((~known)[split.test].sum()) > 0
+    assert module.num_samples("c") == len(split.labelled)
+    dataset = module.dataset("c", "train")
+    assert torch.equal(dataset.y >= 0, known[split.train])
+    with pytest.raises(ValueError, match=r"asks for 40 labelled .*'c' has \d+ training samples with labels to choose"):
+        PartlyLabelled(target="c", target_labels=40).split("c")
+    assert len(module.plot().axes) == 2
+
+
+def test_only_the_target_may_lack_labels():
+    class Careless(Blobs):
+        def load(self, domain: str) -> Domain:
+            found = super().load(domain)
+            found.y[:2] = UNLABELLED
+            return found
+
+    with pytest.raises(
+        DatasetLayoutError, match=r"2 of \d+ samples of source 'a' have no label, .* make 'a' the target"
+    ):
+        Careless(target="c").split("a")
+
+
+class Spread(Blobs):
+    """Has data of two clients here; others are elsewhere."""
+
+    spread = True
+
+    def domain_names(self) -> list[str]:
+        return ["a", "c"]
+
+
+def test_data_of_others_need_not_be_here():
+    module = Spread(clients=["a", "b", "c"], target="c")
+    assert [client.name for client in module.clients] == ["a", "b", "c"]
+    assert module.input_shape == (2,)
+    assert list(module.train_dataloader().datasets) == ["a", "c"]
+    assert "b (source, elsewhere)" in str(module)
+    module.trainer = trainer_of(["c"], ["a", "b", "c"])
+    assert list(module.predict_dataloader().datasets) == ["c"]
+    assert module.loads == ["a", "c"]
+    module.trainer = trainer_of(["b"], ["a", "b", "c"])
+    with pytest.raises(DatasetNotFoundError, match=r"no data of client 'b' here, which has those of \['a', 'c'\]"):
+        module.train_dataloader()
+    with pytest.raises(RosterError, match=r"clients \['x', 'y'\] are not among the domains"):
+        _ = Spread(clients=["x", "y"]).clients

@@ -60,7 +60,7 @@ def test_there_is_a_config_for_each_data_set():
 @pytest.mark.parametrize(("given", "kept"), [(1, 1), (1.0, 420), (0.5, 210), (5, 5)])
 def test_one_label_and_all_labels_are_told_apart(given, kept):
     module = build({"data": {"class_path": "fedlit.data.Digits", "init_args": {"target_labels": given}}})
-    assert next(client for client in module.clients if client.is_target).num_samples == kept
+    assert module.num_samples(module.target) == kept
 
 
 def test_a_misspelt_key_is_refused_by_name():

@@ -135,7 +135,7 @@ BAD_FILES = [
 @pytest.mark.parametrize(("changes", "message"), BAD_FILES)
 def test_a_file_laid_out_wrongly_is_refused(npz, changes, message):
     with pytest.raises(DatasetLayoutError, match=message):
-        _ = FeatureDomains(npz(**changes)).clients
+        FeatureDomains(npz(**changes), target_labels=1.0).train_dataloader()
 
 
 def test_a_class_held_by_one_client_can_be_left_out(npz):
@@ -203,4 +203,4 @@ def test_office_caltech_features_are_read(shared_data):
     raw = np.load(shared_data / "office_caltech10_surf.npz")["caltech10_x"]
     np.testing.assert_array_equal(everything(surf, "caltech10")[0].sum(dim=1).numpy(), raw.sum(axis=1, dtype=np.int64))
     with pytest.raises(DatasetLayoutError, match=r"got shape \(10000, 28, 28\)"):
-        _ = FeatureDomains(str(shared_data / "digits_mnist10k_usps.npz")).clients
+        FeatureDomains(str(shared_data / "digits_mnist10k_usps.npz")).train_dataloader()

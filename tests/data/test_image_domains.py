@@ -204,7 +204,7 @@ def test_an_empty_class_folder_is_refused(root):
     for file in (root / "art" / "cat").iterdir():
         file.unlink()
     with pytest.raises(DatasetLayoutError, match=r"class folder '.*cat' must hold images .* got nothing"):
-        _ = ImageDomains(str(root)).clients
+        ImageDomains(str(root)).train_dataloader()
 
 
 def test_a_file_that_is_no_image_is_named(root):

@@ -70,18 +70,18 @@ def test_idx_files_are_found_and_read_raw_or_gzipped(tmp_path, inside, packed):
 def test_missing_files_say_what_to_do(tmp_path):
     module = FashionMNIST(str(tmp_path))
     with pytest.raises(DatasetNotFoundError, match=r"set download=True, .*apt-get install dataset-fashion-mnist"):
-        _ = module.clients
+        module.train_dataloader()
     write_idx(tmp_path)
     (tmp_path / "t10k-labels-idx1-ubyte").unlink()
     with pytest.raises(DatasetNotFoundError, match="no idx files of FashionMNIST"):
-        _ = module.clients
+        module.train_dataloader()
 
 
 def test_idx_files_of_images_of_two_sizes_are_refused(tmp_path):
     write_idx(tmp_path)
     (tmp_path / "t10k-images-idx3-ubyte").write_bytes(bytes([0, 0, 8, 3]) + struct.pack(">3i", 2, 3, 4) + bytes(24))
     with pytest.raises(DatasetLayoutError, match=r"images of \(28, 28\) and of \(3, 4\) pixels"):
-        _ = FashionMNIST(str(tmp_path)).clients
+        FashionMNIST(str(tmp_path)).train_dataloader()
 
 
 def test_download_goes_through_torchvision(tmp_path, monkeypatch):
@@ -92,14 +92,14 @@ def test_download_goes_through_torchvision(tmp_path, monkeypatch):
         write_idx(tmp_path / "new" / "MNIST" / "raw")
 
     monkeypatch.setattr(datasets, "MNIST", pretend)
-    assert len(ColoredMNIST(str(tmp_path / "new"), download=True).clients) == 3
+    assert len(ColoredMNIST(str(tmp_path / "new"), download=True).train_dataloader().datasets) == 3
 
     def refuse(root, download):
         raise RuntimeError("no connection")
 
     monkeypatch.setattr(datasets, "MNIST", refuse)
     with pytest.raises(DatasetNotFoundError, match=r"MNIST could not be downloaded .*no connection"):
-        _ = ColoredMNIST(str(tmp_path / "other"), download=True).clients
+        ColoredMNIST(str(tmp_path / "other"), download=True).train_dataloader()
 
 
 def test_files_that_are_cut_short_are_refused(tmp_path):
@@ -107,11 +107,11 @@ def test_files_that_are_cut_short_are_refused(tmp_path):
     file = tmp_path / "train-images-idx3-ubyte"
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(DatasetLayoutError, match=r"train-images-idx3-ubyte' is not an idx file .* cut short"):
-        _ = FashionMNIST(str(tmp_path)).clients
+        FashionMNIST(str(tmp_path)).train_dataloader()
     file.unlink()
     (tmp_path / f"{file.name}.gz").write_bytes(b"no gzip")
     with pytest.raises(DatasetLayoutError, match="cannot be read"):
-        _ = FashionMNIST(str(tmp_path)).clients
+        FashionMNIST(str(tmp_path)).train_dataloader()
 
 
 @pytest.fixture(scope="module")
