@@ -252,19 +252,20 @@ class FederatedStrategy(DDPStrategy):
         Raises:
             TypeError: If the data are not a `FederatedLoader`.
             ValueError: If a training loader is given for evaluation, or the other way round.
-            RosterError: If it has a client that is not in the roster, or others than this process hosts; in training
-                on every process.
+            RosterError: If it has a client that is not in the roster, or others than this process hosts; on every
+                process.
         """
         module = self._federated_module()
-        if dataloader == [] and not module.trainer.training:  # as of a data module that keeps no validation samples
-            module.federation.transport.tell_all(0, "lengths of loaders")
+        federation, training = module.federation, bool(module.trainer.training)
+        if dataloader == [] and not training:  # as of a data module that keeps no validation samples
+            federation.check("loaders", None)
+            federation.transport.tell_all(0, "lengths of loaders")
             return dataloader
         if not isinstance(dataloader, FederatedLoader):
             raise TypeError(
                 f"FederatedStrategy needs a FederatedLoader, got {type(dataloader).__name__}: use a "
                 "fedlit.data.DomainDataModule, or FederatedLoader({client: dataset}) from fedlit.data"
             )
-        training = bool(module.trainer.training)
         if dataloader.training != training:
             raise ValueError(
                 f"a FederatedLoader for {'training' if training else 'evaluation'} needs training={training}, got "
@@ -272,18 +273,16 @@ class FederatedStrategy(DDPStrategy):
             )
         error: RosterError | None = None
         try:
-            dataloader.keep(names_of(module.federation.local_clients), names_of(module.clients))
+            dataloader.keep(names_of(federation.local_clients), names_of(module.clients))
         except RosterError as found:
-            if not training:  # of which not every process may have a loader
-                raise
             error = found
+        federation.check("loaders", error)
         if training:
-            module.federation.check("training data", error)
             plan_rounds(module, dataloader, self.local_steps, self.rounds_per_epoch)
         else:
             dataloader.guarded = module.target.name
             # a process without samples goes along with the others
-            lengths = module.federation.transport.tell_all(len(dataloader), "lengths of loaders")
+            lengths = federation.transport.tell_all(len(dataloader), "lengths of loaders")
             dataloader.least_batches = max(length for length in lengths if isinstance(length, int))
         return dataloader
 

@@ -135,9 +135,12 @@ class FederatedLoader:
         given = list(self.datasets)
         self.datasets = {name: dataset for name, dataset in self.datasets.items() if name in local}
         lacking = any(name not in given for name in local)
-        swapped = lacking and len(self.datasets) < max(1, len(given))
-        if swapped if self.training else not self.datasets and not self.least_batches:
-            way_out = "" if self.training else ", or give least_batches, how many batches the others go through"
+        if self.training:
+            swapped = lacking and len(self.datasets) < max(1, len(given))
+        else:  # a process may have nothing to evaluate
+            swapped = bool(lacking and given and not self.datasets and not self.least_batches)
+        if swapped:
+            way_out = "" if self.training else ", or an empty one where there is nothing to evaluate"
             raise RosterError(
                 f"this process hosts {list(local)}, its loader has {given}: give each process a loader of the clients "
                 f"that it hosts, which federation.local_clients names and placement of the strategy chooses{way_out}"

@@ -194,8 +194,8 @@ def test_a_loader_of_clients_that_others_host_is_told(stage: str) -> None:
     ended = processes.run(one_site.with_anothers_data, stage, ranks=2)
     hosted = [["clean", "blended"], ["fonts"]]
     for one, names, given in zip(ended, hosted, (["fonts"], ["clean"]), strict=True):
-        last = [line for line in one.error.splitlines() if "Error: " in line][-1]
-        assert f"RosterError: this process hosts {names}, its loader has {given}: give each process a loader" in last
+        said = f"RosterError: this process hosts {names}, its loader has {given}: give each process a loader"
+        assert said in one.error
 
 
 def test_more_processes_than_clients_are_refused() -> None:
