@@ -347,6 +347,20 @@ class DomainDataModule(L.LightningDataModule, ABC):
             self._datasets[key] = self.make_dataset(client, positions, y, stage == "train")
         return self._datasets[key]
 
+    def labels(self, domain: str) -> Tensor:
+        """True labels of all samples of a domain that is here, -1 or NaN where there is none."""
+        return self._domain(domain).y
+
+    def all_samples(self, domain: str) -> Dataset[Any]:
+        """All samples of a domain that is here, in the order of `labels`, as a model sees them in evaluation."""
+        y = self.labels(domain)
+        return self.make_dataset(domain, torch.arange(len(y)), y, training=False)
+
+    def identity(self, domain: str) -> list[Any]:
+        """What tells the samples of a domain from others', in plain data: by default, themselves."""
+        x = self._domain(domain).x
+        return [tuple(x.shape), x.numpy().tobytes()]
+
     def make_dataset(self, client: str, positions: Tensor, y: Tensor, training: bool) -> Dataset[Any]:
         """The samples of ``client`` at ``positions``, with the labels ``y`` that they may show."""
         return DomainDataset(self._domain(client).x[positions], y, self.transform(training))

@@ -184,15 +184,28 @@ class ImageDomains(DomainDataModule):
 
     def make_dataset(self, client: str, positions: Tensor, y: Tensor, training: bool) -> Dataset[Any]:
         """Decoded images if they fit in memory, else files that are decoded on the fly."""
-        side, transform = self._side(training), self.transform(training)
-        paths: list[Path] = [self._domain(client).x[i] for i in positions.tolist()]
-        files = ImageFiles(paths, y, self.resized_side, side, transform, training and self.augment)
+        files = self._files(client, positions, y, training)
         if not self.cached:
             return files
-        key = (client, side, positions.numpy().tobytes())
+        key = (client, files.side, positions.numpy().tobytes())
         if key not in self._decoded:  # a transductive target trains and tests on the same pixels
             self._decoded[key] = files.decode_all(self.num_workers)
-        return DomainDataset(self._decoded[key], y, transform, training and self.augment)
+        return DomainDataset(self._decoded[key], y, files.transform, files.augments)
+
+    def all_samples(self, domain: str) -> Dataset[Any]:
+        """As the base class; decoded when they are read, as most are read once."""
+        y = self.labels(domain)
+        return self._files(domain, torch.arange(len(y)), y, training=False)
+
+    def identity(self, domain: str) -> list[Any]:
+        """Files by class and name, with their sizes and times of change."""
+        paths: list[Path] = self._domain(domain).x
+        return [(*path.parts[-2:], path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+
+    def _files(self, client: str, positions: Tensor, y: Tensor, training: bool) -> ImageFiles:
+        paths: list[Path] = [self._domain(client).x[i] for i in positions.tolist()]
+        augments = training and self.augment
+        return ImageFiles(paths, y, self.resized_side, self._side(training), self.transform(training), augments)
 
     def pixels(self, client: str, positions: Tensor) -> Tensor:
         """Images to look at, before normalisation: floats in [0, 1], shape (n, 3, image_size, image_size)."""
