@@ -31,6 +31,8 @@ from fedlit.federation.loader import BatchedDataset
 from fedlit.models import Backbone
 from fedlit.models.backbone import LITE0, TIMM
 
+_PROG = "fedlit features"
+
 _CHUNK = 256
 """Samples that are computed between one file and the next, at least: what a killed run loses."""
 
@@ -42,9 +44,9 @@ def features(args: list[str]) -> None:
     """Write the features of a data module's samples."""
     parser = _parser()
     given = parser.parse_args([*_data_alone(normalise(args))])
-    with in_plain_words(Namespace(given)):
-        data = parser.instantiate_classes(Namespace(data=given.data)).data
-        network = _network(given, parser)
+    with in_plain_words(given):
+        data = parser.instantiate_classes(given).data
+        network = _network(given)
     assert isinstance(data, DomainDataModule)
     out = Path(given.out)
     if out.suffix != ".npz":
@@ -67,7 +69,7 @@ def features(args: list[str]) -> None:
 
 def _parser() -> ArgumentParser:
     parser = ArgumentParser(
-        prog="fedlit features",
+        prog=_PROG,
         description="Run a fixed network once over all samples of each client's data, as they are in evaluation, and "
         "write its features to an .npz file for fedlit.data.FeatureDomains: CLIENT_x (float32), CLIENT_y (int64, -1 "
         "where there is no label), classes. The same command again goes on where it was killed.",
@@ -113,7 +115,7 @@ def _data_of(path: str) -> str:
     return yaml.safe_dump({"data": content["data"]})
 
 
-def _network(given: Namespace, parser: ArgumentParser) -> nn.Module:
+def _network(given: Namespace) -> nn.Module:
     name, weights = given.extractor, given.weights
     if not (name[:1].isupper() or "." in name.removeprefix(TIMM)) or name.startswith(TIMM):
         if given.extractor_args:
@@ -125,7 +127,7 @@ def _network(given: Namespace, parser: ArgumentParser) -> nn.Module:
             )
         network: nn.Module = Backbone(name, weights, freeze=True)
     else:
-        single = ArgumentParser(prog=parser.prog, exit_on_error=True)
+        single = ArgumentParser(prog=_PROG)
         single.add_subclass_arguments(nn.Module, "extractor", required=True)
         made = single.parse_object({"extractor": {"class_path": name, "init_args": given.extractor_args}})
         network = single.instantiate_classes(made).extractor
@@ -189,7 +191,7 @@ class _Features:
         arrays |= {"classes": np.array(self.data.class_names()), _MARK: np.array(mark["all"])}
         whole = self.parts / "whole.npz"
         with whole.open("wb") as file:
-            np.savez(file, **arrays)
+            np.savez(file, **arrays)  # type: ignore[arg-type]  # its own flag is no name of ours
         os.replace(whole, self.out)
         shutil.rmtree(self.parts)
         width = arrays[f"{self.names[0]}_x"].shape[1]
@@ -243,11 +245,11 @@ class _Features:
 
     def _batches(self, samples: Dataset[Any], positions: range) -> Iterator[Tensor]:
         if isinstance(samples, BatchedDataset):
-            for part in torch.tensor(positions).split(self.batch_size):
+            for part in torch.split(torch.tensor(positions), self.batch_size):
                 yield samples.batch(part)[0]
             return
-        workers = {"batch_size": self.batch_size, "num_workers": self.data.num_workers}
-        for x, _ in DataLoader(Subset(samples, positions), **workers, generator=torch.Generator()):
+        chosen, generator = Subset(samples, positions), torch.Generator()
+        for x, _ in DataLoader(chosen, self.batch_size, num_workers=self.data.num_workers, generator=generator):
             yield x
 
     def _mark(self, sets: dict[str, Dataset[Any]], labels: dict[str, npt.NDArray[np.int64]]) -> dict[str, str]:
