@@ -630,7 +630,7 @@ class DomainDataModule(L.LightningDataModule, ABC):
         axes = figure.subplots(len(clients), num_samples, squeeze=False)
         for row, client in zip(axes, clients, strict=True):
             y = self._domain(client.name).y
-            present = [label for label in range(len(classes)) if bool((y == label).any())]
+            present = [label for label in range(len(classes)) if bool((y == label).any())] or [UNLABELLED]
             # One sample of each class, and more of each if there is room, from all over the class.
             labels = [present[place % len(present)] for place in range(num_samples)]
             positions = []
@@ -642,7 +642,7 @@ class DomainDataModule(L.LightningDataModule, ABC):
                 images = torch.cat([images, torch.zeros_like(images[:, :1])], dim=1)
             for axis, image, label in zip(row, images, labels, strict=True):
                 axis.imshow(image.permute(1, 2, 0).numpy(), cmap="gray", vmin=0, vmax=1)
-                axis.set_title(classes[label], fontsize=8)
+                axis.set_title(classes[label] if label >= 0 else "no label", fontsize=8)
                 axis.set_xticks([])
                 axis.set_yticks([])
             row[0].set_ylabel(f"{client.name}\n({client.role})", fontsize=9)

