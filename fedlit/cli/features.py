@@ -196,10 +196,11 @@ class _Features:
         shutil.rmtree(self.parts)
         width = arrays[f"{self.names[0]}_x"].shape[1]
         total = sum(map(len, labels.values()))
+        whole_roster = len(self.names) == len(self.data.check_roster())
+        where = str(self.out) if whole_roster else f"{self.out.parent}, a folder of such files,"
         print(
-            f"features: {self.out}, {total} samples of {len(self.names)} clients, {width} numbers each. Train on them "
-            f"with --data FeatureDomains --data.path {self.out} --model.extractor Features "
-            f"--model.extractor.in_features {width}",
+            f"features: {self.out}, {total} samples of {self.names}, {width} numbers each. Train on them with --data "
+            f"FeatureDomains --data.path {where} --model.extractor Features --model.extractor.in_features {width}",
             flush=True,
         )
 

@@ -73,7 +73,7 @@ def test_features_are_those_of_a_direct_forward_pass(capsys: pytest.CaptureFixtu
     assert data.classes == ["cat", "dog"]
     assert data.input_shape == (32,)
     said = capsys.readouterr().out
-    assert "features: out.npz, 28 samples of 2 clients, 32 numbers each" in said
+    assert "features: out.npz, 28 samples of ['art', 'photo'], 32 numbers each" in said
     assert (
         "--data FeatureDomains --data.path out.npz --model.extractor Features --model.extractor.in_features 32" in said
     )
@@ -268,5 +268,4 @@ def test_features_of_photographs_are_close_to_those_published(shared_data: Path)
     ours = written["dslr_x"][written["dslr_y"] == 0].astype(np.float64)
     cosine = (ours * theirs).sum(1) / np.linalg.norm(ours, axis=1) / np.linalg.norm(theirs, axis=1)
     assert len(ours) == len(theirs)
-    assert cosine.min() > 0.9
-    assert np.median(cosine) > 0.97
+    assert cosine.min() > 0.999

@@ -18,9 +18,10 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 import fedlit.methods
 import fedlit.privacy
 from fedlit import Client
-from fedlit.data import Digits
+from fedlit.data import Digits, FeatureDomains
 from fedlit.federation import Everyone, FederatedLoader, Fraction, Summed
 from fedlit.methods import FedAvg, FedRFTCA
+from fedlit.models import MLP
 from fedlit.privacy import PrivacyWarning
 from helpers import STATEFUL, build, digits, fingerprint, trainer, weights
 
@@ -95,6 +96,18 @@ def with_anothers_data(stage: str) -> None:
     part = "train" if stage == "fit" else "test"
     loader = FederatedLoader({name: data.dataset(name, part) for name in names}, 64, training=stage == "fit")
     getattr(fitted, stage)(build(FedAvg, data), loader)
+
+
+def on_features(folder: str, ranks: int) -> dict[str, str]:
+    """Fingerprints of local clients' weights, trained on the files in ``folder``, or of several processes in its parts.
+
+    Files are ``NAME.npz``; process r finds its own in ``folder/r``.
+    """
+    place = folder if ranks == 1 else f"{folder}/{os.environ['LOCAL_RANK']}"
+    data = FeatureDomains(place, clients=["a", "b", "t"], target="t", classes=["no", "yes"], batch_size=8, seed=0)
+    module = build(FedAvg, data, extractor=MLP(4, [6]))
+    trainer(2, devices=ranks).fit(module, data)
+    return {client.name: fingerprint(weights(module, client.name)) for client in module.federation.local_clients}
 
 
 def run(arguments: Sequence[str]) -> dict[str, Any]:
