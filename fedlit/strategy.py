@@ -21,6 +21,7 @@ from lightning.pytorch.trainer.states import TrainerStatus
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch.nn.parameter import is_lazy
 
 from fedlit.federation import (
     ChannelError,
@@ -169,7 +170,7 @@ class FederatedStrategy(DDPStrategy):
             torch.set_num_threads(self.num_threads)
         previous = self._federation
         federation = module.make_federation(
-            channels=declared_by(module.trainer.callbacks),  # type: ignore[attr-defined]
+            channels=declared_by([*module.trainer.callbacks, module.trainer.datamodule]),  # type: ignore[attr-defined]
             transport=self._transports()[0],
             placement=self.placement,
             participation=module.default_participation if self.participation is None else self.participation,
@@ -403,8 +404,10 @@ def _digest(module: FederatedModule) -> str:
     """Fingerprint of the networks that clients start from."""
     digest = hashlib.sha256()
     for network in module.originals:
-        for name, tensor in network.state_dict().items():
+        for name, tensor in network.state_dict(keep_vars=True).items():
             digest.update(name.encode())
+            if is_lazy(tensor):  # drawn from the seed when the width of the data is known
+                continue
             digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         digest.update(
             repr([param.requires_grad for param in network.parameters()]).encode()

@@ -522,6 +522,15 @@ class DomainDataModule(L.LightningDataModule, ABC):
             )
         return number
 
+    # Checkpoints.
+
+    def client_state(self, client: str) -> dict[str, Any]:
+        """What a checkpoint keeps of a client's data, such as statistics that samples are normalised with."""
+        return {}
+
+    def load_client_state(self, client: str, state: Mapping[str, Any]) -> None:
+        """Take what `client_state` gave."""
+
     # Loaders.
 
     def _local_names(self) -> list[str]:
