@@ -58,6 +58,8 @@ def features(args: list[str]) -> None:
     if data.task != "classification":
         sys.exit(f"fedlit: features are for classification, but {type(data).__name__} has numbers to predict")
     names = _names(data, given.clients)
+    for name in names:
+        data.labels(name)  # what cannot be read is told before there is a folder
     parts = Path(f"{out}.parts")
     parts.mkdir(exist_ok=True)
     try:

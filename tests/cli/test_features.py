@@ -224,6 +224,7 @@ def test_features_of_other_data_or_another_network_are_not_mixed(
             r"gives shape \(3, 3, 784",
         ),
         (["--data.root=gone"], "no folder root='gone'"),
+        (["--data.clients=[art, photo, wild]", "--clients=[wild]"], "there are no data of client 'wild' here"),
     ],
 )
 def test_mistakes_are_told(words: list[str], message: str) -> None:
@@ -233,6 +234,7 @@ def test_mistakes_are_told(words: list[str], message: str) -> None:
         main(["features", *given, "--out=out.npz", *words])
     assert str(caught.value.code).startswith("fedlit: ")
     assert not Path("out.npz").exists()
+    assert "Flatten" in words[0] or not Path("out.npz.parts").exists()
 
 
 def test_two_processes_do_not_write_one_file() -> None:
