@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset
 
+from fedlit.data.raw_inputs import RawInputs
 from fedlit.data.splits import balanced_choice, stratified_split
 from fedlit.federation import Federation
 from fedlit.federation.client import Client, make_roster
@@ -521,6 +522,10 @@ class DomainDataModule(L.LightningDataModule, ABC):
                 "which leaves transductive none to test on: lower target_labels or set transductive=False"
             )
         return number
+
+    def raw_inputs(self) -> RawInputs | None:
+        """The target's samples before they are normalised, for a model that normalises by itself; ``None`` for none."""
+        return None
 
     # Checkpoints.
 

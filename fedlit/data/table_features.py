@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedlit.data.raw_inputs import RawInputs, TableNetwork
 from fedlit.data.table_files import texts_of
 
 if TYPE_CHECKING:
@@ -109,6 +110,22 @@ class TableFeatures:
         )
         steps = [("numbers", scale, self.numbers), ("marks", mark, self.marked), ("levels", choose, [*self.categories])]
         return ColumnTransformer([step for step in steps if step[2]]).fit(taught)
+
+    def raw(self) -> RawInputs:
+        """Rows as they are in a table, and the network that makes these features of them."""
+        place = {column.name: number for number, column in enumerate(self.columns)}
+        levels = self.categories
+        return RawInputs(
+            tuple((name, tuple(levels[name]) if name in levels else None) for name in place),
+            TableNetwork(
+                [place[name] for name in self.numbers],
+                [place[name] for name in self.marked],
+                [(place[name], len(some)) for name, some in levels.items()],
+                self.mean,
+                self.deviation,
+            ),
+            MISSING,
+        )
 
     def state(self) -> dict[str, Any]:
         """For checkpoints."""

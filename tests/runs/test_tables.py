@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 import lightning as L
+import numpy as np
 import pandas as pd
 import pytest
 import torch
 
 import processes
-from clinics import ARGUMENTS, CLINICS, write
+from clinics import ARGUMENTS, CLINICS, clinic, write
 from fedlit import FederatedStrategy
 from fedlit.data import CSVDomains
+from fedlit.export import export_target
 from fedlit.federation import ChannelError, Fraction
 from fedlit.methods import FedGP
 from fedlit.models import MLP
@@ -151,3 +155,53 @@ def test_what_is_wrong_is_told_where_it_is_and_ends_the_others(folder):
     for rank in (0, 2, 3):
         assert "the process of ['east'] (rank 1) could not tell of its data" in ended[rank].error
         assert "years" not in ended[rank].error
+
+
+def exported(folder: str, suffix: str) -> None:
+    """The model of a short run, in a file."""
+    trainer, module, data = make(Path(folder, "together"))
+    trainer.fit(module, data)
+    predictions = torch.cat([batch["south"] for batch in trainer.predict(module, data)])
+    export_target(module, Path(folder, f"target{suffix}"), data)
+    rows = data.split("south").test.tolist()
+    raw = data.raw_inputs()
+    table = data.table("south").iloc[rows]
+    columns = [
+        table[name].to_numpy(float)
+        if levels is None
+        else raw.codes(name, [*table[name].where(table[name].notna(), None)])
+        for name, levels in raw.columns
+    ]
+    codes = torch.tensor(np.stack(columns, axis=1), dtype=torch.float64)
+    torch.save({"predictions": predictions, "rows": rows, "codes": codes}, Path(folder, "expected.pt"))
+
+
+@pytest.mark.parametrize("suffix", [".pt2", ".onnx"])
+def test_an_exported_model_takes_rows_as_they_are_in_the_table(folder, suffix):
+    processes.results(exported, str(folder), suffix)
+    expected = torch.load(folder / "expected.pt")
+    card = (folder / f"target{suffix}.md").read_text()
+    assert "| ward | text, one of: a, b, east, north, south, west; empty where it is missing |" in card
+    if suffix == ".pt2":
+        about = {"fedlit.json": ""}
+        model = torch.export.load(folder / "target.pt2", extra_files=about).module()
+        torch.testing.assert_close(model(expected["codes"]), expected["predictions"], atol=1e-6, rtol=1e-5)
+        found = json.loads(about["fedlit.json"])
+    else:
+        onnxruntime = pytest.importorskip("onnxruntime")
+        (code,) = re.findall("```python\n(.*?)```", card, re.DOTALL)
+        clinic("south").iloc[expected["rows"]].to_csv("rows.csv", index=False)
+        names: dict[str, Any] = {}
+        exec(code, names)  # as the card says, word for word
+        np.testing.assert_allclose(names["predictions"], expected["predictions"].numpy(), atol=1e-6, rtol=1e-5)
+        told = onnxruntime.InferenceSession("target.onnx").get_modelmeta().custom_metadata_map
+        found = {key.removeprefix("fedlit."): value for key, value in told.items()}
+        found = found | {key: json.loads(found[key]) for key in ("outputs", "columns", "rounds")}
+        (odd,) = onnxruntime.InferenceSession("target.onnx").run(
+            None, {name: rows[:1] for name, rows in (names["rows"] | {"ward": np.array([["cellar"]], object)}).items()}
+        )
+        assert np.isfinite(odd).all()
+    assert found["outputs"] == ["no", "yes"]
+    assert found["method"] == "FedGP"
+    assert found["rounds"] == 2
+    assert [each["name"] for each in found["columns"]] == ["age", "marker", "sex", "ward"]
