@@ -64,7 +64,8 @@ def write_tables(summaries: Sequence[RunSummary], folder: Path) -> list[Path]:
         writer.writerow(["method", "target", "seed", f"oracle {score}", "target score", "rounds", "bytes", "seconds"])
         for run in summaries:
             sent = sum(run.bytes_by_channel.values())
-            figures = [*(accuracies([run]) or [""]), run.target_score, run.rounds, sent, run.seconds_total]
+            value = next(iter(accuracies([run])), None)
+            figures = [value, run.target_score, run.rounds, sent, run.seconds_total]
             writer.writerow([run.method, run.target, run.seed, *figures])
     paths[1].write_text(_markdown(columns, rows, caption), encoding="utf-8")
     paths[2].write_text(_latex(columns, rows, caption), encoding="utf-8")

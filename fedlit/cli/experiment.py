@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import operator
 import os
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.resources import files
@@ -47,24 +46,23 @@ class Method:
         """Read a configuration, a class, or a mapping that has one.
 
         Args:
+            explicit: Keys that the experiment sets.
             entry: A configuration is one that is installed, such as ``methods/fed_mmd``, or a file, and is called by
-                its file. A class gets its shipped configuration, as far as that of the experiment says nothing else.
-                A mapping has ``class_path`` and may have ``init_args``, ``name`` (by default the class and those
-                ``init_args`` that are no mappings) and, in ``data`` and ``trainer``, arguments that differ from the
-                configuration's.
+                its file. A class gets the arguments of its shipped configuration, as far as that of the experiment
+                says nothing else. A mapping has ``class_path`` and may have ``init_args``, ``name`` (by default the
+                class and those ``init_args`` that are no mappings) and, in ``data`` and ``trainer``, arguments that
+                differ from the configuration's.
         """
         if isinstance(entry, str):
             file = find_config(entry)
             if os.path.isfile(file):
                 return cls(Path(file).stem, (f"--config={file}",))
-            shipped = [
-                (key, f"--{key}={_as_argument(value)}")
+            shipped = (
+                f"--{key}={_as_argument(value)}"
                 for key, value in _shipped(entry)
                 if not any(_within(_short(key), each) or _within(each, _short(key)) for each in explicit)
-            ]
-            own = (argument for key, argument in shipped if key.startswith("model."))
-            others = (argument for key, argument in shipped if not key.startswith("model."))
-            return cls(None, (f"--model={entry}", *own), tuple(others))
+            )
+            return cls(None, (f"--model={entry}", *shipped))
         sections = {key: entry.get(key) or {} for key in ("init_args", "data", "trainer")}
         known = isinstance(entry.get("class_path"), str) and set(entry) <= set(_ENTRY)
         if not known or not all(isinstance(section, dict) for section in sections.values()):
@@ -103,21 +101,15 @@ class Method:
         return [*args[:after], *self.preset, *again, *args[after:], *self.arguments]
 
 
-def _shipped(name: str) -> Iterator[tuple[str, object]]:
-    """Keys and values of the configuration that is shipped for a class; of several, of the plainest."""
+def _shipped(name: str) -> list[tuple[str, object]]:
+    """A class's arguments in the configuration that is shipped for it; of several, in the plainest."""
     path = name if "." in name else f"fedlit.methods.{name}"
-    found: list[tuple[int, dict[str, Any]]] = []
+    found: dict[int, dict[str, Any]] = {}
     for file in files("fedlit.configs").joinpath("methods").iterdir():
-        if file.name.endswith(".yaml"):
-            content = yaml.safe_load(file.read_text(encoding="utf-8"))
-            if content["model"]["class_path"] == path:
-                found.append((len(file.name), content))
-    _, content = min(found, key=operator.itemgetter(0), default=(0, {}))
-    for section, values in content.items():
-        values = values if section == "trainer" else values.get("init_args", {})
-        yield from (
-            (f"{section}.{'' if section == 'trainer' else 'init_args.'}{key}", each) for key, each in values.items()
-        )
+        model = yaml.safe_load(file.read_text(encoding="utf-8"))["model"] if file.name.endswith(".yaml") else {}
+        if model.get("class_path") == path:
+            found[len(file.name)] = model.get("init_args", {})
+    return [(f"model.init_args.{key}", value) for key, value in (found[min(found)] if found else {}).items()]
 
 
 def _explicit(args: Sequence[str]) -> set[str]:
