@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 
+from fedlit.cli.arguments import normalise
 from fedlit.cli.lightning_cli import FedlitCLI
 from fedlit.export.target import check_path, export_target
 from fedlit.federation import RosterError
 from fedlit.module import FederatedModule
-from fedlit.training.checkpoints import check_there, class_path, join, restore_data
+from fedlit.training.checkpoints import check_there, class_path, complete, join, restore_data
 from fedlit.training.parts import files_of, read
 
 
@@ -41,6 +42,12 @@ def export(args: list[str]) -> None:
     )
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="Folder that fedlit fit left, with config.yaml.")
     parser.add_argument(
+        "--config",
+        action="append",
+        help="Configuration of the run, if RUN_DIR has none, as at a site whose process is not the first; several are "
+        "laid over each other.",
+    )
+    parser.add_argument(
         "--ckpt_path",
         type=Path,
         help="Checkpoint; default is the one in RUN_DIR/checkpoints, and of several the one that has trained for most "
@@ -52,11 +59,11 @@ def export(args: list[str]) -> None:
         help="File: NAME.pt2 for torch.export.load, NAME.onnx for ONNX; default is RUN_DIR/target.pt2.",
     )
     given = parser.parse_args(args)
-    config = given.run_dir / "config.yaml"
-    if not config.is_file():
+    configs = given.config or [str(given.run_dir / "config.yaml")]
+    if given.config is None and not Path(configs[0]).is_file():
         sys.exit(
-            f"fedlit: RUN_DIR must be a folder that fedlit fit left, but '{config}' is not there: give one such as "
-            "runs/FedAvg/version_0"
+            f"fedlit: RUN_DIR must be a folder that fedlit fit left, but '{configs[0]}' is not there: give one such as "
+            "runs/FedAvg/version_0, or the configuration of the run (--config)"
         )
     try:
         output = check_path(given.output or given.run_dir / "target.pt2")
@@ -65,7 +72,8 @@ def export(args: list[str]) -> None:
     path = _newest(given.run_dir / "checkpoints") if given.ckpt_path is None else given.ckpt_path
     if not files_of(path):
         sys.exit(f"fedlit: ckpt_path '{path}' is not a file: give the path of a checkpoint")
-    stored = _StoredCLI(["fit", "--config", str(config)])
+    words = [word for config in configs for word in ("--config", config)]
+    stored = _StoredCLI(normalise(["fit", *words]))
     module = stored.model
     assert isinstance(module, FederatedModule)
     num_rounds = _load(module, path, stored.datamodule)
@@ -82,7 +90,8 @@ def export(args: list[str]) -> None:
 
 def _newest(folder: Path) -> Path:
     """The checkpoint that has trained for most rounds."""
-    found = list(folder.glob("*.ckpt"))
+    # of several processes each has files of its own, of which only .part may lie here
+    found = [*dict.fromkeys(files_of(path)[0] for path in sorted(folder.glob("*.ckpt*")))]
     if not found:
         sys.exit(f"fedlit: '{folder}' has no checkpoint: give --ckpt_path, or train with enable_checkpointing true")
     return found[0] if len(found) == 1 else max(found, key=_progress)
@@ -111,7 +120,7 @@ def _load(module: FederatedModule, path: Path, data: Any) -> int:
     clients = [client.name for client in module.clients]
     try:
         checkpoint = read(path, _read)
-        check_there(checkpoint, clients)
+        check_there(checkpoint, [module.target.name])
         module.federation.roster.check(checkpoint["federation"]["roster"])
         if checkpoint["method"] != class_path(module):
             sys.exit(
@@ -121,6 +130,7 @@ def _load(module: FederatedModule, path: Path, data: Any) -> int:
         restore_data(data, checkpoint, clients)
         module.configure_model()
         join(checkpoint, clients)
+        complete(module, checkpoint, clients)
         module.load_state_dict(checkpoint["state_dict"])
         module.federation.round_idx = int(checkpoint["federation"]["round_idx"])
         return module.federation.round_idx

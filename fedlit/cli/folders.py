@@ -23,7 +23,8 @@ _VERSION = re.compile(r"version_(\d+)")
 
 def first_process() -> bool:
     """Whether this is the one process of a run that writes."""
-    return not getattr(rank_zero_only, "rank", 0)
+    node = os.environ.get("NODE_RANK", os.environ.get("GROUP_RANK", "0"))  # before Lightning knows ranks
+    return not getattr(rank_zero_only, "rank", 0) and node in ("", "0")
 
 
 def claim(parent: Path, name: str | None = None) -> Path:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fedlit.federation import FederationError, RosterError
@@ -66,10 +66,12 @@ def load(method: Method, checkpoint: dict[str, Any]) -> None:
     federation = method.federation
     federation.roster.check(checkpoint["federation"]["roster"])
     local = [client.name for client in federation.local_clients]
-    check_there(checkpoint, local)
-    join(checkpoint, local)
-    restore_data(_data_of(method), checkpoint, local)
     trainer = method._trainer
+    predicting = trainer is not None and trainer.state.fn == TrainerFn.PREDICTING
+    check_there(checkpoint, [name for name in local if name == method.target.name] if predicting else local)
+    join(checkpoint, local)
+    complete(method, checkpoint, local)
+    restore_data(_data_of(method), checkpoint, local)
     if trainer is not None and trainer.state.fn != TrainerFn.FITTING:
         return  # for validation and testing, only the weights are of interest
     if "clients" not in checkpoint:
@@ -97,6 +99,16 @@ def load(method: Method, checkpoint: dict[str, Any]) -> None:
         method.record.restore_(name, state["losses"])
         if state["received"] is not None:
             method.shared.restore_(name, state["received"])
+
+
+def complete(method: Method, checkpoint: dict[str, Any], clients: Sequence[str]) -> None:
+    """Where the target predicts by itself, and has its own file alone: leave the others' replicas as they are."""
+    lacking = [
+        f"{REPLICAS}{name}." for name in clients if "clients" in checkpoint and name not in checkpoint["clients"]
+    ]
+    if lacking:
+        own = cast(nn.Module, method).state_dict()
+        checkpoint["state_dict"] |= {key: own[key] for key in own if key.startswith(tuple(lacking))}
 
 
 def restore_data(data: Any, checkpoint: Mapping[str, Any], clients: Iterable[str]) -> None:
