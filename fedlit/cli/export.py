@@ -13,7 +13,7 @@ from fedlit.cli.lightning_cli import FedlitCLI
 from fedlit.export import check_path, export_target
 from fedlit.federation import RosterError
 from fedlit.module import FederatedModule
-from fedlit.training.checkpoints import check_there, class_path, join
+from fedlit.training.checkpoints import check_there, class_path, join, restore_temperature
 from fedlit.training.parts import files_of, read
 
 
@@ -120,6 +120,7 @@ def _load(module: FederatedModule, path: Path) -> int:
         module.configure_model()
         join(checkpoint, clients)
         module.load_state_dict(checkpoint["state_dict"])
+        restore_temperature(module, checkpoint)
         return int(checkpoint["federation"]["round_idx"])
     except RosterError as error:
         sys.exit(f"fedlit: {error}")

@@ -6,6 +6,7 @@ under its name, and `join` puts them back. Of several processes each writes its 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import chain
@@ -46,6 +47,20 @@ def save(method: Method, checkpoint: dict[str, Any]) -> None:
     for name in local:
         own = {"totals": totals[name], "losses": losses.get(name, []), "received": method.shared.received.get(name)}
         checkpoint["clients"][name] |= own
+    if method.target.name in local and method.target_temperature != 1:
+        checkpoint["clients"][method.target.name]["temperature"] = method.target_temperature
+
+
+def restore_temperature(method: Method, checkpoint: Mapping[str, Any]) -> None:
+    """Let the target predict with the temperature that a checkpoint has of it, or else with 1.
+
+    Raises:
+        RosterError: If the checkpoint has something else in its place.
+    """
+    found = checkpoint.get("clients", {}).get(method.target.name, {}).get("temperature", 1.0)
+    if not isinstance(found, float) or not 0 < found < math.inf:
+        raise RosterError(f"the checkpoint's temperature of the target must be a positive number, got {found!r}")
+    method.target_temperature = found
 
 
 def load(method: Method, checkpoint: dict[str, Any]) -> None:
@@ -59,6 +74,7 @@ def load(method: Method, checkpoint: dict[str, Any]) -> None:
     local = [client.name for client in federation.local_clients]
     check_there(checkpoint, local)
     join(checkpoint, local)
+    restore_temperature(method, checkpoint)
     trainer = method._trainer
     if trainer is not None and trainer.state.fn != TrainerFn.FITTING:
         return  # for validation and testing, only the weights are of interest
