@@ -130,7 +130,6 @@ class Calibration(Callback):
             if federation.is_local(target) and not self._unready:
                 error, found = self._of_sources(module, received)
         federation.check("calibration", error)
-        told = federation.report({} if found is None else {target.name: {"temperature": found}}, ["temperature"])
         if found is not None:
             module.target_temperature = found
             if found in (float(self._temperatures[0]), float(self._temperatures[-1])):
@@ -139,9 +138,16 @@ class Calibration(Callback):
                     "its samples do not say how sure the model may be; give it more, or leave Calibration out",
                     stacklevel=2,
                 )
-        numbers = told.get(target.name, {})
-        module.log_everywhere({f"target/{name}": value for name, value in numbers.items()})
+        self.on_test_epoch_end(trainer, pl_module)
         self._start_afresh()
+
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Tell the temperature that the target predicts with."""
+        module = federated(pl_module, self)
+        target = module.target
+        own = {target.name: {"temperature": module.target_temperature}} if module.federation.is_local(target) else {}
+        told = module.federation.report(own, ["temperature"]).get(target.name, {})
+        module.log_everywhere({f"target/{name}": value for name, value in told.items()})
 
     def _start_afresh(self) -> None:
         self._unready = False
