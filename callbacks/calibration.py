@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
@@ -23,14 +22,20 @@ Using = Literal["sources", "weighted", "target"]
 LEAST_LABELS = 10
 """Labelled samples of the target from which a temperature may be fitted."""
 
+RIDGE = 10.0
+"""Of the weights: few validation samples tell no more of a ratio of densities, and weights below 0 tell wrong."""
+
 
 class Calibration(Callback):
-    """Divides the target's logits by a temperature, so that its probabilities are as often right as they say.
+    """Divides the target's logits by a temperature of at least 1, where its probabilities say more than is so.
+
+    Samples of others, and those that a model was trained on, can show that it is too sure of itself. That it is not
+    sure enough of new samples of the target they cannot, and a temperature below 1 is not taken from them.
 
     The temperature is found anew in each validation. It is kept in checkpoints, with the target's state, and used in
     ``predict``, by `TargetPredictions`, `target_model` and in exported files; a new ``fit`` starts without. Predicted
-    classes stay the same. It is logged as ``target/temperature``; above 1 the model was too sure of itself. Without a
-    validation after the last round it is that of an earlier one.
+    classes stay the same. It is logged as ``target/temperature``. Without a validation after the last round it is that
+    of an earlier one.
 
     From the sources: each sends the mean loss of its own model on its validation samples at 41 temperatures from 0.1 to
     10, and the target receives the mean over sources alone, through the privacy backend of the channel "calibration";
@@ -39,10 +44,9 @@ class Calibration(Callback):
     Args:
         using: What the temperature is found with. ``"sources"``: their validation samples, each as it is.
             ``"weighted"``: those, weighted by how much their features resemble the target's validation samples (see
-            `importance_weights`); sources send 2 N^2 + 85 N numbers for N = 32 random features, of which the target
-            receives the mean. ``"target"``: the target's own labelled training samples, at least 10; nothing is sent.
-            A method that has trained on these is surer of them than of new ones, and then the temperature is held at
-            1 or more.
+            `importance_weights`); sources send 4705 numbers, of which the target receives the mean. ``"target"``: the
+            target's own labelled training samples, at least 10; nothing is sent. A method that has trained on these is
+            surer of them than of new ones, and the temperature too low.
 
     Raises:
         ValueError: If ``using`` is unknown; when a run starts, if the method predicts no classes, or `OracleAccuracy`
@@ -131,13 +135,7 @@ class Calibration(Callback):
                 error, found = self._of_sources(module, received)
         federation.check("calibration", error)
         if found is not None:
-            module.target_temperature = found
-            if found in (float(self._temperatures[0]), float(self._temperatures[-1])):
-                warnings.warn(
-                    f"the temperature of target {target.name!r} is {found:g}, at the end of what is looked through: "
-                    "its samples do not say how sure the model may be; give it more, or leave Calibration out",
-                    stacklevel=2,
-                )
+            module.target_temperature = max(found, 1.0)
         self.on_test_epoch_end(trainer, pl_module)
         self._start_afresh()
 
@@ -194,7 +192,7 @@ class Calibration(Callback):
         losses = means["losses"]
         if self.using == "weighted":
             target = torch.cat(self._features[name]).mean(dim=0).cpu()
-            losses = importance_weights(unfold(means["square"], len(target)), target) @ losses
+            losses = importance_weights(unfold(means["square"], len(target)), target, RIDGE) @ losses
         return None, best_temperature(self._temperatures, losses)
 
     def _of_target(self, module: FederatedModule) -> tuple[RosterError | None, float | None]:
@@ -211,6 +209,4 @@ class Calibration(Callback):
             ), None
         with torch.no_grad():
             logits = torch.cat([module.replicas[target.name](inputs).detach().cpu() for inputs, _ in samples])
-        found = fit_temperature(logits, torch.cat([labels.cpu() for _, labels in samples]))
-        trained_on = target.name in {client.name for client in module.learners(module.federation.round_idx)}
-        return None, max(found, 1.0) if trained_on else found
+        return None, fit_temperature(logits, torch.cat([labels.cpu() for _, labels in samples]))
