@@ -120,16 +120,16 @@ class TargetPredictions(Callback):
 
 
 def _ids(trainer: Trainer, target: str, number: int) -> list[str]:
-    """Which sample each row is of, in the order of the data module's loader for predictions: that of test samples."""
+    """Which sample each row is of, in the order of the data module's loader for predictions."""
     data = trainer.predict_loop._data_source.instance  # trainer.datamodule may be one of an earlier fit
     if not isinstance(data, DomainDataModule):
         return [str(place) for place in range(number)]
-    ids = data.ids(target, "test")
+    ids = data.ids(target, "predict")
     if ids is None:
         ids = [str(place) for place in data.split(target).test.tolist()]
     if len(ids) < number:
         raise ValueError(
             f"{number} samples of target {target!r} were predicted, but {type(data).__name__} has ids of {len(ids)} "
-            "test samples: give trainer.predict a loader in place of the data module (dataloaders=...)"
+            "samples to predict: give trainer.predict a loader in place of the data module (dataloaders=...)"
         )
     return ids[:number]  # of fewer, as under limit_predict_batches, the first

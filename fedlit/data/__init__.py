@@ -1,14 +1,15 @@
 """Lightning data modules that give every client of a federation a domain of its own.
 
-Each data set is one class on `DomainDataModule`: `Digits` and `HeartDisease` ship with the package; `ImageDomains` and
-`FeatureDomains` read folders and files; `DigitFive` gathers five sets of digits; `FashionMNIST` and `ColoredMNIST`
-shift known data sets.
+Each data set is one class on `DomainDataModule`: `Digits` and `HeartDisease` ship with the package; `CSVDomains`,
+`ImageDomains` and `FeatureDomains` read tables, folders and files of one's own; `DigitFive` gathers five sets of
+digits; `FashionMNIST` and `ColoredMNIST` shift known data sets.
 """
 
 from __future__ import annotations
 
 from fedlit.data.base import DatasetLayoutError, DatasetNotFoundError, Domain, DomainDataModule, DomainDataset
 from fedlit.data.colored_mnist import ColoredMNIST
+from fedlit.data.csv_domains import CSVDomains
 from fedlit.data.digit_five import DigitFive
 from fedlit.data.digits import Digits
 from fedlit.data.fashion_mnist import FashionMNIST
@@ -18,6 +19,7 @@ from fedlit.data.image_domains import ImageDomains
 from fedlit.federation.loader import FederatedLoader
 
 __all__ = [
+    "CSVDomains",
     "ColoredMNIST",
     "DatasetLayoutError",
     "DatasetNotFoundError",

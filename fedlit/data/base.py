@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset
 
+from fedlit.data.raw_inputs import RawInputs
 from fedlit.data.splits import balanced_choice, stratified_split
 from fedlit.federation import Federation
 from fedlit.federation.client import Client, make_roster
@@ -270,7 +271,12 @@ class DomainDataModule(L.LightningDataModule, ABC):
         return self._roster
 
     def ids(self, client: str, stage: str) -> list[str] | None:
-        """Names of a client's samples in one stage, in their order, such as file names; ``None`` if they have none."""
+        """Names of a client's samples in one stage, in their order, such as file names; ``None`` if they have none.
+
+        Args:
+            client: Whose data are here.
+            stage: "train", "val", "test", or "predict" for what `predict_dataloader` gives.
+        """
         return None
 
     @property
@@ -350,6 +356,20 @@ class DomainDataModule(L.LightningDataModule, ABC):
             y = self._labels(client, stage, positions)
             self._datasets[key] = self.make_dataset(client, positions, y, stage == "train")
         return self._datasets[key]
+
+    def labels(self, domain: str) -> Tensor:
+        """True labels of all samples of a domain that is here, -1 or NaN where there is none."""
+        return self._domain(domain).y
+
+    def all_samples(self, domain: str) -> Dataset[Any]:
+        """All samples of a domain that is here, in the order of `labels`, as a model sees them in evaluation."""
+        y = self.labels(domain)
+        return self.make_dataset(domain, torch.arange(len(y)), y, training=False)
+
+    def identity(self, domain: str) -> list[Any]:
+        """What tells the samples of a domain from others', in plain data: by default, themselves."""
+        x = self._domain(domain).x
+        return [tuple(x.shape), x.numpy().tobytes()]
 
     def make_dataset(self, client: str, positions: Tensor, y: Tensor, training: bool) -> Dataset[Any]:
         """The samples of ``client`` at ``positions``, with the labels ``y`` that they may show."""
@@ -512,6 +532,19 @@ class DomainDataModule(L.LightningDataModule, ABC):
             )
         return number
 
+    def raw_inputs(self) -> RawInputs | None:
+        """The target's samples before they are normalised, for a model that normalises by itself; ``None`` for none."""
+        return None
+
+    # Checkpoints.
+
+    def client_state(self, client: str) -> dict[str, Any]:
+        """What a checkpoint keeps of a client's data, such as statistics that samples are normalised with."""
+        return {}
+
+    def load_client_state(self, client: str, state: Mapping[str, Any]) -> None:
+        """Take what `client_state` gave."""
+
     # Loaders.
 
     def _local_names(self) -> list[str]:
@@ -620,7 +653,7 @@ class DomainDataModule(L.LightningDataModule, ABC):
         axes = figure.subplots(len(clients), num_samples, squeeze=False)
         for row, client in zip(axes, clients, strict=True):
             y = self._domain(client.name).y
-            present = [label for label in range(len(classes)) if bool((y == label).any())]
+            present = [label for label in range(len(classes)) if bool((y == label).any())] or [UNLABELLED]
             # One sample of each class, and more of each if there is room, from all over the class.
             labels = [present[place % len(present)] for place in range(num_samples)]
             positions = []
@@ -632,7 +665,7 @@ class DomainDataModule(L.LightningDataModule, ABC):
                 images = torch.cat([images, torch.zeros_like(images[:, :1])], dim=1)
             for axis, image, label in zip(row, images, labels, strict=True):
                 axis.imshow(image.permute(1, 2, 0).numpy(), cmap="gray", vmin=0, vmax=1)
-                axis.set_title(classes[label], fontsize=8)
+                axis.set_title(classes[label] if label >= 0 else "no label", fontsize=8)
                 axis.set_xticks([])
                 axis.set_yticks([])
             row[0].set_ylabel(f"{client.name}\n({client.role})", fontsize=9)

@@ -1,4 +1,4 @@
-"""Features that were extracted before: one vector per sample, from an .npz file or a folder of .mat files."""
+"""Features that were extracted before: one vector per sample, from .npz files or a folder of .mat files."""
 
 from __future__ import annotations
 
@@ -13,21 +13,25 @@ from torch import Tensor
 
 from fedlit.data.base import DatasetLayoutError, DatasetNotFoundError, Domain, DomainDataModule
 from fedlit.data.files import read_mat, read_npz
+from fedlit.federation.labels import UNLABELLED
 
 _MAT_FEATURES = ("fts", "feas", "features")
 _MAT_LABELS = ("labels", "label")
 
 
 class FeatureDomains(DomainDataModule):
-    """Feature vectors of several domains, from one ``.npz`` file or a folder of ``.mat`` files.
+    """Feature vectors of several domains, from ``.npz`` files or a folder of ``.mat`` files.
 
     - ``.npz``: arrays ``DOMAIN_x`` (n, d) and ``DOMAIN_y`` (n,) with labels 0..C-1 for each domain, and optionally
-      ``classes``, the C class names. Other entries must be scalars and are ignored.
-    - folder: one ``DOMAIN.mat`` per domain, with ``fts``, ``feas`` or ``features`` (n, d) and ``labels`` or ``label``,
-      1..C, as the DeCAF and SURF features of Office-Caltech are published.
+      ``classes``, the C class names. Other entries must be scalars and are ignored. ``fedlit features`` writes such
+      files. At the target, samples without a label have -1, and ``DOMAIN_y`` may be left out where none has one.
+    - folder of ``.npz`` files: such files of one or more domains each. Those of clients that another process hosts need
+      not be there.
+    - folder of ``.mat`` files: one ``DOMAIN.mat`` per domain, with ``fts``, ``feas`` or ``features`` (n, d) and
+      ``labels`` or ``label``, 1..C, as the DeCAF and SURF features of Office-Caltech are published.
 
     Args:
-        path: The ``.npz`` file, or the folder of ``.mat`` files.
+        path: The ``.npz`` file, or the folder of ``.npz`` or ``.mat`` files.
         normalise: ``"unit"`` scales each sample to Euclidean length 1 (a sample of zeros stays); ``"zscore"``
             standardises each feature with mean and standard deviation of the client's own training split; ``"none"``
             leaves them.
@@ -56,6 +60,7 @@ class FeatureDomains(DomainDataModule):
         self.path = Path(path)
         self.normalise = normalise
         self._wanted = classes
+        self.spread = self.path.is_dir()  # others' files may be on their machines
         self._arrays = self._open()
         self._all_classes = self._name_classes()
         for name in classes or ():
@@ -69,14 +74,15 @@ class FeatureDomains(DomainDataModule):
         if not self.path.exists():
             raise DatasetNotFoundError(
                 f"no features at path={str(self.path)!r} (looked for {str(self.path.absolute())!r}): give the .npz "
-                "file, or the folder with one .mat file per domain. FeatureDomains documents the layout: save "
-                "the output of any extractor with numpy.savez, or get the DeCAF or SURF features that others published"
+                "file, or the folder with one .npz or .mat file per domain. FeatureDomains documents the layout: write "
+                "them with fedlit features, save the output of any extractor with numpy.savez, or get the DeCAF or "
+                "SURF features that others published"
             )
         if self.path.is_dir():
-            return _MatFolder(self.path)
+            return _NpzFolder(self.path) if any(self.path.glob("*.npz")) else _MatFolder(self.path)
         if self.path.suffix != ".npz":
             raise DatasetLayoutError(
-                f"path must be an .npz file or a folder of .mat files, got the file {str(self.path)!r}"
+                f"path must be an .npz file or a folder of .npz or .mat files, got the file {str(self.path)!r}"
                 + (": give the folder it is in" if self.path.suffix == ".mat" else "")
             )
         return _NpzFile(self.path)
@@ -108,8 +114,9 @@ class FeatureDomains(DomainDataModule):
             if len(y) and int(y.max()) >= len(self._all_classes):
                 return Domain(x, y)  # the base class refuses the labels
             new = torch.tensor([self._wanted.index(c) if c in self._wanted else -1 for c in self._all_classes])
-            kept = new[y] >= 0
-            x, y = x[kept], new[y[kept]]
+            unknown = y == UNLABELLED
+            kept = unknown | (new[y] >= 0)
+            x, y = x[kept], torch.where(unknown, UNLABELLED, new[y])[kept]
         if not bool(x.isfinite().all()):
             raise DatasetLayoutError(f"features of domain {domain!r} in {str(self.path)!r} hold NaN or infinity")
         return Domain(x, y)
@@ -168,9 +175,6 @@ class _NpzFile(_Arrays):
             raise DatasetLayoutError(
                 f"{str(path)!r} must hold arrays DOMAIN_x and DOMAIN_y for each domain, got {sorted(self.arrays)}"
             )
-        for name in self.names:
-            if f"{name}_y" not in self.arrays:
-                raise DatasetLayoutError(f"{str(path)!r} has {name}_x but no {name}_y: add the labels of {name!r}")
         known = {"classes"} | {f"{name}_{part}" for name in self.names for part in "xy"}
         for key, array in self.arrays.items():
             if key not in known and array.ndim > 0:
@@ -182,7 +186,32 @@ class _NpzFile(_Arrays):
             self.classes = [str(name) for name in np.atleast_1d(self.arrays["classes"])]
 
     def raw(self, domain: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        return self.arrays[f"{domain}_x"], self.arrays[f"{domain}_y"]
+        x = self.arrays[f"{domain}_x"]
+        return x, self.arrays.get(f"{domain}_y", np.full(len(x) if x.ndim else 0, UNLABELLED))
+
+
+class _NpzFolder(_Arrays):
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.files: dict[str, _NpzFile] = {}
+        for file in (_NpzFile(each) for each in sorted(path.glob("*.npz"))):
+            for name in file.names:
+                if name in self.files:
+                    both = f"{str(self.files[name].path)!r} and {str(file.path)!r}"
+                    raise DatasetLayoutError(f"{both} both have domain {name!r}: take one away")
+                self.files[name] = file
+        self.names = list(self.files)
+        first = next(iter(self.files.values()))
+        self.classes = first.classes
+        for other in self.files.values():
+            if other.classes != first.classes:
+                raise DatasetLayoutError(
+                    f"classes of all files in {str(path)!r} must be the same, but {first.path.name!r} has "
+                    f"{first.classes} and {other.path.name!r} {other.classes}: write them with the same classes"
+                )
+
+    def raw(self, domain: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        return self.files[domain].raw(domain)
 
 
 class _MatFolder(_Arrays):
@@ -192,8 +221,8 @@ class _MatFolder(_Arrays):
         self.cache: dict[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]] = {}
         if not self.names:
             raise DatasetLayoutError(
-                f"folder {str(path)!r} must hold one .mat file per domain, got none: give the folder with the .mat "
-                "files, or an .npz file"
+                f"folder {str(path)!r} must hold one .npz or .mat file per domain, got none: give the folder with "
+                "these files, or an .npz file"
             )
 
     def raw(self, domain: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:

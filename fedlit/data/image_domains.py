@@ -22,6 +22,7 @@ from fedlit.data.base import (
     Transform,
     labelled_positions,
 )
+from fedlit.federation.labels import UNLABELLED
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 _CLUTTER = ("thumbs.db", "desktop.ini")
@@ -37,7 +38,8 @@ class ImageDomains(DomainDataModule):
 
     Also reads Office-31 as it is published, with one more folder: ``root/domain/images/class/*``. Files are JPEG, PNG,
     BMP or WebP. Hidden files and folders (``.name``) and files beside the folders are not looked at; other files in a
-    class folder give a warning.
+    class folder give a warning. A target without class folders (``root/domain/*.jpg``) is unlabelled. Domains of
+    clients that another process hosts need not be there; then give ``clients``.
 
     Images are scaled so that the shorter side is 8/7 of ``image_size`` (256 for 224), cut to the middle square, and
     normalised with ImageNet's mean and standard deviation. They are decoded once and kept in memory as bytes, or, if
@@ -48,7 +50,7 @@ class ImageDomains(DomainDataModule):
         image_size: Side of the square that a model sees, in pixels.
         augment: Cut the square out at a random place and mirror half of the images, in training.
         classes: Names of the classes to keep, in the order of their labels. ``None`` keeps all, which must be the same
-            in each domain. Images of other classes are left out.
+            in each labelled domain. Images of other classes are left out.
         cache_limit_mb: Memory for decoded images of all clients, in MiB; 0 always decodes on the fly.
         target: The domain that is adapted to; ``None`` takes the last of the clients.
         kwargs: See `DomainDataModule`.
@@ -58,6 +60,8 @@ class ImageDomains(DomainDataModule):
         DatasetLayoutError: If it is laid out in another way.
         ValueError: If a number is out of its range.
     """
+
+    spread = True
 
     def __init__(
         self,
@@ -118,12 +122,19 @@ class ImageDomains(DomainDataModule):
 
     @cached_property
     def _class_names(self) -> list[str]:
-        by_client = {client.name: list(self._folders[client.name]) for client in self.check_roster()}
+        here = [client.name for client in self.check_roster() if self.is_here(client.name)]
+        by_client = {name: list(self._folders[name]) for name in here if not self._is_unlabelled(name)}
+        if self._wanted is None and not by_client:
+            raise DatasetLayoutError(
+                f"the clients whose images are in {str(self.root)!r} ({here}) have no class folders to tell the "
+                "classes: name them in classes, in the order of their labels"
+            )
         for name, classes in by_client.items():
             if not classes:
                 raise DatasetLayoutError(
                     f"domain folder {str(self.root / name)!r} must hold one folder per class "
-                    "(root/domain/class/*.jpg), got none: if it is not a domain, name the domains in clients"
+                    "(root/domain/class/*.jpg), got none: if it is not a domain, name the domains in clients; only the "
+                    "target may be a folder of images without classes"
                 )
         if self._wanted is not None:
             for name, classes in by_client.items():
@@ -144,6 +155,10 @@ class ImageDomains(DomainDataModule):
             )
         return common
 
+    def _is_unlabelled(self, domain: str) -> bool:
+        """Whether a domain is the target, with images and without class folders."""
+        return domain == self.target and not self._folders[domain] and bool(_loose(self.root / domain))
+
     def domain_names(self) -> list[str]:
         """Folders in ``root``, sorted."""
         return list(self._folders)
@@ -159,6 +174,9 @@ class ImageDomains(DomainDataModule):
 
     def load(self, domain: str) -> Domain:
         """Paths of a domain's images, sorted by class and name; they are decoded later."""
+        if self._is_unlabelled(domain):
+            loose = _loose(self.root / domain)
+            return Domain(loose, torch.full((len(loose),), UNLABELLED))
         paths: list[Path] = []
         labels: list[int] = []
         for label, name in enumerate(self.class_names()):
@@ -169,15 +187,16 @@ class ImageDomains(DomainDataModule):
 
     def ids(self, client: str, stage: str) -> list[str] | None:
         """Paths of the images below ``root``, with forward slashes."""
-        positions: Tensor = getattr(self.split(client), stage)
+        positions: Tensor = getattr(self.split(client), "test" if stage == "predict" else stage)
         paths = [path for name in self._members(client) for path in self._domain(name).x]
         return [paths[place].relative_to(self.root).as_posix() for place in positions.tolist()]
 
     @cached_property
     def cached(self) -> bool:
-        """Whether the decoded images of all clients fit ``cache_limit_mb``."""
+        """Whether the decoded images of all clients that are here fit ``cache_limit_mb``."""
         side = self._side(training=True)
-        count = sum(len(self._domain(client.name).y) for client in self.check_roster())
+        here = [client.name for client in self.check_roster() if self.is_here(client.name)]
+        count = sum(len(self._domain(name).y) for name in here)
         return count * 3 * side**2 <= self.cache_limit_mb * 2**20
 
     def _side(self, training: bool) -> int:
@@ -190,15 +209,28 @@ class ImageDomains(DomainDataModule):
 
     def make_dataset(self, client: str, positions: Tensor, y: Tensor, training: bool) -> Dataset[Any]:
         """Decoded images if they fit in memory, else files that are decoded on the fly."""
-        side, transform = self._side(training), self.transform(training)
-        paths: list[Path] = [self._domain(client).x[i] for i in positions.tolist()]
-        files = ImageFiles(paths, y, self.resized_side, side, transform, training and self.augment)
+        files = self._files(client, positions, y, training)
         if not self.cached:
             return files
-        key = (client, side, positions.numpy().tobytes())
+        key = (client, files.side, positions.numpy().tobytes())
         if key not in self._decoded:  # a transductive target trains and tests on the same pixels
             self._decoded[key] = files.decode_all(self.num_workers)
-        return DomainDataset(self._decoded[key], y, transform, training and self.augment)
+        return DomainDataset(self._decoded[key], y, files.transform, files.augments)
+
+    def all_samples(self, domain: str) -> Dataset[Any]:
+        """As the base class; decoded when they are read, as most are read once."""
+        y = self.labels(domain)
+        return self._files(domain, torch.arange(len(y)), y, training=False)
+
+    def identity(self, domain: str) -> list[Any]:
+        """Files by class and name, with their sizes and times of change."""
+        paths: list[Path] = self._domain(domain).x
+        return [(*path.parts[-2:], path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+
+    def _files(self, client: str, positions: Tensor, y: Tensor, training: bool) -> ImageFiles:
+        paths: list[Path] = [self._domain(client).x[i] for i in positions.tolist()]
+        augments = training and self.augment
+        return ImageFiles(paths, y, self.resized_side, self._side(training), self.transform(training), augments)
 
     def pixels(self, client: str, positions: Tensor) -> Tensor:
         """Images to look at, before normalisation: floats in [0, 1], shape (n, 3, image_size, image_size)."""
@@ -208,6 +240,12 @@ class ImageDomains(DomainDataModule):
 
 def _subfolders(folder: Path) -> list[Path]:
     return sorted(child for child in folder.iterdir() if child.is_dir() and not child.name.startswith("."))
+
+
+def _loose(folder: Path) -> list[Path]:
+    """Images that lie in a domain's folder itself, or in that of Office-31 below it."""
+    inside = [folder, *(child for child in _subfolders(folder) if child.name == "images")]
+    return sorted(f for each in inside for f in each.iterdir() if f.suffix.lower() in SUFFIXES and f.is_file())
 
 
 def _images(folder: Path) -> list[Path]:

@@ -126,12 +126,25 @@ class FederatedLoader:
         """Forget the data of clients that are hosted by other processes.
 
         Raises:
-            RosterError: If there are data of a client that is not in the roster.
+            RosterError: If there are data of a client that is not in the roster, or of others than the clients hosted
+                here: in training in place of one of them, in evaluation of none of them.
         """
         unknown = [name for name in self.datasets if name not in roster]
         if unknown:
             raise RosterError(f"the loader has data of {unknown}, who are not among the clients {list(roster)}")
+        given = list(self.datasets)
         self.datasets = {name: dataset for name, dataset in self.datasets.items() if name in local}
+        lacking = any(name not in given for name in local)
+        if self.training:
+            swapped = lacking and len(self.datasets) < max(1, len(given))
+        else:  # a process may have nothing to evaluate
+            swapped = bool(lacking and given and not self.datasets and not self.least_batches)
+        if swapped:
+            way_out = "" if self.training else ", or an empty one where there is nothing to evaluate"
+            raise RosterError(
+                f"this process hosts {list(local)}, its loader has {given}: give each process a loader of the clients "
+                f"that it hosts, which federation.local_clients names and placement of the strategy chooses{way_out}"
+            )
 
     def facts(self, labelled_only: Collection[str] = ()) -> dict[str, Facts]:
         """Size and shape of each local client's data."""

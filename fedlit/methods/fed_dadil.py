@@ -84,6 +84,7 @@ class FedDaDiL(FederatedModule):
     classes_only: ClassVar[bool] = True
     stays_local: ClassVar[tuple[str, ...]] = STAYS_LOCAL
     uses_unlabelled_target: ClassVar[bool] = True
+    statistics_stand_still: ClassVar[bool] = True
     alternative_names: ClassVar[tuple[str, ...]] = ("reconstruction", "ensemble")
     watched_by: ClassVar[tuple[str, ...]] = ("fedlit.callbacks.DictionaryPictures",)
 

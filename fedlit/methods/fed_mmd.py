@@ -418,7 +418,7 @@ class FedMMD(FederatedModule):
         federation = self.federation
         self._classified_in = round_idx
         sent = {
-            client.name: part_of(self.shared_state(client.name), "classifier")
+            client.name: part_of(self.shared_state(client.name, frozen_too=True), "classifier")
             for client in self.sources
             if federation.is_local(client)
         }

@@ -265,7 +265,7 @@ class FedRFTCA(FederatedModule):
         """Send every source's classifier to the target."""
         federation = self.federation
         ballots = {
-            client.name: part_of(self.shared_state(client.name), "classifier")
+            client.name: part_of(self.shared_state(client.name, frozen_too=True), "classifier")
             for client in self.sources
             if federation.is_local(client)
         }

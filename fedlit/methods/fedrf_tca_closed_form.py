@@ -71,6 +71,7 @@ class FedRFTCAClosedForm(FederatedModule):
     classes_only: ClassVar[bool] = True
     stays_local: ClassVar[tuple[str, ...]] = STAYS_LOCAL
     uses_unlabelled_target: ClassVar[bool] = True
+    statistics_stand_still: ClassVar[bool] = True
 
     def __init__(
         self,

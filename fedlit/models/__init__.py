@@ -2,6 +2,7 @@
 
 from fedlit.models.aligned import AlignedReplica, VotingReplica
 from fedlit.models.anchor import Anchor
+from fedlit.models.backbone import Backbone
 from fedlit.models.committee import Committee, MomentReplica
 from fedlit.models.dictionary import Dictionary, DictionaryReplica
 from fedlit.models.extractors import MLP, Bottleneck, Features, LeNet, SmallCNN
@@ -13,6 +14,7 @@ __all__ = [
     "MLP",
     "AlignedReplica",
     "Anchor",
+    "Backbone",
     "Bottleneck",
     "Committee",
     "Dictionary",

@@ -22,7 +22,8 @@ class MLP(nn.Module):
     Inputs of any shape are flattened. The last layer has a ReLU too, so the features are not negative.
 
     Args:
-        in_features: Number of values in one flattened input, at least 1.
+        in_features: Number of values in one flattened input, at least 1; ``None`` takes that of the data when training
+            starts.
         hidden: Width of each hidden layer; may be empty if ``out_features`` is given.
         out_features: Width of the features; ``None`` takes the last hidden layer as it is.
         dropout: Probability in [0, 1) of dropping a unit after each layer.
@@ -35,20 +36,26 @@ class MLP(nn.Module):
     out_features: int
 
     def __init__(
-        self, in_features: int, hidden: Sequence[int] = (64, 64), out_features: int | None = None, dropout: float = 0.0
+        self,
+        in_features: int | None = None,
+        hidden: Sequence[int] = (64, 64),
+        out_features: int | None = None,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         widths = [*hidden] if out_features is None else [*hidden, out_features]
         if not widths:
             raise ValueError("hidden must name at least one layer unless out_features is given, got none")
-        _check_at_least_one(in_features=in_features, **{f"width of layer {i}": width for i, width in enumerate(widths)})
+        _check_at_least_one(**{f"width of layer {i}": width for i, width in enumerate(widths)})
+        if in_features is not None:
+            _check_at_least_one(in_features=in_features)
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout must be in [0, 1), got {dropout}: it is the probability of dropping a unit")
         self.in_features = in_features
         self.out_features = widths[-1]
         layers: list[nn.Module] = []
         for fan_in, fan_out in zip([in_features, *widths], widths, strict=False):
-            layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
+            layers += [nn.LazyLinear(fan_out) if fan_in is None else nn.Linear(fan_in, fan_out), nn.ReLU()]
             if dropout:
                 layers.append(nn.Dropout(dropout))
         self.layers = nn.Sequential(*layers)
@@ -56,7 +63,7 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Features (batch, out_features) of inputs (batch, ...)."""
         flat = x.flatten(1)
-        if flat.shape[1] != self.in_features:
+        if self.in_features is not None and flat.shape[1] != self.in_features:
             raise ValueError(
                 f"in_features must be the number of values of an input, {flat.shape[1]}, got {self.in_features}"
             )

@@ -44,9 +44,12 @@ def save(method: Method, checkpoint: dict[str, Any]) -> None:
     totals, checkpoint.setdefault(SERVER, {})["federation"] = state.pop("clients"), state.pop("server")
     checkpoint |= {"federation": state, "method": class_path(method), "plan": method.record.plan}
     losses = method.record.losses() if federation.batch_idx else {}
+    data = _data_of(method)
     for name in local:
         own = {"totals": totals[name], "losses": losses.get(name, []), "received": method.shared.received.get(name)}
         checkpoint["clients"][name] |= own
+        if data is not None and (kept := data.client_state(name)):
+            checkpoint["clients"][name]["data"] = kept
     if method.target.name in local and method.target_temperature != 1:
         checkpoint["clients"][method.target.name]["temperature"] = method.target_temperature
 
@@ -63,6 +66,12 @@ def restore_temperature(method: Method, checkpoint: Mapping[str, Any]) -> None:
     method.target_temperature = found
 
 
+def _data_of(method: Method) -> Any:
+    """The data module of a run, if it keeps something of clients."""
+    data = getattr(method._trainer, "datamodule", None)
+    return data if hasattr(data, "client_state") else None
+
+
 def load(method: Method, checkpoint: dict[str, Any]) -> None:
     """Give Lightning its form back, and go on where the checkpoint stopped if training does.
 
@@ -75,6 +84,7 @@ def load(method: Method, checkpoint: dict[str, Any]) -> None:
     check_there(checkpoint, local)
     join(checkpoint, local)
     restore_temperature(method, checkpoint)
+    restore_data(_data_of(method), checkpoint, local)
     trainer = method._trainer
     if trainer is not None and trainer.state.fn != TrainerFn.FITTING:
         return  # for validation and testing, only the weights are of interest
@@ -103,6 +113,14 @@ def load(method: Method, checkpoint: dict[str, Any]) -> None:
         method.record.restore_(name, state["losses"])
         if state["received"] is not None:
             method.shared.restore_(name, state["received"])
+
+
+def restore_data(data: Any, checkpoint: Mapping[str, Any], clients: Iterable[str]) -> None:
+    """Give a data module what a checkpoint keeps of the data of these clients."""
+    for name in clients if data is not None else ():
+        state = checkpoint.get("clients", {}).get(name, {}).get("data")
+        if state:
+            data.load_client_state(name, state)
 
 
 def check_there(checkpoint: Mapping[str, Any], clients: Sequence[str]) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from fedlit.federation import UNLABELLED, Client, FederatedLoader
 from fedlit.federation.streams import enter_stream, torch_streams
@@ -16,11 +18,35 @@ def build(method: Method) -> None:
     """Build the replicas of local clients, all from the same random state."""
     federation, target = method.federation, method.target.name
     with torch_streams():
+        enter_stream(federation.seed, "lazy weights")
+        materialise(method)
         for client in federation.local_clients:
             enter_stream(federation.seed, "initial weights")
             method.replicas[client.name] = method.build_replica()
     if target in method.replicas:
         method.replicas[target] = method.build_target(method.replicas[target])
+
+
+@torch.no_grad()
+def materialise(method: Method) -> None:
+    """Give layers of the networks that took no width the one that the data have.
+
+    Where a checkpoint is evaluated, and the data do not know it, the checkpoint brings it.
+    """
+    extractor, classifier = method.originals
+    lazy = [part for part in method.originals if any(map(is_lazy, part.state_dict(keep_vars=True).values()))]
+    data, trainer = getattr(method._trainer, "datamodule", None), method._trainer
+    if not lazy or not method.federation.local_clients or trainer is None or trainer.state.fn != "fit":
+        return
+    if not isinstance(shape := getattr(data, "input_shape", None), tuple):
+        raise ValueError(
+            f"{type(lazy[0]).__name__} was made without the width of its inputs, which only a data module with "
+            "input_shape tells: give in_features"
+        )
+    training = [part.training for part in method.originals]
+    classifier.eval()(extractor.eval()(torch.zeros(1, *shape)))
+    for part, mode in zip(method.originals, training, strict=True):
+        part.train(mode)
 
 
 def present_learners(method: Method, round_idx: int) -> tuple[Client, ...]:

@@ -13,6 +13,9 @@ from fedlit.federation import Client
 NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
 """Normalisation layers: what ``local_norm`` keeps at home."""
 
+_PARTS = ("extractor", "classifier")
+"""Of a replica, which are copies of the networks given to the constructor."""
+
 ReplicaT_co = TypeVar("ReplicaT_co", bound=nn.Module, covariant=True)
 
 
@@ -41,8 +44,13 @@ class Replicas(nn.Module, Generic[ReplicaT_co]):
 class SharedWeights:
     """Those weights of local replicas that leave their clients.
 
+    Frozen weights are equal everywhere from the start, and are left out. Frozen is a parameter that is not trainable in
+    the network given to the constructor, nor now, and still has its value; and with a layer's parameters its buffers,
+    such as BatchNorm's statistics, as long as the layer is in evaluation mode. In training mode they move.
+
     Args:
         replicas: Of local clients.
+        originals: Extractor and classifier as given to the constructor.
         stays_local: Beginnings of names that never leave.
         local_norm: Whether normalisation layers stay, parameters and statistics.
 
@@ -51,30 +59,45 @@ class SharedWeights:
             differential privacy clips its messages around.
     """
 
-    def __init__(self, replicas: Replicas[nn.Module], stays_local: Sequence[str], local_norm: bool) -> None:
+    def __init__(
+        self,
+        replicas: Replicas[nn.Module],
+        originals: tuple[nn.Module, nn.Module],
+        stays_local: Sequence[str],
+        local_norm: bool,
+    ) -> None:
         self._replicas = replicas
+        self._originals = dict(zip(_PARTS, originals, strict=True))
         self._stays_local = tuple(stays_local)
         self._local_norm = local_norm
         self._known: dict[str, dict[str, Tensor]] = {}
+        self._untouched: dict[str, frozenset[str]] = {}
         self._remembers = False
         self._restored: dict[str, dict[str, Tensor]] = {}
         self.received: dict[str, dict[str, Tensor]] = {}
 
     def start_(self, clients: Iterable[Client], remembers: bool) -> None:
         """Begin a run."""
+        clients = list(clients)
         self._known.clear()
+        self._untouched = {client.name: self._find_untouched(client.name) for client in clients}
         self._remembers = remembers
         restored, self._restored, self.received = self._restored, {}, {}
         for client in clients if remembers else ():
-            own = {name: tensor.detach().clone() for name, tensor in self.of(client.name).items()}
+            own = {name: tensor.detach().clone() for name, tensor in self.of(client.name, True).items()}
             self.received[client.name] = restored.get(client.name, own)
 
     def restore_(self, client: str, received: dict[str, Tensor]) -> None:
         """Take what a client had received before a checkpoint, for the run that starts next."""
         self._restored[client] = received
 
-    def of(self, client: str) -> dict[str, Tensor]:
-        """Weights of a local client that leave it, by name."""
+    def of(self, client: str, frozen_too: bool = False) -> dict[str, Tensor]:
+        """Weights of a local client that leave it, by name.
+
+        Args:
+            client: Its name.
+            frozen_too: Whether those are among them that are not sent because everybody has them.
+        """
         if client not in self._known:
             replica = self._replicas[client]
             state = replica.state_dict(keep_vars=True)
@@ -86,16 +109,50 @@ class SharedWeights:
             local.update(name for name in state if name.endswith("num_batches_tracked"))
             local.update(name for name in state if name.startswith(self._stays_local))
             self._known[client] = {name: tensor for name, tensor in state.items() if name not in local}
-        return self._known[client]
+        known, untouched = self._known[client], self._untouched.get(client)
+        if frozen_too or not untouched:
+            return known
+        replica = self._replicas[client]
+        frozen = untouched & _frozen(_parts_of(replica))
+        return {name: tensor for name, tensor in known.items() if name not in frozen}
+
+    def _find_untouched(self, client: str) -> frozenset[str]:
+        """Entries that were given frozen and still have the values given, which a checkpoint may have replaced."""
+        frozen = _frozen(self._originals, whatever_mode=True) & _frozen(_parts_of(self._replicas[client]))
+        given = {f"{part}.{name}": t for part, net in self._originals.items() for name, t in net.state_dict().items()}
+        own = self._replicas[client].state_dict()
+        return frozenset(
+            name
+            for name in frozen
+            if name in given and torch.equal(own[name].cpu(), given[name].to("cpu", own[name].dtype))
+        )
 
     @torch.no_grad()
     def write_(self, received: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Write received weights into local replicas: ``{client: {name: tensor}}``."""
         for client, state in received.items():
-            own = self.of(client)
-            torch._foreach_copy_([own[name] for name in state], list(state.values()))
+            own = self.of(client, frozen_too=True)
+            if state:  # a part that is frozen as a whole is an empty message
+                torch._foreach_copy_([own[name] for name in state], list(state.values()))
             if self._remembers:
                 self.received[client] = {**self.received.get(client, {}), **state}
+
+
+def _parts_of(replica: nn.Module) -> dict[str, nn.Module]:
+    return {part: getattr(replica, part) for part in _PARTS if hasattr(replica, part)}
+
+
+def _frozen(parts: Mapping[str, nn.Module], whatever_mode: bool = False) -> frozenset[str]:
+    """Names in replicas' state of what no training moves; ``whatever_mode`` takes buffers in training mode too."""
+    found: set[str] = set()
+    for part, network in parts.items():
+        for prefix, module in network.named_modules(prefix=part):
+            params = dict(module.named_parameters(recurse=False))
+            fixed = [name for name, param in params.items() if not param.requires_grad]
+            if params and len(fixed) == len(params) and (whatever_mode or not module.training):
+                fixed += [name for name, _ in module.named_buffers(recurse=False)]
+            found.update(f"{prefix}.{name}" for name in fixed)
+    return frozenset(found)
 
 
 def check_local_norm(networks: Iterable[nn.Module], idle: Sequence[str]) -> None:

@@ -7,9 +7,10 @@ after ModelCheckpoint's; `on_train_epoch_end` runs after validation.)
 
 from __future__ import annotations
 
+import copy
 import math
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -18,9 +19,11 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.trainer.connectors.data_connector import _DataLoaderSource
 from lightning.pytorch.utilities import rank_zero_warn
+from torch import nn
 
-from fedlit.federation import DivergedError, FederatedLoader, RoundPlan
+from fedlit.federation import DivergedError, FederatedLoader, RosterError, RoundPlan
 from fedlit.federation.channel import declared_by
+from fedlit.federation.streams import torch_streams
 from fedlit.training.checkpoints import arrange
 from fedlit.training.local import present_learners
 from fedlit.training.method import Method, metric_names
@@ -34,13 +37,15 @@ def plan_rounds(
     """Cut training data of local clients into rounds; called on all processes by the strategy, or by `Rounds`.
 
     Raises:
-        RosterError: On every process, if clients' data do not fit together, or are not those of the checkpoint.
+        RosterError: On every process, if clients' data do not fit together, or are not those of the checkpoint, or
+            BatchNorm would have to train on a batch of one sample.
         ValueError: If clients would keep normalisation layers that never saw data.
     """
     federation, target, trainer = method.federation, method.target, method.trainer
     loader.guarded = None if target.labelled else target.name
     labelled_only = () if method.uses_unlabelled_target or not target.labelled else (target.name,)
-    federation.introduce(loader.facts(labelled_only))
+    facts = loader.facts(labelled_only)
+    federation.introduce(facts)
     endless = trainer.max_epochs is None or trainer.max_epochs < 0
     num_rounds = 1000 if endless else int(trainer.max_epochs or 0) * rounds_per_epoch
     if 0 < num_rounds <= method.warmup_rounds and not trainer.fast_dev_run:  # type: ignore[attr-defined]
@@ -57,12 +62,17 @@ def plan_rounds(
         {"seed": loader.seed, "local_steps": local_steps, "rounds_per_epoch": rounds_per_epoch, "samples": samples}
     )
 
+    sizes = {name: size for name, size in samples.items() if name in ever}
+    num_batches = None if local_steps is None else num_rounds * local_steps * trainer.accumulate_grad_batches
+    shapes = [fact.input_shape for fact in facts.values()]
+    federation.check("batches", check_batches(method, loader, sizes, num_batches, shapes[0]) if shapes else None)
+
     def learners(round_idx: int) -> Collection[str]:
         return {client.name for client in present_learners(method, round_idx)}
 
     loader.plan(
         RoundPlan(
-            sizes={name: size for name, size in samples.items() if name in ever},  # the largest sets a round's length
+            sizes=sizes,  # the largest sets a round's length
             learners=learners,
             position=lambda: (federation.round_idx, federation.batch_idx),
             local_steps=local_steps,
@@ -71,6 +81,51 @@ def plan_rounds(
             labelled_only=labelled_only,
         )
     )
+
+
+def check_batches(
+    method: Method, loader: FederatedLoader, sizes: Mapping[str, int], num_batches: int | None, shape: tuple[int, ...]
+) -> RosterError | None:
+    """An error if BatchNorm would meet a batch of one sample, from which it has no variance.
+
+    Args:
+        method: Of which the networks given are tried on one sample, unless their statistics stand still.
+        loader: Of the training data.
+        sizes: Training samples by client.
+        num_batches: Of each client in all rounds; ``None`` is whole passes.
+        shape: Of a sample.
+    """
+    names = [client.name for client in method.sources if method.warmup_rounds]
+    for name in names if method.statistics_stand_still else sizes:
+        size, batch_size = sizes[name], loader.batch_size_of(name)
+        alone = 1 in (batch_size, size % batch_size) and (batch_size == 1 or not loader.drop_last)
+        reached = num_batches is None or batch_size == 1 or math.ceil(size / batch_size) <= num_batches
+        if alone and reached and _fails_on_one(method.originals, shape):
+            cure = "raise batch_size"
+            if batch_size > 1:
+                cure = "set drop_last=True, which leaves the last batch out, or another batch_size"
+            return RosterError(
+                f"client {name!r} trains on {size} samples with batch_size={batch_size}, which makes a batch of 1 "
+                f"sample, and BatchNorm cannot be trained on that: {cure}, or use GroupNorm"
+            )
+    return None
+
+
+def _fails_on_one(networks: tuple[nn.Module, nn.Module], shape: tuple[int, ...]) -> bool:
+    """Whether torch refuses to train BatchNorm on one sample; it takes one image, whose pixels are many values."""
+    norms = [any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training for m in n.modules()) for n in networks]
+    if not any(norms):
+        return False
+    try:
+        extractor, classifier = (copy.deepcopy(network).cpu() for network in networks)
+        with torch.no_grad(), torch_streams():
+            dtype = next((param.dtype for param in extractor.parameters()), torch.float32)
+            features = extractor(torch.zeros(1, *shape, dtype=dtype))
+            if norms[1]:
+                classifier(features)
+    except Exception as error:  # of inputs of another kind, on which a network cannot be tried so
+        return "more than 1 value per channel" in str(error)
+    return False
 
 
 @dataclass

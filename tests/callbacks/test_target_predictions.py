@@ -147,7 +147,8 @@ class Wards(HeartDisease):
     """Patients who have names."""
 
     def ids(self, client: str, stage: str) -> list[str]:
-        return [f"{client}, bed {place}" for place in getattr(self.split(client), stage).tolist()]
+        positions = getattr(self.split(client), "test" if stage == "predict" else stage)
+        return [f"{client}, bed {place}" for place in positions.tolist()]
 
 
 def test_ids_are_those_that_the_data_module_gives(tmp_path: Path):

@@ -116,7 +116,9 @@ def test_mat_folders_give_the_same_as_npz(npz, mat, features, labels):
 
 
 BAD_FILES = [
-    ({"dslr_y": None}, "has dslr_x but no dslr_y"),
+    ({"amazon_y": None}, "60 of 60 samples of source 'amazon' have no label"),
+    ({"amazon_y": np.arange(60) % 4 - 1}, "15 of 60 samples of source 'amazon' have no label, and only those of the"),
+    ({"dslr_y": np.arange(40) % 4 - 2}, r"must lie in 0..2 \(3 classes\), got -2..1"),
     ({"images": np.zeros((3, 2))}, r"has an array 'images' of shape \(3, 2\)"),
     ({"dslr_x": np.zeros((40, 2, 3))}, r"must be numbers of shape \(n, d\), got shape \(40, 2, 3\)"),
     ({"dslr_x": np.zeros((40, 5))}, r"must have one shape, got \{'amazon': \(6,\), 'dslr': \(5,\)\}"),
@@ -149,7 +151,7 @@ def test_a_missing_path_says_where_it_looked(tmp_path):
 
 
 def test_files_of_other_kinds_are_refused(tmp_path, mat):
-    with pytest.raises(DatasetLayoutError, match=r"must hold one \.mat file per domain"):
+    with pytest.raises(DatasetLayoutError, match=r"must hold one \.npz or \.mat file per domain"):
         FeatureDomains(str(tmp_path))
     (tmp_path / "x.npz").write_bytes(b"not a zip file")
     with pytest.raises(DatasetLayoutError, match=r"cannot be read as \.npz"):
@@ -181,6 +183,65 @@ def test_arguments_that_cannot_be_are_refused(npz):
         FeatureDomains(npz(), classes=["cup", "mug"])
     with pytest.raises(ValueError, match="at least 2 classes"):
         FeatureDomains(npz(), classes=["mug", "mug"])
+
+
+def test_a_target_without_labels_has_none(npz):
+    unlabelled = FeatureDomains(npz(dslr_y=None), transductive=True, target="dslr")
+    x, y = everything(unlabelled, "dslr")
+    assert len(x) == 40
+    assert y.tolist() == [-1] * 40
+    assert unlabelled.dataset("dslr", "test").labelled_indices.tolist() == []
+    assert len(unlabelled.train_dataloader()) > 0
+    with pytest.raises(ValueError, match="target 'dslr' has 0 training samples with labels to choose from"):
+        FeatureDomains(npz(dslr_y=None), target_labels=3).train_dataloader()
+
+
+def test_a_target_with_some_labels_keeps_those_and_chooses_among_them(npz):
+    y = np.where(np.arange(40) < 12, np.arange(40) % 3, -1)
+    module = FeatureDomains(npz(dslr_y=y), target_labels=1.0, val_fraction=0.0, test_fraction=0.0)
+    shown = module.dataset("dslr", "train").y
+    assert shown.tolist() == y.tolist()
+    kept = FeatureDomains(npz(dslr_y=y), classes=["mouse", "bike"], target_labels=1.0, val_fraction=0, test_fraction=0)
+    again = kept.dataset("dslr", "train").y  # mouse was 2 and bike 0; mugs, of label 1, are left out
+    assert again.tolist() == [{2: 0, 0: 1, -1: -1}[label] for label in y.tolist() if label != 1]
+
+
+def test_a_folder_of_files_is_read_as_one_file(tmp_path):
+    content = arrays()
+    folder = tmp_path / "features"
+    folder.mkdir()
+    for name in ("dslr", "amazon"):
+        own = {key: value for key, value in content.items() if key.startswith(name) or key == "classes"}
+        np.savez(folder / f"site-{name}.npz", **own)
+    np.savez(tmp_path / "whole.npz", **content)
+    apart, whole = FeatureDomains(str(folder)), FeatureDomains(str(tmp_path / "whole.npz"))
+    assert apart.domain_names() == ["amazon", "dslr"]
+    assert apart.classes == whole.classes
+    for name in ("amazon", "dslr"):
+        assert all(torch.equal(*pair) for pair in zip(everything(apart, name), everything(whole, name), strict=True))
+    (folder / "site-dslr.npz").unlink()  # on another machine
+    alone = FeatureDomains(str(folder), clients=["amazon", "dslr"], target="dslr")
+    assert torch.equal(everything(alone, "amazon")[0], everything(whole, "amazon")[0])
+    with pytest.raises(DatasetNotFoundError, match="there are no data of client 'dslr' here"):
+        everything(alone, "dslr")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"amazon_x": np.zeros((2, 6)), "amazon_y": np.zeros(2)}, r"a.npz' and '.*b.npz' both have domain 'amazon'"),
+        (
+            {"classes": np.array(["mug", "bike", "mouse"])},
+            r"'a.npz' has \['bike', 'mug', 'mouse'\] and 'b.npz' \['mug'",
+        ),
+    ],
+)
+def test_files_of_a_folder_that_do_not_fit_together_are_refused(tmp_path, changes, message):
+    content = arrays()
+    np.savez(tmp_path / "a.npz", **{key: content[key] for key in ("amazon_x", "amazon_y", "classes")})
+    np.savez(tmp_path / "b.npz", **{key: content[key] for key in ("dslr_x", "dslr_y", "classes")} | changes)
+    with pytest.raises(DatasetLayoutError, match=message):
+        FeatureDomains(str(tmp_path))
 
 
 def test_plot_shows_components_and_class_shares(npz):

@@ -182,6 +182,52 @@ def test_class_folders_that_differ_need_classes(root):
         ImageDomains(str(root), classes=["bird", "cat"])
 
 
+@pytest.mark.parametrize("below", ["", "images"])
+def test_a_target_without_class_folders_is_unlabelled(root, below):
+    target = root / "wild" / below
+    target.mkdir(parents=True)
+    for number, file in enumerate(sorted((root / "photo").rglob("*.*"))[:7]):
+        shutil.copy(file, target / f"{number}{file.suffix}")
+    (target / "notes.txt").write_text("of no concern")
+    module = ImageDomains(str(root), image_size=20, target="wild", transductive=True)
+    assert module.classes == ["cat", "dog"]
+    assert module.labels("wild").tolist() == [-1] * 7
+    assert [path.stem for path in module._domain("wild").x] == list("0123456")
+    assert module.train_dataloader().sizes()["wild"] == 7
+    x, y = module.dataset("wild", "test").batch(torch.tensor([0, 6]))
+    assert y.tolist() == [-1, -1]
+    np.testing.assert_allclose(x[1].numpy(), by_hand(module._domain("wild").x[6], 20, module.resized_side), atol=1e-5)
+    assert isinstance(module.plot(2), Figure)
+    with pytest.raises(DatasetLayoutError, match="only the target may be a folder of images without classes"):
+        ImageDomains(str(root), target="photo")
+
+
+def test_a_site_needs_its_own_folder_alone(root):
+    for other in ("photo", "sketch"):
+        shutil.rmtree(root / other)
+    module = ImageDomains(str(root), clients=["art", "photo", "sketch"], target="photo", image_size=20)
+    assert module.classes == ["cat", "dog"]
+    assert len(module.dataset("art", "train")) == 14
+    assert module.cached
+    with pytest.raises(DatasetNotFoundError, match="there are no data of client 'photo' here"):
+        module.dataset("photo", "train")
+
+
+def test_a_site_with_images_of_no_class_is_told_the_classes(root):
+    target = root / "photo"
+    for file in sorted(target.rglob("*.*")):
+        shutil.move(file, target / f"{file.parent.name}-{file.name}")
+    shutil.rmtree(target / "cat")
+    shutil.rmtree(target / "dog")
+    for other in ("art", "sketch"):
+        shutil.rmtree(root / other)
+    given = {"clients": ["art", "photo"], "target": "photo", "image_size": 20}
+    with pytest.raises(DatasetLayoutError, match="no class folders to tell the classes: name them in classes"):
+        ImageDomains(str(root), **given)
+    module = ImageDomains(str(root), **given, classes=["cat", "dog"])
+    assert module.labels("photo").tolist() == [-1] * 20
+
+
 def test_folders_that_are_no_domains_can_be_left_out(root):
     (root / "image_list").mkdir()
     (root / "readme.txt").write_text("beside the folders")

@@ -294,3 +294,37 @@ def test_a_client_elsewhere_with_too_few_samples_is_refused_here_too() -> None:
 def test_a_round_needs_a_step() -> None:
     with pytest.raises(ValueError, match="local_steps must be at least 1 optimiser step, got 0"):
         planned(local_steps=0)
+
+
+@pytest.mark.parametrize(
+    ("names", "local", "loader", "message"),
+    [
+        (["a"], ["t"], {}, r"hosts \['t'\], its loader has \['a'\]: give each process a loader of the clients that it"),
+        (["a", "b"], ["a", "t"], {}, r"hosts \['a', 't'\], its loader has \['a', 'b'\]"),
+        ([], ["t"], {}, r"hosts \['t'\], its loader has \[\]"),
+        (["a"], ["t"], {"training": False}, r"hosts \['t'\], its loader has \['a'\].*, or an empty one where there is"),
+        (["a", "z"], ["a"], {}, r"the loader has data of \['z'\], who are not among the clients"),
+    ],
+)
+def test_data_of_clients_that_others_host_in_place_of_ones_own_are_refused(
+    names: list[str], local: list[str], loader: dict[str, Any], message: str
+) -> None:
+    made = FederatedLoader({name: numbered(4) for name in names}, 3, seed=0, **loader)
+    with pytest.raises(RosterError, match=message):
+        made.keep(local, list(SIZES))
+
+
+@pytest.mark.parametrize(
+    ("names", "local", "loader"),
+    [
+        (["a", "b", "t"], ["t"], {}),  # everybody's data, of which a process keeps its own
+        (["a"], ["a", "t"], {}),  # which the introductions tell
+        (["t"], ["b", "t"], {"training": False}),  # predictions are the target's alone
+        (["t"], ["a"], {"training": False, "least_batches": 1}),
+        ([], ["a"], {"training": False}),
+    ],
+)
+def test_ones_own_data_are_kept(names: list[str], local: list[str], loader: dict[str, Any]) -> None:
+    made = FederatedLoader({name: numbered(4) for name in names}, 3, seed=0, **loader)
+    made.keep(local, list(SIZES))
+    assert set(made.datasets) == set(names) & set(local)

@@ -6,9 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+import one_site
+import processes
 from site_runs import merged, start, trouble, under_torchrun
 
 pytestmark = pytest.mark.multiprocess
@@ -185,6 +188,30 @@ def test_exact_backends_resume_on_other_processes_with_new_keys(on_grid: dict, n
 )
 def test_trouble_at_one_process_ends_all_with_a_clear_error(arguments: list[str], message: str) -> None:
     assert message in trouble("--devices", "2", *arguments)
+
+
+@pytest.mark.parametrize("stage", ["fit", "validate", "predict"])
+def test_a_loader_of_clients_that_others_host_is_told(stage: str) -> None:
+    ended = processes.run(one_site.with_anothers_data, stage, ranks=2)
+    hosted = [["clean", "blended"], ["fonts"]]
+    for one, names, given in zip(ended, hosted, (["fonts"], ["clean"]), strict=True):
+        said = f"RosterError: this process hosts {names}, its loader has {given}: give each process a loader"
+        assert said in one.error
+
+
+def test_each_process_reads_its_own_files_of_features_alone(tmp_path: Path) -> None:
+    """The target's has no labels, and no process has another's file."""
+    generator = np.random.default_rng(0)
+    for rank, name in enumerate(("a", "b", "t")):
+        x = generator.normal(size=(30, 4)).astype(np.float32)
+        labels = {} if name == "t" else {f"{name}_y": (x[:, 0] > 0).astype(np.int64)}
+        (tmp_path / str(rank)).mkdir()
+        for folder in (tmp_path, tmp_path / str(rank)):
+            np.savez(folder / f"{name}.npz", **{f"{name}_x": x}, **labels, classes=np.array(["no", "yes"]))
+    (alone,) = processes.results(one_site.on_features, str(tmp_path), 1)
+    apart = processes.results(one_site.on_features, str(tmp_path), 3, ranks=3)
+    assert [list(each) for each in apart] == [["a"], ["b"], ["t"]]
+    assert {name: digest for each in apart for name, digest in each.items()} == alone
 
 
 def test_more_processes_than_clients_are_refused() -> None:

@@ -18,9 +18,10 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 import fedlit.methods
 import fedlit.privacy
 from fedlit import Client
-from fedlit.data import Digits
+from fedlit.data import Digits, FeatureDomains
 from fedlit.federation import Everyone, FederatedLoader, Fraction, Summed
 from fedlit.methods import FedAvg, FedRFTCA
+from fedlit.models import MLP
 from fedlit.privacy import PrivacyWarning
 from helpers import STATEFUL, build, digits, fingerprint, trainer, weights
 
@@ -87,6 +88,28 @@ class OwnDataOnly(pl.LightningDataModule):
         return {client.name: digits(target_labels=30) for client in local}
 
 
+def with_anothers_data(stage: str) -> None:
+    """``fit``, ``validate`` or ``predict`` where each of two processes has the data of a client of the other."""
+    data = digits(target_labels=30)
+    fitted = trainer(1, devices=2)
+    names = ["fonts"] if os.environ["LOCAL_RANK"] == "0" else ["clean"]
+    part = "train" if stage == "fit" else "test"
+    loader = FederatedLoader({name: data.dataset(name, part) for name in names}, 64, training=stage == "fit")
+    getattr(fitted, stage)(build(FedAvg, data), loader)
+
+
+def on_features(folder: str, ranks: int) -> dict[str, str]:
+    """Fingerprints of local clients' weights, trained on the files in ``folder``, or of several processes in its parts.
+
+    Files are ``NAME.npz``; process r finds its own in ``folder/r``.
+    """
+    place = folder if ranks == 1 else f"{folder}/{os.environ['LOCAL_RANK']}"
+    data = FeatureDomains(place, clients=["a", "b", "t"], target="t", classes=["no", "yes"], batch_size=8, seed=0)
+    module = build(FedAvg, data, extractor=MLP(4, [6]))
+    trainer(2, devices=ranks).fit(module, data)
+    return {client.name: fingerprint(weights(module, client.name)) for client in module.federation.local_clients}
+
+
 def run(arguments: Sequence[str]) -> dict[str, Any]:
     """Train as ``arguments`` say; what this process has at the end."""
     parser = argparse.ArgumentParser()
@@ -101,6 +124,7 @@ def run(arguments: Sequence[str]) -> dict[str, Any]:
     parser.add_argument("--timeout", type=float, default=60)
     parser.add_argument("--own", action="store_true", help="each process knows its own clients' data alone")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--frozen", action="store_true", help="the extractor is not trained")
     parser.add_argument("--everyone", action="store_true", help="nobody is away")
     parser.add_argument("--privacy", default="None", help="an expression over fedlit.privacy")
     parser.add_argument("--placement", default="None", help="an expression: names of clients for each process")
@@ -119,6 +143,7 @@ def run(arguments: Sequence[str]) -> dict[str, Any]:
     method = given.get(options.method) or getattr(fedlit.methods, options.method.split()[0].rstrip(","))
     torch.manual_seed(options.seed)
     module = build(method, data, **STATEFUL, **ARGUMENTS.get(options.method, {}))
+    module.originals[0].requires_grad_(not options.frozen)
     if options.trouble == "init" and os.environ.get("LOCAL_RANK") == "1":
         next(module.originals[0].parameters()).data.add_(1)
     # written by the tests, nobody else

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind
 
+from fedlit.data import DomainDataModule
+from fedlit.data.raw_inputs import RawInputs
+from fedlit.export.files import model_card, save_onnx
 from fedlit.module import FederatedModule
 from fedlit.training.tasks import Classification, Regression
 
-__all__ = ["TargetModel", "export_target", "target_model"]
+if TYPE_CHECKING:
+    import onnx
 
 SUFFIXES = (".pt2", ".onnx")
 """Of the files that can be written."""
@@ -86,17 +93,26 @@ def target_model(module: FederatedModule) -> TargetModel:
     )
 
 
-def export_target(module: FederatedModule, path: str | Path, input_shape: Sequence[int]) -> None:
+def export_target(module: FederatedModule, path: str | Path, data: DomainDataModule | Sequence[int]) -> None:
     """Write the target's model to a file that needs no fedlit.
 
     ``NAME.pt2`` is read by ``torch.export.load(path).module()``, ``NAME.onnx`` by any ONNX runtime. Both take inputs
     of shape (n, *input_shape) in float32, for any n, and give what `target_model` gives. The file has the weights that
     take part in predictions alone; those of `KNNPer` include the target's labelled samples, as embeddings.
 
+    Of a data module with ``raw_inputs``, such as `CSVDomains`, the file takes rows as they are in a table, and
+    normalises them by what all clients agreed on. ``NAME.onnx`` has an input of shape (n, 1) for each column, float64
+    for numbers, NaN where one is missing, and texts for categories, empty where one is; ``NAME.pt2`` takes all columns
+    as (n, columns), float64, with a category's code in place of its text.
+
+    What inputs and outputs are, the method and the version of fedlit are in the file: as ``fedlit.json`` of
+    ``torch.export.load(path, extra_files={"fedlit.json": ""})``, and as ``metadata_props`` of ONNX. A model card in
+    Markdown, beside it with ``.md`` at its end, has the same for people.
+
     Args:
         module: As for `target_model`.
         path: Of the file; its suffix says the format.
-        input_shape: Shape of one sample, such as ``input_shape`` of a `DomainDataModule`.
+        data: The data module; or the shape of one sample alone.
 
     Raises:
         ValueError: If the suffix is another one.
@@ -105,27 +121,37 @@ def export_target(module: FederatedModule, path: str | Path, input_shape: Sequen
         TypeError: If the method or the network cannot be exported.
         RuntimeError: If this process has no network of the target.
     """
-    path, model, method = check_path(path), target_model(module), type(module).__name__
-    sample = torch.zeros(2, *input_shape)  # torch would take a batch of 0 or 1 for a constant
+    path, method = check_path(path), type(module).__name__
+    model: nn.Module = target_model(module)
+    raw = data.raw_inputs() if isinstance(data, DomainDataModule) else None
+    about = _about(module, data, raw)
+    shape = tuple(about["input_shape"])
+    sample = torch.zeros(2, *shape)  # torch would take a batch of 0 or 1 for a constant
+    if raw is not None:
+        model, sample = nn.Sequential(raw.network, model).eval(), torch.zeros(2, len(raw.columns), dtype=torch.float64)
     try:
         program = torch.export.export(model, (sample,), dynamic_shapes=({0: Dim("batch")},), strict=False)
     except Exception as error:  # tracers raise errors of many kinds, and a network its own
         raise TypeError(
-            f"the target's network of {method} cannot be traced for inputs of shape (n, *{tuple(input_shape)}): "
+            f"the target's network of {method} cannot be traced for inputs of shape (n, *{shape}): "
             f"{_first_line(error)}. Its forward must take any n and not branch on values of tensors; target_model() "
             "gives the network as it is"
         ) from error
     _strip(program)
     if path.suffix == ".pt2":
-        torch.export.save(program, path)
-        return
+        torch.export.save(program, path, extra_files={"fedlit.json": json.dumps(about, indent=2)})
+    else:
+        save_onnx(_as_onnx(program, method), path, about, raw)
+    path.with_name(f"{path.name}.md").write_text(model_card(about, path), encoding="utf-8")
+
+
+def _as_onnx(program: ExportedProgram, method: str) -> onnx.ModelProto:
     lacking = torch.ops.aten.cdist.default  # the one operation of fedlit's networks that ONNX does not have
     if any(node.target == lacking for node in program.graph.nodes):
         program = program.run_decompositions({lacking: _distances})
     try:
-        torch.onnx.export(
+        written = torch.onnx.export(
             program,
-            f=path,
             input_names=["inputs"],
             output_names=["predictions"],
             dynamic_shapes=({0: "batch"},),
@@ -133,11 +159,37 @@ def export_target(module: FederatedModule, path: str | Path, input_shape: Sequen
             external_data=False,
             verbose=False,
         )
+        assert written is not None
+        return written.model_proto
     except torch.onnx.OnnxExporterError as error:
         raise TypeError(
             f"the target's network of {method} cannot be written as ONNX: {_first_line(error.__cause__ or error)}. "
             "Export it to a .pt2 file, which takes all operations of torch"
         ) from error
+
+
+def _about(module: FederatedModule, data: DomainDataModule | Sequence[int], raw: RawInputs | None) -> dict[str, Any]:
+    """What inputs and outputs of a model are, and where it comes from, in plain data."""
+    if isinstance(data, DomainDataModule):
+        names, shape, whose = data.classes, data.input_shape, type(data).__name__
+    else:
+        names, shape, whose = [str(number) for number in range(module.num_classes)], tuple(data), None
+    columns = None
+    if raw is not None:
+        columns = [{"name": name, "levels": None if levels is None else [*levels]} for name, levels in raw.columns]
+    return {
+        "method": type(module).__name__,
+        "fedlit": version("fedlit"),
+        "task": "classification" if isinstance(module.task, Classification) else "regression",
+        "outputs": [str(name) for name in names],
+        "input_shape": [*shape],
+        "columns": columns,
+        "missing": None if raw is None else raw.missing,
+        "target": module.target.name,
+        "sources": [client.name for client in module.sources],
+        "rounds": module.federation.round_idx,
+        "data": whose,
+    }
 
 
 def check_path(path: str | Path) -> Path:

@@ -1,0 +1,69 @@
+"""What samples are before they are normalised, and a network that normalises them: for models that are exported."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class RawInputs:
+    """Samples as their owner has them.
+
+    Args:
+        columns: Their names, in order, each with the levels of a category, or ``None`` for a number. A level's code is
+            its place in the list; a value that is none of them has -1.
+        network: From samples of shape (n, columns), float64, NaN where a number is missing, to what the networks of a
+            run take.
+        missing: Level that stands for a missing value of a category.
+    """
+
+    columns: tuple[tuple[str, tuple[str, ...] | None], ...]
+    network: nn.Module
+    missing: str
+
+    def codes(self, name: str, values: Sequence[str | None]) -> list[int]:
+        """Codes of a category's values; ``None`` is a missing one."""
+        levels = dict(self.columns)[name] or ()
+        code = {level: place for place, level in enumerate(levels)}
+        return [code.get(self.missing if value is None else value, -1) for value in values]
+
+
+class TableNetwork(nn.Module):
+    """Standardises numbers, marks those that are missing, and chooses among levels: `TableFeatures`, as a network.
+
+    Args:
+        numbers: Places of columns of numbers.
+        marked: Places of those of which a missing one is marked.
+        categories: Place and number of levels of each category.
+        mean: Of each number, which takes the place of missing ones.
+        deviation: Of each number; where it is 0, a number is centred alone.
+    """
+
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(
+        self,
+        numbers: Sequence[int],
+        marked: Sequence[int],
+        categories: Sequence[tuple[int, int]],
+        mean: Sequence[float],
+        deviation: Sequence[float],
+    ) -> None:
+        super().__init__()
+        self.numbers, self.marked, self.categories = list(numbers), list(marked), list(categories)
+        deviations = torch.tensor(deviation, dtype=torch.float64)
+        self.register_buffer("mean", torch.tensor(mean, dtype=torch.float64))
+        self.register_buffer("deviation", torch.where(deviations > 0, deviations, 1.0))
+
+    def forward(self, table: Tensor) -> Tensor:
+        """Features, shape (n, d), float32, of rows of shape (n, columns), float64."""
+        x = table[:, self.numbers]
+        parts = [torch.where(x.isnan(), 0.0, (x - self.mean) / self.deviation), table[:, self.marked].isnan().double()]
+        for place, number in self.categories:
+            parts.append((table[:, place, None] == torch.arange(number, dtype=torch.float64)).double())
+        return torch.cat(parts, dim=1).float()

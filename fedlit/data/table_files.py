@@ -1,0 +1,190 @@
+"""One table from a file that somebody has, CSV or Parquet: read, or refused with the file, the column and a way out."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections import Counter
+from collections.abc import Collection, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedlit.data.base import DatasetLayoutError, DatasetNotFoundError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SUFFIXES = (".csv", ".tsv", ".txt", ".parquet")
+MOST_LEVELS = 100
+"""Different texts that a column may have without being called a category."""
+
+_SHOWN = 5
+_WHOLE = re.compile(r"^(-?\d+)\.0+$")
+_SEPARATORS = {";": "';'", "\t": "'\\t'", "|": "'|'"}
+
+
+class TableReader:
+    """How the tables of a federation are written.
+
+    Args:
+        separator: Between the columns of CSV files.
+        decimal: Sign before the decimals of their numbers.
+        encoding: Of their text.
+        missing_values: Texts that stand for missing values, besides the usual ones (empty, ``NA``, ``NaN``, ``null``).
+        texts: Columns that are read as texts, whatever is in them.
+
+    Raises:
+        ImportError: If pandas is not installed.
+    """
+
+    def __init__(
+        self,
+        separator: str = ",",
+        decimal: str = ".",
+        encoding: str = "utf-8",
+        missing_values: Sequence[str] = (),
+        texts: Collection[str] = (),
+    ) -> None:
+        try:
+            import pandas  # noqa: F401
+        except ImportError as error:
+            raise ImportError("reading tables needs: pip install 'fedlit[tables]'") from error
+        self.separator = separator
+        self.decimal = decimal
+        self.encoding = encoding
+        self.missing_values = list(missing_values)
+        self.texts = tuple(texts)
+
+    def read(self, path: Path) -> pd.DataFrame:
+        """The table of a file, with columns named by its first line.
+
+        Raises:
+            DatasetNotFoundError: If there is no such file.
+            DatasetLayoutError: If it cannot be read as a table.
+        """
+        import pandas as pd
+
+        if not path.is_file():
+            raise DatasetNotFoundError(
+                f"no table {str(path)!r} (looked for {str(path.absolute())!r}): give a file of {', '.join(SUFFIXES)}"
+            )
+        try:
+            if path.suffix == ".parquet":
+                return pd.read_parquet(path)
+            self._check_header(path)
+            return pd.read_csv(
+                path,
+                sep=self.separator,
+                decimal=self.decimal,
+                encoding=self._encoding,
+                na_values=self.missing_values,
+                dtype=dict.fromkeys(self.texts, str),
+                skipinitialspace=True,
+                low_memory=False,
+            )
+        except (DatasetLayoutError, ImportError):
+            raise
+        except UnicodeError as error:
+            raise DatasetLayoutError(
+                f"{str(path)!r} is not written in encoding={self.encoding!r} ({error}): give its encoding, such as "
+                "'latin-1' or 'utf-16'"
+            ) from error
+        except Exception as error:  # at bytes of another format, libraries raise errors of any kind
+            said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise DatasetLayoutError(
+                f"{str(path)!r} cannot be read as a table ({said}): mend or export it again"
+            ) from (error)
+
+    @property
+    def _encoding(self) -> str:
+        # a table that Excel has saved begins with a mark, which would be part of the first column's name
+        return "utf-8-sig" if self.encoding.lower().replace("_", "-") in ("utf-8", "utf8") else self.encoding
+
+    def _check_header(self, path: Path) -> None:
+        with path.open(encoding=self._encoding, newline="") as file:
+            names = [name.strip() for name in next(csv.reader(file, delimiter=self.separator), [])]
+        if len(names) < 2:
+            found = next((sign for sign in _SEPARATORS if names and sign in names[0]), None)
+            raise DatasetLayoutError(
+                f"{str(path)!r} has {len(names)} column with separator={self.separator!r}"
+                + (f", and its first line is {names[0][:80]!r}" if names else "")
+                + (f": give separator={_SEPARATORS[found]}" if found else ": give a table with a header line")
+            )
+        check_once(names, f"columns of {str(path)!r} are called", "rename them")
+
+
+def check_once(values: Sequence[Any], what: str, way_out: str) -> None:
+    """Raise a `DatasetLayoutError` if a value occurs more than once."""
+    twice = [value for value, times in Counter(values).items() if times > 1]
+    if twice:
+        more = " and more" if len(twice) > _SHOWN else ""
+        raise DatasetLayoutError(f"{what} {twice[:_SHOWN]}{more} more than once: {way_out}")
+
+
+def column(table: pd.DataFrame, name: str, argument: str, where: str) -> pd.Series[Any]:
+    """A column that an argument names; a `DatasetLayoutError` if there is none."""
+    if name not in table:
+        close = get_close_matches(name, map(str, table.columns), 1)
+        raise DatasetLayoutError(
+            f"{argument}={name!r} is no column of {where}, which has {[*table.columns]}: "
+            + (f"did you mean {close[0]!r}?" if close else f"name one of them in {argument}")
+        )
+    return table[name]
+
+
+def texts_of(values: pd.Series[Any]) -> pd.Series[Any]:
+    """Values as texts without blanks around them; missing ones, and empty, as None.
+
+    Whole numbers have no decimals: a table with a missing value may have 1.0 where another has 1.
+    """
+
+    def text(value: Any) -> str | None:
+        return _WHOLE.sub(r"\1", str(value).strip()) or None
+
+    return values.astype(object).map(text, na_action="ignore").where(values.notna(), None)
+
+
+def kind_of(values: pd.Series[Any], where: str, named: bool) -> str:
+    """What a column holds: ``"number"``, ``"category"``, or ``"empty"`` if all are missing.
+
+    Args:
+        values: The column.
+        where: File and name of it, for errors.
+        named: Whether the user calls it a category.
+
+    Raises:
+        DatasetLayoutError: If it is neither.
+    """
+    import pandas as pd
+
+    known = values.dropna()
+    if not len(known):
+        return "empty"
+    if named or pd.api.types.is_bool_dtype(known) or {*map(type, known)} == {bool}:
+        return "category"
+    if pd.api.types.is_numeric_dtype(known):
+        if bool((known.abs() == float("inf")).any()):
+            raise DatasetLayoutError(f"{where} has infinite numbers: mend them, or leave the column out (leave_out)")
+        return "number"
+    if pd.api.types.is_datetime64_any_dtype(known) or pd.api.types.is_timedelta64_dtype(known):
+        raise DatasetLayoutError(
+            f"{where} has times: turn them into numbers, such as years, or leave the column out (leave_out)"
+        )
+    texts = texts_of(known).dropna()
+    different = [*dict.fromkeys(texts)]
+    numbers = pd.to_numeric(texts, errors="coerce").notna()
+    others = [*dict.fromkeys(texts[~numbers])]
+    if 2 * int(numbers.sum()) >= len(texts) and others and len(different) > 2 + len(others):
+        raise DatasetLayoutError(
+            f"{where} has numbers and texts such as {others[:_SHOWN]}: if these stand for missing values, name them in "
+            "missing_values; if all are categories, name the column in categories; or leave it out (leave_out)"
+        )
+    if len(different) > MOST_LEVELS or (len(different) > 20 and 2 * len(different) > len(texts)):
+        with_commas = pd.to_numeric(texts.str.replace(",", "."), errors="coerce").notna()
+        raise DatasetLayoutError(
+            f"{where} has {len(different)} different texts, such as {different[:3]}: "
+            + ("give decimal=','; or " if 2 * int(with_commas.sum()) >= len(texts) else "")
+            + "leave it out if it is free text, a date or a name (leave_out), or name it in categories if it is one"
+        )
+    return "category"

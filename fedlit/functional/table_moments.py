@@ -1,0 +1,78 @@
+"""Mean and deviation of columns over all clients, from sums of numbers between -1 and 1.
+
+Measurements have any magnitude, and a secure sum adds fixed-point numbers of a small range. So clients agree on a power
+of two for each column first: how many of them need which, of which the largest is taken. Passes keep the
+precision: about zero first, and then about the mean of the pass before.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+EXPONENTS = 128
+"""Powers of two that are told apart: from 2^-64, for anything smaller, to 2^63, for anything larger."""
+
+CONSTANT = 2.0**-16
+"""Share of a column's squared scale below which its variance is rounding: the column is constant."""
+
+
+def needed_exponents(magnitudes: Tensor) -> Tensor:
+    """For each column the power of two that bounds it, as a mark in its place; none for a column of zeros.
+
+    Args:
+        magnitudes: Largest or typical absolute values, shape (d,), at least 0; NaN where there are none.
+
+    Returns:
+        Shape (d, 128), float64, of zeros and ones.
+    """
+    exponents = torch.frexp(magnitudes.double().nan_to_num(0.0)).exponent.long().clamp(-64, 63)
+    marks = torch.nn.functional.one_hot(exponents + 64, EXPONENTS).double()
+    return marks * (magnitudes > 0).double()[:, None]
+
+
+def largest_scale(total: Tensor) -> Tensor:
+    """The largest power of two that any client marked, shape (d,), 1 where none did; ``total`` has (d, 128)."""
+    marked = total > 0.5
+    highest = EXPONENTS - 1 - marked.flip(1).double().argmax(dim=1)
+    return torch.where(marked.any(dim=1), 2.0 ** (highest - 64).double(), 1.0)
+
+
+def spread_about(x: Tensor, centre: Tensor) -> Tensor:
+    """Root mean square of the known values of each column about ``centre``, shape (d,); NaN where none is known."""
+    return (x - centre).square().nanmean(dim=0).sqrt()
+
+
+def known_moments(x: Tensor, centre: Tensor, scale: Tensor) -> Tensor:
+    """Share of known values, and first and second moment of (x - centre) / scale over all values, unknown ones as 0.
+
+    Args:
+        x: Shape (n, d), float64, NaN where a value is missing.
+        centre: Shape (d,).
+        scale: Shape (d,), positive.
+
+    Returns:
+        Shape (3, d). A mean of these over clients, weighted by their n, is that of all samples together.
+    """
+    known = ~x.isnan()
+    z = torch.where(known, (x - centre) / scale, 0.0)
+    return torch.stack([known.double(), z, z.square()]).mean(dim=1)
+
+
+def mean_and_deviation(moments: Tensor, centre: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation (of the population) of the known values, from `known_moments` of all samples.
+
+    Args:
+        moments: Shape (3, d).
+        centre: As of the moments.
+        scale: As of the moments.
+
+    Returns:
+        Two of shape (d,); the deviation is 0 where the column is constant, and both where nothing is known.
+    """
+    share = moments[0].clamp(min=torch.finfo(torch.float64).tiny)
+    first, second = moments[1] / share, moments[2] / share
+    variance = second - first.square()
+    known = moments[0] > 0
+    mean = torch.where(known, centre + scale * first, 0.0)
+    return mean, torch.where(known & (variance > CONSTANT), scale * variance.clamp(min=0).sqrt(), 0.0)

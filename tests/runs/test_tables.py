@@ -1,0 +1,207 @@
+"""Tables in a federation: each process with its own clinic's file and nothing else, as in one process with all."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import processes
+from clinics import ARGUMENTS, CLINICS, clinic, write
+from fedlit import FederatedStrategy
+from fedlit.data import CSVDomains
+from fedlit.export import export_target
+from fedlit.federation import ChannelError, Fraction
+from fedlit.methods import FedGP
+from fedlit.models import MLP
+from fedlit.privacy import CKKS, GaussianMechanism, PairwiseMasking, Plain
+from helpers import QUIET, fingerprint, weights
+
+
+def make(folder: Path, ranks: int = 1, privacy: Any = None, **arguments: Any) -> tuple[L.Trainer, FedGP, CSVDomains]:
+    """A run on the tables of a folder, in which paths are looked for."""
+    os.chdir(folder)
+    L.seed_everything(0)
+    files = {name: f"{name}.csv" for name in CLINICS}
+    choices = {key: arguments.pop(key) for key in ("participation", "differential_privacy") if key in arguments}
+    data = CSVDomains(files, classes=["no", "yes"], **(ARGUMENTS | arguments))
+    module = FedGP(data.clients, data.target, data.num_classes, MLP(hidden=[8]), beta=0.5)
+    strategy = FederatedStrategy(privacy=privacy, num_threads=1, **choices)
+    return L.Trainer(**QUIET, max_epochs=2, devices=ranks, strategy=strategy), module, data
+
+
+def run(folder: str, masked: bool, ranks: int) -> tuple[dict[str, str], dict[str, int], Any, list[str]]:
+    """On one of the processes: fingerprints of its clients, the ledger, metrics, and what features are."""
+    own = Path(folder) / ("together" if ranks == 1 else f"site{os.environ['LOCAL_RANK']}")
+    trainer, module, data = make(own, ranks, PairwiseMasking() if masked else None)
+    trainer.fit(module, data)
+    trainer.test(module, data, verbose=False)
+    trainer.save_checkpoint(Path(folder, f"of {ranks}", "run.ckpt"))
+    told = {key: float(value) for key, value in trainer.callback_metrics.items()}
+    shas = {name: fingerprint(weights(module, name)) for name in data._hosted()}
+    return shas, module.federation.ledger.bytes_by_channel(), told, data.feature_names()
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for place, names in ({"together": CLINICS} | {f"site{i}": [name] for i, name in enumerate(CLINICS)}).items():
+        (tmp_path / place).mkdir()
+        write(tmp_path / place, *names)
+    return tmp_path
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_four_processes_with_a_file_each_equal_one_with_all(folder, masked):
+    (together,) = processes.results(run, str(folder), masked, 1)
+    apart = processes.results(run, str(folder), masked, 4, ranks=4)
+    assert {name: sha for each in apart for name, sha in each[0].items()} == together[0]
+    for _, sent, told, names in apart:
+        assert sent == together[1]
+        assert told == together[2]
+        assert names == together[3]
+    assert {"levels", "magnitudes", "statistics"} <= together[1].keys()
+
+
+def predicted(folder: str, checkpoint: str) -> torch.Tensor:
+    """What the target's own process, which has nothing but its table, predicts from a checkpoint."""
+    trainer, module, data = make(Path(folder, "site3"))
+    batches = trainer.predict(module, data, ckpt_path=checkpoint)
+    return torch.cat([batch["south"] for batch in batches])
+
+
+def test_the_target_predicts_from_a_checkpoint_alone(folder):
+    """It has what features are made with; the other clinics' tables are not there."""
+    processes.results(run, str(folder), False, 1)
+    checkpoint = folder / "of 1" / "run.ckpt"
+    (found,) = processes.results(predicted, str(folder), str(checkpoint))
+    trainer, module, data = make(folder / "together")
+    trainer.predict(module, data, ckpt_path=checkpoint)
+    x = data._domain("south").x[data.split("south").test]
+    assert torch.equal(found, module.replicas["south"].eval()(x).softmax(dim=1))
+    assert len(found) == len(data.split("south").test)
+
+
+def resumed(folder: str, changed: bool) -> dict[str, str]:
+    """One round, and another from its checkpoint, perhaps with other features."""
+    trainer, module, data = make(Path(folder, "together"))
+    trainer.fit_loop.max_epochs = 1
+    trainer.fit(module, data)
+    trainer.save_checkpoint(Path(folder, "first.ckpt"))
+    trainer, module, data = make(Path(folder, "together"), statistics="own" if changed else "federated")
+    trainer.fit(module, data, ckpt_path=Path(folder, "first.ckpt"))
+    return {name: fingerprint(weights(module, name)) for name in CLINICS}
+
+
+def test_a_resumed_run_equals_a_straight_one_and_refuses_other_features(folder):
+    ((straight, *_),) = processes.results(run, str(folder), False, 1)
+    assert processes.results(resumed, str(folder), False) == [straight]
+    (ended,) = processes.run(resumed, str(folder), True)
+    assert "was trained with other features of ['north'] than its tables give now" in ended.error
+
+
+@pytest.mark.parametrize("backend", [Plain(), CKKS()])
+def test_backends_agree_on_the_same_features(folder, backend):
+    trainer, module, data = make(folder / "together", privacy=backend)
+    trainer.fit(module, data)
+    plain = make(folder / "together")[2]
+    assert data.feature_names() == plain.feature_names()
+    for name in CLINICS:
+        torch.testing.assert_close(data._domain(name).x, plain._domain(name).x, atol=1e-4, rtol=1e-4)
+
+
+def test_those_who_are_away_at_first_have_agreed_too(folder):
+    trainer, module, data = make(folder / "together", participation=Fraction(0.5))
+    trainer.fit(module, data)
+    plain = make(folder / "together")[2]
+    assert all(torch.equal(data._domain(name).x, plain._domain(name).x) for name in CLINICS)
+
+
+def test_differential_privacy_does_not_cover_what_is_exact(folder):
+    mechanism = GaussianMechanism(1.0, 1.0)
+    both = {"update": mechanism, "levels": mechanism}
+    trainer, module, data = make(folder / "together", differential_privacy=both)
+    with pytest.raises(ChannelError, match=r"'levels'.*give statistics='own', or let a mechanism blur other channels"):
+        trainer.fit(module, data)
+    levels = {"sex": ["f", "m"], "ward": ["a", "b", *CLINICS]}
+    trainer, module, data = make(folder / "together", differential_privacy=both, categories=levels, statistics="own")
+    with pytest.raises(ChannelError, match=r"names the channels \['levels'\], which this run does not have"):
+        trainer.fit(module, data)
+
+
+def unreadable(folder: str) -> None:
+    """A process whose table is of no use."""
+    own = Path(folder, f"site{os.environ['LOCAL_RANK']}")
+    trainer, module, data = make(own, 4)
+    trainer.fit(module, data)
+
+
+def test_what_is_wrong_is_told_where_it_is_and_ends_the_others(folder):
+    table = pd.read_csv(folder / "site1" / "east.csv")
+    table.drop(columns="age").assign(secret=1).to_csv(folder / "site1" / "east.csv", index=False)
+    ended = processes.run(unreadable, str(folder), ranks=4)
+    assert all(r"'north' alone has ['age'] and 'east' alone has ['secret']" in each.error for each in ended)
+    table.assign(age=[f"{age} years" for age in table["age"]]).to_csv(folder / "site1" / "east.csv", index=False)
+    ended = processes.run(unreadable, str(folder), ranks=4)
+    assert "column 'age' of 'east.csv' has" in ended[1].error
+    for rank in (0, 2, 3):
+        assert "the process of ['east'] (rank 1) could not tell of its data" in ended[rank].error
+        assert "years" not in ended[rank].error
+
+
+def exported(folder: str, suffix: str) -> None:
+    """The model of a short run, in a file."""
+    trainer, module, data = make(Path(folder, "together"))
+    trainer.fit(module, data)
+    predictions = torch.cat([batch["south"] for batch in trainer.predict(module, data)])
+    export_target(module, Path(folder, f"target{suffix}"), data)
+    rows = data.split("south").test.tolist()
+    raw = data.raw_inputs()
+    table = data.table("south").iloc[rows]
+    columns = [
+        table[name].to_numpy(float)
+        if levels is None
+        else raw.codes(name, [*table[name].where(table[name].notna(), None)])
+        for name, levels in raw.columns
+    ]
+    codes = torch.tensor(np.stack(columns, axis=1), dtype=torch.float64)
+    torch.save({"predictions": predictions, "rows": rows, "codes": codes}, Path(folder, "expected.pt"))
+
+
+@pytest.mark.parametrize("suffix", [".pt2", ".onnx"])
+def test_an_exported_model_takes_rows_as_they_are_in_the_table(folder, suffix):
+    processes.results(exported, str(folder), suffix)
+    expected = torch.load(folder / "expected.pt")
+    card = (folder / f"target{suffix}.md").read_text()
+    assert "| ward | text, one of: a, b, east, north, south, west; empty where it is missing |" in card
+    if suffix == ".pt2":
+        about = {"fedlit.json": ""}
+        model = torch.export.load(folder / "target.pt2", extra_files=about).module()
+        torch.testing.assert_close(model(expected["codes"]), expected["predictions"], atol=1e-6, rtol=1e-5)
+        found = json.loads(about["fedlit.json"])
+    else:
+        onnxruntime = pytest.importorskip("onnxruntime")
+        (code,) = re.findall("```python\n(.*?)```", card, re.DOTALL)
+        clinic("south").iloc[expected["rows"]].to_csv("rows.csv", index=False)
+        names: dict[str, Any] = {}
+        exec(code, names)  # as the card says, word for word
+        np.testing.assert_allclose(names["predictions"], expected["predictions"].numpy(), atol=1e-6, rtol=1e-5)
+        told = onnxruntime.InferenceSession("target.onnx").get_modelmeta().custom_metadata_map
+        found = {key.removeprefix("fedlit."): value for key, value in told.items()}
+        found = found | {key: json.loads(found[key]) for key in ("outputs", "columns", "rounds")}
+        (odd,) = onnxruntime.InferenceSession("target.onnx").run(
+            None, {name: rows[:1] for name, rows in (names["rows"] | {"ward": np.array([["cellar"]], object)}).items()}
+        )
+        assert np.isfinite(odd).all()
+    assert found["outputs"] == ["no", "yes"]
+    assert found["method"] == "FedGP"
+    assert found["rounds"] == 2
+    assert [each["name"] for each in found["columns"]] == ["age", "marker", "sex", "ward"]
