@@ -188,6 +188,7 @@ def _about(module: FederatedModule, data: DomainDataModule | Sequence[int], raw:
         "target": module.target.name,
         "sources": [client.name for client in module.sources],
         "rounds": module.federation.round_idx,
+        "temperature": module.target_temperature,
         "data": whose,
     }
 

@@ -162,6 +162,7 @@ def test_checkpoints_and_files_have_the_temperature_of_their_weights(tmp_path: P
     torch.testing.assert_close(first[TARGET], expected[:8])
     torch.testing.assert_close(target_model(other)(x), expected)
     export_target(other, tmp_path / "target.pt2", (5,))
+    assert f"Logits are divided by {saved[1]:.3g}, as" in (tmp_path / "target.pt2.md").read_text()
     torch.testing.assert_close(torch.export.load(tmp_path / "target.pt2").module()(x), expected)
 
 
