@@ -39,7 +39,9 @@ class Calibration(Callback):
 
     From the sources: each sends the mean loss of its own model on its validation samples at 41 temperatures from 0.1 to
     10, and the target receives the mean over sources alone, through the privacy backend of the channel "calibration";
-    each source counts equally. Where the target differs much from them, so may the temperature that it needs.
+    each source counts equally. Where the target differs much from them, so may the temperature that it needs. Under
+    differential privacy of all channels every validation spends of the privacy budget, and noise decides on the
+    temperature: take ``using="target"`` there.
 
     Args:
         using: What the temperature is found with. ``"sources"``: their validation samples, each as it is.
