@@ -290,6 +290,46 @@ def headlines(results: Results) -> str:
 ALL = "methods"
 """Tables from several benchmarks."""
 
+def thousandths(figure: Any) -> str:
+    """As `cell`, to a thousandth."""
+    return "-" if figure is None else f"{figure['mean']:.3f} ± {figure['std']:.3f}"
+
+
+def small_tables_auc(results: Results) -> str:
+    """Before and after, and logistic regression on the same samples."""
+    columns = ("as the paper's algorithm", "as configured")
+    rows = [
+        (label, [thousandths(row.get(column)) for column in columns])
+        for label, row in results["auc"].items()
+        if columns[1] in row
+    ]
+    hospitals = {"VA Long Beach": results["auc"], **{name.title(): row for name, row in results["others"].items()}}
+    rows += [
+        (f"{hospital}: {label}", [thousandths(row.get(column)) for column in columns])
+        for hospital, labels in hospitals.items()
+        if hospital != "VA Long Beach"
+        for label, row in labels.items()
+        if columns[1] in row
+    ]
+    rows += [
+        (f"{hospital}: logistic regression, {name}", ["-", thousandths(figure)])
+        for hospital, labels in hospitals.items()
+        for name, figure in labels["logistic regression"].items()
+    ]
+    return grid("VA Long Beach, unless another is named", columns, rows)
+
+
+def small_tables_calibration(results: Results) -> str:
+    """Calibration errors, by what a temperature is found with."""
+    ways = {"none": "no temperature", "sources": "sources", "weighted": "sources, weighted", "target": "target's labels"}
+    rows = [
+        (f"{label}: {name}", [thousandths(row[way][key]) for way in ways])
+        for label, row in results["calibration"].items()
+        for key, name in (("ece", "ECE"), ("brier", "Brier score"))
+    ]
+    return grid("lower is better", ways.values(), rows)
+
+
 TABLES: dict[str, dict[str, Callable[[Results], str]]] = {
     ALL: {"headlines": headlines},
     "accuracy": {"experiments": accuracy},
@@ -297,6 +337,7 @@ TABLES: dict[str, dict[str, Callable[[Results], str]]] = {
         **{part: fedgp_part(part) for part in ("noise", "heart", "label_shift")},
         "state_kept": fedgp_state,
     },
+    "small_tables": {"auc": small_tables_auc, "calibration": small_tables_calibration},
     "fed_mmd_accuracy": {"office": fed_mmd_office, "hearts": fed_mmd_hearts},
     "fed_rf_tca": {
         "accuracy": fed_rf_tca_accuracy,

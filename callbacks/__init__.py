@@ -1,6 +1,7 @@
 """What is watched while a method trains, and what is told about it afterwards."""
 
 from fedlit.callbacks.aggregation_curves import AggregationCurves
+from fedlit.callbacks.calibration import Calibration
 from fedlit.callbacks.communication_ledger import CommunicationLedger
 from fedlit.callbacks.dictionary_pictures import DictionaryPictures
 from fedlit.callbacks.oracle_accuracy import OracleAccuracy
@@ -13,6 +14,7 @@ from fedlit.callbacks.validators import Validators
 
 __all__ = [
     "AggregationCurves",
+    "Calibration",
     "CommunicationLedger",
     "DictionaryPictures",
     "OracleAccuracy",

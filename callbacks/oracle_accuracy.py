@@ -5,15 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor
 from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassStatScores
+from torchmetrics.functional.classification import (
+    binary_auroc,
+    multiclass_calibration_error,
+    multiclass_confusion_matrix,
+)
 
 from fedlit.callbacks.shared import federated
 from fedlit.federation import LabelGuardError, Open, reveal_for_oracle
 from fedlit.federation.labels import known_labels
+from fedlit.functional import brier_score
 from fedlit.module import FederatedModule
 from fedlit.training.tasks import Classification, NumberMeter
 
@@ -25,17 +33,23 @@ class OracleAccuracy(Callback):
 
     Logs ``oracle/target/acc``, ``oracle/target/balanced_acc`` (mean recall over the classes that the target has) and
     ``oracle/target/f1`` (F1 scores of classes, weighted by their samples), all in [0, 1], and ``oracle/target/loss``
-    (cross-entropy); in regression ``oracle/target/r2`` (share of variance explained, at most 1) and
-    ``oracle/target/loss`` (mean squared error). They are equal on all processes. No federation could know these
-    numbers, so nothing may be selected by them. Where a method has other predictions of the target
-    (`FederatedModule.alternatives`), their accuracy is ``oracle/target/NAME/acc``. All of them travel over the channel
-    "oracle", which tables of communication keep apart from what the method sends.
+    (cross-entropy). Of the probabilities that are predicted, with the temperature of `Calibration` if there is one:
+    ``oracle/target/ece`` (expected calibration error of the most probable class, 15 bins, in [0, 1]) and
+    ``oracle/target/brier`` (`brier_score`, in [0, 2]), the lower the better, and ``oracle/target/auc`` (area under the
+    ROC curve: the mean of each class against the rest, over those that some samples have and others have not). In
+    regression ``oracle/target/r2`` (share of variance explained, at most 1) and ``oracle/target/loss`` (mean squared
+    error). They are equal on all processes. No federation could know these numbers, so nothing may be selected by them.
+    Where a method has other predictions of the target (`FederatedModule.alternatives`), their accuracy is
+    ``oracle/target/NAME/acc``. All of them travel over the channel "oracle", which tables of communication keep apart
+    from what the method sends.
 
     Args:
         per_class: Also log the accuracy on each class c that the target has, as ``oracle/target/acc/c``.
 
     Attributes:
         history: Label-free score and accuracy of each validation that has both; see `RunSummary`.
+        confusion: How many samples of each class (row) the last test, or validation by itself, took for which (column);
+            ``None`` before, and in regression.
 
     Raises:
         LabelGuardError: When a run starts, if EarlyStopping, ModelCheckpoint or a schedule monitors an ``oracle/``
@@ -46,6 +60,7 @@ class OracleAccuracy(Callback):
         self.per_class = per_class
         self._start_afresh()
         self.history: list[tuple[float, float]] = []
+        self.confusion: list[list[int]] | None = None
 
     channels = (
         Open(
@@ -114,6 +129,7 @@ class OracleAccuracy(Callback):
     def _start_afresh(self) -> None:
         self._hits: MulticlassStatScores | None = None
         self._loss: MeanMetric | None = None
+        self._outputs: list[tuple[Tensor, Tensor]] = []  # logits and labels
         self._numbers: NumberMeter | None = None
         self._alternatives: dict[str, tuple[int, int]] = {}  # right predictions, and all
 
@@ -137,6 +153,7 @@ class OracleAccuracy(Callback):
         for label, other in module.alternatives(batch[name][0][known]).items():
             right, seen = self._alternatives.get(label, (0, 0))
             self._alternatives[label] = (right + int((other.argmax(dim=1) == labels).sum()), seen + len(labels))
+        self._outputs.append((logits.cpu(), labels.cpu()))
         self._hits.update(logits, labels)
         self._loss.update(F.cross_entropy(logits.float(), labels), weight=len(labels))
 
@@ -150,9 +167,25 @@ class OracleAccuracy(Callback):
         for each in mine.values():
             each |= {f"{label}/acc": right / seen for label, (right, seen) in self._alternatives.items()}
         names += [f"{label}/acc" for label in type(module).alternative_names]
-        told = module.federation.report(mine, names, channel="oracle")
-        metrics = {f"{_PREFIX}target/{key}": value for row in told.values() for key, value in row.items()}
-        module.log_everywhere(metrics)
+        shown = len(names)
+        if isinstance(module.task, Classification) and module.trainer.state.fn != TrainerFn.FITTING:
+            cells = [(row, column) for row in range(module.num_classes) for column in range(module.num_classes)]
+            names += [f"confusion/{row}/{column}" for row, column in cells]
+            if self._outputs:
+                matrix = self._confusion(module)
+                mine[module.target.name] |= {f"confusion/{row}/{column}": matrix[row][column] for row, column in cells}
+        told = module.federation.report(mine, names, channel="oracle").get(module.target.name, {})
+        if len(names) > shown:
+            counted = [told[name] for name in names[shown:] if name in told]
+            size = module.num_classes
+            rows = [counted[start : start + size] for start in range(0, len(counted), size)]
+            self.confusion = [[int(number) for number in row] for row in rows] or None
+        module.log_everywhere({f"{_PREFIX}target/{key}": told[key] for key in names[:shown] if key in told})
+
+    def _confusion(self, module: FederatedModule) -> list[list[float]]:
+        logits, labels = map(torch.cat, zip(*self._outputs, strict=True))
+        counted: list[list[float]] = multiclass_confusion_matrix(logits, labels, module.num_classes).double().tolist()
+        return counted
 
     def _scores_of_classes(self, module: FederatedModule) -> tuple[dict[str, dict[str, float]], list[str]]:
         classes = [f"acc/{index}" for index in range(module.num_classes)] if self.per_class else []
@@ -167,11 +200,24 @@ class OracleAccuracy(Callback):
                 "balanced_acc": sum(recall) / len(recall),
                 "f1": float((f1 * samples).sum() / samples.sum()),
                 "loss": float(self._loss.compute()),
+                **self._scores_of_probabilities(module),
             }
             there = samples.nonzero().flatten().tolist()
             numbers |= {f"acc/{index}": each for index, each in zip(there, recall, strict=True) if self.per_class}
             mine[module.target.name] = numbers
-        return mine, ["acc", "balanced_acc", "f1", "loss", *classes]
+        return mine, ["acc", "balanced_acc", "f1", "loss", "ece", "brier", "auc", *classes]
+
+    def _scores_of_probabilities(self, module: FederatedModule) -> dict[str, float]:
+        logits, labels = map(torch.cat, zip(*self._outputs, strict=True))
+        p = module.task.predictions(logits.double(), module.target_temperature)
+        areas = [
+            float(binary_auroc(p[:, label], of_class.long()))
+            for label in range(module.num_classes)
+            if 0 < int((of_class := labels == label).sum()) < len(labels)
+        ]
+        error = multiclass_calibration_error(p, labels, module.num_classes, n_bins=15)
+        found = {"ece": float(error), "brier": float(brier_score(p, labels))}
+        return found | ({"auc": sum(areas) / len(areas)} if areas else {})
 
 
 def _refuse(monitor: object, who: str) -> None:

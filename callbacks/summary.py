@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedlit.callbacks.oracle_accuracy import OracleAccuracy
-from fedlit.callbacks.shared import LOGGING_CHANNELS, check_fields, megabytes, watched
+from fedlit.callbacks.shared import LOGGING_CHANNELS, check_fields, class_names, megabytes, watched
 from fedlit.federation import KEYS
 from fedlit.module import FederatedModule
 from fedlit.privacy import Description
@@ -53,6 +53,13 @@ class RunSummary:
         oracle_f1: As `oracle_accuracy`, F1 scores of classes weighted by their samples.
         oracle_alternatives: As `oracle_accuracy`, of the method's other predictions of the target, by name.
         oracle_r2: In regression, the share of the hidden labels' variance that is explained, at most 1.
+        oracle_ece: As `oracle_accuracy`, expected calibration error of the predicted probabilities.
+        oracle_brier: As `oracle_accuracy`, Brier score of the predicted probabilities, in [0, 2].
+        oracle_auc: As `oracle_accuracy`, area under the ROC curve, of several classes each against the rest.
+        oracle_class_accuracy: As `oracle_accuracy`, on each class that the target has, by name.
+        oracle_confusion: How many test samples of each class (row) were taken for which (column).
+        classes: Names of the classes, in the order of `oracle_confusion`; empty without it.
+        temperature: That logits were divided by, if `Calibration` found one.
     """
 
     method: str
@@ -74,6 +81,13 @@ class RunSummary:
     oracle_r2: float | None = None
     oracle_alternatives: dict[str, float] = field(default_factory=dict)
     channels: dict[str, str] = field(default_factory=dict)
+    oracle_ece: float | None = None
+    oracle_brier: float | None = None
+    oracle_auc: float | None = None
+    oracle_class_accuracy: dict[str, float] = field(default_factory=dict)
+    oracle_confusion: list[list[int]] | None = None
+    classes: list[str] = field(default_factory=list)
+    temperature: float | None = None
 
     def to_json(self) -> str:
         """The fields as a JSON object."""
@@ -103,6 +117,8 @@ def summarise(trainer: Trainer, module: FederatedModule, seconds: float, method:
     used = [federation.channels[channel] for channel in sent if not channel.endswith(KEYS)]
     watchers = [callback for callback in trainer.callbacks if isinstance(callback, OracleAccuracy)]  # type: ignore[attr-defined]
     seen = watchers[0].history if watchers else []
+    confusion = watchers[0].confusion if watchers else None
+    classes = [] if confusion is None else class_names(trainer, module)
     return RunSummary(
         method=method or type(module).__name__,
         target=module.target.name,
@@ -127,6 +143,17 @@ def summarise(trainer: Trainer, module: FederatedModule, seconds: float, method:
             for name in type(module).alternative_names
             if (accuracy := _metric(trainer, f"oracle/target/{name}/acc")) is not None
         },
+        oracle_ece=_metric(trainer, "oracle/target/ece"),
+        oracle_brier=_metric(trainer, "oracle/target/brier"),
+        oracle_auc=_metric(trainer, "oracle/target/auc"),
+        oracle_class_accuracy={
+            name: row[place] / sum(row)
+            for place, (name, row) in enumerate(zip(classes, confusion or [], strict=True))
+            if sum(row)
+        },
+        oracle_confusion=confusion,
+        classes=classes,
+        temperature=_metric(trainer, "target/temperature"),
     )
 
 

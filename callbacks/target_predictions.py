@@ -11,7 +11,9 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from fedlit.callbacks.shared import federated
+from fedlit.callbacks.shared import class_names, federated
+from fedlit.data import DomainDataModule
+from fedlit.functional import decide
 from fedlit.module import FederatedModule
 from fedlit.training.tasks import Classification
 
@@ -19,23 +21,30 @@ from fedlit.training.tasks import Classification
 class TargetPredictions(Callback):
     """Writes what ``trainer.predict`` finds for the target to a file: a row per sample, in the data's order.
 
-    The first column, ``predicted``, has the most probable class, and there is one more for the probability of each
-    class; in regression there is a column for each number alone. Columns bear the names that the data module has in
-    ``classes``, such as a `DomainDataModule`, or else count from 0. The process that hosts the target writes. Nothing
-    is written under ``fast_dev_run``.
+    The first column, ``id``, says which sample it is: the name that the data module's ``ids`` gives it, or its position
+    in the target's data, from 0, before they were split; of a loader without a `DomainDataModule`, in the loader. Then
+    ``predicted`` has the most probable class, and there is a column for the probability of each class; in regression
+    there is a column for each number alone. Columns bear the names that the data module has in ``classes``, such as a
+    `DomainDataModule`, or else count from 0. The process that hosts the target writes. Nothing is written under
+    ``fast_dev_run``.
 
     Args:
         csv: Path of the file; ``None`` is ``predictions.csv`` in the Trainer's ``log_dir``, or its
             ``default_root_dir``.
+        costs: What decisions cost, in any unit: a row for each true class, and in it a number for each class decided
+            for, in the order of the columns. They add the column ``decision``: the class that costs least on average
+            by the sample's probabilities, see `fedlit.functional.decide`. Of two classes ``[[0, 1], [4, 0]]`` decides
+            for the second where its probability is above 1 / (1 + 4).
 
     Raises:
         TypeError: If the module is no `FederatedModule`.
-        ValueError: If the data module names another number of classes than the module has, or no sample was one of the
-            target's.
+        ValueError: If the data module names another number of classes than the module has, or gives a class the name
+            of another column, if ``costs`` do not fit the classes, or no sample was one of the target's.
     """
 
-    def __init__(self, csv: str | None = None) -> None:
+    def __init__(self, csv: str | None = None, costs: list[list[float]] | None = None) -> None:
         self.csv = csv
+        self.costs = costs
         self._path = Path()
         self._batches: list[Tensor] = []
 
@@ -47,9 +56,23 @@ class TargetPredictions(Callback):
             self._path = Path(self.csv or Path(trainer.log_dir or trainer.default_root_dir, "predictions.csv"))
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start afresh; refuse names that do not fit before anything is predicted."""
+        """Start afresh; refuse names and costs that do not fit before anything is predicted."""
         self._batches = []
-        _names(trainer, federated(pl_module, self))
+        module = federated(pl_module, self)
+        names, first = class_names(trainer, module), self._first_columns(module)
+        twice = [name for name in names if name in first]
+        if twice:
+            raise ValueError(f"classes {twice} would be called as the first columns of the file, {first}: rename them")
+        if self.costs is not None:
+            if not isinstance(module.task, Classification):
+                raise ValueError(
+                    "costs are of deciding for a class, but the method has task='regression': leave costs out"
+                )
+            if [len(row) for row in self.costs] != [len(names)] * len(names):
+                raise ValueError(
+                    f"costs must be {len(names)} rows of {len(names)} numbers, costs[true class][decided class], got "
+                    f"{self.costs}: the classes are {names}"
+                )
 
     def on_predict_batch_end(
         self,
@@ -76,26 +99,37 @@ class TargetPredictions(Callback):
                 f"no sample of target {target.name!r} was predicted, so there is nothing to write: give "
                 "trainer.predict a loader that has the target's samples, or remove TargetPredictions"
             )
-        rows = torch.cat(self._batches).tolist()
-        names = _names(trainer, module)
-        choosing = isinstance(module.task, Classification)
+        predicted = torch.cat(self._batches)
+        rows, names, ids = predicted.tolist(), class_names(trainer, module), _ids(trainer, target.name, len(predicted))
+        first: list[list[str]] = [ids]
+        if isinstance(module.task, Classification):
+            first.append([names[row.index(max(row))] for row in rows])
+        if self.costs is not None:
+            first.append([names[label] for label in decide(predicted, torch.tensor(self.costs)).tolist()])
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
-            writer.writerow(["predicted", *names] if choosing else names)
-            writer.writerows([names[row.index(max(row))], *row] if choosing else row for row in rows)
+            writer.writerow([*self._first_columns(module), *names])
+            writer.writerows([*own, *row] for *own, row in zip(*first, rows, strict=True))
         print(f"predictions of {len(rows)} samples of {target.name!r} are in {self._path}", flush=True)
 
+    def _first_columns(self, module: FederatedModule) -> list[str]:
+        """What the columns before those of classes, or numbers, are called."""
+        choosing = isinstance(module.task, Classification)
+        return ["id", *(["predicted"] if choosing else []), *(["decision"] if self.costs is not None else [])]
 
-def _names(trainer: Trainer, module: FederatedModule) -> list[str]:
-    """What the columns are called, one for each class or number."""
-    data = trainer.datamodule  # type: ignore[attr-defined]
-    names = getattr(data, "classes", None)
-    if names is None:
-        return [str(index) for index in range(module.num_classes)]
-    if len(names) != module.num_classes:
+
+def _ids(trainer: Trainer, target: str, number: int) -> list[str]:
+    """Which sample each row is of, in the order of the data module's loader for predictions."""
+    data = trainer.predict_loop._data_source.instance  # trainer.datamodule may be one of an earlier fit
+    if not isinstance(data, DomainDataModule):
+        return [str(place) for place in range(number)]
+    ids = data.ids(target, "predict")
+    if ids is None:
+        ids = [str(place) for place in data.split(target).test.tolist()]
+    if len(ids) < number:
         raise ValueError(
-            f"classes of {type(data).__name__} must name the {module.num_classes} outputs of {type(module).__name__} "
-            f"(num_classes), got {len(names)} names: give the module num_classes=data.num_classes"
+            f"{number} samples of target {target!r} were predicted, but {type(data).__name__} has ids of {len(ids)} "
+            "samples to predict: give trainer.predict a loader in place of the data module (dataloaders=...)"
         )
-    return [str(name) for name in names]
+    return ids[:number]  # of fewer, as under limit_predict_batches, the first

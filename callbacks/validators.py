@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import torch
-import torch.nn.functional as F
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from fedlit.callbacks.shared import SOURCE_MOMENTS, federated
+from fedlit.callbacks.shared import SOURCE_MOMENTS, RandomBasis, federated, triangle, unfold
 from fedlit.federation import Channel, RosterError, Summed
 from fedlit.functional import (
     SourceMoments,
@@ -19,8 +18,6 @@ from fedlit.functional import (
     diversity_score,
     importance_weighted_scores,
     information_score,
-    random_fourier_features,
-    sample_frequencies,
     soft_neighbourhood_density,
 )
 from fedlit.module import FederatedModule
@@ -86,11 +83,9 @@ class Validators(Callback):
         for name, value in (("bandwidth", bandwidth), ("ridge", ridge), ("temperature", temperature)):
             if not 0 < value < math.inf:
                 raise ValueError(f"{name} must be positive, got {value}")
-        self.num_frequencies = num_frequencies
-        self.bandwidth = bandwidth
         self.ridge = ridge
         self.temperature = temperature
-        self._frequencies: Tensor | None = None
+        self._basis = RandomBasis(num_frequencies, bandwidth)
         self._start_afresh()
 
     @property
@@ -107,7 +102,7 @@ class Validators(Callback):
                 "Validators score class probabilities, but the method has task='regression': remove the callback, and "
                 "monitor 'source/r2'"
             )
-        self._frequencies = None  # those of the module's width and seed are drawn when its features are seen
+        self._basis.forget_()  # those of the module's width and seed are drawn when its features are seen
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start counting afresh."""
@@ -134,7 +129,7 @@ class Validators(Callback):
             if name == module.target.name:
                 self._predictions.append(logits.double().softmax(dim=1))
             if self._weighs:
-                self._features.setdefault(name, []).append(self._basis(module, name, samples[0]))
+                self._features.setdefault(name, []).append(self._basis.of(module, name, samples[0]))
                 if name != module.target.name:
                     wrong = logits.argmax(dim=1) != samples[1]
                     self._errors.setdefault(name, []).append(wrong.double())
@@ -172,19 +167,10 @@ class Validators(Callback):
     def _weighs(self) -> bool:
         return any(name in WEIGHTED for name in self.names)
 
-    def _basis(self, module: FederatedModule, name: str, inputs: Tensor) -> Tensor:
-        """Random features of a client's extracted ones, which are scaled to length 1; the same for everyone."""
-        extracted: Tensor = module.replicas[name].get_submodule("extractor")(inputs)
-        unit = F.normalize(extracted.detach().flatten(1).double(), dim=1)
-        if self._frequencies is None:
-            drawn = (self.num_frequencies, unit.shape[1], self.bandwidth)
-            self._frequencies = sample_frequencies(*drawn, seed=module.federation.seed)
-        return random_fourier_features(unit, self._frequencies)
-
     def _exchange(self, module: FederatedModule) -> dict[str, dict[str, Tensor]]:
         """At the target: the mean of the sources' moments, of symmetric matrices the upper triangle."""
         federation = module.federation
-        size = 2 * self.num_frequencies
+        size = self._basis.size
         sent = {}
         for client in module.sources:
             if not federation.is_local(client):
@@ -240,7 +226,7 @@ class Validators(Callback):
 
 def _packed(moments: SourceMoments) -> dict[str, Tensor]:
     """Moments as a message: of symmetric matrices the upper triangle."""
-    above = _triangle(len(moments.phi))
+    above = triangle(len(moments.phi))
     return {
         "phi": moments.phi.cpu(),
         "square": moments.square.cpu()[above],
@@ -251,15 +237,6 @@ def _packed(moments: SourceMoments) -> dict[str, Tensor]:
 
 def _unpacked(message: Mapping[str, Tensor]) -> SourceMoments:
     """What `_packed` packed."""
-
-    def matrix(numbers: Tensor) -> Tensor:
-        full = torch.zeros(len(phi), len(phi), dtype=torch.float64)
-        full[_triangle(len(phi))] = numbers.double()
-        return full + full.T - full.diagonal().diag()
-
     phi = message["phi"].double()
-    return SourceMoments(phi, matrix(message["square"]), message["loss"].double(), matrix(message["square_loss"]))
-
-
-def _triangle(size: int) -> tuple[Tensor, ...]:
-    return tuple(torch.triu_indices(size, size))
+    square, square_loss = (unfold(message[name], len(phi)) for name in ("square", "square_loss"))
+    return SourceMoments(phi, square, message["loss"].double(), square_loss)

@@ -74,6 +74,9 @@ class FederatedModule(ClientOptimisation):
     replicas: Replicas[nn.Module]
     """What each local client holds; a method that builds a class of its own annotates it with that."""
 
+    target_temperature: float
+    """What its process divides the target's logits by when it predicts; 1 unless `Calibration` has found another."""
+
     uses_unlabelled_target: ClassVar[bool] = False
     """Whether the target trains on its unlabelled samples too, rather than on its labelled ones alone."""
 
@@ -149,6 +152,7 @@ class FederatedModule(ClientOptimisation):
             ignore=["clients", "extractor", "classifier", "optimizer", "lr_scheduler"], logger=False
         )
         self.save_hyperparameters({"clients": [client.name for client in self.clients]}, logger=False)
+        self.target_temperature = 1.0
         self.record = RoundRecord()
         self.shared = SharedWeights(self.replicas, self.originals, self.stays_local, local_norm)
         self._own_federation: Federation | None = None
@@ -375,7 +379,7 @@ class FederatedModule(ClientOptimisation):
                 f"{type(self).__name__} trains on target labels, but target {self.target.name!r} has none: give the "
                 "data module target_labels (a number of samples, or a share such as 1.0)"
             )
-        federation = self.federation
+        federation, self.target_temperature = self.federation, 1.0
         self.shared.start_(federation.local_clients, remembers=bool(federation.channels.mechanisms))
         self.record.start_run_()
         own_loss = type(self).loss is not FederatedModule.loss or type(self).losses is not FederatedModule.losses
@@ -408,7 +412,11 @@ class FederatedModule(ClientOptimisation):
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """Class probabilities, or numbers, of each client in ``batch``, by name, of shape (batch, num_classes)."""
-        return {name: self.task.predictions(self.replicas[name](samples[0])) for name, samples in batch.items()}
+        temperatures = {self.target.name: self.target_temperature}
+        return {
+            name: self.task.predictions(self.replicas[name](samples[0]), temperatures.get(name, 1.0))
+            for name, samples in batch.items()
+        }
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Put each client's state under its name in ``checkpoint["clients"]``; all else is equal on all processes.

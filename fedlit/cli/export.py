@@ -14,7 +14,14 @@ from fedlit.cli.lightning_cli import FedlitCLI
 from fedlit.export.target import check_path, export_target
 from fedlit.federation import RosterError
 from fedlit.module import FederatedModule
-from fedlit.training.checkpoints import check_there, class_path, complete, join, restore_data
+from fedlit.training.checkpoints import (
+    check_there,
+    class_path,
+    complete,
+    join,
+    restore_data,
+    restore_temperature,
+)
 from fedlit.training.parts import files_of, read
 
 
@@ -132,6 +139,7 @@ def _load(module: FederatedModule, path: Path, data: Any) -> int:
         join(checkpoint, clients)
         complete(module, checkpoint, clients)
         module.load_state_dict(checkpoint["state_dict"])
+        restore_temperature(module, checkpoint)
         module.federation.round_idx = int(checkpoint["federation"]["round_idx"])
         return module.federation.round_idx
     except RosterError as error:

@@ -270,6 +270,15 @@ class DomainDataModule(L.LightningDataModule, ABC):
             self._roster = make_roster(names, target)
         return self._roster
 
+    def ids(self, client: str, stage: str) -> list[str] | None:
+        """Names of a client's samples in one stage, in their order, such as file names; ``None`` if they have none.
+
+        Args:
+            client: Whose data are here.
+            stage: "train", "val", "test", or "predict" for what `predict_dataloader` gives.
+        """
+        return None
+
     @property
     def clients(self) -> list[Client]:
         """The clients in order; how many samples each has is told when training starts."""

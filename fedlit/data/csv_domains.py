@@ -210,11 +210,15 @@ class CSVDomains(DomainDataModule):
         return self._tables[client]
 
     def ids(self, client: str, stage: str) -> list[str] | None:
-        """What names a client's rows in one stage, in order; ``None`` without a column of ids."""
+        """What names a client's rows in one stage, in order; without a column of ids ``None``.
+
+        Rows of ``predict_file`` are then counted from 0.
+        """
+        if stage == "predict" and self.predict_file is not None:
+            rows = self._new_rows()
+            return [str(place) for place in range(len(rows))] if self.id is None else [*texts_of(rows[self.id])]
         if self.id is None:
             return None
-        if stage == "predict" and self.predict_file is not None:
-            return [*texts_of(self._new_rows()[self.id])]
         positions: Tensor = getattr(self.split(client), "test" if stage == "predict" else stage)
         return [*texts_of(self.table(client)[self.id].iloc[positions.tolist()])]
 

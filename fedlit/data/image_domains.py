@@ -185,6 +185,12 @@ class ImageDomains(DomainDataModule):
             labels += [label] * len(found)
         return Domain(paths, torch.tensor(labels, dtype=torch.int64))
 
+    def ids(self, client: str, stage: str) -> list[str] | None:
+        """Paths of the images below ``root``, with forward slashes."""
+        positions: Tensor = getattr(self.split(client), "test" if stage == "predict" else stage)
+        paths = [path for name in self._members(client) for path in self._domain(name).x]
+        return [paths[place].relative_to(self.root).as_posix() for place in positions.tolist()]
+
     @cached_property
     def cached(self) -> bool:
         """Whether the decoded images of all clients that are here fit ``cache_limit_mb``."""

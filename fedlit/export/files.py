@@ -115,7 +115,13 @@ def model_card(about: Mapping[str, Any], path: Path) -> str:
         "",
         f"It is made for {about['target']!r}, whose samples differ from those of the others. Where its labels were "
         "hidden in training, nothing was chosen by them; how well it does there is known only where somebody has "
-        "labels to test it with. Probabilities need not be calibrated.",
+        "labels to test it with. "
+        + (
+            "Probabilities need not be calibrated."
+            if about["temperature"] == 1
+            else f"Logits are divided by {about['temperature']:.3g}, as samples show that the network is too sure of "
+            "itself; how well that fits the target is not known either."
+        ),
         "",
     ]
     return "\n".join(lines)

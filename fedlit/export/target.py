@@ -33,16 +33,18 @@ class TargetModel(nn.Module):
     Args:
         network: From inputs of shape (n, ...) to outputs of shape (n, C).
         task: What the outputs are.
+        temperature: What logits are divided by, positive.
     """
 
-    def __init__(self, network: nn.Module, task: Classification | Regression) -> None:
+    def __init__(self, network: nn.Module, task: Classification | Regression, temperature: float = 1.0) -> None:
         super().__init__()
         self.network = network
         self.task = task
+        self.temperature = temperature
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Class probabilities of inputs, or in regression the numbers, shape (n, C)."""
-        return self.task.predictions(self.network(inputs))
+        return self.task.predictions(self.network(inputs), self.temperature)
 
 
 def target_model(module: FederatedModule) -> TargetModel:
@@ -83,7 +85,12 @@ def target_model(module: FederatedModule) -> TargetModel:
         if value.dtype == torch.bool:
             delattr(network, flag)
             setattr(network, flag, value.cpu().numpy())
-    return TargetModel(network, module.task).to("cpu", torch.float32).eval().requires_grad_(False)
+    return (
+        TargetModel(network, module.task, module.target_temperature)
+        .to("cpu", torch.float32)
+        .eval()
+        .requires_grad_(False)
+    )
 
 
 def export_target(module: FederatedModule, path: str | Path, data: DomainDataModule | Sequence[int]) -> None:
@@ -181,6 +188,7 @@ def _about(module: FederatedModule, data: DomainDataModule | Sequence[int], raw:
         "target": module.target.name,
         "sources": [client.name for client in module.sources],
         "rounds": module.federation.round_idx,
+        "temperature": module.target_temperature,
         "data": whose,
     }
 

@@ -3,6 +3,14 @@
 from fedlit.functional.aggregation import fedavg, fedda, fedgp, fedgp_cosine
 from fedlit.functional.alignment import alignment_loss
 from fedlit.functional.auto_weights import AutoBeta, BatchStatistics, auto_beta, auto_weights
+from fedlit.functional.calibration import (
+    best_temperature,
+    brier_score,
+    decide,
+    fit_temperature,
+    losses_at,
+    temperature_grid,
+)
 from fedlit.functional.discriminant import linear_discriminant, softmax_regression
 from fedlit.functional.gradient import loss_from_gradient
 from fedlit.functional.kernels import Kernel, cauchy_kernel, gaussian_kernel, laplace_kernel
@@ -13,6 +21,7 @@ from fedlit.functional.scores import (
     certainty_score,
     diversity_score,
     importance_weighted_scores,
+    importance_weights,
     information_score,
     soft_neighbourhood_density,
 )
@@ -77,8 +86,11 @@ __all__ = [
     "auto_weights",
     "balanced_weights",
     "barycentric_mapping",
+    "best_temperature",
+    "brier_score",
     "cauchy_kernel",
     "certainty_score",
+    "decide",
     "diversity_score",
     "exact_between_domains_mean",
     "exact_within_domain_mean",
@@ -86,10 +98,12 @@ __all__ = [
     "fedda",
     "fedgp",
     "fedgp_cosine",
+    "fit_temperature",
     "gaussian_kernel",
     "gradient_map",
     "hard_vote",
     "importance_weighted_scores",
+    "importance_weights",
     "information_score",
     "inner_products",
     "joint_cost",
@@ -97,6 +111,7 @@ __all__ = [
     "laplace_kernel",
     "linear_discriminant",
     "loss_from_gradient",
+    "losses_at",
     "mean_squared_distance",
     "mmd_squared",
     "moments_to_send",
@@ -121,6 +136,7 @@ __all__ = [
     "taylor_mmd_squared",
     "taylor_moments",
     "tca",
+    "temperature_grid",
     "transport_plan",
     "wasserstein_barycenter",
     "within_domain_mean",

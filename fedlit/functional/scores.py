@@ -146,16 +146,46 @@ class SourceMoments:
         return cls(phi.mean(dim=0), phi.T @ phi / number, (each * phi).mean(dim=0), phi.T @ (each * phi) / number)
 
 
-def importance_weighted_scores(source: SourceMoments, target: Tensor, ridge: float = 0.1) -> tuple[Tensor, Tensor]:
-    r"""Accuracy on the target, estimated on source samples that are weighted by how much they resemble the target's.
+def importance_weights(square: Tensor, target: Tensor, ridge: float = 0.1) -> Tensor:
+    r"""Coefficients of features that estimate how much likelier a sample is at the target than at the sources.
 
     .. math:: w(z) = \theta^\top \phi(z), \quad
         \theta = \left(E_S[\phi \phi^\top] + \tfrac{\lambda}{m} I\right)^{-1} E_T[\phi]
 
-    estimates the ratio of the target's density to the sources' by least squares. Of the errors l, importance-weighted
-    validation gives 1 - E_S[w l]; deep embedded validation takes 1 - (E_S[w l] + eta (E_S[w] - 1)), where
-    eta = -Cov(w l, w) / Var(w) makes the variance smallest. Both are sums over single source samples for any theta, and
-    so need their moments alone.
+    The mean of f over the target is then estimated as that of w f over the sources, from E_S[f phi] alone.
+
+    Args:
+        square: E_S[phi phi^T] of the sources' samples, shape (m, m).
+        target: Mean features E_T[phi] of the target's samples, shape (m,).
+        ridge: lambda, positive; features have length 1.
+
+    Returns:
+        theta, shape (m,), float64. Weights w may be negative.
+
+    Raises:
+        ValueError: If the shapes do not fit, or ``ridge`` is not positive.
+
+    References:
+        Kanamori, Hido and Sugiyama, A least-squares approach to direct importance estimation (uLSIF), JMLR 2009, which
+        cuts off negative weights, as moments alone do not allow.
+    """
+    if not 0 < ridge < math.inf:
+        raise ValueError(f"ridge must be positive, got {ridge}")
+    size = len(square)
+    if target.shape != (size,):
+        raise ValueError(f"target must have shape ({size},), as the sources' mean, got {tuple(target.shape)}")
+    identity = torch.eye(size, dtype=torch.float64, device=square.device)
+    theta: Tensor = torch.linalg.solve(square.double() + ridge / size * identity, target.double())
+    return theta
+
+
+def importance_weighted_scores(source: SourceMoments, target: Tensor, ridge: float = 0.1) -> tuple[Tensor, Tensor]:
+    r"""Accuracy on the target, estimated on source samples that are weighted by how much they resemble the target's.
+
+    Of the errors l and weights w(z) = theta^T phi(z), see `importance_weights`, importance-weighted validation gives
+    1 - E_S[w l]; deep embedded validation takes 1 - (E_S[w l] + eta (E_S[w] - 1)), where eta = -Cov(w l, w) / Var(w)
+    makes the variance smallest. Both are sums over single source samples for any theta, and so need their moments
+    alone.
 
     Args:
         source: Moments of the features and of the sources' errors (0 or 1, or another loss).
@@ -171,18 +201,10 @@ def importance_weighted_scores(source: SourceMoments, target: Tensor, ridge: flo
 
     References:
         Sugiyama et al., Covariate shift adaptation by importance weighted cross validation, JMLR 2007; You et al.,
-        Towards accurate model selection in deep unsupervised domain adaptation (DEV), ICML 2019; the ratio: Kanamori,
-        Hido and Sugiyama, A least-squares approach to direct importance estimation (uLSIF), JMLR 2009. You et al. take
-        the ratio from a classifier of domains, which needs all samples in one place; uLSIF cuts off negative weights,
-        which moments alone do not allow.
+        Towards accurate model selection in deep unsupervised domain adaptation (DEV), ICML 2019, who take the weights
+        from a classifier of domains, which needs all samples in one place.
     """
-    if not 0 < ridge < math.inf:
-        raise ValueError(f"ridge must be positive, got {ridge}")
-    size = source.phi.numel()
-    if target.shape != (size,):
-        raise ValueError(f"target must have shape ({size},), as the sources' mean, got {tuple(target.shape)}")
-    identity = torch.eye(size, dtype=torch.float64, device=source.square.device)
-    theta = torch.linalg.solve(source.square + ridge / size * identity, target.double())
+    theta = importance_weights(source.square, target, ridge)
     weight, risk = theta @ source.phi, theta @ source.loss
     variance = theta @ source.square @ theta - weight.square()
     covariance = theta @ source.square_loss @ theta - risk * weight

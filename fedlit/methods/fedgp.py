@@ -489,7 +489,8 @@ class FedGP(FedDA):
 
     With ``beta="auto"``, beta_i = sigma^2 / (sigma^2 + tau_i^2 d_i^2). Protocol, channels and who learns what are those
     of `FedDA`; with the orthogonal projection the step of the parameters never opposes the target's own and is never
-    longer.
+    longer. What the target's labels do not ask for is therefore never learnt from the sources: where they are few,
+    begin with ``warmup_rounds``, as ``configs/methods`` does with 10 (benchmarks/small_tables.py).
 
     Args:
         granularity: Project ``"layer"`` by layer, as the paper's experiments do, or the whole ``"model"`` at once.

@@ -6,6 +6,7 @@ under its name, and `join` puts them back. Of several processes each writes its 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import chain
@@ -49,6 +50,20 @@ def save(method: Method, checkpoint: dict[str, Any]) -> None:
         checkpoint["clients"][name] |= own
         if data is not None and (kept := data.client_state(name)):
             checkpoint["clients"][name]["data"] = kept
+    if method.target.name in local and method.target_temperature != 1:
+        checkpoint["clients"][method.target.name]["temperature"] = method.target_temperature
+
+
+def restore_temperature(method: Method, checkpoint: Mapping[str, Any]) -> None:
+    """Let the target predict with the temperature that a checkpoint has of it, or else with 1.
+
+    Raises:
+        RosterError: If the checkpoint has something else in its place.
+    """
+    found = checkpoint.get("clients", {}).get(method.target.name, {}).get("temperature", 1.0)
+    if not isinstance(found, float) or not 0 < found < math.inf:
+        raise RosterError(f"the checkpoint's temperature of the target must be a positive number, got {found!r}")
+    method.target_temperature = found
 
 
 def _data_of(method: Method) -> Any:
@@ -71,6 +86,7 @@ def load(method: Method, checkpoint: dict[str, Any]) -> None:
     check_there(checkpoint, [name for name in local if name == method.target.name] if predicting else local)
     join(checkpoint, local)
     complete(method, checkpoint, local)
+    restore_temperature(method, checkpoint)
     restore_data(_data_of(method), checkpoint, local)
     if trainer is not None and trainer.state.fn != TrainerFn.FITTING:
         return  # for validation and testing, only the weights are of interest

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -9,21 +11,27 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from fedlit.training.method import Method, metric_names
-from fedlit.training.tasks import Meter
+from fedlit.training.tasks import Classification, Meter
+
+_FEW = 10
+"""Predictions of which all may well be of one class."""
 
 
 class Evaluation(Callback):
     """Scores what clients' replicas predict of their own samples; attached by every `FederatedModule`.
 
     Outputs are those of ``validation_step`` and ``test_step``: ``{client: logits or numbers}``. Labels of the target
-    are not read.
+    are not read. At the end of ``fit`` (of its last validation), ``test`` and ``predict``, the process of the target
+    warns if all of the target's predictions are of one class.
     """
 
     def __init__(self) -> None:
         self._meters: dict[str, Meter] = {}
+        self._predicted: Counter[int] = Counter()  # how often each class, at the target
 
     def _start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._meters.clear()
+        self._predicted.clear()
         cast(Method, pl_module).prepare_predictions()
 
     def _count(
@@ -40,6 +48,39 @@ class Evaluation(Callback):
             if name not in self._meters:
                 self._meters[name] = module.task.meter(name == module.target.name, module.device)
             self._meters[name].update(predicted, batch[name][1])
+        self._count_classes(trainer, pl_module, outputs, batch, batch_idx, dataloader_idx)
+
+    def _count_classes(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        module = cast(Method, pl_module)
+        predicted = outputs.get(module.target.name) if isinstance(outputs, Mapping) else None
+        if isinstance(predicted, torch.Tensor) and isinstance(module.task, Classification):
+            self._predicted.update(predicted.detach().argmax(dim=1).tolist())
+
+    def _warn(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Say what nobody sees in an accuracy of a target that has mostly one class, or in none at all."""
+        if len(self._predicted) != 1 or trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        ((label, number),) = self._predicted.items()
+        if number < _FEW:
+            return
+        module = cast(Method, pl_module)
+        names = getattr(trainer.datamodule, "classes", None)  # type: ignore[attr-defined]
+        named = f"{names[label]!r}" if names is not None and len(names) > label else str(label)
+        warnings.warn(
+            f"all {number} predictions for target {module.target.name!r} are of class {named}, as of a model that has "
+            "not learnt yet or has collapsed: train for more rounds (max_epochs), with Adam or a higher learning rate "
+            "(optimizer), or with warmup_rounds on the sources first; if one class is much the larger, decide by what "
+            "errors cost (costs of TargetPredictions)",
+            stacklevel=2,
+        )
 
     def _log(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.sanity_checking:
@@ -57,6 +98,8 @@ class Evaluation(Callback):
     on_validation_epoch_start = on_test_epoch_start = on_predict_epoch_start = _start
     on_validation_batch_end = on_test_batch_end = _count
     on_validation_epoch_end = on_test_epoch_end = _log
+    on_predict_batch_end = _count_classes
+    on_fit_end = on_test_end = on_predict_end = _warn
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leave a module that predicts."""

@@ -29,6 +29,7 @@ class Method(Protocol):
     local_norm: bool
     reset_optimizer: bool
     warmup_rounds: int
+    target_temperature: float
     replicas: Replicas[nn.Module]
     shared: SharedWeights
     record: RoundRecord

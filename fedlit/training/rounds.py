@@ -18,6 +18,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.trainer.connectors.data_connector import _DataLoaderSource
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
 
 from fedlit.federation import DivergedError, FederatedLoader, RosterError, RoundPlan
@@ -47,6 +48,11 @@ def plan_rounds(
     federation.introduce(facts)
     endless = trainer.max_epochs is None or trainer.max_epochs < 0
     num_rounds = 1000 if endless else int(trainer.max_epochs or 0) * rounds_per_epoch
+    if 0 < num_rounds <= method.warmup_rounds and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+        rank_zero_warn(
+            f"{type(method).__name__} never starts: all of {num_rounds} rounds (max_epochs) are of its warm-up, FedAvg "
+            f"over the sources: raise max_epochs, or lower warmup_rounds ({method.warmup_rounds})"
+        )
     ever = {client.name for round_idx in range(num_rounds) for client in method.learners(round_idx)}
     ever |= {client.name for client in method.sources} if method.warmup_rounds else set()
     if method.local_norm:

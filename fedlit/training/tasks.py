@@ -52,9 +52,9 @@ class Classification:
         total = F.cross_entropy(outputs, labels, ignore_index=UNLABELLED, reduction="sum")
         return torch.div(total, (labels != UNLABELLED).sum().clamp(min=1))
 
-    def predictions(self, outputs: Tensor) -> Tensor:
-        """Class probabilities, shape (batch, C)."""
-        return outputs.softmax(dim=1)
+    def predictions(self, outputs: Tensor, temperature: float = 1.0) -> Tensor:
+        """Class probabilities, shape (batch, C), of logits that are divided by a positive temperature."""
+        return (outputs if temperature == 1 else outputs / temperature).softmax(dim=1)
 
     def meter(self, is_target: bool, device: torch.device) -> Meter:
         """Accuracy and loss of a source; a label-free score of the target."""
@@ -93,8 +93,8 @@ class Regression:
         errors = torch.where(known[:, None], outputs - labels, 0.0)  # 0 before squaring: no NaN reaches a gradient
         return errors.square().mean(dim=1).sum() / known.sum().clamp(min=1)
 
-    def predictions(self, outputs: Tensor) -> Tensor:
-        """The outputs, shape (batch, k)."""
+    def predictions(self, outputs: Tensor, temperature: float = 1.0) -> Tensor:
+        """The outputs, shape (batch, k), which have no temperature."""
         return outputs
 
     def meter(self, is_target: bool, device: torch.device) -> Meter:

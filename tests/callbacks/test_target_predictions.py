@@ -35,11 +35,12 @@ def test_the_file_has_the_probabilities_of_the_targets_network(tmp_path: Path, f
     run.fit(module, data)
     run.predict(module, data, return_predictions=keep)  # 30 samples in batches of 8
     header, *rows = read(tmp_path / "predictions.csv")
-    assert header == ["predicted", "0", "1", "2", "3"]
+    assert header == ["id", "predicted", "0", "1", "2", "3"]
+    assert [row[0] for row in rows] == [str(place) for place in range(30)]
     with torch.no_grad():
         expected = network(module)(data.parts["test"][TARGET].tensors[0]).softmax(dim=1)
-    torch.testing.assert_close(torch.tensor([[float(cell) for cell in row[1:]] for row in rows]), expected)
-    assert [row[0] for row in rows] == [str(label) for label in expected.argmax(dim=1).tolist()]
+    torch.testing.assert_close(torch.tensor([[float(cell) for cell in row[2:]] for row in rows]), expected)
+    assert [row[1] for row in rows] == [str(label) for label in expected.argmax(dim=1).tolist()]
 
 
 def test_a_second_prediction_replaces_the_first_where_the_user_says(tmp_path: Path):
@@ -83,12 +84,13 @@ def test_in_regression_there_are_numbers_alone(tmp_path: Path):
     run.fit(module, data)
     run.predict(module, data)
     header, *rows = read(tmp_path / "predictions.csv")
-    assert header == data.classes
+    assert header == ["id", *data.classes]
+    assert [int(row[0]) for row in rows] == data.split(data.target).test.tolist()
     dataset = data.dataset(data.target, "test")
     inputs = torch.stack([dataset[index][0] for index in range(len(dataset))])  # type: ignore[arg-type]
     with torch.no_grad():
         expected = network(module)(inputs)
-    torch.testing.assert_close(torch.tensor([[float(cell) for cell in row] for row in rows]), expected)
+    torch.testing.assert_close(torch.tensor([[float(cell) for cell in row[1:]] for row in rows]), expected)
 
 
 def test_names_that_do_not_fit_are_refused_before_anything_is_predicted(tmp_path: Path):
@@ -114,3 +116,94 @@ def test_fast_dev_run_writes_no_file(tmp_path: Path):
     trainer(1, [TargetPredictions()], tmp_path, fast_dev_run=True).fit(module, Blobs())
     trainer(1, [TargetPredictions()], tmp_path, fast_dev_run=True).predict(module, Blobs())
     assert not list(tmp_path.rglob("predictions.csv"))
+
+
+def hospitals(tmp_path: Path, data: HeartDisease, **given: Any) -> list[dict[str, str]]:
+    """What a model after two rounds predicts for the patients of a hospital, by what a row's columns are called."""
+    torch.manual_seed(0)
+    module = FedAvg(data.clients, data.target, 2, MLP(data.in_features, [8]))
+    run = trainer(2, [TargetPredictions(**given)], tmp_path)
+    run.fit(module, data)
+    run.predict(module, data)
+    with (tmp_path / "predictions.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_ids_are_positions_in_the_targets_data(tmp_path: Path):
+    """So that a row is found again in the file that the data came from."""
+    data = HeartDisease(seed=0)
+    rows = hospitals(tmp_path, data)
+    everyone = data.load(data.target)
+    tested = data.dataset(data.target, "test")
+    assert len(rows) == len(tested) == 40  # type: ignore[arg-type]
+    for row, (_, y) in zip(rows, (tested[place] for place in range(40)), strict=True):
+        assert int(everyone.y[int(row["id"])]) == int(y)
+    ages = torch.tensor([float(everyone.x[int(row["id"]), 0]) for row in rows])
+    shown = torch.stack([tested[place][0][0] for place in range(40)])  # standardised: equal up to scale and shift
+    assert float(torch.corrcoef(torch.stack([ages, shown]))[0, 1]) == pytest.approx(1, abs=1e-5)
+
+
+class Wards(HeartDisease):
+    """Patients who have names."""
+
+    def ids(self, client: str, stage: str) -> list[str]:
+        positions = getattr(self.split(client), "test" if stage == "predict" else stage)
+        return [f"{client}, bed {place}" for place in positions.tolist()]
+
+
+def test_ids_are_those_that_the_data_module_gives(tmp_path: Path):
+    data = Wards(seed=0)
+    assert [row["id"] for row in hospitals(tmp_path, data)] == data.ids(data.target, "test")
+
+
+def test_a_loader_of_the_users_own_is_numbered_whatever_was_trained_on(tmp_path: Path):
+    data = Wards(seed=0)
+    torch.manual_seed(0)
+    module = FedAvg(data.clients, data.target, 2, MLP(data.in_features, [8]))
+    run = trainer(1, [TargetPredictions()], tmp_path)
+    run.fit(module, data)
+    run.predict(module, FederatedLoader({data.target: data.dataset(data.target, "val")}, training=False))
+    _, *rows = read(tmp_path / "predictions.csv")
+    assert [row[0] for row in rows] == [str(place) for place in range(20)]
+
+
+def test_decisions_are_the_cheapest_by_the_rows_own_probabilities(tmp_path: Path):
+    """Of two classes that is a threshold: to overlook an ill patient costs 4 false alarms, so 1 in 5 is too many."""
+    rows = hospitals(tmp_path, HeartDisease(seed=0), costs=[[0, 1], [4, 0]])
+    assert [*rows[0]] == ["id", "predicted", "decision", "healthy", "disease"]
+    for row in rows:
+        assert row["decision"] == ("disease" if float(row["disease"]) > 0.2 else "healthy")
+    assert any(row["decision"] != row["predicted"] for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("costs", "said"),
+    [
+        ([[0, 1]], r"costs must be 4 rows of 4 numbers, costs\[true class\]\[decided class\], got \[\[0, 1\]\]"),
+        ([[0.0] * 4] * 3 + [[0.0]], "costs must be 4 rows of 4 numbers"),
+    ],
+)
+def test_costs_that_do_not_fit_are_refused_before_anything_is_predicted(costs: Any, said: str, tmp_path: Path):
+    module = build()
+    run = trainer(1, [TargetPredictions(costs=costs)], tmp_path)
+    run.fit(module, Blobs())
+    with pytest.raises(ValueError, match=said):
+        run.predict(module, Blobs())
+
+
+def test_costs_are_refused_where_numbers_are_predicted(tmp_path: Path):
+    data = HeartDisease(predict="heart_rate", seed=0)
+    module = FedAvg(data.clients, data.target, 1, MLP(data.in_features, [8]), task="regression")
+    run = trainer(1, [TargetPredictions(costs=[[0.0]])], tmp_path)
+    run.fit(module, data)
+    with pytest.raises(ValueError, match="costs are of deciding for a class"):
+        run.predict(module, data)
+
+
+def test_a_class_called_as_a_column_is_refused(tmp_path: Path):
+    data, module = Blobs(), build()
+    data.classes = ["id", "b", "c", "d"]  # type: ignore[attr-defined]
+    run = trainer(1, [TargetPredictions()], tmp_path)
+    run.fit(module, data)
+    with pytest.raises(ValueError, match=r"classes \['id'\] would be called as the first columns"):
+        run.predict(module, data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,20 @@ import torch
 import torch.nn.functional as F
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
-from sklearn.metrics import accuracy_score, balanced_accuracy_score, f1_score, recall_score
+from sklearn.metrics import (
+    accuracy_score,
+    balanced_accuracy_score,
+    brier_score_loss,
+    confusion_matrix,
+    f1_score,
+    recall_score,
+    roc_auc_score,
+)
 
 import processes
 import small_federation
 from fedlit import FederatedModule
-from fedlit.callbacks import CommunicationLedger, OracleAccuracy, RoundTimer, TargetPredictions, summarise
+from fedlit.callbacks import CommunicationLedger, OracleAccuracy, RoundTimer, RunSummary, TargetPredictions, summarise
 from fedlit.federation import Fraction, LabelGuardError, Ledger, Schedule
 from small_federation import CLIENTS, NUM_CLASSES, TARGET, Blobs, EveryMetric, build, trainer
 
@@ -77,7 +86,93 @@ def test_classes_are_left_out_unless_asked_for_and_absent_ones_always(tmp_path: 
         "oracle/target/balanced_acc",
         "oracle/target/f1",
         "oracle/target/loss",
+        "oracle/target/ece",
+        "oracle/target/brier",
+        "oracle/target/auc",
     }
+
+
+def test_scores_of_probabilities_are_scikit_learns(tmp_path: Path):
+    """The calibration error is summed here over bins of the most probable class, from its definition."""
+    data, module = Blobs(), build()
+    run = trainer(2, [watcher := OracleAccuracy()], tmp_path)
+    run.fit(module, data)
+    assert watcher.confusion is None, "the rounds' validations do not tell it"
+    run.test(module, data, verbose=False)
+    x, y = data.parts["test"][TARGET].tensors
+    with torch.no_grad():
+        p = module.replicas[TARGET](x).double().softmax(dim=1)
+    sure, right = p.max(dim=1).values, (p.argmax(dim=1) == y).double()
+    error = 0.0
+    for low in torch.arange(15) / 15:
+        inside = (sure > low) & (sure <= low + 1 / 15)
+        if inside.any():
+            error += float(inside.double().mean() * (sure[inside].mean() - right[inside].mean()).abs())
+    got = run.callback_metrics
+    assert float(got["oracle/target/ece"]) == pytest.approx(error, abs=1e-6)
+    area = roc_auc_score(y, p, multi_class="ovr")
+    assert float(got["oracle/target/auc"]) == pytest.approx(area, abs=1e-6)
+    squares = sum(brier_score_loss(y == label, p[:, label]) for label in range(NUM_CLASSES))
+    assert float(got["oracle/target/brier"]) == pytest.approx(squares, abs=1e-6)
+    matrix = confusion_matrix(y, p.argmax(dim=1))
+    assert watcher.confusion == matrix.tolist()
+    summary = summarise(run, module, 1.0)
+    assert (summary.oracle_ece, summary.oracle_auc, summary.oracle_brier) == pytest.approx(
+        (error, area, squares), abs=1e-6
+    )
+    assert summary.oracle_confusion == matrix.tolist()
+    assert summary.classes == ["0", "1", "2", "3"]
+    recall = recall_score(y, p.argmax(dim=1), average=None)
+    assert summary.oracle_class_accuracy == pytest.approx(dict(zip("0123", recall, strict=True)))
+    assert RunSummary.from_json(summary.to_json()) == summary
+
+
+@pytest.mark.parametrize("there", [[0, 1, 3], [2]])
+def test_areas_are_of_classes_that_some_samples_have_and_others_have_not(there: list[int], tmp_path: Path):
+    data, module = Blobs(), build()
+    labels = data.parts["test"][TARGET].tensors[1]
+    labels[~torch.isin(labels, torch.tensor(there))] = there[0]
+    run = trainer(1, [watcher := OracleAccuracy()], tmp_path)
+    run.fit(module, data)
+    run.test(module, data, verbose=False)
+    with torch.no_grad():
+        p = module.replicas[TARGET](data.parts["test"][TARGET].tensors[0]).softmax(dim=1)
+    assert watcher.confusion is not None
+    assert [label for label, row in enumerate(watcher.confusion) if sum(row)] == there
+    summary = summarise(run, module, 1.0)
+    assert list(summary.oracle_class_accuracy) == [str(label) for label in there]
+    if len(there) == 1:
+        assert "oracle/target/auc" not in run.callback_metrics
+        assert summary.oracle_auc is None
+    else:
+        areas = [roc_auc_score(labels == label, p[:, label]) for label in there]
+        assert summary.oracle_auc == pytest.approx(sum(areas) / len(areas), abs=1e-6)
+
+
+# ---------------------------------------------------------------- a model that says the same of everyone
+
+
+def told(run: Any, module: Any) -> list[str]:
+    """Warnings about the target's predictions in fit, test and predict."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run.fit(module, Blobs())
+        run.test(module, Blobs(), verbose=False)
+        run.predict(module, Blobs())
+    return [str(each.message) for each in caught if "predictions for target" in str(each.message)]
+
+
+def test_predictions_of_one_class_are_told_once_at_the_end_of_each_stage(tmp_path: Path):
+    module = build(optimizer=lambda params: torch.optim.SGD(params, lr=1e-9))
+    module.originals[1].bias.data += torch.tensor([0.0, 0.0, 100.0, 0.0])
+    said = told(trainer(2, [], tmp_path), module)
+    assert len(said) == 3
+    assert all(text.startswith("all 30 predictions for target 'webcam' are of class 2, ") for text in said)
+    assert all("max_epochs" in text and "optimizer" in text and "warmup_rounds" in text for text in said)
+
+
+def test_a_model_that_tells_samples_apart_is_not_warned_about(tmp_path: Path):
+    assert not told(trainer(2, [], tmp_path), build())
 
 
 def test_a_target_with_no_known_label_has_no_oracle(tmp_path: Path):
@@ -311,11 +406,14 @@ def test_two_processes_log_what_one_logs(tmp_path: Path):
         assert printed.count("bytes per round") == 1, "one process prints the table"
         told |= {f"{rank}/{count}": one.result for rank, one in enumerate(ended)}
     alone = told["0/1"]
-    assert "oracle/target/acc" in alone["rows"][-1]
+    assert {"oracle/target/acc", "target/temperature"} <= {*alone["rows"][-1]}
+    assert sum(map(sum, alone["summary"]["oracle_confusion"])) == 30
+    assert 0.1 < alone["summary"]["temperature"] < 10
     assert "comm/weights/MB" in alone["rows"][0]
     for rank in ("0/2", "1/2"):
         assert told[rank]["rows"] == alone["rows"]
-        for same in ("oracle_accuracy", "target_score", "rounds", "bytes_by_channel", "backends"):
+        same_for_all = ("oracle_accuracy", "target_score", "rounds", "bytes_by_channel", "backends")
+        for same in (*same_for_all, "oracle_ece", "oracle_auc", "oracle_confusion", "temperature"):
             assert told[rank]["summary"][same] == alone["summary"][same]
         assert told[rank]["summary"]["processes"] == 2
     for file in ("ledger.csv", "predictions.csv"):

@@ -68,8 +68,8 @@ def by_command(checkpoint: Path) -> Tensor:
     (path,) = Path("runs").rglob("predictions.csv")
     with path.open(newline="") as file:
         header, *rows = csv.reader(file)
-    assert header[0] == "predicted"
-    return torch.tensor([[float(cell) for cell in row[1:]] for row in rows])
+    assert header[:2] == ["id", "predicted"]
+    return torch.tensor([[float(cell) for cell in row[2:]] for row in rows])
 
 
 def test_the_file_predicts_what_the_command_predicts(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -65,6 +65,16 @@ def test_images_are_resized_cut_and_normalised_as_by_hand(root):
             assert y.item() == position // 10
 
 
+def test_ids_are_paths_below_the_root(root):
+    module = ImageDomains(str(root), image_size=20, target="photo")
+    ids = module.ids("photo", "predict")
+    assert ids == module.ids("photo", "test")
+    assert len(ids) == len(module.split("photo").test) > 0
+    for name, (x, y) in zip(ids, module.dataset("photo", "test"), strict=True):
+        np.testing.assert_allclose(x.numpy(), by_hand(root / name, 20, module.resized_side), atol=1e-5)
+        assert name.split("/")[:2] == ["photo", ["cat", "dog"][int(y)]]
+
+
 def collect(loader):
     return [{name: (x, y) for name, (x, y) in batch.items()} for batch in loader]
 

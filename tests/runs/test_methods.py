@@ -319,7 +319,8 @@ def test_local_norm_is_refused_where_a_client_would_keep_fresh_statistics() -> N
 
 
 def test_warm_up_rounds_are_fedavg_over_the_sources() -> None:
-    warm = run_digits(TargetOnly, 2, warmup_rounds=2, target_labels=30)
+    with pytest.warns(UserWarning, match=r"TargetOnly never starts: all of 2 rounds .* lower warmup_rounds \(2\)"):
+        warm = run_digits(TargetOnly, 2, warmup_rounds=2, target_labels=30)
     assert same(weights(warm, "fonts"), weights(run_digits(SourceOnly, 2, target_labels=30), "fonts"))
     after = run_digits(TargetOnly, 3, warmup_rounds=2, target_labels=30)
     assert same(weights(warm, "clean"), weights(after, "clean"))

@@ -12,6 +12,7 @@ from torch.utils.data import TensorDataset
 
 from fedlit import FederatedModule, FederatedStrategy
 from fedlit.callbacks import (
+    Calibration,
     CommunicationLedger,
     OracleAccuracy,
     RoundTimer,
@@ -112,6 +113,7 @@ def watched(folder: Path, processes: int) -> dict[str, Any]:
     """What this process sees of a run over so many processes, whose callbacks write into ``folder``."""
     seen = EveryMetric()
     watching: list[pl.Callback] = [
+        Calibration(),
         OracleAccuracy(per_class=True),
         Validators(),
         CommunicationLedger(),

@@ -1,0 +1,214 @@
+"""Calibration: probabilities of the target that can be taken at their word, found without its labels or with few."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor
+
+from fedlit.callbacks.oracle_accuracy import OracleAccuracy
+from fedlit.callbacks.shared import CALIBRATION, RandomBasis, federated, triangle, unfold
+from fedlit.federation import Channel, RosterError, Summed
+from fedlit.functional import best_temperature, fit_temperature, importance_weights, losses_at, temperature_grid
+from fedlit.module import FederatedModule
+from fedlit.training.tasks import Classification
+
+Using = Literal["sources", "weighted", "target"]
+
+LEAST_LABELS = 10
+"""Labelled samples of the target from which a temperature may be fitted."""
+
+RIDGE = 10.0
+"""Of the weights: few validation samples tell no more of a ratio of densities, and weights below 0 tell wrong."""
+
+
+class Calibration(Callback):
+    """Divides the target's logits by a temperature of at least 1, where its probabilities say more than is so.
+
+    Samples of others, and those that a model was trained on, can show that it is too sure of itself. That it is not
+    sure enough of new samples of the target they cannot, and a temperature below 1 is not taken from them.
+
+    The temperature is found anew in each validation. It is kept in checkpoints, with the target's state, and used in
+    ``predict``, by `TargetPredictions`, `target_model` and in exported files; a new ``fit`` starts without. Predicted
+    classes stay the same. It is logged as ``target/temperature``. Without a validation after the last round it is that
+    of an earlier one.
+
+    From the sources: each sends the mean loss of its own model on its validation samples at 41 temperatures from 0.1 to
+    10, and the target receives the mean over sources alone, through the privacy backend of the channel "calibration";
+    each source counts equally. Where the target differs much from them, so may the temperature that it needs. Under
+    differential privacy of all channels every validation spends of the privacy budget, and noise decides on the
+    temperature: take ``using="target"`` there.
+
+    Args:
+        using: What the temperature is found with. ``"sources"``: their validation samples, each as it is.
+            ``"weighted"``: those, weighted by how much their features resemble the target's validation samples (see
+            `importance_weights`); sources send 4705 numbers, of which the target receives the mean. ``"target"``: the
+            target's own labelled training samples, at least 10; nothing is sent. A method that has trained on these is
+            surer of them than of new ones, and the temperature too low.
+
+    Raises:
+        ValueError: If ``using`` is unknown; when a run starts, if the method predicts no classes, or `OracleAccuracy`
+            is listed before, which would score with the temperature of the validation before.
+        RosterError: In a validation, on all processes, if there are no samples to find a temperature with, or too few.
+
+    References:
+        Guo et al., On calibration of modern neural networks, ICML 2017; with weights: Park et al., Calibrated
+        prediction with covariate shift via unsupervised domain adaptation, AISTATS 2020.
+    """
+
+    def __init__(self, using: Using = "sources") -> None:
+        if using not in get_args(Using):
+            raise ValueError(f"using must be one of {list(get_args(Using))}, got {using!r}")
+        self.using = using
+        self._temperatures = temperature_grid()
+        self._basis = RandomBasis()
+        self._start_afresh()
+
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        """Losses of the sources, if they are used."""
+        contents = "mean loss on validation samples at 41 temperatures"
+        if self.using == "weighted":
+            contents += ", and mean random features of them"
+        losses = Summed(CALIBRATION, contents, "sources", "target", "every validation", watched=True)
+        return () if self.using == "target" else (losses,)
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Refuse what predicts no classes, and to be listed after who scores what is mended."""
+        if not isinstance(federated(pl_module, self).task, Classification):
+            raise ValueError(
+                "Calibration mends class probabilities, but the method has task='regression': remove the callback"
+            )
+        before = trainer.callbacks[: trainer.callbacks.index(self)]  # type: ignore[attr-defined]
+        if any(isinstance(callback, OracleAccuracy) for callback in before):
+            raise ValueError("Calibration must be listed before OracleAccuracy, which scores what it mends: swap them")
+        self._basis.forget_()  # another module may have another width and seed
+
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start counting afresh."""
+        self._start_afresh()
+
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Note losses of the sources on this process, and features if they are weighted."""
+        if trainer.sanity_checking or self.using == "target":
+            return
+        module = federated(pl_module, self)
+        for name, samples in batch.items():
+            if name not in outputs:
+                self._unready = True
+                continue
+            of_target = name == module.target.name
+            phi = self._basis.of(module, name, samples[0]) if self.using == "weighted" else None
+            if phi is not None:
+                self._features.setdefault(name, []).append(phi)
+            if not of_target:
+                losses = losses_at(outputs[name].detach(), samples[1], self._temperatures)
+                self._losses.setdefault(name, []).append(losses)
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Find the temperature where the target is hosted, and tell it."""
+        if trainer.sanity_checking:
+            return
+        module = federated(pl_module, self)
+        federation, target = module.federation, module.target
+        error: RosterError | None = None
+        found: float | None = None
+        if self.using == "target":
+            # the training samples are at hand in a fit alone; validation by itself keeps what the checkpoint has
+            if trainer.state.fn != TrainerFn.FITTING:
+                return
+            if federation.is_local(target):
+                error, found = self._of_target(module)
+        else:
+            received = self._exchange(module).get(target.name, {})
+            if federation.is_local(target) and not self._unready:
+                error, found = self._of_sources(module, received)
+        federation.check("calibration", error)
+        if found is not None:
+            module.target_temperature = max(found, 1.0)
+        self.on_test_epoch_end(trainer, pl_module)
+        self._start_afresh()
+
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Tell the temperature that the target predicts with."""
+        module = federated(pl_module, self)
+        target = module.target
+        own = {target.name: {"temperature": module.target_temperature}} if module.federation.is_local(target) else {}
+        told = module.federation.report(own, ["temperature"]).get(target.name, {})
+        module.log_everywhere({f"target/{name}": value for name, value in told.items()})
+
+    def _start_afresh(self) -> None:
+        self._unready = False
+        """Whether a client has nothing to predict with yet, such as FedRF-TCA's before the first classifier."""
+        self._losses: dict[str, list[Tensor]] = {}
+        self._features: dict[str, list[Tensor]] = {}
+
+    def _exchange(self, module: FederatedModule) -> dict[str, dict[str, Tensor]]:
+        """At the target: the mean of what the sources' samples come to; those without any send zeros."""
+        federation = module.federation
+        sent = {}
+        for client in module.sources:
+            if not federation.is_local(client):
+                continue
+            there = client.name in self._losses
+            losses = torch.cat(self._losses[client.name]) if there else torch.zeros(1, len(self._temperatures))
+            number, losses = len(losses), losses.double().cpu()
+            own = {"there": torch.tensor(float(there), dtype=torch.float64)}
+            if self.using == "weighted":
+                size = self._basis.size
+                phi = torch.cat(self._features[client.name]).cpu() if there else torch.zeros(1, size).double()
+                own |= {"square": (phi.T @ phi / number)[triangle(size)], "losses": phi.T @ losses / number}
+            else:
+                own["losses"] = losses.mean(dim=0)
+            sent[client.name] = own
+        return federation.mean(CALIBRATION, sent, absent_too=True)
+
+    def _of_sources(
+        self, module: FederatedModule, received: Mapping[str, Tensor]
+    ) -> tuple[RosterError | None, float | None]:
+        """What keeps the target from finding a temperature, or else the one that the sources' losses are lowest at."""
+        name = module.target.name
+        if not received or not float(received["there"]) > 0:
+            return RosterError(
+                "Calibration needs validation samples of the sources, which have none: raise val_fraction of the data "
+                "module, or take using='target' with some labels of the target"
+            ), None
+        if self.using == "weighted" and name not in self._features:
+            return RosterError(
+                f"Calibration(using='weighted') needs validation samples of {name!r}, without labels, and there are "
+                "none: raise val_fraction of the data module, or take using='sources'"
+            ), None
+        means = {key: (total / received["there"]).double().cpu() for key, total in received.items()}
+        losses = means["losses"]
+        if self.using == "weighted":
+            target = torch.cat(self._features[name]).mean(dim=0).cpu()
+            losses = importance_weights(unfold(means["square"], len(target)), target, RIDGE) @ losses
+        return None, best_temperature(self._temperatures, losses)
+
+    def _of_target(self, module: FederatedModule) -> tuple[RosterError | None, float | None]:
+        """As `_of_sources`, from the target's labelled training samples."""
+        target = module.target
+        if not module.can_predict(target):
+            return None, None
+        samples = [(x, y) for _, x, y in module.labelled_samples([target]) if len(y)] if target.labelled else []
+        number = sum(len(labels) for _, labels in samples)
+        if number < LEAST_LABELS:
+            return RosterError(
+                f"Calibration(using='target') needs at least {LEAST_LABELS} labelled training samples of "
+                f"{target.name!r}, which has {number}: raise target_labels of the data module, or take using='sources'"
+            ), None
+        with torch.no_grad():
+            logits = torch.cat([module.replicas[target.name](inputs).detach().cpu() for inputs, _ in samples])
+        return None, fit_temperature(logits, torch.cat([labels.cpu() for _, labels in samples]))

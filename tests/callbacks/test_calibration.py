@@ -1,0 +1,319 @@
+"""Calibration in real runs: against scipy on all samples in one place, on several processes, and in what it leaves."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from scipy.optimize import minimize_scalar
+from scipy.special import log_softmax
+from torch.utils.data import TensorDataset
+
+import processes
+from fedlit.callbacks import Calibration, OracleAccuracy, TargetPredictions, summarise
+from fedlit.callbacks.shared import RandomBasis
+from fedlit.data import FederatedLoader, HeartDisease
+from fedlit.export import export_target, target_model
+from fedlit.federation import RosterError
+from fedlit.functional import importance_weights
+from fedlit.methods import FedAvg, FedGP, FedRFTCA
+from fedlit.models import MLP
+from fedlit.privacy import PairwiseMasking
+from small_federation import CLIENTS, NUM_CLASSES, TARGET, Blobs, EveryMetric, build, trainer
+
+SOURCES = CLIENTS[:-1]
+
+
+def sharp(method: Any = FedAvg, **kwargs: Any) -> Any:
+    """A method that is soon far too sure of itself."""
+    return build(method, optimizer=lambda params: torch.optim.Adam(params, lr=0.5), **kwargs)
+
+
+def by_scipy(module: Any, weighted: bool = False, sources: Sequence[str] = SOURCES) -> float:
+    """The temperature of all validation samples of the sources in one place, as each source's model sees them."""
+    data, logits, labels, phi = Blobs().parts["val"], [], [], {}
+    basis = RandomBasis()
+    with torch.no_grad():
+        for name in CLIENTS:
+            x, y = data[name].tensors
+            phi[name] = basis.of(module, name, x)
+            if name in sources:
+                logits.append(module.replicas[name](x).double())
+                labels.append(y)
+    z, y = torch.cat(logits).numpy(), torch.cat(labels).numpy()
+    pooled = torch.cat([phi[name] for name in sources])
+    weights = np.ones(len(y))
+    if weighted:
+        theta = importance_weights(pooled.T @ pooled / len(pooled), phi[TARGET].mean(dim=0), ridge=10.0)
+        weights = (pooled @ theta).numpy()
+
+    def loss(log_temperature: float) -> float:
+        each = -log_softmax(z / math.exp(log_temperature), axis=1)[np.arange(len(y)), y]
+        return float((weights * np.minimum(each, 30)).sum())
+
+    found = minimize_scalar(loss, bounds=(math.log(0.1), math.log(10)), method="bounded", options={"xatol": 1e-9})
+    return float(np.exp(found.x))
+
+
+def calibrated(folder: Path, using: Any = "sources", rounds: int = 6, module: Any = None, **kwargs: Any) -> Any:
+    module = module or sharp()
+    run = trainer(rounds, [Calibration(using), *kwargs.pop("callbacks", [])], folder, **kwargs)
+    run.fit(module, kwargs.pop("data", None) or Blobs())
+    return run, module
+
+
+@pytest.mark.parametrize("using", ["sources", "weighted"])
+def test_the_temperature_is_that_of_the_sources_samples_in_one_place(using: Any, tmp_path: Path):
+    run, module = calibrated(tmp_path, using)
+    assert module.target_temperature == pytest.approx(by_scipy(module, using == "weighted"), rel=5e-3)
+    assert module.target_temperature > 1.2
+    assert float(run.callback_metrics["target/temperature"]) == pytest.approx(module.target_temperature)
+
+
+@pytest.mark.parametrize("using", ["sources", "weighted"])
+def test_a_model_that_is_not_sure_enough_is_left_as_it_is(using: Any, tmp_path: Path):
+    _, module = calibrated(tmp_path, using, rounds=1, module=build())
+    assert by_scipy(module, using == "weighted") < 0.9
+    assert module.target_temperature == 1
+
+
+def test_weights_change_the_temperature(tmp_path: Path):
+    plain, weighted = (calibrated(tmp_path, using)[1].target_temperature for using in ("sources", "weighted"))
+    assert abs(math.log(plain / weighted)) > 0.01
+
+
+@pytest.mark.parametrize("using", ["sources", "weighted"])
+def test_the_target_is_sent_the_mean_alone_through_the_backend(using: Any, tmp_path: Path):
+    plain = calibrated(tmp_path, using)[1].target_temperature
+    _, module = calibrated(tmp_path, using, strategy={"privacy": PairwiseMasking(colluders=0)})
+    assert module.target_temperature == pytest.approx(plain, rel=1e-3)
+    assert module.federation.channels["calibration"].description.backend == "PairwiseMasking"
+    sent = [entry for entry in module.federation.ledger if entry.channel == "calibration"]
+    assert [(entry.sender, entry.receiver) for entry in sent] == 6 * [
+        *((name, "server") for name in SOURCES),
+        ("server", TARGET),
+    ]
+
+
+def test_weighted_sources_send_as_many_numbers_as_is_said(tmp_path: Path):
+    _, module = calibrated(tmp_path, "weighted", rounds=1)
+    sizes = {entry.num_bytes for entry in module.federation.ledger if entry.channel == "calibration"}
+    numbers = 2 * 32**2 + 83 * 32 + 1
+    assert all(8 * numbers <= size < 8 * numbers + 200 for size in sizes)
+
+
+def test_sharp_probabilities_are_mended_and_classes_stay(tmp_path: Path):
+    """Also that the oracle scores what is predicted, in the validation in which the temperature was found."""
+    data, module = Blobs(), sharp()
+    run = trainer(4, [Calibration(), OracleAccuracy(), TargetPredictions()], tmp_path)
+    run.fit(module, data)
+    run.test(module, data, verbose=False)
+    x, y = data.parts["test"][TARGET].tensors
+    with torch.no_grad():
+        logits = module.replicas[TARGET](x).double()
+    expected = (logits / module.target_temperature).softmax(dim=1)
+    squares = [float((p - torch.eye(NUM_CLASSES)[y]).square().sum(dim=1).mean()) for p in (expected, logits.softmax(1))]
+    assert float(run.callback_metrics["oracle/target/brier"]) == pytest.approx(squares[0], abs=1e-6)
+    assert squares[0] < squares[1]
+    assert summarise(run, module, 1.0).temperature == pytest.approx(module.target_temperature)
+    run.predict(module, data)
+    with (tmp_path / "predictions.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    written = torch.tensor([[float(row[str(label)]) for label in range(NUM_CLASSES)] for row in rows])
+    torch.testing.assert_close(written.double(), expected, atol=1e-6, rtol=1e-5)
+    assert [int(row["predicted"]) for row in rows] == logits.argmax(dim=1).tolist()
+
+
+def test_others_predictions_are_left_alone(tmp_path: Path):
+    run, module = calibrated(tmp_path)
+    data = Blobs()
+    loader = FederatedLoader({name: data.parts["test"][name] for name in CLIENTS}, training=False)
+    predicted = run.predict(module, loader)
+    for name in CLIENTS:
+        with torch.no_grad():
+            logits = module.replicas[name](data.parts["test"][name].tensors[0])
+        divided = logits / module.target_temperature if name == TARGET else logits
+        torch.testing.assert_close(torch.cat([batch[name] for batch in predicted]), divided.softmax(dim=1))
+
+
+def test_checkpoints_and_files_have_the_temperature_of_their_weights(tmp_path: Path):
+    saver = ModelCheckpoint(tmp_path, save_top_k=-1, filename="{epoch}")
+    _, module = calibrated(tmp_path, callbacks=[saver], enable_checkpointing=True)
+    final = module.target_temperature
+    saved = {
+        epoch: torch.load(tmp_path / f"epoch={epoch}.ckpt", weights_only=True)["clients"][TARGET]["temperature"]
+        for epoch in (1, 5)
+    }
+    assert saved[5] == final
+    assert abs(saved[1] - final) > 1e-3
+    x = Blobs().parts["test"][TARGET].tensors[0]
+    other = sharp()
+    (first, *_) = trainer(1, [], tmp_path).predict(other, Blobs(), ckpt_path=str(tmp_path / "epoch=1.ckpt"))
+    assert other.target_temperature == saved[1]
+    with torch.no_grad():
+        expected = (other.replicas[TARGET](x) / saved[1]).softmax(dim=1)
+    torch.testing.assert_close(first[TARGET], expected[:8])
+    torch.testing.assert_close(target_model(other)(x), expected)
+    export_target(other, tmp_path / "target.pt2", (5,))
+    assert f"Logits are divided by {saved[1]:.3g}, as" in (tmp_path / "target.pt2.md").read_text()
+    torch.testing.assert_close(torch.export.load(tmp_path / "target.pt2").module()(x), expected)
+
+
+def test_a_fit_without_calibration_ends_without_a_temperature(tmp_path: Path):
+    _, module = calibrated(tmp_path)
+    assert module.target_temperature != 1
+    trainer(1, [], tmp_path).fit(module, Blobs())
+    assert module.target_temperature == 1
+
+
+@pytest.mark.parametrize("odd", [0.0, math.inf, "2"])
+def test_a_checkpoint_with_something_else_as_temperature_is_refused(odd: Any, tmp_path: Path):
+    run, _ = calibrated(tmp_path, rounds=1)
+    run.save_checkpoint(tmp_path / "x.ckpt")
+    stored = torch.load(tmp_path / "x.ckpt", weights_only=True)
+    stored["clients"][TARGET]["temperature"] = odd
+    torch.save(stored, tmp_path / "x.ckpt")
+    with pytest.raises(RosterError, match="temperature of the target must be a positive number, got"):
+        trainer(1, [], tmp_path).predict(sharp(), Blobs(), ckpt_path=str(tmp_path / "x.ckpt"))
+
+
+# ---------------------------------------------------------------- the target's own labels
+
+
+def hospitals(method: Any, labels: int, folder: Path, using: Any = "target", rate: float = 0.05) -> Any:
+    data = HeartDisease(target_labels=labels, seed=0)
+    torch.manual_seed(0)
+    module = method(
+        data.clients, data.target, 2, MLP(data.in_features, [8]), optimizer=lambda p: torch.optim.Adam(p, lr=rate)
+    )
+    run = trainer(3, [Calibration(using)], folder)
+    run.fit(module, data)
+    return data, module
+
+
+class Bystander(FedAvg):
+    """A method that trains on the sources alone."""
+
+    def learners(self, round_idx: int) -> Any:
+        return self.sources
+
+
+@pytest.mark.parametrize(("method", "above"), [(Bystander, True), (FedGP, False)])
+def test_few_labels_of_the_target_are_enough(method: Any, above: bool, tmp_path: Path):
+    """Of a method that has trained on them a temperature below 1 would only say so."""
+    data, module = hospitals(method, 40, tmp_path)
+    train = data.dataset(data.target, "train")
+    x, y = train.batch(data.split(data.target).train.argsort().argsort())  # type: ignore[attr-defined]
+    with torch.no_grad():
+        z = module.replicas[data.target](x[y >= 0]).double().numpy()
+    chosen = y[y >= 0].numpy()
+    found = minimize_scalar(
+        lambda t: -log_softmax(z / math.exp(t), axis=1)[np.arange(40), chosen].mean(),
+        bounds=(math.log(0.1), math.log(10)),
+        method="bounded",
+    )
+    expected = float(np.exp(found.x))
+    assert (expected > 1) == above
+    assert module.target_temperature == pytest.approx(max(1, expected), rel=1e-4)
+    assert not [entry for entry in module.federation.ledger if entry.channel == "calibration"]
+
+
+def test_less_than_ten_labels_are_too_few(tmp_path: Path):
+    with pytest.raises(RosterError, match="at least 10 labelled training samples of 'va_long_beach', which has 9"):
+        hospitals(Bystander, 9, tmp_path)
+
+
+# ---------------------------------------------------------------- what there may not be
+
+
+class Without(Blobs):
+    """Only these clients have validation samples."""
+
+    def __init__(self, names: list[str]) -> None:
+        super().__init__()
+        self.names = names
+
+    def val_dataloader(self) -> FederatedLoader:
+        own = {name: TensorDataset(*self.parts["val"][name].tensors) for name in self.names}
+        return FederatedLoader(own, batch_size=8, training=False, guarded=TARGET, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("using", "names", "said"),
+    [
+        ("sources", [TARGET], "needs validation samples of the sources, which have none: raise val_fraction"),
+        ("weighted", SOURCES, f"needs validation samples of '{TARGET}', without labels, and there are none"),
+    ],
+)
+def test_missing_samples_are_told(using: Any, names: list[str], said: str, tmp_path: Path):
+    with pytest.raises(RosterError, match=said):
+        trainer(1, [Calibration(using)], tmp_path).fit(sharp(), Without(names))
+
+
+def test_a_source_without_validation_samples_does_not_count(tmp_path: Path):
+    module = sharp()
+    trainer(6, [Calibration()], tmp_path).fit(module, Without([*SOURCES[1:], TARGET]))
+    assert module.target_temperature == pytest.approx(by_scipy(module, sources=SOURCES[1:]), rel=5e-3)
+    assert module.target_temperature != pytest.approx(by_scipy(module), rel=0.05)
+
+
+def test_while_there_is_nothing_to_predict_with_there_is_no_temperature(tmp_path: Path):
+    seen, module = EveryMetric(), build(FedRFTCA, num_frequencies=8, num_components=4, classifier_period=3)
+    trainer(4, [Calibration(), seen], tmp_path).fit(module, Blobs())
+    found = [row["target/temperature"] for row in seen.rows]
+    assert found[:3] == [1, 1, 1] != found[3:]
+
+
+def test_what_cannot_be_calibrated_is_refused(tmp_path: Path):
+    with pytest.raises(ValueError, match=r"using must be one of \['sources', 'weighted', 'target'\], got 'labels'"):
+        Calibration("labels")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="must be listed before OracleAccuracy"):
+        trainer(1, [OracleAccuracy(), Calibration()], tmp_path).fit(build(), Blobs())
+    data = HeartDisease(predict="heart_rate", seed=0)
+    module = FedAvg(data.clients, data.target, 1, MLP(data.in_features, [8]), task="regression")
+    with pytest.raises(ValueError, match="the method has task='regression': remove the callback"):
+        trainer(1, [Calibration()], tmp_path).fit(module, data)
+
+
+# ---------------------------------------------------------------- across processes
+
+
+def seen(folder: Path, devices: int, using: Any) -> dict[str, Any]:
+    """What this process has of a run on so many, through masks."""
+    module = sharp()
+    strategy = {"privacy": PairwiseMasking(colluders=0)}
+    run = trainer(3, [Calibration(using), OracleAccuracy()], folder, devices=devices, strategy=strategy)
+    run.fit(module, Blobs())
+    logged = {key: float(value) for key, value in run.callback_metrics.items() if "grad_norm" not in key}
+    run.save_checkpoint(folder / "last.ckpt")
+    own = module.target_temperature if module.federation.is_local(module.target) else None
+    return {"own": own, "logged": logged, "ledger": [tuple(vars(entry).items()) for entry in module.federation.ledger]}
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("using", ["sources", "weighted"])
+def test_two_processes_find_what_one_finds(using: Any, tmp_path: Path):
+    told = {}
+    for count in (1, 2):
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        told[count] = processes.results(seen, folder, count, using, ranks=count)
+    (alone,) = told[1]
+    first, second = told[2]
+    assert first["own"] is None
+    assert second["own"] == alone["own"] != 1
+    for each in (first, second):
+        assert each["logged"] == alone["logged"]
+        assert each["logged"]["target/temperature"] == pytest.approx(alone["own"])
+        assert each["ledger"] == alone["ledger"]
+    other = sharp()
+    path = tmp_path / "2" / "last.ckpt"
+    trainer(1, [], tmp_path).predict(other, Blobs(), ckpt_path=str(path))
+    assert other.target_temperature == alone["own"]
