@@ -479,8 +479,8 @@ class CSVDomains(DomainDataModule):
         if constant:
             whose = "all clients" if self.statistics == "federated" else f"client {client!r}"
             warnings.warn(
-                f"columns {constant} are constant in the training samples of {whose}, and tell nothing: leave them out "
-                "(leave_out)",
+                f"columns {constant} are constant in the training samples of {whose}, or never known, and tell nothing "
+                "there: leave them out (leave_out)",
                 stacklevel=2,
             )
 
