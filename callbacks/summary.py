@@ -191,14 +191,14 @@ def closing_table(summaries: Sequence[RunSummary]) -> ClosingTable:
     if not summaries:
         raise ValueError("summaries must hold at least one run, got none")
     rows: list[ClosingRow] = []
-    for method in _methods(summaries):
+    for method in methods_of(summaries):
         runs = [run for run in summaries if run.method == method]
-        targets = _targets(runs)
+        targets = targets_of(runs)
         for target in targets:
             here = [run for run in runs if run.target == target]
-            rows.append(ClosingRow([method, target, *_cells(here, _accuracies(here))]))
+            rows.append(ClosingRow([method, target, *_cells(here, accuracies(here))]))
         if len(targets) > 1:
-            rows.append(ClosingRow([method, "average", *_cells(runs, _averages(runs))], style="bold"))
+            rows.append(ClosingRow([method, "average", *_cells(runs, averages(runs))], style="bold"))
         rows[-1].last = True
     repeated = len({run.seed for run in summaries}) > 1
     notes = [*_differences(summaries), *_alternatives(summaries), *_selections(summaries), *_privacy(summaries)]
@@ -264,25 +264,27 @@ class ClosingTable:
         return table
 
 
-def _methods(runs: Iterable[RunSummary]) -> list[str]:
+def methods_of(runs: Iterable[RunSummary]) -> list[str]:
+    """Methods in the order in which they first occur."""
     return list(dict.fromkeys(run.method for run in runs))
 
 
-def _targets(runs: Iterable[RunSummary]) -> list[str]:
+def targets_of(runs: Iterable[RunSummary]) -> list[str]:
+    """Targets in the order in which they first occur."""
     return list(dict.fromkeys(run.target for run in runs))
 
 
-def _accuracies(runs: Iterable[RunSummary]) -> list[float]:
+def accuracies(runs: Iterable[RunSummary]) -> list[float]:
     """What is compared: accuracies, or in regression shares of variance explained."""
     found = (run.oracle_accuracy if run.oracle_r2 is None else run.oracle_r2 for run in runs)
     return [each for each in found if each is not None]
 
 
-def _averages(runs: Sequence[RunSummary]) -> list[float]:
+def averages(runs: Sequence[RunSummary]) -> list[float]:
     """Mean accuracy over targets, one per seed; a seed that lacks a target would shift the mean and is left out."""
     averages = []
     for seed in dict.fromkeys(run.seed for run in runs):
-        by_target = [_accuracies(run for run in runs if run.seed == seed and run.target == t) for t in _targets(runs)]
+        by_target = [accuracies(run for run in runs if run.seed == seed and run.target == t) for t in targets_of(runs)]
         if all(by_target):
             averages.append(fmean(fmean(accuracies) for accuracies in by_target))
     return averages
@@ -336,13 +338,14 @@ def _percent(accuracies: Sequence[float]) -> str:
 def _differences(summaries: Sequence[RunSummary]) -> list[str]:
     """How many points of accuracy each method is above or below the floor, on the targets that both have."""
     floor = {
-        t: _accuracies(run for run in summaries if run.method == FLOOR and run.target == t) for t in _targets(summaries)
+        t: accuracies(run for run in summaries if run.method == FLOOR and run.target == t)
+        for t in targets_of(summaries)
     }
     lines = []
-    for method in _methods(summaries):
+    for method in methods_of(summaries):
         gains = {}
         for target, base in floor.items():
-            own = _accuracies(run for run in summaries if run.method == method and run.target == target)
+            own = accuracies(run for run in summaries if run.method == method and run.target == target)
             if own and base:
                 gains[target] = 100 * (fmean(own) - fmean(base))
         if method == FLOOR or not gains:
@@ -356,7 +359,7 @@ def _differences(summaries: Sequence[RunSummary]) -> list[str]:
 def _selections(summaries: Sequence[RunSummary]) -> list[str]:
     """What choosing a round by the label-free score comes to, next to the best round, for methods that have both."""
     lines = []
-    for method in _methods(summaries):
+    for method in methods_of(summaries):
         runs = [run for run in summaries if run.method == method]
         selected = [run.selected_accuracy for run in runs if run.selected_accuracy is not None]
         best = [run.best_accuracy for run in runs if run.best_accuracy is not None]
@@ -371,7 +374,7 @@ def _selections(summaries: Sequence[RunSummary]) -> list[str]:
 def _alternatives(summaries: Sequence[RunSummary]) -> list[str]:
     """Accuracies of methods that predict in several ways."""
     lines = []
-    for method in _methods(summaries):
+    for method in methods_of(summaries):
         runs = [run for run in summaries if run.method == method and run.oracle_alternatives]
         names = dict.fromkeys(name for run in runs for name in run.oracle_alternatives)
         if names:
@@ -400,7 +403,7 @@ def _privacy(summaries: Sequence[RunSummary]) -> list[str]:
                 methods.append(run.method)
     if not said:
         return ["privacy: nothing is sent"]
-    everyone = _methods(summaries)
+    everyone = methods_of(summaries)
     return [
         f"privacy: {text}" if methods == everyone else f"privacy ({', '.join(methods)}): {text}"
         for text, methods in said.items()

@@ -74,9 +74,9 @@ def refuse_linked(args: list[str]) -> None:
     for key, value in options(args):
         where, content = "", {key: None}
         if value is not None and key in ("config", "c"):
-            where, content = f" in {value}", _content(value)
+            where, content = f" in {value}", content_of(value)
         elif value is not None and key in ("model", "model.init_args"):
-            content = {key: _content(value)}
+            content = {key: content_of(value)}
         linked = dict.fromkeys(match[0] for match in map(_LINKED_KEY.match, flat(content)) if match)
         found += [f"{name}{where}" for name in linked]
     if found:
@@ -86,7 +86,7 @@ def refuse_linked(args: list[str]) -> None:
         )
 
 
-def _content(text: str) -> Any:
+def content_of(text: str) -> Any:
     """What YAML says, or the file that it names."""
     where = "the command line"
     if os.path.isfile(text):  # which takes long texts, too

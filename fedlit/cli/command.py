@@ -16,7 +16,6 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from fedlit.callbacks import RunSummary, closing_table
 from fedlit.cli.arguments import normalise, refuse_linked
 from fedlit.cli.benchmark import benchmark
 from fedlit.cli.experiment import Experiment
@@ -26,6 +25,7 @@ from fedlit.cli.lightning_cli import INSTALL, FedlitCLI, causes, in_sweep, quiet
 from fedlit.cli.listing import list_command
 from fedlit.cli.plugins import load_plugins
 from fedlit.cli.report import report
+from fedlit.cli.schedule import print_table, run_all
 from fedlit.data import DatasetLayoutError, DatasetNotFoundError
 from fedlit.federation import FederationError, RosterError
 from fedlit.privacy import PrivacyError
@@ -149,17 +149,10 @@ def _main(args: list[str]) -> None:
             f"fedlit: a trial of a W&B sweep is one run, but this is {len(runs)} (seeds, targets, compare): sweep over "
             "data.target, seed_everything and config, and give --seeds=null --targets=null --compare=null"
         )
-    if len(runs) > 1:
-        experiment.check()
-    summaries: list[RunSummary] = []
-    try:
-        for number, run in enumerate(runs):
-            if len(runs) > 1:
-                _say(f"run {number + 1} of {len(runs)}: {run}")
-            summaries.append(experiment.start(run))
-    finally:  # a run that fails does not take the others' results with it
-        if summaries:
-            _print_table(summaries)
+    if len(runs) == 1:
+        print_table([experiment.start(runs[0])])
+        return
+    run_all(experiment, args)
 
 
 def _subcommand(args: list[str]) -> str | None:
@@ -171,10 +164,3 @@ def _subcommand(args: list[str]) -> str | None:
 @rank_zero_only
 def _say(text: str, file: TextIO | None = None) -> None:
     print(text, file=file, flush=True)
-
-
-@rank_zero_only
-def _print_table(summaries: list[RunSummary]) -> None:
-    from rich.console import Console
-
-    Console(width=None if sys.stdout.isatty() else 140).print(closing_table(summaries))

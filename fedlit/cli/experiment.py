@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from importlib.resources import files
 from itertools import chain, product
+from pathlib import Path
 from pydoc import locate
 from typing import Any
 
+import yaml
 from lightning.fabric.utilities.seed import max_seed_value
 
 from fedlit.callbacks import RunSummary
-from fedlit.cli.arguments import options, refuse_linked
+from fedlit.callbacks.report.run_folder import flat
+from fedlit.cli.arguments import content_of, find_config, options, refuse_linked
+from fedlit.cli.folders import ExperimentFolder
 from fedlit.cli.lightning_cli import FedlitCLI, Parsed, WarnOfRepeats, in_plain_words
 
 _ENTRY = ("class_path", "init_args", "name", "data", "trainer")
@@ -36,16 +42,27 @@ class Method:
     preset: tuple[str, ...] = ()
 
     @classmethod
-    def parse(cls, entry: str | dict[str, Any]) -> Method:
-        """Read a class path, or a mapping that has one.
+    def parse(cls, entry: str | dict[str, Any], explicit: Collection[str] = ()) -> Method:
+        """Read a configuration, a class, or a mapping that has one.
 
         Args:
-            entry: A mapping has ``class_path`` and may have ``init_args``, ``name`` (by default the class and those
-                ``init_args`` that are no mappings) and, in ``data`` and ``trainer``, arguments that differ from the
-                configuration's.
+            explicit: Keys that the experiment sets.
+            entry: A configuration is one that is installed, such as ``methods/fed_mmd``, or a file, and is called by
+                its file. A class gets the arguments of its shipped configuration, as far as that of the experiment
+                says nothing else. A mapping has ``class_path`` and may have ``init_args``, ``name`` (by default the
+                class and those ``init_args`` that are no mappings) and, in ``data`` and ``trainer``, arguments that
+                differ from the configuration's.
         """
         if isinstance(entry, str):
-            return cls(None, (f"--model={entry}",))
+            file = find_config(entry)
+            if os.path.isfile(file):
+                return cls(Path(file).stem, (f"--config={file}",))
+            shipped = (
+                f"--{key}={_as_argument(value)}"
+                for key, value in _shipped(entry)
+                if not any(_within(_short(key), each) or _within(each, _short(key)) for each in explicit)
+            )
+            return cls(None, (f"--model={entry}", *shipped))
         sections = {key: entry.get(key) or {} for key in ("init_args", "data", "trainer")}
         known = isinstance(entry.get("class_path"), str) and set(entry) <= set(_ENTRY)
         if not known or not all(isinstance(section, dict) for section in sections.values()):
@@ -82,6 +99,26 @@ class Method:
             if value is not None and any(_within(_short(key), each) or _within(each, _short(key)) for each in preset)
         ]
         return [*args[:after], *self.preset, *again, *args[after:], *self.arguments]
+
+
+def _shipped(name: str) -> list[tuple[str, object]]:
+    """A class's arguments in the configuration that is shipped for it; of several, in the plainest."""
+    path = name if "." in name else f"fedlit.methods.{name}"
+    found: dict[int, dict[str, Any]] = {}
+    for file in files("fedlit.configs").joinpath("methods").iterdir():
+        model = yaml.safe_load(file.read_text(encoding="utf-8"))["model"] if file.name.endswith(".yaml") else {}
+        if model.get("class_path") == path:
+            found[len(file.name)] = model.get("init_args", {})
+    return [(f"model.init_args.{key}", value) for key, value in (found[min(found)] if found else {}).items()]
+
+
+def _explicit(args: Sequence[str]) -> set[str]:
+    """Keys that command line and configuration files set, without ``init_args``."""
+    found: set[str] = set()
+    for key, value in options(args):
+        content = flat(content_of(value)) if key in ("config", "c") and value is not None else {key: None}
+        found.update(map(_short, content))
+    return found
 
 
 def _as_argument(value: object) -> str:
@@ -150,7 +187,9 @@ class Experiment:
             if unknown:
                 sys.exit(f"fedlit: targets {unknown} are not among the clients {list(known)}")
         given = {_short(key) for key, _ in options(args)}
-        methods = (Method(), *(Method.parse(entry).beside(given) for entry in parsed.arguments.compare or ()))
+        compare = parsed.arguments.compare or ()
+        explicit = _explicit(args)
+        methods = (Method(), *(Method.parse(entry, explicit).beside(given) for entry in compare))
         names = [method.name or method.arguments[0].split(".")[-1].split("=")[-1] for method in methods[1:]]
         names.append(parsed.arguments.model.class_path.split(".")[-1])
         twice = sorted({name for name in names if names.count(name) > 1})
@@ -200,10 +239,27 @@ class Experiment:
                     "data.init_args.target_labels is 0: give a number of samples, or a share such as 1.0"
                 )
 
-    def start(self, run: Run) -> RunSummary:
-        """Train and evaluate one of `runs`."""
-        parsed = self.by_method[run.method].on(run.target, run.seed)
-        cli = FedlitCLI(parsed, one_of_many=len(self.runs) > 1, name=run.method.name, repeats=self._repeats)
+    def configuration(self, run: Run) -> Parsed:
+        """What one of `runs` is trained with."""
+        return self.by_method[run.method].on(run.target, run.seed)
+
+    @cached_property
+    def folder(self) -> ExperimentFolder:
+        """Where it keeps what it has done."""
+        root = Path(self.parsed.arguments.trainer.default_root_dir or "runs")
+        return ExperimentFolder(root, [self.configuration(run).text for run in self.runs])
+
+    def start(self, run: Run, place: Callable[[Path], Path] | None = None) -> RunSummary:
+        """Train and evaluate one of `runs`.
+
+        Args:
+            run: Which.
+            place: Makes its folder in the one that is given; ``None`` takes the next number.
+        """
+        several = len(self.runs) > 1
+        cli = FedlitCLI(
+            self.configuration(run), one_of_many=several, name=run.method.name, repeats=self._repeats, place=place
+        )
         assert cli.summary is not None
         return cli.summary
 

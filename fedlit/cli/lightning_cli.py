@@ -9,11 +9,10 @@ import sys
 import time
 import warnings
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from functools import cached_property
-from itertools import chain, count
+from functools import cached_property, partial
 from pathlib import Path
 from pydoc import locate
 from typing import Any, ClassVar
@@ -41,6 +40,7 @@ from fedlit.callbacks import (
     summarise,
 )
 from fedlit.cli.arguments import LINKED
+from fedlit.cli.folders import SUMMARY, claim, first_process, write_whole
 from fedlit.data import DomainDataModule
 from fedlit.federation.client import names_of
 from fedlit.federation.leaks import hidden_senders, over_other_senders, over_other_targets
@@ -56,6 +56,9 @@ _REASON = re.compile(r"^ *- (?:Problem with given class_path .*:\n *)?(.+)$", re
 
 _NOT_A_REASON = ("Does not validate against any", "Expected a", "Not a valid", "Parser key")
 """What jsonargparse says of types that were not meant."""
+
+_OF_EXPERIMENTS = ("seeds", "targets", "compare", "jobs", "fresh")
+"""Keys that say which runs there are, and are not of a single one."""
 
 _USAGE = """%(prog)s [--config FILE] [--KEY VALUE ...]
        what keys can name: fedlit list; how a key's class is made: fedlit fit --model.help FedAvg"""
@@ -116,6 +119,15 @@ class Parsed:
         values = yaml.safe_load(self.parser.dump(arguments, format="yaml", **how))
         return {key: values[key] for key in ("model", "data")}
 
+    @property
+    def text(self) -> str:
+        """Everything that a run is trained with, in plain text: two runs of one text come to the same."""
+        arguments = self.arguments.clone()
+        for key in (*_OF_EXPERIMENTS, "config", "trainer.default_root_dir", "trainer.enable_progress_bar"):
+            arguments.pop(key, None)
+        text: str = self.parser.dump(arguments, format="json", skip_none=True, skip_check=True)
+        return text
+
     def instead(self, args: list[str]) -> Parsed:
         """What other words after the same subcommand say."""
         config = self.config.clone()
@@ -149,8 +161,10 @@ class FedlitCLI(LightningCLI):
         one_of_many: bool = False,
         name: str | None = None,
         repeats: WarnOfRepeats | None = None,
+        place: Callable[[Path], Path] | None = None,
     ) -> None:
         self._run_classes = run_classes
+        self._place = place
         self._repeats = repeats
         self._one_of_many = one_of_many
         self._name = name
@@ -211,8 +225,17 @@ class FedlitCLI(LightningCLI):
             "--compare",
             type=list[str | dict] | None,  # type: ignore[type-arg]  # jsonargparse would build classes out of Any
             default=None,
-            help="Train these methods too, on the same data: class paths, or mappings of class_path, init_args, a name "
-            "for the closing table, and what is different in data and trainer.",
+            help="Train these methods too, on the same data: configurations (methods/fed_mmd, or a file), classes, "
+            "which get their shipped configuration where this one says nothing else, or mappings of class_path, "
+            "init_args, a name for the closing table, and what is different in data and trainer.",
+        )
+        parser.add_argument("--jobs", type=int, default=1, help="Runs of an experiment that are trained side by side.")
+        parser.add_argument(
+            "--fresh",
+            type=bool,
+            default=False,
+            help="Train all runs of an experiment again; otherwise those that the same command has finished are taken "
+            "as they are.",
         )
 
     def before_instantiate_classes(self) -> None:
@@ -280,12 +303,17 @@ class FedlitCLI(LightningCLI):
         loggers: list[Logger] = [] if given in (None, True) else [given] if isinstance(given, Logger) else list(given)  # type: ignore[arg-type]
         self._check_versions(loggers)
         if not any(isinstance(logger, CSVLogger) for logger in loggers):
-            name = type(self.model).__name__
-            # Agents of one sweep may start at the same moment, and would then count to the same version.
-            version = _unused(Path(folder, name), os.environ.get("WANDB_RUN_ID")) if in_sweep() else None
-            loggers.append(CSVLogger(folder, name=name, version=version))
+            loggers.append(CSVLogger(folder, name=type(self.model).__name__))
         # The folder of the first is that of the run.
-        return sorted(loggers, key=lambda logger: not isinstance(logger, CSVLogger))
+        loggers.sort(key=lambda logger: not isinstance(logger, CSVLogger))
+        first = loggers[0]
+        assert isinstance(first, CSVLogger)
+        if first_process() and first._version is None:
+            # Lightning counts versions, and runs that start at the same moment would count to the same one.
+            parent = Path(first.root_dir)
+            place = self._place or partial(claim, name=os.environ.get("WANDB_RUN_ID") if in_sweep() else None)
+            first._version = place(parent).name
+        return loggers
 
     def _check_versions(self, loggers: Iterable[Logger]) -> None:
         """Let no run take the place of another: a version, or an id of W&B, names one."""
@@ -346,18 +374,12 @@ class FedlitCLI(LightningCLI):
         if self.trainer.is_global_zero and log_dir is not None:
             folder = Path(log_dir)
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / "summary.json").write_text(self.summary.to_json())
+            write_whole(folder / SUMMARY, self.summary.to_json())
 
 
 def in_sweep() -> bool:
     """Whether an agent of a W&B sweep has started this process."""
     return "WANDB_SWEEP_ID" in os.environ
-
-
-def _unused(folder: Path, name: str | None) -> str | None:
-    """A name that nothing in a folder has: a trial that starts again leaves what its first start wrote."""
-    names = chain([name], (f"{name}-{number}" for number in count(1)))
-    return next(each for each in names if each is None or not (folder / each).exists())
 
 
 @contextmanager

@@ -72,6 +72,7 @@ class FedMMD(FederatedModule):
     centralised baseline.
 
     Args:
+        warmup_rounds: Rounds of pre-training; without any, features are drawn together before they mean anything.
         degree: Degree D of the Taylor polynomial, 1 to 3; messages have O(L^D) numbers.
         alpha: Kernel parameter, positive; ``None`` is 1/4 for features of length 1, and else 1/(4L), for L features of
             variance about 1.
@@ -107,6 +108,7 @@ class FedMMD(FederatedModule):
     def __init__(
         self,
         *args: Any,
+        warmup_rounds: int = 5,
         degree: int = 2,
         alpha: float | None = None,
         center: float | None = None,
@@ -117,7 +119,7 @@ class FedMMD(FederatedModule):
         classifier_period: int | None = 1,
         **kwargs: Any,
     ) -> None:
-        super().__init__(*args, **kwargs)
+        super().__init__(*args, warmup_rounds=warmup_rounds, **kwargs)
         self.width = feature_width(self.originals[0])
         num_taylor_moments(self.width, degree)
         self.alpha = (0.25 if unit_norm else 1 / (4 * self.width)) if alpha is None else alpha

@@ -28,7 +28,7 @@ CASES: dict[str, tuple[tuple[type[FederatedModule], dict[str, Any], dict[str, An
         {"privacy": PairwiseMasking(colluders=0), "two_party": PlainAffine()},
         set(),
     ),
-    "FedMMD, moments to sources": ((FedMMD, {"degree": 1, "exchange": "pairwise"}, {}), {}, set()),
+    "FedMMD, moments to sources": ((FedMMD, {"degree": 1, "exchange": "pairwise", "warmup_rounds": 0}, {}), {}, set()),
     "FedRFTCA, voting": (
         (FedRFTCA, {"num_frequencies": 16, "num_components": 8, "classifier_period": None}, {}),
         {},

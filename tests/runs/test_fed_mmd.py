@@ -52,7 +52,13 @@ def build(names: list[str] | None = None, **kwargs: Any) -> FedMMD:
     torch.manual_seed(0)
     given = NAMES if names is None else names
     kwargs.setdefault("optimizer", lambda params: SGD(params, lr=LR))
-    return FedMMD(given, given[-1], 2, kwargs.pop("extractor", None) or Linear(), **({"mmd_weight": 1.0} | kwargs))
+    return FedMMD(
+        given,
+        given[-1],
+        2,
+        kwargs.pop("extractor", None) or Linear(),
+        **({"mmd_weight": 1.0, "warmup_rounds": 0} | kwargs),
+    )
 
 
 def unequal() -> dict[str, TensorDataset]:

@@ -190,6 +190,7 @@ def test_the_target_of_fedmmd_predicts_the_mean_of_its_sources_regressors() -> N
         data,  # type: ignore[arg-type]
         extractor=MLP(data.in_features, [8]),
         task="regression",
+        warmup_rounds=0,
         optimizer=lambda params: Adam(params, lr=0.01),
     )
     trainer(2).fit(module, data)

@@ -36,8 +36,8 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "FedGP by layer": {"granularity": "layer"},
     "FedGP auto, exact": {"beta": "auto", "residual": "exact"},
     "FedDaDiL": {"num_atoms": 2, "atom_size": 20, "atom_batch_size": 10, "penalty": 0.1},
-    "FedMMD": {"degree": 1},
-    "FedMMD, pairwise": {"degree": 1, "exchange": "pairwise"},
+    "FedMMD": {"degree": 1, "warmup_rounds": 0},
+    "FedMMD, pairwise": {"degree": 1, "exchange": "pairwise", "warmup_rounds": 0},
     "FedGP auto, one batch": {"beta": "auto"},
 }
 """What methods are given, by the name under which they are asked for."""

@@ -1,0 +1,115 @@
+"""Folders of runs, each claimed by one process alone, and the folder of an experiment, which knows what is finished."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+
+from filelock import FileLock
+from lightning.pytorch.utilities import rank_zero_only
+
+from fedlit.callbacks import RunSummary
+
+SUMMARY = "summary.json"
+_VERSION = re.compile(r"version_(\d+)")
+
+
+def first_process() -> bool:
+    """Whether this is the one process of a run that writes."""
+    return not getattr(rank_zero_only, "rank", 0)
+
+
+def claim(parent: Path, name: str | None = None) -> Path:
+    """Make a folder that no other process has: of this name, or with a number at its end; ``version_N`` without one."""
+    parent.mkdir(parents=True, exist_ok=True)
+    taken = [int(found[1]) for each in parent.iterdir() if (found := _VERSION.fullmatch(each.name))]
+    numbers = count(max(taken, default=-1) + 1)
+    names = (f"version_{number}" for number in numbers) if name is None else _numbered(name)
+    for each in names:
+        try:
+            (parent / each).mkdir()  # succeeds in one process only
+        except FileExistsError:
+            continue
+        return parent / each
+    raise AssertionError("numbers do not end")
+
+
+def _numbered(name: str) -> Iterator[str]:
+    yield name
+    yield from (f"{name}-{number}" for number in count(1))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that is there with all of its text or not at all, whenever the process ends."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)
+
+
+class ExperimentFolder:
+    """Where an experiment keeps what it has done: ``ROOT/experiment_…``, named by its configurations.
+
+    It has a file for each run, which names the run's folder, the tables, and the output of runs that are side by side.
+
+    Args:
+        root: Of the folders of its runs.
+        configurations: Of all its runs, in plain text, in their order.
+    """
+
+    def __init__(self, root: Path, configurations: Sequence[str]) -> None:
+        name = hashlib.sha256("\0".join(configurations).encode()).hexdigest()[:12]
+        self.root = root
+        self.path = root / f"experiment_{name}"
+
+    def forget(self) -> None:
+        """Start afresh; folders of runs stay."""
+        if first_process():
+            for file in self.path.glob("*.json"):
+                file.unlink()
+
+    def finished(self, number: int) -> RunSummary | None:
+        """What a run came to, if it has ended."""
+        folder = self.folder_of(number)
+        if folder is None or not (folder / SUMMARY).is_file():
+            return None
+        return RunSummary.from_json((folder / SUMMARY).read_text(encoding="utf-8"))
+
+    def folder_of(self, number: int) -> Path | None:
+        """A run's folder, if it has started."""
+        file = self._file(number)
+        return self.root / json.loads(file.read_text(encoding="utf-8"))["folder"] if file.is_file() else None
+
+    @contextmanager
+    def held(self, number: int) -> Iterator[None]:
+        """Keep a run to this process; waits while another one trains it."""
+        if not first_process():
+            yield
+            return
+        self.path.mkdir(parents=True, exist_ok=True)
+        with FileLock(self._file(number).with_suffix(".lock")):
+            yield
+
+    def place(self, number: int, parent: Path) -> Path:
+        """The folder for a run that starts: emptied, if it was interrupted there; else a new one in ``parent``."""
+        folder = self.folder_of(number)
+        if folder is not None and folder.parent == parent and folder.is_dir():
+            shutil.rmtree(folder)
+            folder.mkdir()
+            return folder
+        folder = claim(parent)
+        write_whole(self._file(number), json.dumps({"folder": os.path.relpath(folder, self.root)}))
+        return folder
+
+    def log(self, number: int) -> Path:
+        """Where a run that is side by side with others prints to."""
+        return self._file(number).with_suffix(".txt")
+
+    def _file(self, number: int) -> Path:
+        return self.path / f"{number + 1:03d}.json"

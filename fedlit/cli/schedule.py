@@ -1,0 +1,159 @@
+"""All runs of an experiment: one after the other or side by side, from where the same command was last ended."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import IO
+
+from lightning.pytorch.utilities import rank_zero_only
+
+from fedlit.callbacks import RunSummary, closing_table
+from fedlit.callbacks.tables import write_tables
+from fedlit.cli.experiment import Experiment
+from fedlit.cli.folders import first_process
+
+_ONE = "FEDLIT_RUN"
+"""Set in the environment of a process that trains one run of the experiment: its number."""
+
+_TOLD = 15
+"""Lines of a failed run's output that are shown."""
+
+
+def run_all(experiment: Experiment, args: list[str]) -> None:
+    """Train the runs that are not finished yet, and print and write the table of all.
+
+    Args:
+        experiment: With several runs.
+        args: Of the command line, for processes that train single runs.
+    """
+    experiment.check()
+    one = os.environ.pop(_ONE, None)
+    if one is not None:
+        _train(experiment, int(one))
+        return
+    jobs, folder = experiment.parsed.arguments.jobs, experiment.folder
+    if jobs < 1:
+        sys.exit(f"fedlit: jobs must be at least 1, got {jobs}: it is how many runs are trained side by side")
+    if jobs > 1 and "LOCAL_RANK" in os.environ:
+        sys.exit("fedlit: jobs starts processes by itself: leave torchrun out, or give --jobs 1")
+    if experiment.parsed.arguments.fresh and first_process():
+        folder.forget()
+    runs = experiment.runs
+    waiting = [number for number in range(len(runs)) if folder.finished(number) is None]
+    if len(waiting) < len(runs):
+        say(
+            f"{len(runs) - len(waiting)} of {len(runs)} runs are finished already, in '{folder.root}': --fresh true "
+            "trains them again"
+        )
+    try:
+        clock = Clock(len(runs), len(waiting), min(jobs, max(1, len(waiting))))
+        if jobs > 1:
+            _side_by_side(experiment, args, waiting, clock)
+        else:
+            for number in waiting:
+                say(clock.line(number, str(runs[number])))
+                _train(experiment, number)
+                clock.tick()
+    finally:  # a run that fails does not take the others' results with it
+        done = [summary for number in range(len(runs)) if (summary := folder.finished(number)) is not None]
+        if done:
+            print_table(done)
+            if first_process():
+                paths = write_tables(done, folder.path)
+                say(f"tables: {', '.join(map(str, paths))}")
+
+
+@dataclass
+class Clock:
+    """Says which run it is, and how long the others will take.
+
+    Args:
+        total: Runs of the experiment.
+        left: Of them, those that are not finished.
+        jobs: Trained side by side.
+    """
+
+    total: int
+    left: int
+    jobs: int
+
+    def __post_init__(self) -> None:
+        self._start, self._done = time.monotonic(), 0
+
+    def tick(self) -> None:
+        """One more is finished."""
+        self._done += 1
+
+    def line(self, number: int, run: str) -> str:
+        """For the run of this number that starts."""
+        about = ""
+        if self._done:
+            seconds = (time.monotonic() - self._start) / self._done * (self.left - self._done)
+            minutes = round(seconds / 60)
+            about = f", about {minutes} min left" if minutes else ", less than a minute left"
+        return f"run {number + 1} of {self.total}{about}: {run}"
+
+
+def _train(experiment: Experiment, number: int) -> None:
+    """Train one run, unless another process has done so by now."""
+    folder = experiment.folder
+    with folder.held(number):
+        if folder.finished(number) is None:
+            experiment.start(experiment.runs[number], partial(folder.place, number))
+
+
+def _side_by_side(experiment: Experiment, args: list[str], waiting: Sequence[int], clock: Clock) -> None:
+    """Train runs in processes of their own, each with its share of the cores."""
+    folder, queue = experiment.folder, [*waiting]
+    folder.path.mkdir(parents=True, exist_ok=True)
+    threads = max(1, (os.cpu_count() or 1) // clock.jobs)
+    running: dict[int, subprocess.Popen[bytes]] = {}
+    try:
+        while queue or running:
+            while queue and len(running) < clock.jobs:
+                number = queue.pop(0)
+                say(clock.line(number, str(experiment.runs[number])))
+                with folder.log(number).open("wb") as log:
+                    running[number] = _start(args, number, threads, log)
+            time.sleep(0.05)
+            for number in [number for number, process in running.items() if process.poll() is not None]:
+                process = running.pop(number)
+                if process.returncode or folder.finished(number) is None:
+                    lines = folder.log(number).read_text(encoding="utf-8", errors="replace").splitlines()
+                    told = "\n".join(lines[-_TOLD:])
+                    sys.exit(
+                        f"fedlit: run {number + 1} of {clock.total} ({experiment.runs[number]}) failed; "
+                        f"'{folder.log(number)}' ends with:\n{told}"
+                    )
+                clock.tick()
+    finally:
+        for process in running.values():
+            process.terminate()
+        for process in running.values():
+            process.wait()
+
+
+def _start(args: list[str], number: int, threads: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
+    own = {_ONE: str(number), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}
+    command = [sys.executable, "-m", "fedlit.cli", *args]
+    return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **own})
+
+
+@rank_zero_only
+def say(text: str) -> None:
+    """Print, in one process alone."""
+    print(text, flush=True)
+
+
+@rank_zero_only
+def print_table(summaries: list[RunSummary]) -> None:
+    """Print what runs came to."""
+    from rich.console import Console
+
+    Console(width=None if sys.stdout.isatty() else 140).print(closing_table(summaries))
