@@ -290,6 +290,7 @@ def headlines(results: Results) -> str:
 ALL = "methods"
 """Tables from several benchmarks."""
 
+
 def thousandths(figure: Any) -> str:
     """As `cell`, to a thousandth."""
     return "-" if figure is None else f"{figure['mean']:.3f} ± {figure['std']:.3f}"
@@ -321,7 +322,12 @@ def small_tables_auc(results: Results) -> str:
 
 def small_tables_calibration(results: Results) -> str:
     """Calibration errors, by what a temperature is found with."""
-    ways = {"none": "no temperature", "sources": "sources", "weighted": "sources, weighted", "target": "target's labels"}
+    ways = {
+        "none": "no temperature",
+        "sources": "sources",
+        "weighted": "sources, weighted",
+        "target": "target's labels",
+    }
     rows = [
         (f"{label}: {name}", [thousandths(row[way][key]) for way in ways])
         for label, row in results["calibration"].items()
