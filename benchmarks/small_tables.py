@@ -16,7 +16,6 @@ samples. Results go into benchmarks/small_tables.json.
 from __future__ import annotations
 
 import argparse
-import statistics
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
@@ -90,10 +89,9 @@ def areas(target: str, methods: dict[str, str], rounds: tuple[int, ...], jobs: i
 
     def one(case: tuple[str, str, int]) -> tuple[str, dict[str, Any]]:
         name, network, number = case
-        before = trained(methods[name], network, number, target, "--model.init_args.warmup_rounds=0")
-        row = {BEFORE: area(before), AFTER: area(trained(methods[name], network, number, target))}
-        if name == "FedAvg":
-            row.pop(BEFORE)
+        row = {AFTER: area(trained(methods[name], network, number, target))}
+        if name != "FedAvg":
+            row[BEFORE] = area(trained(methods[name], network, number, target, "--model.init_args.warmup_rounds=0"))
         return f"{name}, {network}, {number} rounds", row
 
     with ThreadPoolExecutor(jobs) as pool:
@@ -142,10 +140,6 @@ def main() -> None:
             results.keep(areas(target, {"FedGP": "fedgp"}, (20,), given.jobs), "others", target)
     if "calibration" in given.parts:
         results.keep(calibration(given.jobs), "calibration")
-    if set(parts) <= set(results.found):
-        rows = [row for label, row in results.found["auc"].items() if BEFORE in row]
-        means = {when: statistics.fmean(row[when]["mean"] for row in rows) for when in (BEFORE, AFTER)}
-        print(f"mean AUC of {len(rows)} cells: {means}")
 
 
 if __name__ == "__main__":

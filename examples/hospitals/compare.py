@@ -2,8 +2,8 @@
 
     python compare.py [SITES]
 
-Predicts all of Long Beach's patients from its own part of the checkpoint, exports the model, runs it with onnxruntime on
-the rows of the CSV, and scores the patients without a label with ``truth.csv``. Logistic regression and boosting on the
+Predicts all of Long Beach's patients from its own part of the checkpoint, exports the model, runs it with onnxruntime
+on the rows of the CSV, and scores the patients without a label with ``truth.csv``. Logistic regression and boosting on the
 tables of all hospitals together are oracles of what is in the data: nobody may pool them.
 """
 
@@ -99,10 +99,10 @@ def score(truth: pd.Series, ill: np.ndarray) -> dict[str, float]:
     return {"auc": roc_auc_score(wanted, ill), "ece": float(error), "brier": brier_score_loss(wanted, ill)}
 
 
-def main(sites: Path = Path("sites"), config: Path = Path(__file__).with_name("hospitals.yaml")) -> dict[str, object]:
+def main(sites: Path) -> dict[str, object]:
     """Print the table, and return what it has."""
     site = sites / TARGET
-    found = predicted(site, config.resolve())
+    found = predicted(site, Path(__file__).with_name("hospitals.yaml").resolve())
     onnx, about = by_onnx(site)
     difference = float(np.abs(found[["no", "yes"]].to_numpy() - onnx).max())
     truth = pd.read_csv(sites / "truth.csv").set_index("patient")["disease"]
@@ -131,7 +131,7 @@ def main(sites: Path = Path("sites"), config: Path = Path(__file__).with_name("h
 
 
 if __name__ == "__main__":
-    results = main(*map(Path, sys.argv[1:2]))
+    results = main(Path(sys.argv[1] if len(sys.argv) > 1 else "sites"))
     versions = {name: version(name) for name in ("fedlit", "torch", "scikit-learn", "onnxruntime")}
     results |= {"versions": versions, "cores": os.cpu_count(), "seed": 0}
     Path("hospitals.json").write_text(json.dumps(results, indent=2) + "\n")

@@ -285,10 +285,10 @@ def test_what_cannot_be_calibrated_is_refused(tmp_path: Path):
 # ---------------------------------------------------------------- across processes
 
 
-def seen(folder: Path, devices: int, using: Any) -> dict[str, Any]:
+def seen(folder: Path, devices: int, using: Any, placement: Any = None) -> dict[str, Any]:
     """What this process has of a run on so many, through masks."""
     module = sharp()
-    strategy = {"privacy": PairwiseMasking(colluders=0)}
+    strategy = {"privacy": PairwiseMasking(colluders=0), "placement": placement}
     run = trainer(3, [Calibration(using), OracleAccuracy()], folder, devices=devices, strategy=strategy)
     run.fit(module, Blobs())
     logged = {key: float(value) for key, value in run.callback_metrics.items() if "grad_norm" not in key}
@@ -298,13 +298,16 @@ def seen(folder: Path, devices: int, using: Any) -> dict[str, Any]:
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("using", ["sources", "weighted"])
-def test_two_processes_find_what_one_finds(using: Any, tmp_path: Path):
+@pytest.mark.parametrize(
+    ("using", "placement"), [("sources", None), ("weighted", None), ("sources", [[], CLIENTS])], ids=str
+)
+def test_two_processes_find_what_one_finds(using: Any, placement: Any, tmp_path: Path):
+    """Also where one is the server's alone."""
     told = {}
     for count in (1, 2):
         folder = tmp_path / str(count)
         folder.mkdir()
-        told[count] = processes.results(seen, folder, count, using, ranks=count)
+        told[count] = processes.results(seen, folder, count, using, placement if count == 2 else None, ranks=count)
     (alone,) = told[1]
     first, second = told[2]
     assert first["own"] is None
