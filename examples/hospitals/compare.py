@@ -3,7 +3,7 @@
     python compare.py [SITES]
 
 Predicts all of Long Beach's patients from its own part of the checkpoint, exports the model, runs it with onnxruntime
-on the rows of the CSV, and scores the patients without a label with ``truth.csv``. Logistic regression and boosting on the
+on rows of the CSV, and scores the patients without a label with ``truth.csv``. Logistic regression and boosting on the
 tables of all hospitals together are oracles of what is in the data: nobody may pool them.
 """
 
