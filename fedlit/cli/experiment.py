@@ -249,16 +249,23 @@ class Experiment:
         root = Path(self.parsed.arguments.trainer.default_root_dir or "runs")
         return ExperimentFolder(root, [self.configuration(run).text for run in self.runs])
 
-    def start(self, run: Run, place: Callable[[Path], Path] | None = None) -> RunSummary:
+    def start(
+        self, run: Run, place: Callable[[Path], Path] | None = None, checkpoint: Path | None = None
+    ) -> RunSummary:
         """Train and evaluate one of `runs`.
 
         Args:
             run: Which.
             place: Makes its folder in the one that is given; ``None`` takes the next number.
+            checkpoint: Of this run, in that folder: where it was interrupted and goes on.
         """
-        several = len(self.runs) > 1
         cli = FedlitCLI(
-            self.configuration(run), one_of_many=several, name=run.method.name, repeats=self._repeats, place=place
+            self.configuration(run),
+            one_of_many=len(self.runs) > 1,
+            name=run.method.name,
+            repeats=self._repeats,
+            place=place,
+            checkpoint=checkpoint,
         )
         assert cli.summary is not None
         return cli.summary
