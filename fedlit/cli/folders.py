@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
@@ -85,7 +86,13 @@ class ExperimentFolder:
         folder = self.folder_of(number)
         if folder is None or not (folder / SUMMARY).is_file():
             return None
-        return RunSummary.from_json((folder / SUMMARY).read_text(encoding="utf-8"))
+        try:
+            return RunSummary.from_json((folder / SUMMARY).read_text(encoding="utf-8"))
+        except (ValueError, TypeError, KeyError) as error:
+            sys.exit(
+                f"fedlit: '{folder / SUMMARY}' cannot be read, as of another version of fedlit ({error}): --fresh true "
+                "trains the experiment again, in new folders"
+            )
 
     def folder_of(self, number: int) -> Path | None:
         """A run's folder, if it has started and is still there."""

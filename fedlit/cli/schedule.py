@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from functools import partial
 from typing import IO
 
 from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from fedlit.callbacks import RunSummary, closing_table
 from fedlit.callbacks.tables import write_tables
@@ -20,6 +22,9 @@ from fedlit.cli.folders import first_process
 
 _ONE = "FEDLIT_RUN"
 """Set in the environment of a process that trains one run of the experiment: its number."""
+
+_PATIENCE = 30
+"""Seconds that a run has to end once it is told to."""
 
 _TOLD = 15
 """Lines of a failed run's output that are shown."""
@@ -127,6 +132,7 @@ def _side_by_side(experiment: Experiment, args: list[str], waiting: Sequence[int
     folder.path.mkdir(parents=True, exist_ok=True)
     threads = max(1, (os.cpu_count() or 1) // clock.jobs)
     running: dict[int, subprocess.Popen[bytes]] = {}
+    before = signal.signal(signal.SIGTERM, _end)
     try:
         while queue or running:
             while queue and len(running) < clock.jobs:
@@ -146,10 +152,18 @@ def _side_by_side(experiment: Experiment, args: list[str], waiting: Sequence[int
                     )
                 clock.tick()
     finally:
+        signal.signal(signal.SIGTERM, before)
         for process in running.values():
             process.terminate()
         for process in running.values():
-            process.wait()
+            try:
+                process.wait(_PATIENCE)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def _end(*_: object) -> None:
+    raise SIGTERMException
 
 
 def _start(args: list[str], number: int, threads: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
