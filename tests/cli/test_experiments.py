@@ -154,10 +154,10 @@ def metrics(folder: Path) -> list[dict[str, str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [[], ["--config", "loggers/wandb"]], ids=["CSV", "W&B"])
-def test_commands_that_start_at_once_have_a_folder_each(more: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_that_start_at_once_have_a_folder_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
-    command = [sys.executable, "-m", "fedlit.cli", "fit", *TINY, *more]
+    command = [sys.executable, "-m", "fedlit.cli", "fit", *TINY, "--config", "loggers/wandb"]
     started = [subprocess.Popen([*command, f"--seed_everything={seed}"]) for seed in range(4)]
     assert [process.wait() for process in started] == [0] * 4
     folders = sorted(Path("runs/FedAvg").iterdir())
@@ -180,8 +180,7 @@ def test_one_experiment_that_starts_twice_at_once_trains_each_run_once() -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("jobs", [1, 2])
-@pytest.mark.parametrize("checkpoints", [False, True])
+@pytest.mark.parametrize(("jobs", "checkpoints"), [(1, True), (2, False)])
 def test_an_experiment_that_was_killed_comes_to_the_same(jobs: int, checkpoints: bool) -> None:
     own = ["--trainer.max_epochs=6", f"--trainer.enable_checkpointing={json.dumps(checkpoints)}"]
     main(["fit", *SEVERAL, *own])
@@ -196,6 +195,26 @@ def test_an_experiment_that_was_killed_comes_to_the_same(jobs: int, checkpoints:
     assert len(found()) < 4
     subprocess.run(command, check=True)
     assert found() == whole
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_a_signal_ends_all_runs_that_are_side_by_side(name: str) -> None:
+    command = [sys.executable, "-m", "fedlit.cli", "fit", *SEVERAL, "--trainer.max_epochs=100000", "--jobs=2"]
+    # where the tests run in the background, a shell has told them to ignore SIGINT, which processes inherit
+    command[1:1] = ["-c", "import signal, runpy; signal.signal(signal.SIGINT, signal.default_int_handler); "
+                    "runpy.run_module('fedlit.cli', run_name='__main__')"]  # fmt: skip
+    del command[3:5]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    while len([*Path("runs").rglob("metrics.csv")]) < 2 and process.poll() is None:
+        time.sleep(0.05)
+    process.send_signal(getattr(signal, name))
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 128 + getattr(signal, name)
+    assert f"fedlit: ended by {name}; the same command goes on with an experiment" in said
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
+    assert not found()
 
 
 @pytest.mark.slow
