@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -40,8 +41,8 @@ def write_tables(summaries: Sequence[RunSummary], folder: Path) -> list[Path]:
     """Write ``table.csv``, ``table.md`` and ``table.tex``: a row per method, a column per target, and the average.
 
     Figures are accuracies (in regression, R2) on the target's hidden labels in per cent, an oracle: mean ± sample
-    standard deviation over seeds. The best mean of each column is bold in Markdown and LaTeX. The CSV has a line for
-    each run.
+    standard deviation over seeds, which are columns of their own in the CSV. The best mean of each column is bold in
+    Markdown and LaTeX.
 
     Args:
         summaries: Of all runs, at least one.
@@ -61,12 +62,11 @@ def write_tables(summaries: Sequence[RunSummary], folder: Path) -> list[Path]:
     paths = [folder / f"table.{suffix}" for suffix in ("csv", "md", "tex")]
     with paths[0].open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(["method", "target", "seed", f"oracle {score}", "target score", "rounds", "bytes", "seconds"])
-        for run in summaries:
-            sent = sum(run.bytes_by_channel.values())
-            value = next(iter(accuracies([run])), None)
-            figures = [value, run.target_score, run.rounds, sent, run.seconds_total]
-            writer.writerow([run.method, run.target, run.seed, *figures])
+        of_each = (f"oracle {score} in %: {{}}", "standard deviation: {}", "seeds: {}")
+        writer.writerow(["method", *(name.format(column) for column in columns for name in of_each)])
+        for method, cells in rows.items():
+            figures = ((cell.mean, cell.deviation, len(cell.values)) for cell in cells)
+            writer.writerow([method, *chain.from_iterable(figures)])
     paths[1].write_text(_markdown(columns, rows, caption), encoding="utf-8")
     paths[2].write_text(_latex(columns, rows, caption), encoding="utf-8")
     return paths

@@ -78,7 +78,9 @@ def main(args: list[str] | None = None) -> None:
         if by is None:
             raise
         advice = (
-            "; --ckpt_path goes on from a checkpoint, if the run has left one" if _subcommand(args) == "fit" else ""
+            "; the same command goes on with an experiment, and --ckpt_path with a run that has left a checkpoint"
+            if _subcommand(args) == "fit"
+            else ""
         )
         _say(f"fedlit: ended by {by.name}{advice}", sys.stderr)
         sys.exit(128 + by)  # as shells have it

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.resources import files
 from itertools import chain, product
 from pathlib import Path
@@ -48,21 +48,26 @@ class Method:
         Args:
             explicit: Keys that the experiment sets.
             entry: A configuration is one that is installed, such as ``methods/fed_mmd``, or a file, and is called by
-                its file. A class gets the arguments of its shipped configuration, as far as that of the experiment
-                says nothing else. A mapping has ``class_path`` and may have ``init_args``, ``name`` (by default the
-                class and those ``init_args`` that are no mappings) and, in ``data`` and ``trainer``, arguments that
-                differ from the configuration's.
+                its file, or by its class if it is what is shipped for that; what the experiment sets in data and
+                trainer stays. A class gets the arguments of its shipped configuration, as far as the experiment says
+                nothing else. A mapping has ``class_path`` and may have ``init_args``, ``name`` (by default the class
+                and those ``init_args`` that are no mappings) and, in ``data`` and ``trainer``, arguments that differ
+                from the configuration's.
         """
         if isinstance(entry, str):
             file = find_config(entry)
             if os.path.isfile(file):
-                return cls(Path(file).stem, (f"--config={file}",))
-            shipped = (
-                f"--{key}={_as_argument(value)}"
-                for key, value in _shipped(entry)
-                if not any(_within(_short(key), each) or _within(each, _short(key)) for each in explicit)
+                return cls._configured(file, explicit)
+            if "/" in entry or entry.endswith((".yaml", ".yml")):
+                sys.exit(f"fedlit: compare has {entry!r}, which is no file and no installed configuration: fedlit list")
+            shipped = _shipped(entry if "." in entry else f"fedlit.methods.{entry}")
+            init_args = {} if shipped is None else _model_of(shipped).get("init_args", {})
+            own = (
+                f"--model.init_args.{key}={_as_argument(value)}"
+                for key, value in init_args.items()
+                if not any(_within(each, f"model.{key}") for each in explicit)
             )
-            return cls(None, (f"--model={entry}", *shipped))
+            return cls(None, (f"--model={entry}", *own))
         sections = {key: entry.get(key) or {} for key in ("init_args", "data", "trainer")}
         known = isinstance(entry.get("class_path"), str) and set(entry) <= set(_ENTRY)
         if not known or not all(isinstance(section, dict) for section in sections.values()):
@@ -79,6 +84,19 @@ class Method:
         shown = [f"{name}={value}" for name, value in init_args.items() if not isinstance(value, dict)]
         name = entry["class_path"].split(".")[-1] + (f"({', '.join(shown)})" if shown else "")
         return cls(str(entry.get("name") or name), arguments, tuple(chain.from_iterable(given.values())))
+
+    @classmethod
+    def _configured(cls, file: str, explicit: Collection[str]) -> Method:
+        content = content_of(file)
+        if not isinstance(content, dict):
+            sys.exit(f"fedlit: {file} in compare must be a configuration, with model and so on, got {content!r}")
+        own = {
+            key: _unless(explicit, value, key) if key in ("data", "trainer") else value
+            for key, value in content.items()
+        }
+        path = (content.get("model") or {}).get("class_path")
+        name = path.split(".")[-1] if path and _shipped(path) == file else Path(file).stem
+        return cls(name, (f"--config={file if own == content else json.dumps(own)}",))
 
     def beside(self, given: Collection[str]) -> Method:
         """The same without presets for keys that the user gives; these without ``init_args``."""
@@ -101,23 +119,41 @@ class Method:
         return [*args[:after], *self.preset, *again, *args[after:], *self.arguments]
 
 
-def _shipped(name: str) -> list[tuple[str, object]]:
-    """A class's arguments in the configuration that is shipped for it; of several, in the plainest."""
-    path = name if "." in name else f"fedlit.methods.{name}"
-    found: dict[int, dict[str, Any]] = {}
-    for file in files("fedlit.configs").joinpath("methods").iterdir():
-        model = yaml.safe_load(file.read_text(encoding="utf-8"))["model"] if file.name.endswith(".yaml") else {}
-        if model.get("class_path") == path:
-            found[len(file.name)] = model.get("init_args", {})
-    return [(f"model.init_args.{key}", value) for key, value in (found[min(found)] if found else {}).items()]
+def _shipped(path: str) -> str | None:
+    """The configuration that is shipped for a class; of several, the plainest."""
+    folder = files("fedlit.configs").joinpath("methods")
+    found = [str(file) for file in folder.iterdir() if file.name.endswith(".yaml")]
+    return min((file for file in found if _model_of(file).get("class_path") == path), key=len, default=None)
+
+
+@cache
+def _model_of(file: str) -> dict[str, Any]:
+    model: dict[str, Any] = yaml.safe_load(Path(file).read_text(encoding="utf-8"))["model"]
+    return model
+
+
+def _unless(explicit: Collection[str], tree: Any, above: str) -> Any:
+    """What a configuration has below a key, without leaves that are set already."""
+    if not isinstance(tree, dict):
+        return tree
+    return {
+        name: _unless(explicit, branch, f"{above}.{name}")
+        for name, branch in tree.items()
+        if isinstance(branch, dict) or _short(f"{above}.{name}") not in explicit
+    }
 
 
 def _explicit(args: Sequence[str]) -> set[str]:
-    """Keys that command line and configuration files set, without ``init_args``."""
+    """Leaves that command line and configuration files set, without ``init_args``."""
     found: set[str] = set()
     for key, value in options(args):
-        content = flat(content_of(value)) if key in ("config", "c") and value is not None else {key: None}
-        found.update(map(_short, content))
+        content: object = {key: None}
+        if key in ("config", "c") and value is not None:
+            content = content_of(value)
+        elif key in ("model", "data", "trainer") and value is not None:
+            whole = content_of(value)
+            content = {key: whole if isinstance(whole, dict) else {"class_path": whole}}
+        found.update(map(_short, flat(content)))
     return found
 
 
@@ -186,10 +222,9 @@ class Experiment:
             unknown = [target for target in targets if target not in known]
             if unknown:
                 sys.exit(f"fedlit: targets {unknown} are not among the clients {list(known)}")
-        given = {_short(key) for key, _ in options(args)}
-        compare = parsed.arguments.compare or ()
-        explicit = _explicit(args)
-        methods = (Method(), *(Method.parse(entry, explicit).beside(given) for entry in compare))
+        given, explicit = {_short(key) for key, _ in options(args)}, _explicit(args)
+        entries = parsed.arguments.compare or ()
+        methods = (Method(), *(Method.parse(entry, explicit).beside(given) for entry in entries))
         names = [method.name or method.arguments[0].split(".")[-1].split("=")[-1] for method in methods[1:]]
         names.append(parsed.arguments.model.class_path.split(".")[-1])
         twice = sorted({name for name in names if names.count(name) > 1})
@@ -249,16 +284,23 @@ class Experiment:
         root = Path(self.parsed.arguments.trainer.default_root_dir or "runs")
         return ExperimentFolder(root, [self.configuration(run).text for run in self.runs])
 
-    def start(self, run: Run, place: Callable[[Path], Path] | None = None) -> RunSummary:
+    def start(
+        self, run: Run, place: Callable[[Path], Path] | None = None, checkpoint: Path | None = None
+    ) -> RunSummary:
         """Train and evaluate one of `runs`.
 
         Args:
             run: Which.
             place: Makes its folder in the one that is given; ``None`` takes the next number.
+            checkpoint: Of this run, in that folder: where it was interrupted and goes on.
         """
-        several = len(self.runs) > 1
         cli = FedlitCLI(
-            self.configuration(run), one_of_many=several, name=run.method.name, repeats=self._repeats, place=place
+            self.configuration(run),
+            one_of_many=len(self.runs) > 1,
+            name=run.method.name,
+            repeats=self._repeats,
+            place=place,
+            checkpoint=checkpoint,
         )
         assert cli.summary is not None
         return cli.summary

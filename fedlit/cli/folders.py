@@ -7,17 +7,24 @@ import json
 import os
 import re
 import shutil
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
+from pickle import UnpicklingError
 
+import torch
 from filelock import FileLock
 from lightning.pytorch.utilities import rank_zero_only
 
 from fedlit.callbacks import RunSummary
+from fedlit.training.parts import SET
 
 SUMMARY = "summary.json"
+_MARK = "experiment.sha256"
+"""In a run's folder: the fingerprint of what it is trained with."""
+
 _VERSION = re.compile(r"version_(\d+)")
 
 
@@ -58,6 +65,7 @@ class ExperimentFolder:
     """Where an experiment keeps what it has done: ``ROOT/experiment_…``, named by its configurations.
 
     It has a file for each run, which names the run's folder, the tables, and the output of runs that are side by side.
+    A run's folder has the fingerprint of the run's configuration, and without it is none of this experiment.
 
     Args:
         root: Of the folders of its runs.
@@ -65,27 +73,43 @@ class ExperimentFolder:
     """
 
     def __init__(self, root: Path, configurations: Sequence[str]) -> None:
-        name = hashlib.sha256("\0".join(configurations).encode()).hexdigest()[:12]
+        self.fingerprints = [_fingerprint(each) for each in configurations]
         self.root = root
-        self.path = root / f"experiment_{name}"
+        self.path = root / f"experiment_{_fingerprint(*self.fingerprints)[:12]}"
 
     def forget(self) -> None:
         """Start afresh; folders of runs stay."""
-        if first_process():
-            for file in self.path.glob("*.json"):
-                file.unlink()
+        for file in self.path.glob("*.json"):
+            file.unlink()
 
     def finished(self, number: int) -> RunSummary | None:
         """What a run came to, if it has ended."""
         folder = self.folder_of(number)
         if folder is None or not (folder / SUMMARY).is_file():
             return None
-        return RunSummary.from_json((folder / SUMMARY).read_text(encoding="utf-8"))
+        try:
+            return RunSummary.from_json((folder / SUMMARY).read_text(encoding="utf-8"))
+        except (ValueError, TypeError, KeyError) as error:
+            sys.exit(
+                f"fedlit: '{folder / SUMMARY}' cannot be read, as of another version of fedlit ({error}): --fresh true "
+                "trains the experiment again, in new folders"
+            )
 
     def folder_of(self, number: int) -> Path | None:
-        """A run's folder, if it has started."""
+        """A run's folder, if it has started and is still there."""
         file = self._file(number)
-        return self.root / json.loads(file.read_text(encoding="utf-8"))["folder"] if file.is_file() else None
+        if not file.is_file():
+            return None
+        folder: Path = self.root / json.loads(file.read_text(encoding="utf-8"))["folder"]
+        mark = folder / _MARK
+        return folder if mark.is_file() and mark.read_text(encoding="utf-8") == self.fingerprints[number] else None
+
+    def checkpoint(self, number: int) -> Path | None:
+        """The latest one that an interrupted run has left whole, with the state of all clients."""
+        folder = self.folder_of(number)
+        found = [] if folder is None else [*folder.glob("checkpoints/*.ckpt")]
+        found.sort(key=lambda file: file.stat().st_mtime_ns, reverse=True)
+        return next((file for file in found if _has_all(file)), None)
 
     @contextmanager
     def held(self, number: int) -> Iterator[None]:
@@ -98,14 +122,18 @@ class ExperimentFolder:
             yield
 
     def place(self, number: int, parent: Path) -> Path:
-        """The folder for a run that starts: emptied, if it was interrupted there; else a new one in ``parent``."""
+        """The folder for a run: where it was interrupted, emptied if it left no checkpoint, or a new one."""
         folder = self.folder_of(number)
-        if folder is not None and folder.parent == parent and folder.is_dir():
-            shutil.rmtree(folder)
-            folder.mkdir()
-            return folder
-        folder = claim(parent)
-        write_whole(self._file(number), json.dumps({"folder": os.path.relpath(folder, self.root)}))
+        if folder is None or folder.parent != parent:
+            folder = claim(parent)
+            write_whole(folder / _MARK, self.fingerprints[number])
+            write_whole(self._file(number), json.dumps({"folder": os.path.relpath(folder, self.root)}))
+        elif self.checkpoint(number) is None:
+            for each in folder.iterdir():
+                if each.is_dir():
+                    shutil.rmtree(each)
+                elif each.name != _MARK:
+                    each.unlink()
         return folder
 
     def log(self, number: int) -> Path:
@@ -114,3 +142,15 @@ class ExperimentFolder:
 
     def _file(self, number: int) -> Path:
         return self.path / f"{number + 1:03d}.json"
+
+
+def _fingerprint(*texts: str) -> str:
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()
+
+
+def _has_all(checkpoint: Path) -> bool:
+    """Whether a checkpoint can be read, and is not one of several files that each have some clients."""
+    try:
+        return SET not in torch.load(checkpoint, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, EOFError, UnpicklingError):  # of a process that was killed while it wrote
+        return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import logging
 import os
 import re
@@ -73,6 +74,28 @@ class SaveConfig(SaveConfigCallback):
         config = yaml.safe_load(self.parser.dump(self.config, skip_none=False)) if told else {}
         for logger in told:
             logger.log_hyperparams(config)
+
+
+class RunLogger(CSVLogger):
+    """Metrics as a file that is whole after every epoch, so that an interrupted run can go on."""
+
+    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
+        """Keep a row, and write all if it ends an epoch."""
+        super().log_metrics(metrics, step)
+        if "epoch" in metrics:
+            self.save()
+
+
+def go_on(logger: CSVLogger, checkpoint: Path) -> None:
+    """Keep the rows that an interrupted run wrote until a checkpoint, which Lightning would delete."""
+    path = Path(logger.log_dir, "metrics.csv")
+    if not path.is_file():
+        return
+    last = torch.load(checkpoint, map_location="cpu", weights_only=True)["global_step"]
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = [{key: value for key, value in row.items() if value} for row in csv.DictReader(file)]
+    logger.experiment.metrics += [row for row in rows if int(row["step"]) <= last]
+    logger.experiment.save()
 
 
 class WarnOfRepeats(Callback):
@@ -162,9 +185,11 @@ class FedlitCLI(LightningCLI):
         name: str | None = None,
         repeats: WarnOfRepeats | None = None,
         place: Callable[[Path], Path] | None = None,
+        checkpoint: Path | None = None,
     ) -> None:
         self._run_classes = run_classes
         self._place = place
+        self._checkpoint = checkpoint
         self._repeats = repeats
         self._one_of_many = one_of_many
         self._name = name
@@ -303,7 +328,7 @@ class FedlitCLI(LightningCLI):
         loggers: list[Logger] = [] if given in (None, True) else [given] if isinstance(given, Logger) else list(given)  # type: ignore[arg-type]
         self._check_versions(loggers)
         if not any(isinstance(logger, CSVLogger) for logger in loggers):
-            loggers.append(CSVLogger(folder, name=type(self.model).__name__))
+            loggers.append(RunLogger(folder, name=type(self.model).__name__))
         # The folder of the first is that of the run.
         loggers.sort(key=lambda logger: not isinstance(logger, CSVLogger))
         first = loggers[0]
@@ -313,6 +338,8 @@ class FedlitCLI(LightningCLI):
             parent = Path(first.root_dir)
             place = self._place or partial(claim, name=os.environ.get("WANDB_RUN_ID") if in_sweep() else None)
             first._version = place(parent).name
+            if self._checkpoint is not None:
+                go_on(first, self._checkpoint)
         return loggers
 
     def _check_versions(self, loggers: Iterable[Logger]) -> None:
@@ -338,6 +365,10 @@ class FedlitCLI(LightningCLI):
                     f"fedlit: {named}, whose '{metrics}' would be deleted: leave it out, for a folder of this "
                     "run's own, or give another (a resumed run goes on in a new folder, too)"
                 )
+
+    def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
+        kwargs = super()._prepare_subcommand_kwargs(subcommand)
+        return kwargs if self._checkpoint is None else kwargs | {"ckpt_path": str(self._checkpoint)}
 
     def _run_subcommand(self, subcommand: str) -> None:
         if not self._run_classes:

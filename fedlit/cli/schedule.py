@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from functools import partial
 from typing import IO
 
 from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from fedlit.callbacks import RunSummary, closing_table
 from fedlit.callbacks.tables import write_tables
@@ -20,6 +22,9 @@ from fedlit.cli.folders import first_process
 
 _ONE = "FEDLIT_RUN"
 """Set in the environment of a process that trains one run of the experiment: its number."""
+
+_PATIENCE = 30
+"""Seconds that a run has to end once it is told to."""
 
 _TOLD = 15
 """Lines of a failed run's output that are shown."""
@@ -33,7 +38,7 @@ def run_all(experiment: Experiment, args: list[str]) -> None:
         args: Of the command line, for processes that train single runs.
     """
     experiment.check()
-    one = os.environ.pop(_ONE, None)
+    one = os.environ.get(_ONE)  # left there for further processes of the same run
     if one is not None:
         _train(experiment, int(one))
         return
@@ -42,10 +47,12 @@ def run_all(experiment: Experiment, args: list[str]) -> None:
         sys.exit(f"fedlit: jobs must be at least 1, got {jobs}: it is how many runs are trained side by side")
     if jobs > 1 and "LOCAL_RANK" in os.environ:
         sys.exit("fedlit: jobs starts processes by itself: leave torchrun out, or give --jobs 1")
-    if experiment.parsed.arguments.fresh and first_process():
-        folder.forget()
     runs = experiment.runs
-    waiting = [number for number in range(len(runs)) if folder.finished(number) is None]
+    waiting = [*range(len(runs))]
+    if not _afresh(experiment):
+        waiting = [number for number in waiting if folder.finished(number) is None]
+    elif first_process():
+        folder.forget()
     if len(waiting) < len(runs):
         say(
             f"{len(runs) - len(waiting)} of {len(runs)} runs are finished already, in '{folder.root}': --fresh true "
@@ -100,12 +107,23 @@ class Clock:
         return f"run {number + 1} of {self.total}{about}: {run}"
 
 
+def _afresh(experiment: Experiment) -> bool:
+    """Whether to train all runs, whatever there is: also if hosts, which would have to agree, each have a disk."""
+    arguments = experiment.parsed.arguments
+    hosts = max(arguments.trainer.num_nodes or 1, int(os.environ.get("GROUP_WORLD_SIZE", "1")))  # as of torchrun
+    return bool(arguments.fresh) or hosts > 1
+
+
 def _train(experiment: Experiment, number: int) -> None:
-    """Train one run, unless another process has done so by now."""
+    """Train one run, unless another command has done so by now."""
     folder = experiment.folder
     with folder.held(number):
-        if folder.finished(number) is None:
-            experiment.start(experiment.runs[number], partial(folder.place, number))
+        if first_process() and folder.finished(number) is not None:
+            if "LOCAL_RANK" in os.environ:  # the other processes of this one are in the run already
+                sys.exit("fedlit: another command trains the same experiment: wait for its end")
+            return
+        checkpoint = None if _afresh(experiment) else folder.checkpoint(number)
+        experiment.start(experiment.runs[number], partial(folder.place, number), checkpoint)
 
 
 def _side_by_side(experiment: Experiment, args: list[str], waiting: Sequence[int], clock: Clock) -> None:
@@ -114,6 +132,7 @@ def _side_by_side(experiment: Experiment, args: list[str], waiting: Sequence[int
     folder.path.mkdir(parents=True, exist_ok=True)
     threads = max(1, (os.cpu_count() or 1) // clock.jobs)
     running: dict[int, subprocess.Popen[bytes]] = {}
+    before = signal.signal(signal.SIGTERM, _end)
     try:
         while queue or running:
             while queue and len(running) < clock.jobs:
@@ -133,10 +152,18 @@ def _side_by_side(experiment: Experiment, args: list[str], waiting: Sequence[int
                     )
                 clock.tick()
     finally:
+        signal.signal(signal.SIGTERM, before)
         for process in running.values():
             process.terminate()
         for process in running.values():
-            process.wait()
+            try:
+                process.wait(_PATIENCE)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def _end(*_: object) -> None:
+    raise SIGTERMException
 
 
 def _start(args: list[str], number: int, threads: int, log: IO[bytes]) -> subprocess.Popen[bytes]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from fedlit.federation.errors import PeerFailedError, RosterError
@@ -26,7 +26,8 @@ class Client:
         role: ``"source"`` (labelled) or ``"target"`` (the domain adapted to).
         labelled: Whether its training data carry labels, some or all. ``None`` means: sources do, the target does not.
         num_samples: Number of training samples, the weight of this client in a mean weighted by samples.
-            ``None`` is filled in from the client's data when training starts.
+            ``None`` is filled in from the client's data when training starts. A client is equal to itself before and
+            after, so ``self.target in self.in_step(...)`` holds.
 
     Raises:
         RosterError: If the name or role is unusable, ``num_samples`` is below 1, or a source is unlabelled.
@@ -35,7 +36,7 @@ class Client:
     name: str
     role: Role = "source"
     labelled: bool | None = None
-    num_samples: int | None = None
+    num_samples: int | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name) or self.name in _RESERVED:

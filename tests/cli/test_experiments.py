@@ -25,6 +25,8 @@ from fedlit.cli.experiment import Experiment
 from fedlit.cli.folders import ExperimentFolder, claim
 from fedlit.cli.plugins import load_plugins
 
+CONFIGS = Path(__file__).parents[2] / "configs"
+
 TINY = [
     *("--config", "data/heart_disease", "--config", "methods/fedavg", "--trainer.max_epochs=1"),
     *("--trainer.strategy.init_args.num_threads=1", "--trainer.enable_checkpointing=false"),
@@ -81,10 +83,13 @@ def test_an_experiment_goes_on_and_takes_finished_runs_as_they_are(capsys: pytes
     assert sum(path.stat().st_mtime_ns != times[path] for path in Path("runs").rglob("summary.json")) == 1
     main(["fit", *SEVERAL])
     assert "4 of 4 runs are finished already" in capsys.readouterr().out
-    main(["fit", *SEVERAL, "--fresh=true"])
+    main(["fit", *TINY, "--seeds=[0,1]"])  # another experiment
+    assert len([*Path("runs").rglob("version_*")]) == 6
+    main(["fit", *TINY, "--seeds=[0,1]", "--fresh=true"])
     assert len([*Path("runs").rglob("version_*")]) == 8
-    main(["fit", *SEVERAL, "--trainer.max_epochs=2"])
-    assert len([*Path("runs").rglob("version_*")]) == 12
+    (Path("runs/FedAvg/version_4") / "summary.json").write_text("{}")
+    with pytest.raises(SystemExit, match=r"version_4/summary.json' cannot be read.* --fresh true trains"):
+        main(["fit", *TINY, "--seeds=[0,1]"])
 
 
 @pytest.mark.slow
@@ -105,12 +110,83 @@ def test_runs_side_by_side_equal_those_one_after_the_other(capfd: pytest.Capture
         main(["fit", *SEVERAL, "--jobs=0"])
 
 
+def test_an_interrupted_run_goes_on_from_its_latest_whole_checkpoint() -> None:
+    every = {"class_path": "lightning.pytorch.callbacks.ModelCheckpoint", "init_args": {"save_top_k": -1}}
+    command = [
+        "fit",
+        *TINY[:-1],
+        "--seeds=[0,1]",
+        "--trainer.max_epochs=3",
+        f"--trainer.callbacks={json.dumps([every])}",
+    ]
+    main(command)
+    whole, folder = found(), Path("runs/FedAvg/version_1")
+    rows = metrics(folder)
+    (folder / "summary.json").unlink()  # as of a run that was killed after its first epoch
+    first, second, third = sorted(folder.glob("checkpoints/*.ckpt"))
+    third.unlink()
+    second.write_bytes(second.read_bytes()[:5000])
+    (folder / "metrics.csv").write_text("".join((folder / "metrics.csv").read_text().splitlines(keepends=True)[:-3]))
+    written = first.stat().st_mtime_ns
+    main(command)
+    assert found() == whole
+    assert metrics(folder) == rows
+    assert first.stat().st_mtime_ns == written
+    assert third.is_file()
+    assert len([*Path("runs").rglob("version_*")]) == 2
+    third.write_bytes(first.read_bytes())
+    for name in ("experiment.sha256", "summary.json"):
+        (folder / name).unlink()
+    main(command)  # the folder is none of this experiment any more, and stays as it is
+    assert (folder / "metrics.csv").is_file()
+    assert not (folder / "summary.json").exists()
+    assert found() == whole
+    assert Path("runs/FedAvg/version_2/summary.json").is_file()
+
+
+def metrics(folder: Path) -> list[dict[str, str]]:
+    """Rows without what a clock said, and without zeros, which stand for channels that nothing was sent on."""
+    with (folder / "metrics.csv").open(newline="") as file:
+        return [
+            {key: value for key, value in row.items() if float(value or 0) and not key.startswith("time/")}
+            for row in csv.DictReader(file)
+        ]
+
+
 @pytest.mark.slow
-def test_an_experiment_that_was_killed_comes_to_the_same() -> None:
-    main(["fit", *SEVERAL, "--trainer.max_epochs=3"])
+def test_commands_that_start_at_once_have_a_folder_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    command = [sys.executable, "-m", "fedlit.cli", "fit", *TINY, "--config", "loggers/wandb"]
+    started = [subprocess.Popen([*command, f"--seed_everything={seed}"]) for seed in range(4)]
+    assert [process.wait() for process in started] == [0] * 4
+    folders = sorted(Path("runs/FedAvg").iterdir())
+    assert [folder.name for folder in folders] == [f"version_{number}" for number in range(4)]
+    assert {seed for _, seed in found()} == {0, 1, 2, 3}
+    for folder in folders:
+        config = yaml.safe_load((folder / "config.yaml").read_text())
+        assert config["seed_everything"] == json.loads((folder / "summary.json").read_text())["seed"]
+        rows = metrics(folder)
+        assert sum("oracle/target/acc" in row for row in rows) <= 2  # of the only epoch, and of the test
+        assert len(rows) == len(metrics(folders[0]))
+
+
+@pytest.mark.slow
+def test_one_experiment_that_starts_twice_at_once_trains_each_run_once() -> None:
+    command = [sys.executable, "-m", "fedlit.cli", "fit", *SEVERAL]
+    started = [subprocess.Popen(command) for _ in range(3)]
+    assert [process.wait() for process in started] == [0] * 3
+    assert len(found()) == len([*Path("runs").rglob("version_*")]) == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("jobs", "checkpoints"), [(1, True), (2, False)])
+def test_an_experiment_that_was_killed_comes_to_the_same(jobs: int, checkpoints: bool) -> None:
+    own = ["--trainer.max_epochs=6", f"--trainer.enable_checkpointing={json.dumps(checkpoints)}"]
+    main(["fit", *SEVERAL, *own])
     whole = found()
     Path("runs").rename("whole")
-    command = [sys.executable, "-m", "fedlit.cli", "fit", *SEVERAL, "--trainer.max_epochs=3", "--jobs=2"]
+    command = [sys.executable, "-m", "fedlit.cli", "fit", *SEVERAL, *own, f"--jobs={jobs}"]
     process = subprocess.Popen(command, start_new_session=True)
     while len(found()) < 2 and process.poll() is None:
         time.sleep(0.05)
@@ -121,39 +197,82 @@ def test_an_experiment_that_was_killed_comes_to_the_same() -> None:
     assert found() == whole
 
 
-def methods(*words: str) -> dict[str, Any]:
-    """What each method of an experiment is trained with."""
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_a_signal_ends_all_runs_that_are_side_by_side(name: str) -> None:
+    command = [sys.executable, "-m", "fedlit.cli", "fit", *SEVERAL, "--trainer.max_epochs=100000", "--jobs=2"]
+    # where the tests run in the background, a shell has told them to ignore SIGINT, which processes inherit
+    command[1:1] = ["-c", "import signal, runpy; signal.signal(signal.SIGINT, signal.default_int_handler); "
+                    "runpy.run_module('fedlit.cli', run_name='__main__')"]  # fmt: skip
+    del command[3:5]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    while len([*Path("runs").rglob("metrics.csv")]) < 2 and process.poll() is None:
+        time.sleep(0.05)
+    process.send_signal(getattr(signal, name))
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 128 + getattr(signal, name)
+    assert f"fedlit: ended by {name}; the same command goes on with an experiment" in said
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
+    assert not found()
+
+
+@pytest.mark.slow
+def test_a_run_of_two_processes_is_taken_as_it_is() -> None:
+    command = [sys.executable, "-m", "fedlit.cli", "fit", *SEVERAL, "--trainer.devices=2"]
+    subprocess.run(command, check=True, timeout=200)
+    whole = found()
+    assert len([*Path("runs").rglob("version_*")]) == 4
+    (Path("runs/SourceOnly/version_0") / "summary.json").unlink()
+    subprocess.run([*command, "--jobs=2"], check=True, timeout=200)
+    assert found() == whole
+    assert len([*Path("runs").rglob("version_*")]) == 4
+
+
+def trained_with(*words: str) -> dict[str, Any]:
+    """Arguments of the second method of an experiment."""
     experiment = Experiment.parse(normalise(["fit", *words]))
-    parsed = {method.name or "": each for method, each in experiment.by_method.items()}
-    return {name: yaml.safe_load(each.text)["model"]["init_args"] for name, each in parsed.items()}
+    (_, other) = experiment.by_method.values()
+    arguments: dict[str, Any] = yaml.safe_load(other.text)["model"]["init_args"]
+    return arguments
 
 
 def test_a_class_is_compared_with_its_shipped_arguments_where_nothing_else_is_said() -> None:
-    shipped = {"class_path": "torch.optim.Adam", "init_args": {"lr": 0.002}}
-    for name in ("FedMMD", "fedlit.methods.FedMMD"):
-        arguments = methods(*TINY, f"--compare=[{name}]")[""]
-        assert arguments["warmup_rounds"] == 5
-    found = Experiment.parse(normalise(["fit", *TINY, "--compare=[fedlit.methods.FedRFTCA]"]))
-    (_, other) = found.by_method.values()
-    model = yaml.safe_load(other.text)["model"]["init_args"]
-    assert model["classifier_period"] == 10
-    assert {key: model["optimizer"][key] for key in shipped} | {"init_args": {"lr": 0.002}} == shipped
-    words = ["fit", *TINY, "--model.init_args.optimizer=SGD", "--compare=[fedlit.methods.FedRFTCA]"]
-    found = Experiment.parse(normalise(words))
-    (_, other) = found.by_method.values()
-    assert yaml.safe_load(other.text)["model"]["init_args"]["optimizer"]["class_path"] == "torch.optim.SGD"
+    shipped = yaml.safe_load((CONFIGS / "methods" / "fedrf_tca.yaml").read_text())["model"]["init_args"]
+    for name in ("FedRFTCA", "fedlit.methods.FedRFTCA"):
+        for own in ([], ["--model=FedProx"]):
+            found = trained_with(*TINY, *own, f"--compare=[{name}]")
+            assert found["classifier_period"] == shipped["classifier_period"]
+            assert found["optimizer"]["class_path"] == "torch.optim.Adam"
+            assert found["optimizer"]["init_args"]["lr"] == shipped["optimizer"]["init_args"]["lr"]
+    for own in (["--model.init_args.optimizer=SGD"], ["--model.optimizer.class_path=SGD"]):
+        found = trained_with(*TINY, *own, "--compare=[FedRFTCA]")
+        assert found["optimizer"]["class_path"] == "torch.optim.SGD"
+        assert found["classifier_period"] == shipped["classifier_period"]
 
 
 def test_methods_are_compared_by_their_configurations(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("model: {class_path: fedlit.methods.FedProx, init_args: {mu: 3.0}}")
-    compare = "--compare=[methods/fedgp_auto, mine.yaml]"
+    compare = "--compare=[methods/fedgp_auto, mine.yaml, methods/fed_mmd]"
     found = Experiment.parse(normalise(["fit", *TINY, compare]))
     texts = {method.name: yaml.safe_load(each.text) for method, each in found.by_method.items()}
-    assert [*texts] == [None, "fedgp_auto", "mine"]
+    assert [*texts] == [None, "fedgp_auto", "mine", "FedMMD"]
     assert texts["fedgp_auto"]["model"]["init_args"]["beta"] == "auto"
     assert texts["fedgp_auto"]["data"]["init_args"]["target_labels"] == 100
     assert texts["mine"]["model"]["init_args"]["mu"] == 3.0
     assert texts["mine"]["model"]["init_args"]["extractor"] == texts[None]["model"]["init_args"]["extractor"]
+    (tmp_path / "few.yaml").write_text("data: {init_args: {target_labels: 20}}")
+    for own in (["--config=few.yaml"], ["--data.target_labels=20"]):  # all methods on the same data
+        found = Experiment.parse(normalise(["fit", *TINY, *own, compare]))
+        texts = [yaml.safe_load(each.text)["data"]["init_args"] for each in found.by_method.values()]
+        assert [text["target_labels"] for text in texts] == [20] * 4
+        assert [text.get("target_batch_size") for text in texts] == [None, 16, None, None]
+    for entry in ("methods/fed_mdm", "other.yaml"):
+        with pytest.raises(SystemExit, match=f"'{entry}', which is no file and no installed configuration"):
+            Experiment.parse(normalise(["fit", *TINY, f"--compare=[{entry}]"]))
+    (tmp_path / "text.yaml").write_text("nothing")
+    with pytest.raises(SystemExit, match=r"text\.yaml in compare must be a configuration"):
+        Experiment.parse(normalise(["fit", *TINY, "--compare=[text.yaml]"]))
 
 
 def summary(method: str, target: str, seed: int, accuracy: float) -> RunSummary:
@@ -168,10 +287,11 @@ def test_tables_have_means_deviations_and_the_best_in_bold(tmp_path: Path) -> No
     runs = [summary(*key, seed, each) for key, both in accuracies.items() for seed, each in enumerate(both)]
     paths = write_tables(runs, tmp_path / "tables")
     assert [path.name for path in paths] == ["table.csv", "table.md", "table.tex"]
-    rows = list(csv.DictReader(paths[0].open()))
-    assert [(row["method"], row["target"], float(row["oracle accuracy"])) for row in rows[:2]] == [
-        ("Fed_A", "north", 0.5), ("Fed_A", "north", 0.7),
-    ]  # fmt: skip
+    first, second = csv.DictReader(paths[0].open())
+    assert first["method"] == "Fed_A"
+    assert float(first["oracle accuracy in %: north"]) == pytest.approx(100 * fmean((0.5, 0.7)))
+    assert float(first["standard deviation: average"]) == pytest.approx(100 * stdev((0.7, 0.75)))
+    assert [second[f"{name}: south"] for name in ("oracle accuracy in %", "seeds")] == ["", "0"]
     text = paths[1].read_text()
     assert "hidden labels (oracle), mean ± sample standard deviation over seeds" in text
     assert f"**{100 * fmean((0.8, 0.9)):.1f} ± {100 * stdev((0.8, 0.9)):.1f}**" in text
@@ -193,7 +313,7 @@ def test_an_experiment_is_known_by_its_configurations(tmp_path: Path) -> None:
     assert again.folder_of(0) == folder
     assert again.finished(0) is None
     assert again.place(0, tmp_path / "FedAvg") == folder
-    assert not [*folder.iterdir()]
+    assert [path.name for path in folder.iterdir()] == ["experiment.sha256"]
     again.forget()
     assert again.folder_of(0) is None
     assert folder.is_dir()
