@@ -354,7 +354,8 @@ class CSVDomains(DomainDataModule):
             has = [bool((y == label).any()) for label in range(self.num_classes)]
             lacking = [name for name, there in zip(self.class_names(), has, strict=True) if not there]
             if lacking:
-                warnings.warn(f"client {client!r} has no sample of the classes {lacking}", stacklevel=2)
+                files = ", ".join(map(self.where, members))
+                warnings.warn(f"client {client!r} has no sample of the classes {lacking} in {files}", stacklevel=2)
         return {
             "shapes": [], "classes": self.class_names(), "has": has,
             "columns": {name: self._kinds(name) for name in members},
@@ -457,7 +458,7 @@ class CSVDomains(DomainDataModule):
         for name in self._hosted():
             mean, deviation = moments or own_moments(self._numbers(name, numbers))
             found[name] = TableFeatures(columns, tuple(mean.tolist()), tuple(deviation.tolist()))
-            self._tell_of(name, numbers, deviation)
+            self._tell_of(name)
         self._take(found)
 
     def _hosted(self) -> list[str]:
@@ -474,15 +475,22 @@ class CSVDomains(DomainDataModule):
         """Numbers of a client's training samples, shape (n, d), NaN where one is missing."""
         return numbers_of(self.table(client), numbers)[self._training(client)]
 
-    def _tell_of(self, client: str, numbers: list[str], deviation: Tensor) -> None:
-        constant = [name for name, each in zip(numbers, deviation.tolist(), strict=True) if each == 0]
-        if constant:
-            whose = "all clients" if self.statistics == "federated" else f"client {client!r}"
-            warnings.warn(
-                f"columns {constant} are constant in the training samples of {whose}, or never known, and tell nothing "
-                "there: leave them out (leave_out)",
-                stacklevel=2,
-            )
+    def _tell_of(self, client: str) -> None:
+        """Warn of columns from which nothing can be learnt of a client."""
+        rows = self.table(client).iloc[self._training(client).tolist()]
+        same = {name: list(rows[name].dropna().unique()[:2]) for name in self._columns or ()}
+        constant = [
+            f"{name!r} (always {value})" for name, values in same.items() if len(values) == 1 for value in values
+        ]
+        unknown = [repr(name) for name, values in same.items() if not values]
+        for found, what in ((constant, "holds one value in"), (unknown, "is missing in all of")):
+            if found:
+                each = f"column {found[0]}" if len(found) == 1 else f"each of the columns {', '.join(found)}"
+                warnings.warn(
+                    f"{each} {what} the {len(rows)} training samples of {self.where(client)}, and tells nothing there: "
+                    "see whether it was exported rightly, or leave it out at all clients (leave_out)",
+                    stacklevel=2,
+                )
 
     # ---------------------------------------------------------------- features
 

@@ -248,14 +248,30 @@ def test_empty_and_constant_columns_are_told(files, recwarn):
         make(files).feature_names()
     data = make(files, leave_out=["note"])
     assert data._domain("north").x[:, 2].abs().max() == 0
-    assert any(
-        "columns ['unit'] are constant in the training samples of all clients, or" in str(w.message) for w in recwarn
-    )
+    told = [str(warning.message) for warning in recwarn]
+    for name in CLINICS:
+        many = len(data._training(name))
+        assert any(
+            f"column 'unit' (always 5) holds one value in the {many} training samples of" in line for line in told
+        )
+
+
+def test_columns_that_tell_nothing_at_one_client_are_told_with_its_file(files):
+    clinic("east").assign(marker=3.5, sex=None).to_csv("east.csv", index=False)
+    with pytest.warns(UserWarning, match="tells nothing there") as told:
+        make(files).feature_names()
+    lines = [str(warning.message) for warning in told]
+    constant, unknown = (next(line for line in lines if name in line) for name in ("'marker'", "'sex'"))
+    assert "'marker' (always 3.5) holds one value" in constant
+    assert "'east.csv'" in constant
+    assert "'sex' is missing in all of the" in unknown
+    assert "'east.csv'" in unknown
+    assert not any("north" in line or "south" in line for line in (constant, unknown))
 
 
 def test_a_client_without_a_class_is_told(files):
     clinic("east").query("ill == 'no'").to_csv("east.csv", index=False)
-    with pytest.warns(UserWarning, match=r"client 'east' has no sample of the classes \['yes'\]"):
+    with pytest.warns(UserWarning, match=r"client 'east' has no sample of the classes \['yes'\] in 'east.csv'"):
         make(files).feature_names()
 
 
