@@ -8,6 +8,7 @@ from fedlit.callbacks.oracle_accuracy import OracleAccuracy
 from fedlit.callbacks.privacy_report import PrivacyReport
 from fedlit.callbacks.round_progress_bar import RoundProgressBar
 from fedlit.callbacks.round_timer import RoundTimer
+from fedlit.callbacks.run_record import RunRecord
 from fedlit.callbacks.summary import RunSummary, closing_table, summarise
 from fedlit.callbacks.target_predictions import TargetPredictions
 from fedlit.callbacks.validators import Validators
@@ -21,6 +22,7 @@ __all__ = [
     "PrivacyReport",
     "RoundProgressBar",
     "RoundTimer",
+    "RunRecord",
     "RunSummary",
     "TargetPredictions",
     "Validators",

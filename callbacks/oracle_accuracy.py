@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from fedlit.module import FederatedModule
 from fedlit.training.tasks import Classification, NumberMeter
 
 _PREFIX = "oracle/"
+_BINS = 10
 
 
 class OracleAccuracy(Callback):
@@ -50,6 +52,8 @@ class OracleAccuracy(Callback):
         history: Label-free score and accuracy of each validation that has both; see `RunSummary`.
         confusion: How many samples of each class (row) the last test, or validation by itself, took for which (column);
             ``None`` before, and in regression.
+        reliability: Of the same samples, by the probability of the predicted class in 10 equal bins from 0 to 1: how
+            many there are, their mean probability, and the share that is right; ``None`` as with ``confusion``.
 
     Raises:
         LabelGuardError: When a run starts, if EarlyStopping, ModelCheckpoint or a schedule monitors an ``oracle/``
@@ -61,6 +65,7 @@ class OracleAccuracy(Callback):
         self._start_afresh()
         self.history: list[tuple[float, float]] = []
         self.confusion: list[list[int]] | None = None
+        self.reliability: list[list[float]] | None = None
 
     channels = (
         Open(
@@ -171,21 +176,34 @@ class OracleAccuracy(Callback):
         if isinstance(module.task, Classification) and module.trainer.state.fn != TrainerFn.FITTING:
             cells = [(row, column) for row in range(module.num_classes) for column in range(module.num_classes)]
             names += [f"confusion/{row}/{column}" for row, column in cells]
+            names += [f"reliability/{row}/{column}" for row in range(_BINS) for column in range(3)]
             if self._outputs:
-                matrix = self._confusion(module)
-                mine[module.target.name] |= {f"confusion/{row}/{column}": matrix[row][column] for row, column in cells}
+                counted = chain(*self._confusion(module), *self._reliability(module))
+                mine[module.target.name] |= dict(zip(names[shown:], counted, strict=True))
         told = module.federation.report(mine, names, channel="oracle").get(module.target.name, {})
         if len(names) > shown:
-            counted = [told[name] for name in names[shown:] if name in told]
+            numbers = iter([told[name] for name in names[shown:] if name in told])
             size = module.num_classes
-            rows = [counted[start : start + size] for start in range(0, len(counted), size)]
-            self.confusion = [[int(number) for number in row] for row in rows] or None
+            self.confusion = [[int(number) for number in islice(numbers, size)] for _ in range(size)]
+            self.reliability = [[*islice(numbers, 3)] for _ in range(_BINS)]
+            if not self.confusion[0]:
+                self.confusion = self.reliability = None
         module.log_everywhere({f"{_PREFIX}target/{key}": told[key] for key in names[:shown] if key in told})
 
     def _confusion(self, module: FederatedModule) -> list[list[float]]:
         logits, labels = map(torch.cat, zip(*self._outputs, strict=True))
         counted: list[list[float]] = multiclass_confusion_matrix(logits, labels, module.num_classes).double().tolist()
         return counted
+
+    def _reliability(self, module: FederatedModule) -> list[list[float]]:
+        logits, labels = map(torch.cat, zip(*self._outputs, strict=True))
+        sure, predicted = module.task.predictions(logits.double(), module.target_temperature).max(dim=1)
+        bins = (sure * _BINS).long().clamp(max=_BINS - 1)
+        sums = torch.zeros(_BINS, 3, dtype=torch.float64)
+        sums.index_add_(0, bins, torch.stack([torch.ones_like(sure), sure, (predicted == labels).double()], dim=1))
+        sums[:, 1:] /= sums[:, :1].clamp(min=1)
+        rows: list[list[float]] = sums.tolist()
+        return rows
 
     def _scores_of_classes(self, module: FederatedModule) -> tuple[dict[str, dict[str, float]], list[str]]:
         classes = [f"acc/{index}" for index in range(module.num_classes)] if self.per_class else []

@@ -58,6 +58,8 @@ class RunSummary:
         oracle_auc: As `oracle_accuracy`, area under the ROC curve, of several classes each against the rest.
         oracle_class_accuracy: As `oracle_accuracy`, on each class that the target has, by name.
         oracle_confusion: How many test samples of each class (row) were taken for which (column).
+        oracle_reliability: Of the test samples, by the probability of the predicted class in 10 equal bins from 0 to 1:
+            how many there are, their mean probability, and the share that is right.
         classes: Names of the classes, in the order of `oracle_confusion`; empty without it.
         temperature: That logits were divided by, if `Calibration` found one.
     """
@@ -86,6 +88,7 @@ class RunSummary:
     oracle_auc: float | None = None
     oracle_class_accuracy: dict[str, float] = field(default_factory=dict)
     oracle_confusion: list[list[int]] | None = None
+    oracle_reliability: list[list[float]] | None = None
     classes: list[str] = field(default_factory=list)
     temperature: float | None = None
 
@@ -152,6 +155,7 @@ def summarise(trainer: Trainer, module: FederatedModule, seconds: float, method:
             if sum(row)
         },
         oracle_confusion=confusion,
+        oracle_reliability=watchers[0].reliability if watchers else None,
         classes=classes,
         temperature=_metric(trainer, "target/temperature"),
     )

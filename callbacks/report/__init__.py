@@ -1,7 +1,8 @@
 """``fedlit report``: what ``fedlit fit`` leaves in a run's folder, read back and made into a page.
 
-A run's folder is read (``run_folder``), what is in it becomes blocks (``contents``) with pictures of its curves
-(``curves``), and the blocks become HTML and Markdown (``pages``).
+Runs' folders are read (``run_folder``). What is in them becomes blocks (``contents``): the ``verdict`` on all runs, how
+the ``target``'s samples are predicted, and each ``run`` by itself, with ``charts`` that are drawn as ``svg``. Blocks
+become HTML and Markdown (``pages``).
 """
 
 from fedlit.callbacks.report.contents import report_on, write_report

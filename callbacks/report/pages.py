@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from urllib.parse import quote
 
-_MIME = {".png": "image/png", ".svg": "image/svg+xml"}
+from fedlit.callbacks.report.svg import standalone
 
 _STYLE = """
 :root { color-scheme: light dark;
@@ -26,30 +26,31 @@ a { color: inherit; }
 p, li { max-width: 80ch; }
 .table { overflow-x: auto; margin: .8rem 0; }
 table { border-collapse: collapse; font-size: .87rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .3rem .7rem; text-align: left; vertical-align: top; border-bottom: 1px solid var(--line);
+th, td { padding: .3rem .7rem; vertical-align: top; border-bottom: 1px solid var(--line);
   min-width: 2.5rem; max-width: 34rem; }
 th { background: var(--band); font-weight: 600; vertical-align: bottom; }
-.number { text-align: right; }
-td.number { white-space: nowrap; }
+th, td { text-align: right; white-space: nowrap; }
+.w { text-align: left; white-space: normal; }
 tr.sum td { font-weight: 600; }
 .pictures { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fill, minmax(min(100%, 460px), 1fr)); }
 .pictures.wide { grid-template-columns: 1fr; }
 figure { margin: 0; min-width: 0; }
 figcaption { color: var(--faint); font-size: .85rem; }
-img { max-width: 100%; height: auto; }
+img, svg { max-width: 100%; height: auto; }
+svg text { fill: currentColor; stroke: none; }
 .wide img { background: #ffffff; }
 details { margin: .6rem 0; }
+details details { margin-left: .8rem; }
 summary { cursor: pointer; color: var(--faint); }
 """.strip()
 
 
 @dataclass(frozen=True)
 class Heading:
-    """A title of the page (level 1), of a part (2), or of a section (3), which `Links` find by its anchor."""
+    """A title of the page (level 1), of a part (2), or of a section (3)."""
 
     level: int
     text: str
-    anchor: str | None = None
 
 
 @dataclass(frozen=True)
@@ -67,13 +68,6 @@ class Bullets:
 
 
 @dataclass(frozen=True)
-class Links:
-    """A list of what the page has: words and the anchor of a heading, each."""
-
-    items: Sequence[tuple[str, str]]
-
-
-@dataclass(frozen=True)
 class Table:
     """Rows of cells; a line break in a cell is kept.
 
@@ -88,11 +82,15 @@ class Table:
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture as it is on disk; its name beside a Markdown page tells the kind, ``.svg`` or ``.png``."""
+    """A picture; its name beside a Markdown page tells the kind: ``.svg``, which is text, or ``.png``."""
 
     file: str
     caption: str
-    content: bytes
+    content: bytes | str
+
+    def on_disk(self) -> bytes:
+        """As a file of its own."""
+        return self.content if isinstance(self.content, bytes) else standalone(self.content).encode()
 
 
 @dataclass(frozen=True)
@@ -105,13 +103,22 @@ class Pictures:
 
 @dataclass(frozen=True)
 class Folded:
-    """A table that is shown on demand."""
+    """What is shown on demand."""
 
     title: str
-    table: Table
+    blocks: Sequence[Block]
 
 
-Block = Heading | Text | Bullets | Links | Table | Pictures | Folded
+Block = Heading | Text | Bullets | Table | Pictures | Folded
+
+
+def pictures_in(blocks: Iterable[Block]) -> Iterator[Picture]:
+    """All pictures, those behind folds as well."""
+    for block in blocks:
+        if isinstance(block, Pictures):
+            yield from block.pictures
+        elif isinstance(block, Folded):
+            yield from pictures_in(block.blocks)
 
 
 def to_html(title: str, blocks: Iterable[Block]) -> str:
@@ -135,32 +142,27 @@ def to_html(title: str, blocks: Iterable[Block]) -> str:
 
 def _html(block: Block) -> str:
     match block:
-        case Heading(level, text, anchor):
-            place = "" if anchor is None else f' id="{escape(anchor)}"'
-            return f"<h{level}{place}>{escape(text)}</h{level}>"
+        case Heading(level, text):
+            return f"<h{level}>{escape(text)}</h{level}>"
         case Text(text):
             return f"<p>{escape(text)}</p>"
         case Bullets(lines):
-            return _html_list(escape(line) for line in lines)
-        case Links(items):
-            return _html_list(f'<a href="#{escape(anchor)}">{escape(text)}</a>' for text, anchor in items)
+            return "\n".join(["<ul>", *(f"<li>{escape(line)}</li>" for line in lines), "</ul>"])
         case Table():
             return _html_table(block)
         case Pictures(pictures, wide):
             kind = "pictures wide" if wide else "pictures"
             return "\n".join([f'<div class="{kind}">', *(_html_picture(each, wide) for each in pictures), "</div>"])
-        case Folded(title, table):
-            return f"<details><summary>{escape(title)}</summary>\n{_html_table(table)}\n</details>"
-
-
-def _html_list(items: Iterable[str]) -> str:
-    return "\n".join(["<ul>", *(f"<li>{item}</li>" for item in items), "</ul>"])
+        case Folded(title, blocks):
+            inside = "\n".join(map(_html, blocks))
+            return f"<details><summary>{escape(title)}</summary>\n{inside}\n</details>"
 
 
 def _html_table(table: Table) -> str:
     def row(cells: Sequence[str], tag: str) -> str:
-        kinds = ["" if place < table.words else ' class="number"' for place in range(len(cells))]
         texts = [escape(cell).replace("\n", "<br>") for cell in cells]
+        # of a table of numbers alone no cell has to say what it is
+        kinds = [" class=w" if place < table.words and table.words else "" for place in range(len(cells))]
         return "".join(f"<{tag}{kind}>{text}</{tag}>" for kind, text in zip(kinds, texts, strict=True))
 
     lines = ['<div class="table"><table>', f"<thead><tr>{row(table.header, 'th')}</tr></thead>", "<tbody>"]
@@ -171,11 +173,12 @@ def _html_table(table: Table) -> str:
 
 
 def _html_picture(picture: Picture, captioned: bool) -> str:
-    mime = _MIME[picture.file[-4:]]
-    data = b64encode(picture.content).decode()
     caption = escape(picture.caption)
+    if isinstance(picture.content, str):
+        return f"<figure>{picture.content}</figure>"
+    data = b64encode(picture.content).decode()
     below = f"\n<figcaption>{caption}</figcaption>" if captioned else ""
-    return f'<figure><img src="data:{mime};base64,{data}" alt="{caption}">{below}</figure>'
+    return f'<figure><img src="data:image/png;base64,{data}" alt="{caption}">{below}</figure>'
 
 
 def to_markdown(blocks: Iterable[Block], folder: str) -> str:
@@ -185,23 +188,20 @@ def to_markdown(blocks: Iterable[Block], folder: str) -> str:
 
 def _markdown(block: Block, folder: str) -> str:
     match block:
-        case Heading(level, text, anchor):
-            place = "" if anchor is None else f'<a id="{escape(anchor)}"></a>\n\n'
-            return f"{place}{'#' * level} {_plain(text)}"
+        case Heading(level, text):
+            return f"{'#' * level} {_plain(text)}"
         case Text(text):
             return _plain(text)
         case Bullets(lines):
             return "\n".join(f"- {_plain(line)}" for line in lines)
-        case Links(items):
-            return "\n".join(f"- [{_plain(text)}](#{anchor})" for text, anchor in items)
         case Table():
             return _markdown_table(block)
         case Pictures(pictures):
             return "\n\n".join(
                 f"![{_plain(picture.caption)}]({quote(f'{folder}/{picture.file}')})" for picture in pictures
             )
-        case Folded(title, table):
-            return f"<details><summary>{escape(title)}</summary>\n\n{_markdown_table(table)}\n\n</details>"
+        case Folded(title, blocks):
+            return f"<details><summary>{escape(title)}</summary>\n\n{to_markdown(blocks, folder)}\n</details>"
 
 
 def _markdown_table(table: Table) -> str:

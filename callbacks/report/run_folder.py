@@ -17,12 +17,11 @@ from typing import Any, TypeVar
 import yaml
 
 from fedlit.callbacks.communication_ledger import read_csv
+from fedlit.callbacks.embeddings import HEADER, MOST
 from fedlit.callbacks.privacy_report import Report
+from fedlit.callbacks.run_record import EMBEDDINGS, METRICS, SETTINGS, SUMMARY
 from fedlit.callbacks.summary import RunSummary
 from fedlit.federation import LedgerEntry
-
-SUMMARY, METRICS = "summary.json", "metrics.csv"
-"""A folder with one of them is a run's."""
 
 _MOST_BYTES = 1 << 28
 """Of one file that is read."""
@@ -39,6 +38,17 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
+class Embedded:
+    """A sample in the plane, and names of classes, empty where there is none."""
+
+    client: str
+    x: float
+    y: float
+    predicted: str
+    label: str
+
+
+@dataclass(frozen=True)
 class RunFolder:
     """What one run left in its folder.
 
@@ -52,6 +62,7 @@ class RunFolder:
         privacy: What `PrivacyReport` wrote; ``None`` without.
         dictionary: Of FedDaDiL, by client: its coordinates and its cost of transport by round.
         pictures: Paths of pictures, sorted.
+        embeddings: Test samples in the plane of their features' principal components; none if none were written.
     """
 
     name: str
@@ -63,6 +74,7 @@ class RunFolder:
     privacy: Report | None
     dictionary: Mapping[str, Mapping[str, Curve]]
     pictures: Sequence[Path]
+    embeddings: Sequence[Embedded] = ()
 
     @property
     def method(self) -> str:
@@ -135,7 +147,7 @@ def _names(folders: Sequence[Path]) -> list[str]:
 
 def _read(folder: Path, name: str) -> RunFolder:
     summary = _parsed(folder / SUMMARY, RunSummary.from_json)
-    config = flat(_parsed(folder / "config.yaml", _mapping) or {})
+    config = flat(_parsed(folder / "config.yaml", _mapping) or _parsed(folder / SETTINGS, _mapping) or {})
     rows = _parsed(folder / METRICS, _metrics) or []
     final: Mapping[str, float] = {}
     if summary is not None and _is_test(rows, int(str(config.get(_ROUNDS_PER_EPOCH, 1)))):
@@ -154,6 +166,7 @@ def _read(folder: Path, name: str) -> RunFolder:
         privacy=_parsed(folder / "privacy.json", Report.from_json),
         dictionary={path.stem.removeprefix(prefix): _parsed(path, _table) or {} for path in tables},
         pictures=sorted(map(_picture, folder.glob("*.png")), key=lambda path: _natural(path.name)),
+        embeddings=_parsed(folder / EMBEDDINGS, _embedded) or (),
     )
 
 
@@ -260,6 +273,18 @@ def _metrics(text: str) -> list[dict[str, float]]:
     rows = _rows(text)
     rounds_of(rows)
     return rows
+
+
+def _embedded(text: str) -> list[Embedded]:
+    header, *rows = csv.reader(io.StringIO(text))
+    if header != HEADER:
+        raise ValueError(f"its columns are {header}, not {HEADER}")
+    found = [Embedded(row[0], float(row[1]), float(row[2]), row[3], row[4]) for row in rows if len(row) == len(header)]
+    if len(found) != len(rows) or not all(math.isfinite(row.x) and math.isfinite(row.y) for row in found):
+        raise ValueError("a row has not all of its columns, or a place that is not finite")
+    if len(found) > MOST * len({row.client for row in found}):
+        raise ValueError(f"it has more than {MOST} samples of a client")
+    return found
 
 
 def _table(text: str) -> dict[str, Curve]:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import count
 from pathlib import Path
 from pickle import UnpicklingError
 
@@ -19,46 +17,17 @@ from filelock import FileLock
 from lightning.pytorch.utilities import rank_zero_only
 
 from fedlit.callbacks import RunSummary
+from fedlit.callbacks.run_record import SUMMARY, claim, write_whole
 from fedlit.training.parts import SET
 
-SUMMARY = "summary.json"
 _MARK = "experiment.sha256"
 """In a run's folder: the fingerprint of what it is trained with."""
-
-_VERSION = re.compile(r"version_(\d+)")
 
 
 def first_process() -> bool:
     """Whether this is the one process of a run that writes."""
     node = os.environ.get("NODE_RANK", os.environ.get("GROUP_RANK", "0"))  # before Lightning knows ranks
     return not getattr(rank_zero_only, "rank", 0) and node in ("", "0")
-
-
-def claim(parent: Path, name: str | None = None) -> Path:
-    """Make a folder that no other process has: of this name, or with a number at its end; ``version_N`` without one."""
-    parent.mkdir(parents=True, exist_ok=True)
-    taken = [int(found[1]) for each in parent.iterdir() if (found := _VERSION.fullmatch(each.name))]
-    numbers = count(max(taken, default=-1) + 1)
-    names = (f"version_{number}" for number in numbers) if name is None else _numbered(name)
-    for each in names:
-        try:
-            (parent / each).mkdir()  # succeeds in one process only
-        except FileExistsError:
-            continue
-        return parent / each
-    raise AssertionError("numbers do not end")
-
-
-def _numbered(name: str) -> Iterator[str]:
-    yield name
-    yield from (f"{name}-{number}" for number in count(1))
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file that is there with all of its text or not at all, whenever the process ends."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
 
 
 class ExperimentFolder:

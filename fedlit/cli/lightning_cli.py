@@ -7,7 +7,6 @@ import logging
 import os
 import re
 import sys
-import time
 import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -36,12 +35,13 @@ from fedlit.callbacks import (
     OracleAccuracy,
     RoundProgressBar,
     RoundTimer,
+    RunRecord,
     RunSummary,
     TargetPredictions,
-    summarise,
 )
+from fedlit.callbacks.run_record import RunLogger, claim
 from fedlit.cli.arguments import LINKED
-from fedlit.cli.folders import SUMMARY, claim, first_process, write_whole
+from fedlit.cli.folders import first_process
 from fedlit.data import DomainDataModule
 from fedlit.federation.client import names_of
 from fedlit.federation.leaks import hidden_senders, over_other_senders, over_other_targets
@@ -74,16 +74,6 @@ class SaveConfig(SaveConfigCallback):
         config = yaml.safe_load(self.parser.dump(self.config, skip_none=False)) if told else {}
         for logger in told:
             logger.log_hyperparams(config)
-
-
-class RunLogger(CSVLogger):
-    """Metrics as a file that is whole after every epoch, so that an interrupted run can go on."""
-
-    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
-        """Keep a row, and write all if it ends an epoch."""
-        super().log_metrics(metrics, step)
-        if "epoch" in metrics:
-            self.save()
 
 
 def go_on(logger: CSVLogger, checkpoint: Path) -> None:
@@ -300,6 +290,7 @@ class FedlitCLI(LightningCLI):
         given = given if isinstance(given, list) else [given]
         ledger = CommunicationLedger(print_table=not self._one_of_many)
         extra: list[Callback] = [OracleAccuracy(), ledger, RoundTimer(), TargetPredictions()]
+        extra.append(RunRecord(method=self._name, awaits_test=True))
         extra += [] if self._repeats is None else [self._repeats]
         extra += [locate(path)() for path in getattr(self.model, "watched_by", ())]  # type: ignore[operator]
         if not any(isinstance(callback, ProgressBar) for callback in given):  # Lightning takes one
@@ -375,10 +366,9 @@ class FedlitCLI(LightningCLI):
             return
         assert isinstance(self.model, FederatedModule)
         self._check_ckpt_path(subcommand, self.config[subcommand].get("ckpt_path"))
-        start = time.perf_counter()
         super()._run_subcommand(subcommand)
         if subcommand == "fit":
-            self._close_fit(start)
+            self._close_fit()
         for logger in self.trainer.loggers:
             if isinstance(logger, WandbLogger):
                 logger.experiment.finish()  # or W&B would take the next run for this one
@@ -394,18 +384,11 @@ class FedlitCLI(LightningCLI):
         if path is not None and not zipfile.is_zipfile(files_of(path)[0]):
             sys.exit(f"fedlit: ckpt_path {str(path)!r} is no checkpoint: {where}")
 
-    def _close_fit(self, start: float) -> None:
-        """Evaluate the final model, and leave a summary."""
-        timer = next(callback for callback in self.trainer.callbacks if isinstance(callback, RoundTimer))  # type: ignore[attr-defined]
-        seconds = timer.resumed_s + time.perf_counter() - start
-        # The final model, which no target label has helped to choose.
+    def _close_fit(self) -> None:
+        """Evaluate the final model, which no target label has helped to choose, and leave a summary."""
         self.trainer.test(self.model, datamodule=self.datamodule, verbose=False)
-        self.summary = summarise(self.trainer, self.model, seconds, self._name)
-        log_dir = self.trainer.log_dir  # asked of every process: Lightning agrees on it between them
-        if self.trainer.is_global_zero and log_dir is not None:
-            folder = Path(log_dir)
-            folder.mkdir(parents=True, exist_ok=True)
-            write_whole(folder / SUMMARY, self.summary.to_json())
+        record = next(callback for callback in self.trainer.callbacks if isinstance(callback, RunRecord))  # type: ignore[attr-defined]
+        self.summary = record.summary
 
 
 def in_sweep() -> bool:

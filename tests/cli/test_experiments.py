@@ -22,7 +22,8 @@ from fedlit.callbacks.tables import write_tables
 from fedlit.cli import main
 from fedlit.cli.arguments import normalise
 from fedlit.cli.experiment import Experiment
-from fedlit.cli.folders import ExperimentFolder, claim
+from fedlit.callbacks.run_record import claim
+from fedlit.cli.folders import ExperimentFolder
 from fedlit.cli.plugins import load_plugins
 
 CONFIGS = Path(__file__).parents[2] / "configs"

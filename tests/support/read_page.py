@@ -26,7 +26,7 @@ class Page(HTMLParser):
     def __post_init__(self) -> None:
         super().__init__()
         self._open: list[str] = []
-        self._summary = ""
+        self._summaries: list[str] = []
         self.feed(self.source)
         self.close()
         assert not self._open, f"not closed: {self._open}"
@@ -49,9 +49,11 @@ class Page(HTMLParser):
     def handle_endtag(self, tag: str) -> None:
         assert self._open.pop() == tag
         if tag == "summary":
-            self._summary = self.texts["summary"][-1]
+            self._summaries.append(self.texts["summary"][-1])
         elif tag == "details":
-            self.folded.setdefault(self._summary, []).append(self.tables[-1])
+            summary = self._summaries.pop()
+            if summary.startswith("numbers"):
+                self.folded.setdefault(summary, []).append(self.tables[-1])
 
     def handle_data(self, data: str) -> None:
         for tag in set(self._open):

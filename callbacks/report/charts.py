@@ -1,0 +1,341 @@
+"""What a report shows: curves over rounds, methods by targets, probabilities at their word, classes, and features."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fedlit.callbacks.report.svg import (
+    BOTTOM,
+    HEIGHT,
+    INK,
+    LEFT,
+    RIGHT,
+    TOP,
+    WIDTH,
+    Drawing,
+    Scale,
+    color_of,
+    dash_of,
+    number,
+    spanning,
+)
+
+_MARKED = 24
+"""Most points of a curve that are marked."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One curve.
+
+    Args:
+        label: In the legend.
+        points: Values by round. A line leads over rounds without one, and is broken where a value is not finite.
+        place: Among those that the picture compares, which gives it its colour; ``None`` is the colour of the text.
+        emphasis: Whether it is an oracle's or a sum, and is drawn broad and dashed.
+        spread: Standard deviation by round, drawn as a band.
+    """
+
+    label: str
+    points: Mapping[int, float]
+    place: int | None
+    emphasis: bool = False
+    spread: Mapping[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Curves, each with at least one point, on the same axes.
+
+    Without limits the vertical axis has what the values need. It may be logarithmic where that is asked for: it is, if
+    the values are positive and span two orders of magnitude.
+    """
+
+    title: str
+    lines: Sequence[Line]
+    limits: tuple[float, float] | None = None
+    logarithmic: bool = False
+
+    def draw(self) -> str:
+        """The picture; the same panel gives the same."""
+        drawing = Drawing(self.title)
+        rounds = [at for line in self.lines for at in line.points]
+        values = [
+            value + way * line.spread.get(at, 0.0)
+            for line in self.lines
+            for at, value in line.points.items()
+            for way in (-1, 1)
+        ]
+        x = Scale(min(rounds), max(rounds), LEFT + 8, WIDTH - RIGHT - 8)
+        if x.low == x.high:
+            x = Scale(x.low - 1, x.high + 1, x.start, x.end)
+        bottom = HEIGHT - BOTTOM
+        logarithmic = self.logarithmic and not any(line.spread for line in self.lines)
+        y = Scale(*self.limits, bottom, TOP) if self.limits else spanning(values, bottom, TOP, logarithmic)
+        drawing.axes(x, y, "communication round, the first is 0", whole=True)
+        for line in self.lines:
+            _band(drawing, line, x, y)
+        for place, line in enumerate(self.lines):
+            points = [(x(at), _place(y, value)) for at, value in sorted(line.points.items())]
+            drawing.line(points, **_look(line))
+            if len(points) <= _MARKED:  # of equal curves one should see that they are several: on top are smaller dots
+                size = 6.5 - 3 * place / len(self.lines)
+                drawing.dots(points, size, INK if line.place is None else color_of(line.place))
+        drawing.legend([(line.label, _look(line)) for line in self.lines])
+        return drawing.svg()
+
+
+def _place(y: Scale, value: float) -> float:
+    return y(value) if math.isfinite(value) and (value > 0 or not y.logarithmic) else math.nan
+
+
+def _look(line: Line) -> dict[str, str]:
+    look = {"stroke": "", "stroke-dasharray": "2 3", "stroke-width": "1.4"}
+    if line.emphasis:
+        look |= {"stroke-dasharray": "6 3", "stroke-width": "2.4"}
+    if line.place is not None:
+        look |= {"stroke": color_of(line.place), "stroke-dasharray": dash_of(line.place)}
+    return look
+
+
+def _band(drawing: Drawing, line: Line, x: Scale, y: Scale) -> None:
+    inside = [at for at in sorted(line.points) if at in line.spread and math.isfinite(line.points[at])]
+    if len(inside) < 2 or line.place is None:
+        return
+    low, high = (
+        [(x(at), min(max(y(line.points[at] + way * line.spread[at]), y.end), y.start)) for at in inside]
+        for way in (-1, 1)
+    )
+    drawing.line([*high, *reversed(low), high[0]], stroke="none", fill=color_of(line.place), fill_opacity=".16")
+
+
+@dataclass(frozen=True)
+class Dots:
+    """Mean and spread of several methods in several groups.
+
+    Args:
+        title: Above.
+        groups: Names, from left to right.
+        values: By method, of each group its values over seeds; none where there is no run.
+        unit: Below the axis.
+    """
+
+    title: str
+    groups: Sequence[str]
+    values: Mapping[str, Sequence[Sequence[float]]]
+    unit: str
+
+    def draw(self) -> str:
+        """A dot for each mean, and a line of one standard deviation to either side."""
+        row, gap = 15, 14
+        inner = row * len(self.values) + gap
+        left = min(230.0, 24 + 6.4 * max(map(len, self.groups)))
+        height = TOP + inner * len(self.groups)
+        drawing = Drawing(self.title, height=height + BOTTOM)
+        found = [(*mean_and_spread(each),) for some in self.values.values() for each in some if each]
+        ends = [mean + way * (spread or 0.0) for mean, spread in found for way in (-1, 1)]
+        x = spanning(ends, left, WIDTH - RIGHT - 40)
+        for value in x.ticks(most=8):
+            drawing.line([(x(value), TOP), (x(value), height)], opacity=".18")
+            drawing.text(x(value), height + 16, f"{value:.4g}", "middle")
+        drawing.text((x.start + x.end) / 2, height + 32, self.unit, "middle")
+        for at, group in enumerate(self.groups):
+            top = TOP + at * inner
+            drawing.line([(12, top), (WIDTH - RIGHT, top)], opacity=".35")
+            drawing.text(left - 10, top + inner / 2 + 4, group, "end")
+            for place, some in enumerate(self.values.values()):
+                if not some[at]:
+                    continue
+                mean, spread = mean_and_spread(some[at])
+                y = top + gap / 2 + row * (place + 0.5)
+                color = color_of(place)
+                if spread is not None:
+                    drawing.line([(x(mean - spread), y), (x(mean + spread), y)], stroke=color, stroke_width="2")
+                drawing.dots([(x(mean), y)], 8, color)
+                drawing.text(x(mean + (spread or 0)) + 8, y + 4, f"{mean:.1f}" if abs(mean) >= 10 else f"{mean:.3f}")
+        look = ({"stroke": color_of(place), "stroke-width": "4"} for place in range(len(self.values)))
+        drawing.legend([*zip(self.values, look, strict=True)])
+        return drawing.svg()
+
+
+def mean_and_spread(values: Sequence[float]) -> tuple[float, float | None]:
+    """Mean and sample standard deviation; of one value there is none."""
+    mean = sum(values) / len(values)
+    if len(values) < 2:
+        return mean, None
+    return mean, math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """How often predictions are right, by how sure of them the model is.
+
+    Args:
+        title: Above.
+        bins: By method, rows of samples, mean probability and share that is right.
+    """
+
+    title: str
+    bins: Mapping[str, Sequence[Sequence[float]]]
+
+    def draw(self) -> str:
+        """A line for each method, and the diagonal on which probabilities are to be taken at their word."""
+        drawing = Drawing(self.title, height=HEIGHT + 20)
+        x = Scale(0, 1, LEFT + 8, WIDTH - RIGHT - 8)
+        y = Scale(0, 1, HEIGHT + 20 - BOTTOM, TOP)
+        drawing.axes(x, y, "probability of the predicted class; dots are as large as there are samples")
+        drawing.line([(x(0), y(0)), (x(1), y(1))], stroke_dasharray="2 3")
+        for place, rows in enumerate(self.bins.values()):
+            total = sum(count for count, *_ in rows)
+            some = [(x(sure), y(right), count) for count, sure, right in rows if count]
+            look = {"stroke": color_of(place), "stroke-dasharray": dash_of(place), "stroke-width": "1.2"}
+            drawing.line([(across, up) for across, up, _ in some], **look)
+            for across, up, count in some:
+                drawing.dots([(across, up)], 3 + 14 * math.sqrt(count / total), color_of(place), opacity=".8")
+        look_of = ({"stroke": color_of(place), "stroke-width": "4"} for place in range(len(self.bins)))
+        drawing.legend([*zip(self.bins, look_of, strict=True)])
+        return drawing.svg()
+
+
+@dataclass(frozen=True)
+class Shares:
+    """How much of the samples is of each class.
+
+    Args:
+        title: Above.
+        classes: Names.
+        predicted: By method, how often each class is predicted.
+        true: How often it is the true one.
+    """
+
+    title: str
+    classes: Sequence[str]
+    predicted: Mapping[str, Sequence[int]]
+    true: Sequence[int]
+
+    def draw(self) -> str:
+        """A bar for what is true, and a dot for each method."""
+        drawing = Drawing(self.title)
+        every = {name: [100 * each / max(1, sum(counts)) for each in counts] for name, counts in self.predicted.items()}
+        true = [100 * each / max(1, sum(self.true)) for each in self.true]
+        bottom = HEIGHT - BOTTOM
+        y = Scale(0, 1.05 * max(*true, *(value for some in every.values() for value in some), 1), bottom, TOP)
+        for value in y.ticks():
+            drawing.line([(LEFT, y(value)), (WIDTH - RIGHT, y(value))], opacity=".18")
+            drawing.text(LEFT - 6, y(value) + 4, f"{value:.4g}", "end")
+        step = (WIDTH - RIGHT - LEFT) / len(self.classes)
+        room = max(1, int(step / 6.2))
+        for at, name in enumerate(self.classes):
+            left = LEFT + at * step
+            drawing.box(
+                left + 0.12 * step, y(true[at]), 0.76 * step, bottom - y(true[at]), fill=INK, fill_opacity=".14"
+            )
+            drawing.line([(left + 0.12 * step, y(true[at])), (left + 0.88 * step, y(true[at]))])
+            for place, some in enumerate(every.values()):
+                across = left + step * (0.5 + 0.6 * (place + 0.5 - len(every) / 2) / len(every))
+                drawing.dots([(across, y(some[at]))], 6, color_of(place))
+            if room > 2 or len(name) <= room:
+                drawing.text(
+                    left + step / 2, bottom + 16, name if len(name) <= room else name[: room - 1] + "…", "middle"
+                )
+        drawing.line([(LEFT, bottom), (WIDTH - RIGHT, bottom)])
+        drawing.text((LEFT + WIDTH - RIGHT) / 2, bottom + 31, "dots: predicted; bars: true (ORACLE)", "middle")
+        look = ({"stroke": color_of(place), "stroke-width": "4"} for place in range(len(every)))
+        drawing.legend([*zip(every, look, strict=True)])
+        return drawing.svg()
+
+
+@dataclass(frozen=True)
+class Confusion:
+    """How many samples of each class were taken for which.
+
+    Args:
+        title: Above.
+        classes: Names.
+        counts: A row for each true class, in it a number for each class predicted.
+    """
+
+    title: str
+    classes: Sequence[str]
+    counts: Sequence[Sequence[int]]
+
+    def draw(self) -> str:
+        """Shares of each true class as shades, and counts in them."""
+        size = min(34.0, 300 / max(1, len(self.classes)))
+        small = size < 18
+        letters = max(map(len, self.classes))
+        left = min(170.0, 26 + 6.2 * letters)
+        drawing = Drawing(self.title, left + size * len(self.classes) + 16, 46 + size * len(self.classes))
+        drawing.width = max(drawing.width, 7 * len(self.title) + 20)
+        top = 30
+        shown = [
+            name if 6.2 * len(name) <= left - 24 else f"{name[: int((left - 34) / 6.2)]}..." for name in self.classes
+        ]
+        for row, counts in enumerate(self.counts):
+            samples = sum(counts)
+            y = top + row * size
+            if not small:
+                drawing.text(left - 6, y + size / 2 + 4, shown[row], "end")
+            for column, count in enumerate(counts):
+                if not count:
+                    continue
+                share = count / samples
+                color = color_of(2) if row == column else color_of(1)
+                drawing.box(
+                    left + column * size, y, size, size, fill=color, fill_opacity=number_of(0.08 + 0.72 * share)
+                )
+                if not small:
+                    drawing.text(left + (column + 0.5) * size, y + size / 2 + 4, str(count), "middle")
+        end = size * len(self.classes)
+        drawing.line([(left, top), (left + end, top), (left + end, top + end), (left, top + end), (left, top)])
+        drawing.text(left + end / 2, top + end + 14, "predicted, in the same order", "middle")
+        return drawing.svg()
+
+
+def number_of(value: float) -> str:
+    """An opacity."""
+    return f"{value:.2f}"
+
+
+@dataclass(frozen=True)
+class Points:
+    """Samples of several clients in a plane.
+
+    Args:
+        title: Above.
+        points: By client, its samples.
+        colors: By client, the place of each sample's class, which gives its colour.
+        classes: What the colours are; empty where there are none.
+        target: The client whose samples are drawn full; those of the others are rings.
+    """
+
+    title: str
+    points: Mapping[str, Sequence[tuple[float, float]]]
+    colors: Mapping[str, Sequence[int]]
+    classes: Sequence[str]
+    target: str
+
+    def draw(self) -> str:
+        """Faint dots of the sources, strong ones of the target."""
+        drawing = Drawing(self.title, 440, 340)
+        every = [point for some in self.points.values() for point in some]
+        x = spanning([across for across, _ in every], 14, 426)
+        y = spanning([up for _, up in every], 330, TOP)
+        order = sorted(self.points, key=lambda name: name == self.target)
+        for name in order:
+            own = name == self.target
+            for place in sorted(set(self.colors[name])):
+                some = [
+                    (x(across), y(up))
+                    for (across, up), color in zip(self.points[name], self.colors[name], strict=True)
+                    if color == place
+                ]
+                drawing.dots(some, 6 if own else 3.5, color_of(place), opacity=".9" if own else ".4")
+        shown = self.classes[: len(self.classes)]
+        drawing.legend([(name, {"stroke": color_of(at), "stroke-width": "5"}) for at, name in enumerate(shown)])
+        return drawing.svg()
+
+
+__all__ = ["Confusion", "Dots", "Line", "Panel", "Points", "Reliability", "mean_and_spread", "number"]

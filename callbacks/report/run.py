@@ -1,0 +1,344 @@
+"""What one run left, as blocks of a page."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+
+from fedlit.callbacks.communication_ledger import Sums, split, sums_of
+from fedlit.callbacks.privacy_report import declared, described, traffic
+from fedlit.callbacks.report.charts import Line, Panel
+from fedlit.callbacks.report.pages import Block, Bullets, Folded, Heading, Picture, Pictures, Table, Text
+from fedlit.callbacks.report.run_folder import Curve, RunFolder, as_yaml
+from fedlit.callbacks.run_record import METRICS, SUMMARY
+from fedlit.callbacks.shared import LOGGING_CHANNELS
+from fedlit.federation import KEYS
+
+ORACLE = "ORACLE"
+"""Marks what is measured with the target's hidden labels."""
+
+_PRIVACY_KEYS = tuple(f"trainer.strategy.init_args.{name}" for name in ("privacy", "two_party", "differential_privacy"))
+
+
+def blocks_of(run: RunFolder, anchor: str, pictured: bool = True) -> list[Block]:
+    """Its clients, curves, messages and what was hidden.
+
+    Args:
+        run: Finished or not.
+        anchor: With which names of its pictures begin.
+        pictured: Whether pictures that it has left are shown, or only named.
+    """
+    blocks: list[Block] = []
+    if run.summary is None:
+        blocks.append(
+            Text(
+                f"This run has no {SUMMARY}: it was interrupted, or was not one of fedlit fit. What follows is what it "
+                f"left until then, {run.num_rounds} rounds."
+            )
+        )
+    if not run.curves:
+        blocks.append(Text(f"There are no curves: {METRICS} has no round, or there is none, as with other loggers."))
+    blocks += _clients(run)
+    for title, panels in (
+        ("Accuracy" if _metric(run) == "acc" else "R2", _scores(run)),
+        ("Losses", _losses(run)),
+        ("Weights of the sources", _weights(run)),
+        ("Barycentric coordinates", _coordinates(run)),
+    ):
+        if panels:
+            blocks += [Heading(3, title), *drawn(panels, f"{anchor}_{_slug(title)}", run.name)]
+    blocks += [Heading(3, "Communication"), *_communication(run, anchor)]
+    blocks += [Heading(3, "Privacy"), *_privacy(run, anchor)]
+    if run.pictures and not pictured:
+        named = ", ".join(path.name for path in run.pictures)
+        blocks.append(Text(f"In its folder are pictures, too many for a page on so many runs: {named}."))
+    elif run.pictures:
+        pictures = [
+            Picture(f"{anchor}_{path.name}", f"{run.name}: {path.stem}", path.read_bytes()) for path in run.pictures
+        ]
+        blocks += [Heading(3, "Pictures of the run"), Pictures(pictures, wide=True)]
+    return blocks
+
+
+def _slug(title: str) -> str:
+    return title.lower().replace(" ", "_")
+
+
+def drawn(panels: Sequence[Panel], file: str, whose: str) -> list[Block]:
+    """Pictures of panels, and their numbers."""
+    pictures = [
+        Picture(f"{file}_{place + 1}.svg", f"{whose}: {panel.title}", panel.draw())
+        for place, panel in enumerate(panels)
+    ]
+    return [Pictures(pictures), *(Folded(f"numbers: {panel.title}", [_by_round(panel.lines)]) for panel in panels)]
+
+
+def _by_round(lines: Sequence[Line]) -> Table:
+    rounds = sorted({round_idx for line in lines for round_idx in line.points})
+    rows = [[str(round_idx), *(_at(line, round_idx) for line in lines)] for round_idx in rounds]
+    return Table(["round", *(line.label for line in lines)], rows, words=0)
+
+
+def _at(line: Line, round_idx: int) -> str:
+    if round_idx not in line.points:
+        return ""
+    spread = f" ± {_number(line.spread[round_idx])}" if round_idx in line.spread else ""
+    return _number(line.points[round_idx]) + spread
+
+
+def _number(value: float) -> str:
+    """Four digits; whole numbers in full."""
+    return f"{value:,.0f}" if math.isfinite(value) and value == int(value) else f"{value:#.4g}"
+
+
+# ---------------------------------------------------------------- what is measured
+
+
+def _metric(run: RunFolder) -> str:
+    """How well a client does: accuracy, or in regression R2."""
+    return "r2" if any(name.endswith("/r2") for name in (*run.curves, *run.final)) else "acc"
+
+
+def _sources(run: RunFolder) -> list[str]:
+    found = (re.fullmatch(r"source/([^/]+)/\w+", name) for name in (*run.curves, *run.final))
+    return sorted({match[1] for match in found if match})
+
+
+def _line(run: RunFolder, name: str, label: str, place: int | None, emphasis: bool = False) -> list[Line]:
+    """A curve, if it was logged."""
+    return [Line(label, run.curves[name], place, emphasis)] if name in run.curves else []
+
+
+def _per_source(run: RunFolder, name: str) -> list[Line]:
+    """Curves of ``name``, in which ``*`` stands for a source."""
+    sources = list(enumerate(_sources(run)))
+    return [line for place, source in sources for line in _line(run, name.replace("*", source), source, place)]
+
+
+def panel_of(
+    title: str, lines: Sequence[Line], limits: tuple[float, float] | None = None, logarithmic: bool = False
+) -> list[Panel]:
+    """A panel, if there is something to draw."""
+    return [Panel(title, lines, limits, logarithmic)] if lines else []
+
+
+def _target(run: RunFolder) -> str:
+    return f"{run.target} (target, {ORACLE})"
+
+
+def _scores(run: RunFolder) -> list[Panel]:
+    metric = _metric(run)
+    lines = [
+        *_per_source(run, f"source/*/{metric}"),
+        *_line(run, f"source/{metric}", "mean of sources", None),
+        *_line(run, f"oracle/target/{metric}", _target(run), None, True),
+    ]
+    first = len(_sources(run))
+    others = sorted(name for name in run.curves if re.fullmatch(rf"oracle/target/[^/]+/{metric}", name))
+    for place, name in enumerate(others, first):
+        lines += _line(run, name, f"{run.target} by {name.split('/')[2]} ({ORACLE})", place)
+    if metric == "acc":
+        lines = [in_percent(line) for line in lines]
+        panels = panel_of("accuracy on validation samples, in %", lines, (-2, 102))
+    else:
+        panels = panel_of("R2 on validation samples, at most 1", lines)
+    validators = sorted(name for name in run.curves if name.startswith("validator/"))
+    free = _line(run, "target/score", "target/score", None)
+    for place, name in enumerate(validators):
+        free += _line(run, name, name, place)
+    return [*panels, *panel_of("label-free scores of the target, the higher the better", free)]
+
+
+def in_percent(line: Line) -> Line:
+    """The same, of a share."""
+    points, spread = ({at: 100 * value for at, value in of.items()} for of in (line.points, line.spread))
+    return Line(line.label, points, line.place, line.emphasis, spread)
+
+
+def _losses(run: RunFolder) -> list[Panel]:
+    last = len(_sources(run))
+    training = [
+        *_per_source(run, "source/*/loss"),
+        *_line(run, "target/loss", f"{run.target} (target)", last),
+        *_line(run, "train/loss", "mean of clients", None),
+    ]
+    validation = [*_per_source(run, "source/*/eval_loss"), *_line(run, "oracle/target/loss", _target(run), None, True)]
+    return [
+        *panel_of("training loss, mean over the local steps of a round", training, logarithmic=True),
+        *panel_of("loss on validation samples", validation, logarithmic=True),
+    ]
+
+
+def _weights(run: RunFolder) -> list[Panel]:
+    beta = [*_per_source(run, "beta/*"), *_line(run, "beta", "mean of sources", None, True)]
+    distance = [*_per_source(run, "distance/*"), *_line(run, "target_variance", "target variance", None, True)]
+    return [
+        *panel_of("weight of the source, beta", beta, (-0.03, 1.03)),
+        *panel_of("squared distance of updates, and variance of the target's", distance, logarithmic=True),
+        *panel_of("tau: distance of g_T to the directions of g_S, over d", _per_source(run, "tau/*"), (-0.03, 1.03)),
+    ]
+
+
+def _coordinates(run: RunFolder) -> list[Panel]:
+    panels: list[Panel] = []
+    costs: list[Line] = []
+    for place, (client, columns) in enumerate(run.dictionary.items()):
+        role = f"{client} (target)" if client == run.target else client
+        atoms = [name for name in columns if name.startswith("coordinate_")]
+        lines = [Line(f"atom {name.removeprefix('coordinate_')}", columns[name], at) for at, name in enumerate(atoms)]
+        panels += panel_of(f"barycentric coordinates of {role}", lines, (-0.03, 1.03))
+        costs += [Line(role, columns["transport_cost"], place)] if "transport_cost" in columns else []
+    return [*panels, *panel_of("cost of transport to the client's barycenter", costs)]
+
+
+def _clients(run: RunFolder) -> list[Block]:
+    """How each client does in the end."""
+    metric = _metric(run)
+    unit = "accuracy in %" if metric == "acc" else "R2"
+    rows = [
+        _client_row(run, source, "source", f"source/{source}/{metric}", f"source/{source}/loss")
+        for source in _sources(run)
+    ]
+    role = f"target (its {unit.split()[0]}: {ORACLE})"
+    rows.append(_client_row(run, "mean", "sources", f"source/{metric}", None))
+    rows.append(_client_row(run, run.target, role, f"oracle/target/{metric}", "target/loss"))
+    rows = [row for row in rows if any(row[2:])]
+    if not rows:
+        return []
+    header = [f"{unit}, last validation", "in round", f"{unit}, test samples", "last training loss"]
+    return [Table(["client", "role", *header], rows, words=2)]
+
+
+def _client_row(run: RunFolder, client: str, role: str, score: str, loss: str | None) -> list[str]:
+    curve: Curve = run.curves.get(score, {})
+    losses: Curve = run.curves.get(loss or "", {})
+    last = max(curve, default=None)
+    return [
+        client,
+        role,
+        "" if last is None else _score(score, curve[last]),
+        "" if last is None else str(last),
+        _score(score, run.final[score]) if score in run.final else "",
+        _number(losses[max(losses)]) if losses else "",
+    ]
+
+
+def _score(name: str, value: float) -> str:
+    return f"{100 * value:.1f}" if name.endswith("acc") else f"{value:.3f}"
+
+
+# ---------------------------------------------------------------- what was sent, and under whose protection
+
+
+def _communication(run: RunFolder, anchor: str) -> list[Block]:
+    if run.ledger is None:
+        return _logged_bytes(run, anchor)
+    channels, method, everything = sums_of(run.ledger)
+    own, other = split(channels)
+    named = [*((name, channels[name]) for name in own), ("method", method)]
+    named += [*((name, channels[name]) for name in other), ("all", everything)] if other else []
+    header = ["rounds", "messages", "up", "down", "between clients", "total", "per round"]
+    rows = [[name, *_sums(sums)] for name, sums in named]
+    sums = frozenset(place for place, row in enumerate(rows) if row[0] in ("method", "all") and row[0] not in channels)
+    points: dict[str, dict[int, float]] = {name: {} for name in (*own, *other)}
+    for entry in run.ledger:
+        sent = points[entry.channel]
+        sent[entry.round_idx] = sent.get(entry.round_idx, 0) + entry.num_bytes
+    return [
+        Text(
+            "Bytes by channel, as the ledger has them: up to the server, down from it, and from client to client; per "
+            "round in which the channel was used. The channels 'metrics', 'oracle' and 'source_moments' carry what is "
+            "watched, and are not the method's; numbers of an evaluation are booked to the round that it is of, other "
+            "messages between two rounds to the later one."
+        ),
+        Table(["channel", *header], rows, sums=sums),
+        *drawn(_bytes_by_channel(points), f"{anchor}_communication", run.name),
+    ]
+
+
+def _sums(sums: Sums) -> list[str]:
+    rounds = len(sums.rounds)
+    sent = (sums.up, sums.down, sums.across, sums.total, round(sums.total / max(1, rounds)))
+    return [str(rounds), f"{sums.messages:,}", *(f"{number:,}" for number in sent)]
+
+
+def _bytes_by_channel(points: Mapping[str, Mapping[int, float]]) -> list[Panel]:
+    own, _ = split(points)
+    lines = [Line(name, points[name], own.index(name) if name in own else None) for name in points]
+    return panel_of("bytes sent in a round, by channel", lines, logarithmic=True)
+
+
+def _logged_bytes(run: RunFolder, anchor: str) -> list[Block]:
+    """By the metrics, where the ledger was not written."""
+    found = {name: re.fullmatch(r"comm/(.+)/MB", name) for name in run.curves}
+    # a channel that is silent in a round is logged as 0, and has no entry in a ledger
+    points = {
+        match[1]: {at: float(round(1e6 * amount)) for at, amount in run.curves[name].items() if amount}
+        for name, match in found.items()
+        if match
+    }
+    points = {channel: sent for channel, sent in points.items() if sent}
+    if not points:
+        return [Text("Not known: there is no ledger.csv, and no round has logged bytes.")]
+    rows = [
+        [channel, str(len(sent)), f"{sum(sent.values()):,.0f}", f"{sum(sent.values()) / len(sent):,.0f}"]
+        for channel, sent in points.items()
+    ]
+    return [
+        Text(
+            f"There is no ledger.csv: bytes are those that {METRICS} has of each round when it ended, without who sent "
+            "to whom, and without what evaluations report after it."
+        ),
+        Table(["channel", "rounds", "total", "per round"], rows),
+        *drawn(_bytes_by_channel(points), f"{anchor}_communication", run.name),
+    ]
+
+
+def _epsilon(value: float | None) -> str:
+    """In words; JSON has no infinity, so that one is missing there."""
+    return "without bound" if value is None else f"{value:.3g}"
+
+
+def _privacy(run: RunFolder, anchor: str) -> list[Block]:
+    blocks: list[Block] = []
+    if run.privacy is not None:
+        channels = run.privacy.channels
+        names = [channel.channel for channel in channels]
+        told = declared([channel.sent for channel in channels])
+        rows = [told, *described([channel.description for channel in channels]), *traffic(channels)]
+        if any(channel.clip_norm is not None for channel in channels):
+            by_message, by_sum = map(_epsilon, (run.privacy.epsilon_message, run.privacy.epsilon_sum))
+            blocks.append(
+                Text(
+                    f"Greatest privacy loss of a client, at most: epsilon {by_message} against those who see single "
+                    f"messages, {by_sum} against those who see sums only."
+                )
+            )
+    else:
+        blocks.append(
+            Text(
+                "There is no privacy.json (--trainer.callbacks+=fedlit.callbacks.PrivacyReport writes it): this is "
+                "what the run's other files tell."
+            )
+        )
+        configured = [
+            f"{key.removeprefix('trainer.strategy.init_args.')}: {as_yaml(value)}"
+            for key, value in run.config.items()
+            if key.startswith(_PRIVACY_KEYS) and value is not None
+        ]
+        blocks.append(Bullets(configured) if configured else Text("No privacy backend is configured."))
+        sent = {} if run.summary is None else run.summary.bytes_by_channel
+        names = [name for name in sent if name not in LOGGING_CHANNELS and not name.endswith(KEYS)]
+        rows = []
+        if run.summary is not None:
+            told = declared([run.summary.channels.get(name, "") for name in names])
+            rows = [told, *described([run.summary.backends.get(name) for name in names])]
+    if names:
+        blocks.append(Table(["", *names], rows, words=len(names) + 1))
+    spent = [
+        *_line(run, "privacy/epsilon", "who sees single messages", 0),
+        *_line(run, "privacy/epsilon_sum", "who sees sums only", 1),
+    ]
+    panels = panel_of("epsilon spent by a client, at most, against those", spent)
+    return [*blocks, *(drawn(panels, f"{anchor}_privacy", run.name) if panels else [])]

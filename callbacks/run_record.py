@@ -1,0 +1,257 @@
+"""RunRecord: what a run leaves in its folder, whoever started it."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping
+from itertools import count
+from pathlib import Path
+from pydoc import locate
+from typing import Any
+
+import yaml
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import CSVLogger
+
+from fedlit.callbacks.communication_ledger import CommunicationLedger
+from fedlit.callbacks.embeddings import Embeddings
+from fedlit.callbacks.oracle_accuracy import OracleAccuracy
+from fedlit.callbacks.round_timer import RoundTimer
+from fedlit.callbacks.shared import federated
+from fedlit.callbacks.summary import RunSummary, summarise
+from fedlit.callbacks.target_predictions import TargetPredictions
+from fedlit.federation.channel import declared_by
+from fedlit.module import FederatedModule
+
+SUMMARY, METRICS, SETTINGS, EMBEDDINGS = "summary.json", "metrics.csv", "settings.yaml", "embeddings.csv"
+
+_VERSION = re.compile(r"version_(\d+)")
+
+
+class RunLogger(CSVLogger):
+    """Metrics as a file that is whole after every epoch, so that an interrupted run can go on."""
+
+    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
+        """Keep a row, and write all if it ends an epoch."""
+        super().log_metrics(metrics, step)
+        if "epoch" in metrics:
+            self.save()
+
+
+class RunRecord(Callback):
+    """Leaves in a folder what ``fedlit report`` reads; the command does by it what it leaves itself.
+
+    In a script it is the one callback that is needed. Unless they are there already it brings `OracleAccuracy`,
+    `CommunicationLedger`, `RoundTimer`, `TargetPredictions`, those that the method is watched by, and a CSVLogger. Each
+    ``fit`` has a folder of its own, of this process alone, with
+
+    - ``metrics.csv``: what was logged, by round;
+    - ``summary.json``: what the run came to, see `RunSummary`; after ``test`` on test samples, before on the last
+      validation;
+    - ``ledger.csv``: who sent how much to whom;
+    - ``embeddings.csv``: from ``test``, by the process of the target, of its own clients alone: features of some test
+      samples in the plane of their first two principal components, with labels (see `Embeddings`);
+    - ``settings.yaml``: what the run was made of, as far as a script tells; the command has ``config.yaml``.
+
+    Args:
+        folder: In which each run gets ``version_0``, ``version_1`` and so on; ``None`` is the folder of the first
+            logger that has one, or ``runs/METHOD`` in the Trainer's ``default_root_dir``. Without any logger and
+            folder nothing is written, and ``summary`` alone is left.
+        method: Name in tables; ``None`` is the class of the module.
+        export: Also write the target's model, under this name in the folder: ``NAME.pt2`` or ``NAME.onnx``, see
+            `export_target`.
+        awaits_test: Whether ``trainer.test`` follows, without which the run counts as unfinished.
+
+    Attributes:
+        path: The run's folder; ``None`` before, and without one.
+        summary: Of the last run; ``None`` before.
+
+    Raises:
+        TypeError: If the module is no `FederatedModule`.
+        ValueError: If ``folder`` is given and the Trainer has a CSVLogger, which has another.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path | None = None,
+        method: str | None = None,
+        export: str | None = None,
+        awaits_test: bool = False,
+    ) -> None:
+        self.folder = None if folder is None else Path(folder)
+        self.method = method
+        self.export = export
+        self.awaits_test = awaits_test
+        self.path: Path | None = None
+        self.summary: RunSummary | None = None
+        self._own: CSVLogger | None = None
+        self._started = 0.0
+        self._seconds: float | None = None
+        self._shape: tuple[int, ...] = ()
+        self._embeddings = Embeddings()
+
+    # ---------------------------------------------------------------- what is written where
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Claim a folder, and see to it that there is something to record."""
+        module = federated(pl_module, self)
+        if stage != "fit":
+            return
+        self._started, self._seconds, self.summary = time.perf_counter(), None, None
+        self._log_to_file(trainer, module)
+        self._bring_others(trainer, module)
+        log_dir = trainer.log_dir  # asked of every process: Lightning agrees on it between them
+        self.path = None if log_dir is None or not trainer.loggers else Path(log_dir)
+
+    def _log_to_file(self, trainer: Trainer, module: FederatedModule) -> None:
+        others = [logger for logger in trainer.loggers if logger is not self._own]
+        files = [logger for logger in others if isinstance(logger, CSVLogger)]
+        if files and self.folder is not None:
+            raise ValueError(
+                f"folder={str(self.folder)!r} is given, but the Trainer's CSVLogger writes to {files[0].log_dir!r}: "
+                "leave folder out, or the logger (logger=False)"
+            )
+        if files:  # the folder of the first is that of the run
+            trainer.loggers = [files[0], *(logger for logger in others if logger is not files[0])]
+        elif self.folder is not None or others:
+            there = next((logger.log_dir for logger in others if logger.log_dir), None)
+            if self.folder is None and there is not None:
+                self._own = RunLogger(there, name="", version="")
+            else:
+                parent = self.folder or Path(trainer.default_root_dir, "runs", type(module).__name__)
+                name = claim(parent).name if trainer.is_global_zero else ""
+                name = trainer.strategy.broadcast(name)
+                self._own = RunLogger(str(parent.parent), name=parent.name, version=name)
+            trainer.loggers = [self._own, *others]
+
+    def _bring_others(self, trainer: Trainer, module: FederatedModule) -> None:
+        given: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        kinds: list[Any] = [OracleAccuracy, CommunicationLedger, RoundTimer, TargetPredictions]
+        kinds += [locate(path) for path in getattr(module, "watched_by", ())]
+        lacking = [kind for kind in kinds if not any(isinstance(each, kind) for each in given)]
+        new = [kind(print_table=False) if kind is CommunicationLedger else kind() for kind in lacking]
+        place = given.index(self) + 1  # Lightning goes on with those that stand behind this one
+        given[place:place] = new
+        module.federation.channels.declare(declared_by(new))
+
+    # ---------------------------------------------------------------- what is recorded
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """See what a sample looks like."""
+        if self.export is not None and not self._shape and isinstance(batch, Mapping) and batch:
+            self._shape = tuple(next(iter(batch.values()))[0].shape[1:])
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Stop the clock, and sum up what is known."""
+        module = federated(pl_module, self)
+        timer = next(callback for callback in trainer.callbacks if isinstance(callback, RoundTimer))  # type: ignore[attr-defined]
+        self._seconds = timer.resumed_s + time.perf_counter() - self._started
+        if self.path is not None and trainer.is_global_zero and not (self.path / "config.yaml").is_file():
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_whole(self.path / SETTINGS, yaml.safe_dump(settings(trainer, module), sort_keys=False))
+        if not self.awaits_test:
+            self._sum_up(trainer, module, self._seconds)
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Take features along."""
+        self._embeddings.start_(federated(pl_module, self))
+
+    def on_test_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Keep features of a batch."""
+        self._embeddings.keep_(federated(pl_module, self), outputs, batch)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Sum up a run that has been trained; here, as Lightning leaves out a test without samples."""
+        module = federated(pl_module, self)
+        if stage != "test" or self._seconds is None:  # or somebody else has trained it
+            return
+        points = self._embeddings.end_(trainer, module)
+        self._sum_up(trainer, module, self._seconds)
+        if self.path is not None and points:
+            self.path.mkdir(parents=True, exist_ok=True)
+            with (self.path / EMBEDDINGS).open("w", newline="", encoding="utf-8") as file:
+                csv.writer(file).writerows(points)
+
+    def _sum_up(self, trainer: Trainer, module: FederatedModule, seconds: float) -> None:
+        self.summary = summarise(trainer, module, seconds, self.method)
+        if self.path is None:
+            return
+        if trainer.is_global_zero:
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_whole(self.path / SUMMARY, self.summary.to_json())
+        if self.export is not None and module.federation.is_local(module.target):
+            from fedlit.export import export_target  # takes a second to import
+
+            self.path.mkdir(parents=True, exist_ok=True)
+            data = trainer.datamodule  # type: ignore[attr-defined]
+            export_target(module, self.path / self.export, self._shape if data is None else data)
+
+
+def settings(trainer: Trainer, module: FederatedModule) -> dict[str, Any]:
+    """What a run was made of, in the form of the command's configuration; objects by the names of their classes."""
+    data = trainer.datamodule  # type: ignore[attr-defined]
+    extractor, classifier = module.originals
+    model = {**dict(module.hparams), "extractor": extractor, "classifier": classifier}
+    return {
+        "seed_everything": module.federation.seed,
+        "model": {"class_path": _class(module), "init_args": {key: _plain(value) for key, value in model.items()}},
+        "data": {"class_path": data and _class(data), "init_args": {"target": module.target.name}},
+        "trainer": {"max_epochs": trainer.max_epochs, "strategy": {"class_path": _class(trainer.strategy)}},
+    }
+
+
+def _plain(value: object) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return _class(value)
+
+
+def _class(thing: object) -> str:
+    return f"{type(thing).__module__}.{type(thing).__qualname__}"
+
+
+# ---------------------------------------------------------------- folders
+
+
+def claim(parent: Path, name: str | None = None) -> Path:
+    """Make a folder that no other process has: of this name, or with a number at its end; ``version_N`` without one."""
+    parent.mkdir(parents=True, exist_ok=True)
+    taken = [int(found[1]) for each in parent.iterdir() if (found := _VERSION.fullmatch(each.name))]
+    numbers = count(max(taken, default=-1) + 1)
+    names = (f"version_{number}" for number in numbers) if name is None else _numbered(name)
+    for each in names:
+        try:
+            (parent / each).mkdir()  # succeeds in one process only
+        except FileExistsError:
+            continue
+        return parent / each
+    raise AssertionError("numbers do not end")
+
+
+def _numbered(name: str) -> Iterator[str]:
+    yield name
+    yield from (f"{name}-{number}" for number in count(1))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that is there with all of its text or not at all, whenever the process ends."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)
