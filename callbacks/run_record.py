@@ -23,6 +23,7 @@ from fedlit.callbacks.round_timer import RoundTimer
 from fedlit.callbacks.shared import federated
 from fedlit.callbacks.summary import RunSummary, summarise
 from fedlit.callbacks.target_predictions import TargetPredictions
+from fedlit.data import DomainDataModule
 from fedlit.federation.channel import declared_by
 from fedlit.module import FederatedModule
 
@@ -102,9 +103,9 @@ class RunRecord(Callback):
             return
         self._started, self._seconds, self.summary = time.perf_counter(), None, None
         self._log_to_file(trainer, module)
-        self._bring_others(trainer, module)
         log_dir = trainer.log_dir  # asked of every process: Lightning agrees on it between them
         self.path = None if log_dir is None or not trainer.loggers else Path(log_dir)
+        self._bring_others(trainer, module)
 
     def _log_to_file(self, trainer: Trainer, module: FederatedModule) -> None:
         others = [logger for logger in trainer.loggers if logger is not self._own]
@@ -129,7 +130,8 @@ class RunRecord(Callback):
 
     def _bring_others(self, trainer: Trainer, module: FederatedModule) -> None:
         given: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        kinds: list[Any] = [OracleAccuracy, CommunicationLedger, RoundTimer, TargetPredictions]
+        kinds: list[Any] = [OracleAccuracy, RoundTimer, TargetPredictions]
+        kinds += [] if self.path is None else [CommunicationLedger]
         kinds += [locate(path) for path in getattr(module, "watched_by", ())]
         lacking = [kind for kind in kinds if not any(isinstance(each, kind) for each in given)]
         new = [kind(print_table=False) if kind is CommunicationLedger else kind() for kind in lacking]
@@ -197,7 +199,8 @@ class RunRecord(Callback):
 
             self.path.mkdir(parents=True, exist_ok=True)
             data = trainer.datamodule  # type: ignore[attr-defined]
-            export_target(module, self.path / self.export, self._shape if data is None else data)
+            form = data if isinstance(data, DomainDataModule) else self._shape
+            export_target(module, self.path / self.export, form)
 
 
 def settings(trainer: Trainer, module: FederatedModule) -> dict[str, Any]:

@@ -70,7 +70,8 @@ def export(args: list[str]) -> None:
     if given.config is None and not Path(configs[0]).is_file():
         sys.exit(
             f"fedlit: RUN_DIR must be a folder that fedlit fit left, but '{configs[0]}' is not there: give one such as "
-            "runs/FedAvg/version_0, or the configuration of the run (--config)"
+            "runs/FedAvg/version_0, or the configuration of the run (--config). A script exports its model itself: "
+            "RunRecord(export='target.onnx'), or fedlit.export.export_target"
         )
     try:
         output = check_path(given.output or given.run_dir / "target.pt2")

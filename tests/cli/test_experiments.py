@@ -18,11 +18,11 @@ import yaml
 
 import processes
 from fedlit.callbacks import RunSummary
+from fedlit.callbacks.run_record import claim
 from fedlit.callbacks.tables import write_tables
 from fedlit.cli import main
 from fedlit.cli.arguments import normalise
 from fedlit.cli.experiment import Experiment
-from fedlit.callbacks.run_record import claim
 from fedlit.cli.folders import ExperimentFolder
 from fedlit.cli.plugins import load_plugins
 

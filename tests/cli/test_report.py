@@ -430,6 +430,11 @@ BOMB = "".join(f"a{n}: &a{n} {{{', '.join(f'k{k}: *a{n - 1}' for k in range(9))}
         ("ledger.csv", f"round,channel,sender,receiver,messages,bytes\n0,w,a,b,1,{10**400}\n", "num_bytes cannot be"),
         ("summary.json", "[" * 100_000, "cannot be read"),
         ("privacy.json", '{"a": ' * 100_000, "cannot be read"),
+        ("embeddings.csv", "client,x\na,1\n", "its columns are"),
+        ("embeddings.csv", "client,x,y,predicted,label\na,1,nan,b,b\n", "a place that is not finite"),
+        ("embeddings.csv", "client,x,y,predicted,label\na,1\n", "a row has not all of its columns"),
+        ("embeddings.csv", "client,x,y,predicted,label\n" + "a,1,1,b,b\n" * 151, "more than 150 samples of a client"),
+        ("settings.yaml", "a: &a {b: *a}", "more than 100000 entries"),
         ("secret.png", "-----BEGIN PRIVATE KEY-----", "it is no PNG picture"),
     ],
 )

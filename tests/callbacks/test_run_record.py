@@ -1,0 +1,180 @@
+"""What a script's run leaves, next to what the module, scikit-learn and the command say of the same."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from lightning.pytorch.demos.boring_classes import BoringModel
+from lightning.pytorch.loggers import CSVLogger
+from sklearn.calibration import calibration_curve
+from sklearn.decomposition import PCA
+
+import processes
+from fedlit.callbacks import OracleAccuracy, RunRecord
+from fedlit.cli import main
+from fedlit.methods import FedAvg
+from read_page import Page
+from small_federation import CLIENTS, NUM_CLASSES, TARGET, Blobs, build, trainer
+
+
+def train(folder: Path, record: RunRecord, rounds: int = 2, **kwargs: Any) -> tuple[pl.Trainer, Any, Blobs]:
+    data, module = Blobs(), build(weighting="uniform")
+    run = trainer(rounds, [record], folder, **kwargs)
+    run.fit(module, data)
+    run.test(module, data, verbose=False)
+    return run, module, data
+
+
+def test_a_script_leaves_what_the_command_leaves_and_the_report_shows_it(tmp_path: Path, monkeypatch: Any):
+    record = RunRecord(tmp_path / "mine")
+    run, module, _ = train(tmp_path, record)
+    assert record.path == tmp_path / "mine" / "version_0"
+    assert record.summary is not None
+    assert record.summary.oracle_accuracy == pytest.approx(float(run.callback_metrics["oracle/target/acc"]))
+    assert {path.name for path in record.path.iterdir()} == {
+        *("metrics.csv", "summary.json", "ledger.csv", "embeddings.csv", "settings.yaml")
+    }
+    sent = csv.DictReader((record.path / "ledger.csv").open(newline=""))
+    assert (
+        sum(int(row["bytes"]) for row in sent if row["channel"] == "weights")
+        == record.summary.bytes_by_channel["weights"]
+    )
+    monkeypatch.chdir(tmp_path)
+    main(["report", "mine"])
+    page = Page(Path("report.html").read_text(encoding="utf-8"))
+    assert "How the target's samples are predicted" in page.texts["h2"]
+    assert {"Accuracy", "Losses", "Communication", "Privacy"} <= set(page.texts["h3"])
+    assert page.table("folder")[0][3:] == ["0", "finished", "2"]
+    assert module.federation.round_idx == 2
+
+
+def test_each_fit_has_a_folder_of_its_own(tmp_path: Path):
+    first, second = RunRecord(tmp_path / "mine"), RunRecord(tmp_path / "mine")
+    train(tmp_path, first, 1)
+    train(tmp_path, second, 1)
+    run, module, data = train(tmp_path, first, 1)
+    run.fit(module, data)
+    assert [each.name for each in sorted((tmp_path / "mine").iterdir())] == [f"version_{n}" for n in range(4)]
+    assert (second.path, first.path) == (tmp_path / "mine" / "version_1", tmp_path / "mine" / "version_3")
+
+
+def test_the_folder_is_that_of_a_logger_or_none(tmp_path: Path):
+    record = RunRecord()
+    train(tmp_path, record, 1, logger=CSVLogger(str(tmp_path), "logged", "here"))
+    assert record.path == tmp_path / "logged" / "here"
+    assert (record.path / "summary.json").is_file()
+    with pytest.raises(ValueError, match=r"folder='.*mine' is given, but the Trainer's CSVLogger writes to '.*here"):
+        train(tmp_path, RunRecord(tmp_path / "mine"), 1, logger=CSVLogger(str(tmp_path), "logged", "here"))
+    before = sorted(tmp_path.rglob("*"))
+    record = RunRecord()
+    train(tmp_path, record, 1)
+    assert record.path is None
+    assert record.summary is not None
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_without_a_test_the_summary_is_of_the_last_validation_or_waits(tmp_path: Path):
+    for awaits, there in ((False, True), (True, False)):
+        record = RunRecord(tmp_path / str(awaits), awaits_test=awaits)
+        run = trainer(1, [record], tmp_path)
+        run.fit(build(weighting="uniform"), Blobs())
+        assert record.path is not None
+        assert (record.path / "summary.json").is_file() is there
+        if record.summary is not None:
+            assert record.summary.oracle_accuracy == pytest.approx(float(run.callback_metrics["oracle/target/acc"]))
+
+
+def test_the_exported_file_gives_what_the_targets_network_gives(tmp_path: Path):
+    record = RunRecord(tmp_path / "mine", method="Mine", export="target.onnx")
+    _, module, data = train(tmp_path, record, 1)
+    assert record.path is not None
+    x, _ = data.parts["test"][TARGET].tensors
+    (found,) = onnxruntime.InferenceSession(record.path / "target.onnx").run(None, {"inputs": x.numpy()})
+    with torch.no_grad():
+        expected = module.replicas[TARGET].eval()(x).softmax(dim=1)
+    np.testing.assert_allclose(found, expected.numpy(), atol=1e-6)
+    assert json.loads((record.path / "summary.json").read_text())["method"] == "Mine"
+
+
+def test_a_script_without_fedlit_command_says_how_its_model_is_exported(tmp_path: Path):
+    record = RunRecord(tmp_path / "mine")
+    train(tmp_path, record, 1)
+    with pytest.raises(SystemExit, match=r"RunRecord\(export='target.onnx'\)"):
+        main(["export", str(record.path)])
+
+
+def test_embeddings_are_principal_components_of_test_features(tmp_path: Path):
+    record = RunRecord(tmp_path / "mine")
+    _, module, data = train(tmp_path, record, 1)
+    assert record.path is not None
+    header, *rows = csv.reader((record.path / "embeddings.csv").open(newline=""))
+    assert header == ["client", "x", "y", "predicted", "label"]
+    assert [row[0] for row in rows] == [name for name in CLIENTS for _ in range(30)]
+    with torch.no_grad():
+        x = {name: data.parts["test"][name].tensors[0] for name in CLIENTS}
+        features = torch.cat([module.replicas[name].eval().extractor(x[name]) for name in CLIENTS]).double()
+        predicted = torch.cat([module.replicas[name](x[name]).argmax(dim=1) for name in CLIENTS])
+    expected = PCA(2).fit_transform(features.numpy())
+    found = np.array([[float(cell) for cell in row[1:3]] for row in rows])
+    for axis in (0, 1):  # the sign of a component is free
+        way = np.sign(found[:, axis] @ expected[:, axis])
+        np.testing.assert_allclose(way * found[:, axis], expected[:, axis], atol=2e-3)
+    assert [int(row[3]) for row in rows] == predicted.tolist()
+    assert [int(row[4]) for row in rows] == torch.cat([data.parts["test"][n].tensors[1] for n in CLIENTS]).tolist()
+
+
+def test_reliability_is_scikit_learns_calibration_curve(tmp_path: Path):
+    record = RunRecord()
+    _, module, data = train(tmp_path, record, 1)
+    assert record.summary is not None
+    assert record.summary.oracle_reliability is not None
+    x, y = data.parts["test"][TARGET].tensors
+    with torch.no_grad():
+        sure, predicted = module.replicas[TARGET].eval()(x).double().softmax(dim=1).max(dim=1)
+    right, means = calibration_curve((predicted == y).int(), sure, n_bins=10)
+    rows = [row for row in record.summary.oracle_reliability if row[0]]
+    np.testing.assert_allclose([row[1] for row in rows], means, atol=1e-5)
+    np.testing.assert_allclose([row[2] for row in rows], right)
+    assert sum(row[0] for row in rows) == 30
+
+
+def apart(folder: str) -> tuple[str | None, list[str]]:
+    """On one of the processes: the record of a run, and the clients of which there are embeddings."""
+    record = RunRecord(folder)
+    train(Path(folder), record, 1, devices=2)
+    assert record.path is not None
+    clients = {row[0] for row in csv.reader((record.path / "embeddings.csv").open(newline=""))} - {"client"}
+    return str(record.path), sorted(clients)
+
+
+def test_on_several_processes_one_folder_has_features_of_the_targets_process_alone(tmp_path: Path):
+    first, second = processes.results(apart, str(tmp_path), ranks=2)
+    assert first == second
+    place, clients = first
+    assert [each.name for each in tmp_path.iterdir() if each.is_dir()] == [Path(place).name]
+    assert TARGET in clients
+    assert len(clients) < len(CLIENTS)
+
+
+def test_other_modules_are_refused(tmp_path: Path):
+    with pytest.raises(TypeError, match="RunRecord watches a FederatedModule"):
+        trainer(1, [RunRecord()], tmp_path, federated=False).fit(BoringModel())
+
+
+def test_those_that_are_there_are_not_brought_again(tmp_path: Path):
+    watcher = OracleAccuracy(per_class=True)
+    data, module = Blobs(), build(weighting="uniform")
+    run = trainer(1, [watcher, RunRecord()], tmp_path)
+    run.fit(module, data)
+    run.test(module, data, verbose=False)
+    assert [each for each in run.callbacks if isinstance(each, OracleAccuracy)] == [watcher]  # type: ignore[attr-defined]
+    assert sum(f"oracle/target/acc/{index}" in run.callback_metrics for index in range(NUM_CLASSES)) > 1
+    assert isinstance(module, FedAvg)
