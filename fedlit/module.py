@@ -54,6 +54,9 @@ class FederatedModule(ClientOptimisation):
         classifier: Network from features to logits, or in regression to numbers; ``None`` is a linear layer on
             ``extractor.out_features``.
         task: ``"classification"`` (cross-entropy) or ``"regression"`` (mean squared error).
+        class_weights: Of the classes in the cross-entropy, ``num_classes`` numbers; or ``"balanced"``: each client
+            weighs by its own labelled training samples, so that all classes that it has count alike, and nobody has to
+            be told how many there are.
         optimizer: Makes the optimiser from parameter groups.
         reset_optimizer: Clear momenta and other optimiser state when a round starts, as where clients remember nothing
             between rounds; learning-rate schedules go on. ``False`` keeps each client's state. With Adam it makes a
@@ -98,6 +101,9 @@ class FederatedModule(ClientOptimisation):
     classes_only: ClassVar[bool] = False
     """Whether the method cannot do regression."""
 
+    weighs_classes: ClassVar[bool] = True
+    """Whether the method's loss is that of its task, in which classes can have weights."""
+
     alternative_names: ClassVar[tuple[str, ...]] = ()
     """Names of all that `alternatives` may return."""
 
@@ -116,6 +122,7 @@ class FederatedModule(ClientOptimisation):
         classifier: nn.Module | None = None,
         *,
         task: TaskName = "classification",
+        class_weights: Literal["balanced"] | list[float] | None = None,
         optimizer: OptimizerCallable = default_optimizer,
         reset_optimizer: bool = False,
         lr_scheduler: LRSchedulerCallable | None = None,
@@ -128,7 +135,13 @@ class FederatedModule(ClientOptimisation):
         super().__init__()
         if self.classes_only and task != "classification":
             raise ValueError(f"{type(self).__name__} is about classes: task must be 'classification', got {task!r}")
-        self.task = make_task(task, num_classes)
+        self.task = make_task(task, num_classes, class_weights)
+        if class_weights is not None and not self.weighs_classes:
+            raise ValueError(
+                f"class_weights={class_weights!r} would do nothing in the loss of {type(self).__name__}: leave them out"
+            )
+        if class_weights is not None and vectorize:
+            raise ValueError("vectorize=True has a loss without class_weights built in: train without one of both")
         if warmup_rounds < 0:
             raise ValueError(f"warmup_rounds must be at least 0, got {warmup_rounds}")
         if weighting not in ("samples", "uniform"):

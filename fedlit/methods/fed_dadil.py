@@ -82,6 +82,7 @@ class FedDaDiL(FederatedModule):
 
     replicas: Replicas[DictionaryReplica]
     classes_only: ClassVar[bool] = True
+    weighs_classes: ClassVar[bool] = False
     stays_local: ClassVar[tuple[str, ...]] = STAYS_LOCAL
     uses_unlabelled_target: ClassVar[bool] = True
     statistics_stand_still: ClassVar[bool] = True

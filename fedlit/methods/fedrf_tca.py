@@ -25,7 +25,6 @@ from functools import partial
 from typing import Any, ClassVar, Literal, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedlit.federation import Channel, Client, Open, Participation, Summed, UniformSubset
@@ -218,7 +217,7 @@ class FedRFTCA(FederatedModule):
             alignment = alignment_loss(aligned, other, unbiased=self.unbiased, relative=relative)
         if client.is_target:
             return alignment
-        loss = F.cross_entropy(replica.classifier(aligned), samples[1])
+        loss = self.task.loss(client, replica.classifier(aligned), samples[1])
         return loss if alignment is None else loss + self.mmd_weight * alignment
 
     def on_after_backward(self) -> None:

@@ -69,6 +69,7 @@ class FedRFTCAClosedForm(FederatedModule):
 
     replicas: Replicas[AlignedReplica]
     classes_only: ClassVar[bool] = True
+    weighs_classes: ClassVar[bool] = False
     stays_local: ClassVar[tuple[str, ...]] = STAYS_LOCAL
     uses_unlabelled_target: ClassVar[bool] = True
     statistics_stand_still: ClassVar[bool] = True

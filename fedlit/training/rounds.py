@@ -29,6 +29,7 @@ from fedlit.training.local import present_learners
 from fedlit.training.method import Method, metric_names
 from fedlit.training.optimisation import ClientSchedules
 from fedlit.training.replicas import check_local_norm
+from fedlit.training.tasks import Classification
 
 
 def plan_rounds(
@@ -62,6 +63,11 @@ def plan_rounds(
         {"seed": loader.seed, "local_steps": local_steps, "rounds_per_epoch": rounds_per_epoch, "samples": samples}
     )
 
+    if isinstance(method.task, Classification) and method.task.balanced:
+        for client in federation.local_clients:
+            if client.labelled and client.name in loader.datasets:
+                method.task.balance_(client.name, count_labels(loader, client.name, method.task.num_classes))
+
     sizes = {name: size for name, size in samples.items() if name in ever}
     num_batches = None if local_steps is None else num_rounds * local_steps * trainer.accumulate_grad_batches
     shapes = [fact.input_shape for fact in facts.values()]
@@ -81,6 +87,12 @@ def plan_rounds(
             labelled_only=labelled_only,
         )
     )
+
+
+def count_labels(loader: FederatedLoader, client: str, num_classes: int) -> torch.Tensor:
+    """How many labelled training samples a local client has of each class, shape (num_classes,)."""
+    labels = torch.cat([batch[client][1] for batch in loader.in_order([client])])
+    return torch.bincount(labels, minlength=num_classes)
 
 
 def check_batches(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Sequence
+from math import inf
+from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +15,19 @@ from torchmetrics.classification import MulticlassAccuracy
 from fedlit.federation import UNLABELLED, Client
 from fedlit.federation.labels import TaskName, known_labels
 from fedlit.functional import information_score
+
+ClassWeights: TypeAlias = Literal["balanced"] | Sequence[float] | None
+
+
+def _checked(class_weights: object, num_classes: int) -> Tensor:
+    numbers = class_weights if isinstance(class_weights, Sequence) and not isinstance(class_weights, str) else ()
+    fits = len(numbers) == num_classes and all(isinstance(each, int | float) and 0 <= each < inf for each in numbers)
+    if not fits or not any(numbers):
+        raise ValueError(
+            f"class_weights must be 'balanced', or {num_classes} finite numbers (num_classes) of at least 0, not all "
+            f"0, got {class_weights!r}"
+        )
+    return torch.tensor(numbers, dtype=torch.float64)
 
 
 class Meter(Protocol):
@@ -30,23 +45,49 @@ class Classification:
 
     Args:
         num_classes: Number of classes C, at least 2.
+        class_weights: Of each class in the loss, C numbers of at least 0, not all 0; or ``"balanced"``, by each
+            client's own labels; ``None`` weighs none.
 
     Attributes:
         metrics: What meters compute; the first is the higher, the better, and of sources alone.
 
     Raises:
-        ValueError: If there are fewer.
+        ValueError: If there are fewer classes, or the weights do not fit them.
     """
 
     metrics = ("acc", "eval_loss", "score")
 
-    def __init__(self, num_classes: int) -> None:
+    def __init__(self, num_classes: int, class_weights: ClassWeights = None) -> None:
         if num_classes < 2:
             raise ValueError(f"num_classes must be at least 2, got {num_classes}")
         self.num_classes = num_classes
+        self.balanced = class_weights == "balanced"
+        self._weights = None if self.balanced or class_weights is None else _checked(class_weights, num_classes)
+        self._balanced: dict[str, Tensor] = {}
+
+    def balance_(self, client: str, counts: Tensor) -> None:
+        """Weigh a client's classes by how many labelled training samples it has of each, shape (C,).
+
+        A class of n_c samples, of n in all, of k classes that the client has, weighs n / (k n_c): all that it has count
+        alike. One that it lacks weighs nothing, as no sample of it will ask.
+        """
+        there = counts > 0
+        weights = counts.sum() / (there.sum() * counts.clamp(min=1)).double()
+        self._balanced[client] = torch.where(there, weights, 0.0)
 
     def loss(self, client: Client, outputs: Tensor, labels: Tensor) -> Tensor:
-        """Mean cross-entropy over one client's labelled samples, a scalar; only the target may have unlabelled ones."""
+        """Mean cross-entropy over one client's labelled samples, a scalar; only the target may have unlabelled ones.
+
+        With class weights it is a weighted mean: each sample weighs as much as its class.
+        """
+        weights = self._balanced.get(client.name) if self.balanced else self._weights
+        if weights is not None:
+            weights = weights.to(outputs)
+            known = labels != UNLABELLED
+            total = F.cross_entropy(outputs, labels, weights, ignore_index=UNLABELLED, reduction="sum")
+            # a batch may have none but classes that weigh nothing
+            whole = torch.where(known, weights[labels.clamp(min=0)], 0.0).sum()
+            return torch.div(total, torch.where(whole > 0, whole, 1.0))
         if not client.is_target:
             return F.cross_entropy(outputs, labels)
         total = F.cross_entropy(outputs, labels, ignore_index=UNLABELLED, reduction="sum")
@@ -102,15 +143,17 @@ class Regression:
         return _Nothing() if is_target else NumberMeter(device)
 
 
-def make_task(name: TaskName, num_outputs: int) -> Classification | Regression:
+def make_task(name: TaskName, num_outputs: int, class_weights: ClassWeights = None) -> Classification | Regression:
     """A task by its name, with so many classes, or numbers to predict.
 
     Raises:
-        ValueError: If the name is neither of both, or the number is too small.
+        ValueError: If the name is neither of both, the number is too small, or class weights do not fit.
     """
     if name == "classification":
-        return Classification(num_outputs)
+        return Classification(num_outputs, class_weights)
     if name == "regression":
+        if class_weights is not None:
+            raise ValueError(f"class_weights={class_weights!r} are for classes, of which task='regression' has none")
         return Regression(num_outputs)
     raise ValueError(f"task must be 'classification' or 'regression', got {name!r}")
 

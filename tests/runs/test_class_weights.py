@@ -1,0 +1,122 @@
+"""Class weights in the loss, next to torch, scikit-learn and samples that are there twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from sklearn.utils.class_weight import compute_class_weight
+from torch.optim import SGD
+from torch.utils.data import TensorDataset
+
+from fedlit import FederatedModule
+from fedlit.data import Digits, FederatedLoader
+from fedlit.federation import Client
+from fedlit.methods import FedAvg, FedDaDiL, FedRFTCAClosedForm
+from fedlit.models import MLP
+from fedlit.training.tasks import Classification
+from method_table import METHODS
+from small_federation import trainer
+
+WEIGHED = ["APFL", "FedAvg", "FedGP auto", "FedMMD", "FedRFTCA", "KNNPer", "TargetOnly"]
+"""Of each way in which methods use the loss, one."""
+
+
+@pytest.mark.parametrize("role", ["source", "target"])
+def test_the_loss_is_torchs_and_balanced_weights_are_scikit_learns(role: Any):
+    generator = torch.Generator().manual_seed(0)
+    labels, outputs = torch.tensor([0] * 9 + [2] * 3), torch.randn(12, 4, generator=generator)
+    client = Client("dslr", role, True)
+    task = Classification(4, "balanced")
+    task.balance_("dslr", torch.bincount(labels, minlength=4))
+    weights = torch.zeros(4)
+    balanced = compute_class_weight("balanced", classes=np.array([0, 2]), y=labels.numpy())
+    weights[[0, 2]] = torch.tensor(balanced).float()
+    expected = F.cross_entropy(outputs, labels, weights)
+    torch.testing.assert_close(task.loss(client, outputs, labels), expected)
+    given = Classification(4, weights.tolist())
+    torch.testing.assert_close(given.loss(client, outputs, labels), expected)
+    if role == "target":  # unlabelled ones count nowhere
+        labels[:5] = -1
+        torch.testing.assert_close(
+            given.loss(client, outputs, labels), F.cross_entropy(outputs[5:], labels[5:], weights)
+        )
+        assert given.loss(client, outputs, torch.full((12,), -1)) == 0
+    assert given.loss(client, outputs, torch.full((12,), 1)) == 0  # of a class that weighs nothing
+
+
+class Skewed(pl.LightningDataModule):
+    """Two clients with 12 samples of class 0 and 4 of class 1, which are there ``often`` times."""
+
+    def __init__(self, often: int = 1) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.parts = {}
+        for name in ("dslr", "webcam"):
+            y = torch.tensor([0] * 12 + [1] * 4)
+            x = torch.randn(16, 5, generator=generator) + y[:, None]
+            again = torch.tensor([*range(12), *[*range(12, 16)] * often])
+            self.parts[name] = TensorDataset(x[again], y[again])
+
+    def train_dataloader(self) -> FederatedLoader:
+        return FederatedLoader(self.parts, batch_size=64, guarded="webcam", seed=0)
+
+
+def trained(data: Any, tmp_path: Path, class_weights: Any) -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    module = FedAvg(
+        [Client("dslr"), Client("webcam", "target", True)], "webcam", 2, MLP(5, [4]),
+        optimizer=lambda groups: SGD(groups, lr=0.5), weighting="uniform", class_weights=class_weights,
+    )  # fmt: skip
+    trainer(3, [], tmp_path).fit(module, data)
+    return module.replicas["webcam"].state_dict()
+
+
+def test_weights_are_samples_that_are_there_several_times(tmp_path: Path):
+    """Whole batches: a class that weighs 3 is one whose samples are there three times, and balances 12 and 4."""
+    thrice, plain = trained(Skewed(3), tmp_path, None), trained(Skewed(), tmp_path, None)
+    for weights in ([1.0, 3.0], [0.5, 1.5], "balanced"):
+        weighed = trained(Skewed(), tmp_path, weights)
+        for name, tensor in thrice.items():
+            torch.testing.assert_close(weighed[name], tensor)
+    assert not torch.allclose(thrice["classifier.weight"], plain["classifier.weight"])
+
+
+@pytest.mark.parametrize("name", WEIGHED)
+def test_equal_weights_are_none_with_any_method(name: str, tmp_path: Path):
+    method, arguments, of_data = METHODS[name]
+    states = []
+    for weights in (None, [2.0] * 10, [1.0] * 9 + [5.0]):
+        torch.manual_seed(0)
+        data = Digits(target="fonts", flatten=True, seed=0, **of_data)
+        module: FederatedModule = method(
+            data.clients, data.target, 10, MLP(64, [8]), class_weights=weights,
+            optimizer=lambda groups: SGD(groups, lr=0.1), **arguments,
+        )  # fmt: skip
+        trainer(2, [], tmp_path, limit_val_batches=0).fit(module, data)
+        states.append(module.replicas["fonts"].state_dict())
+    plain, equal, skewed = states
+    for key, tensor in plain.items():
+        torch.testing.assert_close(equal[key], tensor, atol=1e-5, rtol=1e-4)
+    assert any(not torch.allclose(skewed[key].double(), tensor.double(), atol=1e-4) for key, tensor in plain.items())
+
+
+@pytest.mark.parametrize("weights", [[1.0], [1.0, -1.0], [0.0, 0.0], "even", [1.0, float("nan")], 2.0])
+def test_weights_that_do_not_fit_are_refused(weights: Any):
+    with pytest.raises(ValueError, match=r"class_weights must be 'balanced', or 2 finite numbers \(num_classes\)"):
+        FedAvg(["dslr", "webcam"], "webcam", 2, MLP(5), class_weights=weights)
+
+
+def test_where_they_would_do_nothing_they_are_refused():
+    for method in (FedDaDiL, FedRFTCAClosedForm):
+        with pytest.raises(ValueError, match=f"would do nothing in the loss of {method.__name__}: leave them out"):
+            method(["dslr", "webcam"], "webcam", 2, MLP(5), class_weights="balanced")
+    with pytest.raises(ValueError, match="of which task='regression' has none"):
+        FedAvg(["dslr", "webcam"], "webcam", 1, MLP(5), task="regression", class_weights="balanced")
+    with pytest.raises(ValueError, match="vectorize=True has a loss without class_weights built in"):
+        FedAvg(["dslr", "webcam"], "webcam", 2, MLP(5), vectorize=True, class_weights="balanced")
