@@ -43,9 +43,9 @@ def export(args: list[str]) -> None:
     """Write the target's model of a run."""
     parser = argparse.ArgumentParser(
         "fedlit export",
-        description="Write the target's model of a run to a file that needs no fedlit: from inputs (n, ...), float32 "
-        "and in the form of the run's data module, to class probabilities (n, C), in regression to numbers. Run it "
-        "where the run was trained: relative paths of data in its config.yaml are looked for from there.",
+        description="Write the target's model of a run to a file that needs no fedlit: from inputs (n, ...), before "
+        "the run's data module normalises them, to class probabilities (n, C), in regression to numbers. Run it where the "
+        "run was trained: relative paths of data in its config.yaml are looked for from there.",
     )
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="Folder that fedlit fit left, with config.yaml.")
     parser.add_argument(
@@ -91,7 +91,7 @@ def export(args: list[str]) -> None:
     except TypeError as error:
         sys.exit(f"fedlit: {error}")
     raw = stored.datamodule.raw_inputs()
-    sizes = ", ".join(map(str, ("n", *(stored.datamodule.input_shape if raw is None else [len(raw.columns)]))))
+    sizes = ", ".join(map(str, ("n", *(stored.datamodule.input_shape if raw is None else raw.sample.shape[1:]))))
     print(f"model of target {module.target.name!r}: {output}, from ({sizes}) to (n, {module.num_classes})")
     print(f"what it takes and gives: {output}.md", flush=True)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedlit.data.base import DatasetLayoutError, DatasetNotFoundError, Domain, DomainDataModule, DomainDataset, agreed
-from fedlit.data.raw_inputs import RawInputs
+from fedlit.data.raw_inputs import RawRows
 from fedlit.data.table_features import Column, TableFeatures, numbers_of
 from fedlit.data.table_files import SUFFIXES, TableReader, check_once, column, kind_of, texts_of
 from fedlit.federation import Federation, Summed
@@ -559,7 +559,7 @@ class CSVDomains(DomainDataModule):
                 )
         return table
 
-    def raw_inputs(self) -> RawInputs:
+    def raw_inputs(self) -> RawRows:
         """Rows of the target's table, and the network that makes features of them."""
         return self.features_of(self.target).raw()
 

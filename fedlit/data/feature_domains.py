@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedlit.data.base import DatasetLayoutError, DatasetNotFoundError, Domain, DomainDataModule
 from fedlit.data.files import read_mat, read_npz
+from fedlit.data.raw_inputs import RawInputs, VectorNetwork
 from fedlit.federation.labels import UNLABELLED
 
 _MAT_FEATURES = ("fts", "feas", "features")
@@ -127,11 +128,29 @@ class FeatureDomains(DomainDataModule):
             length = torch.linalg.vector_norm(x, dim=1, keepdim=True)
             x = x / length.clamp(min=torch.finfo(x.dtype).tiny)
         if self.normalise == "zscore":
-            seen = x[train]
-            # A constant feature has nothing to scale; its computed deviation may be a rounding error instead of 0.
-            constant = seen.amin(dim=0) == seen.amax(dim=0)
-            x = (x - seen.mean(dim=0)) / seen.std(dim=0, correction=0).masked_fill(constant, 1.0)
+            mean, deviation = _statistics(x[train])
+            x = (x - mean) / deviation
         return x
+
+    def raw_inputs(self) -> RawInputs | None:
+        """Features as they are in the target's file, and the network that normalises them."""
+        if self.normalise == "none":
+            return None
+        x = self.load(self.target).x
+        mean, deviation = torch.zeros(x.shape[1]), torch.ones(x.shape[1])
+        how = "scales each sample to length 1"
+        if self.normalise == "zscore":
+            mean, deviation = _statistics(x[self.split(self.target).train])
+            how = "standardises them with mean and deviation of the target's training samples"
+        words = f"Features as they are in {self.path.name!r}; the model {how} by itself."
+        return RawInputs(VectorNetwork(mean, deviation, self.normalise == "unit"), x[:1] * 0, words)
+
+
+def _statistics(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of each feature, 1 of a constant one, which has nothing to scale."""
+    # the computed deviation of a constant feature may be a rounding error instead of 0
+    constant = x.amin(dim=0) == x.amax(dim=0)
+    return x.mean(dim=0), x.std(dim=0, correction=0).masked_fill(constant, 1.0)
 
 
 class _Arrays(ABC):

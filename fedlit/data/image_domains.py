@@ -22,6 +22,7 @@ from fedlit.data.base import (
     Transform,
     labelled_positions,
 )
+from fedlit.data.raw_inputs import PixelNetwork, RawInputs
 from fedlit.federation.labels import UNLABELLED
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
@@ -226,6 +227,18 @@ class ImageDomains(DomainDataModule):
         """Files by class and name, with their sizes and times of change."""
         paths: list[Path] = self._domain(domain).x
         return [(*path.parts[-2:], path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+
+    def raw_inputs(self) -> RawInputs:
+        """Images that have been read, scaled and cut, and the network that normalises them."""
+        side = self.image_size
+        words = (
+            f"Pixels of images, red, green and blue, from 0 to 255: scaled so that the shorter side has "
+            f"{self.resized_side}, then cut to the middle square of {side} (bilinear, with antialiasing, as "
+            "torchvision's resize and center_crop of a Pillow image). The model normalises them by itself."
+        )
+        return RawInputs(
+            PixelNetwork(IMAGENET_MEAN, IMAGENET_STD), torch.zeros(1, 3, side, side, dtype=torch.uint8), words
+        )
 
     def _files(self, client: str, positions: Tensor, y: Tensor, training: bool) -> ImageFiles:
         paths: list[Path] = [self._domain(client).x[i] for i in positions.tolist()]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 
@@ -14,15 +15,27 @@ class RawInputs:
     """Samples as their owner has them.
 
     Args:
+        network: From raw samples, shape (n, ...), to what the networks of a run take.
+        sample: One of them, shape (1, ...), in their type.
+        words: What a sample is, for people.
+    """
+
+    network: nn.Module
+    sample: Tensor
+    words: str
+
+
+@dataclass(frozen=True)
+class RawRows(RawInputs):
+    """Rows of a table, whose numbers are float64, NaN where one is missing, and whose categories are codes.
+
+    Args:
         columns: Their names, in order, each with the levels of a category, or ``None`` for a number. A level's code is
             its place in the list; a value that is none of them has -1.
-        network: From samples of shape (n, columns), float64, NaN where a number is missing, to what the networks of a
-            run take.
         missing: Level that stands for a missing value of a category.
     """
 
     columns: tuple[tuple[str, tuple[str, ...] | None], ...]
-    network: nn.Module
     missing: str
 
     def codes(self, name: str, values: Sequence[str | None]) -> list[int]:
@@ -30,6 +43,40 @@ class RawInputs:
         levels = dict(self.columns)[name] or ()
         code = {level: place for place, level in enumerate(levels)}
         return [code.get(self.missing if value is None else value, -1) for value in values]
+
+
+class PixelNetwork(nn.Module):
+    """Bytes of pixels to numbers from 0 to 1, normalised by mean and standard deviation of each channel."""
+
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(self, mean: Sequence[float], deviation: Sequence[float]) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1))
+        self.register_buffer("deviation", torch.tensor(deviation).view(-1, 1, 1))
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Float32 of uint8, shape (n, channels, height, width)."""
+        return (pixels.float() / 255 - self.mean) / self.deviation
+
+
+class VectorNetwork(nn.Module):
+    """Features less their mean, by their deviation; and then, if asked to, by their length where that is not 0."""
+
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(self, mean: Tensor, deviation: Tensor, unit: bool) -> None:
+        super().__init__()
+        self.register_buffer("mean", mean)
+        self.register_buffer("deviation", deviation)
+        self.unit = unit
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of shape (n, d), float32."""
+        x = (x - self.mean) / self.deviation
+        return F.normalize(x, dim=1) if self.unit else x
 
 
 class TableNetwork(nn.Module):

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlit.data.raw_inputs import RawInputs, TableNetwork
+from fedlit.data.raw_inputs import RawRows, TableNetwork
 from fedlit.data.table_files import texts_of
 
 if TYPE_CHECKING:
@@ -111,21 +111,23 @@ class TableFeatures:
         steps = [("numbers", scale, self.numbers), ("marks", mark, self.marked), ("levels", choose, [*self.categories])]
         return ColumnTransformer([step for step in steps if step[2]]).fit(taught)
 
-    def raw(self) -> RawInputs:
+    def raw(self) -> RawRows:
         """Rows as they are in a table, and the network that makes these features of them."""
         place = {column.name: number for number, column in enumerate(self.columns)}
         levels = self.categories
-        return RawInputs(
-            tuple((name, tuple(levels[name]) if name in levels else None) for name in place),
-            TableNetwork(
-                [place[name] for name in self.numbers],
-                [place[name] for name in self.marked],
-                [(place[name], len(some)) for name, some in levels.items()],
-                self.mean,
-                self.deviation,
-            ),
-            MISSING,
+        network = TableNetwork(
+            [place[name] for name in self.numbers],
+            [place[name] for name in self.marked],
+            [(place[name], len(some)) for name, some in levels.items()],
+            self.mean,
+            self.deviation,
         )
+        words = (
+            "Rows as they are in the table; the model standardises numbers and replaces missing ones by itself, with "
+            "mean and deviation of the training samples."
+        )
+        columns = tuple((name, tuple(levels[name]) if name in levels else None) for name in place)
+        return RawRows(network, torch.zeros(1, len(place), dtype=torch.float64), words, columns, MISSING)
 
     def state(self) -> dict[str, Any]:
         """For checkpoints."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedlit.data.raw_inputs import RawInputs
+from fedlit.data.raw_inputs import RawInputs, RawRows
 
 if TYPE_CHECKING:
     import onnx
@@ -22,13 +22,13 @@ def save_onnx(model: onnx.ModelProto, path: Path, about: Mapping[str, Any], raw:
     for key, value in about.items():
         entry = model.metadata_props.add()
         entry.key, entry.value = f"fedlit.{key}", value if isinstance(value, str) else json.dumps(value)
-    if raw is not None:
+    if isinstance(raw, RawRows):
         _take_columns(model, raw)
     onnx.checker.check_model(model, full_check=True)
     onnx.save(model, path)
 
 
-def _take_columns(model: onnx.ModelProto, raw: RawInputs) -> None:
+def _take_columns(model: onnx.ModelProto, raw: RawRows) -> None:
     """Let a model that takes a table of codes take its columns, and texts of categories."""
     from onnx import TensorProto, helper
 
@@ -90,14 +90,12 @@ def model_card(about: Mapping[str, Any], path: Path) -> str:
     ]
     if about["columns"] is None:
         lines += [
-            f"`inputs`, shape (n, {', '.join(map(str, about['input_shape']))}), float32, in the form in which "
-            + (f"{about['data']} gives samples." if about["data"] else "the model was trained."),
+            f"`inputs`, shape (n, {', '.join(map(str, about['input_shape']))}), {about['inputs']}. {_form(about)}",
             "",
         ]
     else:
         lines += [
-            "Rows as they are in the table; the model standardises numbers and replaces missing ones by itself, with "
-            "mean and deviation of the training samples.",
+            about["in_words"],
             "",
             "| column | what it is |",
             "|---|---|",
@@ -125,6 +123,13 @@ def model_card(about: Mapping[str, Any], path: Path) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _form(about: Mapping[str, Any]) -> str:
+    if about["in_words"]:
+        return str(about["in_words"])
+    whose = f"which {about['data']} gives samples" if about["data"] else "which the model was trained"
+    return f"In the form in {whose}."
 
 
 def _levels(levels: list[str], about: Mapping[str, Any]) -> str:

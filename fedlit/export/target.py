@@ -15,7 +15,7 @@ from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from fedlit.data import DomainDataModule
-from fedlit.data.raw_inputs import RawInputs
+from fedlit.data.raw_inputs import RawInputs, RawRows
 from fedlit.export.files import model_card, save_onnx
 from fedlit.module import FederatedModule
 from fedlit.training.tasks import Classification, Regression
@@ -100,10 +100,11 @@ def export_target(module: FederatedModule, path: str | Path, data: DomainDataMod
     of shape (n, *input_shape) in float32, for any n, and give what `target_model` gives. The file has the weights that
     take part in predictions alone; those of `KNNPer` include the target's labelled samples, as embeddings.
 
-    Of a data module with ``raw_inputs``, such as `CSVDomains`, the file takes rows as they are in a table, and
-    normalises them by what all clients agreed on. ``NAME.onnx`` has an input of shape (n, 1) for each column, float64
-    for numbers, NaN where one is missing, and texts for categories, empty where one is; ``NAME.pt2`` takes all columns
-    as (n, columns), float64, with a category's code in place of its text.
+    Of a data module with ``raw_inputs`` the file takes samples as they are before they are normalised, and normalises
+    them by itself: of `ImageDomains` bytes of pixels, uint8, of `FeatureDomains` features as they are in its files, and
+    of `CSVDomains` rows of a table, by what all clients agreed on. For those ``NAME.onnx`` has an input of shape (n, 1)
+    for each column, float64 for numbers, NaN where one is missing, and texts for categories, empty where one is;
+    ``NAME.pt2`` takes all columns as (n, columns), float64, with a category's code in place of its text.
 
     What inputs and outputs are, the method and the version of fedlit are in the file: as ``fedlit.json`` of
     ``torch.export.load(path, extra_files={"fedlit.json": ""})``, and as ``metadata_props`` of ONNX. A model card in
@@ -128,7 +129,7 @@ def export_target(module: FederatedModule, path: str | Path, data: DomainDataMod
     shape = tuple(about["input_shape"])
     sample = torch.zeros(2, *shape)  # torch would take a batch of 0 or 1 for a constant
     if raw is not None:
-        model, sample = nn.Sequential(raw.network, model).eval(), torch.zeros(2, len(raw.columns), dtype=torch.float64)
+        model, sample = nn.Sequential(raw.network, model).eval(), torch.cat([raw.sample, raw.sample])
     try:
         program = torch.export.export(model, (sample,), dynamic_shapes=({0: Dim("batch")},), strict=False)
     except Exception as error:  # tracers raise errors of many kinds, and a network its own
@@ -175,7 +176,7 @@ def _about(module: FederatedModule, data: DomainDataModule | Sequence[int], raw:
     else:
         names, shape, whose = [str(number) for number in range(module.num_classes)], tuple(data), None
     columns = None
-    if raw is not None:
+    if isinstance(raw, RawRows):
         columns = [{"name": name, "levels": None if levels is None else [*levels]} for name, levels in raw.columns]
     return {
         "method": type(module).__name__,
@@ -184,7 +185,9 @@ def _about(module: FederatedModule, data: DomainDataModule | Sequence[int], raw:
         "outputs": [str(name) for name in names],
         "input_shape": [*shape],
         "columns": columns,
-        "missing": None if raw is None else raw.missing,
+        "missing": raw.missing if isinstance(raw, RawRows) else None,
+        "inputs": "float32" if raw is None else str(raw.sample.dtype).removeprefix("torch."),
+        "in_words": None if raw is None else raw.words,
         "target": module.target.name,
         "sources": [client.name for client in module.sources],
         "rounds": module.federation.round_idx,

@@ -87,6 +87,22 @@ def test_zscore_uses_the_clients_own_training_split(npz):
     assert x[:, 2].abs().max() < 1e-6
 
 
+@pytest.mark.parametrize("normalise", ["unit", "zscore", "none"])
+def test_a_model_that_is_exported_normalises_features_as_the_data_do(npz, normalise):
+    path = npz()
+    data = FeatureDomains(path, normalise=normalise)
+    raw, client = data.raw_inputs(), data.target
+    given = data.dataset(client, "test").x
+    if normalise == "none":
+        assert raw is None
+        return
+    with np.load(path) as stored:
+        x = torch.from_numpy(stored[f"{client}_x"].astype(np.float32))[data.split(client).test]
+    assert raw.sample.shape == (1, x.shape[1])
+    torch.testing.assert_close(raw.network(x), given)
+    assert raw.network(raw.sample).isfinite().all()
+
+
 def test_classes_can_be_named_and_others_are_left_out(npz):
     module = FeatureDomains(npz(), classes=["mouse", "bike"], normalise="none")
     assert module.classes == ["mouse", "bike"]

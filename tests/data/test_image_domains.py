@@ -5,7 +5,9 @@ from __future__ import annotations
 import pickle
 import shutil
 
+import lightning as L
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 from matplotlib.figure import Figure
@@ -13,8 +15,11 @@ from PIL import Image
 
 from fedlit.data import DatasetLayoutError, DatasetNotFoundError, DomainDataset, ImageDomains
 from fedlit.data.image_domains import ImageFiles, ImageTransform, decode
+from fedlit.export import export_target
 from fedlit.federation.loader import BatchedDataset
 from fedlit.federation.streams import enter_stream, torch_streams
+from fedlit.methods import SourceOnly
+from fedlit.models import SmallCNN
 
 MEAN, STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
 SUFFIXES = ["jpg", "png", "bmp", "webp", "JPEG"]
@@ -63,6 +68,28 @@ def test_images_are_resized_cut_and_normalised_as_by_hand(root):
         for position, (x, y) in zip(module.split(name).test.tolist(), dataset, strict=False):
             np.testing.assert_allclose(x.numpy(), by_hand(files[position], 28, 32), atol=1e-5)
             assert y.item() == position // 10
+
+
+def test_a_model_that_is_exported_normalises_pixels_as_the_data_do(root, tmp_path):
+    data = ImageDomains(str(root), image_size=14, target="sketch", seed=0)
+    raw = data.raw_inputs()
+    positions = data.split("sketch").test
+    pixels = (data.pixels("sketch", positions) * 255).round().to(torch.uint8)
+    assert raw.sample.shape[1:] == pixels.shape[1:]
+    assert raw.sample.dtype == pixels.dtype
+    given = torch.stack([data.dataset("sketch", "test")[place][0] for place in range(len(positions))])
+    torch.testing.assert_close(raw.network(pixels), given)
+    torch.manual_seed(0)
+    module = SourceOnly(data.clients, data.target, data.num_classes, SmallCNN(3, 2))
+    trainer = L.Trainer(max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False,
+                        enable_progress_bar=False, limit_val_batches=0, enable_model_summary=False)  # fmt: skip
+    trainer.fit(module, data)
+    export_target(module, tmp_path / "target.onnx", data)
+    session = onnxruntime.InferenceSession(tmp_path / "target.onnx")
+    (found,) = session.run(None, {"inputs": pixels.numpy()})
+    predicted = torch.cat([batch["sketch"] for batch in trainer.predict(module, data)])
+    np.testing.assert_allclose(found, predicted.numpy(), atol=1e-6)
+    assert "Pixels of images, red, green and blue, from 0 to 255" in (tmp_path / "target.onnx.md").read_text()
 
 
 def test_ids_are_paths_below_the_root(root):
