@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import io
 import struct
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 
 import mutations
-from fedlit.data import DatasetLayoutError, DatasetNotFoundError, FeatureDomains
+from fedlit.data import CSVDomains, DatasetLayoutError, DatasetNotFoundError, FeatureDomains
 from fedlit.data.digit_five import DigitFive
 from fedlit.data.files import read_mat
 from fedlit.data.idx import load_idx
@@ -129,31 +130,62 @@ def images(folder: Path) -> Format:
 
 
 def run_folder(folder: Path) -> Format:
-    """The folder that a run left, one file spoilt; read and made into a page, with curves drawn once in a while."""
-    from fedlit.callbacks.report import contents, read_runs, report_on
+    """The folder that a run left, one file spoilt; read and made into a page."""
+    from fedlit.callbacks.report import read_runs, report_on
 
     run = a_run(folder)
-    names = ["summary.json", "privacy.json", "config.yaml", "metrics.csv", "ledger.csv", "a.png"]
+    names = ["summary.json", "privacy.json", "config.yaml", "metrics.csv", "ledger.csv", "embeddings.csv", "a.png"]
     (run / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(50))
     whole = {name: (run / name).read_bytes() for name in names}
-    draw_curves = contents.draw
 
     def draw(rng: Random) -> bytes:
         name = rng.choice(names)
         ways = (mutations.tree,) * 3 + mutations.TEXT if name.endswith("json") else mutations.TEXT
-        return bytes([names.index(name), rng.randrange(200)]) + spoil(rng, whole[name], list(whole.values()), ways)
+        return bytes([names.index(name)]) + spoil(rng, whole[name], list(whole.values()), ways)
 
     def read(case: bytes) -> None:
         for name, content in whole.items():
             (run / name).write_bytes(content)
-        (run / names[case[0]]).write_bytes(case[2:])
-        contents.draw = draw_curves if case[1] == 0 else lambda panel: b"<svg></svg>"
-        try:
-            report_on(read_runs([run]))
-        finally:
-            contents.draw = draw_curves
+        (run / names[case[0]]).write_bytes(case[1:])
+        report_on(read_runs([run]))
 
     return Format(20, draw, read, (OSError, ValueError))
+
+
+def table(folder: Path) -> Format:
+    """A client's CSV or Parquet file, as `CSVDomains` reads it; of CSV no row may be lost, and none be shifted."""
+    import pandas as pd
+
+    frame = pd.DataFrame(
+        {
+            "patient": [f"p{row}" for row in range(12)],
+            "age": [20.5, None, 33, 47, 51, 60, 61, 72, 35, 48, 59, 66],
+            "ward": ["a", "b, c", None, 'd "e"', "a", "b\nc", "ä", "a", "a", "b", "b", "a"],
+            "ill": ["yes", "no"] * 6,
+        }
+    )
+    pool = [frame.to_csv(index=False).encode(), frame.to_csv(index=False, sep=";").encode(), frame.to_parquet()]
+    pool += [frame.to_csv(index=False).encode("utf-16"), frame.assign(when=pd.Timestamp("2020-01-01")).to_parquet()]
+
+    def read(data: bytes) -> None:
+        path = folder / ("a.parquet" if data[:2] == b"PA" else "a.csv")
+        path.write_bytes(data)
+        other = folder / "b.csv"
+        frame.to_csv(other, index=False)
+        module = CSVDomains({"a": str(path), "b": str(other)}, "ill", id="patient", target="b")
+        domain = module.load("a")
+        if not bool(domain.x.isfinite().all()):
+            raise AssertionError("features that are not finite")
+        if path.suffix == ".csv":
+            with path.open(encoding="utf-8-sig", newline="") as file:
+                names, *rows = [row for row in csv.reader(file, skipinitialspace=True) if row]
+            ids = module.table("a")["patient"].fillna("").tolist()
+            if [row[[name.strip() for name in names].index("patient")].strip() for row in rows] != [
+                str(each).strip() for each in ids
+            ]:
+                raise AssertionError("rows that are not those of the file")
+
+    return Format(30, spoilt(pool, (*mutations.TEXT, *mutations.BYTES)), read, (*NO_DATA, ValueError))
 
 
 def checkpoint(folder: Path) -> Format:
@@ -232,5 +264,6 @@ FORMATS: dict[str, Make] = {
     "idx files": idx,
     "pictures": images,
     "run folders": run_folder,
+    "tables": table,
     "checkpoints": checkpoint,
 }

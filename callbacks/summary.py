@@ -101,7 +101,20 @@ class RunSummary:
         """Read back what `to_json` wrote."""
         record = json.loads(text)
         backends = {channel: Description(**about) for channel, about in record["backends"].items()}
-        return check_fields(cls(**(record | {"backends": backends})))
+        summary = check_fields(cls(**(record | {"backends": backends})))
+        _check_counts(summary)
+        return summary
+
+
+def _check_counts(summary: RunSummary) -> None:
+    """Raise a `ValueError` if counts that were read from a file are not of the classes, or no counts."""
+    size = len(summary.classes)
+    for row in summary.oracle_confusion or ():
+        if len(row) != size or len(summary.oracle_confusion or ()) != size or min(row, default=0) < 0:
+            raise ValueError(f"oracle_confusion must have a count for each of {size} classes, got {str(row)[:100]}")
+    for bin_ in summary.oracle_reliability or ():
+        if len(bin_) != 3 or bin_[0] < 0 or not all(0 <= each <= 1 + 1e-9 for each in bin_[1:]):
+            raise ValueError(f"oracle_reliability must have a count and two shares, got {str(bin_)[:100]}")
 
 
 def summarise(trainer: Trainer, module: FederatedModule, seconds: float, method: str | None = None) -> RunSummary:

@@ -43,9 +43,10 @@ def export(args: list[str]) -> None:
     """Write the target's model of a run."""
     parser = argparse.ArgumentParser(
         "fedlit export",
-        description="Write the target's model of a run to a file that needs no fedlit: from inputs (n, ...), before "
-        "the run's data module normalises them, to class probabilities (n, C), in regression to numbers. Run it where the "
-        "run was trained: relative paths of data in its config.yaml are looked for from there.",
+        description="Write the target's model of a run to a file that needs no fedlit, from inputs (n, ...) to class "
+        "probabilities (n, C), in regression to numbers. Inputs are those that the run's data module has before it "
+        "normalises them. Run it where the run was trained: relative paths of data in its config.yaml are looked for "
+        "from there.",
     )
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="Folder that fedlit fit left, with config.yaml.")
     parser.add_argument(

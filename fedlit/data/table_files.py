@@ -72,7 +72,7 @@ class TableReader:
         try:
             if path.suffix == ".parquet":
                 return pd.read_parquet(path)
-            self._check_header(path)
+            self._check_rows(path)
             return pd.read_csv(
                 path,
                 sep=self.separator,
@@ -101,17 +101,31 @@ class TableReader:
         # a table that Excel has saved begins with a mark, which would be part of the first column's name
         return "utf-8-sig" if self.encoding.lower().replace("_", "-") in ("utf-8", "utf8") else self.encoding
 
-    def _check_header(self, path: Path) -> None:
+    def _check_rows(self, path: Path) -> None:
+        """Refuse what pandas would read otherwise than it is meant: rows that are too short, too long, or cut."""
         with path.open(encoding=self._encoding, newline="") as file:
-            names = [name.strip() for name in next(csv.reader(file, delimiter=self.separator), [])]
-        if len(names) < 2:
-            found = next((sign for sign in _SEPARATORS if names and sign in names[0]), None)
-            raise DatasetLayoutError(
-                f"{str(path)!r} has {len(names)} column with separator={self.separator!r}"
-                + (f", and its first line is {names[0][:80]!r}" if names else "")
-                + (f": give separator={_SEPARATORS[found]}" if found else ": give a table with a header line")
-            )
-        check_once(names, f"columns of {str(path)!r} are called", "rename them")
+            lines = csv.reader(file, delimiter=self.separator, skipinitialspace=True)
+            names = [name.strip() for name in next(lines, [])]
+            if len(names) < 2:
+                found = next((sign for sign in _SEPARATORS if names and sign in names[0]), None)
+                raise DatasetLayoutError(
+                    f"{str(path)!r} has {len(names)} column with separator={self.separator!r}"
+                    + (f", and its first line is {names[0][:80]!r}" if names else "")
+                    + (f": give separator={_SEPARATORS[found]}" if found else ": give a table with a header line")
+                )
+            check_once(names, f"columns of {str(path)!r} are called", "rename them")
+            for row in lines:
+                if row and len(row) != len(names):
+                    raise DatasetLayoutError(
+                        f"line {lines.line_num} of {str(path)!r} has {len(row)} fields, and its first line names "
+                        f"{len(names)} columns: mend it, put quotes around texts with {self.separator!r}, or give "
+                        "another separator"
+                    )
+                if any("\0" in field for field in row):
+                    raise DatasetLayoutError(
+                        f"line {lines.line_num} of {str(path)!r} has a NUL byte, as in a file that was not written to "
+                        "its end: export it again"
+                    )
 
 
 def check_once(values: Sequence[Any], what: str, way_out: str) -> None:

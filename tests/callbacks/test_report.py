@@ -255,6 +255,7 @@ def test_a_run_done_twice_is_two_rows_and_no_repetition(tmp_path: Path):
         ("bytes_by_channel", {"weights": "10"}),
         ("seconds_total", "1"),
         ("oracle_alternatives", ["a"]),
+        ("oracle_confusion", [["1"]]),
         ("backends", {"weights": {**asdict(Plain().describe()), "error": 1}}),
     ],
 )
@@ -262,6 +263,22 @@ def test_a_summary_of_other_types_is_refused_where_it_is_read(tmp_path: Path, na
     path = write_finished(tmp_path / "run", 0.5) / "summary.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
     with pytest.raises(ValueError, match=r"summary.json', which cannot be read \(TypeError: .* cannot be .+\)"):
+        read_runs([tmp_path])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("oracle_confusion", [[1, 2], [3]], "oracle_confusion must have a count for each of 2 classes"),
+        ("oracle_confusion", [[1, -2], [3, 0]], "oracle_confusion must have a count for each of 2 classes"),
+        ("oracle_reliability", [[1, 0.5]], "oracle_reliability must have a count and two shares"),
+        ("oracle_reliability", [[1, 0.5, 2]], "oracle_reliability must have a count and two shares"),
+    ],
+)
+def test_counts_that_are_none_are_refused(tmp_path: Path, name: str, value: object, says: str):
+    path = write_finished(tmp_path / "run", 0.5) / "summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"classes": ["no", "yes"], name: value}))
+    with pytest.raises(ValueError, match=says):
         read_runs([tmp_path])
 
 

@@ -256,6 +256,29 @@ def test_empty_and_constant_columns_are_told(files, recwarn):
         )
 
 
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("p1,50", r"line 2 of 'east.csv' has 2 fields, and its first line names 6 columns: mend it"),
+        ("p1,50,1,f,a,yes,more", r"line 2 of 'east.csv' has 7 fields"),
+        ("p1,50,1,f,a\0b,yes", r"line 2 of 'east.csv' has a NUL byte"),
+    ],
+)
+def test_rows_that_pandas_would_fill_shift_or_cut_are_refused(files, line, says):
+    table = clinic("east")
+    lines = table.to_csv(index=False).splitlines()
+    with open("east.csv", "w") as file:
+        file.write("\n".join([lines[0], line, *lines[1:]]))
+    with pytest.raises(DatasetLayoutError, match=says):
+        make(files).feature_names()
+    assert len(lines[0].split(",")) == 6
+    # all of them one longer than the header, which pandas takes for names of the rows
+    with open("east.csv", "w") as file:
+        file.write("\n".join([lines[0], *(f"{each}," for each in lines[1:])]))
+    with pytest.raises(DatasetLayoutError, match=r"line 2 of 'east\.csv' has 7 fields"):
+        make(files).feature_names()
+
+
 def test_columns_that_tell_nothing_at_one_client_are_told_with_its_file(files):
     clinic("east").assign(marker=3.5, sex=None).to_csv("east.csv", index=False)
     with pytest.warns(UserWarning, match="tells nothing there") as told:
@@ -302,7 +325,7 @@ def test_files_that_are_no_tables_are_refused(files, tmp_path):
     for content, message in (
         (b"", "has 0 column"),
         (b"\x00\xff\xfe" * 20, "is not written in encoding|cannot be read|has 1 column"),
-        (b"a,b\n1,2,3,4\n1,2\n", r"cannot be read as a table|is no column"),
+        (b"a,b\n1,2,3,4\n1,2\n", r"cannot be read as a table|is no column|has 4 fields"),
         (b"a,a,ill\n1,2,yes\n", r"columns of 'north.csv' are called \['a'\] more than once: rename them"),
     ):
         (tmp_path / "north.csv").write_bytes(content)
