@@ -157,7 +157,7 @@ def test_on_several_processes_one_folder_has_features_of_the_targets_process_alo
     first, second = processes.results(apart, str(tmp_path), ranks=2)
     assert first == second
     assert [each.name for each in tmp_path.iterdir() if each.is_dir()] == [Path(first).name]
-    _, *rows = csv.reader(Path(first, "embeddings.csv").open(newline=""))
+    _, *rows = csv.reader(Path(first, "embeddings.csv").read_text(encoding="utf-8").splitlines())
     clients = {row[0] for row in rows}
     assert TARGET in clients
     assert len(clients) < len(CLIENTS)
