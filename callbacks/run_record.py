@@ -60,7 +60,7 @@ class RunRecord(Callback):
     Args:
         folder: In which each run gets ``version_0``, ``version_1`` and so on; ``None`` is the folder of the first
             logger that has one, or ``runs/METHOD`` in the Trainer's ``default_root_dir``. Without any logger and
-            folder nothing is written, and ``summary`` alone is left.
+            folder, and under ``fast_dev_run``, nothing is written, and ``summary`` alone is left.
         method: Name in tables; ``None`` is the class of the module.
         export: Also write the target's model, under this name in the folder: ``NAME.pt2`` or ``NAME.onnx``, see
             `export_target`.
@@ -72,7 +72,9 @@ class RunRecord(Callback):
 
     Raises:
         TypeError: If the module is no `FederatedModule`.
-        ValueError: If ``folder`` is given and the Trainer has a CSVLogger, which has another.
+        ValueError: If ``folder`` is given and the Trainer has a CSVLogger, which has another; or if ``export`` ends
+            otherwise, or there is no folder for it.
+        ImportError: If libraries for ONNX are missing.
     """
 
     def __init__(
@@ -102,9 +104,11 @@ class RunRecord(Callback):
         if stage != "fit":
             return
         self._started, self._seconds, self.summary = time.perf_counter(), None, None
-        self._log_to_file(trainer, module)
+        if not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            self._log_to_file(trainer, module)
         log_dir = trainer.log_dir  # asked of every process: Lightning agrees on it between them
         self.path = None if log_dir is None or not trainer.loggers else Path(log_dir)
+        self._check_export(trainer)
         self._bring_others(trainer, module)
 
     def _log_to_file(self, trainer: Trainer, module: FederatedModule) -> None:
@@ -127,6 +131,17 @@ class RunRecord(Callback):
                 name = trainer.strategy.broadcast(name)
                 self._own = RunLogger(str(parent.parent), name=parent.name, version=name)
             trainer.loggers = [self._own, *others]
+
+    def _check_export(self, trainer: Trainer) -> None:
+        """Say before training what would fail after it."""
+        if self.export is None or trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        from fedlit.export.target import check_path  # takes a second to import
+
+        if self.path is None:
+            raise ValueError(f"export={self.export!r} needs a folder, but the Trainer has no logger: give folder")
+        self.path.mkdir(parents=True, exist_ok=True)
+        check_path(self.path / self.export)
 
     def _bring_others(self, trainer: Trainer, module: FederatedModule) -> None:
         given: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]

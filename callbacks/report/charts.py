@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from fedlit.callbacks.report.svg import (
     BOTTOM,
+    COLORS,
     HEIGHT,
     INK,
     LEFT,
@@ -18,7 +19,6 @@ from fedlit.callbacks.report.svg import (
     Scale,
     color_of,
     dash_of,
-    number,
     spanning,
 )
 
@@ -283,20 +283,13 @@ class Confusion:
                     continue
                 share = count / samples
                 color = color_of(2) if row == column else color_of(1)
-                drawing.box(
-                    left + column * size, y, size, size, fill=color, fill_opacity=number_of(0.08 + 0.72 * share)
-                )
+                drawing.box(left + column * size, y, size, size, fill=color, fill_opacity=f"{0.08 + 0.72 * share:.2f}")
                 if not small:
                     drawing.text(left + (column + 0.5) * size, y + size / 2 + 4, str(count), "middle")
         end = size * len(self.classes)
         drawing.line([(left, top), (left + end, top), (left + end, top + end), (left, top + end), (left, top)])
         drawing.text(left + end / 2, top + end + 14, "predicted, in the same order", "middle")
         return drawing.svg()
-
-
-def number_of(value: float) -> str:
-    """An opacity."""
-    return f"{value:.2f}"
 
 
 @dataclass(frozen=True)
@@ -307,8 +300,8 @@ class Points:
         title: Above.
         points: By client, its samples.
         colors: By client, the place of each sample's class, which gives its colour.
-        classes: What the colours are; empty where there are none.
-        target: The client whose samples are drawn full; those of the others are rings.
+        classes: What the colours are, which repeat themselves where there are more.
+        target: The client whose samples are large; those of the others are small and faint.
     """
 
     title: str
@@ -333,9 +326,7 @@ class Points:
                     if color == place
                 ]
                 drawing.dots(some, 6 if own else 3.5, color_of(place), opacity=".9" if own else ".4")
-        shown = self.classes[: len(self.classes)]
-        drawing.legend([(name, {"stroke": color_of(at), "stroke-width": "5"}) for at, name in enumerate(shown)])
+        if len(self.classes) <= len(COLORS):  # of more, colours mean nothing but what is near
+            entries = enumerate(self.classes)
+            drawing.legend([(name, {"stroke": color_of(at), "stroke-width": "5"}) for at, name in entries])
         return drawing.svg()
-
-
-__all__ = ["Confusion", "Dots", "Line", "Panel", "Points", "Reliability", "mean_and_spread", "number"]

@@ -163,6 +163,24 @@ def test_on_several_processes_one_folder_has_features_of_the_targets_process_alo
     assert len(clients) < len(CLIENTS)
 
 
+def test_what_cannot_be_exported_is_told_before_training(tmp_path: Path):
+    for record, says in (
+        (RunRecord(tmp_path / "mine", export="target.h5"), r"output must end in one of \.pt2, \.onnx"),
+        (RunRecord(export="target.pt2"), "export='target.pt2' needs a folder, but the Trainer has no logger"),
+    ):
+        module = build(weighting="uniform")
+        with pytest.raises(ValueError, match=says):
+            trainer(1, [record], tmp_path).fit(module, Blobs())
+        assert module.federation.round_idx == 0
+
+
+def test_a_trial_run_leaves_nothing(tmp_path: Path):
+    record = RunRecord(tmp_path / "mine", export="target.pt2")
+    train(tmp_path, record, 1, fast_dev_run=True)
+    assert record.summary is not None
+    assert [*tmp_path.iterdir()] == []
+
+
 def test_other_modules_are_refused(tmp_path: Path):
     with pytest.raises(TypeError, match="RunRecord watches a FederatedModule"):
         trainer(1, [RunRecord()], tmp_path, federated=False).fit(BoringModel())
