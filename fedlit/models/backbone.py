@@ -92,7 +92,8 @@ def _timm(name: str) -> nn.Module:
         ) from error
     if not timm.is_model(name):
         raise ValueError(f"name must be one of timm's networks after {TIMM!r}, got {name!r}: see timm.list_models()")
-    return cast(nn.Module, timm.create_model(name, pretrained=False))
+    network: nn.Module = timm.create_model(name, pretrained=False)
+    return network
 
 
 def _lite0(path: Path | None) -> tuple[nn.Module, Path]:
