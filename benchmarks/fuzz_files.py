@@ -196,7 +196,7 @@ def checkpoint(folder: Path) -> Format:
     (path,) = (run / "checkpoints").glob("*.ckpt")
     whole = path.read_bytes()
     content = torch.load(path, weights_only=True)
-    module = _StoredCLI(["fit", "--config", str(run / "config.yaml")]).model
+    stored = _StoredCLI(["fit", "--config", str(run / "config.yaml")])
     read_keys = ("federation", "clients", "method", "state_dict", "lr_schedulers", "set", "plan")
     whole_parts = {key: value for key, value in content.items() if key in read_keys} | {"set": "x"}
     odd = (
@@ -225,7 +225,7 @@ def checkpoint(folder: Path) -> Format:
         else:
             strange.write_bytes(case[1:])
         in_words(lambda: _progress(strange))
-        in_words(lambda: _load(module, strange))
+        in_words(lambda: _load(stored.model, strange, stored.datamodule))
 
     return Format(12, draw, read, (SystemExit,))
 
