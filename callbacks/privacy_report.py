@@ -100,6 +100,9 @@ class Report:
             for channel in record["channels"]
             for about in [channel["description"]]
         ]
+        for channel in channels:
+            if (channel.clip_norm is None) != (channel.noise_multiplier is None):
+                raise ValueError(f"channel {channel.channel!r} has clip_norm or noise_multiplier without the other")
         return check_fields(cls(**(record | {"channels": channels, "not_protected": tuple(record["not_protected"])})))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:

@@ -183,3 +183,11 @@ def test_other_modules_are_refused_by_name(tmp_path: Path):
     run: pl.Trainer = trainer(1, [PrivacyReport()], tmp_path, federated=False)
     with pytest.raises(TypeError, match="PrivacyReport watches a FederatedModule, got BoringModel"):
         run.fit(BoringModel())
+
+
+def test_a_file_with_half_a_mechanism_is_refused(tmp_path: Path) -> None:
+    train(tmp_path, rounds=1)
+    record = json.loads((tmp_path / "privacy.json").read_text())
+    record["channels"][0]["clip_norm"] = 1.0
+    with pytest.raises(ValueError, match="channel 'weights' has clip_norm or noise_multiplier without the other"):
+        Report.from_json(json.dumps(record))
