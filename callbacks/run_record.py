@@ -93,6 +93,7 @@ class RunRecord(Callback):
         self._own: CSVLogger | None = None
         self._started = 0.0
         self._seconds: float | None = None
+        self._trained: FederatedModule | None = None
         self._shape: tuple[int, ...] = ()
         self._embeddings = Embeddings()
 
@@ -167,6 +168,7 @@ class RunRecord(Callback):
         """Stop the clock, and sum up what is known."""
         module = federated(pl_module, self)
         timer = next(callback for callback in trainer.callbacks if isinstance(callback, RoundTimer))  # type: ignore[attr-defined]
+        self._trained = module
         self._seconds = timer.resumed_s + time.perf_counter() - self._started
         if self.path is not None and trainer.is_global_zero and not (self.path / "config.yaml").is_file():
             self.path.mkdir(parents=True, exist_ok=True)
@@ -193,7 +195,7 @@ class RunRecord(Callback):
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Sum up a run that has been trained; here, as Lightning leaves out a test without samples."""
         module = federated(pl_module, self)
-        if stage != "test" or self._seconds is None:  # or somebody else has trained it
+        if stage != "test" or self._seconds is None or self._trained is not module:  # or it is of another run
             return
         points = self._embeddings.end_(trainer, module)
         self._sum_up(trainer, module, self._seconds)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedlit.data.base import DatasetLayoutError, DatasetNotFoundError, Domain, DomainDataModule, DomainDataset, agreed
 from fedlit.data.raw_inputs import RawRows
-from fedlit.data.table_features import Column, TableFeatures, numbers_of
+from fedlit.data.table_features import MISSING, Column, TableFeatures, numbers_of
 from fedlit.data.table_files import SUFFIXES, TableReader, check_once, column, kind_of, texts_of
 from fedlit.federation import Federation, Summed
 from fedlit.federation.labels import UNLABELLED, TaskName
@@ -123,7 +123,8 @@ class CSVDomains(DomainDataModule):
         self._asks_for_levels = categories is None or None in self.categories.values()
         self.statistics = statistics
         self.predict_file = None if predict_file is None else Path(predict_file)
-        texts = [*self.categories, *([] if site is None else [site]), *([] if id is None else [id])]
+        as_they_are = (site, id, label if task == "classification" else None)
+        texts = [*self.categories, *(name for name in as_they_are if name is not None)]
         self.reader = TableReader(separator, decimal, encoding, missing_values or (), texts)
         self._wanted = None if classes is None else [str(name) for name in classes]
         self._paths = self._find(files)
@@ -147,7 +148,7 @@ class CSVDomains(DomainDataModule):
                     f"files={files!r} must be a folder of tables (looked for {str(path.absolute())!r}), "
                     "{client: file}, or one file with site, the column that says whose a row is"
                 )
-            found = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES and file.name[0] != ".")
+            found = sorted(file for file in path.iterdir() if file.suffix.lower() in SUFFIXES and file.name[0] != ".")
             check_once([file.stem for file in found], f"tables in {files!r} are called", "keep one for each client")
             if not found:
                 raise DatasetLayoutError(f"folder files={files!r} must hold tables ({', '.join(SUFFIXES)}), got none")
@@ -167,7 +168,8 @@ class CSVDomains(DomainDataModule):
                 f"{int(names.isna().sum())} rows of {str(path)!r} have no {self.site!r}: say whose they are, or "
                 "leave them out"
             )
-        return {name: table[names == name].reset_index(drop=True) for name in dict.fromkeys(names)}
+        own = {name: table[names == name].reset_index(drop=True) for name in dict.fromkeys(names)}
+        return {name: self.reader.numbers_in(part) for name, part in own.items()}
 
     def domain_names(self) -> list[str]:
         """Clients whose tables are here."""
@@ -234,6 +236,12 @@ class CSVDomains(DomainDataModule):
             found = {text for name in self._members_here() for text in self._label_texts(name).dropna()}
             numeric = all(text.removeprefix("-").isdigit() for text in found)
             self._classes = sorted(found, key=int if numeric else str)
+            alike = [name for name in self._classes if sum(name.lower() == other.lower() for other in found) > 1]
+            if alike:
+                raise DatasetLayoutError(
+                    f"label={self.label!r} has the classes {alike}, which differ in capitals alone: mend the labels, "
+                    "or name all in classes"
+                )
             if len(found) < 2:
                 raise DatasetLayoutError(
                     f"label={self.label!r} has the classes {self._classes} in the tables that are here, and there must "
@@ -253,9 +261,12 @@ class CSVDomains(DomainDataModule):
     def _label_texts(self, client: str) -> pd.Series[Any]:
         """Classes of a client's rows as texts; missing where one is not known."""
         labels = self._labels_of(client)
+        import pandas as pd
+
         known = labels.dropna()
+        numbers = pd.to_numeric(known, errors="coerce")
         if self._wanted is None and (
-            (known.dtype.kind == "f" and bool((known % 1 != 0).any())) or known.nunique() > _MOST_CLASSES
+            (bool(numbers.notna().all()) and bool((numbers % 1 != 0).any())) or known.nunique() > _MOST_CLASSES
         ):
             raise DatasetLayoutError(
                 f"label={self.label!r} of {self.where(client)} looks continuous, with {known.nunique()} different "
@@ -276,6 +287,16 @@ class CSVDomains(DomainDataModule):
                     f"label={self.label!r} of {self.where(client)} must be numbers, got {[*wrong.unique()][:_SHOWN]}: "
                     "mend them, name them in missing_values, or give task: classification"
                 )
+            lacking = int(numbers.isna().sum())
+            if lacking and client != self.target:
+                raise DatasetLayoutError(
+                    f"label={self.label!r} of {self.where(client)} is empty in {lacking} of {len(numbers)} rows, and "
+                    f"only the target ({self.target!r}) may lack labels: leave these rows out"
+                )
+            if bool((numbers.abs() == float("inf")).any()):
+                raise DatasetLayoutError(
+                    f"{self.where(client)} has infinite numbers in {self.label!r} (label): mend them"
+                )
             return torch.tensor([*numbers.astype(float)], dtype=torch.float32)
         texts = self._label_texts(client)
         number_of = {name: place for place, name in enumerate(self.class_names())}
@@ -288,9 +309,9 @@ class CSVDomains(DomainDataModule):
         missing = int(texts.isna().sum())
         if missing and client != self.target:
             raise DatasetLayoutError(
-                f"label={self.label!r} of {self.where(client)} is empty or -1 in {missing} of {len(texts)} rows, and "
-                f"only the target ({self.target!r}) may lack labels: leave these rows out, or make {client!r} the "
-                "target"
+                f"label={self.label!r} of {self.where(client)} is empty or -1 in {missing} of {len(texts)} rows, "
+                "where None, NA and the like count as empty, and only the target "
+                f"({self.target!r}) may lack labels: leave these rows out, or make {client!r} the target"
             )
         return torch.tensor([number_of.get(text, UNLABELLED) for text in texts], dtype=torch.int64)
 
@@ -325,6 +346,11 @@ class CSVDomains(DomainDataModule):
 
     def _check_levels(self, name: str, levels: list[str], where: str) -> None:
         """Refuse levels that others could not know."""
+        if MISSING in levels:
+            raise DatasetLayoutError(
+                f"column {name!r} of {where} has {MISSING!r}, which is what missing values are called: name it in "
+                "missing_values, or rename it"
+            )
         named = self.categories.get(name)
         if named is not None:
             unknown = [level for level in levels if level not in map(str, named)]

@@ -10,6 +10,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from fedlit.data.base import DatasetLayoutError, DatasetNotFoundError
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ MOST_LEVELS = 100
 """Different texts that a column may have without being called a category."""
 
 _SHOWN = 5
+_ODD_NUMBER = re.compile(r"^[-+]?\d[\d.,]*\s?[%€$£]?$")
 _WHOLE = re.compile(r"^(-?\d+)\.0+$")
 _SEPARATORS = {";": "';'", "\t": "'\\t'", "|": "'|'"}
 
@@ -70,19 +73,13 @@ class TableReader:
                 f"no table {str(path)!r} (looked for {str(path.absolute())!r}): give a file of {', '.join(SUFFIXES)}"
             )
         try:
-            if path.suffix == ".parquet":
+            if path.suffix.lower() == ".parquet":
                 return pd.read_parquet(path)
             self._check_rows(path)
-            return pd.read_csv(
-                path,
-                sep=self.separator,
-                decimal=self.decimal,
-                encoding=self._encoding,
-                na_values=self.missing_values,
-                dtype=dict.fromkeys(self.texts, str),
-                skipinitialspace=True,
-                low_memory=False,
-            )
+            table = self._csv(path, self.texts)
+            # pandas turns TRUE into True, but not beside other texts, and not at another client
+            truths = [str(name) for name in table if {*map(type, table[name].dropna().head(1))} & {bool, np.bool_}]
+            return self._csv(path, (*self.texts, *truths)) if truths else table
         except (DatasetLayoutError, ImportError):
             raise
         except UnicodeError as error:
@@ -95,6 +92,31 @@ class TableReader:
             raise DatasetLayoutError(
                 f"{str(path)!r} cannot be read as a table ({said}): mend or export it again"
             ) from (error)
+
+    def _csv(self, path: Path, texts: Collection[str]) -> pd.DataFrame:
+        import pandas as pd
+
+        return pd.read_csv(
+            path,
+            sep=self.separator,
+            decimal=self.decimal,
+            encoding=self._encoding,
+            na_values=self.missing_values,
+            dtype=dict.fromkeys(texts, str),
+            skipinitialspace=True,
+            low_memory=False,
+        )
+
+    def numbers_in(self, table: pd.DataFrame) -> pd.DataFrame:
+        """Part of a table, with columns that hold numbers alone in it as numbers: as in a file of its own."""
+        import pandas as pd
+
+        for name in [name for name in table.columns if name not in self.texts]:
+            known = table[name].notna()
+            numbers = pd.to_numeric(table[name], errors="coerce")
+            if known.any() and not pd.api.types.is_numeric_dtype(table[name]) and numbers[known].notna().all():
+                table[name] = numbers
+        return table
 
     @property
     def _encoding(self) -> str:
@@ -114,6 +136,11 @@ class TableReader:
                     + (f": give separator={_SEPARATORS[found]}" if found else ": give a table with a header line")
                 )
             check_once(names, f"columns of {str(path)!r} are called", "rename them")
+            if "" in names:
+                raise DatasetLayoutError(
+                    f"column {names.index('') + 1} of {str(path)!r} has no name: name it in the first line, or write "
+                    "the table without it (in pandas, to_csv(index=False))"
+                )
             for row in lines:
                 if row and len(row) != len(names):
                     raise DatasetLayoutError(
@@ -189,16 +216,21 @@ def kind_of(values: pd.Series[Any], where: str, named: bool) -> str:
     different = [*dict.fromkeys(texts)]
     numbers = pd.to_numeric(texts, errors="coerce").notna()
     others = [*dict.fromkeys(texts[~numbers])]
-    if 2 * int(numbers.sum()) >= len(texts) and others and len(different) > 2 + len(others):
+    odd = [text for text in different if _ODD_NUMBER.match(text)]
+    if others and len(odd) == len(different):
+        raise DatasetLayoutError(
+            f"{where} has numbers that are written as {others[:_SHOWN]}: take signs and separators of thousands out, "
+            "or give decimal=','; if all are categories, name the column in categories"
+        )
+    mostly = 2 * int(numbers.sum()) >= len(texts) and len(different) > 2 + len(others)
+    if others and (mostly or (len(others) <= _SHOWN and len(different) > 10 + len(others))):
         raise DatasetLayoutError(
             f"{where} has numbers and texts such as {others[:_SHOWN]}: if these stand for missing values, name them in "
             "missing_values; if all are categories, name the column in categories; or leave it out (leave_out)"
         )
     if len(different) > MOST_LEVELS or (len(different) > 20 and 2 * len(different) > len(texts)):
-        with_commas = pd.to_numeric(texts.str.replace(",", "."), errors="coerce").notna()
         raise DatasetLayoutError(
             f"{where} has {len(different)} different texts, such as {different[:3]}: "
-            + ("give decimal=','; or " if 2 * int(with_commas.sum()) >= len(texts) else "")
-            + "leave it out if it is free text, a date or a name (leave_out), or name it in categories if it is one"
+            "leave it out if it is free text, a date or a name (leave_out), or name it in categories if it is one"
         )
     return "category"
