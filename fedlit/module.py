@@ -54,9 +54,9 @@ class FederatedModule(ClientOptimisation):
         classifier: Network from features to logits, or in regression to numbers; ``None`` is a linear layer on
             ``extractor.out_features``.
         task: ``"classification"`` (cross-entropy) or ``"regression"`` (mean squared error).
-        class_weights: Of the classes in the cross-entropy, ``num_classes`` numbers; or ``"balanced"``: each client
-            weighs by its own labelled training samples, so that all classes that it has count alike, and nobody has to
-            be told how many there are.
+        class_weights: What losses of samples of each class are multiplied by, ``num_classes`` numbers; or
+            ``"balanced"``: each client weighs by its own labelled training samples, so that all classes that it has
+            count alike, and nobody has to be told how many there are.
         optimizer: Makes the optimiser from parameter groups.
         reset_optimizer: Clear momenta and other optimiser state when a round starts, as where clients remember nothing
             between rounds; learning-rate schedules go on. ``False`` keeps each client's state. With Adam it makes a

@@ -45,8 +45,8 @@ class Classification:
 
     Args:
         num_classes: Number of classes C, at least 2.
-        class_weights: Of each class in the loss, C numbers of at least 0, not all 0; or ``"balanced"``, by each
-            client's own labels; ``None`` weighs none.
+        class_weights: What the losses of samples of each class are multiplied by, C numbers of at least 0, not all 0;
+            or ``"balanced"``, by each client's own labels, with a mean of 1 over its samples; ``None`` weighs none.
 
     Attributes:
         metrics: What meters compute; the first is the higher, the better, and of sources alone.
@@ -78,16 +78,13 @@ class Classification:
     def loss(self, client: Client, outputs: Tensor, labels: Tensor) -> Tensor:
         """Mean cross-entropy over one client's labelled samples, a scalar; only the target may have unlabelled ones.
 
-        With class weights it is a weighted mean: each sample weighs as much as its class.
+        With class weights each sample's loss is multiplied by the weight of its class. The mean is over samples, and
+        not over weights, which would cancel out in batches that have samples of one class alone.
         """
         weights = self._balanced.get(client.name) if self.balanced else self._weights
         if weights is not None:
-            weights = weights.to(outputs)
-            known = labels != UNLABELLED
-            total = F.cross_entropy(outputs, labels, weights, ignore_index=UNLABELLED, reduction="sum")
-            # a batch may have none but classes that weigh nothing
-            whole = torch.where(known, weights[labels.clamp(min=0)], 0.0).sum()
-            return torch.div(total, torch.where(whole > 0, whole, 1.0))
+            total = F.cross_entropy(outputs, labels, weights.to(outputs), ignore_index=UNLABELLED, reduction="sum")
+            return torch.div(total, (labels != UNLABELLED).sum().clamp(min=1))
         if not client.is_target:
             return F.cross_entropy(outputs, labels)
         total = F.cross_entropy(outputs, labels, ignore_index=UNLABELLED, reduction="sum")
