@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import fmean, stdev
 
@@ -99,11 +99,39 @@ class RunSummary:
     @classmethod
     def from_json(cls, text: str) -> RunSummary:
         """Read back what `to_json` wrote."""
-        record = json.loads(text)
+        record = json.loads(text, parse_constant=_refused)
         backends = {channel: Description(**about) for channel, about in record["backends"].items()}
         summary = check_fields(cls(**(record | {"backends": backends})))
+        _check_ranges(summary)
         _check_counts(summary)
         return summary
+
+
+def _refused(constant: str) -> float:
+    raise ValueError(f"it has {constant}, which no run writes")
+
+
+def _check_ranges(summary: RunSummary) -> None:
+    """Raise a `ValueError` if a number that was read from a file cannot be what it is called."""
+    shares = {name: getattr(summary, name) for name in _SHARES}
+    shares |= {f"oracle_alternatives[{name!r}]": each for name, each in summary.oracle_alternatives.items()}
+    shares |= {f"oracle_class_accuracy[{name!r}]": each for name, each in summary.oracle_class_accuracy.items()}
+    amounts = {"rounds": summary.rounds, "seconds_total": summary.seconds_total, "temperature": summary.temperature}
+    amounts |= {f"bytes_by_channel[{name!r}]": each for name, each in summary.bytes_by_channel.items()}
+    amounts |= {f"seconds[{name!r}]": each for name, each in summary.seconds.items()}
+    limits = [(name, each, 0.0, 1.0) for name, each in shares.items()]
+    limits += [(name, each, 0.0, math.inf) for name, each in amounts.items()]
+    limits += [("oracle_r2", summary.oracle_r2, -math.inf, 1.0), ("oracle_brier", summary.oracle_brier, 0.0, 2.0)]
+    for name, value, low, high in limits:
+        if value is not None and not (math.isfinite(value) and low - _ROUNDING <= value <= high + _ROUNDING):
+            raise ValueError(f"{name} must be from {low:g} to {high:g}, got {value}")
+
+
+_SHARES = (
+    *("oracle_accuracy", "target_score", "selected_accuracy", "best_accuracy", "oracle_balanced_accuracy"),
+    *("oracle_f1", "oracle_ece", "oracle_auc"),
+)
+_ROUNDING = 1e-6
 
 
 def _check_counts(summary: RunSummary) -> None:
@@ -352,24 +380,40 @@ def _percent(accuracies: Sequence[float]) -> str:
     return f"{text} ± {100 * stdev(accuracies):.1f}" if len(accuracies) > 1 else text
 
 
+def gains(summaries: Sequence[RunSummary], method: str) -> dict[str, dict[int, float]]:
+    """Points of accuracy, or of R2 in %, above the floor: by target, and by each seed that both have there."""
+
+    def points(name: str, of: RunSummary) -> list[float]:
+        alike = (of.target, of.seed, of.oracle_r2 is None)
+        same = (run for run in summaries if (run.target, run.seed, run.oracle_r2 is None) == alike)
+        return [100 * each for each in accuracies(run for run in same if run.method == name)]
+
+    found: dict[str, dict[int, float]] = {}
+    for run in summaries:
+        own, floor = points(method, run), points(FLOOR, run)
+        if run.method == method and own and floor:
+            found.setdefault(run.target, {})[run.seed] = fmean(own) - fmean(floor)
+    return found
+
+
+def mean_gains(by_target: Mapping[str, Mapping[int, float]]) -> list[float]:
+    """Mean over targets of what `gains` gave, one for each seed that all of them have."""
+    first, *others = by_target.values()
+    seeds = [seed for seed in first if all(seed in other for other in others)]
+    return [fmean(by_seed[seed] for by_seed in by_target.values()) for seed in seeds]
+
+
 def _differences(summaries: Sequence[RunSummary]) -> list[str]:
-    """How many points of accuracy each method is above or below the floor, on the targets that both have."""
-    floor = {
-        t: accuracies(run for run in summaries if run.method == FLOOR and run.target == t)
-        for t in targets_of(summaries)
-    }
+    """How many points of accuracy each method is above or below the floor, on the targets and seeds that both have."""
     lines = []
     for method in methods_of(summaries):
-        gains = {}
-        for target, base in floor.items():
-            own = accuracies(run for run in summaries if run.method == method and run.target == target)
-            if own and base:
-                gains[target] = 100 * (fmean(own) - fmean(base))
-        if method == FLOOR or not gains:
+        by_target = {} if method == FLOOR else gains(summaries, method)
+        if not by_target:
             continue
-        each = ", ".join(f"{target} {gain:+.1f}" for target, gain in gains.items())
-        whole = f"{fmean(gains.values()):+.1f} points on average ({each})" if len(gains) > 1 else f"{each} points"
-        lines.append(f"{method} - {FLOOR}: {whole}")
+        each = ", ".join(f"{target} {fmean(by_seed.values()):+.1f}" for target, by_seed in by_target.items())
+        means = mean_gains(by_target)
+        average = f"{fmean(means):+.1f} points on average ({each})" if means else f"{each} points"
+        lines.append(f"{method} - {FLOOR}: {average if len(by_target) > 1 else f'{each} points'}")
     return lines
 
 

@@ -150,7 +150,7 @@ def _read(folder: Path, name: str) -> RunFolder:
     config = flat(_parsed(folder / "config.yaml", _mapping) or _parsed(folder / SETTINGS, _mapping) or {})
     rows = _parsed(folder / METRICS, _metrics) or []
     final: Mapping[str, float] = {}
-    if summary is not None and _is_test(rows, int(str(config.get(_ROUNDS_PER_EPOCH, 1)))):
+    if summary is not None and _is_test(rows, _rounds_per_epoch(config)):
         place = max(place for place, row in enumerate(rows) if "epoch" in row)
         final = rows[place]
         rows = rows[:place]
@@ -170,7 +170,10 @@ def _read(folder: Path, name: str) -> RunFolder:
     )
 
 
-_ROUNDS_PER_EPOCH = "trainer.strategy.init_args.rounds_per_epoch"
+def _rounds_per_epoch(config: Mapping[str, object]) -> int:
+    """As configured; 1, the default of the strategy, where a script's settings or somebody's hand say something else."""
+    value = config.get("trainer.strategy.init_args.rounds_per_epoch")
+    return value if isinstance(value, int) and value > 0 else 1
 
 
 def _parsed(path: Path, parse: Callable[[str], _T]) -> _T | None:
@@ -276,7 +279,8 @@ def _metrics(text: str) -> list[dict[str, float]]:
 
 
 def _embedded(text: str) -> list[Embedded]:
-    header, *rows = csv.reader(io.StringIO(text))
+    lines = csv.reader(io.StringIO(text))
+    header, rows = next(lines, []), [*lines]
     if header != HEADER:
         raise ValueError(f"its columns are {header}, not {HEADER}")
     found = [Embedded(row[0], float(row[1]), float(row[2]), row[3], row[4]) for row in rows if len(row) == len(header)]

@@ -25,10 +25,12 @@ _MEASURES: tuple[tuple[str, Callable[[RunSummary], float | None]], ...] = (
 
 def target_blocks(target: str, runs: Runs, file: str) -> list[Block]:
     """Tables and pictures of the test samples of one target; nothing if no run has told of them."""
-    summed = {method: _summed(own) for method, own in runs.items()}
+    summaries = [run for own in runs.values() for run in _summaries(own)]
+    classes = next((run.classes for run in summaries if run.oracle_confusion), [])
+    summed = {method: _summed(own, classes) for method, own in runs.items()}
     summed = {method: counts for method, counts in summed.items() if counts}
-    classes = next(
-        (run.summary.classes for own in runs.values() for run in own if run.summary and run.summary.classes), []
+    others = sorted(
+        {run.method for run in summaries if run.oracle_confusion and sorted(run.classes) != sorted(classes)}
     )
     pictures: list[Picture] = []
 
@@ -56,6 +58,10 @@ def target_blocks(target: str, runs: Runs, file: str) -> list[Block]:
     blocks: list[Block] = [*_table(runs)]
     if pictures:
         blocks += [Text(_MEANING), Pictures(pictures)]
+    if others:
+        blocks.append(
+            Text(f"Runs of {', '.join(others)} with other classes than {classes} are not counted as classes.")
+        )
     return blocks
 
 
@@ -72,11 +78,13 @@ def _summaries(runs: Sequence[RunFolder]) -> list[RunSummary]:
     return [run.summary for run in runs if run.summary is not None]
 
 
-def _summed(runs: Sequence[RunFolder]) -> list[list[int]]:
-    """Confusion matrices over seeds."""
-    found = [run.oracle_confusion for run in _summaries(runs) if run.oracle_confusion]
-    if not found or len({len(each) for each in found}) > 1:
-        return []
+def _summed(runs: Sequence[RunFolder], classes: Sequence[str]) -> list[list[int]]:
+    """Confusion matrices over seeds, in the order of these classes; of runs that have others nothing."""
+    found = []
+    for run in _summaries(runs):
+        if run.oracle_confusion and sorted(run.classes) == sorted(classes):
+            places = sorted(range(len(classes)), key=lambda place: classes.index(run.classes[place]))
+            found.append([[run.oracle_confusion[row][column] for column in places] for row in places])
     return [[sum(cells) for cells in zip(*rows, strict=True)] for rows in zip(*found, strict=True)]
 
 

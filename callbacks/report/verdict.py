@@ -2,114 +2,154 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 
 from fedlit.callbacks.report.charts import Dots, mean_and_spread
 from fedlit.callbacks.report.pages import Block, Bullets, Picture, Pictures, Text
 from fedlit.callbacks.report.run import ORACLE
-from fedlit.callbacks.summary import FLOOR, RunSummary, accuracies, averages, methods_of, targets_of
+from fedlit.callbacks.summary import FLOOR, RunSummary, gains, mean_gains, methods_of, targets_of
 
 _SURE = 2.0
 """Standard deviations over seeds that a difference must have to count."""
 
 
+@dataclass(frozen=True)
+class _Measure:
+    """What methods are compared by: its name, the words before a sentence, digits shown, and a run's number."""
+
+    name: str
+    told: str
+    digits: int
+    of: Callable[[RunSummary], float | None]
+
+
+def _percent(value: float | None) -> float | None:
+    return None if value is None else 100 * value
+
+
+_SCORE = _Measure("label-free target score", "By the label-free target score", 3, lambda run: run.target_score)
+_BY_LABELS = f"{ORACLE}: by the target's hidden labels, in %s"
+_ACCURACY = _Measure(
+    "accuracy in %", _BY_LABELS % "accuracy", 1,
+    lambda run: _percent(run.oracle_accuracy) if run.oracle_r2 is None else None,
+)  # fmt: skip
+_R2 = _Measure("R2 in %", _BY_LABELS % "R2", 1, lambda run: _percent(run.oracle_r2))
+_MEASURES = (_SCORE, _ACCURACY, _R2)
+
+
 def verdict(runs: Sequence[RunSummary]) -> list[Block]:
     """Sentences, and pictures of methods by targets, on finished runs of at least one method.
 
-    A difference counts where its mean over seeds is more than two standard deviations of it. That is a rule of thumb,
+    Methods are compared on targets and seeds that they all have, and with the floor on those that both have. A
+    difference counts where its mean over seeds is more than two standard deviations of it. That is a rule of thumb,
     no test, and of few seeds a weak one; the page says so.
     """
-    lines = [*_by_score(runs), *_by_oracle(runs), *_against_floor(runs), *_one_class(runs)]
+    known = {measure.name: [run for run in runs if measure.of(run) is not None] for measure in _MEASURES}
+    lines = [line for measure in _MEASURES for line in _best(known[measure.name], measure)]
+    lines += [line for measure in _MEASURES[1:] for line in _against_floor(known[measure.name])]
+    lines += _one_class(runs)
     blocks: list[Block] = [Bullets(lines)] if lines else []
     pictures: list[Picture] = []
-    targets = targets_of(runs)
-    for title, of in ((f"{_measure(runs)} of the target ({ORACLE})", _percent), ("label-free target score", _scores)):
+    for measure in (*_MEASURES[1:], _SCORE):
+        found = known[measure.name]
         values = {
-            method: [of([run for run in runs if (run.method, run.target) == (method, target)]) for target in targets]
-            for method in methods_of(runs)
+            method: [_values(found, measure, method, target) for target in targets_of(found)]
+            for method in methods_of(found)
         }
-        if any(each for some in values.values() for each in some):
-            unit = "mean, and one standard deviation over seeds to either side"
-            chart = Dots(title, targets, values, unit)
+        if values:
+            title = measure.name if measure is _SCORE else f"{measure.name} of the target ({ORACLE})"
+            chart = Dots(title, targets_of(found), values, "mean, and one standard deviation over seeds to either side")
             pictures.append(Picture(f"methods_{len(pictures) + 1}.svg", title, chart.draw()))
     return [*blocks, Pictures(pictures)] if pictures else blocks
 
 
-def _measure(runs: Iterable[RunSummary]) -> str:
-    return "R2 in %" if any(run.oracle_r2 is not None for run in runs) else "accuracy in %"
+def _values(runs: Iterable[RunSummary], measure: _Measure, method: str, target: str) -> list[float]:
+    found = (measure.of(run) for run in runs if (run.method, run.target) == (method, target))
+    return [value for value in found if value is not None]
 
 
-def _percent(runs: Sequence[RunSummary]) -> list[float]:
-    return [100 * each for each in accuracies(runs)]
-
-
-def _scores(runs: Iterable[RunSummary]) -> list[float]:
-    return [run.target_score for run in runs if run.target_score is not None]
-
-
-def _shown(values: Sequence[float], digits: int) -> str:
-    mean, spread = mean_and_spread(values)
-    return f"{mean:.{digits}f}" + ("" if spread is None else f" ± {spread:.{digits}f}")
-
-
-def _complete(runs: Sequence[RunSummary]) -> list[str]:
-    """Methods that have a run on every target: others cannot be compared on average."""
-    targets = targets_of(runs)
-    return [method for method in methods_of(runs) if targets_of(r for r in runs if r.method == method) == targets]
-
-
-def _over_targets(runs: Sequence[RunSummary]) -> str:
-    number = len(targets_of(runs))
-    return f"on {targets_of(runs)[0]}" if number == 1 else f"on average over {number} targets"
-
-
-def _by_score(runs: Sequence[RunSummary]) -> list[str]:
-    found: dict[str, list[float]] = {}
-    for method in _complete(runs):
-        own = [run for run in runs if run.method == method]
-        seeds = dict.fromkeys(run.seed for run in own)
-        each = [_scores(run for run in own if run.seed == seed) for seed in seeds]
-        if all(len(some) == len(targets_of(runs)) for some in each):
-            found[method] = [fmean(some) for some in each]
-    if not found:
+def _best(runs: Sequence[RunSummary], measure: _Measure) -> list[str]:
+    """Who is first and who is next, in runs that the measure is known of."""
+    methods, everywhere = methods_of(runs), targets_of(runs)
+    if len(methods) < 2:
         return []
-    order = sorted(found, key=lambda method: -fmean(found[method]))
-    line = f"By the label-free target score, {order[0]} is best {_over_targets(runs)}: {_shown(found[order[0]], 3)}"
-    return [line + (f"; next is {order[1]} with {_shown(found[order[1]], 3)}." if len(order) > 1 else ".")]
+    whole = [name for name in methods if all(_values(runs, measure, name, target) for target in everywhere)]
+    compared = whole if len(whole) > 1 else methods
+    targets = [each for each in everywhere if all(_values(runs, measure, name, each) for name in compared)]
+    there = {(run.method, run.target, run.seed) for run in runs}
+    all_seeds = sorted({run.seed for run in runs})
+    seeds = [
+        seed for seed in all_seeds if all((name, target, seed) in there for name in compared for target in targets)
+    ]
+    if not targets or not seeds:
+        return [f"{measure.told}, methods are not compared: there is no target with a seed that all of them have."]
+    found = {}
+    for name in compared:
+        own = [[run for run in runs if run.seed == seed] for seed in seeds]
+        found[name] = [fmean(fmean(_values(some, measure, name, each)) for each in targets) for some in own]
+    order = sorted(found, key=lambda name: -fmean(found[name]))
+    level = [name for name in order if _mean(found[name], measure) == _mean(found[order[0]], measure)]
+    where = _over(targets, everywhere) + _with(seeds, all_seeds)
+    if len(level) > 1:
+        line = f"{measure.told}, {_and(level)} are level {where}: {_mean(found[order[0]], measure)}"
+    else:
+        line = f"{measure.told}, {order[0]} is best {where}: {_shown(found[order[0]], measure)}"
+    if len(level) < len(order):
+        following = order[len(level)]
+        line += f"; next is {following} with {_shown(found[following], measure)}"
+    left_out = [name for name in methods if name not in compared]
+    return [
+        f"{line}. {_and(left_out)} {'has' if len(left_out) == 1 else 'have'} not all targets."
+        if left_out
+        else f"{line}."
+    ]
 
 
-def _by_oracle(runs: Sequence[RunSummary]) -> list[str]:
-    found = {
-        method: [100 * each for each in averages([run for run in runs if run.method == method])]
-        for method in _complete(runs)
-    }
-    found = {method: values for method, values in found.items() if values}
-    if not found:
-        return []
-    order = sorted(found, key=lambda method: -fmean(found[method]))
-    line = (
-        f"{ORACLE}: by the target's hidden labels {order[0]} has the highest {_measure(runs)} {_over_targets(runs)}, "
-        f"{_shown(found[order[0]], 1)}"
-    )
-    return [line + (f"; next is {order[1]} with {_shown(found[order[1]], 1)}." if len(order) > 1 else ".")]
+def _over(targets: Sequence[str], of: Sequence[str]) -> str:
+    """On which targets, named where these are not all."""
+    if len(targets) == 1:
+        return f"on {targets[0]}" + (" alone" if len(of) > 1 else "")
+    return f"on average over {len(targets)} targets" + (f" ({_and(targets)})" if len(targets) < len(of) else "")
+
+
+def _with(seeds: Sequence[int], of: Sequence[int]) -> str:
+    if len(seeds) == len(of):
+        return ""
+    return f", with seed{'' if len(seeds) == 1 else 's'} {_and([*map(str, seeds)])} alone"
+
+
+def _and(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _mean(values: Sequence[float], measure: _Measure) -> str:
+    return f"{mean_and_spread(values)[0]:.{measure.digits}f}"
+
+
+def _shown(values: Sequence[float], measure: _Measure) -> str:
+    spread = mean_and_spread(values)[1]
+    return _mean(values, measure) + ("" if spread is None else f" ± {spread:.{measure.digits}f}")
 
 
 def _against_floor(runs: Sequence[RunSummary]) -> list[str]:
-    methods = [method for method in methods_of(runs) if method != FLOOR]
-    if len(methods) == len(methods_of(runs)) or not methods:
+    """How far each method is above what adapts nothing, in runs that are measured alike."""
+    if FLOOR not in methods_of(runs):
         return []
     lines, harmed = [], []
-    for method in methods:
-        gains = {target: _gains(runs, method, target) for target in targets_of(runs)}
-        gains = {target: by_seed for target, by_seed in gains.items() if by_seed}
-        if not gains:
+    for method in methods_of(runs):
+        if method == FLOOR:
             continue
-        seeds = [seed for seed in next(iter(gains.values())) if all(seed in by_seed for by_seed in gains.values())]
-        means = [fmean(by_seed[seed] for by_seed in gains.values()) for seed in seeds]
+        by_target = gains(runs, method)
+        if not by_target:
+            lines.append(f"{ORACLE}: {method} and {FLOOR} have no target and seed in common, and are not compared.")
+            continue
+        means = mean_gains(by_target)
+        where = _over([*by_target], targets_of(runs))
         if means:
-            lines.append(f"{ORACLE}: {method} - {FLOOR} is {_signed(means)}.")
-        for target, by_seed in gains.items():
+            lines.append(f"{ORACLE}: {method} - {FLOOR} is {_signed(means, where)}.")
+        for target, by_seed in by_target.items():
             mean, spread = mean_and_spread([*by_seed.values()])
             if mean < 0 and spread is not None and -mean > _SURE * spread:
                 harmed.append(f"{method} on {target} ({_points([*by_seed.values()])})")
@@ -118,30 +158,19 @@ def _against_floor(runs: Sequence[RunSummary]) -> list[str]:
     return lines
 
 
-def _gains(runs: Sequence[RunSummary], method: str, target: str) -> dict[int, float]:
-    """Points above the floor by seed, of seeds that both have."""
-
-    def by_seed(name: str) -> dict[int, float]:
-        found = (run for run in runs if (run.method, run.target) == (name, target))
-        return {run.seed: 100 * value for run in found for value in accuracies([run])}
-
-    own, floor = by_seed(method), by_seed(FLOOR)
-    return {seed: own[seed] - floor[seed] for seed in own if seed in floor}
-
-
 def _points(values: Sequence[float]) -> str:
     mean, spread = mean_and_spread(values)
     return f"{mean:+.1f}" + ("" if spread is None else f" ± {spread:.1f}")
 
 
-def _signed(values: Sequence[float]) -> str:
+def _signed(values: Sequence[float], where: str) -> str:
     mean, spread = mean_and_spread(values)
-    text = f"{_points(values)} points"
+    text = f"{_points(values)} points {where}"
     if spread is None:
         return f"{text}, of one seed, which tells nothing about chance"
     if abs(mean) > _SURE * spread and mean:
-        return f"{text} over {len(values)} seeds, more than two standard deviations"
-    return f"{text} over {len(values)} seeds, not more than two standard deviations: chance may have made it"
+        return f"{text}, over {len(values)} seeds: more than two standard deviations"
+    return f"{text}, over {len(values)} seeds: not more than two standard deviations, chance may have made it"
 
 
 def _one_class(runs: Sequence[RunSummary]) -> list[str]:

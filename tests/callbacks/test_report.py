@@ -16,7 +16,7 @@ import yaml
 from fedlit.callbacks import RunSummary
 from fedlit.callbacks.report import report_on, write_report
 from fedlit.callbacks.report.charts import Line, Panel
-from fedlit.callbacks.report.pages import Heading, Table, Text, to_html, to_markdown
+from fedlit.callbacks.report.pages import Heading, Pictures, Table, Text, to_html, to_markdown
 from fedlit.callbacks.report.run_folder import as_yaml, differences, flat, read_runs, rounds_of
 from fedlit.privacy import Plain
 from read_page import Page, markdown_tables
@@ -279,6 +279,56 @@ def test_counts_that_are_none_are_refused(tmp_path: Path, name: str, value: obje
     path = write_finished(tmp_path / "run", 0.5) / "summary.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"classes": ["no", "yes"], name: value}))
     with pytest.raises(ValueError, match=says):
+        read_runs([tmp_path])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("oracle_accuracy", math.nan, "it has NaN, which no run writes"),
+        ("target_score", math.inf, "it has Infinity, which no run writes"),
+        ("oracle_accuracy", 7.0, "oracle_accuracy must be from 0 to 1, got 7.0"),
+        ("oracle_r2", 1.5, "oracle_r2 must be from -inf to 1, got 1.5"),
+        ("oracle_brier", 2.5, "oracle_brier must be from 0 to 2, got 2.5"),
+        ("seconds", {"local": -1.0}, r"seconds\['local'\] must be from 0 to inf, got -1.0"),
+        ("bytes_by_channel", {"weights": -1}, r"bytes_by_channel\['weights'\] must be from 0 to inf, got -1"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(tmp_path: Path, name: str, value: object, says: str):
+    path = write_finished(tmp_path / "run", 0.5) / "summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
+    with pytest.raises(ValueError, match=rf"summary.json', which cannot be read \(ValueError: {says}\)"):
+        read_runs([tmp_path])
+
+
+def write_confusion(folder: Path, seed: int, classes: list[str], confusion: list[list[int]]) -> None:
+    write_run(folder)
+    given = {"oracle_confusion": confusion, "classes": classes}
+    summary = RunSummary("FedAvg", "webcam", seed, 0.5, None, 1, {}, {}, 1.0, 1, "", {}, **given)
+    (folder / "summary.json").write_text(summary.to_json())
+
+
+def test_confusions_are_summed_by_the_names_of_classes(tmp_path: Path):
+    """40 of 'no' are right at seed 0 and 10 at seed 1, whose classes are in another order; seed 2 has other classes."""
+    write_confusion(tmp_path / "a", 0, ["no", "yes"], [[40, 0], [1, 2]])
+    write_confusion(tmp_path / "b", 1, ["yes", "no"], [[5, 6], [0, 10]])
+    write_confusion(tmp_path / "c", 2, ["never", "yes"], [[1000, 0], [0, 0]])
+    _, blocks = report_on(read_runs([tmp_path]))
+    pictures = [picture for block in blocks if isinstance(block, Pictures) for picture in block.pictures]
+    (confusion,) = [picture for picture in pictures if "true classes" in picture.caption]
+    assert re.findall("<text[^>]*>([0-9]+)</text>", str(confusion.content)) == ["50", "7", "7"]
+    (note,) = [b.text for b in blocks if isinstance(b, Text) and "other classes" in b.text]
+    assert note == "Runs of FedAvg with other classes than ['no', 'yes'] are not counted as classes."
+
+
+def test_what_a_hand_has_emptied_is_told_by_its_file(tmp_path: Path):
+    folder = write_finished(tmp_path / "run", 0.5)
+    (folder / "metrics.csv").write_text("round,step,epoch,oracle/target/acc\n0,1,,\n,1,0,0.5\n")
+    (folder / "config.yaml").write_text("trainer: {strategy: {init_args: {rounds_per_epoch: null}}}\n")
+    (run,) = read_runs([tmp_path])
+    assert run.curves["oracle/target/acc"] == {0: 0.5}
+    (folder / "embeddings.csv").write_text("")
+    with pytest.raises(ValueError, match=r"embeddings.csv', which cannot be read \(ValueError: its columns are \[\]"):
         read_runs([tmp_path])
 
 

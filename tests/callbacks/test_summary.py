@@ -80,7 +80,7 @@ def test_seeds_are_a_mean_and_a_sample_standard_deviation():
 def test_an_average_is_taken_within_each_seed_first():
     """Seed 0: (80 + 90) / 2 = 85; seed 1: (84 + 94) / 2 = 89; mean 87, std = sqrt((4 + 4) / 1) = 2.83.
 
-    Seed 2 has no dslr, and is left out. Over SourceOnly: amazon (80 + 84 + 10) / 3 - 50 = 8.0, dslr 92 - 90 = 2.0.
+    Seed 2 has no dslr, and is left out. Over SourceOnly, which has seed 0 alone: amazon 80 - 50 = 30, dslr 90 - 90 = 0.
     """
     text = render(
         [
@@ -99,7 +99,7 @@ def test_an_average_is_taken_within_each_seed_first():
     ]
     assert table["SourceOnly", "average"][0] == "70.0"
     assert table["FedGP", "average"][0] == "87.0 ± 2.8"
-    assert "FedGP - SourceOnly: +5.0 points on average (amazon +8.0, dslr +2.0)" in text
+    assert "FedGP - SourceOnly: +15.0 points on average (amazon +30.0, dslr +0.0)" in text
 
 
 def test_losses_against_the_floor_are_negative_and_unknown_ones_left_out():

@@ -12,6 +12,7 @@ from fedlit.callbacks import RunSummary
 from fedlit.callbacks.report.charts import Confusion, Dots, Line, Panel, Points, Reliability, Shares, mean_and_spread
 from fedlit.callbacks.report.pages import Bullets, Pictures
 from fedlit.callbacks.report.verdict import verdict
+from fedlit.callbacks.summary import closing_table
 
 
 def run(method: str, target: str, accuracy: float | None, seed: int = 0, **kwargs: Any) -> RunSummary:
@@ -43,11 +44,12 @@ def test_the_best_the_differences_and_their_spread_are_those_by_hand():
     assert lines(runs) == [
         "By the label-free target score, FedAvg is best on average over 2 targets: 0.750 ± 0.000; next is FedMMD with "
         "0.500 ± 0.000.",
-        "ORACLE: by the target's hidden labels FedMMD has the highest accuracy in % on average over 2 targets, "
-        "69.0 ± 8.5; next is FedAvg with 65.5 ± 2.1.",
-        "ORACLE: FedMMD - SourceOnly is +4.0 ± 1.4 points over 2 seeds, more than two standard deviations.",
-        "ORACLE: FedAvg - SourceOnly is +0.5 ± 4.9 points over 2 seeds, not more than two standard deviations: chance "
-        "may have made it.",
+        "ORACLE: by the target's hidden labels, in accuracy, FedMMD is best on average over 2 targets: 69.0 ± 8.5; "
+        "next is FedAvg with 65.5 ± 2.1.",
+        "ORACLE: FedMMD - SourceOnly is +4.0 ± 1.4 points on average over 2 targets, over 2 seeds: more than two "
+        "standard deviations.",
+        "ORACLE: FedAvg - SourceOnly is +0.5 ± 4.9 points on average over 2 targets, over 2 seeds: not more than two "
+        "standard deviations, chance may have made it.",
         "ORACLE: worse than SourceOnly, which adapts nothing: FedAvg on dslr (-3.5 ± 0.7).",
     ]
 
@@ -55,9 +57,9 @@ def test_the_best_the_differences_and_their_spread_are_those_by_hand():
 def test_one_seed_says_nothing_about_chance_and_what_is_not_known_is_left_out():
     runs = [run(name, "dslr", each, target_score=None) for name, each in (("SourceOnly", 0.5), ("FedMMD", 0.75))]
     assert lines(runs) == [
-        "ORACLE: by the target's hidden labels FedMMD has the highest accuracy in % on dslr, 75.0; next is SourceOnly "
-        "with 50.0.",
-        "ORACLE: FedMMD - SourceOnly is +25.0 points, of one seed, which tells nothing about chance.",
+        "ORACLE: by the target's hidden labels, in accuracy, FedMMD is best on dslr: 75.0; next is SourceOnly with "
+        "50.0.",
+        "ORACLE: FedMMD - SourceOnly is +25.0 points on dslr, of one seed, which tells nothing about chance.",
     ]
     assert lines([run("FedAvg", "dslr", None, target_score=None)]) == []
 
@@ -69,9 +71,52 @@ def test_a_model_that_predicts_one_class_alone_is_named():
     assert not any("nothing but" in line for line in lines([healthy]))
 
 
-def test_methods_are_compared_on_targets_that_they_all_have():
-    runs = [run("A", "dslr", 0.5), run("A", "webcam", 0.5), run("Ditto", "dslr", 0.99)]
-    assert not any("Ditto" in line for line in lines(runs))
+def oracle(runs: list[RunSummary]) -> list[str]:
+    return [line.removeprefix("ORACLE: ") for line in lines(runs) if line.startswith("ORACLE")]
+
+
+def test_a_method_without_all_targets_is_left_out_by_name():
+    runs = [run("A", "dslr", 0.5), run("A", "webcam", 0.5), run("B", "dslr", 0.5), run("B", "webcam", 0.25)]
+    (line,) = oracle([*runs, run("Ditto", "dslr", 0.99)])
+    assert line.endswith("A is best on average over 2 targets: 50.0; next is B with 37.5. Ditto has not all targets.")
+    assert lines([run("A", "dslr", 0.5, seed) for seed in (0, 1)]) == []  # one method is not the best of any
+
+
+def test_methods_are_compared_on_targets_and_seeds_that_they_share():
+    """The floor alone has all targets; seed 1 of it, .1, would make FedAvg's .3 the best."""
+    floor = [run("SourceOnly", "fonts", 0.4, 0), run("SourceOnly", "fonts", 0.1, 1), run("SourceOnly", "noisy", 0.9, 0)]
+    best, difference = oracle([*floor, run("FedAvg", "fonts", 0.3, 0)])
+    assert best.endswith("SourceOnly is best on fonts alone, with seed 0 alone: 40.0; next is FedAvg with 30.0.")
+    assert difference.startswith("FedAvg - SourceOnly is -10.0 points on fonts alone, of one seed")
+    apart = [run("SourceOnly", "fonts", 0.4, 0), run("FedAvg", "fonts", 0.3, 1)]
+    assert oracle(apart) == [
+        "by the target's hidden labels, in accuracy, methods are not compared: there is no target with a seed that all "
+        "of them have.",
+        "FedAvg and SourceOnly have no target and seed in common, and are not compared.",
+    ]
+
+
+def test_equal_methods_are_level():
+    line, *_ = lines([run(name, "dslr", None, target_score=score) for name, score in (("A", 0.5), ("B", 0.50001))])
+    assert line == "By the label-free target score, B and A are level on dslr: 0.500."
+    runs = [run(name, "dslr", None, target_score=score) for name, score in (("A", 0.5), ("B", 0.5), ("C", 0.25))]
+    assert lines(runs) == ["By the label-free target score, A and B are level on dslr: 0.500; next is C with 0.250."]
+
+
+def test_accuracy_and_r2_are_never_compared():
+    runs = [run("SourceOnly", "dslr", 0.5, target_score=None), run("FedAvg", "dslr", None, oracle_r2=0.7)]
+    assert lines(runs) == []
+    titles = [picture.caption for block in verdict(runs) if isinstance(block, Pictures) for picture in block.pictures]
+    assert titles[:2] == ["accuracy in % of the target (ORACLE)", "R2 in % of the target (ORACLE)"]
+
+
+def test_the_notes_of_the_closing_table_have_the_same_differences():
+    """On seeds that both have: 3 and 5 points on dslr at seeds 0 and 1, 1 on webcam at seed 0."""
+    floor = [run("SourceOnly", "dslr", 0.5, seed) for seed in (0, 1, 2)] + [run("SourceOnly", "webcam", 0.5)]
+    own = [run("FedMMD", "dslr", 0.53), run("FedMMD", "dslr", 0.55, 1), run("FedMMD", "webcam", 0.51)]
+    (note,) = [note for note in closing_table([*floor, *own]).notes if " - " in note and "privacy" not in note]
+    assert note == "FedMMD - SourceOnly: +2.0 points on average (dslr +4.0, webcam +1.0)"
+    assert "FedMMD - SourceOnly is +2.0 points on average over 2 targets, of one seed" in oracle([*floor, *own])[1]
 
 
 def test_pictures_have_what_they_are_given():
