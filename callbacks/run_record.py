@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.utilities import rank_zero_warn
 
 from fedlit.callbacks.communication_ledger import CommunicationLedger
 from fedlit.callbacks.embeddings import Embeddings
@@ -25,6 +26,7 @@ from fedlit.callbacks.summary import RunSummary, summarise
 from fedlit.callbacks.target_predictions import TargetPredictions
 from fedlit.data import DomainDataModule
 from fedlit.federation.channel import declared_by
+from fedlit.federation.streams import was_seeded
 from fedlit.module import FederatedModule
 
 SUMMARY, METRICS, SETTINGS, EMBEDDINGS = "summary.json", "metrics.csv", "settings.yaml", "embeddings.csv"
@@ -104,6 +106,11 @@ class RunRecord(Callback):
         module = federated(pl_module, self)
         if stage != "fit":
             return
+        if not was_seeded():
+            rank_zero_warn(
+                "no seed was given, and no run can repeat this one: call lightning.seed_everything(SEED) before "
+                f"networks are built. It is recorded under the seed {module.federation.seed}"
+            )
         self._started, self._seconds, self.summary = time.perf_counter(), None, None
         if not trainer.fast_dev_run:  # type: ignore[attr-defined]
             self._log_to_file(trainer, module)
@@ -226,7 +233,7 @@ def settings(trainer: Trainer, module: FederatedModule) -> dict[str, Any]:
     extractor, classifier = module.originals
     model = {**dict(module.hparams), "extractor": extractor, "classifier": classifier}
     return {
-        "seed_everything": module.federation.seed,
+        "seed_everything": module.federation.seed if was_seeded() else None,
         "model": {"class_path": _class(module), "init_args": {key: _plain(value) for key, value in model.items()}},
         "data": {"class_path": data and _class(data), "init_args": {"target": module.target.name}},
         "trainer": {"max_epochs": trainer.max_epochs, "strategy": {"class_path": _class(trainer.strategy)}},

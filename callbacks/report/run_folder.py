@@ -171,7 +171,7 @@ def _read(folder: Path, name: str) -> RunFolder:
 
 
 def _rounds_per_epoch(config: Mapping[str, object]) -> int:
-    """As configured; 1, the default of the strategy, where a script's settings or somebody's hand say something else."""
+    """As configured; 1, the default of the strategy, where somebody's own settings have no such number."""
     value = config.get("trainer.strategy.init_args.rounds_per_epoch")
     return value if isinstance(value, int) and value > 0 else 1
 

@@ -8,12 +8,12 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from pickle import UnpicklingError
 
 import torch
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from lightning.pytorch.utilities import rank_zero_only
 
 from fedlit.callbacks import RunSummary
@@ -89,6 +89,16 @@ class ExperimentFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         with FileLock(self._file(number).with_suffix(".lock")):
             yield
+
+    def busy(self, number: int) -> bool:
+        """Whether another process trains a run at this moment."""
+        if not first_process():
+            return False
+        self.path.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(self._file(number).with_suffix(".lock"))
+        with suppress(Timeout), lock.acquire(timeout=0):
+            return False
+        return True
 
     def place(self, number: int, parent: Path) -> Path:
         """The folder for a run: where it was interrupted, emptied if it left no checkpoint, or a new one."""

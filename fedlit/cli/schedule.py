@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from fedlit.callbacks import RunSummary, closing_table
 from fedlit.callbacks.tables import write_tables
 from fedlit.cli.experiment import Experiment
-from fedlit.cli.folders import first_process
+from fedlit.cli.folders import ExperimentFolder, first_process
 
 _ONE = "FEDLIT_RUN"
 """Set in the environment of a process that trains one run of the experiment: its number."""
@@ -40,6 +41,7 @@ def run_all(experiment: Experiment, args: list[str]) -> None:
     experiment.check()
     one = os.environ.get(_ONE)  # left there for further processes of the same run
     if one is not None:
+        threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
         _train(experiment, int(one))
         return
     jobs, folder = experiment.parsed.arguments.jobs, experiment.folder
@@ -64,7 +66,7 @@ def run_all(experiment: Experiment, args: list[str]) -> None:
             _side_by_side(experiment, args, waiting, clock)
         else:
             for number in waiting:
-                say(clock.line(number, str(runs[number])))
+                say(clock.line(number, str(runs[number])) + _taken(folder, number))
                 _train(experiment, number)
                 clock.tick()
     finally:  # a run that fails does not take the others' results with it
@@ -107,6 +109,11 @@ class Clock:
         return f"run {number + 1} of {self.total}{about}: {run}"
 
 
+def _taken(folder: ExperimentFolder, number: int) -> str:
+    """What is added to the line of a run that somebody else trains."""
+    return "; another command trains it, and this one waits for its end" if folder.busy(number) else ""
+
+
 def _afresh(experiment: Experiment) -> bool:
     """Whether to train all runs, whatever there is: also if hosts, which would have to agree, each have a disk."""
     arguments = experiment.parsed.arguments
@@ -137,7 +144,7 @@ def _side_by_side(experiment: Experiment, args: list[str], waiting: Sequence[int
         while queue or running:
             while queue and len(running) < clock.jobs:
                 number = queue.pop(0)
-                say(clock.line(number, str(experiment.runs[number])))
+                say(clock.line(number, str(experiment.runs[number])) + _taken(folder, number))
                 with folder.log(number).open("wb") as log:
                     running[number] = _start(args, number, threads, log)
             time.sleep(0.05)
@@ -160,6 +167,16 @@ def _side_by_side(experiment: Experiment, args: list[str], waiting: Sequence[int
                 process.wait(_PATIENCE)
             except subprocess.TimeoutExpired:
                 process.kill()
+
+
+def _end_with(parent: int) -> None:
+    """End this process if the one that has started it was killed, or else nobody would know of it."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    print("fedlit: the command that has started this run is gone: it ends, too", flush=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(_PATIENCE)
+    os._exit(1)
 
 
 def _end(*_: object) -> None:

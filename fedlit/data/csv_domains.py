@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -76,7 +77,8 @@ class CSVDomains(DomainDataModule):
         separator: Between the columns of CSV files.
         decimal: Sign before the decimals of their numbers.
         encoding: Of their text.
-        missing_values: Texts that stand for missing values, besides empty, ``NA``, ``NaN``, ``null`` and the like.
+        missing_values: Texts that stand for missing values, besides empty, ``NA``, ``NaN``, ``null`` and the like; a
+            class that ``classes`` names, or a level that ``categories`` names, is none in its column.
         target: The client that is adapted to; ``None`` takes the last.
         kwargs: See `DomainDataModule`.
 
@@ -125,8 +127,11 @@ class CSVDomains(DomainDataModule):
         self.predict_file = None if predict_file is None else Path(predict_file)
         as_they_are = (site, id, label if task == "classification" else None)
         texts = [*self.categories, *(name for name in as_they_are if name is not None)]
-        self.reader = TableReader(separator, decimal, encoding, missing_values or (), texts)
         self._wanted = None if classes is None else [str(name) for name in classes]
+        known = {name: [*map(str, levels or ())] for name, levels in self.categories.items()}
+        if task == "classification":
+            known[label] = self._wanted or []
+        self.reader = TableReader(separator, decimal, encoding, missing_values or (), texts, known)
         self._paths = self._find(files)
         self._tables: dict[str, pd.DataFrame] = {}
         self._columns: dict[str, tuple[str, bool]] | None = None
@@ -236,7 +241,7 @@ class CSVDomains(DomainDataModule):
             found = {text for name in self._members_here() for text in self._label_texts(name).dropna()}
             numeric = all(text.removeprefix("-").isdigit() for text in found)
             self._classes = sorted(found, key=int if numeric else str)
-            alike = [name for name in self._classes if sum(name.lower() == other.lower() for other in found) > 1]
+            alike = _alike_but_for_capitals(self._classes)
             if alike:
                 raise DatasetLayoutError(
                     f"label={self.label!r} has the classes {alike}, which differ in capitals alone: mend the labels, "
@@ -310,7 +315,7 @@ class CSVDomains(DomainDataModule):
         if missing and client != self.target:
             raise DatasetLayoutError(
                 f"label={self.label!r} of {self.where(client)} is empty or -1 in {missing} of {len(texts)} rows, "
-                "where None, NA and the like count as empty, and only the target "
+                "where None, NA and the like count as empty unless classes name them, and only the target "
                 f"({self.target!r}) may lack labels: leave these rows out, or make {client!r} the target"
             )
         return torch.tensor([number_of.get(text, UNLABELLED) for text in texts], dtype=torch.int64)
@@ -471,6 +476,7 @@ class CSVDomains(DomainDataModule):
                 return {name: [*dict.fromkeys(texts_of(table[name]).dropna())] for name in asked}
 
             levels |= agree_on_levels(asked, own, total)
+            _check_capitals({name: levels[name] for name in asked})
         columns = tuple(
             Column(name, missing, None if kind == "number" else tuple(levels[name]))
             for name, (kind, missing) in self._columns.items()
@@ -587,7 +593,8 @@ class CSVDomains(DomainDataModule):
 
     def raw_inputs(self) -> RawRows:
         """Rows of the target's table, and the network that makes features of them."""
-        return self.features_of(self.target).raw()
+        raw = self.features_of(self.target).raw()
+        return replace(raw, reading=self.reader.options([name for name, _ in raw.columns]))
 
     # ---------------------------------------------------------------- checkpoints
 
@@ -610,3 +617,18 @@ class CSVDomains(DomainDataModule):
                 "tables, seed and arguments of that run, or train anew"
             )
         self._take(self._features | found)
+
+
+def _alike_but_for_capitals(texts: Sequence[str]) -> list[str]:
+    return [text for text in texts if sum(text.lower() == other.lower() for other in texts) > 1]
+
+
+def _check_capitals(levels: Mapping[str, Sequence[str]]) -> None:
+    """Refuse what is one level written in two ways, as true and TRUE of two programs are."""
+    for name, some in levels.items():
+        alike = _alike_but_for_capitals(some)
+        if alike:
+            raise DatasetLayoutError(
+                f"column {name!r} has the levels {alike[:_SHOWN]} at the clients, which differ in capitals alone: "
+                "write them alike in all tables, or name all levels in categories if they are different things"
+            )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -33,10 +34,12 @@ class RawRows(RawInputs):
         columns: Their names, in order, each with the levels of a category, or ``None`` for a number. A level's code is
             its place in the list; a value that is none of them has -1.
         missing: Level that stands for a missing value of a category.
+        reading: Arguments by which pandas reads the file of such a table.
     """
 
     columns: tuple[tuple[str, tuple[str, ...] | None], ...]
     missing: str
+    reading: Mapping[str, Any] = field(default_factory=dict)
 
     def codes(self, name: str, values: Sequence[str | None]) -> list[int]:
         """Codes of a category's values; ``None`` is a missing one."""

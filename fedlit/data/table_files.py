@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from datetime import date, time, timedelta
+from decimal import Decimal
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +25,14 @@ MOST_LEVELS = 100
 
 _SHOWN = 5
 _ODD_NUMBER = re.compile(r"^[-+]?\d[\d.,]*\s?[%€$£]?$")
+_DECIMAL_COMMA = re.compile(r"^[-+]?\d+(,\d+)?$")
+_THOUSANDS = re.compile(r"^[-+]?\d{1,3}(,\d{3})+$")
 _WHOLE = re.compile(r"^(-?\d+)\.0+$")
+_USUAL = [
+    *("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A", "NA"),
+    *("NULL", "NaN", "None", "n/a", "nan", "null"),
+]
+"""What pandas takes for missing values, unless it is told otherwise."""
 _SEPARATORS = {";": "';'", "\t": "'\\t'", "|": "'|'"}
 
 
@@ -36,6 +45,7 @@ class TableReader:
         encoding: Of their text.
         missing_values: Texts that stand for missing values, besides the usual ones (empty, ``NA``, ``NaN``, ``null``).
         texts: Columns that are read as texts, whatever is in them.
+        known: Of some columns, texts that are no missing values there, whatever they are elsewhere.
 
     Raises:
         ImportError: If pandas is not installed.
@@ -48,6 +58,7 @@ class TableReader:
         encoding: str = "utf-8",
         missing_values: Sequence[str] = (),
         texts: Collection[str] = (),
+        known: Mapping[str, Collection[str]] | None = None,
     ) -> None:
         try:
             import pandas  # noqa: F401
@@ -58,6 +69,8 @@ class TableReader:
         self.encoding = encoding
         self.missing_values = list(missing_values)
         self.texts = tuple(texts)
+        missing = {*_USUAL, *missing_values}
+        self.known = {name: {*some} & missing for name, some in (known or {}).items() if {*some} & missing}
 
     def read(self, path: Path) -> pd.DataFrame:
         """The table of a file, with columns named by its first line.
@@ -74,7 +87,7 @@ class TableReader:
             )
         try:
             if path.suffix.lower() == ".parquet":
-                return pd.read_parquet(path)
+                return _without_decimals(pd.read_parquet(path))
             self._check_rows(path)
             table = self._csv(path, self.texts)
             # pandas turns TRUE into True, but not beside other texts, and not at another client
@@ -96,16 +109,24 @@ class TableReader:
     def _csv(self, path: Path, texts: Collection[str]) -> pd.DataFrame:
         import pandas as pd
 
-        return pd.read_csv(
-            path,
-            sep=self.separator,
-            decimal=self.decimal,
-            encoding=self._encoding,
-            na_values=self.missing_values,
-            dtype=dict.fromkeys(texts, str),
-            skipinitialspace=True,
-            low_memory=False,
-        )
+        names = pd.read_csv(path, sep=self.separator, encoding=self._encoding, nrows=0).columns
+        options = self.options([name.strip() for name in names])
+        table: pd.DataFrame = pd.read_csv(path, dtype=dict.fromkeys(texts, str), low_memory=False, **options)
+        return table
+
+    def options(self, names: Sequence[str]) -> dict[str, Any]:
+        """Arguments by which pandas reads these columns of such a file."""
+        written = {"sep": (self.separator, ","), "decimal": (self.decimal, "."), "encoding": (self._encoding, "utf-8")}
+        options: dict[str, Any] = {name: own for name, (own, usual) in written.items() if own != usual}
+        missing = [*dict.fromkeys([*_USUAL, *self.missing_values])]
+        if self.known.keys() & {*names}:
+            options["na_values"] = {
+                name: [text for text in missing if text not in self.known.get(name, ())] for name in names
+            }
+            options["keep_default_na"] = False
+        elif self.missing_values:
+            options["na_values"] = self.missing_values
+        return options | {"skipinitialspace": True}
 
     def numbers_in(self, table: pd.DataFrame) -> pd.DataFrame:
         """Part of a table, with columns that hold numbers alone in it as numbers: as in a file of its own."""
@@ -153,6 +174,15 @@ class TableReader:
                         f"line {lines.line_num} of {str(path)!r} has a NUL byte, as in a file that was not written to "
                         "its end: export it again"
                     )
+
+
+def _without_decimals(table: pd.DataFrame) -> pd.DataFrame:
+    """Exact decimals, which databases write, as numbers."""
+    for name in table.columns:
+        known = table[name].dropna()
+        if {*map(type, known)} == {Decimal}:
+            table[name] = table[name].astype(float)
+    return table
 
 
 def check_once(values: Sequence[Any], what: str, way_out: str) -> None:
@@ -208,9 +238,15 @@ def kind_of(values: pd.Series[Any], where: str, named: bool) -> str:
         if bool((known.abs() == float("inf")).any()):
             raise DatasetLayoutError(f"{where} has infinite numbers: mend them, or leave the column out (leave_out)")
         return "number"
-    if pd.api.types.is_datetime64_any_dtype(known) or pd.api.types.is_timedelta64_dtype(known):
+    if pd.api.types.is_datetime64_any_dtype(known) or isinstance(known.iloc[0], date | time | timedelta):
         raise DatasetLayoutError(
             f"{where} has times: turn them into numbers, such as years, or leave the column out (leave_out)"
+        )
+    other = next((kind for kind in map(type, known) if not issubclass(kind, str | int | float)), None)
+    if other is not None:
+        raise DatasetLayoutError(
+            f"{where} has values of type {other.__name__}, which are neither numbers nor texts: turn them into "
+            "columns of numbers or texts, or leave the column out (leave_out)"
         )
     texts = texts_of(known).dropna()
     different = [*dict.fromkeys(texts)]
@@ -219,8 +255,8 @@ def kind_of(values: pd.Series[Any], where: str, named: bool) -> str:
     odd = [text for text in different if _ODD_NUMBER.match(text)]
     if others and len(odd) == len(different):
         raise DatasetLayoutError(
-            f"{where} has numbers that are written as {others[:_SHOWN]}: take signs and separators of thousands out, "
-            "or give decimal=','; if all are categories, name the column in categories"
+            f"{where} has numbers that are written as {others[:_SHOWN]}: {_mended(others)}; if all are categories, "
+            "name the column in categories"
         )
     mostly = 2 * int(numbers.sum()) >= len(texts) and len(different) > 2 + len(others)
     if others and (mostly or (len(others) <= _SHOWN and len(different) > 10 + len(others))):
@@ -234,3 +270,12 @@ def kind_of(values: pd.Series[Any], where: str, named: bool) -> str:
             "leave it out if it is free text, a date or a name (leave_out), or name it in categories if it is one"
         )
     return "category"
+
+
+def _mended(odd: Sequence[str]) -> str:
+    """The way out for numbers that are not written as such."""
+    if all(map(_THOUSANDS.match, odd)):
+        return "if the commas separate thousands, take them out; if they stand before decimals, give decimal=','"
+    if all(map(_DECIMAL_COMMA.match, odd)):
+        return "give decimal=','"
+    return "take all signs but that before decimals out, and name that in decimal if it is no point"

@@ -44,6 +44,8 @@ def _take_columns(model: onnx.ModelProto, raw: RawRows) -> None:
         if levels is not None:
             missing = levels.index(raw.missing) if raw.missing in levels else -1
             codes = {level: float(place) for place, level in enumerate(levels)} | {"": float(missing)}
+            # where a value is missing, pandas has numbers with a point, and so have texts that are made of them
+            codes |= {f"{level}.0": code for level, code in codes.items() if level.removeprefix("-").isdecimal()}
             nodes.append(
                 helper.make_node(
                     "LabelEncoder", [name], [f"{part}_code"], domain="ai.onnx.ml",
@@ -140,15 +142,18 @@ def _levels(levels: list[str], about: Mapping[str, Any]) -> str:
 def _code(about: Mapping[str, Any], path: Path) -> list[str]:
     if path.suffix == ".onnx" and about["columns"] is not None:
         texts = {each["name"] for each in about["columns"] if each["levels"] is not None}
+        options = ", ".join(f"{name}={value!r}" for name, value in about["reading"].items())
         return [
             "import onnxruntime, pandas",
             "",
-            f'table = pandas.read_csv("rows.csv", dtype={dict.fromkeys(sorted(texts), "str")!r})',
+            f"options = dict({options})",
+            f'table = pandas.read_csv("rows.csv", dtype={dict.fromkeys(sorted(texts), "str")!r}, **options)',
             f'session = onnxruntime.InferenceSession("{path.name}")',
             "rows = {}",
             "for each in session.get_inputs():",
             "    values = table[[each.name]]",
-            '    rows[each.name] = (values.fillna("") if "string" in each.type else values.astype(float)).to_numpy()',
+            '    values = values.fillna("").map(str.strip) if "string" in each.type else values.astype(float)',
+            "    rows[each.name] = values.to_numpy()",
             "(predictions,) = session.run(None, rows)",
         ]
     if path.suffix == ".onnx":

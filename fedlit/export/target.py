@@ -186,6 +186,7 @@ def _about(module: FederatedModule, data: DomainDataModule | Sequence[int], raw:
         "input_shape": [*shape],
         "columns": columns,
         "missing": raw.missing if isinstance(raw, RawRows) else None,
+        "reading": {**raw.reading} if isinstance(raw, RawRows) else None,
         "inputs": "float32" if raw is None else str(raw.sample.dtype).removeprefix("torch."),
         "in_words": None if raw is None else raw.words,
         "target": module.target.name,

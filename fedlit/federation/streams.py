@@ -25,6 +25,11 @@ def global_seed() -> int:
     return int(os.environ.get("PL_GLOBAL_SEED", "0"))
 
 
+def was_seeded() -> bool:
+    """Whether ``lightning.seed_everything`` was called."""
+    return "PL_GLOBAL_SEED" in os.environ
+
+
 @contextmanager
 def torch_streams(device: torch.device | None = None) -> Iterator[None]:
     """Keep torch's own random state untouched by what `enter_stream` does inside the block."""

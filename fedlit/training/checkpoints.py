@@ -102,6 +102,7 @@ def load(method: Method, checkpoint: dict[str, Any]) -> None:
             f"the checkpoint is one of {checkpoint['method']}, this run trains {class_path(method)}: resume with the "
             "same method, or load the weights alone with load_from_checkpoint"
         )
+    _tell_of_changes(method, checkpoint)
     if federation.hosts_server and checkpoint.get(PROCESS, 0):
         raise RosterError(
             f"process 0 resumes from a file of process {checkpoint[PROCESS]}, and needs its own, which has the state "
@@ -115,6 +116,21 @@ def load(method: Method, checkpoint: dict[str, Any]) -> None:
         method.record.restore_(name, state["losses"])
         if state["received"] is not None:
             method.shared.restore_(name, state["received"])
+
+
+_PLAIN = (bool, int, float, str, list, type(None))
+
+
+def _tell_of_changes(method: Method, checkpoint: Mapping[str, Any]) -> None:
+    """Warn of arguments with which training goes on otherwise than it began."""
+    before, now = checkpoint.get("hyper_parameters", {}), cast(Any, method).hparams
+    changed = [
+        f"{name} was {before[name]!r} and is {now[name]!r}"
+        for name in now
+        if name in before and isinstance(now[name], _PLAIN) and before[name] != now[name]
+    ]
+    if changed:
+        rank_zero_warn(f"training goes on with other arguments than the checkpoint's: {'; '.join(changed)}")
 
 
 def complete(method: Method, checkpoint: dict[str, Any], clients: Sequence[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
+import yaml
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import CSVLogger
 from sklearn.calibration import calibration_curve
@@ -172,6 +174,19 @@ def test_what_cannot_be_exported_is_told_before_training(tmp_path: Path):
         with pytest.raises(ValueError, match=says):
             trainer(1, [record], tmp_path).fit(module, Blobs())
         assert module.federation.round_idx == 0
+
+
+@pytest.mark.parametrize("seed", [None, "7"])
+def test_a_run_without_a_seed_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: str | None):
+    monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
+    if seed is not None:
+        monkeypatch.setenv("PL_GLOBAL_SEED", seed)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        train(tmp_path, RunRecord(tmp_path / "mine"), 1)
+    told = yaml.safe_load((tmp_path / "mine" / "version_0" / "settings.yaml").read_text())["seed_everything"]
+    assert told == (None if seed is None else 7)
+    assert any("no seed was given" in str(each.message) for each in caught) == (seed is None)
 
 
 def test_a_trial_run_leaves_nothing(tmp_path: Path):

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -175,8 +176,10 @@ def test_commands_that_start_at_once_have_a_folder_each(monkeypatch: pytest.Monk
 @pytest.mark.slow
 def test_one_experiment_that_starts_twice_at_once_trains_each_run_once() -> None:
     command = [sys.executable, "-m", "fedlit.cli", "fit", *SEVERAL]
-    started = [subprocess.Popen(command) for _ in range(3)]
-    assert [process.wait() for process in started] == [0] * 3
+    started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    said = "".join(process.communicate()[0] for process in started)
+    assert "; another command trains it, and this one waits for its end" in said
+    assert [process.returncode for process in started] == [0] * 3
     assert len(found()) == len([*Path("runs").rglob("version_*")]) == 4
 
 
@@ -191,8 +194,13 @@ def test_an_experiment_that_was_killed_comes_to_the_same(jobs: int, checkpoints:
     process = subprocess.Popen(command, start_new_session=True)
     while len(found()) < 2 and process.poll() is None:
         time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGKILL)
+    os.kill(process.pid, signal.SIGKILL)
     process.wait()
+    with suppress(ProcessLookupError):  # runs that it has started end by themselves
+        for _ in range(600):
+            os.killpg(process.pid, 0)
+            time.sleep(0.1)
+        raise AssertionError("a run goes on without the command that has started it")
     assert len(found()) < 4
     subprocess.run(command, check=True)
     assert found() == whole

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import date
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -289,8 +291,10 @@ def test_labels_and_levels_are_the_texts_of_the_files(files):
     ("column", "values", "says"),
     [
         ("age", ["n/d"] * 40, "has numbers and texts such as"),
-        ("age", ["10%", "20%", "5%", "7%"] * 15, "has numbers that are written as"),
-        ("age", ["16,702", "1,200"] * 30, "has numbers that are written as"),
+        ("age", ["10%", "20%", "5%", "7%"] * 15, "has numbers that are written as .*: take all signs but that before"),
+        ("age", ["16,702", "1,200"] * 30, "has numbers that are written as .*: if the commas separate thousands"),
+        ("age", ["16,5", "1,2", "3"] * 20, r"has numbers that are written as .*: give decimal=','"),
+        ("sex", ["F", "m"] * 30, r"column 'sex' has the levels \['F', 'f'\] at the clients, which differ in capitals"),
         ("ward", ["(missing)"], r"has '\(missing\)', which is what missing values are called"),
         ("ill", ["Yes", "No"], "which differ in capitals alone"),
     ],
@@ -299,6 +303,52 @@ def test_what_would_be_misread_is_refused(files, column, values, says):
     changed(column, values).to_csv("east.csv", index=False)
     with pytest.raises(DatasetLayoutError, match=says):
         make(files, **({} if column == "ill" else {"classes": ["no", "yes"]})).feature_names()
+
+
+def test_levels_that_are_named_may_differ_in_capitals(files):
+    changed("sex", ["F", "m"] * 30).to_csv("east.csv", index=False)
+    data = make(files, classes=["no", "yes"], categories={"sex": ["F", "f", "m"], "ward": None})
+    assert [name for name in data.feature_names() if "sex" in name] == ["sex=F", "sex=f", "sex=m"]
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (date(2020, 1, 2), "has times: turn them into numbers"),
+        (b"1", "has values of type bytes, which are neither numbers nor texts"),
+        ([1, 2], "has values of type ndarray, which are neither numbers nor texts"),
+    ],
+)
+def test_types_of_parquet_that_are_no_features_are_refused(files, value, says):
+    changed("age", [value] * 60).to_parquet("east.parquet")
+    with pytest.raises(DatasetLayoutError, match=says):
+        make({**files, "east": "east.parquet"}).feature_names()
+
+
+def test_exact_decimals_of_parquet_are_numbers(files):
+    table = clinic("east")
+    table["age"] = [Decimal(str(value)) for value in table["age"]]
+    table.loc[3, "age"] = None
+    table.to_parquet("east.parquet")
+    data = make({**files, "east": "east.parquet"})
+    assert "age" in data.feature_names()
+    assert data.table("east")["age"].iloc[:3].tolist() == clinic("east")["age"].iloc[:3].tolist()
+
+
+def test_names_of_classes_and_levels_are_no_missing_values(files):
+    """NA is a class here, and a ward, but stays what it is where it is not named."""
+    for name in CLINICS:
+        table = clinic(name)
+        table["ill"] = table["ill"].map({"no": "NA", "yes": "ill"})
+        table["ward"] = table["ward"].map({"a": "NA", "b": "b"} | dict.fromkeys(CLINICS, "c"))
+        table["sex"] = table["sex"].where(table.index % 5 > 0, "NA")
+        table.to_csv(f"{name}.csv", index=False)
+    data = make(files, classes=["NA", "ill"], categories={"ward": ["NA", "b", "c"], "sex": None})
+    assert {int(label) for label in data._domain("north").y} == {0, 1}
+    names = [name for name in data.feature_names() if "=" in name]
+    assert names == ["sex=f", "sex=m", "sex=(missing)", "ward=NA", "ward=b", "ward=c", "ward=(missing)"]
+    with pytest.raises(DatasetLayoutError, match="None, NA and the like count as empty unless classes name them"):
+        make(files, categories={"ward": None, "sex": None}, classes=["no", "ill"]).feature_names()
 
 
 def test_an_index_without_a_name_is_refused_and_capitals_of_a_suffix_are_none(files):

@@ -88,6 +88,22 @@ def test_weights_are_samples_that_are_there_several_times(tmp_path: Path):
     assert not torch.allclose(thrice["classifier.weight"], plain["classifier.weight"])
 
 
+def test_going_on_with_other_weights_is_told(tmp_path: Path, recwarn: pytest.WarningsRecorder):
+    def resumed(rounds: int, class_weights: Any, path: Path | None = None) -> list[str]:
+        module = FedAvg(["dslr", "webcam"], "webcam", 2, MLP(5, [4]), class_weights=class_weights)
+        run = trainer(rounds, [], tmp_path)
+        recwarn.clear()
+        run.fit(module, Skewed(), ckpt_path=path)
+        run.save_checkpoint(tmp_path / "run.ckpt")
+        return [str(each.message) for each in recwarn if "goes on with other" in str(each.message)]
+
+    assert resumed(1, "balanced") == []
+    assert resumed(2, "balanced", tmp_path / "run.ckpt") == []
+    assert resumed(3, None, tmp_path / "run.ckpt") == [
+        "training goes on with other arguments than the checkpoint's: class_weights was 'balanced' and is None"
+    ]
+
+
 @pytest.mark.parametrize("name", WEIGHED)
 def test_equal_weights_are_none_with_any_method(name: str, tmp_path: Path):
     method, arguments, of_data = METHODS[name]

@@ -32,7 +32,7 @@ def make(folder: Path, ranks: int = 1, privacy: Any = None, **arguments: Any) ->
     L.seed_everything(0)
     files = {name: f"{name}.csv" for name in CLINICS}
     choices = {key: arguments.pop(key) for key in ("participation", "differential_privacy") if key in arguments}
-    data = CSVDomains(files, classes=["no", "yes"], **(ARGUMENTS | arguments))
+    data = CSVDomains(files, **(ARGUMENTS | {"classes": ["no", "yes"]} | arguments))
     module = FedGP(data.clients, data.target, data.num_classes, MLP(hidden=[8]), beta=0.5)
     strategy = FederatedStrategy(privacy=privacy, num_threads=1, **choices)
     return L.Trainer(**QUIET, max_epochs=2, devices=ranks, strategy=strategy), module, data
@@ -205,3 +205,40 @@ def test_an_exported_model_takes_rows_as_they_are_in_the_table(folder, suffix):
     assert found["method"] == "FedGP"
     assert found["rounds"] == 2
     assert [each["name"] for each in found["columns"]] == ["age", "marker", "sex", "ward"]
+
+
+def odd(name: str) -> pd.DataFrame:
+    """A clinic whose wards are numbers, with a point where one is missing, and which writes otherwise than others."""
+    table = clinic(name)
+    table["ward"] = table["ward"].map({"a": 1, "b": 2} | dict.fromkeys(CLINICS, 3.0)).where(table.index % 9 != 0)
+    return table.assign(sex=" " + table["sex"])
+
+
+def exported_odd(folder: str) -> None:
+    """The model of tables with other signs, and what the command predicts of the target's rows."""
+    written = {"sep": ";", "decimal": ",", "index": False, "na_rep": "?"}
+    for name in CLINICS:
+        table = odd(name)
+        table["ill"] = table["ill"].map({"no": "None", "yes": "NA"})
+        table.to_csv(Path(folder, "together", f"{name}.csv"), **written)
+    options = {"separator": ";", "decimal": ",", "missing_values": ["?"], "categories": {"ward": None, "sex": None}}
+    trainer, module, data = make(Path(folder, "together"), classes=["None", "NA"], **options)
+    trainer.fit(module, data)
+    assert (data._domain("north").y >= 0).all()  # which are texts that stand for missing values elsewhere
+    predictions = torch.cat([batch["south"] for batch in trainer.predict(module, data)])
+    export_target(module, Path(folder, "target.onnx"), data)
+    torch.save({"predictions": predictions, "rows": data.split("south").test.tolist()}, Path(folder, "expected.pt"))
+
+
+def test_the_card_reads_a_file_as_its_model_was_trained(folder):
+    pytest.importorskip("onnxruntime")
+    processes.results(exported_odd, str(folder))
+    expected = torch.load(folder / "expected.pt")
+    (code,) = re.findall("```python\n(.*?)```", (folder / "target.onnx.md").read_text(), re.DOTALL)
+    rows = odd("south").iloc[expected["rows"]]
+    assert rows["ward"].isna().any()
+    rows.to_csv("rows.csv", sep=";", decimal=",", index=False, na_rep="?")
+    assert "1,0" in Path("rows.csv").read_text() or "1.0" in Path("rows.csv").read_text()
+    names: dict[str, Any] = {}
+    exec(code, names)  # as the card says, word for word
+    np.testing.assert_allclose(names["predictions"], expected["predictions"].numpy(), atol=1e-6, rtol=1e-5)
