@@ -118,7 +118,12 @@ def found(config: Any, dotted: str) -> Any:
     return config
 
 
-@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
+LONG = ("fed_dadil_digits", "methods_digits")
+
+
+@pytest.mark.parametrize(
+    "path", [pytest.param(p, id=p.stem, marks=pytest.mark.slow if p.stem in LONG else ()) for p in SWEEPS]
+)
 def test_trials_of_a_sweep_in_one_folder(
     path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -40,8 +40,8 @@ def test_placement_changes_neither_weights_nor_ledger_nor_metrics(
 @pytest.mark.parametrize(
     "method",
     [
-        *("FedRFTCA", "Voting", "FedRFTCAClosedForm", "FedDA", "FedDA auto", "FedGP", "FedGP auto", "FedMMD"),
-        *("FedMMD, pairwise", "FedDaDiL"),
+        *("FedRFTCA", "FedRFTCAClosedForm", "FedGP auto", "FedMMD, pairwise", "FedDaDiL"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("Voting", "FedDA", "FedDA auto", "FedGP", "FedMMD")),
     ],
 )
 def test_placement_changes_nothing_where_more_than_weights_is_exchanged(method: str, devices: str) -> None:
@@ -142,7 +142,7 @@ def test_masked_training_on_three_processes_equals_one_and_the_plain_grid(on_gri
     [
         ("FedRFTCA", "masking"),
         ("FedRFTCA", "bfv"),
-        ("FedRFTCA", "paillier"),
+        pytest.param("FedRFTCA", "paillier", marks=pytest.mark.slow),
         ("FedRFTCAClosedForm", "masking"),
     ],
 )

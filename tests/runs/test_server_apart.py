@@ -16,8 +16,11 @@ APART = ["--devices", "3", "--placement", "[[], ['clean', 'blended'], ['fonts']]
 @pytest.mark.parametrize(
     "method",
     [
-        *("FedProx", "FedRFTCA", "Voting", "FedRFTCAClosedForm", "FedDA", "FedDA auto", "FedGP", "FedGP auto"),
-        *("FedGP auto, exact", "FedMMD", "FedMMD, pairwise", "FedDaDiL"),
+        *("FedProx", "FedRFTCA", "FedGP auto", "FedMMD, pairwise", "FedDaDiL"),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("Voting", "FedRFTCAClosedForm", "FedDA", "FedDA auto", "FedGP", "FedGP auto, exact", "FedMMD")
+        ),
     ],
 )
 def test_every_kind_of_exchange_works_without_clients_at_the_server(method: str) -> None:
@@ -31,7 +34,7 @@ def test_every_kind_of_exchange_works_without_clients_at_the_server(method: str)
     assert all(result["metrics"] == alone["metrics"] for result in results)
 
 
-@pytest.mark.parametrize("privacy", ["None", "PairwiseMasking(colluders=0)"])
+@pytest.mark.parametrize("privacy", [pytest.param("None", marks=pytest.mark.slow), "PairwiseMasking(colluders=0)"])
 def test_it_resumes_and_from_it_others_do(privacy: str, tmp_path: Path) -> None:
     path = str(tmp_path / "half.ckpt")
     arguments = ["--everyone", "--steps", "4", "--privacy", privacy]
