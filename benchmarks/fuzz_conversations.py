@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from fedlit.federation import Facts, Federation, FederationTimeoutError
-from fedlit.federation.transport import Transport
+from fedlit.federation.transport import Transport, Way
 from fedlit.privacy import (
     BFV,
     CKKS,
@@ -325,7 +325,7 @@ class Spoiling(Transport):
             raise FederationTimeoutError(f"the other process was silent in {doing}")
         return message
 
-    def all_gather(self, frame: Tensor, doing: str) -> list[Tensor]:
+    def meet(self, frame: Tensor, doing: str) -> list[Tensor]:
         """Both frames."""
         self._send(frame)
         other = self._receive(doing)
@@ -333,14 +333,12 @@ class Spoiling(Transport):
             raise FederationTimeoutError(f"frames of two lengths in {doing}")
         return [frame, other] if self.rank == 0 else [other, frame]
 
-    def swap(
-        self, outgoing: Sequence[tuple[int, Tensor]], incoming: Sequence[tuple[int, int]], doing: str
-    ) -> list[Tensor]:
+    def swap(self, ways: Sequence[Way], outgoing: Sequence[Tensor], doing: str) -> list[Tensor | None]:
         """Bytes to and from the other process."""
-        for _, message in outgoing:
+        for message in outgoing:
             self._send(message)
-        arrived = []
-        for _, size in incoming:
+        arrived: list[Tensor | None] = []
+        for size in [size for _, there, size in ways if there == self.rank]:
             message = self._receive(doing).reshape(-1).view(torch.uint8)  # a frame, if one is out of step
             if size > 1 << 24:
                 raise FederationTimeoutError(f"{size} bytes do not come in {doing}")

@@ -211,11 +211,8 @@ def _target_sha256(module: FederatedModule) -> str:
         for name, tensor in module.replicas[module.target.name].state_dict().items():
             sha.update(name.encode() + tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         digest = sha.hexdigest()
-    return str(
-        federation.transport.tell_all(digest, "the fingerprint of the target")[
-            federation.roster.rank_of[module.target.name]
-        ]
-    )
+    told = federation.transport.tell_all(digest, "the fingerprint of the target")
+    return str(told[federation.roster.rank_of[module.target.name]] or "")  # of one that is lost, nothing is known
 
 
 def closing_table(summaries: Sequence[RunSummary]) -> ClosingTable:

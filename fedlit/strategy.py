@@ -5,19 +5,22 @@ from __future__ import annotations
 import atexit
 import hashlib
 import os
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
 from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch import LightningDataModule
+from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.strategies import DDPStrategy, Strategy, StrategyRegistry
 from lightning.pytorch.strategies.strategy import TBroadcast
-from lightning.pytorch.trainer.states import TrainerStatus
+from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
@@ -37,9 +40,12 @@ from fedlit.federation.choices import Reports, check_choices
 from fedlit.federation.client import names_of, place
 from fedlit.federation.documents import fingerprint
 from fedlit.federation.leaks import seen_by_the_server, told_beside
+from fedlit.federation.streams import global_seed
 from fedlit.federation.transport import OneProcess, ProcessGroup, Transport
 from fedlit.module import FederatedModule
 from fedlit.privacy import DecodeError, GaussianMechanism, PrivacyWarning, SecureAggregation, TwoPartyAffine
+from fedlit.remote import Seat
+from fedlit.remote.star import PROTOCOL, ServerStar, SiteStar
 from fedlit.training.checkpoints import Part, check_public, class_path, gather
 from fedlit.training.parts import PROCESS, SET, part_of, read, stale
 from fedlit.training.rounds import plan_rounds
@@ -49,6 +55,19 @@ _START_UP = timedelta(minutes=10)
 
 _REPORTED = ("train/", "source/", "target/", "validator/", "oracle/")
 """What the names of numbers begin with that clients tell."""
+
+_TRAINED_WITH = (
+    "max_epochs",
+    "max_steps",
+    "accumulate_grad_batches",
+    "gradient_clip_val",
+    "check_val_every_n_epoch",
+    "val_check_interval",
+    "limit_train_batches",
+    "limit_val_batches",
+    "fast_dev_run",
+)
+"""Of a Trainer's attributes, those that all must have alike to be in step."""
 
 _joined: dict[timedelta, tuple[Transport, Transport]] = {}
 """Process groups made so far, for the federation and for Lightning: they outlive a Trainer, and scripts run several."""
@@ -90,6 +109,9 @@ class FederatedStrategy(DDPStrategy):
             their optimisers in the clear; otherwise each process writes a file for its own (``NAME.ckpt`` and
             ``NAME.ckpt.part1``, …), and resumes from those that lie at its own place. ``None`` gathers unless a backend
             hides single messages.
+        seat: Place of this process in a federation across organisations, `fedlit.remote.Server` or
+            `fedlit.remote.Site`, which trains by an ordinary Trainer of one device; ``None`` is none. Every process
+            then writes its own checkpoint, of its own clients alone.
         drops: Old name of ``heard``.
         nested_drops: Old name of ``nested_heard``.
 
@@ -118,6 +140,7 @@ class FederatedStrategy(DDPStrategy):
         num_threads: int | None = None,
         start_method: Literal["popen", "spawn", "fork", "forkserver"] = "popen",
         gather_checkpoints: bool | None = None,
+        seat: Seat | None = None,
         drops: dict[str, Participation] | None = None,
         nested_drops: bool = True,
     ) -> None:
@@ -132,6 +155,12 @@ class FederatedStrategy(DDPStrategy):
         if num_threads is not None and num_threads < 1:
             raise ValueError(f"num_threads must be at least 1, got {num_threads}")
         check_choices(privacy, two_party, differential_privacy, reports)
+        for name, value in (("placement", placement), ("gather_checkpoints", gather_checkpoints)):
+            if seat is not None and value is not None:
+                raise ValueError(
+                    f"{name}={value!r} is for processes of one job; beside a seat, the server's sites say who is "
+                    "where, and each process writes its own checkpoint: leave it out"
+                )
         super().__init__(process_group_backend="gloo", timeout=timedelta(seconds=timeout), start_method=start_method)
         self.local_steps = local_steps
         self.rounds_per_epoch = rounds_per_epoch
@@ -146,6 +175,8 @@ class FederatedStrategy(DDPStrategy):
         self.placement = placement
         self.num_threads = num_threads
         self.gather_checkpoints = gather_checkpoints
+        self.seat = seat
+        self._star: ServerStar | SiteStar | None = None
         self._warned = False
         self._federation: Federation | None = None
         self._trained: FederatedModule | None = None
@@ -169,10 +200,12 @@ class FederatedStrategy(DDPStrategy):
         if self.num_threads is not None:
             torch.set_num_threads(self.num_threads)
         previous = self._federation
+        facts = self._facts(module) if self.world_size > 1 or self.seat is not None else {}
+        transport, placement = self._joined(facts)
         federation = module.make_federation(
             channels=declared_by([*module.trainer.callbacks, module.trainer.datamodule]),  # type: ignore[attr-defined]
-            transport=self._transports()[0],
-            placement=self.placement,
+            transport=transport,
+            placement=placement,
             participation=module.default_participation if self.participation is None else self.participation,
             heard=self.heard,
             nested_heard=self.nested_heard,
@@ -188,15 +221,51 @@ class FederatedStrategy(DDPStrategy):
             self._federation, self._trained = federation, module
         assert self._federation is not None
         self._federation.device = self.root_device
-        federation.agree("roster", [(client.name, client.role) for client in federation.clients])
-        federation.agree("method", class_path(module))
+        for label, value in facts.items() if self._star is None else ():  # a server compares them before all else
+            federation.agree(label, value)
         if previous is None:
             self._warn(federation)
         self._check_monitors(federation)
-        federation.agree("rounds", (self.local_steps, self.rounds_per_epoch))
-        federation.agree("seed (call seed_everything before building the module)", federation.seed)
+
+    def _facts(self, module: FederatedModule) -> dict[str, Any]:
+        """What all processes must have alike."""
+        return {
+            "roster": [(client.name, client.role) for client in module.clients],
+            "method": class_path(module),
+            "rounds": (self.local_steps, self.rounds_per_epoch),
+            "seed (call seed_everything before building the module)": global_seed(),
+            "the initial network (call seed_everything before building it)": _digest(module),
+        }
+
+    def _joined(self, facts: dict[str, Any]) -> tuple[Transport, Sequence[Sequence[str]] | None]:
+        """What joins this process to the others, and the clients of each."""
+        module = self._federated_module()
+        trainer = module.trainer
+        if self.seat is None or trainer.state.fn != TrainerFn.FITTING:
+            return self._transports()[0], self.placement
         if self.world_size > 1:
-            federation.agree("the initial network (call seed_everything before building it)", _digest(module))
+            raise ValueError(
+                f"a seat is for one process, and the Trainer has {self.world_size}: give it devices=1, which trains "
+                "all clients of a site"
+            )
+        if any(isinstance(callback, Timer) for callback in trainer.callbacks):  # type: ignore[attr-defined]
+            raise ValueError("max_time ends each process by its own clock, and a seat has one of many: give max_epochs")
+        trainer.num_sanity_val_steps = 0  # which those who come back do not run
+        choices = (self.privacy, self.two_party, self.differential_privacy, self.reports, self.encrypted)
+        self._star = self.seat.open(
+            {
+                "the version of fedlit": version("fedlit"),
+                "the protocol": PROTOCOL,
+                **facts,
+                "the arguments of the method": _arguments(module),
+                "the Trainer's arguments": {
+                    name: getattr(trainer, name, None) for name in _TRAINED_WITH if getattr(trainer, name, None) != 0
+                },
+                "who takes part": _plain([self.participation, self.heard, self.nested_heard]),
+                "privacy": _plain(choices),
+            }
+        )
+        return self._star, [[], *self._star.sites.values()]
 
     def _warn(self, federation: Federation) -> None:
         """Say what is told although something was chosen to protect it, and what is not told for that reason."""
@@ -316,6 +385,23 @@ class FederatedStrategy(DDPStrategy):
         ]
         return told
 
+    def on_exception(self, exception: BaseException) -> None:
+        """Tell the others across organisations why this process leaves."""
+        super().on_exception(exception)
+        self._leave(f"{type(exception).__name__}: {exception}"[:500])
+
+    def teardown(self) -> None:
+        """End the part in a federation across organisations, once all have come to its end."""
+        self._leave(None)
+        super().teardown()
+
+    def _leave(self, why: str | None) -> None:
+        star, self._star = self._star, None
+        if isinstance(star, ServerStar):
+            star.close(why)
+        elif star is not None:
+            star.close(why or "done")
+
     def _federated_module(self) -> FederatedModule:
         module = self.lightning_module
         if not isinstance(module, FederatedModule):
@@ -337,7 +423,7 @@ class FederatedStrategy(DDPStrategy):
         module, federation, path = self._federated_module(), self._federation, str(filepath)
         assert federation is not None
         own_files = False
-        if self.world_size > 1:
+        if self._star is None and self.world_size > 1:
             if module.trainer.state.status == TrainerStatus.INTERRUPTED:
                 # Another process may be gone: waiting for its part would hide the error that stopped this one.
                 rank_zero_warn(f"no checkpoint written to {filepath}: the run was interrupted by an error")
@@ -413,6 +499,23 @@ def _digest(module: FederatedModule) -> str:
             repr([param.requires_grad for param in network.parameters()]).encode()
         )  # frozen ones are not sent
     return digest.hexdigest()[:16]
+
+
+def _arguments(module: FederatedModule) -> dict[str, Any]:
+    """Those that are plain data, as the server compares them."""
+    return {name: _plain(value) for name, value in cast(Any, module).hparams.items()}
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it, where that is possible; else how it describes itself."""
+    if isinstance(value, bool | int | float | str | type(None)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    described = repr(value)
+    return type(value).__name__ if " at 0x" in described else described
 
 
 def _leave() -> None:

@@ -22,6 +22,7 @@ FLOORS = {
     "callbacks": 7,
     "methods": 6,
     "strategy": 4,
+    "remote": 3,
     "export": 4,
     "module": 3,
     "optim": 3,

@@ -56,11 +56,10 @@ def test_after_the_time_limit_no_process_is_left() -> None:
 def test_threads_exchange_copies_in_rank_order_and_give_up_on_the_silent() -> None:
     def talk(transport):
         sent = torch.tensor([transport.rank])
-        frames = transport.all_gather(sent, "a test")
+        frames = transport.meet(sent, "a test")
         sent += 10
         gathered = transport.tell_all(transport.rank, "a test")
-        after = (transport.rank + 1) % 3
-        swapped = transport.swap([(after, torch.tensor([transport.rank]))], [((transport.rank - 1) % 3, 1)], "a test")
+        swapped = transport.swap([(0, 1, 1), (1, 2, 1), (2, 0, 1)], [torch.tensor([transport.rank])], "a test")
         return [int(frame) for frame in frames], gathered, int(swapped[0])
 
     assert on_ranks(talk, 3) == [

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedlit.federation.channel import Summed
 from fedlit.federation.choices import Resolved
-from fedlit.federation.errors import FederationError, PayloadError
+from fedlit.federation.errors import FederationError, OutOfStepError, PayloadError, RosterError
 from fedlit.federation.leaks import over_other_clients
 from fedlit.federation.ledger import KEYS, SERVER
 from fedlit.federation.messenger import KINDS, Message, Messenger
@@ -74,6 +74,7 @@ class _Published:
         total: As the server sends it: plain where the server holds the key, so that no key need outlive its round.
         revealed: As clients of this process read it, where only clients can; ``None`` if none here did.
         restored: Whether it comes from a checkpoint, so that no key opens ``total`` any more.
+        counted: Places in the roster of those whose vectors it has, where others announced one and were lost.
     """
 
     total: Tensor
@@ -82,6 +83,7 @@ class _Published:
     weighted: bool
     revealed: Tensor | None = None
     restored: bool = False
+    counted: list[int] | None = None
 
 
 @dataclass
@@ -116,6 +118,7 @@ class Aggregation:
         self._readers: dict[str, list[str]] = {}  # of what is published, for those who were away
         self._skipped: set[str] = set()  # channels on which a mean was skipped, and a warning given
         self._summed: dict[str, list[str]] = {}  # over whom a fixed channel was summed last
+        self._given = False  # whether vectors of the sum under way have left their clients
 
     def _backend(self, channel: str) -> SecureAggregation:
         return self._channels[channel].backend
@@ -125,7 +128,31 @@ class Aggregation:
     def run(
         self, recipe: Recipe, payloads: Mapping[str, Payload], around: Mapping[str, Payload] | None
     ) -> dict[str, dict[str, Tensor]]:
-        """Mean or sum of the senders' ``payloads`` (those of local clients), for local receivers."""
+        """Mean or sum of the senders' ``payloads`` (those of local clients), for local receivers.
+
+        One that fails because a client is lost before a vector has left anybody is taken over the others.
+        """
+        transport = self._messenger.transport
+        recalled = transport.recall()
+        if recalled is not None:
+            return self._recalled(recipe, recalled)
+        start = transport.step
+        while True:
+            recipe = replace(recipe, senders=[name for name in recipe.senders if not self._messenger.is_lost(name)])
+            lost, self._given = transport.lost, False
+            try:
+                result = self._run(recipe, payloads, around)
+            except (FederationError, PrivacyError):
+                if self._given or transport.lost == lost:
+                    raise
+                self._parties.pop(id(self._backend(recipe.channel)), None)
+                continue
+            self._note(start, recipe.channel)
+            return result
+
+    def _run(
+        self, recipe: Recipe, payloads: Mapping[str, Payload], around: Mapping[str, Payload] | None
+    ) -> dict[str, dict[str, Tensor]]:
         resolved, senders = self._channels[recipe.channel], recipe.senders
         declared, needed = resolved.declared, resolved.backend.min_clients
         skips = isinstance(declared, Summed) and declared.too_few == "skip"
@@ -149,7 +176,7 @@ class Aggregation:
                 f"would be heard, and {type(channel.backend).__name__} hides nothing of fewer than {needed} clients. "
                 "Rounds like this pass without it; a participation such as "
                 f"UniformSubset(at_least={needed}) has none of them",
-                stacklevel=5,
+                stacklevel=6,
             )
         self._skipped.add(channel.name)
 
@@ -158,7 +185,7 @@ class Aggregation:
         before = self._summed.setdefault(channel.name, [*senders])
         self._summed[channel.name] = [*senders]
         if before != [*senders] and channel.hides and channel.mechanism is None and self._messenger.hosts_server:
-            warnings.warn(over_other_clients(channel, before, senders), PrivacyWarning, stacklevel=5)
+            warnings.warn(over_other_clients(channel, before, senders), PrivacyWarning, stacklevel=6)
 
     def _aggregate(self, recipe: Recipe, payloads: Mapping[str, Payload]) -> dict[str, dict[str, Tensor]]:
         channel, messenger, backend = recipe.channel, self._messenger, self._backend(recipe.channel)
@@ -177,6 +204,7 @@ class Aggregation:
         )
         if not sizes:
             return {}
+        self._given = True
         if len(sizes) < backend.min_clients:
             raise FederationError(
                 f"a sum over channel {channel!r} in round {messenger.round_idx} would run over {list(sizes)} alone, "
@@ -189,6 +217,8 @@ class Aggregation:
         self._releases.account(self._channels[channel], sent)  # whatever happens after
         arrived = messenger.to_server(channel, messages, sizes)
         published = self._total(recipe, parties, arrived)
+        if published is not None and len(arrived) < len(sizes):
+            published.counted = [list(messenger.rank_of).index(name) for name in arrived]
         if backend.closing:
             published = self._unmask(recipe, parties, list(sizes), published)
         if published is not None and backend.key_holder == "server":
@@ -269,22 +299,23 @@ class Aggregation:
         channel = recipe.channel
         versions = self._version.setdefault(channel, dict.fromkeys(self._messenger.rank_of, 0))
         newest = max(versions.values()) + 1
-        versions.update({name: newest for name in self._messenger.rank_of if name not in recipe.away})
+        away = {*recipe.away, *(name for name in self._messenger.rank_of if self._messenger.is_lost(name))}
+        versions.update({name: newest for name in self._messenger.rank_of if name not in away})
         self._published.pop(channel, None)
         self._readers.pop(channel, None)
-        if recipe.away:
-            self._readers[channel] = list(recipe.receivers)
+        if away or self._messenger.transport.losable:  # who is lost later may come back without it
+            self._readers[channel] = [name for name in recipe.receivers if name not in away]
             if seen is not None:
                 self._published[channel] = seen
 
     # ---------------------------------------------------------------- conversations of the backend
 
     def _enrolled(self, channel: str) -> _Parties:
-        """The backend's parties; at their first use the whole roster enrols."""
+        """The backend's parties; at their first use the whole roster enrols, but for clients that are lost."""
         backend, messenger = self._backend(channel), self._messenger
         parties = self._here(backend)
         if not parties.enrolled:
-            roster = list(messenger.rank_of)
+            roster = [name for name in messenger.rank_of if not messenger.is_lost(name)]
             with self._protecting():
                 parties.server.enrol(roster)
                 for client in parties.clients.values():
@@ -305,7 +336,8 @@ class Aggregation:
 
     def _open(self, recipe: Recipe, parties: _Parties) -> None:
         """Open a round between the senders."""
-        round_id = RoundId(self._messenger.round_idx, recipe.channel, self._messenger.call)
+        call, round_idx = self._messenger.position
+        round_id = RoundId(round_idx, recipe.channel, call)
         backend = self._backend(recipe.channel)
         with self._protecting():
             for name in recipe.senders:
@@ -411,11 +443,14 @@ class Aggregation:
                 "about": torch.tensor([published.num_clients, published.weighted], dtype=torch.int32),
                 "sum": published.total,
             }
+            if published.counted is not None:
+                message["counted"] = torch.tensor(published.counted, dtype=torch.int32)
         sizes = messenger.announce(channel, {SERVER: wire_size(message)} if message else {}, _DOWNLOAD)
         if SERVER not in sizes:
             raise DecodeError(f"the server announces no total over channel {channel!r}, which is due")
         for name in receivers:
-            messenger.book(channel, SERVER, name, sizes[SERVER])
+            if not messenger.is_lost(name):
+                messenger.book(channel, SERVER, name, sizes[SERVER])
         local = [name for name in receivers if messenger.is_local(name)]
         message = messenger.broadcast(channel, message, sizes[SERVER], receivers)
         result, seen = None, None
@@ -424,13 +459,24 @@ class Aggregation:
                 num_clients, weighted = _about(message)
                 total = self._revealed(backend, local[0], message, num_clients)
                 if shares is not None:
-                    check_weight(total, backend.codec, shares)
+                    check_weight(total, backend.codec, self._counted(message, shares))
                 schema = _schema_in(part(message, "schema", torch.uint8))
                 result = unpack(total, schema, backend.codec, weighted, messenger.device)
                 if backend.key_holder == "clients":
                     seen = _Published(part(message, "sum"), schema, num_clients, weighted, total)
         messenger.announce(channel, {}, _CHECK)  # a total that does not open for one is nobody's
         return ({} if result is None else dict.fromkeys(local, result)), seen
+
+    def _counted(self, message: Message, shares: Mapping[str, float]) -> Mapping[str, float]:
+        """Shares of those whose vectors a total has."""
+        if "counted" not in message or not self._messenger.transport.losable:
+            return shares
+        roster = list(self._messenger.rank_of)
+        places = part(message, "counted", torch.int32).tolist()
+        names = [roster[place] for place in places if 0 <= place < len(roster)]
+        if len({*names} & {*shares}) < len(places):
+            raise DecodeError(f"a total is said to have the vectors of {places}, which are not all of {[*shares]}")
+        return {name: shares[name] for name in names}
 
     def _revealed(self, backend: SecureAggregation, client: str, message: Message, num_clients: int) -> Tensor:
         """What a client reads in a total."""
@@ -444,24 +490,26 @@ class Aggregation:
         if versions is None:
             return {}
         newest = max(versions.values())
-        behind = [name for name in present if versions.get(name, 0) < newest]
+        behind = [name for name in present if versions.get(name, 0) < newest and not self._messenger.is_lost(name)]
         if not behind:
             return {}
         published = self._published.get(channel)
         if published is not None and published.restored and self._backend(channel).key_holder == "clients":
             self._reissue(channel, published)
         result, _ = self._publish(channel, published if self._messenger.hosts_server else None, behind)
-        versions.update(dict.fromkeys(behind, newest))
+        still_away = [name for name in behind if self._messenger.is_lost(name)]
+        versions.update({name: newest for name in behind if name not in still_away})
         return result
 
     def _reissue(self, channel: str, published: _Published) -> None:
         """After a resume no key opens the stored total: a client that has read it seals it anew for the others."""
-        if not self._readers[channel]:
+        readers = [name for name in self._readers[channel] if not self._messenger.is_lost(name)]
+        if not readers:
             raise QuorumError(
                 f"the last total of channel {channel!r} was read by nobody before the checkpoint, and its key is gone: "
                 "resume from a checkpoint of another round"
             )
-        messenger, parties, author = self._messenger, self._enrolled(channel), self._readers[channel][0]
+        messenger, parties, author = self._messenger, self._enrolled(channel), readers[0]
         messages: dict[str, Message] = {}
         if published.revealed is not None and messenger.is_local(author):
             with self._protecting():
@@ -475,6 +523,75 @@ class Aggregation:
         if arrived:
             published.total = part(arrived[author], "sum")
         published.restored = False
+
+    # ---------------------------------------------------------------- those who come back
+
+    def _note(self, step: int, channel: str) -> None:
+        """At the server, before the first round: keep the total for those who come back and cannot take part again."""
+        messenger, published = self._messenger, self._published.get(channel)
+        if messenger.settled or not messenger.transport.losable or not messenger.hosts_server:
+            return
+        told: dict[str, Any] = {"early": messenger.position[0], "channel": channel}
+        if published is not None:
+            told |= self._kept(channel, published)
+        messenger.transport.note(step, told)
+
+    def _recalled(self, recipe: Recipe, told: Mapping[str, Any]) -> dict[str, dict[str, Tensor]]:
+        """What local receivers got of a total of before the first round, which was taken without this process."""
+        messenger, channel, backend = self._messenger, recipe.channel, self._backend(recipe.channel)
+        if told.get("channel") != channel:
+            raise OutOfStepError(f"the run began with a sum over channel {told.get('channel')!r}, and not {channel!r}")
+        messenger.skip(told["early"])
+        if "total" not in told:
+            return {}
+        if backend.key_holder == "clients":
+            raise RosterError(
+                f"what clients summed over channel {channel!r} before the first round is encrypted under a key that no "
+                f"client has who comes back later ({type(backend).__name__}): give this channel a backend that lets "
+                "the server read sums, such as PairwiseMasking, or start all sites again"
+            )
+        codec = backend.codec
+        total = told["total"] if codec is None else codec.decode(told["total"])
+        result = unpack(total, _schema_in(told["schema"]), codec, bool(told["weighted"]), messenger.device)
+        return dict.fromkeys([name for name in recipe.receivers if messenger.is_local(name)], result)
+
+    def forget(self) -> None:
+        """Enrol anew before the next sum, as somebody has come back who has no key."""
+        self._parties.clear()
+        for channel, published in self._published.items():
+            published.restored = published.restored or self._backend(channel).key_holder == "clients"
+
+    def have(self) -> dict[str, dict[str, int]]:
+        """Which total of each channel local clients have, by client."""
+        names = [name for name in self._messenger.rank_of if self._messenger.is_local(name)]
+        return {name: {channel: of.get(name, 0) for channel, of in self._version.items()} for name in names}
+
+    def welcome(self, have: Mapping[str, Mapping[str, int]]) -> None:
+        """Take from clients that come back what they ``have``: `catch_up` sends them what is newer."""
+        for channel, versions in self._version.items():
+            newest = max(versions.values())
+            for name, mine in have.items():
+                versions[name] = mine.get(channel, 0) if mine.get(channel, 0) <= newest else 0
+            readers = self._readers.get(channel, [])
+            self._readers[channel] = [name for name in readers if versions[name] == newest]
+
+    def public_state(self) -> dict[str, Any]:
+        """Who has which total, and which there are; of none what it is."""
+        state = self.state_dict()
+        kept = {channel: {**item, "total": torch.empty(0)} for channel, item in state["server"].items()}
+        return {key: state[key] for key in ("versions", "readers", "summed")} | {"server": kept}
+
+    def come_back(self, public: Mapping[str, Any]) -> None:
+        """Take what `public_state` gave at the server, and keep of what was read here what is still the newest."""
+        have, read = self.have(), self.state_dict()["clients"]
+        newest = {channel: max(versions.values()) for channel, versions in public["versions"].items()}
+        kept = {
+            name: {
+                channel: total for channel, total in totals.items() if have[name].get(channel) == newest.get(channel)
+            }
+            for name, totals in read.items()
+        }
+        self.load_state_dict({**public, "clients": kept})
 
     # ---------------------------------------------------------------- checkpoints
 

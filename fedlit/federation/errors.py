@@ -35,3 +35,19 @@ class PeerFailedError(FederationError):
 
 class LabelGuardError(FederationError):
     """Labels of a client that has none were about to be read, or scores by them to select by."""
+
+
+class AheadOfServerError(FederationError):
+    """A process resumes from a later round than the server, whose round is the one that counts.
+
+    Args:
+        own_round: From which this process resumes.
+        server_round: The server's.
+    """
+
+    def __init__(self, own_round: int, server_round: int) -> None:
+        super().__init__(
+            f"this process resumes from round {own_round}, and the server from round {server_round}, which counts: "
+            "resume from a checkpoint of that round or an earlier one, or without one"
+        )
+        self.server_round = server_round

@@ -54,6 +54,7 @@ class Exchange:
         to: Mapping[str, Collection[str]],
     ) -> Received:
         """Send what local clients say; ``to`` has, by sender, those whom it is for, the same on every process."""
+        heard = [name for name in heard if not self._messenger.is_lost(name)]
         wanted = {
             sender: [name for name in heard if name in to.get(sender, ()) and name != sender]
             for sender in self._messenger.rank_of
@@ -89,6 +90,11 @@ class Exchange:
             messenger.book(channel.name, sender, receiver, sizes[party] + longer)
         return messenger.deliver(channel.name, outgoing, sizes, ways, seals)
 
+    def forget(self) -> None:
+        """Make new keys before the next sealed message, as somebody has come back who has none."""
+        if self._seals is not None:
+            self._seals = Seals([name for name in self._messenger.rank_of if self._messenger.is_local(name)])
+
     def _ways(self, sizes: Mapping[Any, int], wanted: Mapping[str, Sequence[str]]) -> dict[Pair, Party]:
         """Whose message goes from whom to whom."""
         ways: dict[Pair, Party] = {}
@@ -106,7 +112,8 @@ class Exchange:
         sizes = messenger.announce(
             channel.name, {name: wire_size(key) for name, key in told.items()}, KINDS.index("keys")
         )
-        ways = self._ways(sizes, {name: [other for other in messenger.rank_of if other != name] for name in sizes})
+        here = [name for name in messenger.rank_of if not messenger.is_lost(name)]
+        ways = self._ways(sizes, {name: [other for other in here if other != name] for name in sizes})
         for (sender, receiver), party in ways.items():
             messenger.book(channel.name + KEYS, sender, receiver, sizes[party])
         try:

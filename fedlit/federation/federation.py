@@ -113,6 +113,7 @@ class Federation:
         self.batch_idx = 0
         self.seconds: dict[str, float] = {}
         self._messenger = Messenger(self.transport, self.roster.rank_of)
+        self._messenger.settled = not self.transport.losable
         self._releases = Releases(self._messenger)
         self.ledger, self.accounts = self._messenger.ledger, self._releases.accounts
         self.hosts_server = self._messenger.hosts_server
@@ -215,9 +216,60 @@ class Federation:
         """Raise an `OutOfStepError` on every process unless all of them hold an equal ``value``."""
         values = self.transport.tell_all(value, f"agreement on {label}")
         for rank, other in enumerate(values):
-            if other != values[0]:
+            if other != values[0] and rank not in self.transport.lost:
                 words = f"rank 0 has {str(values[0])[:1000]}, rank {rank} {str(other)[:1000]}"
                 raise OutOfStepError(f"{label} differs between processes: {words}")
+
+    # ---------------------------------------------------------------- who is lost, and comes back
+
+    def roll_call(self) -> frozenset[int]:
+        """Find out who is there before a round starts: clients of processes that are lost are absent in it.
+
+        Returns:
+            Ranks that come back with this round, and are to be welcomed: see `come_back`.
+        """
+        back = self.transport.roll_call()
+        self.roster.send_away([name for name in self.roster.rank_of if self._messenger.is_lost(name)])
+        return back
+
+    def see_who_is_there(self) -> None:
+        """Find out who has been lost since the last exchange, so that sums are taken over the others."""
+        if self.transport.losable:
+            self._messenger.announce("presence", {}, KINDS.index("check"))
+
+    @property
+    def settled(self) -> bool:
+        """Whether all processes have come to the same round; see `Messenger`."""
+        return self._messenger.settled
+
+    @settled.setter
+    def settled(self, settled: bool) -> None:
+        self._messenger.settled = settled
+
+    def public_state(self) -> dict[str, Any]:
+        """What the server tells those who come back: nothing of it is a client's."""
+        state = self.state_dict()
+        return {**state, **self._aggregation.public_state(), "seconds": dict(self.seconds)}
+
+    def come_back(self, state: Mapping[str, Any]) -> None:
+        """Go on where the server is, with its `public_state`, and what local clients have."""
+        self.roster.go_on(state["roster"], state["seed"])
+        self.round_idx, self.batch_idx = state["round_idx"], state["batch_idx"]
+        self._messenger.call = state["calls"]
+        self.ledger.load_state_dict(state["ledger"])
+        self._releases.load_state_dict(state["accounts"])
+        self._aggregation.come_back(state)
+
+    def welcome(self, have: Mapping[str, Mapping[str, int]]) -> None:
+        """Go on with clients that have come back, which ``have`` these totals, and with new keys."""
+        self._aggregation.welcome(have)
+        self._aggregation.forget()
+        self._exchange.forget()
+        self._two_party.forget()
+
+    def have(self) -> dict[str, dict[str, int]]:
+        """Which total of each channel local clients have, by client; 0 is none."""
+        return self._aggregation.have()
 
     # ---------------------------------------------------------------- messages
 

@@ -27,7 +27,9 @@ KINDS = ("exchange", "sum", "mean", "download", "keys", "unmasking", "affine", "
 _ERRORS: dict[str, type[Exception]] = {
     name: kind
     for name, kind in (vars(privacy_errors) | vars(errors)).items()
-    if isinstance(kind, type) and issubclass(kind, FederationError | RosterError | PrivacyError)
+    if isinstance(kind, type)
+    and issubclass(kind, FederationError | RosterError | PrivacyError)
+    and "__init__" not in vars(kind)  # made of words alone
 }
 """What a process may fail by, as it is told to others."""
 
@@ -57,6 +59,8 @@ class Messenger:
         call: Counts announcements, from 0; never repeats.
         device: Where received tensors are put; ``None`` leaves them where they arrive.
         ledger: What crossed so far.
+        settled: Whether all processes have come to the same round; until they have, where they resume from checkpoints
+            of different rounds, announcements count from 0 at each.
     """
 
     def __init__(self, transport: Transport, rank_of: Mapping[str, int]) -> None:
@@ -66,6 +70,8 @@ class Messenger:
         self.call = 0
         self.device: torch.device | None = None
         self.ledger = Ledger()
+        self.settled = True
+        self._early = 0
         self._failure: FederationError | RosterError | PrivacyError | None = None
 
     @property
@@ -81,6 +87,19 @@ class Messenger:
     def is_local(self, name: str) -> bool:
         """Whether this process hosts the client."""
         return self.rank_of[name] == self.transport.rank
+
+    def is_lost(self, name: str) -> bool:
+        """Whether the client's process is lost, as all others know."""
+        return self.rank_of[name] in self.transport.lost
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """The next announcement, and the round under way: the same on all processes."""
+        return (self.call, self.round_idx) if self.settled else (self._early, 0)
+
+    def skip(self, early: int) -> None:
+        """Go on as if so many announcements had been made here since the start."""
+        self.call, self._early = self.call + early - self._early, early
 
     # ---------------------------------------------------------------- failures
 
@@ -124,7 +143,8 @@ class Messenger:
         if not 0 < len(name) <= NAME_BYTES:
             raise ValueError(f"channel must have 1 to {NAME_BYTES} bytes of UTF-8, got {channel!r}")
         failure, self._failure = self._failure, None
-        call, self.call = self.call, self.call + 1  # a call that fails is never repeated: see `RoundId`
+        call, round_idx = self.position
+        self.call, self._early = self.call + 1, self._early + 1  # a call that fails is never repeated: see `RoundId`
         routed = any(isinstance(party, tuple) for party in sizes)
         if self.transport.world_size == 1:
             if failure is not None:
@@ -132,15 +152,15 @@ class Messenger:
             own = self._by_pair(sizes) if routed else sizes
             return {party: size for party, size in own.items() if size}
         parties: list[Party] = [*self.rank_of, SERVER]
-        head = [kind, call, self.round_idx, failure is not None, _fingerprint(weights)]
+        head = [kind, call, round_idx, failure is not None, _fingerprint(weights)]
         words = torch.frombuffer(bytearray(name.ljust(NAME_BYTES)), dtype=torch.int64)
         body = torch.tensor([routed, *(sizes.get(party, 0) for party in parties)], dtype=torch.int64)
         frame = torch.cat([torch.tensor(head, dtype=torch.int64), words, body])
-        frames = self.transport.all_gather(frame, self._doing(channel))
+        frames = self.transport.meet(frame, self._doing(channel))
         if any(bool(other[3]) for other in frames):
             self._raise_everywhere(failure)
         for rank, other in enumerate(frames):
-            if not torch.equal(other[:_FRAME_WORDS], frames[0][:_FRAME_WORDS]):
+            if rank not in self.transport.lost and not torch.equal(other[:_FRAME_WORDS], frames[0][:_FRAME_WORDS]):
                 raise OutOfStepError(
                     f"processes are out of step: rank 0 is in {_describe(frames[0])}, rank {rank} in "
                     f"{_describe(other)}. Every process must call the same exchanges in the same order"
@@ -150,7 +170,7 @@ class Messenger:
             pairs = self._by_pair(sizes)
             parties = list(pairs)
             second = torch.tensor([0, *pairs.values()], dtype=torch.int64)
-            bodies = self.transport.all_gather(second, self._doing(channel))
+            bodies = self.transport.meet(second, self._doing(channel))
         # One rank knows each size: the server's and its receivers' are rank 0's word, a client's its own rank's.
         told = torch.stack(bodies)[:, 1:]
         self._check_speakers(told, parties, channel)
@@ -182,8 +202,8 @@ class Messenger:
     # ---------------------------------------------------------------- carrying
 
     def gather(self, table: Tensor, channel: str) -> list[Tensor]:
-        """``table`` of every process, after an announcement."""
-        return self.transport.all_gather(table, self._doing(channel))
+        """``table`` of every process, after an announcement; zeros of one that is lost."""
+        return self.transport.meet(table, self._doing(channel))
 
     def deliver(
         self,
@@ -201,65 +221,69 @@ class Messenger:
         # One copy per receiving process, however many clients it hosts: (message, from rank, to rank), in order.
         crossings = dict.fromkeys((party, self.rank_of[way[0]], self.rank_of[way[1]]) for way, party in ways.items())
         messages = {party: _said(outgoing, party) for party, here, _ in crossings if here == rank}
-        leaving = [(party, there) for party, here, there in crossings if here == rank != there]
-        due = [(party, here) for party, here, there in crossings if there == rank != here]
         readers: dict[tuple[Party, int], list[str]] = {}
         for (_, receiver), party in ways.items():
             readers.setdefault((party, self.rank_of[receiver]), []).append(receiver)
-        about = digest(channel, self.round_idx, self.call)
+        about = digest(channel, *reversed(self.position))
         copies: dict[tuple[Party, int], Tensor] = {}
-        for party in dict(leaving):
-            ranks, message = [there for each, there in leaving if each == party], encode(messages[party])
-            sealed = [message] * len(ranks)
+        for party in dict.fromkeys(party for party, here, there in crossings if here == rank != there):
+            ranks = [there for each, _, there in crossings if each == party and there != rank]
+            sealed = [encode(messages[party])] * len(ranks)
             if seals is not None:
-                sealed = seals.close(message, _sender(party), [readers[party, there] for there in ranks], about)
+                sealed = seals.close(sealed[0], _sender(party), [readers[party, there] for there in ranks], about)
             copies |= {(party, there): copy for there, copy in zip(ranks, sealed, strict=True)}
         extra = 0 if seals is None else WRAP_BYTES
+        between = {
+            (party, there): (here, there, sizes[party] + extra * len(readers[party, there]))
+            for party, here, there in crossings
+            if here != there and there not in self.transport.lost
+        }
         arrived = self.transport.swap(
-            [(there, copies[party, there]) for party, there in leaving],
-            [(here, sizes[party] + extra * len(readers[party, rank])) for party, here in due],
-            self._doing(channel),
+            [*between.values()], [copies[way] for way in between if way in copies], self._doing(channel)
         )
-        for (party, _), message in zip(due, arrived, strict=True):
+        due = [party for (party, _), (_, there, _) in between.items() if there == rank]
+        for party, message in zip(due, arrived, strict=True):
+            if message is None:
+                continue
             if seals is not None:
                 message = seals.open(message, _sender(party), readers[party, rank], about)
             messages[party] = {name: tensor.to(self.device) for name, tensor in decode(message).items()}
         received: dict[str, dict[str, Message]] = {}
         for (sender, receiver), party in ways.items():
-            if self.is_local(receiver):
+            if self.is_local(receiver) and party in messages:
                 received.setdefault(receiver, {})[sender] = messages[party]
         return received
 
     def to_server(self, channel: str, messages: Mapping[str, Message], sizes: Mapping[str, int]) -> dict[str, Message]:
-        """Carry clients' messages to the server: all of them there, none elsewhere."""
+        """Carry clients' messages to the server: there those that came, none elsewhere."""
         if self.transport.world_size == 1:
             return {name: messages[name] for name in sizes}
+        senders = [name for name in sizes if self.rank_of[name]]
+        ways = [(self.rank_of[name], 0, sizes[name]) for name in senders]
+        outgoing = [encode(messages[name]) for name in senders if self.is_local(name)]
+        arrived = self.transport.swap(ways, outgoing, self._doing(channel))
         if not self.hosts_server:
-            self.transport.swap(
-                [(0, encode(messages[name])) for name in sizes if name in messages], [], self._doing(channel)
-            )
             return {}
-        senders = [name for name in sizes if name not in messages and not self.is_local(name)]
-        inbox = [(self.rank_of[name], sizes[name]) for name in senders]
-        arrived = self.transport.swap([], inbox, self._doing(channel))
+        came = {name: message for name, message in zip(senders, arrived, strict=True) if message is not None}
         try:
-            decoded = {name: decode(message) for name, message in zip(senders, arrived, strict=True)}
+            decoded = {name: decode(message) for name, message in came.items()}
         except ValueError as error:
             self.fail(DecodeError(f"channel {channel!r}: {error}"))
             return {}
-        return {name: decoded[name] if name in decoded else _said(messages, name) for name in sizes}
+        return {
+            name: decoded[name] if name in decoded else _said(messages, name)
+            for name in sizes
+            if name in decoded or self.is_local(name)
+        }
 
     def broadcast(self, channel: str, message: Message, size: int, receivers: Sequence[str]) -> Message:
         """Carry one message of the server to the processes of ``receivers``; empty elsewhere."""
-        ranks = sorted({self.rank_of[name] for name in receivers} - {0})
+        ranks = sorted({self.rank_of[name] for name in receivers} - {0} - self.transport.lost)
+        encoded = [encode(message)] * len(ranks) if self.hosts_server and ranks else []
+        arrived = self.transport.swap([(0, rank, size) for rank in ranks], encoded, self._doing(channel))
         if self.hosts_server:
-            if ranks:
-                encoded = encode(message)
-                self.transport.swap([(rank, encoded) for rank in ranks], [], self._doing(channel))
             return message
-        if self.transport.rank in ranks:
-            return decode(self.transport.swap([], [(0, size)], self._doing(channel))[0])
-        return {}
+        return {} if not arrived or arrived[0] is None else decode(arrived[0])
 
     def from_server(
         self, channel: str, messages: Mapping[str, Message], sizes: Mapping[str, int]
@@ -267,14 +291,17 @@ class Messenger:
         """Carry the server's messages, a different one for each client; those of local clients."""
         if self.transport.world_size == 1:
             return {name: messages[name] for name in sizes}
+        far = [name for name in sizes if self.rank_of[name] and not self.is_lost(name)]
+        told = {name: _said(messages, name) for name in sizes} if self.hosts_server else {}
+        arrived = self.transport.swap(
+            [(0, self.rank_of[name], sizes[name]) for name in far],
+            [encode(told[name]) for name in far if name in told],
+            self._doing(channel),
+        )
         if self.hosts_server:
-            told = {name: _said(messages, name) for name in sizes}
-            outbox = [(self.rank_of[name], encode(told[name])) for name in told if not self.is_local(name)]
-            self.transport.swap(outbox, [], self._doing(channel))
             return {name: told[name] for name in told if self.is_local(name)}
-        here = [name for name in sizes if self.is_local(name)]
-        arrived = self.transport.swap([], [(0, sizes[name]) for name in here], self._doing(channel))
-        return {name: decode(message) for name, message in zip(here, arrived, strict=True)}
+        here = [name for name in far if self.is_local(name)]
+        return {name: decode(each) for name, each in zip(here, arrived, strict=True) if each is not None}
 
     def _doing(self, channel: str) -> str:
         return f"exchange {channel!r} of round {self.round_idx}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -32,6 +32,7 @@ class Roster:
 
     Attributes:
         rank_of: Process that hosts each client, in roster order.
+        away: Clients that are absent whatever the rule says, as their process was lost when the round began.
 
     Raises:
         RosterError: If roster, target, placement or participation do not fit together.
@@ -59,6 +60,7 @@ class Roster:
         self.rank_of = {client.name: rank for client, rank in zip(self.clients, ranks, strict=True)}
         self._rank = transport.rank
         self._present: dict[tuple[int, str | None], tuple[Client, ...]] = {}
+        self.away: frozenset[str] = frozenset()
 
     def is_local(self, client: Client | str) -> bool:
         """Whether this process hosts ``client``."""
@@ -105,19 +107,29 @@ class Roster:
             )
         return {client.name: client.num_samples or 0 for client in self.clients}
 
+    def send_away(self, clients: Collection[str]) -> None:
+        """Let these, and no others, be ``away`` from now on."""
+        if self.away != {*clients}:
+            self.away = frozenset(clients)
+            self._present.clear()
+
     def present(self, round_idx: int, channel: str | None = None) -> tuple[Client, ...]:
         """Clients present in a round; with ``channel``, those who are heard on it."""
         key = (round_idx, channel if channel in self.heard else None)
         if key not in self._present:
-            drawn = self.participation.present(self.clients, round_idx, self.seed)
-            for name, rule in self.heard.items() if key[1] is not None else ():
-                if self.nested or name == channel:
-                    drawn = rule.present(drawn, round_idx, self.seed, stream=name)
-                if name == channel:
-                    break
             self._present = {known: clients for known, clients in self._present.items() if known[0] == round_idx}
-            self._present[key] = drawn
+            self._present[key] = self._drawn(round_idx, key[1], self.away)
         return self._present[key]
+
+    def _drawn(self, round_idx: int, channel: str | None, away: Collection[str]) -> tuple[Client, ...]:
+        drawn = self.participation.present(self.clients, round_idx, self.seed)
+        drawn = tuple(client for client in drawn if client.name not in away)
+        for name, rule in self.heard.items() if channel is not None else ():
+            if self.nested or name == channel:
+                drawn = rule.present(drawn, round_idx, self.seed, stream=name)
+            if name == channel:
+                break
+        return drawn
 
     def introduce(self, facts: Mapping[str, Facts]) -> None:
         """Take in sizes and shapes of all clients' data; see `Federation.introduce`."""
@@ -141,7 +153,7 @@ class Roster:
     def draws(self, round_idx: int) -> list[list[str]]:
         """Who is present, and who is heard on each channel that has a rule, in a round and those after it."""
         return [
-            names_of(self.present(each, channel))
+            names_of(self._drawn(each, channel, ()))
             for each in range(round_idx, round_idx + _ROUNDS_COMPARED)
             for channel in (None, *self.heard)
         ]

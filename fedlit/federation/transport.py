@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, final
 
@@ -33,32 +33,79 @@ MOST_BYTES = _memory()
 """Of all messages that a process receives at once: what is announced beyond is refused."""
 
 
+Way = tuple[int, int, int]
+"""Of a message: the rank that sends it, the rank that receives it, and its number of bytes."""
+
+
 class Transport(ABC):
     """What a federation needs from the processes it runs on.
 
     Attributes:
         rank: Of this process, from 0. The server lives on rank 0.
         world_size: Number of processes.
+        losable: Whether the others go on when a process is lost.
+        lost: Ranks that are, as the last meeting found, so that all others agree on it.
     """
 
     rank: int
     world_size: int
+    losable: bool = False
+    lost: frozenset[int] = frozenset()
 
     @abstractmethod
-    def all_gather(self, frame: Tensor, doing: str) -> list[Tensor]:
-        """``frame`` of every rank, in rank order; all ranks give the same shape. ``doing`` is for error messages."""
+    def meet(self, frame: Tensor, doing: str) -> list[Tensor]:
+        """``frame`` of every rank, in rank order, and zeros of those that are lost; all ranks give the same shape.
 
-    @abstractmethod
-    def swap(
-        self, outgoing: Sequence[tuple[int, Tensor]], incoming: Sequence[tuple[int, int]], doing: str
-    ) -> list[Tensor]:
-        """Send uint8 messages (rank, message), and receive messages (rank, number of bytes) in their order.
-
-        Sender and receiver share the order; ``doing`` is for error messages.
+        ``doing`` is for error messages.
         """
 
+    @abstractmethod
+    def swap(self, ways: Sequence[Way], outgoing: Sequence[Tensor], doing: str) -> list[Tensor | None]:
+        """Carry uint8 messages the ``ways`` they go, which all ranks give, each but those it has no part in.
+
+        Returns:
+            Those to this rank, in the order of their ways; ``None`` of a rank that is lost.
+
+        Args:
+            ways: In an order that sender and receiver share.
+            outgoing: The messages from this rank, in that order.
+            doing: For error messages.
+        """
+
+    @property
+    def returning(self) -> bool:
+        """Whether this process joins a run that has begun, and takes part from the next roll call."""
+        return False
+
+    def roll_call(self) -> frozenset[int]:
+        """Meet before a round starts: ranks that were lost and come back with it."""
+        return frozenset()
+
+    def begin(self, back: Collection[int]) -> None:  # noqa: B027 (nothing, where nobody comes back)
+        """At the server: the first round comes next, for which ``back`` will start again, and are waited for."""
+
+    def hand_out(self, value: Any, ranks: Collection[int], doing: str) -> Any:
+        """At these ranks, what rank 0 gives as ``value``, of what `document` can hold; ``None`` elsewhere."""
+        message = document(value if self.rank == 0 else None, doing)
+        size = self._sizes(message, doing)[0]
+        ways = [(0, rank, size) for rank in sorted(ranks)]
+        arrived = self.swap(ways, [] if self.rank else [message] * len(ways), doing)
+        return read_document(arrived[0]) if arrived and arrived[0] is not None else None
+
+    def note(self, step: int, value: Any) -> None:  # noqa: B027 (nothing, where nobody comes back)
+        """At the server: keep a result of before the first round for those who come back, with where it began."""
+
+    def recall(self) -> Any:
+        """For one who comes back: the result that is noted of what all do here, and not done again; else ``None``."""
+        return None
+
+    @property
+    def step(self) -> int:
+        """How often the processes have met or swapped."""
+        return 0
+
     def tell_all(self, value: Any, doing: str) -> list[Any]:
-        """A value of every rank, in rank order; of what `document` can hold.
+        """A value of every rank, in rank order; of what `document` can hold. ``None`` of ranks that are lost.
 
         Raises:
             DecodeError: If what a rank sends is none, or announced as larger than this machine's memory.
@@ -67,9 +114,16 @@ class Transport(ABC):
             return [value]
         message = document(value, doing)
         sizes = self._sizes(message, doing)
-        others = [rank for rank in range(self.world_size) if rank != self.rank]
-        arrived = iter(self.swap([(rank, message) for rank in others], [(rank, sizes[rank]) for rank in others], doing))
-        return [value if rank == self.rank else read_document(next(arrived)) for rank in range(self.world_size)]
+        ranks = [rank for rank in range(self.world_size) if rank not in self.lost]
+        ways = [(here, there, sizes[here]) for here in ranks for there in ranks if here != there]
+        mine = [message for here, _, _ in ways if here == self.rank]
+        arrived = iter(self.swap(ways, mine, doing))
+        told = {rank: next(arrived) for rank in ranks if rank != self.rank}
+        values: list[Any] = [None] * self.world_size
+        values[self.rank] = value
+        for rank, theirs in told.items():
+            values[rank] = None if theirs is None else read_document(theirs)
+        return values
 
     def bring_first(self, message: Tensor, doing: str) -> list[Tensor]:
         """Messages of every rank, of shape (bytes,), in rank order, on rank 0; none on the others.
@@ -78,13 +132,12 @@ class Transport(ABC):
             DecodeError: On every rank, if they are announced as larger than this machine's memory.
         """
         sizes = self._sizes(message, doing)
-        if self.rank:
-            self.swap([(0, message)], [], doing)
-            return []
-        return [message, *self.swap([], [(rank, sizes[rank]) for rank in range(1, self.world_size)], doing)]
+        ways = [(rank, 0, sizes[rank]) for rank in range(1, self.world_size)]
+        arrived = self.swap(ways, [message] if self.rank else [], doing)
+        return [] if self.rank else [message, *(each for each in arrived if each is not None)]
 
     def _sizes(self, message: Tensor, doing: str) -> list[int]:
-        sizes = [int(size) for size in self.all_gather(torch.tensor([len(message)]), doing)]
+        sizes = [int(size) for size in self.meet(torch.tensor([len(message)]), doing)]
         check_sizes(dict(enumerate(sizes)), doing)
         return sizes
 
@@ -106,16 +159,14 @@ class OneProcess(Transport):
     rank = 0
     world_size = 1
 
-    def all_gather(self, frame: Tensor, doing: str) -> list[Tensor]:
+    def meet(self, frame: Tensor, doing: str) -> list[Tensor]:
         """Own frame alone."""
         return [frame]
 
-    def swap(
-        self, outgoing: Sequence[tuple[int, Tensor]], incoming: Sequence[tuple[int, int]], doing: str
-    ) -> list[Tensor]:
+    def swap(self, ways: Sequence[Way], outgoing: Sequence[Tensor], doing: str) -> list[Tensor | None]:
         """Nothing crosses."""
+        assert not ways, "one process has nobody to send to"
         assert not outgoing, "one process has nobody to send to"
-        assert not incoming, "one process has nobody to receive from"
         return []
 
 
@@ -136,32 +187,34 @@ class ProcessGroup(Transport):
         assert isinstance(group, dist.ProcessGroup), "all processes are in the group"
         self._group = group
 
-    def all_gather(self, frame: Tensor, doing: str) -> list[Tensor]:
+    def meet(self, frame: Tensor, doing: str) -> list[Tensor]:
         """``frame`` of every rank."""
         frames = [torch.empty_like(frame) for _ in range(self.world_size)]
         try:
             dist.all_gather(frames, frame, group=self._group)
         except RuntimeError as error:
-            raise self._lost(doing, error) from error
+            raise self._ended(doing, error) from error
         return frames
 
-    def swap(
-        self, outgoing: Sequence[tuple[int, Tensor]], incoming: Sequence[tuple[int, int]], doing: str
-    ) -> list[Tensor]:
+    def swap(self, ways: Sequence[Way], outgoing: Sequence[Tensor], doing: str) -> list[Tensor | None]:
         """Send to and receive from other ranks, both at once."""
-        messages = [torch.empty(size, dtype=torch.uint8) for _, size in incoming]
+        leaving = [there for here, there, _ in ways if here == self.rank]
+        due = [(here, size) for here, there, size in ways if there == self.rank]
+        messages = [torch.empty(size, dtype=torch.uint8) for _, size in due]
         try:
-            pending = [dist.isend(message, rank, group=self._group) for rank, message in outgoing]
-            for message, (rank, _) in zip(messages, incoming, strict=True):
+            pending = [
+                dist.isend(message, rank, group=self._group) for rank, message in zip(leaving, outgoing, strict=True)
+            ]
+            for message, (rank, _) in zip(messages, due, strict=True):
                 pending.append(dist.irecv(message, rank, group=self._group))
             for work in pending:
                 if work is not None:
                     work.wait()
         except RuntimeError as error:
-            raise self._lost(doing, error) from error
-        return messages
+            raise self._ended(doing, error) from error
+        return [*messages]
 
-    def _lost(self, doing: str, error: RuntimeError) -> FederationTimeoutError:
+    def _ended(self, doing: str, error: RuntimeError) -> FederationTimeoutError:
         seconds = self.timeout.total_seconds()
         return FederationTimeoutError(
             f"rank {self.rank} lost the other processes during {doing}: one of them stopped, or was silent for "

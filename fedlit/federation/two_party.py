@@ -60,7 +60,9 @@ class TwoPartyExchange:
         for name in [name for name in moments if name in holders]:
             own |= self._releases.of(resolved, name, {name: moments[name]}, None)
         self._releases.account(resolved, dict.fromkeys(holders, 1.0))
-        round_id = RoundId(self._messenger.round_idx, channel, self._messenger.call)
+        call, round_idx = self._messenger.position
+        round_id = RoundId(round_idx, channel, call)
+        pairs = self._still_there(pairs)
         new = [pair for pair in pairs if (channel, pair) not in self._introduced]
         for pair in new:
             if self._messenger.is_local(pair[0]):
@@ -77,17 +79,22 @@ class TwoPartyExchange:
             party.open_round(round_id)
             return party.protect(own[pair[0]].double().cpu(), num_outputs)
 
-        def evaluate(pair: Pair) -> bytes:
+        def evaluate(pair: Pair) -> bytes | None:
+            if self._vanished(sent, pair):
+                return None
             party = self._learners[channel, pair]
             party.open_round(round_id)
             matrix, offset = maps[pair[1]][pair[0]]
             return party.evaluate(_arrived(sent, pair), matrix.double().cpu(), offset.double().cpu())
 
+        def unlock(pair: Pair) -> bytes | None:
+            if self._vanished(replies, pair):
+                return None
+            return self._holders[channel, pair].unlock(_arrived(replies, pair))
+
         sent = self._relay(resolved, pairs, protect)
         replies = self._relay(resolved, pairs, evaluate, back=True)
-        answers = self._relay(
-            resolved, pairs, lambda pair: self._holders[channel, pair].unlock(_arrived(replies, pair))
-        )
+        answers = self._relay(resolved, pairs, unlock)
         outputs: dict[str, dict[str, Tensor]] = {}
         for pair, answer in answers.items():
             y = self._guarded(
@@ -101,13 +108,26 @@ class TwoPartyExchange:
             self._messenger.announce(channel, {}, KINDS.index("check"))  # whether an answer was refused somewhere
         return outputs
 
+    def forget(self) -> None:
+        """Make new keys when pairs meet again, as somebody has come back who has none."""
+        self._holders.clear()
+        self._learners.clear()
+        self._introduced.clear()
+
+    def _still_there(self, pairs: Sequence[Pair]) -> list[Pair]:
+        return [pair for pair in pairs if not any(self._messenger.is_lost(name) for name in pair)]
+
+    def _vanished(self, messages: Mapping[Pair, bytes], pair: Pair) -> bool:
+        """Whether a message that is due did not come, and its sender may be lost: the next announcement will tell."""
+        return pair not in messages and self._messenger.transport.losable
+
     def _relay(
-        self, channel: Resolved, pairs: Sequence[Pair], write: Callable[[Pair], bytes], back: bool = False
+        self, channel: Resolved, pairs: Sequence[Pair], write: Callable[[Pair], bytes | None], back: bool = False
     ) -> dict[Pair, bytes]:
         """One step: a byte string for each pair, from the first to the second or ``back``; those that arrived here."""
         outgoing: dict[Party, Message] = {}
         wanted: dict[str, list[str]] = {}
-        ways = {pair: (pair[1], pair[0]) if back else pair for pair in pairs}
+        ways = {pair: (pair[1], pair[0]) if back else pair for pair in self._still_there(pairs)}
         for pair, (sender, receiver) in ways.items():
             wanted.setdefault(sender, []).append(receiver)
             if self._messenger.is_local(sender) and not self._messenger.failed:

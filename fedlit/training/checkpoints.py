@@ -175,6 +175,10 @@ def split(checkpoint: dict[str, Any], clients: Sequence[str]) -> None:
         optimizers = checkpoint.pop("optimizer_states")
         for name, state in own.items():
             state["optimizers"] = [_groups_of(name, optimizer) for optimizer in optimizers]
+        if not own:  # a server's, which train nothing
+            checkpoint.setdefault(SERVER, {})["optimizers"] = [
+                _groups_of(SERVER, optimizer) for optimizer in optimizers
+            ]
     schedules = checkpoint.get("lr_schedulers", [])
     for place, schedule in enumerate(schedules):
         if schedule and set(schedule) <= {*clients, SERVER}:  # else one of the module's own, equal on all processes
@@ -195,7 +199,9 @@ def join(checkpoint: dict[str, Any], clients: Collection[str]) -> None:
     for name, state in own.items():
         checkpoint["state_dict"] |= {f"{REPLICAS}{name}.{key}": tensor for key, tensor in state["weights"].items()}
     optimizers = [state["optimizers"] for state in own.values() if "optimizers" in state]
-    if any("optimizers" in state for state in checkpoint["clients"].values()):
+    if not own and "optimizers" in checkpoint.get(SERVER, {}):
+        checkpoint["optimizer_states"] = [_numbered(groups) for groups in checkpoint[SERVER]["optimizers"]]
+    elif any("optimizers" in state for state in checkpoint["clients"].values()):
         each = zip(*optimizers, strict=True)
         checkpoint["optimizer_states"] = [_numbered(chain.from_iterable(groups)) for groups in each]
     for place, schedule in enumerate(checkpoint.get("lr_schedulers", [])):

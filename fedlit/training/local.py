@@ -55,8 +55,11 @@ def present_learners(method: Method, round_idx: int) -> tuple[Client, ...]:
         learners, everybody = method.sources, False
     else:
         learners, everybody = method.learners(round_idx), method.trains_when_absent
-    present = {client.name for client in method.federation.roster.present(round_idx)}
-    return tuple(client for client in learners if everybody or client.name in present)
+    roster = method.federation.roster
+    present = {client.name for client in roster.present(round_idx)}
+    return tuple(
+        client for client in learners if client.name in present or (everybody and client.name not in roster.away)
+    )
 
 
 def in_step(method: Method, clients: Sequence[Client]) -> tuple[Client, ...]:

@@ -29,6 +29,7 @@ from fedlit.training.local import present_learners
 from fedlit.training.method import Method, metric_names
 from fedlit.training.optimisation import ClientSchedules
 from fedlit.training.replicas import check_local_norm
+from fedlit.training.returns import come_together, welcome
 from fedlit.training.tasks import Classification
 
 
@@ -164,6 +165,7 @@ class Rounds(Callback):
     _started: float
     _talked: float
     _run_closed: bool
+    _called: bool
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Do what a `FederatedStrategy` does, where there is none: see to channels, and to the cutting into rounds."""
@@ -193,7 +195,7 @@ class Rounds(Callback):
                     "each parameter group of an optimizer needs the key 'client' with a client's name: build the "
                     "groups with client_param_groups(), or as it does"
                 )
-        self._run_closed = False
+        self._run_closed, self._called = False, False
         self.batches_per_round = int(whole)
         if isinstance(loader, FederatedLoader):
             self.batches_per_round = min(loader.batches_per_round, self.batches_per_round)
@@ -208,6 +210,8 @@ class Rounds(Callback):
             raise ValueError(
                 "max_time stops inside a round: give Trainer(callbacks=[Timer(duration, interval='epoch')]) instead"
             )
+        if method.federation.transport.losable:
+            self._called = come_together(trainer, method, self.batches_per_round)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Open a round at its first batch."""
@@ -240,6 +244,9 @@ class Rounds(Callback):
 
     def _open(self, trainer: Trainer, method: Method) -> None:
         federation = method.federation
+        if federation.transport.losable and not self._called:
+            welcome(trainer, method, federation.roll_call(), self.batches_per_round)
+        self._called = False
         method.record.start_round_()
         if method.reset_optimizer:
             for optimizer in trainer.optimizers:
@@ -262,6 +269,7 @@ class Rounds(Callback):
                         "rate, clip gradients (Trainer(gradient_clip_val=...)), or look at its data"
                     )
                 )
+        federation.see_who_is_there()
         numbers = {name: {"loss": loss} for name, loss in losses.items()}
         for name, norms in method.record.norms.items():
             numbers[name]["grad_norm"] = float(torch.stack(norms).mean())

@@ -67,8 +67,8 @@ def sends(message: Tensor, announced: int | None = None) -> Callable[[Transport]
 
     def hostile(transport: Transport) -> None:
         size = len(message) if announced is None else announced
-        (theirs, _) = transport.all_gather(torch.tensor([size]), "a lie")
-        transport.swap([(0, message)], [(0, int(theirs))], "a lie")
+        (theirs, _) = transport.meet(torch.tensor([size]), "a lie")
+        transport.swap([(0, 1, int(theirs)), (1, 0, size)], [message], "a lie")
 
     return hostile
 
@@ -123,7 +123,7 @@ def fails_with(told: Any) -> Callable[[Transport], Any]:
 
     def hostile(transport: Transport) -> None:
         federation = Federation(NAMES, "t", transport=transport, placement=[["a", "b"], ["t"]])
-        frame = transport.all_gather
+        frame = transport.meet
 
         def failed(words: Tensor, doing: str) -> list[Tensor]:
             words = words.clone()
@@ -131,7 +131,9 @@ def fails_with(told: Any) -> Callable[[Transport], Any]:
             return frame(words, doing)
 
         messenger = federation._messenger
-        messenger.transport = type("Failed", (), {"all_gather": staticmethod(failed), "world_size": 2, "rank": 1})()
+        messenger.transport = type(
+            "Failed", (), {"meet": staticmethod(failed), "world_size": 2, "rank": 1, "lost": frozenset()}
+        )()
         messenger._raise_everywhere = lambda failure: sends(document(told, ""))(transport)  # type: ignore[method-assign]
         federation.check("anything", None)
 

@@ -355,7 +355,7 @@ def test_no_message_of_any_kind_has_a_coordinate_in_it(predict_with: Any, monkey
 
     for owner, names in (
         (Messenger, ("announce", "deliver", "to_server", "broadcast", "from_server")),
-        (OneProcess, ("all_gather", "tell_all")),
+        (OneProcess, ("meet", "tell_all")),
     ):
         for name in names:
             original = getattr(owner, name)

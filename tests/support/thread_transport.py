@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from fedlit.federation.errors import FederationTimeoutError
-from fedlit.federation.transport import Transport
+from fedlit.federation.transport import Transport, Way
 
 _T = TypeVar("_T")
 
@@ -31,19 +31,19 @@ class Threads(Transport):
         self.timeout = timeout
         self._mailboxes = mailboxes
 
-    def all_gather(self, frame: Tensor, doing: str) -> list[Tensor]:
+    def meet(self, frame: Tensor, doing: str) -> list[Tensor]:
         frames: list[Tensor] = self._everybodys(frame, doing)
         assert len({(tuple(other.shape), other.dtype) for other in frames}) == 1, f"shapes differ in {doing}"
         return frames
 
-    def swap(
-        self, outgoing: Sequence[tuple[int, Tensor]], incoming: Sequence[tuple[int, int]], doing: str
-    ) -> list[Tensor]:
-        for rank, message in outgoing:
+    def swap(self, ways: Sequence[Way], outgoing: Sequence[Tensor], doing: str) -> list[Tensor | None]:
+        leaving = [there for here, there, _ in ways if here == self.rank]
+        due = [(here, size) for here, there, size in ways if there == self.rank]
+        for rank, message in zip(leaving, outgoing, strict=True):
             assert rank != self.rank, "nothing is sent to oneself"
             self._send(rank, message)
-        arrived = [self._receive(rank, doing) for rank, _ in incoming]
-        assert [message.numel() for message in arrived] == [size for _, size in incoming], f"sizes differ in {doing}"
+        arrived = [self._receive(rank, doing) for rank, _ in due]
+        assert [message.numel() for message in arrived] == [size for _, size in due], f"sizes differ in {doing}"
         return arrived
 
     def _everybodys(self, value: _T, doing: str) -> list[_T]:

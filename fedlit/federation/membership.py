@@ -1,0 +1,87 @@
+"""Membership: which processes take part in a run from which others may vanish, and to which they may come back.
+
+Who is lost changes at meetings only, where all processes are told the same; who comes back comes with a roll call.
+Between two meetings a process that is silent for too long is dropped: nobody waits for it any more, and the next
+meeting tells. Here is neither a network nor a tensor.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+
+class Verdict(NamedTuple):
+    """What a meeting found."""
+
+    lost: frozenset[int]
+    """All ranks that are not there."""
+    joined: frozenset[int]
+    """Those that come back with it."""
+
+
+class Membership:
+    """What the server knows of the other processes.
+
+    Args:
+        ranks: All there are.
+        patience: Seconds of silence after which a process is dropped.
+        clock: Tells seconds.
+
+    Attributes:
+        here: Ranks that take part, and are waited for.
+        waiting: Those that come back, and wait for the next roll call.
+        patience: See the arguments.
+    """
+
+    def __init__(self, ranks: Iterable[int], patience: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.here: set[int] = set()
+        self._ranks = frozenset(ranks)
+        self.patience = patience
+        self._clock = clock
+        self._silent: dict[int, float] = {}
+        self.waiting: set[int] = set()
+
+    def come(self, rank: int) -> None:
+        """A process comes, before the first round, or later to wait for the next roll call: see `wait`."""
+        self.here.add(rank)
+        self._silent.pop(rank, None)
+
+    def wait(self, rank: int) -> None:
+        """A process that is not here waits for the next roll call."""
+        self.waiting.add(rank)
+        self._silent.pop(rank, None)
+
+    def heard(self, rank: int) -> None:
+        """A process is connected."""
+        self._silent.pop(rank, None)
+
+    def silent(self, rank: int) -> None:
+        """Nothing connects a process any more."""
+        self._silent.setdefault(rank, self._clock())
+
+    def drop(self, rank: int) -> None:
+        """Wait for a process no more: it has left, or speaks nonsense, or was silent for too long."""
+        self.here.discard(rank)
+        self.waiting.discard(rank)
+
+    def overdue(self) -> set[int]:
+        """Those here and waiting that have been silent for longer than the patience; they are dropped."""
+        late = {rank for rank, since in self._silent.items() if self._clock() - since >= self.patience}
+        late &= self.here | self.waiting
+        for rank in late:
+            self.drop(rank)
+        return late
+
+    def time_left(self) -> float | None:
+        """Seconds until somebody is overdue; ``None`` if everybody is heard."""
+        since = [self._silent[rank] for rank in self.here | self.waiting if rank in self._silent]
+        return max(0.0, min(since) + self.patience - self._clock()) if since else None
+
+    def meeting(self, roll_call: bool = False) -> Verdict:
+        """Who is lost from now on; with a ``roll_call``, those who wait come in."""
+        joined = frozenset(self.waiting) if roll_call else frozenset()
+        self.here |= joined
+        self.waiting -= joined
+        return Verdict(self._ranks - self.here, joined)

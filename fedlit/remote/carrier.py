@@ -1,0 +1,68 @@
+"""Carrier: brings requests of sites to a server and its replies back; gRPC is one, and others can stand in its place.
+
+Only sites call; the server answers. What is in a request is the business of `fedlit.remote.star`: a carrier knows
+pieces of bytes, the name of the site that a certificate proves, and whether a site's connection stands.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+
+from fedlit.federation.errors import FederationError
+
+PIECE_BYTES = 2 << 20
+"""Largest piece of a request or reply: longer ones are cut, so that none is ever copied as a whole."""
+
+Pieces = Iterator[bytes]
+"""Of one request or reply, each of at most `PIECE_BYTES`; the first is its head."""
+
+
+class RefusedError(FederationError):
+    """The other end does not want this one: another certificate, version, experiment or name than it needs."""
+
+
+class BrokenError(FederationError):
+    """A call did not come through; it may be made again."""
+
+
+class Listener(ABC):
+    """The server's end of a carrier."""
+
+    @abstractmethod
+    def listen(
+        self, answer: Callable[[str, Pieces], Pieces], came: Callable[[str], None], gone: Callable[[str], None]
+    ) -> str:
+        """Take calls from now on, each in a thread of its own; returns the address as ``HOST:PORT``.
+
+        Args:
+            answer: Given the name of a site and its request, says the reply, or raises a `RefusedError`, whose words
+                the site gets. It may take hours. A request or reply that breaks off ends in a `BrokenError` where its
+                pieces are taken.
+            came: Told the name of a site whose connection stands from now on.
+            gone: Told the name of a site of which no connection stands any more, as soon as that is noticed.
+
+        Raises:
+            OSError: If nothing can listen at the address.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """End: calls under way break off, and no others are taken."""
+
+
+class Caller(ABC):
+    """A site's end of a carrier."""
+
+    @abstractmethod
+    def call(self, request: Pieces) -> Pieces:
+        """Send a request, and take the reply; connects first if no connection stands.
+
+        Raises:
+            BrokenError: If the call did not come through, here or while the reply's pieces are taken.
+            RefusedError: If the server refuses the site or its request, or the two do not trust each other.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the connection, if one stands."""

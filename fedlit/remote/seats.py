@@ -1,0 +1,155 @@
+"""Seats: the part that a process has in a federation across organisations, as a strategy is given it."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, final
+
+from fedlit.remote.carrier import Caller, Listener
+from fedlit.remote.star import ServerStar, SiteStar
+
+
+class Seat(ABC):
+    """What joins a process to the others, in place of process groups.
+
+    Attributes:
+        is_server: Whether it is the server's.
+    """
+
+    is_server: bool
+
+    @abstractmethod
+    def open(self, facts: Mapping[str, Any]) -> ServerStar | SiteStar:
+        """Join the others, who must have the same ``facts``.
+
+        Raises:
+            FederationError: If that takes too long, or the server refuses it.
+        """
+
+
+@final
+class Server(Seat):
+    """The server of sites that come over gRPC with mutual TLS; it has no client, and no data.
+
+    Args:
+        address: Where it listens, ``HOST:PORT``; ``0.0.0.0:PORT`` is everywhere.
+        sites: Clients of each site, by the name that its certificate has; of a list, each site is the client of its
+            name.
+        certificate: File of its certificate, in PEM, which names the host that sites call.
+        key: File of the key to it.
+        ca: File of the certificate authority's certificate, by which sites' certificates are signed.
+        wait_for: Seconds to wait for sites that are not there yet, before training starts, and where all are lost.
+        patience: Seconds of silence after which a site is lost, and the others go on.
+
+    Raises:
+        ValueError: If a number is not positive, a site has no client, or a file is not what it should be.
+    """
+
+    is_server = True
+
+    def __init__(
+        self,
+        address: str,
+        sites: list[str] | dict[str, list[str]],
+        *,
+        certificate: str,
+        key: str,
+        ca: str,
+        wait_for: float = 600.0,
+        patience: float = 20.0,
+    ) -> None:
+        self.address = _checked_address("address", address)
+        self.sites = (
+            {name: list(of) for name, of in sites.items()} if isinstance(sites, dict) else {n: [n] for n in sites}
+        )
+        if not self.sites or not all(self.sites.values()) or len(self.sites) < len(sites):
+            raise ValueError(f"sites must have at least one site, each once and with at least one client, got {sites}")
+        self.files = _checked_files(certificate, key, ca)
+        self.wait_for, self.patience = _checked_times(wait_for, patience)
+
+    def open(self, facts: Mapping[str, Any]) -> ServerStar:
+        """See `Seat`."""
+        from fedlit.remote.grpc_carrier import GrpcListener
+
+        listener: Listener = GrpcListener(self.address, *self.files, names=list(self.sites))
+        star = ServerStar(listener, self.sites, facts, self.wait_for, self.patience)
+        try:
+            star.open()
+        except BaseException as error:
+            star.close(f"{type(error).__name__}: {error}")
+            raise
+        return star
+
+
+@final
+class Site(Seat):
+    """A site, which calls its server over gRPC with mutual TLS, and is called by nobody.
+
+    Args:
+        server: Where it is, ``HOST:PORT``.
+        certificate: File of this site's certificate, in PEM; the server knows the site by the name in it.
+        key: File of the key to it.
+        ca: File of the certificate authority's certificate, by which the server's certificate is signed.
+        clients: Those of this site, to be sure that the server has the same; ``None`` takes what the server has.
+        wait_for: Seconds to wait for a server that is not there yet.
+        patience: Seconds that the server may be silent before this site gives up.
+
+    Raises:
+        ValueError: If a number is not positive, or a file is not what it should be.
+    """
+
+    is_server = False
+
+    def __init__(
+        self,
+        server: str,
+        *,
+        certificate: str,
+        key: str,
+        ca: str,
+        clients: list[str] | None = None,
+        wait_for: float = 600.0,
+        patience: float = 20.0,
+    ) -> None:
+        self.server = _checked_address("server", server)
+        self.files = _checked_files(certificate, key, ca)
+        self.clients = clients
+        self.wait_for, self.patience = _checked_times(wait_for, patience)
+
+    def open(self, facts: Mapping[str, Any]) -> SiteStar:
+        """See `Seat`."""
+        from fedlit.remote.grpc_carrier import GrpcCaller
+
+        caller: Caller = GrpcCaller(self.server, *self.files)
+        star = SiteStar(caller, facts, self.clients, self.wait_for, self.patience)
+        try:
+            star.open()
+        except BaseException as error:
+            star.close(type(error).__name__)
+            raise
+        return star
+
+
+def _checked_address(argument: str, address: str) -> str:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"{argument} must be HOST:PORT, such as fed.example.org:8443, got {address!r}")
+    return address
+
+
+def _checked_files(certificate: str, key: str, ca: str) -> tuple[Path, Path, Path]:
+    from fedlit.remote.certificates import check_files
+
+    files = tuple(Path(os.path.expanduser(file)) for file in (certificate, key, ca))
+    check_files(*files)
+    return files[0], files[1], files[2]
+
+
+def _checked_times(wait_for: float, patience: float) -> tuple[float, float]:
+    for argument, seconds in (("wait_for", wait_for), ("patience", patience)):
+        if not 0 < seconds < 1e9:
+            raise ValueError(f"{argument} must be positive seconds, got {seconds}")
+    return wait_for, patience

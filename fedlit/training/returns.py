@@ -1,0 +1,132 @@
+"""Returns: how processes that resume, or come back to a run, come to the round that the server is in.
+
+A site that comes back has the state of its own clients, from its own checkpoint or afresh. The server tells it the
+rest: the round, counters, ledger, and which totals there are, of which its clients then fetch what they have missed.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, cast
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import EarlyStopping
+
+from fedlit.federation import RosterError
+from fedlit.federation.client import told_of_own
+from fedlit.federation.errors import AheadOfServerError
+from fedlit.training.method import Method
+
+
+def come_together(trainer: Trainer, method: Method, batches_per_round: int) -> bool:
+    """Before the first batch, come to the server's round; returns whether the roll of that round is called already.
+
+    Args:
+        trainer: Of this process.
+        method: That it trains.
+        batches_per_round: In which the training data are cut.
+
+    Raises:
+        AheadOfServerError: If this process resumes from a later round than the server.
+        RosterError: If it resumes within a round.
+    """
+    federation = method.federation
+    transport = federation.transport
+    if federation.batch_idx:
+        raise RosterError(
+            f"the checkpoint was written within round {federation.round_idx}, where the others cannot join: resume "
+            "from one that was written at the end of a round"
+        )
+    if transport.returning:
+        welcome(trainer, method, federation.roll_call(), batches_per_round)
+        return True
+    rounds = [each if type(each) is int else 0 for each in transport.tell_all(federation.round_idx, "rounds")]
+    ahead = frozenset(rank for rank, each in enumerate(rounds) if each > rounds[0])
+    transport.begin(ahead)
+    if transport.rank in ahead:
+        raise AheadOfServerError(federation.round_idx, rounds[0])
+    if rounds[0]:
+        welcome(trainer, method, frozenset(range(1, transport.world_size)) - ahead, batches_per_round)
+        if transport.rank == 0:
+            _go_to_round(trainer, trainer.fit_loop.state_dict(), rounds[0], batches_per_round)
+    federation.settled = True
+    return False
+
+
+def welcome(trainer: Trainer, method: Method, back: frozenset[int], batches_per_round: int) -> None:
+    """Let processes that come back go on where the server is; all others call it, too."""
+    if not back:
+        return
+    federation = method.federation
+    transport = federation.transport
+    have = federation.have()
+    state = transport.hand_out(_state(trainer, method) if transport.rank == 0 else None, back, "a return")
+    if state is not None:
+        _go_on(trainer, method, state, batches_per_round)
+    federation.settled = True
+    told = transport.tell_all(have if transport.rank in back else None, "totals of those who come back")
+    rank_of = federation.roster.rank_of
+    came = {name: rank for name, rank in rank_of.items() if rank in back and rank not in transport.lost}
+    own = [told[rank] if rank in came.values() else {} for rank in range(transport.world_size)]
+    federation.welcome(told_of_own(own, came, "totals"))
+    if method.warmup_rounds and federation.round_idx > method.warmup_rounds:
+        method.load_shared_(federation.catch_up("weights", absent_too=True))
+
+
+def _state(trainer: Trainer, method: Method) -> dict[str, Any]:
+    """What the server tells: nothing of it is a client's."""
+    return {
+        "federation": method.federation.public_state(),
+        "plan": method.record.plan,
+        "loops": trainer.fit_loop.state_dict(),
+        "stopping": {each.state_key: each.state_dict() for each in _stopping(trainer)},
+    }
+
+
+def _stopping(trainer: Trainer) -> list[EarlyStopping]:
+    return [each for each in trainer.callbacks if isinstance(each, EarlyStopping)]  # type: ignore[attr-defined]
+
+
+def _go_on(trainer: Trainer, method: Method, state: dict[str, Any], batches_per_round: int) -> None:
+    """Take the place of one who was there all the time."""
+    if state["plan"] != method.record.plan:
+        raise RosterError(
+            f"this site comes back with other data or rounds than it left: {method.record.plan}, and the run has "
+            f"{state['plan']}"
+        )
+    method.federation.come_back(state["federation"])
+    for callback in _stopping(trainer):
+        if callback.state_key in state["stopping"]:
+            callback.load_state_dict(state["stopping"][callback.state_key])
+    _go_to_round(trainer, state["loops"], method.federation.round_idx, batches_per_round)
+
+
+def _go_to_round(trainer: Trainer, state: dict[str, Any], round_idx: int, batches_per_round: int) -> None:
+    """Let Lightning's counters be those of a run that is about to train on the first batch of a round.
+
+    They are set anew rather than restored: a checkpoint may have been written before or after the validation between
+    two epochs, and Lightning then does at one process what it does not at another.
+    """
+    loop = trainer.fit_loop
+    loop.load_state_dict(state)
+    epoch, number = divmod(round_idx, math.ceil(trainer.num_training_batches / batches_per_round))
+    epochs, batches = cast(Any, loop.epoch_progress), loop.epoch_loop.batch_progress
+    for tracker in (epochs.total, epochs.current):
+        _count(tracker, epoch)
+    _count(batches.total, batches.total.completed)
+    _count(batches.current, number * batches_per_round)
+    batches.is_last_batch = False
+    if number:  # as after an interruption within an epoch
+        for tracker in (epochs.total, epochs.current):
+            tracker.ready = tracker.started = epoch + 1
+        loop.update_restart_stage()
+    else:
+        for each in (loop, loop.epoch_loop, loop.epoch_loop.val_loop):
+            each.restarting = each._loaded_from_state_dict = each._resuming_from_checkpoint = False
+            each.reset_restart_stage()
+    assert loop._data_fetcher is not None
+    iter(loop._data_fetcher)  # from here, and not from where this process began
+
+
+def _count(tracker: Any, number: int) -> None:
+    tracker.ready = tracker.started = tracker.processed = tracker.completed = number
