@@ -17,13 +17,18 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 import fedlit.methods
 import fedlit.privacy
+from faults import Fault
 from fedlit import Client
 from fedlit.data import Digits, FeatureDomains
-from fedlit.federation import Everyone, FederatedLoader, Fraction, Summed
+from fedlit.federation import Everyone, FederatedLoader, Fraction, Schedule, Summed
 from fedlit.methods import FedAvg, FedRFTCA
 from fedlit.models import MLP
 from fedlit.privacy import PrivacyWarning
+from fedlit.remote import Server, Site
 from helpers import STATEFUL, build, digits, fingerprint, trainer, weights
+from processes import LAUNCHED
+
+SITES = ["clean", "blended", "fonts"]
 
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "FedRFTCA": {"num_frequencies": 16, "num_components": 8, "classifier_period": 2},
@@ -75,10 +80,19 @@ class OutOfStep(FedAvg):
 
 
 class OwnDataOnly(pl.LightningDataModule):
-    """A site's data module: it has the data of the clients hosted here, and knows of the others but their names."""
+    """A site's data module: it has the data of the clients hosted here, and knows of the others but their names.
+
+    Args:
+        batch_size: Of the target.
+    """
+
+    def __init__(self, batch_size: int = 64) -> None:
+        super().__init__()
+        self.batch_size = batch_size
 
     def train_dataloader(self) -> FederatedLoader:
-        return FederatedLoader({name: data.dataset(name, "train") for name, data in self.own().items()}, 64)
+        datasets = {name: data.dataset(name, "train") for name, data in self.own().items()}
+        return FederatedLoader(datasets, {name: self.batch_size if name == "fonts" else 64 for name in SITES})
 
     def val_dataloader(self) -> FederatedLoader:
         return FederatedLoader({name: data.dataset(name, "val") for name, data in self.own().items()}, training=False)
@@ -131,7 +145,12 @@ def run(arguments: Sequence[str]) -> dict[str, Any]:
     parser.add_argument("--keep", type=int, default=-1, help="checkpoints of --save-steps, of which the last stay")
     parser.add_argument("--gather", action="store_true", help="checkpoints have all clients whatever is hidden")
     parser.add_argument("--two-party", default="None", help="another one")
+    parser.add_argument("--star", help="folder of certificates, for a server and a process for each client")
+    parser.add_argument("--patience", type=float, default=1.0)
+    parser.add_argument("--fault", help="see faults.py")
+    parser.add_argument("--absent", default="None", help="an expression: rounds by client who is away in them")
     options = parser.parse_args(arguments)
+    seat = seated(options.star, options.patience) if options.star else None
     pl.seed_everything(options.seed, verbose=False)
     # several steps in a round, whose variance auto-weights need
     small = {"target_batch_size": 8} if "auto" in options.method and "one batch" not in options.method else {}
@@ -149,6 +168,8 @@ def run(arguments: Sequence[str]) -> dict[str, Any]:
     # written by the tests, nobody else
     privacy, two_party = (eval(text, vars(fedlit.privacy)) for text in (options.privacy, options.two_party))
     callbacks: list[pl.Callback] = [Trouble(options.trouble)]
+    if options.fault:
+        callbacks.append(Fault(options.fault))
     if options.save_steps:
         callbacks.append(ModelCheckpoint(options.save_steps, "{step}", every_n_train_steps=5, save_top_k=options.keep))
     fitted = trainer(
@@ -159,6 +180,7 @@ def run(arguments: Sequence[str]) -> dict[str, Any]:
         gradient_clip_val=1.0,
         strategy={
             "participation": Everyone() if options.everyone else Fraction(0.5),
+            "seat": seat,
             "timeout": options.timeout,
             "local_steps": options.steps,
             "privacy": privacy,
@@ -167,12 +189,20 @@ def run(arguments: Sequence[str]) -> dict[str, Any]:
             "gather_checkpoints": True if options.gather else None,
         },
     )
-    resumed = options.resume and options.resume.replace("RANK", os.environ.get("LOCAL_RANK", "0"))
+    absent = eval(options.absent)
+    if absent is not None:
+        names = [client.name for client in module.clients]
+        fitted.strategy.participation = Schedule(
+            [[name for name in names if each not in absent.get(name, ())] for each in range(options.rounds)]
+        )
+    rank = str(RANKS.get(seat)) if seat is not None else os.environ.get("LOCAL_RANK", "0")
+    resumed = options.resume and options.resume.replace("RANK", rank)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", PrivacyWarning)
-        fitted.fit(module, OwnDataOnly() if options.own else data, ckpt_path=resumed)
+        own = OwnDataOnly(small.get("target_batch_size", 64))
+        fitted.fit(module, own if options.own or seat is not None else data, ckpt_path=resumed)
         if options.save:
-            fitted.save_checkpoint(options.save)
+            fitted.save_checkpoint(options.save.replace("RANK", rank))
     federation = module.federation
     return {
         "rank": fitted.global_rank,
@@ -181,4 +211,25 @@ def run(arguments: Sequence[str]) -> dict[str, Any]:
         "ledger": [list(vars(entry).values()) for entry in federation.ledger],
         "metrics": {name: float(value) for name, value in sorted(fitted.callback_metrics.items())},
         "round_idx": federation.round_idx,
+        "lost": sorted(federation.transport.lost),
     }
+
+
+RANKS: dict[Any, int] = {}
+
+
+def seated(folder: str, patience: float) -> Server | Site:
+    """The seat of this process, which its rank tells: the server's, or that of a site for each client."""
+    rank, port = int(os.environ["LOCAL_RANK"]), os.environ["MASTER_PORT"]
+    for name in LAUNCHED:  # no launcher has started it
+        os.environ.pop(name, None)
+    name = "server" if rank == 0 else SITES[rank - 1]
+    files = {"certificate": f"{folder}/{name}.crt", "key": f"{folder}/{name}.key", "ca": f"{folder}/ca.crt"}
+    times = {"patience": patience, "wait_for": 30.0}
+    seat = (
+        Server(f"127.0.0.1:{port}", SITES, **files, **times)
+        if rank == 0
+        else Site(f"localhost:{port}", **files, **times)
+    )
+    RANKS[seat] = rank
+    return seat

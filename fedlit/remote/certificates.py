@@ -1,0 +1,191 @@
+"""Certificates: makes those of a trial, and looks at the files that a seat is given before anything uses them."""
+
+from __future__ import annotations
+
+import datetime as dt
+import ipaddress
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,62}")
+_BEFORE = dt.timedelta(hours=1)
+"""Certificates are valid from then on, as clocks differ."""
+
+
+def make_certificates(out: Path, server: str, sites: Sequence[str], days: int = 365) -> list[Path]:
+    """A certificate authority, the server's certificate and one for each site, with their keys, for a trial.
+
+    Args:
+        out: Folder for ``ca.crt``, ``ca.key``, ``server.crt``, ``server.key``, and ``NAME.crt``, ``NAME.key``.
+        server: Host by which sites call the server; certificates name ``localhost`` besides.
+        sites: Names of the sites, which their certificates prove.
+        days: For which they are valid.
+
+    Returns:
+        The files, none of which was there before.
+
+    Raises:
+        ValueError: If a name cannot be one, is given twice, or a file is there already.
+    """
+    names = list(sites)
+    wrong = [name for name in names if not _NAME.fullmatch(name) or name in ("ca", "server")]
+    if not names or wrong:
+        raise ValueError(
+            "sites must be names of 1 to 63 letters, digits, spaces, dots, dashes and underscores, and neither 'ca' "
+            f"nor 'server', got {wrong or names}"
+        )
+    if len({name.lower() for name in names}) < len(names):
+        raise ValueError(f"sites must be different names, whatever their capitals, got {names}")
+    if not re.fullmatch(r"[A-Za-z0-9._:-]{1,253}", server):
+        raise ValueError(f"server must be the name or address of a host, without a port, got {server!r}")
+    if not 0 < days <= 3650:
+        raise ValueError(f"days must be from 1 to 3650, got {days}")
+    files = [out / f"{name}.{kind}" for name in ("ca", "server", *names) for kind in ("crt", "key")]
+    there = [str(file) for file in files if file.exists()]
+    if there:
+        raise ValueError(f"out must be a folder without these files, which nobody could bring back: {there}")
+    out.mkdir(parents=True, exist_ok=True)
+    authority = ec.generate_private_key(ec.SECP256R1())
+    issuer = _named("fedlit trial CA")
+    ca = _certificate(issuer, issuer, authority, authority, days, None, ())
+    _write(out, "ca", ca, authority)
+    for name, usage in (
+        ("server", ExtendedKeyUsageOID.SERVER_AUTH),
+        *((n, ExtendedKeyUsageOID.CLIENT_AUTH) for n in names),
+    ):
+        key = ec.generate_private_key(ec.SECP256R1())
+        hosts = [server, "localhost", "127.0.0.1"] if name == "server" else []
+        _write(out, name, _certificate(_named(name), issuer, key, authority, days, usage, hosts), key)
+    return files
+
+
+def _named(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def _certificate(
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePrivateKey,
+    authority: ec.EllipticCurvePrivateKey,
+    days: int,
+    usage: x509.ObjectIdentifier | None,
+    hosts: Sequence[str],
+) -> x509.Certificate:
+    """A certificate; without a ``usage``, of an authority."""
+    now = dt.datetime.now(dt.UTC)
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _BEFORE)
+        .not_valid_after(now + dt.timedelta(days=days))
+        .add_extension(x509.BasicConstraints(ca=usage is None, path_length=0 if usage is None else None), critical=True)
+        .add_extension(
+            x509.KeyUsage(
+                digital_signature=True,
+                key_cert_sign=usage is None,
+                crl_sign=usage is None,
+                content_commitment=False,
+                key_encipherment=False,
+                data_encipherment=False,
+                key_agreement=False,
+                encipher_only=False,
+                decipher_only=False,
+            ),
+            critical=True,
+        )
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()), critical=False)
+    )
+    if usage is not None:
+        builder = builder.add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+    if hosts:
+        names = [_alternative(host) for host in dict.fromkeys(hosts)]
+        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+    return builder.sign(authority, hashes.SHA256())
+
+
+def _alternative(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _write(out: Path, name: str, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
+    (out / f"{name}.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    secret = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    with open(os.open(out / f"{name}.key", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(secret)
+
+
+def check_files(certificate: Path, key: Path, ca: Path) -> None:
+    """See whether the files of a seat fit together, and are valid by this machine's clock.
+
+    Raises:
+        ValueError: If they do not; one line says which, and why.
+    """
+    own, authorities = _read("certificate", certificate)[0], _read("ca", ca)
+    secret = _read_key(key)
+    public = serialization.PublicFormat.SubjectPublicKeyInfo
+    if secret.public_key().public_bytes(serialization.Encoding.DER, public) != own.public_key().public_bytes(
+        serialization.Encoding.DER, public
+    ):
+        raise ValueError(f"key must be that of the certificate, and '{key}' is not that of '{certificate}'")
+    now = dt.datetime.now(dt.UTC)
+    if not own.not_valid_before_utc <= now <= own.not_valid_after_utc:
+        raise ValueError(
+            f"certificate must be valid now, and '{certificate}' is valid from {own.not_valid_before_utc:%Y-%m-%d %H:%M} "
+            f"to {own.not_valid_after_utc:%Y-%m-%d %H:%M} UTC; this machine's clock has {now:%Y-%m-%d %H:%M}: have it "
+            "renewed, or set the clock"
+        )
+    if not any(_signed(own, authority) for authority in authorities):
+        # one that signs for another authority is sent with the certificate: then the peer decides
+        if len(_read("certificate", certificate)) == 1:
+            raise ValueError(
+                f"certificate must be signed by the ca, and '{certificate}' is signed by "
+                f"{own.issuer.rfc4514_string()!r}, '{ca}' is {authorities[0].subject.rfc4514_string()!r}: all seats need "
+                "certificates of one authority"
+            )
+
+
+def _signed(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
+
+
+def _read(argument: str, file: Path) -> list[x509.Certificate]:
+    try:
+        return x509.load_pem_x509_certificates(file.read_bytes())
+    except OSError as error:
+        raise ValueError(f"{argument} must be a file that can be read, got '{file}' ({error.strerror})") from None
+    except ValueError:
+        raise ValueError(
+            f"{argument} must be a certificate in PEM, which begins with -----BEGIN, got '{file}'"
+        ) from None
+
+
+def _read_key(file: Path) -> PrivateKeyTypes:
+    try:
+        return serialization.load_pem_private_key(file.read_bytes(), password=None)
+    except OSError as error:
+        raise ValueError(f"key must be a file that can be read, got '{file}' ({error.strerror})") from None
+    except (ValueError, TypeError):
+        raise ValueError(f"key must be a private key in PEM, without a password, got '{file}'") from None

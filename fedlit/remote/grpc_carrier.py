@@ -1,0 +1,229 @@
+"""The carrier that is there by default: gRPC with mutual TLS, over one port, to which sites dial out.
+
+Both ends prove who they are by certificates of one authority; a site's name is the common name of its certificate.
+Each site has one connection, with a stream that says nothing and stays: when it ends, the site is gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, final
+
+from fedlit.remote.carrier import PIECE_BYTES, BrokenError, Caller, Listener, Pieces, RefusedError
+
+try:
+    import grpc
+except ImportError as error:
+    raise ImportError(f"a seat across organisations needs gRPC: pip install 'fedlit[remote]' ({error})") from error
+
+_log = logging.getLogger("fedlit.remote")
+
+_SERVICE, _CALL, _PRESENCE = "fedlit", "call", "presence"
+_ALIVE_MS = 5000
+"""Milliseconds after which a silent peer is asked for a sign of life, and again those that it has to give it."""
+
+_OPTIONS = [
+    ("grpc.keepalive_time_ms", _ALIVE_MS),
+    ("grpc.keepalive_timeout_ms", _ALIVE_MS),
+    ("grpc.http2.ping_timeout_ms", _ALIVE_MS),  # without it a frozen peer is noticed after a minute
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 1000),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.max_receive_message_length", PIECE_BYTES + (64 << 10)),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.so_reuseport", 0),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+]
+
+_UNTRUSTED = 5.0
+"""Seconds for which a connection that ends as soon as it stands is tried again: so does a server without TLS."""
+
+_MOST_WORDS = 4000
+
+
+@final
+class GrpcListener(Listener):
+    """Takes calls of sites.
+
+    gRPC itself writes to standard error who failed at the handshake, by address, as nobody has told a name yet.
+
+    Args:
+        address: ``HOST:PORT``; port 0 is any.
+        certificate: The server's, in PEM, with those between it and the authority's if there are any.
+        key: To it.
+        ca: Of the authority.
+        names: Of the sites that may call.
+    """
+
+    def __init__(self, address: str, certificate: Path, key: Path, ca: Path, *, names: Collection[str]) -> None:
+        self._address = address
+        self._names = frozenset(names)
+        self._credentials = grpc.ssl_server_credentials(
+            [(key.read_bytes(), certificate.read_bytes())],
+            root_certificates=ca.read_bytes(),
+            require_client_auth=True,
+        )
+        self._server: Any = None
+        self._present: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def listen(
+        self, answer: Callable[[str, Pieces], Pieces], came: Callable[[str], None], gone: Callable[[str], None]
+    ) -> str:
+        """See `Listener`."""
+        # a presence, a call, and some that broke off and have not been noticed, for each site
+        pool = ThreadPoolExecutor(max_workers=8 + 6 * len(self._names), thread_name_prefix="fedlit-sites")
+        self._server = grpc.server(pool, options=_OPTIONS)
+
+        def call(request: Iterator[bytes], context: Any) -> Iterator[bytes]:
+            name = self._named(context)
+            try:
+                yield from answer(name, _unbroken(request))
+            except RefusedError as error:
+                context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error)[:_MOST_WORDS])
+            except BrokenError as error:
+                context.abort(grpc.StatusCode.UNAVAILABLE, str(error)[:_MOST_WORDS])
+
+        def presence(request: bytes, context: Any) -> Iterator[bytes]:
+            name = self._named(context)
+            ended = threading.Event()
+            if not context.add_callback(ended.set):
+                return
+            came(name)
+            try:
+                yield b""
+                ended.wait()
+            finally:
+                gone(name)
+
+        handlers = {
+            _CALL: grpc.stream_stream_rpc_method_handler(call),
+            _PRESENCE: grpc.unary_stream_rpc_method_handler(presence),
+        }
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
+        try:
+            port = self._server.add_secure_port(self._address, self._credentials)
+        except RuntimeError:
+            port = 0
+        if not port:
+            raise OSError(
+                f"nothing can listen at {self._address!r}, as where another program does: give another address or port"
+            )
+        self._server.start()
+        return f"{self._address.rpartition(':')[0]}:{port}"
+
+    def _named(self, context: Any) -> str:
+        """The name in the certificate of who calls; ends the call of one whom nobody knows."""
+        names = [name.decode(errors="replace") for name in context.auth_context().get("x509_common_name", ())]
+        known = next((name for name in names if name in self._names), None)
+        if known is None:
+            _log.warning("refused %s with a certificate of %s, which is no site here", context.peer(), names)
+            context.abort(
+                grpc.StatusCode.PERMISSION_DENIED,
+                f"the server knows no site {', '.join(map(repr, names))}, as the certificate's common name has it, but "
+                f"{sorted(self._names)}",
+            )
+        assert known is not None
+        return known
+
+    def close(self) -> None:
+        """See `Listener`."""
+        if self._server is not None:
+            self._server.stop(0.5).wait()
+            self._server = None
+
+
+def _unbroken(request: Iterator[bytes]) -> Pieces:
+    try:
+        yield from request
+    except Exception as error:  # gRPC has no type for a request that was cut off
+        raise BrokenError("the request was cut off") from error
+
+
+@final
+class GrpcCaller(Caller):
+    """Calls a server.
+
+    Args:
+        server: ``HOST:PORT``; its certificate has to name this host.
+        certificate: This site's, in PEM, with those between it and the authority's if there are any.
+        key: To it.
+        ca: Of the authority.
+    """
+
+    def __init__(self, server: str, certificate: Path, key: Path, ca: Path) -> None:
+        self._server = server
+        self._credentials = grpc.ssl_channel_credentials(
+            root_certificates=ca.read_bytes(),
+            private_key=key.read_bytes(),
+            certificate_chain=certificate.read_bytes(),
+        )
+        self._channel: Any = None
+        self._presence: Any = None
+        self._met = False
+        self._shut_since: float | None = None
+
+    def call(self, request: Pieces) -> Pieces:
+        """See `Caller`."""
+        try:
+            self._connect()
+            yield from self._channel.stream_stream(f"/{_SERVICE}/{_CALL}")(request)
+        except grpc.RpcError as error:
+            raise self._told(error) from None
+
+    def _connect(self) -> None:
+        """Let a connection stand, and be seen at the other end, before anything is asked."""
+        if self._channel is None:
+            # a target with "dns:" is looked up anew for each attempt
+            self._channel = grpc.secure_channel(f"dns:///{self._server}", self._credentials, options=_OPTIONS)
+        if self._presence is None or not self._presence.is_active():
+            presence = self._channel.unary_stream(f"/{_SERVICE}/{_PRESENCE}")(b"")
+            next(presence)
+            self._presence, self._met, self._shut_since = presence, True, None
+
+    def _told(self, error: Any) -> Exception:
+        """What an error of gRPC comes to."""
+        code, words = error.code(), error.details() or ""
+        if code in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED):
+            return RefusedError(words)
+        if code in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.RESOURCE_EXHAUSTED):
+            return RefusedError(f"what answers at {self._server} is not this server, or another version of it: {words}")
+        if not self._met and "andshake failed" in words:
+            return RefusedError(
+                f"{self._server} and this site do not trust each other: see that both certificates are of one "
+                "authority (ca), that the server's names this host, that neither has expired and both clocks are right "
+                f"[{_short(words)}]"
+            )
+        if not self._met and any(sign in words.lower() for sign in ("socket closed", "connection reset", "goaway")):
+            now = time.monotonic()
+            self._shut_since = now if self._shut_since is None else self._shut_since
+            if now - self._shut_since >= _UNTRUSTED:
+                return RefusedError(
+                    f"what listens at {self._server} ends each connection at once: it is no fedlit server, or does not "
+                    "trust this site's certificate, which has to be of the server's authority and not to have expired "
+                    f"[{_short(words)}]"
+                )
+        return BrokenError(_short(words) or str(code))
+
+    def close(self) -> None:
+        """See `Caller`."""
+        if self._channel is not None:
+            if self._presence is not None:
+                self._presence.cancel()
+            self._channel.close()
+            self._channel = self._presence = None
+
+
+def _short(words: str) -> str:
+    return " ".join(words.split())[:300]

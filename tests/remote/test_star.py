@@ -1,0 +1,72 @@
+"""A server with sites around it: what one process gives, they give, whatever the method and the backend."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from site_runs import start
+from stars import around
+
+pytest.importorskip("grpc")
+
+MASKED = "PairwiseMasking(colluders=0)"
+METHODS = [
+    "FedAvg",
+    "FedProx",
+    "SourceOnly",
+    "FinetuneOffline",
+    "FedRFTCA",
+    "Voting",
+    "FedRFTCAClosedForm",
+    "FedDA",
+    "FedDA auto",
+    "FedGP",
+    "FedGP auto",
+    "FedGP auto, exact",
+    "FedGP by layer",
+    "FedDaDiL",
+    "FedMMD",
+    "FedMMD, pairwise",
+]
+CASES = {method: ("--method", method) for method in METHODS}
+CASES |= {
+    f"{method}, {name}": ("--method", method, "--everyone", "--privacy", backend)
+    for method in ("FedAvg", "FedGP auto", "FedMMD", "FedDaDiL")
+    for name, backend in (
+        ("masked", MASKED),
+        ("BFV", "BFV()"),
+        ("Paillier", "Paillier(key_bits=512, insecure_test_keys=True)"),
+    )
+}
+CASES |= {
+    "two parties": (
+        "--method",
+        "FedMMD, pairwise",
+        "--everyone",
+        "--two-party",
+        "PaillierAffine(key_bits=512, insecure_test_keys=True)",
+    ),
+    "fractions, masked": ("--method", "FedAvg", "--privacy", MASKED),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_sites_around_a_server_give_what_one_process_gives(case: str, tmp_path: Path) -> None:
+    steps = () if case == "FedRFTCAClosedForm" else ("--steps", "2")
+    arguments = (*CASES[case], "--own", "--rounds", "3", *steps)
+    (alone,) = start(*arguments)
+    results = around(tmp_path, *arguments)
+    weights = {name: value for result in results for name, value in result["weights"].items()}
+    assert weights == alone["weights"]
+    for result in results:
+        assert messages(result) == messages(alone)
+        assert result["metrics"] == alone["metrics"]
+    assert not results[0]["weights"]
+
+
+def messages(result: dict[str, Any]) -> list[Any]:
+    """The ledger, but for keys: BFV writes them in as many bytes as they happen to need."""
+    return [entry for entry in result["ledger"] if not entry[1].endswith("/keys")]

@@ -1,0 +1,23 @@
+"""Runs of one_site.py around a server: a process for it, and one for each client."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import one_site
+import processes
+from fedlit.remote.certificates import make_certificates
+from site_runs import plain
+
+
+def certificates(folder: Path) -> str:
+    if not (folder / "ca.crt").exists():
+        make_certificates(folder, "localhost", one_site.SITES)
+    return str(folder)
+
+
+def around(folder: Path, *arguments: str, timeout: float = 90) -> list[dict[str, Any]]:
+    """Results of the server and of each site."""
+    words = (*arguments, "--star", certificates(folder))
+    return [plain(one) for one in processes.results(one_site.run, words, ranks=4, timeout=timeout)]
