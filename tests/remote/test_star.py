@@ -13,6 +13,7 @@ from stars import around
 pytest.importorskip("grpc")
 
 MASKED = "PairwiseMasking(colluders=0)"
+SMALL = "key_bits=512, insecure_test_keys=True"  # tests arithmetic, and not secrecy
 METHODS = [
     "FedAvg",
     "FedProx",
@@ -38,7 +39,7 @@ CASES |= {
     for name, backend in (
         ("masked", MASKED),
         ("BFV", "BFV()"),
-        ("Paillier", "Paillier(key_bits=512, insecure_test_keys=True)"),
+        ("Paillier", f"Paillier({SMALL})"),
     )
 }
 CASES |= {
@@ -47,7 +48,7 @@ CASES |= {
         "FedMMD, pairwise",
         "--everyone",
         "--two-party",
-        "PaillierAffine(key_bits=512, insecure_test_keys=True)",
+        f"PaillierAffine({SMALL})",
     ),
     "fractions, masked": ("--method", "FedAvg", "--privacy", MASKED),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,8 @@ from fedlit.remote.carrier import BrokenError, Pieces
 
 PHASES = ("local steps", "opening", "protect", "unmasking", "download", "checkpoint")
 KINDS = ("kill", "stop", "cut")
+FROZEN = 20
+"""Seconds for which a site is."""
 
 
 class Fault(pl.Callback):
@@ -65,6 +68,8 @@ class Fault(pl.Callback):
             caller.close()
             caller.call = cut_off
             return
+        if self.kind == "stop":  # for longer than anybody waits; then the test has to end
+            subprocess.Popen(["/bin/sh", "-c", f"sleep {FROZEN}; kill -9 {os.getpid()}"])
         os.kill(os.getpid(), signal.SIGKILL if self.kind == "kill" else signal.SIGSTOP)
 
 

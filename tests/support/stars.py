@@ -21,3 +21,10 @@ def around(folder: Path, *arguments: str, timeout: float = 90) -> list[dict[str,
     """Results of the server and of each site."""
     words = (*arguments, "--star", certificates(folder))
     return [plain(one) for one in processes.results(one_site.run, words, ranks=4, timeout=timeout)]
+
+
+def struck(folder: Path, fault: str, *arguments: str, timeout: float = 60) -> dict[str, processes.Ended]:
+    """How the server and each site ended a run in which a fault struck one."""
+    words = (*arguments, "--star", certificates(folder), "--fault", fault)
+    ended = processes.run(one_site.run, words, ranks=4, timeout=timeout)
+    return dict(zip(["server", *one_site.SITES], ended, strict=True))
