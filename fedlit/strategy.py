@@ -22,6 +22,7 @@ from lightning.pytorch.strategies import DDPStrategy, Strategy, StrategyRegistry
 from lightning.pytorch.strategies.strategy import TBroadcast
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import nn
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.nn.parameter import is_lazy
@@ -115,6 +116,10 @@ class FederatedStrategy(DDPStrategy):
         drops: Old name of ``heard``.
         nested_drops: Old name of ``nested_heard``.
 
+    Attributes:
+        stays_joined: Whether this process stays in a federation across organisations when a run ends, as for
+            ``Trainer.test`` after ``fit``; then `leave` is to be called.
+
     Raises:
         RosterError: When a run starts, if there are more processes than clients.
         ChannelError: When a run starts, if a choice does not fit the channels that the method declares.
@@ -155,12 +160,6 @@ class FederatedStrategy(DDPStrategy):
         if num_threads is not None and num_threads < 1:
             raise ValueError(f"num_threads must be at least 1, got {num_threads}")
         check_choices(privacy, two_party, differential_privacy, reports)
-        for name, value in (("placement", placement), ("gather_checkpoints", gather_checkpoints)):
-            if seat is not None and value is not None:
-                raise ValueError(
-                    f"{name}={value!r} is for processes of one job; beside a seat, the server's sites say who is "
-                    "where, and each process writes its own checkpoint: leave it out"
-                )
         super().__init__(process_group_backend="gloo", timeout=timedelta(seconds=timeout), start_method=start_method)
         self.local_steps = local_steps
         self.rounds_per_epoch = rounds_per_epoch
@@ -176,6 +175,7 @@ class FederatedStrategy(DDPStrategy):
         self.num_threads = num_threads
         self.gather_checkpoints = gather_checkpoints
         self.seat = seat
+        self.stays_joined = False
         self._star: ServerStar | SiteStar | None = None
         self._warned = False
         self._federation: Federation | None = None
@@ -217,7 +217,8 @@ class FederatedStrategy(DDPStrategy):
             reports=self.reports,
             encrypted=self.encrypted,
         )
-        if previous is None or self._trained is not module:  # fit, then test: the same federation goes on
+        apart = self.seat is not None and self._star is None  # predicts by itself
+        if previous is None or self._trained is not module or apart:  # fit, then test: the same federation goes on
             self._federation, self._trained = federation, module
         assert self._federation is not None
         self._federation.device = self.root_device
@@ -241,8 +242,21 @@ class FederatedStrategy(DDPStrategy):
         """What joins this process to the others, and the clients of each."""
         module = self._federated_module()
         trainer = module.trainer
-        if self.seat is None or trainer.state.fn != TrainerFn.FITTING:
+        if self._star is not None:
+            return self._star, [[], *self._star.sites.values()]
+        if self.seat is None or trainer.state.fn == TrainerFn.PREDICTING:
             return self._transports()[0], self.placement
+        if trainer.state.fn != TrainerFn.FITTING:
+            raise ValueError(
+                "a seat is for training, and whoever evaluates alone has some clients' data only: predict at the "
+                "target's site, or set stays_joined on the strategy of every process before fit"
+            )
+        for name in ("placement", "gather_checkpoints"):
+            if getattr(self, name) is not None:
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r} is for processes of one job; beside a seat, the server's sites "
+                    "say who is where, and each process writes its own checkpoint: leave it out"
+                )
         if self.world_size > 1:
             raise ValueError(
                 f"a seat is for one process, and the Trainer has {self.world_size}: give it devices=1, which trains "
@@ -388,17 +402,23 @@ class FederatedStrategy(DDPStrategy):
     def on_exception(self, exception: BaseException) -> None:
         """Tell the others across organisations why this process leaves."""
         super().on_exception(exception)
-        self._leave(f"{type(exception).__name__}: {exception}"[:500])
+        stopped = isinstance(exception, KeyboardInterrupt | SIGTERMException)
+        self._leave(f"{type(exception).__name__}: {exception}"[:500], stopped)
 
     def teardown(self) -> None:
-        """End the part in a federation across organisations, once all have come to its end."""
-        self._leave(None)
+        """End the part in a federation across organisations, unless this process ``stays_joined``."""
+        if not self.stays_joined:
+            self.leave()
         super().teardown()
 
-    def _leave(self, why: str | None) -> None:
+    def leave(self) -> None:
+        """End the part in a federation across organisations, once all have come to its end."""
+        self._leave(None)
+
+    def _leave(self, why: str | None, stopped: bool = False) -> None:
         star, self._star = self._star, None
         if isinstance(star, ServerStar):
-            star.close(why)
+            star.close(why, stopped)
         elif star is not None:
             star.close(why or "done")
 

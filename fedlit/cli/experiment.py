@@ -22,6 +22,7 @@ from fedlit.callbacks.report.run_folder import flat
 from fedlit.cli.arguments import content_of, find_config, options, refuse_linked
 from fedlit.cli.folders import ExperimentFolder
 from fedlit.cli.lightning_cli import FedlitCLI, Parsed, WarnOfRepeats, in_plain_words
+from fedlit.remote import Seat
 
 _ENTRY = ("class_path", "init_args", "name", "data", "trainer")
 """What a mapping in ``compare`` may hold."""
@@ -285,7 +286,11 @@ class Experiment:
         return ExperimentFolder(root, [self.configuration(run).text for run in self.runs])
 
     def start(
-        self, run: Run, place: Callable[[Path], Path] | None = None, checkpoint: Path | None = None
+        self,
+        run: Run,
+        place: Callable[[Path], Path] | None = None,
+        checkpoint: Path | None = None,
+        seat: Seat | None = None,
     ) -> RunSummary:
         """Train and evaluate one of `runs`.
 
@@ -293,6 +298,7 @@ class Experiment:
             run: Which.
             place: Makes its folder in the one that is given; ``None`` takes the next number.
             checkpoint: Of this run, in that folder: where it was interrupted and goes on.
+            seat: In a federation across organisations.
         """
         cli = FedlitCLI(
             self.configuration(run),
@@ -301,6 +307,7 @@ class Experiment:
             repeats=self._repeats,
             place=place,
             checkpoint=checkpoint,
+            seat=seat,
         )
         assert cli.summary is not None
         return cli.summary

@@ -47,6 +47,8 @@ from fedlit.federation.client import names_of
 from fedlit.federation.leaks import hidden_senders, over_other_senders, over_other_targets
 from fedlit.module import FederatedModule
 from fedlit.privacy import PrivacyWarning
+from fedlit.remote import Seat
+from fedlit.strategy import FederatedStrategy
 from fedlit.training.parts import files_of
 
 INSTALL = "pip install 'fedlit["
@@ -176,7 +178,9 @@ class FedlitCLI(LightningCLI):
         repeats: WarnOfRepeats | None = None,
         place: Callable[[Path], Path] | None = None,
         checkpoint: Path | None = None,
+        seat: Seat | None = None,
     ) -> None:
+        self._seat = seat
         self._run_classes = run_classes
         self._place = place
         self._checkpoint = checkpoint
@@ -195,7 +199,8 @@ class FedlitCLI(LightningCLI):
                 "description": "Federated domain adaptation on PyTorch Lightning.",
                 "epilog": "Besides: fedlit list (what configurations can name), fedlit report RUN_DIR (a page on "
                 "runs), fedlit export RUN_DIR (the target's model by itself), fedlit features (of a fixed network, for "
-                "FeatureDomains), fedlit benchmark (tables again); each has --help.",
+                "FeatureDomains), fedlit serve, join and certificates (across organisations), fedlit benchmark (tables "
+                "again); each has --help.",
                 **{subcommand: {"usage": _USAGE} for subcommand in self.subcommands()},
             },
             seed_everything_default=0,
@@ -243,6 +248,12 @@ class FedlitCLI(LightningCLI):
             help="Train these methods too, on the same data: configurations (methods/fed_mmd, or a file), classes, "
             "which get their shipped configuration where this one says nothing else, or mappings of class_path, "
             "init_args, a name for the closing table, and what is different in data and trainer.",
+        )
+        parser.add_argument(
+            "--seat",
+            type=dict[str, Any] | None,
+            default=None,
+            help="Place of this process in a federation across organisations, for fedlit serve and join.",
         )
         parser.add_argument("--jobs", type=int, default=1, help="Runs of an experiment that are trained side by side.")
         parser.add_argument(
@@ -305,7 +316,12 @@ class FedlitCLI(LightningCLI):
         if "TORCHELASTIC_RUN_ID" in os.environ and local is not None and config.get("devices") in ("auto", 1):
             kwargs["devices"] = int(local)  # torchrun has started the processes already
             kwargs["num_nodes"] = int(os.environ["WORLD_SIZE"]) // int(local)
-        return super().instantiate_trainer(**kwargs)
+        trainer = super().instantiate_trainer(**kwargs)
+        if self._seat is not None:
+            if not isinstance(trainer.strategy, FederatedStrategy):
+                sys.exit(f"fedlit: a seat is for a FederatedStrategy, got {type(trainer.strategy).__name__}")
+            trainer.strategy.seat, trainer.strategy.stays_joined = self._seat, True
+        return trainer
 
     def _loggers(self, given: Logger | Iterable[Logger] | bool | None, folder: str) -> list[Logger] | bool:
         """Those given, after one that makes a folder for each run, in which fedlit's files are kept."""
@@ -369,6 +385,8 @@ class FedlitCLI(LightningCLI):
         super()._run_subcommand(subcommand)
         if subcommand == "fit":
             self._close_fit()
+        if isinstance(self.trainer.strategy, FederatedStrategy):
+            self.trainer.strategy.leave()
         for logger in self.trainer.loggers:
             if isinstance(logger, WandbLogger):
                 logger.experiment.finish()  # or W&B would take the next run for this one

@@ -20,6 +20,7 @@ from fedlit.callbacks import RunSummary, closing_table
 from fedlit.callbacks.tables import write_tables
 from fedlit.cli.experiment import Experiment
 from fedlit.cli.folders import ExperimentFolder, first_process
+from fedlit.remote import Seat
 
 _ONE = "FEDLIT_RUN"
 """Set in the environment of a process that trains one run of the experiment: its number."""
@@ -42,7 +43,7 @@ def run_all(experiment: Experiment, args: list[str]) -> None:
     one = os.environ.get(_ONE)  # left there for further processes of the same run
     if one is not None:
         threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-        _train(experiment, int(one))
+        train(experiment, int(one))
         return
     jobs, folder = experiment.parsed.arguments.jobs, experiment.folder
     if jobs < 1:
@@ -67,7 +68,7 @@ def run_all(experiment: Experiment, args: list[str]) -> None:
         else:
             for number in waiting:
                 say(clock.line(number, str(runs[number])) + _taken(folder, number))
-                _train(experiment, number)
+                train(experiment, number)
                 clock.tick()
     finally:  # a run that fails does not take the others' results with it
         done = [summary for number in range(len(runs)) if (summary := folder.finished(number)) is not None]
@@ -121,16 +122,24 @@ def _afresh(experiment: Experiment) -> bool:
     return bool(arguments.fresh) or hosts > 1
 
 
-def _train(experiment: Experiment, number: int) -> None:
-    """Train one run, unless another command has done so by now."""
+def train(experiment: Experiment, number: int, seat: Seat | None = None, afresh: bool = False) -> None:
+    """Train one run, unless another command has done so by now.
+
+    Args:
+        experiment: Of which.
+        number: Of the run.
+        seat: In a federation across organisations.
+        afresh: Whether to begin anew, whatever checkpoint there is.
+    """
     folder = experiment.folder
+    afresh = afresh or _afresh(experiment)
     with folder.held(number):
-        if first_process() and folder.finished(number) is not None:
+        if first_process() and folder.finished(number) is not None and not (seat and afresh):
             if "LOCAL_RANK" in os.environ:  # the other processes of this one are in the run already
                 sys.exit("fedlit: another command trains the same experiment: wait for its end")
             return
-        checkpoint = None if _afresh(experiment) else folder.checkpoint(number)
-        experiment.start(experiment.runs[number], partial(folder.place, number), checkpoint)
+        checkpoint = None if afresh else folder.checkpoint(number)
+        experiment.start(experiment.runs[number], partial(folder.place, number), checkpoint, seat)
 
 
 def _side_by_side(experiment: Experiment, args: list[str], waiting: Sequence[int], clock: Clock) -> None:

@@ -150,6 +150,9 @@ class DomainDataModule(L.LightningDataModule, ABC):
     spread = False
     """Whether clients' data may lie on different machines, where this one knows the names of others' clients alone."""
 
+    elsewhere: bool = False
+    """Whether this process has nobody's data, as that of a server apart."""
+
     task: TaskName = "classification"
     """What is to be predicted: classes, or numbers."""
 
@@ -256,7 +259,7 @@ class DomainDataModule(L.LightningDataModule, ABC):
             known = self.domain_names()
             names = known if self._client_names is None else list(self._client_names)
             unknown = [name for name in names if name not in known]
-            if unknown and not (self.spread and len(unknown) < len(names)):
+            if unknown and not (self.elsewhere or (self.spread and len(unknown) < len(names))):
                 raise RosterError(f"clients {unknown} are not among the domains of {type(self).__name__}: {known}")
             target = self._target_name
             if target is None:

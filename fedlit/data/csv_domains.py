@@ -60,7 +60,8 @@ class CSVDomains(DomainDataModule):
 
     Args:
         files: File for each client; or a folder, in which each table is a client of its name; or one file, with
-            ``site``.
+            ``site``. ``None`` is a process without tables, such as the server's, which is given ``clients`` and
+            ``classes``.
         label: Column to predict. The target's table may lack it, or have it empty or -1 where a label is not known.
         site: Column of the client's name, if all are in one file.
         id: Column that names the rows, for predictions; it is no feature.
@@ -92,9 +93,9 @@ class CSVDomains(DomainDataModule):
 
     def __init__(
         self,
-        files: str | dict[str, str],
-        label: str,
+        files: str | dict[str, str] | None = None,
         *,
+        label: str,
         site: str | None = None,
         id: str | None = None,  # noqa: A002 (what everybody calls it)
         leave_out: list[str] | None = None,
@@ -132,7 +133,13 @@ class CSVDomains(DomainDataModule):
         if task == "classification":
             known[label] = self._wanted or []
         self.reader = TableReader(separator, decimal, encoding, missing_values or (), texts, known)
-        self._paths = self._find(files)
+        self.elsewhere = files is None
+        if self.elsewhere and (self._client_names is None or (task == "classification" and classes is None)):
+            raise ValueError(
+                "files=None is for a process without tables, which finds nothing out by itself: give clients, the "
+                "names of all, and classes, in the order that all have"
+            )
+        self._paths = {} if files is None else self._find(files)
         self._tables: dict[str, pd.DataFrame] = {}
         self._columns: dict[str, tuple[str, bool]] | None = None
         self._samples: dict[str, int] = {}

@@ -139,7 +139,8 @@ def check_files(certificate: Path, key: Path, ca: Path) -> None:
     Raises:
         ValueError: If they do not; one line says which, and why.
     """
-    own, authorities = _read("certificate", certificate)[0], _read("ca", ca)
+    chain, authorities = _read("certificate", certificate), _read("ca", ca)
+    own = chain[0]
     secret = _read_key(key)
     public = serialization.PublicFormat.SubjectPublicKeyInfo
     if secret.public_key().public_bytes(serialization.Encoding.DER, public) != own.public_key().public_bytes(
@@ -149,18 +150,16 @@ def check_files(certificate: Path, key: Path, ca: Path) -> None:
     now = dt.datetime.now(dt.UTC)
     if not own.not_valid_before_utc <= now <= own.not_valid_after_utc:
         raise ValueError(
-            f"certificate must be valid now, and '{certificate}' is valid from {own.not_valid_before_utc:%Y-%m-%d %H:%M} "
-            f"to {own.not_valid_after_utc:%Y-%m-%d %H:%M} UTC; this machine's clock has {now:%Y-%m-%d %H:%M}: have it "
+            f"certificate must be valid now, and '{certificate}' is from {own.not_valid_before_utc:%Y-%m-%d %H:%M} to "
+            f"{own.not_valid_after_utc:%Y-%m-%d %H:%M} UTC; this machine's clock has {now:%Y-%m-%d %H:%M}: have it "
             "renewed, or set the clock"
         )
-    if not any(_signed(own, authority) for authority in authorities):
-        # one that signs for another authority is sent with the certificate: then the peer decides
-        if len(_read("certificate", certificate)) == 1:
-            raise ValueError(
-                f"certificate must be signed by the ca, and '{certificate}' is signed by "
-                f"{own.issuer.rfc4514_string()!r}, '{ca}' is {authorities[0].subject.rfc4514_string()!r}: all seats need "
-                "certificates of one authority"
-            )
+    # of several in one file, the others lie between it and the authority: the peer sees whether they lead there
+    if len(chain) == 1 and not any(_signed(own, authority) for authority in authorities):
+        raise ValueError(
+            f"certificate must be signed by the ca, and '{certificate}' is signed by {own.issuer.rfc4514_string()!r}, "
+            f"'{ca}' is {authorities[0].subject.rfc4514_string()!r}: all seats need certificates of one authority"
+        )
 
 
 def _signed(certificate: x509.Certificate, authority: x509.Certificate) -> bool:

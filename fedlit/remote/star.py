@@ -218,6 +218,7 @@ class ServerStar(Transport):
         self._number = 0
         self._step: _Step | None = None
         self._ended: str | None = None
+        self._again = False
         self._begun = False
         self._expected: frozenset[int] = frozenset()
         self._history: dict[str, dict[int, Any]] = {"meetings": {}, "messages": {}, "results": {}}
@@ -377,7 +378,7 @@ class ServerStar(Transport):
     def _refusal(self, rank: int, session: Any) -> _Reply | None:
         """What is said to a site that has no part any more; with the lock."""
         if self._ended is not None:
-            return _Reply(_head(ended=self._ended))
+            return _Reply(_head(ended=self._ended, again=self._again))
         return None if self._seats[rank].session == session else _Reply(_head(dismissed=True))
 
     def _step_of(self, rank: int, head: Mapping[str, Any], pieces: Pieces) -> _Reply:
@@ -574,8 +575,11 @@ class ServerStar(Transport):
 
     # ------------------------------------------------ the end
 
-    def close(self, why: str | None = None) -> None:
-        """End: with ``why`` as an error of all sites, and else when they have ended, too."""
+    def close(self, why: str | None = None, again: bool = False) -> None:
+        """End: with ``why`` as an error of all sites, and else when they have ended, too.
+
+        ``again`` tells them that the server was stopped, and may come back.
+        """
         with self._changed:
             if self._ended is not None:
                 return
@@ -584,7 +588,7 @@ class ServerStar(Transport):
                 while self._members.here and (left := ends - time.monotonic()) > 0:
                     self._changed.wait(left)
                     self._drop_overdue()
-            self._ended = why or "the run has ended"
+            self._ended, self._again = why or "the run has ended", again
             self._changed.notify_all()
         if why is not None:
             time.sleep(0.2)  # until calls that wait have their answer
@@ -642,15 +646,21 @@ class SiteStar(Transport):
 
         Raises:
             RefusedError: If the server does not let this site in.
-            ServerLostError: If there is no server in time.
+            FederationError: If there is no server in time.
         """
-        head, pieces = self._ask(
-            lambda: _head(
+
+        def hello() -> bytes:
+            return _head(
                 kind="hello", session=self._session, clock=time.time(), facts=self._facts, clients=self._clients
-            ),
-            (),
-            self._wait_for,
-        )
+            )
+
+        try:
+            head, pieces = self._ask(hello, (), self._wait_for)
+        except ServerLostError as error:
+            raise FederationError(
+                f"there was no server within {self._wait_for:g} s (wait_for): {error}. See whether it runs, and "
+                "whether this machine may dial out to it"
+            ) from error
         rank, sites, late, size = (head.get(key) for key in ("rank", "sites", "late", "bytes"))
         if type(rank) is not int or not isinstance(sites, dict) or not 0 < rank <= len(sites) or type(size) is not int:
             raise DecodeError(f"the server answers a hello by {str(head)[:200]}")
@@ -688,6 +698,8 @@ class SiteStar(Transport):
                 )
             if "ended" in answer:
                 self._closed = True
+                if answer.get("again"):
+                    raise ServerLostError(f"the server was stopped: {str(answer['ended'])[:2000]}")
                 raise PeerFailedError(f"the server has ended: {str(answer['ended'])[:2000]}")
             return answer, reply
 

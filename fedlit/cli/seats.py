@@ -1,0 +1,162 @@
+"""``fedlit serve``, ``join`` and ``certificates``: a federation across organisations, from each one's command line."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import logging
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from fedlit.cli.arguments import content_of, find_config, normalise, options, refuse_linked
+from fedlit.cli.experiment import Experiment
+from fedlit.cli.schedule import print_table, train
+from fedlit.federation import FederationError
+from fedlit.remote import AheadOfServerError, DismissedError, Seat, Server, ServerLostError, Site
+from fedlit.remote.certificates import make_certificates
+
+_SEATS: dict[str, type[Server] | type[Site]] = {"serve": Server, "join": Site}
+_FILES = ("certificate", "key", "ca")
+_STARTS = "FEDLIT_STARTS"
+"""In the environment of a site that has started itself again: the times at which it did."""
+_AFRESH = "FEDLIT_AFRESH"
+"""Set in the environment of a site that starts itself again without its checkpoint."""
+_MOST_STARTS, _WITHIN = 5, 120.0
+
+
+def certificates(args: list[str]) -> None:
+    """Make certificates for a trial."""
+    parser = argparse.ArgumentParser(
+        "fedlit certificates",
+        description="Make a certificate authority, and certificates and keys of a server and sites, for a trial.",
+    )
+    parser.add_argument("--sites", required=True, help="names of the sites, as in north,south")
+    parser.add_argument("--server", required=True, help="host by which sites call the server")
+    parser.add_argument("--out", required=True, type=Path, help="folder for the files, made if need be")
+    parser.add_argument("--days", type=int, default=365, help="for which they are valid (default: 365)")
+    given = parser.parse_args(args)
+    sites = [name.strip() for name in given.sites.split(",")]
+    try:
+        make_certificates(given.out, given.server, sites, given.days)
+    except ValueError as error:
+        sys.exit(f"fedlit: {error}")
+    print(f"The server gets  '{given.out / 'server.crt'}', '{given.out / 'server.key'}' and '{given.out / 'ca.crt'}'.")
+    for name in sites:
+        print(f"Site {name} gets  '{given.out / name}.crt', '{given.out / name}.key' and '{given.out / 'ca.crt'}'.")
+    print(f"Nobody gets '{given.out / 'ca.key'}': who has it can make certificates in any name.")
+
+
+def serve(args: list[str]) -> None:
+    """Take the server's seat."""
+    _tell_who_comes()
+    _take("serve", args)
+
+
+def join(args: list[str]) -> None:
+    """Take a site's seat; starts again where the run goes on without this process, or the server was lost."""
+    _tell_who_comes()
+    try:
+        _take("join", args)
+    except (DismissedError, ServerLostError, AheadOfServerError) as error:
+        _start_again(error)
+
+
+def _tell_who_comes() -> None:
+    """Print what the seats log: who comes and leaves, whom is waited for, and why somebody is refused."""
+    log = logging.getLogger("fedlit.remote")
+    if not log.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("fedlit %(asctime)s: %(message)s", "%H:%M:%S"))
+        log.addHandler(handler)
+        log.setLevel(logging.INFO)
+        log.propagate = False
+
+
+def _take(word: str, args: list[str]) -> None:
+    args = normalise(["fit", *args])
+    refuse_linked(args)
+    experiment = Experiment.parse(args)
+    if {"-h", "--help", "--print_config"} & {arg.split("=")[0] for arg in args}:
+        return
+    if len(experiment.runs) > 1:
+        sys.exit(
+            f"fedlit: {word} is for one run, but this is {len(experiment.runs)} (seeds, targets, compare): give "
+            "--seeds=null --targets=null --compare=null, and a seed_everything and data.target that all have alike"
+        )
+    seat = make_seat(word, experiment.parsed.arguments.get("seat"), args)
+    folder = experiment.folder
+    print(f"fedlit: this is the {'server' if word == 'serve' else 'site'}; its runs lie in '{folder.root}'", flush=True)
+    train(experiment, 0, seat, afresh=os.environ.pop(_AFRESH, None) is not None)
+    summary = folder.finished(0)
+    if summary is not None:
+        print_table([summary])
+
+
+def make_seat(word: str, given: object, args: Sequence[str]) -> Seat:
+    """The seat that a configuration describes, with its files beside it."""
+    kind = _SEATS[word]
+    known = [name for name in inspect.signature(kind).parameters]
+    if hasattr(given, "as_dict"):
+        given = given.as_dict()
+    if not isinstance(given, Mapping) or not given:
+        sys.exit(
+            f"fedlit: {word} needs a seat, and no configuration has one: give a --config with 'seat:' and below it "
+            f"{', '.join(known[:5])}; see docs/across.md"
+        )
+    unknown = [name for name in given if name not in known]
+    if unknown:
+        other = "join" if word == "serve" else "serve"
+        theirs = inspect.signature(_SEATS[other]).parameters
+        advice = f" ({unknown[0]} is of fedlit {other})" if unknown[0] in theirs else ""
+        sys.exit(f"fedlit: seat of {word} takes {', '.join(known)}, got {', '.join(unknown)}{advice}")
+    lacking = [
+        name
+        for name, each in inspect.signature(kind).parameters.items()
+        if each.default is inspect.Parameter.empty and name not in given
+    ]
+    if lacking:
+        sys.exit(f"fedlit: seat of {word} needs {', '.join(lacking)}, which no configuration has: add them below seat")
+    places = _places(args)
+    found = {name: _beside(str(value), places.get(name)) if name in _FILES else value for name, value in given.items()}
+    try:
+        return kind(**found)
+    except (ValueError, TypeError) as error:
+        sys.exit(f"fedlit: seat: {error}")
+
+
+def _places(args: Sequence[str]) -> dict[str, Path]:
+    """The folder of the configuration that names each file of the seat."""
+    places: dict[str, Path] = {}
+    for key, value in options(args):
+        if key in ("config", "c") and value is not None and os.path.isfile(find_config(value)):
+            content = content_of(find_config(value))
+            seat = content.get("seat") if isinstance(content, dict) else None
+            for name in seat if isinstance(seat, dict) else ():
+                places[name] = Path(find_config(value)).parent
+    return places
+
+
+def _beside(file: str, folder: Path | None) -> str:
+    """A relative file from the folder of its configuration, if it is there, and else as it is."""
+    if folder is not None and not os.path.isabs(os.path.expanduser(file)) and (folder / file).is_file():
+        return str(folder / file)
+    return file
+
+
+def _start_again(error: FederationError) -> None:
+    """Replace this process by a new one of the same command."""
+    now = time.time()
+    starts = [float(each) for each in os.environ.get(_STARTS, "").split()]
+    starts = [each for each in starts if now - each < _WITHIN]
+    if len(starts) >= _MOST_STARTS:
+        sys.exit(f"fedlit: {type(error).__name__}: {error}. Started again {len(starts)} times within {_WITHIN:g} s")
+    print(f"fedlit: {type(error).__name__}: {error}. This site starts again", file=sys.stderr, flush=True)
+    os.environ[_STARTS] = " ".join(map(str, [*starts, now]))
+    if isinstance(error, AheadOfServerError):
+        os.environ[_AFRESH] = "1"
+    time.sleep(1)
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", "fedlit.cli", *sys.argv[1:]])
