@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import lightning.pytorch as pl
@@ -233,6 +233,17 @@ class FederatedModule(ClientOptimisation):
             inputs: A batch of the target's, where it is hosted.
         """
         return {}
+
+    def public_state(self) -> Any:
+        """What all processes note alike beside weights, in plain data, for those that come back; default: nothing."""
+
+    def welcome_(self, state: Any, back: Collection[str]) -> None:
+        """Take the server's `public_state`, as clients come back that were lost; default: nothing.
+
+        Args:
+            state: The server's.
+            back: Their names. They have what their last checkpoint has, or nothing.
+        """
 
     def client_param_groups(self) -> list[dict[str, Any]]:
         """One parameter group per local client, which carries its name under ``"client"``.

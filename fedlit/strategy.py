@@ -176,6 +176,7 @@ class FederatedStrategy(DDPStrategy):
         self.gather_checkpoints = gather_checkpoints
         self.seat = seat
         self.stays_joined = False
+        self._removed: _PATH | None = None
         self._star: ServerStar | SiteStar | None = None
         self._warned = False
         self._federation: Federation | None = None
@@ -500,7 +501,14 @@ class FederatedStrategy(DDPStrategy):
         return read(str(checkpoint_path), lambda file: super(DDPStrategy, self).load_checkpoint(file, weights_only))
 
     def remove_checkpoint(self, filepath: _PATH) -> None:
-        """Remove what this process wrote of a checkpoint."""
+        """Remove what this process wrote of a checkpoint.
+
+        Beside a seat, the last one stays for as long as another is removed: the server may come back a round earlier.
+        """
+        if self.seat is not None:
+            filepath, self._removed = self._removed, filepath
+            if filepath is None or not Path(filepath).is_file():
+                return
         path = part_of(str(filepath), self.global_rank)
         if not self.global_rank or Path(path).is_file():
             self.checkpoint_io.remove_checkpoint(path)

@@ -73,12 +73,17 @@ class ExperimentFolder:
         mark = folder / _MARK
         return folder if mark.is_file() and mark.read_text(encoding="utf-8") == self.fingerprints[number] else None
 
-    def checkpoint(self, number: int) -> Path | None:
-        """The latest one that an interrupted run has left whole, with the state of all clients."""
+    def checkpoint(self, number: int, until: int | None = None) -> Path | None:
+        """The latest one that an interrupted run has left whole, with the state of all clients.
+
+        Args:
+            number: Of the run.
+            until: Round that is the next one after it at the latest.
+        """
         folder = self.folder_of(number)
         found = [] if folder is None else [*folder.glob("checkpoints/*.ckpt")]
         found.sort(key=lambda file: file.stat().st_mtime_ns, reverse=True)
-        return next((file for file in found if _has_all(file)), None)
+        return next((file for file in found if _has_all(file, until)), None)
 
     @contextmanager
     def held(self, number: int) -> Iterator[None]:
@@ -127,9 +132,10 @@ def _fingerprint(*texts: str) -> str:
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()
 
 
-def _has_all(checkpoint: Path) -> bool:
-    """Whether a checkpoint can be read, and is not one of several files that each have some clients."""
+def _has_all(checkpoint: Path, until: int | None) -> bool:
+    """Whether a checkpoint can be read, is not one of several files that each have some clients, and early enough."""
     try:
-        return SET not in torch.load(checkpoint, map_location="cpu", weights_only=True)
+        content = torch.load(checkpoint, map_location="cpu", weights_only=True)
+        return SET not in content and (until is None or content["federation"]["round_idx"] <= until)
     except (OSError, RuntimeError, EOFError, UnpicklingError):  # of a process that was killed while it wrote
         return False

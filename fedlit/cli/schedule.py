@@ -122,23 +122,23 @@ def _afresh(experiment: Experiment) -> bool:
     return bool(arguments.fresh) or hosts > 1
 
 
-def train(experiment: Experiment, number: int, seat: Seat | None = None, afresh: bool = False) -> None:
+def train(experiment: Experiment, number: int, seat: Seat | None = None, until: int | None = None) -> None:
     """Train one run, unless another command has done so by now.
 
     Args:
         experiment: Of which.
         number: Of the run.
         seat: In a federation across organisations.
-        afresh: Whether to begin anew, whatever checkpoint there is.
+        until: Round that a checkpoint to go on from comes before at the latest.
     """
     folder = experiment.folder
-    afresh = afresh or _afresh(experiment)
+    afresh = _afresh(experiment)
     with folder.held(number):
         if first_process() and folder.finished(number) is not None and not (seat and afresh):
             if "LOCAL_RANK" in os.environ:  # the other processes of this one are in the run already
                 sys.exit("fedlit: another command trains the same experiment: wait for its end")
             return
-        checkpoint = None if afresh else folder.checkpoint(number)
+        checkpoint = None if afresh else folder.checkpoint(number, until)
         experiment.start(experiment.runs[number], partial(folder.place, number), checkpoint, seat)
 
 

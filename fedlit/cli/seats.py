@@ -22,8 +22,8 @@ _SEATS: dict[str, type[Server] | type[Site]] = {"serve": Server, "join": Site}
 _FILES = ("certificate", "key", "ca")
 _STARTS = "FEDLIT_STARTS"
 """In the environment of a site that has started itself again: the times at which it did."""
-_AFRESH = "FEDLIT_AFRESH"
-"""Set in the environment of a site that starts itself again without its checkpoint."""
+_ROUND = "FEDLIT_SERVER_ROUND"
+"""Set in the environment of a site that starts itself again: the round that it may resume from at the latest."""
 _MOST_STARTS, _WITHIN = 5, 120.0
 
 
@@ -89,7 +89,8 @@ def _take(word: str, args: list[str]) -> None:
     seat = make_seat(word, experiment.parsed.arguments.get("seat"), args)
     folder = experiment.folder
     print(f"fedlit: this is the {'server' if word == 'serve' else 'site'}; its runs lie in '{folder.root}'", flush=True)
-    train(experiment, 0, seat, afresh=os.environ.pop(_AFRESH, None) is not None)
+    until = os.environ.pop(_ROUND, None)
+    train(experiment, 0, seat, None if until is None else int(until))
     summary = folder.finished(0)
     if summary is not None:
         print_table([summary])
@@ -156,7 +157,7 @@ def _start_again(error: FederationError) -> None:
     print(f"fedlit: {type(error).__name__}: {error}. This site starts again", file=sys.stderr, flush=True)
     os.environ[_STARTS] = " ".join(map(str, [*starts, now]))
     if isinstance(error, AheadOfServerError):
-        os.environ[_AFRESH] = "1"
+        os.environ[_ROUND] = str(error.server_round)
     time.sleep(1)
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", "fedlit.cli", *sys.argv[1:]])

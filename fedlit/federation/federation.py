@@ -500,7 +500,8 @@ class Federation:
             return self._aggregation.run(recipe, mine, around)
 
     def _heard(self, channel: str, absent_too: bool) -> list[str]:
-        return names_of(self.clients if absent_too else self.present(channel))
+        heard = names_of(self.clients if absent_too else self.present(channel))
+        return [name for name in heard if not self._messenger.is_lost(name)]
 
     @contextmanager
     def _timed(self, phase: str, less: str = "") -> Iterator[None]:

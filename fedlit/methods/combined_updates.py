@@ -7,14 +7,14 @@ looks at each of its batches from there as well, for the variance of its gradien
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fedlit.federation import Client, FederatedLoader
+from fedlit.federation import Client, FederatedLoader, RosterError
 from fedlit.models import RoundMemory
 from fedlit.module import Batch, FederatedModule
 
@@ -202,12 +202,31 @@ class CombinedUpdates(FederatedModule):
         weights = [float(self.federation.weights[name]) if self.weighting == "samples" else 1.0 for name in names]
         return [weight / sum(weights) for weight in weights]
 
-    # ---------------------------------------------------------------- checkpoints
+    # ---------------------------------------------------------------- those who come back, and checkpoints
+
+    def public_state(self) -> list[str] | None:
+        """Who lacks the newest model."""
+        return None if self._behind is None else sorted(self._behind)
+
+    def welcome_(self, state: Any, back: Collection[str]) -> None:
+        """Send the newest model to sources that come back.
+
+        Raises:
+            RosterError: At the target, if it comes back without a checkpoint: the model was its own.
+        """
+        target = self.target
+        if state is not None and self._behind is None and target.name in back and self.federation.is_local(target):
+            raise RosterError(
+                f"target {target.name!r} comes back without a checkpoint, and the model, which it hands out in "
+                f"{type(self).__name__}, is in no other place: start it with its checkpoint, or all from the beginning"
+            )
+        if state is not None:
+            self._behind = {client.name for client in self.sources if client.name in {*state, *back}}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add who lacks the newest model, and what is remembered of a round under way."""
         super().on_save_checkpoint(checkpoint)
-        checkpoint["behind"] = None if self._behind is None else sorted(self._behind)
+        checkpoint["behind"] = self.public_state()
         for client in self.federation.local_clients if self.federation.batch_idx else ():
             checkpoint["clients"][client.name]["memory"] = self.memory(client).state_dict()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar, Protocol
 
 import lightning.pytorch as pl
@@ -61,6 +61,10 @@ class Method(Protocol):
     def on_round_end(self, round_idx: int) -> None: ...
 
     def close_run(self, round_idx: int) -> None: ...
+
+    def public_state(self) -> Any: ...
+
+    def welcome_(self, state: Any, back: Collection[str]) -> None: ...
 
     def average_warmup_(self) -> None: ...
 

@@ -69,6 +69,7 @@ def welcome(trainer: Trainer, method: Method, back: frozenset[int], batches_per_
     came = {name: rank for name, rank in rank_of.items() if rank in back and rank not in transport.lost}
     own = [told[rank] if rank in came.values() else {} for rank in range(transport.world_size)]
     federation.welcome(told_of_own(own, came, "totals"))
+    method.welcome_(method.public_state() if state is None else state["method"], [*came])
     if method.warmup_rounds and federation.round_idx > method.warmup_rounds:
         method.load_shared_(federation.catch_up("weights", absent_too=True))
 
@@ -78,6 +79,7 @@ def _state(trainer: Trainer, method: Method) -> dict[str, Any]:
     return {
         "federation": method.federation.public_state(),
         "plan": method.record.plan,
+        "method": method.public_state(),
         "loops": trainer.fit_loop.state_dict(),
         "stopping": {each.state_key: each.state_dict() for each in _stopping(trainer)},
     }

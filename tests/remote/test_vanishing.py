@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,9 +23,39 @@ def test_a_site_that_is_killed_is_as_one_that_is_away(method: str, tmp_path: Pat
     step = 2 if method in ("FedMMD", "FedRFTCA") else 3
     ended = struck(tmp_path, f"blended:local steps:{step}:kill", *arguments)
     assert ended["blended"].exit_code == -9
-    (scheduled,) = start(*arguments, "--absent", "{'blended': [1, 2, 3]}")
+    (scheduled,) = start(*arguments, "--schedule", schedule(plain(ended["server"].result), 1, "blended"))
     for name in ("server", "clean", "fonts"):
         assert not ended[name].error, ended[name].error
         result = plain(ended[name].result)
         assert result["lost"] == [2]
         assert all(result["weights"][client] == scheduled["weights"][client] for client in result["weights"])
+
+
+# not FedRFTCA, whose clients train on where they are away, and one that was killed has not
+@pytest.mark.parametrize("method", ["FedAvg", "FedGP", "FedMMD", "FedDaDiL", "FedDA"])
+@pytest.mark.parametrize("privacy", ["None", "PairwiseMasking(colluders=0)"])
+def test_a_site_that_comes_back_with_its_checkpoint_goes_on_as_one_that_was_away(
+    method: str, privacy: str, tmp_path: Path
+) -> None:
+    arguments = ("--method", method, "--own", "--everyone", "--rounds", "8", "--steps", "2", "--privacy", privacy)
+    kept = ("--checkpoints", str(tmp_path / "kept"), "--pause", "0.3")
+    ended = struck(tmp_path, "blended:local steps:4:kill", *arguments, *kept, back=True)
+    for name in ("server", "clean", "fonts", "back"):
+        assert not ended[name].error, ended[name].error
+    server = plain(ended["server"].result)
+    happened = schedule(server, 2, "blended")
+    assert "blended" in server["present"]["7"], "it has not come back in time"
+    (scheduled,) = start(*arguments, "--schedule", happened)
+    for name in ("clean", "fonts", "back"):
+        result = plain(ended[name].result)
+        assert result["weights"]
+        assert all(result["weights"][client] == scheduled["weights"][client] for client in result["weights"])
+        assert result["round_idx"] == 8
+
+
+def schedule(server: dict[str, Any], died_in: int, who: str) -> str:
+    """Who was there in each round, in JSON; one who died in a round was not, as far as others are concerned."""
+    rounds = [server["present"][key] for key in sorted(server["present"], key=int)]
+    return json.dumps(
+        [[name for name in there if number != died_in or name != who] for number, there in enumerate(rounds)]
+    )

@@ -6,12 +6,14 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 
 from fedlit.federation.aggregation import Aggregation
 from fedlit.federation.messenger import Messenger
+from fedlit.privacy import AggregationClient
 from fedlit.remote.carrier import BrokenError, Pieces
 
 PHASES = ("local steps", "opening", "protect", "unmasking", "download", "checkpoint")
@@ -25,33 +27,44 @@ class Fault(pl.Callback):
 
     Args:
         words: ``SITE:PHASE:NUMBER:KIND``, of the names above; numbers count from 0.
+        folder: Where a file ``struck`` tells of it.
     """
 
-    def __init__(self, words: str) -> None:
+    def __init__(self, words: str, folder: str) -> None:
+        self.folder = folder
         self.site, self.phase, number, self.kind = words.split(":")
         self.left = int(number)
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         self.federation = pl_module.federation
+        if self.federation.hosts_server:
+            star: Any = self.federation.transport
+            star._dismiss = self.noticing(star._dismiss)
         if not any(client.name == self.site for client in self.federation.local_clients):
             return
-        watched: tuple[Any, str] | None = {
-            "opening": (Aggregation, "_converse"),
-            "protect": (Messenger, "to_server"),
-            "unmasking": (Aggregation, "_unmask"),
-            "download": (Messenger, "broadcast"),
-            "checkpoint": (trainer.strategy.checkpoint_io, "save_checkpoint"),
-        }.get(self.phase)
-        if watched is None:
-            return
-        owner, name = watched
-        original: Callable[..., Any] = getattr(owner, name)
+        watched: dict[str, list[tuple[Any, str]]] = {
+            "opening": [(Aggregation, "_converse")],
+            "protect": [(kind, "protect") for kind in below(AggregationClient) if "protect" in vars(kind)],
+            "unmasking": [(Aggregation, "_unmask")],
+            "download": [(Messenger, "broadcast")],
+            "checkpoint": [(trainer.strategy.checkpoint_io, "save_checkpoint")],
+        }
+        for owner, name in watched.get(self.phase, []):
+            setattr(owner, name, self.before(getattr(owner, name)))
 
+    def noticing(self, original: Callable[..., None]) -> Callable[..., None]:
+        def dismissed(*args: Any) -> None:
+            Path(self.folder, "noticed").touch()
+            original(*args)
+
+        return dismissed
+
+    def before(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def struck(*args: Any, **kwargs: Any) -> Any:
             self.count()
             return original(*args, **kwargs)
 
-        setattr(owner, name, struck)
+        return struck
 
     def on_train_batch_start(self, trainer: pl.Trainer, module: pl.LightningModule, *_: Any) -> None:
         if self.phase == "local steps" and any(client.name == self.site for client in self.federation.local_clients):
@@ -63,6 +76,7 @@ class Fault(pl.Callback):
             self.strike()
 
     def strike(self) -> None:
+        Path(self.folder, "struck").write_text(str(self.federation.round_idx))
         if self.kind == "cut":
             caller = self.federation.transport._caller  # type: ignore[attr-defined]
             caller.close()
@@ -71,6 +85,10 @@ class Fault(pl.Callback):
         if self.kind == "stop":  # for longer than anybody waits; then the test has to end
             subprocess.Popen(["/bin/sh", "-c", f"sleep {FROZEN}; kill -9 {os.getpid()}"])
         os.kill(os.getpid(), signal.SIGKILL if self.kind == "kill" else signal.SIGSTOP)
+
+
+def below(kind: type) -> list[type]:
+    return [each for child in kind.__subclasses__() for each in (child, *below(child))]
 
 
 def cut_off(request: Pieces) -> Pieces:

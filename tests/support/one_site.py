@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import time
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -148,7 +150,10 @@ def run(arguments: Sequence[str]) -> dict[str, Any]:
     parser.add_argument("--star", help="folder of certificates, for a server and a process for each client")
     parser.add_argument("--patience", type=float, default=1.0)
     parser.add_argument("--fault", help="see faults.py")
-    parser.add_argument("--absent", default="None", help="an expression: rounds by client who is away in them")
+    parser.add_argument("--schedule", help="in JSON: who is there in each round")
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds before each round")
+    parser.add_argument("--checkpoints", help="folder for one of each round, by process; an earlier one is resumed")
+    parser.add_argument("--again", default="own", help="who comes back has its 'own' checkpoint, or 'none'")
     options = parser.parse_args(arguments)
     seat = seated(options.star, options.patience) if options.star else None
     pl.seed_everything(options.seed, verbose=False)
@@ -167,15 +172,19 @@ def run(arguments: Sequence[str]) -> dict[str, Any]:
         next(module.originals[0].parameters()).data.add_(1)
     # written by the tests, nobody else
     privacy, two_party = (eval(text, vars(fedlit.privacy)) for text in (options.privacy, options.two_party))
-    callbacks: list[pl.Callback] = [Trouble(options.trouble)]
-    if options.fault:
-        callbacks.append(Fault(options.fault))
+    presence = Presence(options.pause)
+    callbacks: list[pl.Callback] = [Trouble(options.trouble), presence]
+    if options.fault and RANKS.get(seat, 0) <= len(SITES):
+        callbacks.append(Fault(options.fault, options.star))
+    if options.checkpoints:
+        own = Path(options.checkpoints, RANKS_NAMED.get(seat, "all"))
+        callbacks.append(ModelCheckpoint(own, "{epoch}", save_on_train_epoch_end=True, enable_version_counter=False))
     if options.save_steps:
         callbacks.append(ModelCheckpoint(options.save_steps, "{step}", every_n_train_steps=5, save_top_k=options.keep))
     fitted = trainer(
         options.rounds,
         callbacks,
-        enable_checkpointing=bool(options.save_steps),
+        enable_checkpointing=bool(options.save_steps or options.checkpoints),
         devices=options.devices,
         gradient_clip_val=1.0,
         strategy={
@@ -189,14 +198,12 @@ def run(arguments: Sequence[str]) -> dict[str, Any]:
             "gather_checkpoints": True if options.gather else None,
         },
     )
-    absent = eval(options.absent)
-    if absent is not None:
-        names = [client.name for client in module.clients]
-        fitted.strategy.participation = Schedule(
-            [[name for name in names if each not in absent.get(name, ())] for each in range(options.rounds)]
-        )
+    if options.schedule:
+        fitted.strategy.participation = Schedule(json.loads(options.schedule))
     rank = str(RANKS.get(seat)) if seat is not None else os.environ.get("LOCAL_RANK", "0")
     resumed = options.resume and options.resume.replace("RANK", rank)
+    if options.checkpoints and options.again == "own":
+        resumed = next((str(file) for file in own.glob("*.ckpt")), resumed)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", PrivacyWarning)
         own = OwnDataOnly(small.get("target_batch_size", 64))
@@ -212,10 +219,24 @@ def run(arguments: Sequence[str]) -> dict[str, Any]:
         "metrics": {name: float(value) for name, value in sorted(fitted.callback_metrics.items())},
         "round_idx": federation.round_idx,
         "lost": sorted(federation.transport.lost),
+        "present": presence.rounds,
     }
 
 
+class Presence(pl.Callback):
+    """Notes who is there in each round in which this process takes part."""
+
+    def __init__(self, pause: float) -> None:
+        self.pause = pause
+        self.rounds: dict[int, list[str]] = {}
+
+    def on_round_start(self, trainer: pl.Trainer, module: pl.LightningModule, round_idx: int) -> None:
+        self.rounds[round_idx] = [client.name for client in module.federation.present()]
+        time.sleep(self.pause)
+
+
 RANKS: dict[Any, int] = {}
+RANKS_NAMED: dict[Any, str] = {}
 
 
 def seated(folder: str, patience: float) -> Server | Site:
@@ -223,7 +244,10 @@ def seated(folder: str, patience: float) -> Server | Site:
     rank, port = int(os.environ["LOCAL_RANK"]), os.environ["MASTER_PORT"]
     for name in LAUNCHED:  # no launcher has started it
         os.environ.pop(name, None)
-    name = "server" if rank == 0 else SITES[rank - 1]
+    name = ["server", *SITES, *SITES][rank]
+    if rank > len(SITES):  # comes back after it was struck
+        while not Path(folder, "struck").exists():
+            time.sleep(0.02)
     files = {"certificate": f"{folder}/{name}.crt", "key": f"{folder}/{name}.key", "ca": f"{folder}/ca.crt"}
     times = {"patience": patience, "wait_for": 30.0}
     seat = (
@@ -231,5 +255,5 @@ def seated(folder: str, patience: float) -> Server | Site:
         if rank == 0
         else Site(f"localhost:{port}", **files, **times)
     )
-    RANKS[seat] = rank
+    RANKS[seat], RANKS_NAMED[seat] = rank, name
     return seat

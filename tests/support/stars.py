@@ -23,8 +23,15 @@ def around(folder: Path, *arguments: str, timeout: float = 90) -> list[dict[str,
     return [plain(one) for one in processes.results(one_site.run, words, ranks=4, timeout=timeout)]
 
 
-def struck(folder: Path, fault: str, *arguments: str, timeout: float = 60) -> dict[str, processes.Ended]:
-    """How the server and each site ended a run in which a fault struck one."""
+def struck(
+    folder: Path, fault: str, *arguments: str, back: bool = False, timeout: float = 60
+) -> dict[str, processes.Ended]:
+    """How the server and each site ended a run in which a fault struck one, which may come ``back``.
+
+    Its second process is called ``"back"``.
+    """
     words = (*arguments, "--star", certificates(folder), "--fault", fault)
-    ended = processes.run(one_site.run, words, ranks=4, timeout=timeout)
-    return dict(zip(["server", *one_site.SITES], ended, strict=True))
+    ranks = 5 + one_site.SITES.index(fault.split(":")[0]) if back else 4
+    ended = processes.run(one_site.run, words, ranks=ranks, timeout=timeout)
+    named = dict(zip(["server", *one_site.SITES], ended, strict=False))
+    return named | {"back": ended[-1]} if back else named
