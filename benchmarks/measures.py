@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
+import platform
 import random
 import statistics
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 
@@ -48,3 +51,10 @@ def peak(action: Callable[[], object]) -> float:
     found = mebibytes("VmHWM") - before
     del kept
     return found
+
+
+def environment() -> dict[str, object]:
+    """Versions, cores and load, for the files next to tables."""
+    libraries = ("torch", "lightning", "grpcio")
+    versions = {"python": platform.python_version(), **{name: version(name) for name in libraries}}
+    return {"cores": os.cpu_count(), "load_average": os.getloadavg()[0], "versions": versions}

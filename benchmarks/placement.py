@@ -1,4 +1,4 @@
-"""The same run on 1, 2 and K+1 processes, under torchrun, and interrupted: are weights and ledgers equal bit by bit?
+"""The same run on 1, 2 and K+1 processes, under torchrun, around a server, and interrupted: are all equal bit by bit?
 
 Run from the repository root: python benchmarks/placement.py [--out benchmarks/placement.json]
 
@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import platform
+import socket
 import subprocess
 import sys
 import tempfile
@@ -26,6 +27,7 @@ RUN = [
     "--trainer.strategy", '{"class_path": "fedlit.FederatedStrategy", "init_args": {"num_threads": 1, "participation": '
     '{"class_path": "fedlit.federation.Fraction", "init_args": {"p": 0.67}}}}',
 ]  # fmt: skip
+SITES = ["cleveland", "hungarian", "switzerland", "va_long_beach"]
 
 
 def run(folder: Path, rounds: int, devices: int = 1, torchrun: bool = False, resume: Path | None = None) -> Path:
@@ -41,6 +43,30 @@ def run(folder: Path, rounds: int, devices: int = 1, torchrun: bool = False, res
     if done.returncode:
         sys.exit(done.stdout + done.stderr)
     return folder / "FedProx" / "version_0"
+
+
+def around_a_server(folder: Path, rounds: int) -> Path:
+    """The same by ``fedlit serve`` and a ``fedlit join`` for each client, with TLS; the folder of the target's site."""
+    fedlit = str(Path(sys.executable).with_name("fedlit"))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    make = [fedlit, "certificates", "--sites", ",".join(SITES), "--server", "localhost", "--out", str(folder)]
+    subprocess.run(make, check=True, capture_output=True)
+    processes = []
+    for name in ("server", *SITES):
+        files = [f"--seat.{key}={folder / file}" for key, file in
+                 (("certificate", f"{name}.crt"), ("key", f"{name}.key"), ("ca", "ca.crt"))]  # fmt: skip
+        place = [f"--seat.server=localhost:{port}"]
+        if name == "server":
+            place = [f"--seat.address=127.0.0.1:{port}", f"--seat.sites={json.dumps(SITES)}"]
+        arguments = [*RUN[1:], f"--trainer.max_epochs={rounds}", f"--trainer.default_root_dir={folder / name}"]
+        command = [fedlit, "serve" if name == "server" else "join", *arguments, *place, *files]
+        with (folder / f"{name}.log").open("wb") as log:
+            processes.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT))
+    if any([process.wait(300) for process in processes]):
+        sys.exit("".join((folder / f"{name}.log").read_text() for name in ("server", *SITES)))
+    return folder / SITES[-1] / "FedProx" / "version_0"
 
 
 def checkpoint(folder: Path) -> Path:
@@ -63,6 +89,7 @@ def main() -> None:
             "2 processes": run(root / "2", 6, devices=2),
             "4 = K+1 processes": run(root / "4", 6, devices=4),
             "torchrun, 2 processes": run(root / "torchrun", 6, devices=2, torchrun=True),
+            "a server and 4 sites": around_a_server(root / "star", 6),
             "3 rounds + resume 3": run(root / "resumed", 6, resume=half),
             "3 rounds + resume 3 on 3 processes": run(root / "resumed on 3", 6, devices=3, resume=half),
             "3 rounds on 3 processes + resume 3 on 1": run(root / "resumed on 1", 6, resume=half_of_three),

@@ -506,9 +506,10 @@ class FederatedStrategy(DDPStrategy):
         Beside a seat, the last one stays for as long as another is removed: the server may come back a round earlier.
         """
         if self.seat is not None:
-            filepath, self._removed = self._removed, filepath
-            if filepath is None or not Path(filepath).is_file():
+            before, self._removed = self._removed, filepath
+            if before is None or not Path(before).is_file():
                 return
+            filepath = before
         path = part_of(str(filepath), self.global_rank)
         if not self.global_rank or Path(path).is_file():
             self.checkpoint_io.remove_checkpoint(path)

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 from fedlit.cli.arguments import content_of, find_config, normalise, options, refuse_linked
 from fedlit.cli.experiment import Experiment
@@ -123,7 +124,7 @@ def make_seat(word: str, given: object, args: Sequence[str]) -> Seat:
     places = _places(args)
     found = {name: _beside(str(value), places.get(name)) if name in _FILES else value for name, value in given.items()}
     try:
-        return kind(**found)
+        return kind(**cast(Any, found))
     except (ValueError, TypeError) as error:
         sys.exit(f"fedlit: seat: {error}")
 

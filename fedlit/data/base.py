@@ -391,6 +391,7 @@ class DomainDataModule(L.LightningDataModule, ABC):
         if name not in self._domains:
             self.check_roster()
             if not self.is_here(name):
+                self._check_here(name)
                 raise DatasetNotFoundError(
                     f"there are no data of client {name!r} here, which has those of {self.domain_names()}: give each "
                     "process the clients whose data it has (placement of the strategy), or mend the name in clients"
@@ -400,6 +401,13 @@ class DomainDataModule(L.LightningDataModule, ABC):
             self._splits[name] = split = self._make_split(name, domain.y)
             self._domains[name] = replace(domain, x=self.finish(domain.x, split.train))
         return self._domains[name]
+
+    def _check_here(self, client: str) -> None:
+        if self.elsewhere:
+            raise DatasetNotFoundError(
+                f"the data of client {client!r} are not here: this process was given nobody's, as that of a server. "
+                "Train, predict and export where they are, from the checkpoint of that process, or give them here, too"
+            )
 
     def _check_domain(self, name: str, domain: Domain) -> None:
         if len(domain.x) != len(domain.y):
@@ -615,11 +623,12 @@ class DomainDataModule(L.LightningDataModule, ABC):
 
     def __str__(self) -> str:
         # Lightning's own builds every loader, which decodes every image.
-        here = self._local_names()
+        here = [] if self.elsewhere else self._local_names()
         sizes = {name: str(self.num_samples(name)) for name in here}
         clients = ", ".join(f"{each.name} ({each.role}, {sizes.get(each.name, 'elsewhere')})" for each in self.clients)
         what = "classes" if self.task == "classification" else "numbers to predict"
-        return f"{type(self).__name__}: {clients}; {self.num_classes} {what}, input {self.input_shape}"
+        shape = f", input {self.input_shape}" if here else ""
+        return f"{type(self).__name__}: {clients}; {self.num_classes} {what}{shape}"
 
     # A look at the data.
 

@@ -52,11 +52,11 @@ _LONG = 20
 class CSVDomains(DomainDataModule):
     """Tables, CSV or Parquet, of classes or numbers to predict from numbers and categories.
 
-    Each process reads the tables of its own clients; those of others need not be there. Columns are told when training
-    starts and must be the same at each client, in any order. A column of numbers is standardised, one of texts is a
-    category; missing values are allowed in both. What clients must agree on to write the same features is summed
-    through the channels ``"levels"``, ``"magnitudes"`` and ``"statistics"``, over all clients whoever is the target,
-    and lies in the checkpoint.
+    Each process reads the tables of its own clients; those of others need not be there, nor be named in ``files`` if
+    ``clients`` has the names of all. Columns are told when training starts and must be the same at each client, in any
+    order. A column of numbers is standardised, one of texts is a category; missing values are allowed in both. What
+    clients must agree on to write the same features is summed through the channels ``"levels"``, ``"magnitudes"`` and
+    ``"statistics"``, over all clients whoever is the target, and lies in the checkpoint.
 
     Args:
         files: File for each client; or a folder, in which each table is a client of its name; or one file, with
@@ -134,17 +134,22 @@ class CSVDomains(DomainDataModule):
             known[label] = self._wanted or []
         self.reader = TableReader(separator, decimal, encoding, missing_values or (), texts, known)
         self.elsewhere = files is None
-        if self.elsewhere and (self._client_names is None or (task == "classification" and classes is None)):
-            raise ValueError(
-                "files=None is for a process without tables, which finds nothing out by itself: give clients, the "
-                "names of all, and classes, in the order that all have"
-            )
+        for name, value, what in (
+            ("clients", self._client_names, "the names of all"),
+            ("classes", classes if task == "classification" else (), "their names"),
+        ):
+            if self.elsewhere and value is None:
+                raise ValueError(
+                    f"{name} must be given with files=None, a process without tables to find them in, got None: give "
+                    f"{what}, in the order that all processes have, or files if there are tables here"
+                )
         self._paths = {} if files is None else self._find(files)
         self._tables: dict[str, pd.DataFrame] = {}
         self._columns: dict[str, tuple[str, bool]] | None = None
         self._samples: dict[str, int] = {}
         self._features: dict[str, TableFeatures] = {}
         self._classes: list[str] | None = None
+        self._width: int | None = None
         self._one = self._split_by_site(Path(files)) if site is not None and isinstance(files, str) else None
         self.check_roster()
 
@@ -206,6 +211,7 @@ class CSVDomains(DomainDataModule):
         """A client's rows, with all columns of its file."""
         if client not in self._tables:
             if not self.is_here(client):
+                self._check_here(client)
                 raise DatasetNotFoundError(
                     f"there is no table of client {client!r} here, which has those of {self.domain_names()}: give "
                     "each process the clients whose tables it has (placement of the strategy), or mend files"
@@ -447,6 +453,8 @@ class CSVDomains(DomainDataModule):
         if federation is not None and stage == "fit":
             federation.channels.declare(self.channels)  # of a Trainer with another strategy
             self._agree(self._total_over(federation))
+            told = federation.tell("the number of features", lambda client: len(self.feature_names()))
+            self._width = next(iter(told.values()))  # which a process without clients has no table to find in
 
     def _total_over(self, federation: Federation) -> Total:
         """Secure sums over the clients of a run, whoever takes part in its first round."""
@@ -537,9 +545,11 @@ class CSVDomains(DomainDataModule):
         """What makes features of a client's rows.
 
         Raises:
+            DatasetNotFoundError: If this process has no tables.
             RuntimeError: If clients have not agreed on it yet, and their tables are not all here.
         """
         if not self._features:
+            self._check_here(client)
             if not all(self.is_here(each.name) for each in self.check_roster()):
                 raise RuntimeError(
                     "clients agree on features when training starts, or a checkpoint brings what they agreed on: leave "
@@ -551,12 +561,14 @@ class CSVDomains(DomainDataModule):
 
     def feature_names(self) -> list[str]:
         """What each feature is."""
-        self.features_of(self._hosted()[0])
+        self.features_of(next(iter(self._hosted()), self.target))
         return next(iter(self._features.values())).names
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Number of features."""
+        """Number of features; in a process that hosts no client, as the others have told it."""
+        if self._width is not None and not self._hosted():
+            return (self._width,)
         return (len(self.feature_names()),)
 
     def load(self, domain: str) -> Domain:
@@ -566,6 +578,8 @@ class CSVDomains(DomainDataModule):
     def predict_dataloader(self) -> Any:
         """The target's test samples, or the rows of ``predict_file``, in order."""
         local = self._local_names()
+        if self.target in local:
+            self._check_here(self.target)
         if self.predict_file is None or self.target not in local:
             return super().predict_dataloader()
         x = self.features_of(self.target).of(self._new_rows())

@@ -17,11 +17,6 @@ from typing import Any, final
 
 from fedlit.remote.carrier import PIECE_BYTES, BrokenError, Caller, Listener, Pieces, RefusedError
 
-try:
-    import grpc
-except ImportError as error:
-    raise ImportError(f"a seat across organisations needs gRPC: pip install 'fedlit[remote]' ({error})") from error
-
 _log = logging.getLogger("fedlit.remote")
 
 _SERVICE, _CALL, _PRESENCE = "fedlit", "call", "presence"
@@ -52,6 +47,15 @@ _UNTRUSTED = 5.0
 _MOST_WORDS = 4000
 
 
+def _library() -> Any:
+    """gRPC, which is an extra."""
+    try:
+        import grpc
+    except ImportError as error:
+        raise ImportError(f"a seat across organisations needs gRPC: pip install 'fedlit[remote]' ({error})") from error
+    return grpc
+
+
 @final
 class GrpcListener(Listener):
     """Takes calls of sites.
@@ -69,6 +73,7 @@ class GrpcListener(Listener):
     def __init__(self, address: str, certificate: Path, key: Path, ca: Path, *, names: Collection[str]) -> None:
         self._address = address
         self._names = frozenset(names)
+        self._grpc = grpc = _library()
         self._credentials = grpc.ssl_server_credentials(
             [(key.read_bytes(), certificate.read_bytes())],
             root_certificates=ca.read_bytes(),
@@ -82,6 +87,7 @@ class GrpcListener(Listener):
         self, answer: Callable[[str, Pieces], Pieces], came: Callable[[str], None], gone: Callable[[str], None]
     ) -> str:
         """See `Listener`."""
+        grpc = self._grpc
         # a presence, a call, and some that broke off and have not been noticed, for each site
         pool = ThreadPoolExecutor(max_workers=8 + 6 * len(self._names), thread_name_prefix="fedlit-sites")
         self._server = grpc.server(pool, options=_OPTIONS)
@@ -130,12 +136,11 @@ class GrpcListener(Listener):
         if known is None:
             _log.warning("refused %s with a certificate of %s, which is no site here", context.peer(), names)
             context.abort(
-                grpc.StatusCode.PERMISSION_DENIED,
+                self._grpc.StatusCode.PERMISSION_DENIED,
                 f"the server knows no site {', '.join(map(repr, names))}, as the certificate's common name has it, but "
                 f"{sorted(self._names)}",
             )
-        assert known is not None
-        return known
+        return str(known)
 
     def close(self) -> None:
         """See `Listener`."""
@@ -164,6 +169,7 @@ class GrpcCaller(Caller):
 
     def __init__(self, server: str, certificate: Path, key: Path, ca: Path) -> None:
         self._server = server
+        self._grpc = grpc = _library()
         self._credentials = grpc.ssl_channel_credentials(
             root_certificates=ca.read_bytes(),
             private_key=key.read_bytes(),
@@ -179,14 +185,14 @@ class GrpcCaller(Caller):
         try:
             self._connect()
             yield from self._channel.stream_stream(f"/{_SERVICE}/{_CALL}")(request)
-        except grpc.RpcError as error:
+        except self._grpc.RpcError as error:
             raise self._told(error) from None
 
     def _connect(self) -> None:
         """Let a connection stand, and be seen at the other end, before anything is asked."""
         if self._channel is None:
             # a target with "dns:" is looked up anew for each attempt
-            self._channel = grpc.secure_channel(f"dns:///{self._server}", self._credentials, options=_OPTIONS)
+            self._channel = self._grpc.secure_channel(f"dns:///{self._server}", self._credentials, options=_OPTIONS)
         if self._presence is None or not self._presence.is_active():
             presence = self._channel.unary_stream(f"/{_SERVICE}/{_PRESENCE}")(b"")
             next(presence)
@@ -194,10 +200,10 @@ class GrpcCaller(Caller):
 
     def _told(self, error: Any) -> Exception:
         """What an error of gRPC comes to."""
-        code, words = error.code(), error.details() or ""
-        if code in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED):
+        code, words, codes = error.code(), error.details() or "", self._grpc.StatusCode
+        if code in (codes.PERMISSION_DENIED, codes.UNAUTHENTICATED):
             return RefusedError(words)
-        if code in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.RESOURCE_EXHAUSTED):
+        if code in (codes.UNIMPLEMENTED, codes.RESOURCE_EXHAUSTED):
             return RefusedError(f"what answers at {self._server} is not this server, or another version of it: {words}")
         if not self._met and "andshake failed" in words:
             return RefusedError(

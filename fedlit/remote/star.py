@@ -83,7 +83,7 @@ def _read_head(pieces: Pieces) -> dict[str, Any]:
 def _cut(messages: Sequence[Tensor]) -> Iterator[bytes]:
     """Messages of bytes, one after the other, in pieces."""
     for message in messages:
-        view = memoryview(message.numpy())
+        view: memoryview = message.numpy().data
         for start in range(0, len(view), PIECE_BYTES):
             yield bytes(view[start : start + PIECE_BYTES])
 
@@ -95,7 +95,7 @@ def _read_body(pieces: Pieces, sizes: Sequence[int], doing: str) -> list[Tensor]
     progress = _Progress(sum(sizes), doing)
     for size in sizes:
         message = torch.empty(size, dtype=torch.uint8)
-        view, filled = memoryview(message.numpy()), 0
+        view, filled = message.numpy().data, 0
         while filled < size:
             piece = rest or next(pieces, b"")
             if not piece:
@@ -539,9 +539,9 @@ class ServerStar(Transport):
         carried: dict[int, Tensor] = dict(zip(senders.pop(0, []), outgoing, strict=True))
         receivers = {there for _, there, _ in ways if there}
         relayed = {there for here, there, _ in ways if here and there}
-        here = self._here()
-        at_once = {rank: self._reply_to(rank, ways, carried) for rank in (({*senders} | receivers) - relayed) & here}
-        due = {rank: [ways[place][2] for place in places] for rank, places in senders.items() if rank in here}
+        there = self._here()
+        at_once = {rank: self._reply_to(rank, ways, carried) for rank in (({*senders} | receivers) - relayed) & there}
+        due = {rank: [ways[place][2] for place in places] for rank, places in senders.items() if rank in there}
         came = self._collect(due, doing, at_once)
         for rank, messages in came.items():
             carried |= dict(zip(senders[rank], messages, strict=True))

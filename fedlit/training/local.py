@@ -36,7 +36,9 @@ def materialise(method: Method) -> None:
     extractor, classifier = method.originals
     lazy = [part for part in method.originals if any(map(is_lazy, part.state_dict(keep_vars=True).values()))]
     data, trainer = getattr(method._trainer, "datamodule", None), method._trainer
-    if not lazy or not method.federation.local_clients or trainer is None or trainer.state.fn != "fit":
+    if not lazy or trainer is None or trainer.state.fn != "fit":
+        return
+    if not method.federation.local_clients and not getattr(data, "elsewhere", False):
         return
     if not isinstance(shape := getattr(data, "input_shape", None), tuple):
         raise ValueError(

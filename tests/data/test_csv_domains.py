@@ -162,6 +162,64 @@ def test_features_are_read_back_from_their_state(files):
     assert TableFeatures.from_state(features.state()) == features
 
 
+ELSEWHERE = {"clients": [*CLINICS], "classes": ["no", "yes"]}
+
+
+def test_a_process_without_tables_knows_who_takes_part_and_what_is_agreed_on(files):
+    data = make(None, **ELSEWHERE)
+    assert data.elsewhere
+    assert not make(files).elsewhere
+    assert data.clients == make(files).clients
+    assert (data.target, data.classes, data.num_classes) == ("south", ["no", "yes"], 2)
+    assert data.channels == make(files).channels
+    assert data.domain_names() == []
+    assert str(data) == (
+        "CSVDomains: north (source, elsewhere), east (source, elsewhere), west (source, elsewhere), "
+        "south (target, elsewhere); 2 classes"
+    )
+    numbers = make(None, label="age", task="regression", clients=[*CLINICS])
+    assert numbers.classes == ["age"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"classes": ["no", "yes"]}, r"clients must be given with files=None, .* got None: give the names of all"),
+        ({"clients": [*CLINICS]}, r"classes must be given with files=None, .* got None: give their names"),
+        ({"label": "age", "task": "regression"}, r"clients must be given with files=None"),
+    ],
+)
+def test_a_process_without_tables_is_told_what_they_would_tell(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        make(None, **arguments)
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda data: data.feature_names(),
+        lambda data: data.in_features,
+        lambda data: data.raw_inputs(),
+        lambda data: data.table("south"),
+        lambda data: data.dataset("south", "test"),
+        lambda data: data.train_dataloader(),
+        lambda data: data.predict_dataloader(),
+    ],
+)
+def test_a_process_without_tables_says_where_to_predict(look):
+    with pytest.raises(DatasetNotFoundError, match=r"this process was given nobody's.* predict and export where"):
+        look(make(None, **ELSEWHERE))
+
+
+def test_a_process_may_name_its_own_table_alone(files):
+    data = make({"east": "east.csv"}, **ELSEWHERE)
+    assert data.clients == make(files).clients
+    assert data.domain_names() == ["east"]
+    assert torch.equal(data._y("east"), make(files)._y("east"))
+    with pytest.raises(RosterError, match=r"clients \['north', 'west', 'south'\] are not among the domains"):
+        make({"east": "east.csv"}, clients=["north", "west", "south"])
+
+
 # What is refused: with file, column, and a way out.
 
 

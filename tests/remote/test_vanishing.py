@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from campaign import Moment, moments, outcome
 from site_runs import plain, start
 from stars import struck
 
@@ -51,6 +52,37 @@ def test_a_site_that_comes_back_with_its_checkpoint_goes_on_as_one_that_was_away
         assert result["weights"]
         assert all(result["weights"][client] == scheduled["weights"][client] for client in result["weights"])
         assert result["round_idx"] == 8
+
+
+SOME = [
+    Moment("local steps", 3, "cut", "plain"),
+    Moment("opening", 5, "kill", "masking, 2 of 3 shares"),
+    Moment("protect", 1, "kill", "masking, 2 of 3 shares"),
+    Moment("unmasking", 1, "cut", "masking, 2 of 3 shares"),
+    Moment("download", 2, "kill", "plain"),
+    Moment("checkpoint", 1, "kill", "plain"),
+]
+
+
+@pytest.mark.parametrize("moment", SOME, ids=lambda moment: f"{moment.kind} in {moment.phase}")
+def test_the_others_go_on_as_the_schedule_that_happened(moment: Moment) -> None:
+    found = outcome(moment)
+    assert found["outcome"] == "finished", found
+    assert found["seconds"] < 3, "noticed too late"
+
+
+def test_where_too_few_are_left_to_unmask_all_stop_and_say_so() -> None:
+    found = outcome(Moment("protect", 1, "kill", "masking"))
+    assert found["outcome"] == "stopped", found
+    assert "QuorumError" in found["errors"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", moments(36), ids=str)
+def test_a_fault_at_any_moment_ends_in_a_schedule_or_a_named_error(moment: Moment) -> None:
+    found = outcome(moment)
+    assert found["outcome"] in ("finished", "stopped", "did not strike"), found
+    assert found["seconds"] < 15, "noticed too late"
 
 
 def schedule(server: dict[str, Any], died_in: int, who: str) -> str:

@@ -30,8 +30,9 @@ def make(folder: Path, ranks: int = 1, privacy: Any = None, **arguments: Any) ->
     """A run on the tables of a folder, in which paths are looked for."""
     os.chdir(folder)
     L.seed_everything(0)
-    files = {name: f"{name}.csv" for name in CLINICS}
-    choices = {key: arguments.pop(key) for key in ("participation", "differential_privacy") if key in arguments}
+    files = arguments.pop("files", {name: f"{name}.csv" for name in CLINICS})
+    of_strategy = ("participation", "differential_privacy", "placement")
+    choices = {key: arguments.pop(key) for key in of_strategy if key in arguments}
     data = CSVDomains(files, **(ARGUMENTS | {"classes": ["no", "yes"]} | arguments))
     module = FedGP(data.clients, data.target, data.num_classes, MLP(hidden=[8]), beta=0.5)
     strategy = FederatedStrategy(privacy=privacy, num_threads=1, **choices)
@@ -69,6 +70,52 @@ def test_four_processes_with_a_file_each_equal_one_with_all(folder, masked):
         assert told == together[2]
         assert names == together[3]
     assert {"levels", "magnitudes", "statistics"} <= together[1].keys()
+
+
+HOSTS = [[], ["north", "east"], ["west", "south"]]
+"""Clients of each of three processes, of which the first is a server apart."""
+
+
+def around(folder: str, privacy: Any, rounds: int, ranks: int = 3, resume: bool = False) -> tuple[Any, Any, Any]:
+    """On one of three processes, each with its own tables alone: fingerprints, the ledger, and the shape of samples.
+
+    One process has all tables.
+    """
+    placement = HOSTS if ranks > 1 else [[*CLINICS]]
+    files = {name: f"../together/{name}.csv" for name in placement[int(os.environ.get("LOCAL_RANK", "0"))]}
+    given = {"files": files or None, "clients": [*CLINICS], "placement": placement}
+    trainer, module, data = make(Path(folder, "site0"), ranks, privacy, **given)
+    trainer.fit_loop.max_epochs = rounds
+    path = Path(folder, f"around of {ranks}.ckpt")
+    trainer.fit(module, data, ckpt_path=path if resume else None)
+    trainer.save_checkpoint(path)
+    shas = {name: fingerprint(weights(module, name)) for name in data._hosted()}
+    return shas, module.federation.ledger.bytes_by_channel(), data.input_shape
+
+
+@pytest.mark.parametrize("privacy", [None, PairwiseMasking()], ids=["clear", "masked"])
+def test_a_server_without_tables_changes_nothing(folder, privacy):
+    (together,) = processes.results(around, str(folder), privacy, 2, 1)
+    server, *sites = processes.results(around, str(folder), privacy, 2, ranks=3)
+    assert server[0] == {}
+    assert {name: sha for each in sites for name, sha in each[0].items()} == together[0]
+    assert all(each[1:] == together[1:] for each in (server, *sites))
+
+
+def test_a_server_without_tables_resumes(folder):
+    (together,) = processes.results(around, str(folder), None, 2, 1)
+    processes.results(around, str(folder), None, 1, ranks=3)
+    server, *sites = processes.results(around, str(folder), None, 2, 3, True, ranks=3)
+    assert server[0] == {}
+    assert {name: sha for each in sites for name, sha in each[0].items()} == together[0]
+
+
+def test_a_server_without_tables_hears_that_they_do_not_fit_together(folder):
+    table = clinic("east")
+    table.assign(sex=table["sex"].str.upper()).to_csv(folder / "together" / "east.csv", index=False)
+    server, *sites = processes.run(around, str(folder), None, 1, ranks=3, timeout=60)
+    assert all("column 'sex' has the levels ['F', 'M', 'f', 'm'] at the clients" in each.error for each in sites)
+    assert "fedlit.federation.errors." in server.error, server.error[-600:]
 
 
 def predicted(folder: str, checkpoint: str) -> torch.Tensor:
