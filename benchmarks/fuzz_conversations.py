@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from fedlit.federation import Facts, Federation, FederationTimeoutError
-from fedlit.federation.transport import Transport, Way
+from fedlit.federation.transport import Outgoing, Transport, Way, whole
 from fedlit.privacy import (
     BFV,
     CKKS,
@@ -333,10 +333,10 @@ class Spoiling(Transport):
             raise FederationTimeoutError(f"frames of two lengths in {doing}")
         return [frame, other] if self.rank == 0 else [other, frame]
 
-    def swap(self, ways: Sequence[Way], outgoing: Sequence[Tensor], doing: str) -> list[Tensor | None]:
+    def swap(self, ways: Sequence[Way], outgoing: Sequence[Outgoing], doing: str) -> list[Tensor | None]:
         """Bytes to and from the other process."""
         for message in outgoing:
-            self._send(message)
+            self._send(whole(message))
         arrived: list[Tensor | None] = []
         for size in [size for _, there, size in ways if there == self.rank]:
             message = self._receive(doing).reshape(-1).view(torch.uint8)  # a frame, if one is out of step

@@ -127,7 +127,13 @@ class AggregationClient(Party, ABC):
 
 
 class AggregationServer(Party, ABC):
-    """The server's side of a backend; holds no client's secret."""
+    """The server's side of a backend; holds no client's secret.
+
+    Attributes:
+        on_grid: Whether totals are integers of the codec's grid, which `reveal` only decodes.
+    """
+
+    on_grid: bool = False
 
     def relay(self, step: str, said: Mapping[str, bytes]) -> dict[str, bytes]:
         """What each client is to hear in a step, given what each has said; clients may be left out."""
@@ -140,6 +146,20 @@ class AggregationServer(Party, ABC):
         Raises:
             PrivacyError: If a message is not one of this round, or there are too few.
         """
+
+    def add(self, name: str, message: Tensor) -> None:
+        """Take one message of the round as it comes, in roster order; `total` is then as `aggregate` of all.
+
+        A backend that adds them at once keeps none; by default they are kept.
+
+        Raises:
+            PrivacyError: If the message is not one of this round.
+        """
+        vars(self).setdefault("_kept", {})[name] = message
+
+    def total(self) -> Tensor:
+        """Protected total of the messages that came by `add`; raises as `aggregate`."""
+        return self.aggregate(vars(self).pop("_kept", {}))
 
     def ask(self, step: str, answers: Mapping[str, bytes]) -> dict[str, bytes]:
         """What to ask each survivor in a step of closing, given the answers to the step before (none to the first).

@@ -42,7 +42,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, final
 
@@ -589,6 +589,10 @@ class _ServerRound:
     commitments: dict[str, bytes] = field(default_factory=dict)
     """Of those who shared secrets, in roster order."""
     survivors: tuple[str, ...] = ()
+    added: dict[str, int] = field(default_factory=dict)
+    """Lengths of vectors that were added one by one."""
+    sum: NDArray[Any] | None = None
+    """Of these."""
     total: NDArray[Any] | None = None
     confirming: tuple[str, ...] = ()
     """Survivors who are asked for shares."""
@@ -601,6 +605,8 @@ class MaskingServer(AggregationServer):
     Args:
         backend: What the parties have agreed on beforehand.
     """
+
+    on_grid = True
 
     def __init__(self, backend: PairwiseMasking) -> None:
         self._backend = backend
@@ -642,11 +648,43 @@ class MaskingServer(AggregationServer):
             DecodeError: If it is none, or longer or shorter than the others.
         """
         opened, agreed = self._agreed()
+        self._check_first(opened)
+        return self._taken(opened, self._add_vectors(self._check_vectors(messages, opened, agreed)), messages)
+
+    @staticmethod
+    def _check_first(opened: _ServerRound) -> None:
         if opened.total is not None:
             raise ReplayError("the vectors of this round have been added: these come too late, or twice")
-        opened.total = self._add_vectors(self._check_vectors(messages, opened, agreed))
-        opened.survivors = tuple(name for name in opened.commitments if name in messages)
-        return torch.from_numpy(opened.total.view(self._backend.signed_dtype))
+
+    def _taken(self, opened: _ServerRound, total: NDArray[Any], survivors: Collection[str]) -> Tensor:
+        opened.total, opened.sum = total, None
+        opened.survivors = tuple(name for name in opened.commitments if name in survivors)
+        return torch.from_numpy(total.view(self._backend.signed_dtype))
+
+    def add(self, name: str, message: Tensor) -> None:
+        """Add one vector, of which nothing is kept; raises as `aggregate`."""
+        opened, agreed = self._agreed()
+        self._check_first(opened)
+        if name in opened.added:
+            raise ReplayError(f"client {name!r} has sent its vector of this round already")
+        self._check_known([name], opened)
+        numbers = self._numbers(name, message, agreed)
+        check_equally_long({**opened.added, name: len(numbers)})
+        opened.added[name] = len(numbers)
+        if opened.sum is None:
+            opened.sum = numbers.copy()
+        else:
+            opened.sum += numbers
+
+    def total(self) -> Tensor:
+        """Masked total of the vectors that were added; raises as `aggregate`."""
+        opened, agreed = self._agreed()
+        self._check_first(opened)
+        agreed.check_left(opened.added, "survived")
+        total = opened.sum
+        if total is None:
+            raise QuorumError("there is no vector to add")
+        return self._taken(opened, total, opened.added)
 
     def ask(self, step: str, answers: Mapping[str, bytes]) -> dict[str, bytes]:
         """Each survivor, to confirm who survived; each one who did, for shares, with the others' tags for it.
@@ -659,7 +697,7 @@ class MaskingServer(AggregationServer):
         return self._ask_to_confirm() if step == "confirm" else self._ask_for_shares(answers)
 
     def conclude(self, answers: Mapping[str, bytes]) -> Tensor:
-        """Total without masks, shape (n,), int64; then the round is forgotten.
+        """Total without masks, shape (n,), signed integers of the ring's size; then the round is forgotten.
 
         Raises:
             QuorumError: If a secret lacks shares: too few survivors answered.
@@ -681,7 +719,7 @@ class MaskingServer(AggregationServer):
         self._round = None  # from here on the total changes: a second try would start from half of one
         for start in range(0, len(total), masks.chunk):
             masks.apply(total[start : start + masks.chunk])
-        return torch.from_numpy(total.view(self._backend.signed_dtype).astype(np.int64))
+        return torch.from_numpy(total.view(self._backend.signed_dtype))
 
     def reveal(self, total: Tensor, num_clients: int) -> Tensor:
         """Reals of the total that `conclude` gave."""
@@ -748,16 +786,20 @@ class MaskingServer(AggregationServer):
         self, messages: Mapping[str, Tensor], opened: _ServerRound, agreed: MaskedRound
     ) -> list[NDArray[Any]]:
         """Masked numbers of each vector, in its message's memory, once tags and lengths have been checked."""
-        strangers = [name for name in messages if name not in opened.commitments]
-        if strangers:
-            raise AuthenticationError(
-                f"vectors of {strangers}, who are not among those who shared secrets, {list(opened.commitments)}"
-            )
+        self._check_known(messages, opened)
         agreed.check_left(messages, "survived")
         vectors = [self._numbers(name, message, agreed) for name, message in messages.items()]
         lengths = {name: len(vector) for name, vector in zip(messages, vectors, strict=True)}
         check_equally_long(lengths)
         return vectors
+
+    @staticmethod
+    def _check_known(names: Iterable[str], opened: _ServerRound) -> None:
+        strangers = [name for name in names if name not in opened.commitments]
+        if strangers:
+            raise AuthenticationError(
+                f"vectors of {strangers}, who are not among those who shared secrets, {list(opened.commitments)}"
+            )
 
     @staticmethod
     def _add_vectors(vectors: Sequence[NDArray[Any]]) -> NDArray[Any]:

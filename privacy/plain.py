@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal, final
 
 import torch
 from torch import Tensor
 
-from fedlit.privacy.base import AggregationClient, AggregationServer, Description, SecureAggregation
+from fedlit.privacy.base import AggregationClient, AggregationServer, Description, RoundId, SecureAggregation
 from fedlit.privacy.errors import DecodeError, QuorumError
 from fedlit.privacy.fixed_point import FixedPoint
 
@@ -68,24 +68,47 @@ class _PlainClient(AggregationClient):
 class _PlainServer(AggregationServer):
     def __init__(self, codec: FixedPoint | None) -> None:
         self._codec = codec
+        self.on_grid = codec is not None
+        self._total: Tensor | None = None
+
+    def open_round(self, round_id: RoundId, clients: Sequence[str]) -> None:
+        self._total = None
 
     def aggregate(self, messages: Mapping[str, Tensor]) -> Tensor:
         """Sum in the order given.
 
         Float addition does not associate bit by bit, and results must not depend on where a client is hosted.
         """
-        if not messages:
-            raise QuorumError("there is no vector to add")
-        kinds = {name: (vector.dtype, tuple(vector.shape)) for name, vector in messages.items()}
-        if len(set(kinds.values())) > 1 or next(iter(messages.values())).dim() != 1:
-            raise DecodeError(f"vectors to be added must be rows of equal type and length, got {kinds}")
+        self._total = None
+        for name, vector in messages.items():
+            self.add(name, vector)
+        return self.total()
+
+    def add(self, name: str, message: Tensor) -> None:
+        """Add a vector, of which nothing is kept."""
         dtypes = (torch.float32, torch.float64) if self._codec is None else (torch.int64,)
-        if next(iter(messages.values())).dtype not in dtypes:
-            raise DecodeError(f"vectors to be added must be of {' or '.join(map(str, dtypes))}, got {kinds}")
-        vectors = iter(messages.values())
-        total = next(vectors).clone()
-        for vector in vectors:
-            total += vector
+        kind = (message.dtype, tuple(message.shape))
+        try:
+            if message.dim() != 1 or (
+                self._total is not None and kind != (self._total.dtype, tuple(self._total.shape))
+            ):
+                others = "" if self._total is None else f", and of {self._total.dtype} and {tuple(self._total.shape)}"
+                raise DecodeError(f"vectors to be added must be rows of equal type and length, got {kind}{others}")
+            if message.dtype not in dtypes:
+                raise DecodeError(f"vectors to be added must be of {' or '.join(map(str, dtypes))}, got {kind}")
+        except DecodeError:
+            self._total = None
+            raise
+        if self._total is None:
+            self._total = message.clone()
+        else:
+            self._total += message
+
+    def total(self) -> Tensor:
+        """Sum of the vectors that were added."""
+        total, self._total = self._total, None
+        if total is None:
+            raise QuorumError("there is no vector to add")
         return total
 
     def reveal(self, total: Tensor, num_clients: int) -> Tensor:

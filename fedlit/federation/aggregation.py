@@ -215,20 +215,24 @@ class Aggregation:
             messenger.book(channel, name, SERVER, size)
         sent = {name: 1.0 if shares is None else shares[name] for name in sizes}
         self._releases.account(self._channels[channel], sent)  # whatever happens after
-        arrived = messenger.to_server(channel, messages, sizes)
-        published = self._total(recipe, parties, arrived)
-        if published is not None and len(arrived) < len(sizes):
-            published.counted = [list(messenger.rank_of).index(name) for name in arrived]
+        if messenger.transport.losable and messenger.hosts_server:  # the next total takes its place
+            self._published.pop(channel, None)
+        published = self._total(recipe, parties, messages, sizes)
+        messages.clear()
         if backend.closing:
             published = self._unmask(recipe, parties, list(sizes), published)
         if published is not None and backend.key_holder == "server":
             with self._protecting():
-                total = parties.server.reveal(published.total, published.num_clients)
-                published.total = total if backend.codec is None else _on_grid(total, backend.codec)
+                if parties.server.on_grid:
+                    published.total = _narrowed(published.total)
+                else:
+                    total = parties.server.reveal(published.total, published.num_clients)
+                    published.total = total if backend.codec is None else _on_grid(total, backend.codec)
         result, seen = self._publish(channel, published, recipe.receivers, None if shares is None else sent)
         if published is not None:
             # clone(): the entries of a sum that receivers got are views of its total
-            seen = replace(published, total=published.total.clone(), revealed=seen.revealed if seen else None)
+            kept = published.total.clone() if result else published.total
+            seen = replace(published, total=kept, revealed=seen.revealed if seen else None)
         self._remember(recipe, seen)
         return result
 
@@ -283,15 +287,29 @@ class Aggregation:
                 return False
         return True
 
-    def _total(self, recipe: Recipe, parties: _Parties, arrived: Mapping[str, Message]) -> _Published | None:
-        """At the server: the protected total."""
-        if not self._messenger.hosts_server:
+    def _total(
+        self, recipe: Recipe, parties: _Parties, messages: Mapping[str, Message], sizes: Mapping[str, int]
+    ) -> _Published | None:
+        """At the server: the protected total of vectors that are added as they come."""
+        messenger = self._messenger
+        schemas: dict[str, Schema] = {}
+
+        def take(name: str, message: Message) -> None:
+            with self._protecting():
+                schemas[name] = _schema_in(part(message, "schema", torch.uint8))
+                if not messenger.failed and self._check_schemas(recipe.channel, schemas):
+                    parties.server.add(name, part(message, "sum"))
+
+        messenger.bring(recipe.channel, messages, sizes, take)
+        if not messenger.hosts_server or not schemas or messenger.failed:
             return None
         with self._protecting():
-            schemas = {name: _schema_in(part(message, "schema", torch.uint8)) for name, message in arrived.items()}
-            if schemas and self._check_schemas(recipe.channel, schemas):
-                total = parties.server.aggregate({name: part(message, "sum") for name, message in arrived.items()})
-                return _Published(total, next(iter(schemas.values())), len(arrived), recipe.weights is not None)
+            published = _Published(
+                parties.server.total(), next(iter(schemas.values())), len(schemas), recipe.weights is not None
+            )
+            if len(schemas) < len(sizes):
+                published.counted = [place for place, name in enumerate(messenger.rank_of) if name in schemas]
+            return published
         return None
 
     def _remember(self, recipe: Recipe, seen: _Published | None) -> None:
@@ -650,9 +668,13 @@ class Aggregation:
 
 def _on_grid(total: Tensor, codec: FixedPoint) -> Tensor:
     """A decoded total as the integers it came from, in 4 bytes if they fit."""
-    places = (total * codec.scale).round()
-    narrow = not places.numel() or float(places.abs().max()) < 2**31
-    return places.to(torch.int32 if narrow else torch.int64)
+    return _narrowed((total * codec.scale).round().to(torch.int64))
+
+
+def _narrowed(places: Tensor) -> Tensor:
+    """Integers, in 4 bytes if they fit, and else in 8."""
+    least, most = (int(each) for each in places.aminmax()) if places.numel() else (0, 0)
+    return places.to(torch.int32 if least > -(2**31) and most < 2**31 else torch.int64)
 
 
 def _note(text: bytes) -> Message:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -16,7 +16,7 @@ from fedlit.federation.errors import DivergedError, FederationError, OutOfStepEr
 from fedlit.federation.ledger import SERVER, Ledger
 from fedlit.federation.sealing import WRAP_BYTES, Seals
 from fedlit.federation.transport import Transport, check_sizes
-from fedlit.federation.wire import decode, encode
+from fedlit.federation.wire import decode, encode, encode_in_place
 from fedlit.privacy import DecodeError, PrivacyError
 from fedlit.privacy import errors as privacy_errors
 from fedlit.privacy.links import digest
@@ -256,30 +256,49 @@ class Messenger:
 
     def to_server(self, channel: str, messages: Mapping[str, Message], sizes: Mapping[str, int]) -> dict[str, Message]:
         """Carry clients' messages to the server: there those that came, none elsewhere."""
+        came: dict[str, Message] = {}
+        self.bring(channel, messages, sizes, came.__setitem__)
+        return {} if self.failed else came
+
+    def bring(
+        self,
+        channel: str,
+        messages: Mapping[str, Message],
+        sizes: Mapping[str, int],
+        take: Callable[[str, Message], None],
+    ) -> None:
+        """Carry clients' messages to the server, which takes each as it comes, in the order of ``sizes``."""
         if self.transport.world_size == 1:
-            return {name: messages[name] for name in sizes}
-        senders = [name for name in sizes if self.rank_of[name]]
-        ways = [(self.rank_of[name], 0, sizes[name]) for name in senders]
-        outgoing = [encode(messages[name]) for name in senders if self.is_local(name)]
-        arrived = self.transport.swap(ways, outgoing, self._doing(channel))
-        if not self.hosts_server:
-            return {}
-        came = {name: message for name, message in zip(senders, arrived, strict=True) if message is not None}
-        try:
-            decoded = {name: decode(message) for name, message in came.items()}
-        except ValueError as error:
-            self.fail(DecodeError(f"channel {channel!r}: {error}"))
-            return {}
-        return {
-            name: decoded[name] if name in decoded else _said(messages, name)
-            for name in sizes
-            if name in decoded or self.is_local(name)
-        }
+            for name in sizes:
+                take(name, messages[name])
+            return
+        names = [*sizes]
+        far = [place for place, name in enumerate(names) if self.rank_of[name]]
+        ways = [(self.rank_of[names[place]], 0, sizes[names[place]]) for place in far]
+        outgoing = [encode_in_place(messages[names[place]]) for place in far if self.is_local(names[place])]
+        mine = [place for place, name in enumerate(names) if not self.rank_of[name]] if self.hosts_server else []
+
+        def own(until: int) -> None:
+            while mine and mine[0] < until:
+                name = names[mine.pop(0)]
+                take(name, _said(messages, name))
+
+        def arrived(place: int, message: Tensor) -> None:
+            own(far[place])
+            try:
+                decoded = decode(message)
+            except ValueError as error:
+                self.fail(DecodeError(f"channel {channel!r}: {error}"))
+                return
+            take(names[far[place]], decoded)
+
+        self.transport.bring(ways, outgoing, self._doing(channel), arrived)
+        own(len(names))
 
     def broadcast(self, channel: str, message: Message, size: int, receivers: Sequence[str]) -> Message:
         """Carry one message of the server to the processes of ``receivers``; empty elsewhere."""
         ranks = sorted({self.rank_of[name] for name in receivers} - {0} - self.transport.lost)
-        encoded = [encode(message)] * len(ranks) if self.hosts_server and ranks else []
+        encoded = [encode_in_place(message)] * len(ranks) if self.hosts_server and ranks else []
         arrived = self.transport.swap([(0, rank, size) for rank in ranks], encoded, self._doing(channel))
         if self.hosts_server:
             return message

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, final
 
@@ -32,6 +32,9 @@ def _memory() -> int:
 MOST_BYTES = _memory()
 """Of all messages that a process receives at once: what is announced beyond is refused."""
 
+
+Outgoing = Tensor | list[Tensor]
+"""A uint8 message, or its parts."""
 
 Way = tuple[int, int, int]
 """Of a message: the rank that sends it, the rank that receives it, and its number of bytes."""
@@ -60,17 +63,28 @@ class Transport(ABC):
         """
 
     @abstractmethod
-    def swap(self, ways: Sequence[Way], outgoing: Sequence[Tensor], doing: str) -> list[Tensor | None]:
-        """Carry uint8 messages the ``ways`` they go, which all ranks give, each but those it has no part in.
+    def swap(self, ways: Sequence[Way], outgoing: Sequence[Outgoing], doing: str) -> list[Tensor | None]:
+        """Carry uint8 messages the ``ways`` they go, which all ranks give.
 
         Returns:
             Those to this rank, in the order of their ways; ``None`` of a rank that is lost.
 
         Args:
             ways: In an order that sender and receiver share.
-            outgoing: The messages from this rank, in that order.
+            outgoing: The messages from this rank, in that order, each as a whole or in parts.
             doing: For error messages.
         """
+
+    def bring(
+        self, ways: Sequence[Way], outgoing: Sequence[Outgoing], doing: str, take: Callable[[int, Tensor], None]
+    ) -> None:
+        """As `swap`, where only rank 0 receives: there, ``take`` is given the place and message of each way.
+
+        A transport that can lets the messages come one by one, so that they need not be kept.
+        """
+        for place, message in enumerate(self.swap(ways, outgoing, doing)):
+            if message is not None:
+                take(place, message)
 
     @property
     def returning(self) -> bool:
@@ -142,6 +156,11 @@ class Transport(ABC):
         return sizes
 
 
+def whole(message: Outgoing) -> Tensor:
+    """A message whose parts follow one another in memory."""
+    return torch.cat(message) if isinstance(message, list) else message
+
+
 def check_sizes(sizes: Mapping[Any, int], doing: str) -> None:
     """Raise a `DecodeError` unless messages of so many bytes each can be received, all at once."""
     if min(sizes.values(), default=0) < 0 or sum(sizes.values()) > MOST_BYTES:
@@ -163,7 +182,7 @@ class OneProcess(Transport):
         """Own frame alone."""
         return [frame]
 
-    def swap(self, ways: Sequence[Way], outgoing: Sequence[Tensor], doing: str) -> list[Tensor | None]:
+    def swap(self, ways: Sequence[Way], outgoing: Sequence[Outgoing], doing: str) -> list[Tensor | None]:
         """Nothing crosses."""
         assert not ways, "one process has nobody to send to"
         assert not outgoing, "one process has nobody to send to"
@@ -196,14 +215,15 @@ class ProcessGroup(Transport):
             raise self._ended(doing, error) from error
         return frames
 
-    def swap(self, ways: Sequence[Way], outgoing: Sequence[Tensor], doing: str) -> list[Tensor | None]:
+    def swap(self, ways: Sequence[Way], outgoing: Sequence[Outgoing], doing: str) -> list[Tensor | None]:
         """Send to and receive from other ranks, both at once."""
         leaving = [there for here, there, _ in ways if here == self.rank]
         due = [(here, size) for here, there, size in ways if there == self.rank]
         messages = [torch.empty(size, dtype=torch.uint8) for _, size in due]
         try:
             pending = [
-                dist.isend(message, rank, group=self._group) for rank, message in zip(leaving, outgoing, strict=True)
+                dist.isend(whole(message), rank, group=self._group)
+                for rank, message in zip(leaving, outgoing, strict=True)
             ]
             for message, (rank, _) in zip(messages, due, strict=True):
                 pending.append(dist.irecv(message, rank, group=self._group))

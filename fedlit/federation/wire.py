@@ -96,10 +96,15 @@ def part(message: Payload, name: str, dtype: torch.dtype | None = None) -> Tenso
 
 def encode(payload: Payload) -> Tensor:
     """Bytes of ``payload``, as a uint8 tensor of shape (`wire_size`,)."""
+    return torch.cat(encode_in_place(payload))
+
+
+def encode_in_place(payload: Payload) -> list[Tensor]:
+    """The same in parts, in the memory of the tensors where they are on the CPU: of long ones there is no copy."""
     header, _ = _header(schema_of(payload))
     parts = [torch.frombuffer(bytearray(header), dtype=torch.uint8)]
     parts += [t.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for t in payload.values() if t.numel()]
-    return torch.cat(parts)
+    return parts
 
 
 def decode(message: Tensor) -> dict[str, Tensor]:
@@ -124,8 +129,8 @@ def decode(message: Tensor) -> dict[str, Tensor]:
     payload: dict[str, Tensor] = {}
     for name, dtype, shape in schema:
         stop = start + dtype.itemsize * math.prod(shape)
-        # clone(): the slice may start at an address that the dtype does not allow
-        part = message[start:stop].clone()
+        # clone(): the slice may start at an address that the dtype does not allow; bytes may start anywhere
+        part = message[start:stop] if dtype == torch.uint8 else message[start:stop].clone()
         try:
             payload[name] = (part != 0 if dtype == torch.bool else part.view(dtype)).reshape(shape)
         except (RuntimeError, TypeError, OverflowError) as error:  # no elements, and sizes past any tensor's

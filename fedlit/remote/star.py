@@ -16,7 +16,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -26,7 +26,7 @@ from torch import Tensor
 from fedlit.federation.documents import document, read_document
 from fedlit.federation.errors import FederationError, PeerFailedError, RosterError
 from fedlit.federation.membership import Membership, Verdict
-from fedlit.federation.transport import MOST_BYTES, Transport, Way
+from fedlit.federation.transport import MOST_BYTES, Outgoing, Transport, Way, whole
 from fedlit.privacy import DecodeError
 from fedlit.remote.carrier import PIECE_BYTES, BrokenError, Caller, Listener, Pieces, RefusedError
 
@@ -80,9 +80,9 @@ def _read_head(pieces: Pieces) -> dict[str, Any]:
     return head
 
 
-def _cut(messages: Sequence[Tensor]) -> Iterator[bytes]:
+def _cut(messages: Sequence[Outgoing]) -> Iterator[bytes]:
     """Messages of bytes, one after the other, in pieces."""
-    for message in messages:
+    for message in [part for each in messages for part in (each if isinstance(each, list) else [each])]:
         view: memoryview = message.numpy().data
         for start in range(0, len(view), PIECE_BYTES):
             yield bytes(view[start : start + PIECE_BYTES])
@@ -144,14 +144,16 @@ class _Step:
     Attributes:
         number: Of the step.
         due: By rank, sizes of the messages that are due from it: one for each way.
-        came: By rank, what has come; ``None`` while it is on its way.
         doing: In words.
+        came: By rank, what has come.
+        turns: Ranks in the order in which their messages are to come; ``None`` is at once.
     """
 
     number: int
     due: dict[int, list[int]]
     doing: str
     came: dict[int, list[Tensor]] = field(default_factory=dict)
+    turns: list[int] | None = None
 
 
 @dataclass
@@ -159,7 +161,7 @@ class _Reply:
     """What a call is answered by."""
 
     head: bytes
-    body: Sequence[Tensor] = ()
+    body: Sequence[Outgoing] = ()
 
 
 @dataclass
@@ -420,6 +422,9 @@ class ServerStar(Transport):
 
     def _take_turn(self, rank: int, step: _Step) -> None:
         """Wait for those before, where messages are too long to be kept at once."""
+        with self._changed:
+            while step.turns and step.turns[0] != rank and rank in self._members.here and self._ended is None:
+                self._changed.wait()
 
     def _received(self, rank: int, step: _Step, which: list[int], pieces: Pieces) -> list[Tensor]:
         """Messages of a site, one for each way; the same for several ways is sent once."""
@@ -506,37 +511,60 @@ class ServerStar(Transport):
             raise FederationError(words)
 
     def _collect(
-        self, due: Mapping[int, list[int]], doing: str, replies: Mapping[int, _Reply] | None = None
+        self,
+        due: Mapping[int, list[int]],
+        doing: str,
+        replies: Mapping[int, _Reply] | None = None,
+        consume: Callable[[int, list[Tensor] | None], None] | None = None,
     ) -> dict[int, list[Tensor]]:
         """Take a step's messages of those from whom some are due; without those who are lost meanwhile.
 
-        ``replies`` are for those who need not wait for others.
+        ``replies`` are for those who need not wait for others. With ``consume`` messages come one rank after the other,
+        and are handed over and not kept; ``None`` of one that is lost.
         """
         with self._changed:
             self._number += 1
-            step = self._step = _Step(self._number, dict(due), doing)
+            step = self._step = _Step(self._number, dict(due), doing, turns=None if consume is None else sorted(due))
             for rank, reply in (replies or {}).items():
                 self._seats[rank].replies[self._number] = reply
             self._changed.notify_all()
-            reminds = time.monotonic() + _REMIND
-            while missing := (step.due.keys() & self._members.here) - step.came.keys():
-                if self._ended is not None:
-                    raise FederationError(self._ended)
-                now = time.monotonic()
-                left = self._members.time_left()
-                if now >= reminds:
-                    reminds = now + _REMIND
-                    _log.info("%s: waiting for %s", doing, ", ".join(self._names[rank] for rank in sorted(missing)))
-                self._changed.wait(reminds - now if left is None else max(0.0, min(left, reminds - now)) + 0.001)
-                self._drop_overdue()
-            return {rank: messages for rank, messages in step.came.items() if rank in self._members.here}
+            if consume is None:
+                self._wait_until_come(step, step.due.keys())
+                return {rank: messages for rank, messages in step.came.items() if rank in self._members.here}
+        assert step.turns is not None
+        while step.turns:
+            rank = step.turns[0]
+            with self._changed:
+                self._wait_until_come(step, {rank})
+                messages = step.came.get(rank) if rank in self._members.here else None
+                step.came[rank] = []
+            consume(rank, messages)
+            del messages
+            with self._changed:
+                step.turns.pop(0)
+                self._changed.notify_all()
+        return {}
 
-    def swap(self, ways: Sequence[Way], outgoing: Sequence[Tensor], doing: str) -> list[Tensor | None]:
+    def _wait_until_come(self, step: _Step, ranks: Collection[int]) -> None:
+        """Wait until all of these that are here have sent what is due; with the lock."""
+        reminds = time.monotonic() + _REMIND
+        while missing := ({*ranks} & self._members.here) - step.came.keys():
+            if self._ended is not None:
+                raise FederationError(self._ended)
+            now = time.monotonic()
+            left = self._members.time_left()
+            if now >= reminds:
+                reminds = now + _REMIND
+                _log.info("%s: waiting for %s", step.doing, ", ".join(self._names[rank] for rank in sorted(missing)))
+            self._changed.wait(reminds - now if left is None else max(0.0, min(left, reminds - now)) + 0.001)
+            self._drop_overdue()
+
+    def swap(self, ways: Sequence[Way], outgoing: Sequence[Outgoing], doing: str) -> list[Tensor | None]:
         """See `Transport`."""
         senders: dict[int, list[int]] = {}
         for place, (here, _, _) in enumerate(ways):
             senders.setdefault(here, []).append(place)
-        carried: dict[int, Tensor] = dict(zip(senders.pop(0, []), outgoing, strict=True))
+        carried: dict[int, Outgoing] = dict(zip(senders.pop(0, []), outgoing, strict=True))
         receivers = {there for _, there, _ in ways if there}
         relayed = {there for here, there, _ in ways if here and there}
         there = self._here()
@@ -552,17 +580,54 @@ class ServerStar(Transport):
             self._changed.notify_all()
         if not self._begun:
             kept = {
-                rank: [[carried.get(place)] for place, (_, there, _) in enumerate(ways) if there == rank]
+                rank: [
+                    [whole(carried[place]) if place in carried else None]
+                    for place, (_, there, _) in enumerate(ways)
+                    if there == rank
+                ]
                 for rank in receivers
             }
             self._history["messages"][self._number] = kept
-        return [carried.get(place) for place, (_, there, _) in enumerate(ways) if there == 0]
+        return [
+            whole(carried[place]) if place in carried else None
+            for place, (_, there, _) in enumerate(ways)
+            if there == 0
+        ]
+
+    def bring(
+        self, ways: Sequence[Way], outgoing: Sequence[Outgoing], doing: str, take: Callable[[int, Tensor], None]
+    ) -> None:
+        """See `Transport`; long messages come one site after the other."""
+        if sum(size for _, _, size in ways) < _LONG:
+            super().bring(ways, outgoing, doing, take)
+            return
+        senders: dict[int, list[int]] = {}
+        for place, (here, _, _) in enumerate(ways):
+            senders.setdefault(here, []).append(place)
+        there = self._here()
+        due = {rank: [ways[place][2] for place in places] for rank, places in senders.items() if rank in there}
+        waiting: dict[int, Tensor] = {}
+        left = sorted(place for rank in due for place in senders[rank])
+
+        def consume(rank: int, messages: list[Tensor] | None) -> None:
+            """Hand over in the order of the ways, whatever the order of the ranks."""
+            if messages is None:
+                left[:] = [place for place in left if place not in senders[rank]]
+            waiting.update(zip(senders[rank], messages or [], strict=False))
+            while left and left[0] in waiting:
+                place = left.pop(0)
+                take(place, waiting.pop(place))
+
+        self._collect(due, doing, {rank: self._reply_to(rank, ways, {}) for rank in due}, consume)
+        with self._changed:
+            self._step = None
+            self._changed.notify_all()
 
     def _here(self) -> set[int]:
         with self._changed:
             return {*self._members.here}
 
-    def _reply_to(self, rank: int, ways: Sequence[Way], carried: Mapping[int, Tensor]) -> _Reply:
+    def _reply_to(self, rank: int, ways: Sequence[Way], carried: Mapping[int, Outgoing]) -> _Reply:
         """The messages to a site, of those that were carried."""
         places = [place for place, (_, there, _) in enumerate(ways) if there == rank]
         missing = [place for place, which in enumerate(places) if which not in carried]
@@ -672,12 +737,12 @@ class SiteStar(Transport):
             self._history = {key: dict((number, value) for number, value in part) for key, part in history.items()}
         _log.info("the server has let this site in%s", ", and a run is under way" if late else "")
 
-    def _ask(self, head: Any, body: Sequence[Tensor], patience: float) -> tuple[dict[str, Any], Pieces]:
+    def _ask(self, head: Any, body: Sequence[Outgoing], patience: float) -> tuple[dict[str, Any], Pieces]:
         """Call, again and again if it breaks off; the reply's head, and the pieces after it."""
         broken: float | None = None
         while True:
             try:
-                reply = self._caller.call(iter([head(), *_cut(body)]) if not body else _request(head(), body))
+                reply = self._caller.call(_request(head(), body))
                 answer = _read_head(reply)
             except BrokenError as error:
                 now = time.monotonic()
@@ -703,7 +768,9 @@ class SiteStar(Transport):
                 raise PeerFailedError(f"the server has ended: {str(answer['ended'])[:2000]}")
             return answer, reply
 
-    def _take(self, head: bytes, body: Sequence[Tensor], sizes: Any, doing: str) -> tuple[dict[str, Any], list[Tensor]]:
+    def _take(
+        self, head: bytes, body: Sequence[Outgoing], sizes: Any, doing: str
+    ) -> tuple[dict[str, Any], list[Tensor]]:
         """One step: what the server answers, whose messages have the ``sizes`` that its head lets be due."""
         ends: float | None = None
         while True:
@@ -771,7 +838,7 @@ class SiteStar(Transport):
             raise RosterError(f"this site is in {doing}, where the others were not when the run began")
         return self._history[what][self._number]
 
-    def swap(self, ways: Sequence[Way], outgoing: Sequence[Tensor], doing: str) -> list[Tensor | None]:
+    def swap(self, ways: Sequence[Way], outgoing: Sequence[Outgoing], doing: str) -> list[Tensor | None]:
         """See `Transport`."""
         self._number += 1
         due = [size for _, there, size in ways if there == self.rank]
@@ -781,7 +848,7 @@ class SiteStar(Transport):
         leaving = [size for here, _, size in ways if here == self.rank]
         if not due and not leaving:
             return []
-        parts: dict[int, Tensor] = {}
+        parts: dict[int, Outgoing] = {}
         for message in outgoing:
             parts.setdefault(id(message), message)
         places = {identity: place for place, identity in enumerate(parts)}
@@ -817,7 +884,7 @@ class SiteStar(Transport):
         self._caller.close()
 
 
-def _request(head: bytes, body: Sequence[Tensor]) -> Pieces:
+def _request(head: bytes, body: Sequence[Outgoing]) -> Pieces:
     yield head
     yield from _cut(body)
 

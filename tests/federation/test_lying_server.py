@@ -36,12 +36,13 @@ BACKENDS: dict[str, Any] = {
 def lying(backend: SecureAggregation, monkeypatch: pytest.MonkeyPatch, without: str) -> SecureAggregation:
     """The same, with a server that declares one client vanished whose vector it has."""
     kind = type(backend.server())
-    aggregate = kind.aggregate
+    add = kind.add
 
-    def lie(self: Any, messages: Any) -> Any:
-        return aggregate(self, {name: message for name, message in messages.items() if name != without})
+    def lie(self: Any, name: str, message: Any) -> None:
+        if name != without:
+            add(self, name, message)
 
-    monkeypatch.setattr(kind, "aggregate", lie)
+    monkeypatch.setattr(kind, "add", lie)
     return backend
 
 

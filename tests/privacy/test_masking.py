@@ -1372,5 +1372,5 @@ def test_all_parties_of_one_process_agree_with_run_steps() -> None:
     vectors = vectors_of(names)
     server.aggregate({name: clients[name].protect(vectors[name]) for name in names})
     total = close_round(backend.closing, clients, server)
-    assert total.dtype == torch.int64
+    assert total.dtype == torch.int32
     assert server.reveal(total, 3).tolist() == [number / 2**20 for number in integer_sum(vectors)]

@@ -29,6 +29,7 @@ from fedlit.privacy import PrivacyWarning
 from fedlit.remote import Server, Site
 from helpers import STATEFUL, build, digits, fingerprint, trainer, weights
 from processes import LAUNCHED
+from relay import relayed
 
 SITES = ["clean", "blended", "fonts"]
 
@@ -149,13 +150,14 @@ def run(arguments: Sequence[str]) -> dict[str, Any]:
     parser.add_argument("--two-party", default="None", help="another one")
     parser.add_argument("--star", help="folder of certificates, for a server and a process for each client")
     parser.add_argument("--patience", type=float, default=1.0)
+    parser.add_argument("--latency", type=float, help="milliseconds that a relay adds between server and sites")
     parser.add_argument("--fault", help="see faults.py")
     parser.add_argument("--schedule", help="in JSON: who is there in each round")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds before each round")
     parser.add_argument("--checkpoints", help="folder for one of each round, by process; an earlier one is resumed")
     parser.add_argument("--again", default="own", help="who comes back has its 'own' checkpoint, or 'none'")
     options = parser.parse_args(arguments)
-    seat = seated(options.star, options.patience) if options.star else None
+    seat = seated(options.star, options.patience, options.latency) if options.star else None
     pl.seed_everything(options.seed, verbose=False)
     # several steps in a round, whose variance auto-weights need
     small = {"target_batch_size": 8} if "auto" in options.method and "one batch" not in options.method else {}
@@ -203,7 +205,8 @@ def run(arguments: Sequence[str]) -> dict[str, Any]:
     rank = str(RANKS.get(seat)) if seat is not None else os.environ.get("LOCAL_RANK", "0")
     resumed = options.resume and options.resume.replace("RANK", rank)
     if options.checkpoints and options.again == "own":
-        resumed = next((str(file) for file in own.glob("*.ckpt")), resumed)
+        found = sorted(own.glob("*.ckpt"), key=lambda file: file.stat().st_mtime_ns)
+        resumed = str(found[-1]) if found else resumed
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", PrivacyWarning)
         own = OwnDataOnly(small.get("target_batch_size", 64))
@@ -220,6 +223,7 @@ def run(arguments: Sequence[str]) -> dict[str, Any]:
         "round_idx": federation.round_idx,
         "lost": sorted(federation.transport.lost),
         "present": presence.rounds,
+        "moments": presence.moments,
     }
 
 
@@ -229,8 +233,10 @@ class Presence(pl.Callback):
     def __init__(self, pause: float) -> None:
         self.pause = pause
         self.rounds: dict[int, list[str]] = {}
+        self.moments: list[float] = []
 
     def on_round_start(self, trainer: pl.Trainer, module: pl.LightningModule, round_idx: int) -> None:
+        self.moments.append(time.time())
         self.rounds[round_idx] = [client.name for client in module.federation.present()]
         time.sleep(self.pause)
 
@@ -239,7 +245,7 @@ RANKS: dict[Any, int] = {}
 RANKS_NAMED: dict[Any, str] = {}
 
 
-def seated(folder: str, patience: float) -> Server | Site:
+def seated(folder: str, patience: float, latency: float | None = None) -> Server | Site:
     """The seat of this process, which its rank tells: the server's, or that of a site for each client."""
     rank, port = int(os.environ["LOCAL_RANK"]), os.environ["MASTER_PORT"]
     for name in LAUNCHED:  # no launcher has started it
@@ -250,6 +256,8 @@ def seated(folder: str, patience: float) -> Server | Site:
             time.sleep(0.02)
     files = {"certificate": f"{folder}/{name}.crt", "key": f"{folder}/{name}.key", "ca": f"{folder}/ca.crt"}
     times = {"patience": patience, "wait_for": 30.0}
+    if latency and rank:
+        port = str(relayed(int(port), latency / 1000))
     seat = (
         Server(f"127.0.0.1:{port}", SITES, **files, **times)
         if rank == 0

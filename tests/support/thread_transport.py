@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from fedlit.federation.errors import FederationTimeoutError
-from fedlit.federation.transport import Transport, Way
+from fedlit.federation.transport import Outgoing, Transport, Way, whole
 
 _T = TypeVar("_T")
 
@@ -36,12 +36,12 @@ class Threads(Transport):
         assert len({(tuple(other.shape), other.dtype) for other in frames}) == 1, f"shapes differ in {doing}"
         return frames
 
-    def swap(self, ways: Sequence[Way], outgoing: Sequence[Tensor], doing: str) -> list[Tensor | None]:
+    def swap(self, ways: Sequence[Way], outgoing: Sequence[Outgoing], doing: str) -> list[Tensor | None]:
         leaving = [there for here, there, _ in ways if here == self.rank]
         due = [(here, size) for here, there, size in ways if there == self.rank]
         for rank, message in zip(leaving, outgoing, strict=True):
             assert rank != self.rank, "nothing is sent to oneself"
-            self._send(rank, message)
+            self._send(rank, whole(message))
         arrived = [self._receive(rank, doing) for rank, _ in due]
         assert [message.numel() for message in arrived] == [size for _, size in due], f"sizes differ in {doing}"
         return arrived

@@ -1,0 +1,182 @@
+"""What a federation across organisations costs: rounds, start-up and memory, in one process, over gloo and TLS.
+
+Run from the repository root: python benchmarks/across.py [--out benchmarks/across.json] [--only rounds|memory]
+
+Rounds: FedAvg and FedMMD on digits with three clients, in one process, three processes over gloo, and a server with
+three sites over gRPC with mutual TLS, without and with latency that a relay on the loopback adds (half each way).
+Memory: one masked mean of a model of 100 MB and of 1 GB over three sites, each a process.
+"""
+
+# ruff: noqa: E402  (runs are those of the tests, which the lines below find)
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import statistics
+import sys
+import tempfile
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "support"))
+
+import one_site
+import processes
+from measures import environment
+from stars import certificates
+
+ROUNDS, REPEATS = 12, 3
+METHODS = ("FedAvg", "FedMMD")
+LATENCIES = (0, 20, 100)
+"""Milliseconds there and back."""
+
+MASKED = "PairwiseMasking(colluders=0)"
+
+
+# ---------------------------------------------------------------- rounds
+
+
+def timed(arguments: list[str], ranks: int) -> dict[str, float]:
+    """Seconds of a round, and from the start to the first one, of a run: medians over repeats and rounds."""
+    rounds, starts = [], []
+    for _ in range(REPEATS):
+        begun = time.time()
+        results = processes.results(one_site.run, arguments, ranks=ranks, timeout=300)
+        moments = results[0]["moments"]
+        rounds += [late - early for early, late in pairwise(moments[1:])]
+        starts.append(moments[0] - begun)
+    return {"round_s": statistics.median(rounds), "start_s": statistics.median(starts)}
+
+
+def measure_rounds(folder: Path) -> list[dict[str, Any]]:
+    """A row for each method and way to run."""
+    files, rows = certificates(folder), []
+    for method in METHODS:
+        shared = ["--method", method, "--own", "--everyone", "--rounds", str(ROUNDS), "--steps", "5"]
+        ways: list[tuple[str, list[str], int]] = [
+            ("one process", shared, 1),
+            ("three processes over gloo", [*shared, "--devices", "3"], 3),
+            *(
+                (f"server and three sites, {delay} ms", [*shared, "--star", files, "--latency", str(delay)], 4)
+                for delay in LATENCIES
+            ),
+        ]
+        for way, arguments, ranks in ways:
+            row = {"method": method, "way": way, **timed(arguments, ranks)}
+            rows.append(row)
+            print(
+                f"{method:8} {way:34} {1000 * row['round_s']:8.1f} ms a round, start {row['start_s']:.2f} s", flush=True
+            )
+    return rows
+
+
+# ---------------------------------------------------------------- memory
+
+
+def _peak() -> float:
+    """Megabytes of this process at most, so far."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) / 1024
+
+
+def _mean(files: str, port: int, rank: int, megabytes: int, pipe: Any) -> None:
+    """One masked mean of a model, at the server (rank 0) or a site."""
+    import torch
+
+    from fedlit.federation import Federation
+    from fedlit.privacy import PairwiseMasking
+    from fedlit.remote import Server, Site
+
+    torch.set_num_threads(1)
+    os.environ["LOCAL_RANK"], os.environ["MASTER_PORT"] = str(rank), str(port)
+    seat: Server | Site = one_site.seated(files, 60.0)
+    model = torch.zeros(megabytes * 250_000)  # as the module of each process has it, the server's too
+    star = seat.open({})
+    federation = Federation(
+        one_site.SITES, "fonts", transport=star, placement=[[], *star.sites.values()],
+        privacy=PairwiseMasking(colluders=0), seed=0,
+    )  # fmt: skip
+    star.begin(())
+    federation.settled = True
+    before, seconds = _peak(), []
+    for _ in range(2):  # in the second the server has the total of the first, for those who come back
+        begun = time.perf_counter()
+        federation.roll_call()
+        payloads = {client.name: {"w": model} for client in federation.local_clients}
+        received = federation.mean("weights", payloads)
+        del payloads, received
+        seconds.append(time.perf_counter() - begun)
+    pipe.send({"before_mb": before, "peak_mb": _peak(), "seconds": seconds})
+    star.close()
+
+
+def measure_memory(folder: Path) -> list[dict[str, Any]]:
+    """A row for each size of the model."""
+    files, rows = certificates(folder), []
+    context = multiprocessing.get_context("spawn")
+    for megabytes in (100, 1000):
+        pipes, workers = [], []
+        port = free_port()
+        for rank in range(4):
+            ours, theirs = context.Pipe(duplex=False)
+            workers.append(context.Process(target=_mean, args=(files, port, rank, megabytes, theirs)))
+            workers[-1].start()
+            pipes.append(ours)
+        told = [pipe.recv() for pipe in pipes]
+        for worker in workers:
+            worker.join()
+        server, sites = told[0], told[1:]
+        row = {
+            "model_mb": megabytes,
+            "round_s": server["seconds"],
+            "server_before_mb": server["before_mb"],
+            "server_peak_mb": server["peak_mb"],
+            "server_models": (server["peak_mb"] - server["before_mb"]) * 1.048576 / megabytes + 1,
+            "site_peak_mb": max(site["peak_mb"] for site in sites),
+            "site_before_mb": max(site["before_mb"] for site in sites),
+        }
+        rows.append(row)
+        first, second = row["round_s"]
+        print(
+            f"{megabytes} MB: {first:.1f} and {second:.1f} s a mean; server {row['server_peak_mb']:.0f} MB at most, "
+            f"{row['server_before_mb']:.0f} before: {row['server_models']:.2f} models, its own among them; site "
+            f"{row['site_peak_mb']:.0f} MB",
+            flush=True,
+        )
+    return rows
+
+
+def free_port() -> int:
+    """A port of the loopback that nobody has."""
+    import socket
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def main() -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
+    parser.add_argument("--only", choices=("rounds", "memory"))
+    given = parser.parse_args()
+    result: dict[str, Any] = json.loads(given.out.read_text()) if given.out.is_file() else {}
+    result |= {"environment": environment(), "seed": 0, "threads": 1, "rounds_each": ROUNDS, "repeats": REPEATS}
+    with tempfile.TemporaryDirectory() as folder:
+        if given.only != "memory":
+            processes.start()
+            result["rounds"] = measure_rounds(Path(folder))
+            processes.stop()
+        if given.only != "rounds":
+            result["memory"] = measure_memory(Path(folder))
+    given.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
