@@ -4,7 +4,7 @@ Run from the repository root: python benchmarks/across.py [--out benchmarks/acro
 
 Rounds: FedAvg and FedMMD on digits with three clients, in one process, three processes over gloo, and a server with
 three sites over gRPC with mutual TLS, without and with latency that a relay on the loopback adds (half each way).
-Memory: one masked mean of a model of 100 MB and of 1 GB over three sites, each a process.
+Memory: two masked means of a model of 100 MB and of 1 GB over sites that are processes.
 """
 
 # ruff: noqa: E402  (runs are those of the tests, which the lines below find)
@@ -84,7 +84,7 @@ def _peak() -> float:
     return int(line.split()[1]) / 1024
 
 
-def _mean(files: str, port: int, rank: int, megabytes: int, pipe: Any) -> None:
+def _mean(files: str, port: int, rank: int, sites: int, megabytes: int, pipe: Any) -> None:
     """One masked mean of a model, at the server (rank 0) or a site."""
     import torch
 
@@ -93,6 +93,7 @@ def _mean(files: str, port: int, rank: int, megabytes: int, pipe: Any) -> None:
     from fedlit.remote import Server, Site
 
     torch.set_num_threads(1)
+    one_site.SITES[:] = one_site.SITES[-sites:]
     os.environ["LOCAL_RANK"], os.environ["MASTER_PORT"] = str(rank), str(port)
     seat: Server | Site = one_site.seated(files, 60.0)
     model = torch.zeros(megabytes * 250_000)  # as the module of each process has it, the server's too
@@ -119,12 +120,13 @@ def measure_memory(folder: Path) -> list[dict[str, Any]]:
     """A row for each size of the model."""
     files, rows = certificates(folder), []
     context = multiprocessing.get_context("spawn")
-    for megabytes in (100, 1000):
+    # a site takes seven models, and the machine has 24 GB
+    for megabytes, sites_each in ((100, 2), (100, 3), (1000, 2)):
         pipes, workers = [], []
         port = free_port()
-        for rank in range(4):
+        for rank in range(sites_each + 1):
             ours, theirs = context.Pipe(duplex=False)
-            workers.append(context.Process(target=_mean, args=(files, port, rank, megabytes, theirs)))
+            workers.append(context.Process(target=_mean, args=(files, port, rank, sites_each, megabytes, theirs)))
             workers[-1].start()
             pipes.append(ours)
         told = [pipe.recv() for pipe in pipes]
@@ -133,6 +135,7 @@ def measure_memory(folder: Path) -> list[dict[str, Any]]:
         server, sites = told[0], told[1:]
         row = {
             "model_mb": megabytes,
+            "sites": sites_each,
             "round_s": server["seconds"],
             "server_before_mb": server["before_mb"],
             "server_peak_mb": server["peak_mb"],
@@ -143,9 +146,10 @@ def measure_memory(folder: Path) -> list[dict[str, Any]]:
         rows.append(row)
         first, second = row["round_s"]
         print(
-            f"{megabytes} MB: {first:.1f} and {second:.1f} s a mean; server {row['server_peak_mb']:.0f} MB at most, "
-            f"{row['server_before_mb']:.0f} before: {row['server_models']:.2f} models, its own among them; site "
-            f"{row['site_peak_mb']:.0f} MB",
+            f"{megabytes} MB, {sites_each} sites: {first:.1f} and {second:.1f} s a mean; server "
+            f"{row['server_peak_mb']:.0f} MB at most, {row['server_before_mb']:.0f} before: "
+            f"{row['server_models']:.2f} models, its own "
+            f"among them; site {row['site_peak_mb']:.0f} MB",
             flush=True,
         )
     return rows

@@ -172,7 +172,7 @@ def table(folder: Path) -> Format:
         path.write_bytes(data)
         other = folder / "b.csv"
         frame.to_csv(other, index=False)
-        module = CSVDomains({"a": str(path), "b": str(other)}, "ill", id="patient", target="b")
+        module = CSVDomains({"a": str(path), "b": str(other)}, label="ill", id="patient", target="b")
         domain = module.load("a")
         if not bool(domain.x.isfinite().all()):
             raise AssertionError("features that are not finite")

@@ -19,22 +19,48 @@ from fedlit.callbacks.shared import LOGGING_CHANNELS, check_fields, federated, s
 from fedlit.federation import KEYS, Federation
 from fedlit.privacy import Accountant, Description
 
-NOT_PROTECTED = (
+_ALWAYS = (
     "What a sum itself tells, round after round, is not hidden by any backend: only differential privacy limits it.",
     "Who takes part, in which round, and the number of training samples of each client are known to all.",
     "Sums of the same messages over different clients, in another round or run, tell their difference.",
     "Watched numbers (channels 'metrics' and 'oracle': losses, accuracies) are sent in the clear, unless reports of "
     "the strategy say otherwise. Messages from client to client are read by who receives them.",
+)
+_JOB = (
     "The processes of a run are joined without encryption or authentication: use a private network or a tunnel.",
     "The server is part of process 0 and shares its memory with the clients placed there: whoever runs that process "
     "has their keys, and with a backend whose clients share one key everybody's vectors. A placement whose first list "
     "is empty gives the server a process of its own.",
-    "Public keys are trusted when they are first told: whoever swaps them then is everybody's peer.",
+)
+_SEATS = (
+    "Sites and the server are joined by TLS with certificates on both sides: whoever can sign such certificates can "
+    "come as any site, or be the server.",
+    "The server has no client, and no key of theirs. It reads what each channel reveals to it, and who is there, when, "
+    "and how much everybody sends. Messages from client to client pass through it: it reads those in the clear, unless "
+    "they are encrypted between the two, as they are beside a privacy backend.",
+)
+_TRUST = ("Public keys are trusted when they are first told: whoever swaps them then is everybody's peer.",)
+_LAST = "Clients are trusted to follow the protocol; nothing keeps one from sending a poisoned vector."
+
+NOT_PROTECTED = (
+    *_ALWAYS,
+    *_JOB,
+    *_TRUST,
     "Checkpoints have weights and optimiser states in the clear: of a process's own clients, or, where they are "
     "gathered, of all of them at process 0.",
-    "Clients are trusted to follow the protocol; nothing keeps one from sending a poisoned vector.",
+    _LAST,
 )
 """What no backend protects, in words."""
+
+NOT_PROTECTED_AROUND_A_SERVER = (
+    *_ALWAYS,
+    *_SEATS,
+    *_TRUST,
+    "Checkpoints are in the clear: a site's has weights and optimiser states of its own clients, the server's the last "
+    "total of each channel that it could read.",
+    _LAST,
+)
+"""The same where a server has sites around it."""
 
 _WIDTH = 120
 """Columns of the printed report in a file or a pipe."""
@@ -200,7 +226,8 @@ def report(federation: Federation) -> Report:
                 sent=resolved.sent,
             )
         )
-    return Report(channels, *(_spent(federation) or (None, None)))
+    lines = NOT_PROTECTED_AROUND_A_SERVER if federation.transport.losable else NOT_PROTECTED
+    return Report(channels, *(_spent(federation) or (None, None)), not_protected=lines)
 
 
 def _spent(federation: Federation) -> tuple[float, float] | None:

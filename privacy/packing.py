@@ -23,6 +23,10 @@ Schema: TypeAlias = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
 """Name, type and shape of each entry."""
 
 
+_LONG = 1 << 22
+"""Numbers that are divided at once."""
+
+
 def schema_of(payload: Payload) -> Schema:
     """Names, types and shapes of a payload, in its order."""
     return tuple((name, tensor.dtype, tuple(tensor.shape)) for name, tensor in payload.items())
@@ -150,7 +154,7 @@ def unpack(
         if codec is not None and is_wide(dtype):
             part = _number(part, codec)
         if weighted:
-            part = part / weight
+            part = _divided(part, weight, dtype)
         if not dtype.is_floating_point:
             part = part.round()
             _check_fits(name, part, dtype)
@@ -161,6 +165,16 @@ def unpack(
         if dtype == torch.float16 and not bool(payload[name].isfinite().all()) and bool(part.isfinite().all()):
             raise RangeError(f"the sum of entry {name!r} leaves the range of {dtype}: send it as float32")
     return payload
+
+
+def _divided(part: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """Numbers over a weight; long ones piece by piece, in the type that they are to have, as they fill memory."""
+    if dtype not in (torch.float32, torch.float64) or len(part) < _LONG:
+        return part / weight
+    found = torch.empty(len(part), dtype=dtype, device=part.device)
+    for start in range(0, len(part), _LONG):
+        found[start : start + _LONG] = part[start : start + _LONG] / weight
+    return found
 
 
 def check_weight(vector: Tensor, codec: FixedPoint | None, shares: Mapping[str, float]) -> None:

@@ -198,6 +198,7 @@ class Aggregation:
             for name, vector in vectors.items():
                 with self._protecting(name, channel):
                     messages[name] = {"schema": schema, "sum": parties.clients[name].protect(vector)}
+        vectors.clear()
         kind = KINDS.index("sum" if recipe.weights is None else "mean")
         sizes = messenger.announce(
             channel, {name: wire_size(message) for name, message in messages.items()}, kind, recipe.weights

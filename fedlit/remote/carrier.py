@@ -39,8 +39,8 @@ class Listener(ABC):
             answer: Given the name of a site and its request, says the reply, or raises a `RefusedError`, whose words
                 the site gets. It may take hours. A request or reply that breaks off ends in a `BrokenError` where its
                 pieces are taken.
-            came: Told the name of a site whose connection stands from now on.
-            gone: Told the name of a site of which no connection stands any more, as soon as that is noticed.
+            came: Told the name of a site for each of its connections that stands from now on.
+            gone: Told the name of a site for each of these that stands no more, as soon as that is noticed.
 
         Raises:
             OSError: If nothing can listen at the address.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -37,14 +36,15 @@ _OPTIONS = [
     ("grpc.so_reuseport", 0),
     ("grpc.enable_http_proxy", 0),
     ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.min_reconnect_backoff_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", _ALIVE_MS),  # for one attempt: TCP and TLS take three ways there and back
     ("grpc.max_reconnect_backoff_ms", 1000),
 ]
 
 _UNTRUSTED = 5.0
 """Seconds for which a connection that ends as soon as it stands is tried again: so does a server without TLS."""
 
-_MOST_WORDS = 4000
+_MOST_WORDS = 6000
+"""Bytes of a refusal on the wire, which gRPC bounds by 8 KiB with all else that ends a call."""
 
 
 def _library() -> Any:
@@ -60,7 +60,8 @@ def _library() -> Any:
 class GrpcListener(Listener):
     """Takes calls of sites.
 
-    gRPC itself writes to standard error who failed at the handshake, by address, as nobody has told a name yet.
+    gRPC itself writes to standard error why a handshake failed (``Handshake failed with error``), but not whose: it
+    tells nobody else, and no name is known yet.
 
     Args:
         address: ``HOST:PORT``; port 0 is any.
@@ -80,7 +81,7 @@ class GrpcListener(Listener):
             require_client_auth=True,
         )
         self._server: Any = None
-        self._present: Counter[str] = Counter()
+        self._strangers: dict[str, float] = {}
         self._lock = threading.Lock()
 
     def listen(
@@ -97,9 +98,13 @@ class GrpcListener(Listener):
             try:
                 yield from answer(name, _unbroken(request))
             except RefusedError as error:
-                context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error)[:_MOST_WORDS])
+                context.abort(grpc.StatusCode.PERMISSION_DENIED, _fitting(str(error)))
             except BrokenError as error:
-                context.abort(grpc.StatusCode.UNAVAILABLE, str(error)[:_MOST_WORDS])
+                context.abort(grpc.StatusCode.UNAVAILABLE, _fitting(str(error)))
+            except Exception as error:
+                _log.exception("a call of site %s failed", name)
+                # its words may tell what is no business of a site
+                context.abort(grpc.StatusCode.INTERNAL, f"the server failed ({type(error).__name__}): see its log")
 
         def presence(request: bytes, context: Any) -> Iterator[bytes]:
             name = self._named(context)
@@ -134,19 +139,39 @@ class GrpcListener(Listener):
         names = [name.decode(errors="replace") for name in context.auth_context().get("x509_common_name", ())]
         known = next((name for name in names if name in self._names), None)
         if known is None:
-            _log.warning("refused %s with a certificate of %s, which is no site here", context.peer(), names)
-            context.abort(
-                self._grpc.StatusCode.PERMISSION_DENIED,
+            self._log_stranger(context.peer(), names)
+            words = (
                 f"the server knows no site {', '.join(map(repr, names))}, as the certificate's common name has it, but "
-                f"{sorted(self._names)}",
+                f"{sorted(self._names)}"
             )
+            context.abort(self._grpc.StatusCode.PERMISSION_DENIED, _fitting(words))
         return str(known)
+
+    def _log_stranger(self, peer: str, names: list[str]) -> None:
+        """Once a second at most for each, however often it calls."""
+        now, key = time.monotonic(), ", ".join(names)
+        with self._lock:
+            self._strangers = {each: at for each, at in self._strangers.items() if now - at < 1.0}
+            if key in self._strangers:
+                return
+            self._strangers[key] = now
+        _log.warning("refused %s with a certificate of %s, which is no site here", peer, names)
 
     def close(self) -> None:
         """See `Listener`."""
         if self._server is not None:
             self._server.stop(0.5).wait()
             self._server = None
+
+
+def _fitting(words: str) -> str:
+    """As many of the words as fit into a refusal, where a letter beyond ASCII takes three bytes for each of its own."""
+    size = 0
+    for place, letter in enumerate(words):
+        size += 1 if " " <= letter <= "~" and letter != "%" else 3 * len(letter.encode(errors="replace"))
+        if size > _MOST_WORDS:
+            return f"{words[:place]}..."
+    return words
 
 
 def _unbroken(request: Iterator[bytes]) -> Pieces:
@@ -178,25 +203,29 @@ class GrpcCaller(Caller):
         self._channel: Any = None
         self._presence: Any = None
         self._met = False
-        self._shut_since: float | None = None
+        self._shut: tuple[float, float] | None = None
+        self._lock = threading.Lock()
 
     def call(self, request: Pieces) -> Pieces:
         """See `Caller`."""
         try:
-            self._connect()
-            yield from self._channel.stream_stream(f"/{_SERVICE}/{_CALL}")(request)
+            with self._lock:
+                channel = self._connected()
+            yield from channel.stream_stream(f"/{_SERVICE}/{_CALL}")(request)
         except self._grpc.RpcError as error:
             raise self._told(error) from None
 
-    def _connect(self) -> None:
-        """Let a connection stand, and be seen at the other end, before anything is asked."""
+    def _connected(self) -> Any:
+        """The channel, once its connection stands and is seen at the other end."""
         if self._channel is None:
             # a target with "dns:" is looked up anew for each attempt
             self._channel = self._grpc.secure_channel(f"dns:///{self._server}", self._credentials, options=_OPTIONS)
+        channel = self._channel
         if self._presence is None or not self._presence.is_active():
-            presence = self._channel.unary_stream(f"/{_SERVICE}/{_PRESENCE}")(b"")
+            presence = channel.unary_stream(f"/{_SERVICE}/{_PRESENCE}")(b"")
             next(presence)
-            self._presence, self._met, self._shut_since = presence, True, None
+            self._presence, self._met, self._shut = presence, True, None
+        return channel
 
     def _told(self, error: Any) -> Exception:
         """What an error of gRPC comes to."""
@@ -205,7 +234,7 @@ class GrpcCaller(Caller):
             return RefusedError(words)
         if code in (codes.UNIMPLEMENTED, codes.RESOURCE_EXHAUSTED):
             return RefusedError(f"what answers at {self._server} is not this server, or another version of it: {words}")
-        if not self._met and "andshake failed" in words:
+        if not self._met and any(sign in words for sign in ("andshake failed", "erification check failed")):
             return RefusedError(
                 f"{self._server} and this site do not trust each other: see that both certificates are of one "
                 "authority (ca), that the server's names this host, that neither has expired and both clocks are right "
@@ -213,8 +242,9 @@ class GrpcCaller(Caller):
             )
         if not self._met and any(sign in words.lower() for sign in ("socket closed", "connection reset", "goaway")):
             now = time.monotonic()
-            self._shut_since = now if self._shut_since is None else self._shut_since
-            if now - self._shut_since >= _UNTRUSTED:
+            since, last = self._shut or (now, now)
+            self._shut = (since if now - last < _UNTRUSTED else now, now)  # a server that restarts shuts it once
+            if now - self._shut[0] >= _UNTRUSTED:
                 return RefusedError(
                     f"what listens at {self._server} ends each connection at once: it is no fedlit server, or does not "
                     "trust this site's certificate, which has to be of the server's authority and not to have expired "

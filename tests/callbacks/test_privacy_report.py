@@ -97,6 +97,18 @@ def test_the_file_holds_the_report_and_what_nothing_protects(tmp_path: Path):
     assert any("Checkpoints have weights and optimiser states" in line for line in NOT_PROTECTED)
 
 
+def test_around_a_server_the_report_says_what_that_can_read(tmp_path: Path):
+    module = train(tmp_path)
+    alone = report(module.federation).not_protected
+    module.federation.transport.losable = True  # as one with sites around it says
+    lines = " ".join(report(module.federation).not_protected)
+    assert alone == NOT_PROTECTED
+    assert "The server has no client, and no key of theirs. It reads what each channel reveals to it" in lines
+    assert "joined by TLS" in lines
+    assert "process 0" not in lines
+    assert "without encryption" not in lines
+
+
 def test_fast_dev_run_prints_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     trainer(1, [PrivacyReport()], tmp_path, fast_dev_run=True).fit(build(weighting="uniform"), Blobs())
     assert not list(tmp_path.rglob("*.json"))

@@ -67,7 +67,7 @@ def few_small_images(data: dict[str, Any]) -> list[str]:
             few.mkdir(parents=True)
             for path in sorted(folder.iterdir())[:8]:
                 (few / path.name).symlink_to(path.resolve())
-    return ["--data.root=few", "--data.image_size=32", "--data.batch_size=4", "--data.num_workers=0"]
+    return ["--data.root=few", "--data.image_size=32", "--data.batch_size=3", "--data.num_workers=0"]
 
 
 UNLIKE = {path.stem for path in (CONFIGS / "data").glob("*.yaml")} - {"digits", "terra_incognita", "vlcs"}

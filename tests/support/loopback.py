@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
@@ -40,46 +41,49 @@ class LoopbackCaller(Caller):
 
     Attributes:
         dead: Whether the site is, as after kill -9: nothing that it does arrives any more.
-        breaks: How many calls to come break off: even ones before the server has answered, odd ones after.
+        breaks: How calls to come break off, one after the other: see `BREAKS`; "" is not at all.
+        calls: How many there were.
     """
 
     def __init__(self, listener: Loopback, name: str) -> None:
         self._listener, self._name = listener, name
         self._connected = False
         self.dead = False
-        self.breaks = 0
+        self.breaks: list[str] = []
+        self.calls = 0
 
     def call(self, request: Pieces) -> Pieces:
+        self.calls += 1
         answer = self._listener.answer
         if self.dead or answer is None:
             raise BrokenError("there is nobody")
         if not self._connected:
             self._connected = True
             self._listener.came(self._name)
-        before = self.breaks and self.breaks % 2 == 0
-        self.breaks = max(0, self.breaks - 1)
-        if before:
-            raise BrokenError("cut off on the way there")
-        pieces = list(answer(self._name, self._checked(request)))
-        if self.dead:
-            raise BrokenError("there is nobody")
-        if before == 0 and self.breaks_now:
-            raise BrokenError("cut off on the way back")
-        return iter(pieces)
+        how = self.breaks.pop(0) if self.breaks else ""
+        if how == "on the way there":
+            raise BrokenError("cut off before the server has heard")
+        pieces = list(answer(self._name, self._checked(request, how)))
+        if self.dead or how == "on the way back":
+            raise BrokenError("cut off after the server has answered")
+        return self._torn(pieces) if how == "within the answer" else iter(pieces)
 
-    breaks_now = False
-
-    def _checked(self, request: Pieces) -> Pieces:
-        for piece in request:
-            if self.dead:
+    def _checked(self, request: Pieces, how: str) -> Pieces:
+        for number, piece in enumerate(request):
+            if self.dead or (how == "within the request" and number):
                 raise BrokenError("the site is gone")
             yield piece
 
+    @staticmethod
+    def _torn(pieces: list[bytes]) -> Pieces:
+        yield pieces[0]
+        if len(pieces) > 1:
+            yield pieces[1][: len(pieces[1]) // 2]
+        raise BrokenError("cut off within the answer")
+
     def die(self) -> None:
         self.dead = True
-        if self._connected:
-            self._connected = False
-            self._listener.gone(self._name)
+        self.close()
 
     def close(self) -> None:
         if self._connected:
@@ -87,38 +91,56 @@ class LoopbackCaller(Caller):
             self._listener.gone(self._name)
 
 
+BREAKS = ("on the way there", "within the request", "on the way back", "within the answer")
+"""Where a call may break off."""
+
+
 def around_a_star(
     sites: Mapping[str, Collection[str]],
-    action: Callable[[Transport, LoopbackCaller | None], _T],
+    action: Callable[[Transport, Any], _T],
     facts: Mapping[str, Any] | None = None,
     patience: float = 0.3,
+    ends: tuple[Listener, Callable[[str], Caller]] | None = None,
+    timeout: float = 20.0,
 ) -> list[_T | BaseException]:
-    """What ``action`` returns or raises at the server and at each site; each is a thread."""
-    listener = Loopback()
+    """What ``action`` returns or raises at the server and at each site; each is a thread.
+
+    Args:
+        sites: Clients of each.
+        action: Given the transport and, at sites, the caller.
+        facts: See `ServerStar`.
+        patience: Of all.
+        ends: Of another carrier: the server's, and what makes that of a site.
+        timeout: Seconds in which all have to end.
+    """
+    if ends is None:
+        listener = Loopback()
+        ends = (listener, listener.caller)
     results: dict[int, _T | BaseException] = {}
     names = ["", *sites]
 
     def work(place: int) -> None:
         star: Any = None
-        caller = None
+        caller: Any = None
         try:
             if place == 0:
-                star = ServerStar(listener, {name: [*of] for name, of in sites.items()}, facts or {}, 5.0, patience)
+                star = ServerStar(ends[0], {name: [*of] for name, of in sites.items()}, facts or {}, 5.0, patience)
             else:
-                caller = listener.caller(names[place])
+                caller = ends[1](names[place])
                 star = SiteStar(caller, facts or {}, None, 5.0, patience)
             star.open()
             results[place] = action(star, caller)
             star.close()
         except BaseException as error:
             results[place] = error
-            if star is not None and not (caller is not None and caller.dead):
+            if star is not None and not getattr(caller, "dead", False):
                 star.close(str(error))
 
     threads = [threading.Thread(target=work, args=(place,), daemon=True) for place in range(len(names))]
     for thread in threads:
         thread.start()
+    deadline = time.monotonic() + timeout
     for thread in threads:
-        thread.join(20)
+        thread.join(max(0.0, deadline - time.monotonic()))
     assert not any(thread.is_alive() for thread in threads), "somebody hangs"
     return [results[place] for place in range(len(names))]

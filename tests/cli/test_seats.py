@@ -1,0 +1,158 @@
+"""``fedlit serve``, ``join`` and ``certificates``: refusals, and processes that are killed, frozen and restarted."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedlit.cli import main
+
+pytest.importorskip("grpc")
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "three_hospitals"
+SITES = ["cleveland", "hungary", "long_beach"]
+RUN = ["--config", "data/digits", "--config", "methods/fedavg"]
+
+
+@pytest.mark.parametrize(
+    ("word", "arguments", "message"),
+    [
+        ("serve", [*RUN, "--seeds=null"], "serve needs a seat, and no configuration has one"),
+        ("serve", [*RUN, "--seeds=null", "--seat.server=localhost:1"], "server is of fedlit join"),
+        ("join", [*RUN, "--seeds=null", "--seat.server=localhost:1"], "seat of join needs certificate, key, ca"),
+        ("serve", [*RUN, "--seeds=[0,1]", "--seat.address=localhost:1"], "serve is for one run, but this is 2"),
+        ("certificates", ["--sites=a,a", "--server=localhost", "--out=made"], "a"),
+        ("certificates", ["--sites=a,,b", "--server=localhost", "--out=made"], "sites"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_line(
+    word: str, arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main([word, *arguments])
+    assert str(ended.value.code).startswith("fedlit: ")
+    assert message in str(ended.value.code)
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+class Federation:
+    """A server and three hospitals as processes of the command, each in its own folder."""
+
+    def __init__(self, folder: Path, port: int, *arguments: str) -> None:
+        shutil.copytree(
+            EXAMPLE, folder, ignore=shutil.ignore_patterns("sites", "certificates", "server", "__pycache__")
+        )
+        self.folder, self.port, self.arguments = folder, port, arguments
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        subprocess.run([sys.executable, "make_sites.py"], cwd=folder, check=True, capture_output=True)
+        (folder / "server").mkdir(exist_ok=True)
+        self._command(
+            "certificates", "--sites", ",".join(SITES), "--server", "localhost", "--out", "certificates"
+        ).wait()
+
+    def _command(self, *words: str, place: str = ".", log: str = "log") -> subprocess.Popen[bytes]:
+        with open(self.folder / place / log, "ab") as to:
+            return subprocess.Popen(
+                [sys.executable, "-m", "fedlit.cli", *words],
+                cwd=self.folder / place,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                stdout=to,
+                stderr=to,
+            )
+
+    def start(self, *names: str) -> None:
+        common = ["--config", str(self.folder / "experiment.yaml")]
+        for name in names:
+            own = ["--config", str(self.folder / f"{name}.yaml")]
+            if name == "server":
+                words, place = ["serve", *common, *own, f"--seat.address=127.0.0.1:{self.port}"], "server"
+            else:
+                words, place = ["join", *common, *own, f"--seat.server=localhost:{self.port}"], f"sites/{name}"
+            # the last one counts, and a file's seat is one as a whole
+            self.processes[name] = self._command(*words, "--seat.patience=5", *self.arguments, place=place)
+
+    def log(self, name: str) -> str:
+        return (self.folder / ("server" if name == "server" else f"sites/{name}") / "log").read_text()
+
+    def checkpoints(self, name: str) -> list[Path]:
+        place = self.folder / ("server" if name == "server" else f"sites/{name}")
+        return sorted(place.glob("runs/*/version_*/checkpoints/*.ckpt*"), key=lambda path: path.stat().st_mtime)
+
+    def wait_for_checkpoint(self, name: str) -> None:
+        ends = time.monotonic() + 120
+        while not self.checkpoints(name):
+            assert time.monotonic() < ends, self.log(name)
+            assert self.processes[name].poll() is None, self.log(name)
+            time.sleep(0.05)
+
+    def finish(self) -> None:
+        try:
+            for name, process in self.processes.items():
+                assert process.wait(240) == 0, f"{name}: {self.log(name)}"
+        finally:
+            for process in self.processes.values():
+                process.kill()
+
+    def weights(self, name: str, rounds: int) -> dict[str, Any]:
+        """Of the checkpoint of a site after so many rounds."""
+        path = self.checkpoints(name)[-1]
+        kept = torch.load(path, weights_only=False)
+        assert kept["epoch"] + 1 == rounds, path
+        return dict(kept["clients"][name]["weights"])
+
+
+ROUNDS = ("--trainer.max_epochs=20", "--model.init_args.warmup_rounds=2")
+
+
+@pytest.mark.slow
+def test_a_server_that_is_killed_and_started_again_ends_as_if_nothing_had_been(tmp_path: Path, free_port: int) -> None:
+    quiet = Federation(tmp_path / "quiet", free_port, *ROUNDS)
+    quiet.start("server", *SITES)
+    quiet.finish()
+    struck = Federation(tmp_path / "struck", free_port, *ROUNDS)
+    struck.start("server", *SITES)
+    struck.wait_for_checkpoint("server")
+    struck.processes["server"].kill()
+    struck.processes["server"].wait()
+    struck.start("server")
+    struck.finish()
+    assert "starts again" in struck.log("long_beach") or "again" in struck.log("server")
+    for name in SITES:
+        before, after = quiet.weights(name, 20), struck.weights(name, 20)
+        assert before
+        assert before.keys() == after.keys()
+        assert all(torch.equal(before[key], after[key]) for key in before), name
+
+
+@pytest.mark.slow
+def test_a_site_that_is_frozen_for_longer_than_patience_comes_back_by_itself(tmp_path: Path, free_port: int) -> None:
+    # in the clear, as the sum of the sources is of the other one alone while it is away
+    arguments = ("--trainer.max_epochs=300", "--trainer.strategy.init_args.privacy=null")
+    run = Federation(tmp_path / "run", free_port, *arguments)
+    run.start("server", *SITES)
+    run.wait_for_checkpoint("cleveland")
+    run.processes["cleveland"].send_signal(signal.SIGSTOP)
+    time.sleep(12)
+    run.processes["cleveland"].send_signal(signal.SIGCONT)
+    run.finish()
+    assert "cleveland was silent for too long: the run goes on without it" in run.log("server")
+    assert "This site starts again" in run.log("cleveland")
+    run.weights("cleveland", 300)
