@@ -143,6 +143,7 @@ def run(arguments: Sequence[str]) -> dict[str, Any]:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--frozen", action="store_true", help="the extractor is not trained")
     parser.add_argument("--everyone", action="store_true", help="nobody is away")
+    parser.add_argument("--values", action="store_true", help="tell the weights, and not their fingerprints alone")
     parser.add_argument("--privacy", default="None", help="an expression over fedlit.privacy")
     parser.add_argument("--placement", default="None", help="an expression: names of clients for each process")
     parser.add_argument("--keep", type=int, default=-1, help="checkpoints of --save-steps, of which the last stay")
@@ -218,6 +219,11 @@ def run(arguments: Sequence[str]) -> dict[str, Any]:
         "rank": fitted.global_rank,
         "warnings": [str(each.message) for each in caught if issubclass(each.category, PrivacyWarning)],
         "weights": {c.name: fingerprint(weights(module, c.name)) for c in federation.local_clients},
+        "values": {
+            c.name: torch.cat([value.double().flatten() for value in weights(module, c.name).values()]).tolist()
+            for c in federation.local_clients
+            if options.values
+        },
         "ledger": [list(vars(entry).values()) for entry in federation.ledger],
         "metrics": {name: float(value) for name, value in sorted(fitted.callback_metrics.items())},
         "round_idx": federation.round_idx,
