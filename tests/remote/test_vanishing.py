@@ -54,6 +54,29 @@ def test_a_site_that_comes_back_with_its_checkpoint_goes_on_as_one_that_was_away
         assert result["round_idx"] == 8
 
 
+@pytest.mark.parametrize("method", ["FedAvg", "FedGP"])
+def test_a_source_that_comes_back_with_nothing_has_what_all_have(method: str, tmp_path: Path) -> None:
+    arguments = ("--method", method, "--own", "--everyone", "--rounds", "8", "--steps", "2", "--again", "none")
+    who = "clean"
+    kept = ("--checkpoints", str(tmp_path / "kept"), "--pause", "0.3")
+    ended = struck(tmp_path, f"{who}:local steps:4:kill", *arguments, *kept, back=True)
+    for name in ("server", "blended", "fonts", "back"):
+        assert not ended[name].error, ended[name].error
+    assert who in plain(ended["server"].result)["present"]["7"], "it has not come back in time"
+    back, others = plain(ended["back"].result), plain(ended["blended"].result)
+    assert back["round_idx"] == 8
+    assert back["weights"][who] == others["weights"]["blended"], "sources end with the same model"
+
+
+def test_a_target_that_has_the_model_alone_and_lost_it_says_so(tmp_path: Path) -> None:
+    arguments = ("--method", "FedGP", "--own", "--everyone", "--rounds", "8", "--steps", "2", "--again", "none")
+    kept = ("--checkpoints", str(tmp_path / "kept"), "--pause", "0.3")
+    ended = struck(tmp_path, "fonts:local steps:4:kill", *arguments, *kept, back=True)
+    assert "RosterError" in ended["back"].error
+    for name in ("server", "clean", "blended"):
+        assert ended[name].error or plain(ended[name].result)["round_idx"] == 8, "neither an end nor an error"
+
+
 SOME = [
     Moment("local steps", 3, "cut", "plain"),
     Moment("opening", 5, "kill", "masking, 2 of 3 shares"),
