@@ -27,7 +27,7 @@ RUN = [
     "--trainer.strategy", '{"class_path": "fedlit.FederatedStrategy", "init_args": {"num_threads": 1, "participation": '
     '{"class_path": "fedlit.federation.Fraction", "init_args": {"p": 0.67}}}}',
 ]  # fmt: skip
-SITES = ["cleveland", "hungarian", "switzerland", "va_long_beach"]
+SITES = ["cleveland", "hungary", "switzerland", "va_long_beach"]
 
 
 def run(folder: Path, rounds: int, devices: int = 1, torchrun: bool = False, resume: Path | None = None) -> Path:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, final
 
 from fedlit.remote.carrier import PIECE_BYTES, BrokenError, Caller, Listener, Pieces, RefusedError
+from fedlit.remote.handshake import EndedError, objection
 
 _log = logging.getLogger("fedlit.remote")
 
@@ -193,7 +194,7 @@ class GrpcCaller(Caller):
     """
 
     def __init__(self, server: str, certificate: Path, key: Path, ca: Path) -> None:
-        self._server = server
+        self._server, self._files = server, (certificate, key, ca)
         self._grpc = grpc = _library()
         self._credentials = grpc.ssl_channel_credentials(
             root_certificates=ca.read_bytes(),
@@ -234,23 +235,31 @@ class GrpcCaller(Caller):
             return RefusedError(words)
         if code in (codes.UNIMPLEMENTED, codes.RESOURCE_EXHAUSTED):
             return RefusedError(f"what answers at {self._server} is not this server, or another version of it: {words}")
-        if not self._met and any(sign in words for sign in ("andshake failed", "erification check failed")):
-            return RefusedError(
-                f"{self._server} and this site do not trust each other: see that both certificates are of one "
-                "authority (ca), that the server's names this host, that neither has expired and both clocks are right "
-                f"[{_short(words)}]"
-            )
-        if not self._met and any(sign in words.lower() for sign in ("socket closed", "connection reset", "goaway")):
+        if not self._met:
+            self._look(words)
+        return BrokenError(_short(words) or str(code))
+
+    def _look(self, words: str) -> None:
+        """Raises a `RefusedError` if a first connection fails because one end does not trust the other."""
+        try:
+            reason = objection(self._server, *self._files)
+        except EndedError:
             now = time.monotonic()
             since, last = self._shut or (now, now)
             self._shut = (since if now - last < _UNTRUSTED else now, now)  # a server that restarts shuts it once
-            if now - self._shut[0] >= _UNTRUSTED:
-                return RefusedError(
-                    f"what listens at {self._server} ends each connection at once: it is no fedlit server, or does not "
-                    "trust this site's certificate, which has to be of the server's authority and not to have expired "
-                    f"[{_short(words)}]"
-                )
-        return BrokenError(_short(words) or str(code))
+            if now - self._shut[0] < _UNTRUSTED:
+                return
+            raise RefusedError(
+                f"what listens at {self._server} ends each connection at once: it is no fedlit server, or does not "
+                "trust this site's certificate, which has to be of the server's authority and not to have expired "
+                f"[{_short(words)}]"
+            ) from None
+        if reason is not None:
+            raise RefusedError(
+                f"{self._server} and this site do not trust each other: {reason}. See that both certificates are of "
+                "one authority (ca), that the server's names this host, that neither has expired and both clocks are "
+                "right"
+            )
 
     def close(self) -> None:
         """See `Caller`."""

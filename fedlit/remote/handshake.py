@@ -1,0 +1,61 @@
+"""Why a site and what listens at the server's address do not come together, asked by a TLS handshake of one's own.
+
+gRPC tells of the address that it tried last only, in words that differ from release to release, and where a host has
+several addresses the last one is often not the one that a server answered at.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from pathlib import Path
+
+_SECONDS = 5.0
+"""For the connection, the handshake and the server's first word, each."""
+
+
+class EndedError(Exception):
+    """What listens ended the connection and said nothing."""
+
+
+def objection(server: str, certificate: Path, key: Path, ca: Path) -> str | None:
+    """What one of both ends has against the other's certificate, or None if nothing, or nobody listens.
+
+    Args:
+        server: ``HOST:PORT``.
+        certificate: This end's, in PEM.
+        key: To it.
+        ca: Of the authority that has signed the server's.
+
+    Raises:
+        EndedError: If what listens ends the connection without a reason: it may be starting, may speak no TLS, or may
+            not trust the certificate and not say so.
+    """
+    context = ssl.create_default_context(cafile=str(ca))
+    if hasattr(ssl, "VERIFY_X509_STRICT"):
+        context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # as strict as gRPC, and no more
+    context.load_cert_chain(certificate, key)
+    context.set_alpn_protocols(["h2"])
+    host, _, port = server.rpartition(":")
+    host = host.strip("[]")
+    try:
+        with socket.create_connection((host, int(port)), _SECONDS) as plain:
+            try:
+                with context.wrap_socket(plain, server_hostname=host) as line:
+                    line.settimeout(_SECONDS)
+                    if not line.recv(1):  # a server that trusts this end speaks first, in HTTP/2
+                        raise EndedError
+            except ssl.SSLCertVerificationError as error:
+                return f"the server's certificate is not trusted here: {error.verify_message}"
+            except ssl.SSLEOFError as error:
+                raise EndedError from error
+            except ssl.SSLError as error:
+                reason = (error.reason or str(error)).replace("_", " ").lower()
+                if "alert" in reason:
+                    return f"the server does not trust this site's certificate: {reason}"
+                return f"what listens there speaks no TLS: {reason}"
+            except ConnectionError as error:
+                raise EndedError from error
+    except (OSError, ValueError):
+        return None
+    return None
