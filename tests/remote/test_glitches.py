@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -117,10 +118,12 @@ def test_a_server_that_is_gone_is_given_up_by_all_after_their_patience() -> None
     def before(star: Any, caller: LoopbackCaller | None, round_idx: int) -> None:
         if round_idx == 1 and star.rank == 0:
             star._listener.close()
+            closed.set()
             raise KeyboardInterrupt
         if round_idx == 1:
-            time.sleep(0.3)
+            assert closed.wait(60)
 
+    closed = threading.Event()
     start = time.monotonic()
     server, *sites = around_a_star(SITES, sums(before), patience=0.5)
     assert isinstance(server, KeyboardInterrupt)
