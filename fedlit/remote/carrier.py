@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 from fedlit.federation.errors import FederationError
 
-PIECE_BYTES = 2 << 20
+PIECE_BYTES = 1 << 18
 """Largest piece of a request or reply: longer ones are cut, so that none is ever copied as a whole."""
 
 Pieces = Iterator[bytes]

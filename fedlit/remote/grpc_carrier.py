@@ -9,8 +9,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, final
 
@@ -43,6 +45,9 @@ _OPTIONS = [
 
 _UNTRUSTED = 5.0
 """Seconds for which a connection that ends as soon as it stands is tried again: so does a server without TLS."""
+
+_MOST_CALLS = 6
+"""Of one site at once: a presence, a call, and some that broke off and have not been noticed; others have theirs."""
 
 _MOST_WORDS = 6000
 """Bytes of a refusal on the wire, which gRPC bounds by 8 KiB with all else that ends a call."""
@@ -83,6 +88,7 @@ class GrpcListener(Listener):
         )
         self._server: Any = None
         self._strangers: dict[str, float] = {}
+        self._calls: Counter[str] = Counter()
         self._lock = threading.Lock()
 
     def listen(
@@ -90,14 +96,15 @@ class GrpcListener(Listener):
     ) -> str:
         """See `Listener`."""
         grpc = self._grpc
-        # a presence, a call, and some that broke off and have not been noticed, for each site
-        pool = ThreadPoolExecutor(max_workers=8 + 6 * len(self._names), thread_name_prefix="fedlit-sites")
+        most = 8 + _MOST_CALLS * len(self._names)
+        pool = ThreadPoolExecutor(max_workers=most, thread_name_prefix="fedlit-sites")
         self._server = grpc.server(pool, options=_OPTIONS)
 
         def call(request: Iterator[bytes], context: Any) -> Iterator[bytes]:
             name = self._named(context)
             try:
-                yield from answer(name, _unbroken(request))
+                with self._counted(name):
+                    yield from answer(name, _unbroken(request))
             except RefusedError as error:
                 context.abort(grpc.StatusCode.PERMISSION_DENIED, _fitting(str(error)))
             except BrokenError as error:
@@ -110,14 +117,18 @@ class GrpcListener(Listener):
         def presence(request: bytes, context: Any) -> Iterator[bytes]:
             name = self._named(context)
             ended = threading.Event()
-            if not context.add_callback(ended.set):
-                return
-            came(name)
             try:
-                yield b""
-                ended.wait()
-            finally:
-                gone(name)
+                with self._counted(name):
+                    if not context.add_callback(ended.set):
+                        return
+                    came(name)
+                    try:
+                        yield b""
+                        ended.wait()
+                    finally:
+                        gone(name)
+            except BrokenError as error:
+                context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
 
         handlers = {
             _CALL: grpc.stream_stream_rpc_method_handler(call),
@@ -134,6 +145,19 @@ class GrpcListener(Listener):
             )
         self._server.start()
         return f"{self._address.rpartition(':')[0]}:{port}"
+
+    @contextmanager
+    def _counted(self, name: str) -> Iterator[None]:
+        """One more of the calls of a site, which are bounded so that no site takes the threads that others need."""
+        with self._lock:
+            if self._calls[name] >= _MOST_CALLS:
+                raise BrokenError(f"site {name!r} has {_MOST_CALLS} calls under way, and no more are taken")
+            self._calls[name] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._calls[name] -= 1
 
     def _named(self, context: Any) -> str:
         """The name in the certificate of who calls; ends the call of one whom nobody knows."""

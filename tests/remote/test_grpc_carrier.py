@@ -120,6 +120,27 @@ def test_a_piece_that_is_larger_than_pieces_are_is_refused_before_it_is_taken(ec
     assert list(north.call(iter([b"x"]))) == [b"north", b"x"]
 
 
+def test_a_site_that_calls_and_calls_takes_no_threads_of_others(echo: Echo, north: GrpcCaller, files: Path) -> None:
+    ended = threading.Event()
+
+    def endless() -> Pieces:
+        yield b"first"
+        ended.wait(20)
+
+    replies = [north.call(endless()) for _ in range(60)]
+    taken = 0
+    for reply in replies:
+        with suppress(BrokenError):
+            taken += next(reply) == b"north"
+    assert 1 <= taken < 6
+    south = GrpcCaller(f"localhost:{echo.port}", *of(files, "south"))
+    start = time.monotonic()
+    assert list(south.call(iter([b"x"]))) == [b"south", b"x"]
+    assert time.monotonic() - start < 10
+    south.close()
+    ended.set()
+
+
 def test_an_address_that_is_taken_is_named(echo: Echo, files: Path) -> None:
     with pytest.raises(OSError, match=f"nothing can listen at '127.0.0.1:{echo.port}'") as raised:
         Echo(files, f"127.0.0.1:{echo.port}")

@@ -32,8 +32,13 @@ METHODS = [
     "FedDaDiL",
     "FedMMD",
     "FedMMD, pairwise",
+    "APFL",
+    "Ditto",
+    "FedRep",
+    "KNNPer",
+    "TargetOnly",
 ]
-CASES = {method: ("--method", method) for method in METHODS}
+CASES: dict[str, tuple[str, ...]] = {method: ("--method", method) for method in METHODS}
 CASES |= {
     f"{method}, {name}": ("--method", method, "--everyone", "--privacy", backend)
     for method in ("FedAvg", "FedGP auto", "FedMMD", "FedDaDiL")
@@ -55,7 +60,24 @@ CASES |= {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+QUICK = {
+    "FedAvg",
+    "FedRFTCA",
+    "FedRFTCAClosedForm",
+    "FedGP auto",
+    "FedDaDiL",
+    "FedMMD",
+    "FedMMD, pairwise",
+    "two parties",
+}
+QUICK |= {f"{method}, masked" for method in ("FedAvg", "FedGP auto", "FedMMD", "FedDaDiL")}
+QUICK |= {"FedAvg, BFV", "FedMMD, Paillier", "fractions, masked"}
+"""Those of the default run: one of each way to talk."""
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=() if case in QUICK else pytest.mark.slow) for case in CASES]
+)
 def test_sites_around_a_server_give_what_one_process_gives(case: str, tmp_path: Path) -> None:
     steps = () if case == "FedRFTCAClosedForm" else ("--steps", "2")
     arguments = (*CASES[case], "--own", "--rounds", "3", *steps)
