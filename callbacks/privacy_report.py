@@ -227,7 +227,8 @@ def report(federation: Federation) -> Report:
             )
         )
     lines = NOT_PROTECTED_AROUND_A_SERVER if federation.transport.losable else NOT_PROTECTED
-    return Report(channels, *(_spent(federation) or (None, None)), not_protected=lines)
+    by_message, by_sum = _spent(federation) or (None, None)
+    return Report(channels, by_message, by_sum, lines)
 
 
 def _spent(federation: Federation) -> tuple[float, float] | None:
