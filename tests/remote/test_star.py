@@ -91,7 +91,9 @@ def test_sites_around_a_server_give_what_one_process_gives(case: str, tmp_path: 
     assert not results[0]["weights"]
 
 
-@pytest.mark.parametrize("method", ["FedAvg", "FedGP auto", "FedMMD", "FedDaDiL"])
+@pytest.mark.parametrize(
+    "method", ["FedAvg", "FedMMD", *(pytest.param(each, marks=pytest.mark.slow) for each in ("FedGP auto", "FedDaDiL"))]
+)
 def test_ckks_around_a_server_gives_what_one_process_gives_within_its_bound(method: str, tmp_path: Path) -> None:
     arguments = ("--method", method, "--everyone", "--privacy", "CKKS()", "--own", "--steps", "2", "--values")
     (alone,) = start(*arguments, "--rounds", "1")

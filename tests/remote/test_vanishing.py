@@ -14,10 +14,15 @@ from stars import struck
 
 pytest.importorskip("grpc")
 
+MASKED = "PairwiseMasking(colluders=0)"
 RUN = ("--own", "--everyone", "--rounds", "4", "--steps", "2")
 
 
-@pytest.mark.parametrize("method", ["FedAvg", "FedGP", "FedMMD", "FedDaDiL", "FedRFTCA", "FedDA"])
+def slow(*case: str) -> Any:
+    return pytest.param(*case, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("method", ["FedAvg", "FedMMD", "FedDaDiL", slow("FedGP"), slow("FedRFTCA"), slow("FedDA")])
 def test_a_site_that_is_killed_is_as_one_that_is_away(method: str, tmp_path: Path) -> None:
     arguments = ("--method", method, *RUN)
     # two steps a round: in the second of round 1, or before the first where clients speak in each
@@ -33,8 +38,16 @@ def test_a_site_that_is_killed_is_as_one_that_is_away(method: str, tmp_path: Pat
 
 
 # not FedRFTCA, whose clients train on where they are away, and one that was killed has not
-@pytest.mark.parametrize("method", ["FedAvg", "FedGP", "FedMMD", "FedDaDiL", "FedDA"])
-@pytest.mark.parametrize("privacy", ["None", "PairwiseMasking(colluders=0)"])
+@pytest.mark.parametrize(
+    ("method", "privacy"),
+    [
+        ("FedAvg", "None"),
+        ("FedGP", MASKED),
+        ("FedDaDiL", "None"),
+        *(slow(method, "None") for method in ("FedGP", "FedMMD", "FedDA")),
+        *(slow(method, MASKED) for method in ("FedAvg", "FedMMD", "FedDaDiL", "FedDA")),
+    ],
+)
 def test_a_site_that_comes_back_with_its_checkpoint_goes_on_as_one_that_was_away(
     method: str, privacy: str, tmp_path: Path
 ) -> None:
