@@ -70,6 +70,11 @@ def geodesic_flow_factor(source_basis: Tensor, target_basis: Tensor) -> Tensor:
         published code takes the principal angles from a generalised SVD of a D x D orthogonal matrix, and features
         from a fractional power of G; neither is needed.
     """
+    return _factor(source_basis, target_basis).to(torch.promote_types(source_basis.dtype, target_basis.dtype))
+
+
+def _factor(source_basis: Tensor, target_basis: Tensor) -> Tensor:
+    """F in float64."""
     p_s, p_t = _checked_bases(source_basis, target_basis)
     u, cosines, vh = torch.linalg.svd(p_s.T @ p_t)
     a, b = p_s @ u, p_t @ vh.T
@@ -89,6 +94,7 @@ def geodesic_flow_factor(source_basis: Tensor, target_basis: Tensor) -> Tensor:
     )
 
 
+@torch.no_grad()
 def geodesic_flow_kernel(source_basis: Tensor, target_basis: Tensor) -> Tensor:
     r"""Geodesic flow kernel: inner products of samples, averaged over all subspaces on the way from source to target.
 
@@ -120,8 +126,9 @@ def geodesic_flow_kernel(source_basis: Tensor, target_basis: Tensor) -> Tensor:
     References:
         Gong et al., Geodesic flow kernel for unsupervised domain adaptation, CVPR 2012, equation 5.
     """
-    factor = geodesic_flow_factor(source_basis.double(), target_basis.double())
-    return (factor @ factor.T).to(torch.promote_types(source_basis.dtype, target_basis.dtype))
+    factor = _factor(source_basis, target_basis)
+    kernel = factor @ factor.T
+    return ((kernel + kernel.T) / 2).to(torch.promote_types(source_basis.dtype, target_basis.dtype))
 
 
 @torch.no_grad()
