@@ -153,7 +153,7 @@ def principal_axes(x: Tensor, num_axes: int | None = None) -> Tensor:
     rank = int((lengths > floor).sum())
     if num_axes is None:
         num_axes = rank
-    if not 1 <= num_axes <= rank:
+    elif not 1 <= num_axes <= rank:
         raise ValueError(
             f"num_axes (d) must be between 1 and {rank}, the number of directions in which these {len(x)} samples "
             f"vary, got {num_axes}"
