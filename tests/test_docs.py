@@ -29,7 +29,7 @@ MODULES = [
     "fedlit.methods",
     "fedlit.models",
     "fedlit.privacy",
-    *(["fedlit.shallow"] if (ROOT / "fedlit" / "shallow.py").exists() else []),
+    "fedlit.shallow",
 ]
 
 

@@ -12,10 +12,25 @@ from fedlit.functional.calibration import (
     temperature_grid,
 )
 from fedlit.functional.discriminant import linear_discriminant, softmax_regression
+from fedlit.functional.geodesic import (
+    geodesic_flow_factor,
+    geodesic_flow_kernel,
+    principal_axes,
+    subspace_dimension,
+)
 from fedlit.functional.gradient import loss_from_gradient
+from fedlit.functional.joint_distribution import (
+    JointAligner,
+    JointComponents,
+    Labelling,
+    jda,
+    jda_from_sums,
+    joint_gaps,
+)
 from fedlit.functional.kernels import Kernel, cauchy_kernel, gaussian_kernel, laplace_kernel
 from fedlit.functional.mmd import mmd_squared, rff_mmd_squared
 from fedlit.functional.random_features import random_fourier_features, sample_frequencies
+from fedlit.functional.recolouring import Ridge, coral_map
 from fedlit.functional.scores import (
     SourceMoments,
     certainty_score,
@@ -75,8 +90,12 @@ __all__ = [
     "Barycenter",
     "BatchStatistics",
     "Granularity",
+    "JointAligner",
+    "JointComponents",
     "Kernel",
+    "Labelling",
     "RandomFeatureSums",
+    "Ridge",
     "Scaling",
     "SourceMoments",
     "TransferComponents",
@@ -90,6 +109,7 @@ __all__ = [
     "brier_score",
     "cauchy_kernel",
     "certainty_score",
+    "coral_map",
     "decide",
     "diversity_score",
     "exact_between_domains_mean",
@@ -100,13 +120,18 @@ __all__ = [
     "fedgp_cosine",
     "fit_temperature",
     "gaussian_kernel",
+    "geodesic_flow_factor",
+    "geodesic_flow_kernel",
     "gradient_map",
     "hard_vote",
     "importance_weighted_scores",
     "importance_weights",
     "information_score",
     "inner_products",
+    "jda",
+    "jda_from_sums",
     "joint_cost",
+    "joint_gaps",
     "joint_ot_loss",
     "laplace_kernel",
     "linear_discriminant",
@@ -118,6 +143,7 @@ __all__ = [
     "nearest_class_mean",
     "num_taylor_moments",
     "pair_with_kernel",
+    "principal_axes",
     "products_with_sources",
     "project_simplex",
     "projection_coefficients",
@@ -132,6 +158,7 @@ __all__ = [
     "scale_layers",
     "soft_neighbourhood_density",
     "softmax_regression",
+    "subspace_dimension",
     "taylor_coefficients",
     "taylor_mmd_squared",
     "taylor_moments",

@@ -20,7 +20,7 @@ from fedlit.functional.random_features import random_fourier_features
 Scaling = Literal["constraint", "unit"]
 
 # rows whose features are held at once: 32 MB at N = 500, and long enough for matrix products at full speed
-_CHUNK = 4096
+CHUNK = 4096
 _KEPT = 2**24  # random features (128 MB) that are kept for the projection rather than computed again
 
 # The largest m = 100 eigenpairs, one core, in seconds: at size 1000 LAPACK's evr takes 0.6 (evx 0.9, Lanczos 1.2,
@@ -116,7 +116,8 @@ def _check_finite(name: str, x: Tensor) -> None:
         raise ValueError(f"{name} must be finite, got NaN or infinity: the data or the network before it has diverged")
 
 
-def _check_problem(num_components: int, gamma: float, scaling: str, most: int, why: str) -> None:
+def check_problem(num_components: int, gamma: float, scaling: str, most: int, why: str) -> None:
+    """Refuse numbers that the problems of this family have no solution for."""
     if not 1 <= num_components <= most:
         raise ValueError(
             f"num_components (m) must be between 1 and {most}, {why}, got {num_components}: ask for fewer components"
@@ -130,7 +131,8 @@ def _check_problem(num_components: int, gamma: float, scaling: str, most: int, w
         raise ValueError(f"scaling must be one of {list(get_args(Scaling))}, got {scaling!r}")
 
 
-def _check_domains(xs: Tensor, xt: Tensor) -> None:
+def check_domains(xs: Tensor, xt: Tensor) -> None:
+    """Refuse domains that are empty, not finite, or of different features."""
     for name, x in (("xs", xs), ("xt", xt)):
         _check_finite(name, x)
         if len(x) < 1:
@@ -144,7 +146,7 @@ def _contrast(num_source: int, num_target: int, like: Tensor) -> Tensor:
     return torch.cat([ones[:num_source] / num_source, -ones[num_source:] / num_target])
 
 
-def _centre(matrix: Tensor) -> Tensor:
+def centre(matrix: Tensor) -> Tensor:
     """H A: subtract from every column its mean."""
     return matrix - matrix.mean(dim=0)
 
@@ -188,22 +190,40 @@ def _check_rank(eigenvalues: Tensor, size: int, norm: float) -> None:
         )
 
 
-def _solve_primal(
-    scatter: Tensor, gap: Tensor, gamma: float, num_components: int, norm: float
-) -> tuple[Tensor, Tensor]:
-    r"""Solve max W^T C W against W^T (v v^T + gamma I) W by a symmetric eigenproblem.
+def _whitening(gaps: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
+    """Matrices L and Q, shape (w, k), of (V V^T + gamma I)^(-1/2) = (I - L Q^T) / sqrt(gamma)."""
+    if gaps.dim() == 1:  # of rank one, without a decomposition
+        length = gaps.square().sum().item()
+        shrink = (1 - math.sqrt(gamma / (gamma + length))) / length if length > 0 else 0.0
+        return (shrink * gaps)[:, None], gaps[:, None]
+    directions, lengths, _ = torch.linalg.svd(gaps, full_matrices=False)
+    return directions * (1 - (gamma / (gamma + lengths.square())).sqrt()), directions
 
-    With R = (v v^T + gamma I)^(-1/2), which differs from a multiple of the identity by rank one, eigenvectors Y of
+
+def solve_primal(
+    scatter: Tensor, gaps: Tensor, gamma: float, num_components: int, norm: float
+) -> tuple[Tensor, Tensor]:
+    r"""Solve max W^T C W against W^T (V V^T + gamma I) W by a symmetric eigenproblem.
+
+    With R = (V V^T + gamma I)^(-1/2), which differs from a multiple of the identity by the rank of V, eigenvectors Y of
     R C R give W = R Y Lambda^(-1/2) and so W^T C W = I.
+
+    Args:
+        scatter: C, shape (w, w), symmetric, float64.
+        gaps: V, shape (w, k), or (w,) for a single column.
+        gamma: Positive.
+        num_components: Columns of W.
+        norm: Frobenius norm of what C was computed from, of which its rounding is a part.
+
+    Returns:
+        W of shape (w, m) and eigenvalues of shape (m,), descending.
     """
-    length = gap.square().sum().item()
-    # R sqrt(gamma) = I - shrink v v^T / |v|^2
-    shrink = (1 - math.sqrt(gamma / (gamma + length))) / length if length > 0 else 0.0
-    half = scatter - torch.outer(shrink * gap, gap @ scatter)
-    pencil = half - torch.outer(half @ gap, shrink * gap)
+    left, right = _whitening(gaps, gamma)
+    half = scatter - left @ (right.T @ scatter)
+    pencil = half - (half @ right) @ left.T
     values, vectors = _top_eigenpairs(pencil, num_components)
     _check_rank(values, len(scatter), norm)
-    weights = (vectors - torch.outer(shrink * gap, gap @ vectors)) / values.sqrt()
+    weights = (vectors - left @ (right.T @ vectors)) / values.sqrt()
     return weights, values / gamma
 
 
@@ -215,26 +235,27 @@ def _solve_dual(gram: Tensor, contrast: Tensor, gamma: float, num_components: in
     """
     reached = gram @ contrast
     weight = gamma + (contrast @ reached).item()
-    pencil = _centre(_centre(gram - torch.outer(reached / weight, reached)).T)
+    pencil = centre(centre(gram - torch.outer(reached / weight, reached)).T)
     values, vectors = _top_eigenpairs(pencil, num_components)
     _check_rank(values, len(gram), torch.linalg.matrix_norm(gram).item())
-    vectors = _centre(vectors) / values
+    vectors = centre(vectors) / values
     return vectors - torch.outer(contrast / weight, reached @ vectors), values / gamma
 
 
-def _scaled(weights: Tensor, scaling: Scaling) -> Tensor:
+def scaled(weights: Tensor, scaling: Scaling) -> Tensor:
     """Make the entry of largest magnitude in every column positive, since eigenvectors have no sign of their own."""
     largest = weights.gather(0, weights.abs().argmax(dim=0, keepdim=True))
     weights = weights * torch.where(largest < 0, -1.0, 1.0)
     return weights / weights.norm(dim=0) if scaling == "unit" else weights
 
 
-def _map_by_kernel(samples: Tensor, aligner: Tensor, kernel: Callable[[Tensor, Tensor], Tensor], x: Tensor) -> Tensor:
+def map_by_kernel(samples: Tensor, aligner: Tensor, kernel: Callable[[Tensor, Tensor], Tensor], x: Tensor) -> Tensor:
+    """Components of new samples, from the kernel with those that they were found from."""
     return kernel(x, samples.to(x.device)) @ aligner.to(x.device)
 
 
 def _map_by_features(frequencies: Tensor, aligner: Tensor, x: Tensor) -> Tensor:
-    rows = [random_fourier_features(chunk, frequencies) @ aligner.to(x.device) for chunk in torch.split(x, _CHUNK)]
+    rows = [random_fourier_features(chunk, frequencies) @ aligner.to(x.device) for chunk in torch.split(x, CHUNK)]
     return torch.cat(rows)
 
 
@@ -242,7 +263,8 @@ def _features(chunk: Tensor, frequencies: Tensor) -> Tensor:
     return random_fourier_features(chunk.double(), frequencies)
 
 
-def _kernel_matrix(samples: Tensor, kernel: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+def kernel_matrix(samples: Tensor, kernel: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """Kernel between all samples, float64, checked for its shape and for NaN."""
     gram = kernel(samples, samples)
     if gram.shape != (len(samples), len(samples)):
         raise ValueError(
@@ -308,12 +330,12 @@ def tca(
         the squared length of l, and mixes scaled and unscaled l.
     """
     samples, contrast = _prepared(xs, xt, num_components, gamma, scaling)
-    gram = _kernel_matrix(samples, kernel)
-    centred = _centre(gram)
+    gram = kernel_matrix(samples, kernel)
+    centred = centre(gram)
     norm = torch.linalg.matrix_norm(gram).item() ** 2
-    weights, eigenvalues = _solve_primal(centred.T @ centred, gram @ contrast, gamma, num_components, norm)
-    weights = _scaled(weights, scaling)
-    mapping = partial(_map_by_kernel, samples, weights, kernel)
+    weights, eigenvalues = solve_primal(centred.T @ centred, gram @ contrast, gamma, num_components, norm)
+    weights = scaled(weights, scaling)
+    mapping = partial(map_by_kernel, samples, weights, kernel)
     return _components(xs, xt, weights, eigenvalues, gram @ weights, mapping)
 
 
@@ -355,17 +377,17 @@ def r_tca(
         computes RF-TCA, and another repeats vanilla TCA.
     """
     samples, contrast = _prepared(xs, xt, num_components, gamma, scaling)
-    gram = _kernel_matrix(samples, kernel)
+    gram = kernel_matrix(samples, kernel)
     weights, eigenvalues = _solve_dual(gram, contrast, gamma, num_components)
-    weights = _scaled(weights, scaling)
-    mapping = partial(_map_by_kernel, samples, weights, kernel)
+    weights = scaled(weights, scaling)
+    mapping = partial(map_by_kernel, samples, weights, kernel)
     return _components(xs, xt, weights, eigenvalues, gram @ weights, mapping)
 
 
 def _prepared(xs: Tensor, xt: Tensor, num_components: int, gamma: float, scaling: str) -> tuple[Tensor, Tensor]:
-    _check_domains(xs, xt)
+    check_domains(xs, xt)
     most = len(xs) + len(xt) - 1
-    _check_problem(num_components, gamma, scaling, most, "the number of samples less 1")
+    check_problem(num_components, gamma, scaling, most, "the number of samples less 1")
     samples = torch.cat([xs.double(), xt.double()])
     return samples, _contrast(len(xs), len(xt), samples)
 
@@ -435,7 +457,7 @@ def random_feature_sums(batches: Iterable[Tensor], frequencies: Tensor) -> Rando
     References:
         The scatter of Feng et al. (FedRF-TCA, 2023), Algorithm 1, as a sum over samples, which the paper does not use.
     """
-    return _summed(_features(chunk, frequencies) for chunk in _chunks(batches, _CHUNK))
+    return _summed(_features(chunk, frequencies) for chunk in _chunks(batches, CHUNK))
 
 
 def _aligner_from_sums(
@@ -445,7 +467,7 @@ def _aligner_from_sums(
     gap = source.total / source.count - target.total / target.count
     scatter = pooled.second_moment - torch.outer(pooled.total, pooled.total / pooled.count)
     norm = torch.linalg.matrix_norm(pooled.second_moment).item()
-    return _solve_primal(scatter, gap, gamma, num_components, norm)
+    return solve_primal(scatter, gap, gamma, num_components, norm)
 
 
 @torch.no_grad()
@@ -478,9 +500,9 @@ def rf_tca_from_sums(
         if sums.count < 1:
             raise ValueError(f"{name} must be sums over at least 1 sample, got count {sums.count}")
     most = min(len(source.total), source.count + target.count - 1)
-    _check_problem(num_components, gamma, scaling, most, "the lesser of 2N and the number of samples less 1")
+    check_problem(num_components, gamma, scaling, most, "the lesser of 2N and the number of samples less 1")
     weights, eigenvalues = _aligner_from_sums(source, target, num_components, gamma)
-    return _scaled(weights, scaling), eigenvalues
+    return scaled(weights, scaling), eigenvalues
 
 
 @torch.no_grad()
@@ -519,14 +541,14 @@ def rf_tca(
         with the factor 1/gamma that is missing there. The published code normalises the rows of the features
         afterwards, which undoes the alignment, and mixes scaled and unscaled l.
     """
-    _check_domains(xs, xt)
+    check_domains(xs, xt)
     num_features, num_samples = 2 * len(frequencies), len(xs) + len(xt)
     most = min(num_features, num_samples - 1)
-    _check_problem(num_components, gamma, scaling, most, "the lesser of 2N and the number of samples less 1")
+    check_problem(num_components, gamma, scaling, most, "the lesser of 2N and the number of samples less 1")
     kept: list[Tensor] | None = None
     if num_features <= num_samples:
         if num_features * num_samples <= _KEPT:
-            halves = [[_features(c, frequencies) for c in torch.split(x, _CHUNK)] for x in (xs, xt)]
+            halves = [[_features(c, frequencies) for c in torch.split(x, CHUNK)] for x in (xs, xt)]
             source, target = (_summed(chunks) for chunks in halves)
             kept = [*halves[0], *halves[1]]
         else:
@@ -537,7 +559,7 @@ def rf_tca(
         contrast = _contrast(len(xs), len(xt), features)
         dual, eigenvalues = _solve_dual(features @ features.T, contrast, gamma, num_components)
         weights = features.T @ dual
-    weights = _scaled(weights, scaling)
+    weights = scaled(weights, scaling)
     mapping = partial(_map_by_features, frequencies, weights)
     if kept is None:
         projected = torch.cat([mapping(x.double()) for x in (xs, xt)])

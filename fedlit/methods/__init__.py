@@ -4,6 +4,7 @@ import fedlit.strategy  # noqa: F401  (so that Trainer(strategy="federated") is 
 from fedlit.methods.apfl import APFL
 from fedlit.methods.ditto import Ditto
 from fedlit.methods.fed_dadil import FedDaDiL
+from fedlit.methods.fed_jda import FedJDA
 from fedlit.methods.fed_mmd import FedMMD
 from fedlit.methods.fedavg import FedAvg
 from fedlit.methods.fedgp import FedDA, FedGP
@@ -23,6 +24,7 @@ __all__ = [
     "FedDA",
     "FedDaDiL",
     "FedGP",
+    "FedJDA",
     "FedMMD",
     "FedProx",
     "FedRFTCA",

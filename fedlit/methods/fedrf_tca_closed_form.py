@@ -73,6 +73,8 @@ class FedRFTCAClosedForm(FederatedModule):
     stays_local: ClassVar[tuple[str, ...]] = STAYS_LOCAL
     uses_unlabelled_target: ClassVar[bool] = True
     statistics_stand_still: ClassVar[bool] = True
+    problem: ClassVar[str] = "RF-TCA"
+    """What is solved, in errors."""
 
     def __init__(
         self,
@@ -138,14 +140,19 @@ class FedRFTCAClosedForm(FederatedModule):
                     DivergedError(f"the features of client {name!r} hold NaN or infinity: look at its data")
                 )
                 continue
-            sums = RandomFeatureSums.of(features)
-            self._sums[name] = self._sums[name] + sums if name in self._sums else sums
-            if not client.is_target:
-                labels = F.one_hot(samples[1], self.num_classes).double()
-                ones = torch.ones(len(features), 1, dtype=torch.float64, device=features.device)
-                by_class = torch.cat([features.double(), ones], dim=1).T @ labels  # the last row counts
-                self._class_sums[name] = self._class_sums.get(name, torch.zeros_like(by_class)) + by_class
+            self.add_(client, features, None if client.is_target else samples[1])
         return {}
+
+    def add_(self, client: Client, features: Tensor, labels: Tensor | None) -> None:
+        """Add a batch's random features, shape (b, 2N), to a client's sums; ``labels`` are a source's."""
+        name = client.name
+        sums = RandomFeatureSums.of(features)
+        self._sums[name] = self._sums[name] + sums if name in self._sums else sums
+        if labels is not None:
+            members = F.one_hot(labels, self.num_classes).double()
+            ones = torch.ones(len(features), 1, dtype=torch.float64, device=features.device)
+            by_class = torch.cat([features.double(), ones], dim=1).T @ members  # the last row counts
+            self._class_sums[name] = self._class_sums.get(name, torch.zeros_like(by_class)) + by_class
 
     def on_round_start(self, round_idx: int) -> None:
         """Clients that were away at the end of a warm-up fetch its result."""
@@ -167,13 +174,17 @@ class FedRFTCAClosedForm(FederatedModule):
         try:
             solved = {name: self.solve(mean) for name, mean in received.items()}
         except ValueError as error:  # on one process; the next exchange raises it on all
-            federation.fail(RosterError(f"RF-TCA cannot be solved for these data: {error}"))
+            federation.fail(RosterError(f"{self.problem} cannot be solved for these data: {error}"))
         told = federation.exchange("model", solved)
         models = {**solved, **{name: messages[self.target.name] for name, messages in told.items()}}
         self.load_shared_(models)
+        self.forget_()
+        self.trainer.should_stop = True
+
+    def forget_(self) -> None:
+        """Leave no sums for another run."""
         self._sums.clear()
         self._class_sums.clear()
-        self.trainer.should_stop = True
 
     def moments(self, client: Client) -> dict[str, Tensor]:
         """What a source sends: means over its samples, all in [-1, 1].
@@ -203,16 +214,25 @@ class FedRFTCAClosedForm(FederatedModule):
         present = self.federation.present("moments")
         count = sum(client.num_samples or 0 for client in present if not client.is_target)
         pooled = RandomFeatureSums(second * count, first * count, count)
-        gamma = self.gamma
-        if gamma is None:
-            gamma = float((first - own.total / own.count).square().sum())
-        aligner, _ = rf_tca_from_sums(pooled, own, self.num_components, gamma)
         by_class = mean["by_class"].double()
+        aligner = self.align(pooled, by_class * count, own)
         weight, bias = linear_discriminant(
             aligner.T @ second @ aligner, aligner.T @ by_class[:-1], by_class[-1], self.shrinkage
         )
         state = {"aligner.weight": aligner.T, "classifier.weight": weight, "classifier.bias": bias}
         return {name: tensor.float().contiguous() for name, tensor in state.items()}
+
+    def align(self, sources: RandomFeatureSums, by_class: Tensor, own: RandomFeatureSums) -> Tensor:
+        """W, shape (2N, m), from sums over all sources and over the target's own samples.
+
+        ``by_class`` has the sources' sums of random features by class, and in its last row their numbers of samples,
+        shape (2N + 1, C).
+        """
+        gamma = self.gamma
+        if gamma is None:
+            gamma = float((sources.total / sources.count - own.total / own.count).square().sum())
+        aligner, _ = rf_tca_from_sums(sources, own, self.num_components, gamma)
+        return aligner
 
     def build_replica(self) -> nn.Module:
         """The extractor as given, frequencies from the seed, and room for aligner and classifier."""
@@ -225,8 +245,7 @@ class FedRFTCAClosedForm(FederatedModule):
     def on_fit_start(self) -> None:
         """Start with empty sums; a run resumed after its round has nothing left to do."""
         super().on_fit_start()
-        self._sums.clear()
-        self._class_sums.clear()
+        self.forget_()
         if self.federation.round_idx > self.warmup_rounds:
             self.trainer.should_stop = True
 

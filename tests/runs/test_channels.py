@@ -14,7 +14,7 @@ from fedlit.federation import KEYS, SERVER, ChannelError, Fraction, Open, Roster
 from fedlit.methods import FedAvg, FedGP, FedMMD, FedRFTCA
 from fedlit.privacy import GaussianMechanism, PairwiseMasking, PlainAffine
 from helpers import build, digits, same, trainer, weights
-from method_table import METHODS
+from method_table import METHODS, ONE_PASS
 
 CASES: dict[str, tuple[tuple[type[FederatedModule], dict[str, Any], dict[str, Any]], dict[str, Any], set[str]]] = {
     **{f"{name}, plain": (row, {}, {"target_update", "inner_product"}) for name, row in METHODS.items()},
@@ -43,7 +43,7 @@ def test_what_is_booked_is_what_was_declared_and_the_other_way_round(case: str) 
     (method, arguments, options), choices, silent = CASES[case]
     data = digits(**options)
     module = build(method, data, **arguments)
-    short = {} if case.startswith("FedRFTCAClosedForm") else {"local_steps": 2}  # needs all samples in its round
+    short = {} if case.startswith(ONE_PASS) else {"local_steps": 2}  # needs all samples in its round
     trainer(3, strategy=choices | short).fit(module, data)
     channels, ledger = module.federation.channels, module.federation.ledger
     assert {entry.channel.removesuffix(KEYS) for entry in ledger} | silent >= set(channels)

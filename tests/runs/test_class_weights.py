@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 from fedlit import FederatedModule
 from fedlit.data import Digits, FederatedLoader
 from fedlit.federation import Client
-from fedlit.methods import FedAvg, FedDaDiL, FedRFTCAClosedForm
+from fedlit.methods import FedAvg, FedDaDiL, FedJDA, FedRFTCAClosedForm
 from fedlit.models import MLP
 from fedlit.training.tasks import Classification
 from method_table import METHODS
@@ -130,7 +130,7 @@ def test_weights_that_do_not_fit_are_refused(weights: Any):
 
 
 def test_where_they_would_do_nothing_they_are_refused():
-    for method in (FedDaDiL, FedRFTCAClosedForm):
+    for method in (FedDaDiL, FedJDA, FedRFTCAClosedForm):
         with pytest.raises(ValueError, match=f"would do nothing in the loss of {method.__name__}: leave them out"):
             method(["dslr", "webcam"], "webcam", 2, MLP(5), class_weights="balanced")
     with pytest.raises(ValueError, match="of which task='regression' has none"):

@@ -35,7 +35,6 @@ from fedlit.functional import fedavg
 from fedlit.methods import (
     FedAvg,
     FedProx,
-    FedRFTCAClosedForm,
     FinetuneOffline,
     Oracle,
     SourceOnly,
@@ -43,7 +42,7 @@ from fedlit.methods import (
 )
 from fedlit.models import MLP, Replica, SmallCNN
 from helpers import STATEFUL, build, digits, loader, same, shards, trainer, weights
-from method_table import METHODS
+from method_table import METHODS, ONE_PASS
 
 
 def test_the_table_has_every_method() -> None:
@@ -69,15 +68,12 @@ def test_resuming_after_two_rounds_equals_four_in_a_row(name: str, tmp_path: Pat
     for client in ("clean", "blended", "fonts"):
         assert same(weights(straight, client), weights(second, client)), client
     assert straight.federation.ledger == second.federation.ledger
-    rounds = 1 if method is FedRFTCAClosedForm else 4  # it stops by itself, and a resumed run does nothing
+    rounds = 1 if name in ONE_PASS else 4  # it stops by itself, and a resumed run does nothing
     assert straight.federation.round_idx == second.federation.round_idx == rounds
-    assert not same(weights(first, "fonts"), weights(second, "fonts")) or name in (
-        "FinetuneOffline",
-        "FedRFTCAClosedForm",
-    )
+    assert not same(weights(first, "fonts"), weights(second, "fonts")) or name in ("FinetuneOffline", *ONE_PASS)
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if name != "FedRFTCAClosedForm"])  # needs all samples in one
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in ONE_PASS])  # needs all samples in one
 def test_thousand_short_rounds_equal_epochs_of_one_round(name: str) -> None:
     """Rounds are counted by steps, not by epochs: how they are packed into epochs changes nothing."""
     method, arguments, options = METHODS[name]

@@ -12,6 +12,7 @@ import torch
 
 import one_site
 import processes
+from method_table import ONE_PASS
 from site_runs import merged, start, trouble, under_torchrun
 
 pytestmark = pytest.mark.multiprocess
@@ -40,13 +41,13 @@ def test_placement_changes_neither_weights_nor_ledger_nor_metrics(
 @pytest.mark.parametrize(
     "method",
     [
-        *("FedRFTCA", "FedRFTCAClosedForm", "FedGP auto", "FedMMD, pairwise", "FedDaDiL"),
+        *("FedRFTCA", "FedJDA", "FedRFTCAClosedForm", "FedGP auto", "FedMMD, pairwise", "FedDaDiL"),
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("Voting", "FedDA", "FedDA auto", "FedGP", "FedMMD")),
     ],
 )
 def test_placement_changes_nothing_where_more_than_weights_is_exchanged(method: str, devices: str) -> None:
     # it has but one round, of all samples
-    how = ["--everyone"] if method == "FedRFTCAClosedForm" else ["--steps", "4"]
+    how = ["--everyone"] if method in ONE_PASS else ["--steps", "4"]
     arguments = ["--method", method, "--rounds", "3", *how]
     (alone,) = start(*arguments)
     results = start(*arguments, "--devices", devices)
@@ -143,13 +144,14 @@ def test_masked_training_on_three_processes_equals_one_and_the_plain_grid(on_gri
         ("FedRFTCA", "masking"),
         ("FedRFTCA", "bfv"),
         pytest.param("FedRFTCA", "paillier", marks=pytest.mark.slow),
+        ("FedJDA", "masking"),
         ("FedRFTCAClosedForm", "masking"),
     ],
 )
 def test_hidden_messages_train_the_same_on_three_processes_and_on_the_plain_grid(method: str, name: str) -> None:
     backend, library = BACKENDS[name]
     pytest.importorskip(library)
-    arguments = ["--method", method, "--everyone", *([] if method == "FedRFTCAClosedForm" else ["--steps", "4"])]
+    arguments = ["--method", method, "--everyone", *([] if method in ONE_PASS else ["--steps", "4"])]
     arguments += ["--rounds", "3"]
     (clear,) = start(*arguments, "--privacy", "Plain(FixedPoint())")
     results = start(*arguments, "--privacy", backend, "--devices", "3")

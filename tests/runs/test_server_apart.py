@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from method_table import ONE_PASS
 from site_runs import merged, start
 
 pytestmark = pytest.mark.multiprocess
@@ -19,12 +20,21 @@ APART = ["--devices", "3", "--placement", "[[], ['clean', 'blended'], ['fonts']]
         *("FedProx", "FedRFTCA", "FedGP auto", "FedMMD, pairwise", "FedDaDiL"),
         *(
             pytest.param(name, marks=pytest.mark.slow)
-            for name in ("Voting", "FedRFTCAClosedForm", "FedDA", "FedDA auto", "FedGP", "FedGP auto, exact", "FedMMD")
+            for name in (
+                "Voting",
+                "FedJDA",
+                "FedRFTCAClosedForm",
+                "FedDA",
+                "FedDA auto",
+                "FedGP",
+                "FedGP auto, exact",
+                "FedMMD",
+            )
         ),
     ],
 )
 def test_every_kind_of_exchange_works_without_clients_at_the_server(method: str) -> None:
-    how = ["--everyone"] if method == "FedRFTCAClosedForm" else ["--steps", "4"]
+    how = ["--everyone"] if method in ONE_PASS else ["--steps", "4"]
     arguments = ["--method", method, "--rounds", "3", *how]
     (alone,) = start(*arguments)
     results = start(*arguments, *APART)

@@ -21,10 +21,13 @@ from sklearn.utils.estimator_checks import check_estimator
 from sklearn.utils.validation import _num_samples
 
 from fedlit.functional import laplace_kernel, r_tca, rf_tca, sample_frequencies, tca
-from fedlit.shallow import RFTCA, RTCA, TCA
+from fedlit.shallow import CORAL, GFK, JDA, RFTCA, RTCA, TCA
 
 ESTIMATORS = [TCA, RTCA, RFTCA]
 every_estimator = pytest.mark.parametrize("estimator", ESTIMATORS)
+
+BUILT = [TCA(3), RTCA(3), RFTCA(3), CORAL(), JDA(3, labelling="class_mean"), GFK(2)]
+every_built = pytest.mark.parametrize("built", BUILT, ids=lambda built: type(built).__name__)
 
 NUM_SOURCE, NUM_TARGET = 30, 20
 
@@ -197,91 +200,108 @@ def test_more_frequencies_bring_rftca_to_rtca():
     assert 5 < errors[0] / errors[1] < 20
 
 
-@every_estimator
-def test_float32_gives_float32_and_integers_float64(estimator):
-    samples, _, domain = two_domains()
-    double = estimator(3).fit_transform(samples, sample_domain=domain)
-    single = estimator(3).fit_transform(samples.astype(np.float32), sample_domain=domain)
+@every_built
+def test_float32_gives_float32_and_integers_float64(built):
+    samples, labels, domain = two_domains()
+    double = built.fit_transform(samples, labels, sample_domain=domain)
+    single = built.fit_transform(samples.astype(np.float32), labels, sample_domain=domain)
     assert double.dtype == np.float64
     assert single.dtype == np.float32
     np.testing.assert_allclose(single, double, atol=1e-3)
     counts = (10 * samples).astype(np.int64)
-    assert estimator(3).fit_transform(counts, sample_domain=domain).dtype == np.float64
+    assert clone(built).fit_transform(counts, labels, sample_domain=domain).dtype == np.float64
 
 
-@every_estimator
-def test_fitting_leaves_samples_alone_and_takes_read_only_ones(estimator):
-    samples, _, domain = two_domains()
+@every_built
+def test_fitting_leaves_samples_alone_and_takes_read_only_ones(built):
+    samples, labels, domain = two_domains()
     samples.flags.writeable = False
     before = samples.copy()
-    estimator(3).fit(samples, sample_domain=domain).transform(samples)
+    clone(built).fit(samples, labels, sample_domain=domain).transform(samples)
+    clone(built).fit_transform(samples, labels, sample_domain=domain)
     np.testing.assert_array_equal(samples, before)
 
 
-@every_estimator
-def test_pandas_frames_in_and_out(estimator):
+def names_of(built) -> list[str]:
+    """CORAL has the features that it is given, GFK two for each axis."""
+    if isinstance(built, CORAL):
+        return list("abcd")
+    return [f"{type(built).__name__.lower()}{i}" for i in range(4 if isinstance(built, GFK) else 3)]
+
+
+@every_built
+def test_pandas_frames_in_and_out(built):
     pandas = pytest.importorskip("pandas")
-    samples, _, domain = two_domains()
+    samples, labels, domain = two_domains()
     frame = pandas.DataFrame(samples, columns=list("abcd"), index=np.arange(len(samples)) + 100)
-    fitted = estimator(2).set_output(transform="pandas")
-    out = fitted.fit_transform(frame, sample_domain=pandas.Series(domain, index=frame.index))
-    assert list(out.columns) == [f"{estimator.__name__.lower()}{i}" for i in range(2)]
+    fitted = clone(built).set_output(transform="pandas")
+    out = fitted.fit_transform(frame, labels, sample_domain=pandas.Series(domain, index=frame.index))
+    assert list(out.columns) == names_of(built)
     assert (out.index == frame.index).all()
     assert list(fitted.feature_names_in_) == list("abcd")
-    plain = estimator(2).fit_transform(samples, sample_domain=domain)
+    plain = clone(built).fit_transform(samples, labels, sample_domain=domain)
     np.testing.assert_allclose(out.to_numpy(), plain, atol=1e-9)
 
 
-@every_estimator
-def test_components_have_names(estimator):
-    samples, _, domain = two_domains()
-    names = estimator(2).fit(samples, sample_domain=domain).get_feature_names_out()
-    assert list(names) == [f"{estimator.__name__.lower()}{i}" for i in range(2)]
+@every_built
+def test_components_have_names(built):
+    samples, labels, domain = two_domains()
+    names = clone(built).fit(samples, labels, sample_domain=domain).get_feature_names_out()
+    assert list(names) == (["x0", "x1", "x2", "x3"] if isinstance(built, CORAL) else names_of(built))
 
 
-@every_estimator
-def test_a_fitted_estimator_survives_pickling_and_its_clone_is_not_fitted(estimator):
-    samples, _, domain = two_domains()
-    fitted = estimator(3, gamma=0.1).fit(samples, sample_domain=domain)
+@every_built
+def test_a_fitted_estimator_survives_pickling_and_its_clone_is_not_fitted(built):
+    samples, labels, domain = two_domains()
+    fitted = clone(built).fit(samples, labels, sample_domain=domain)
     restored = pickle.loads(pickle.dumps(fitted))
     np.testing.assert_array_equal(restored.transform(samples), fitted.transform(samples))
     copy = clone(fitted)
-    assert copy.get_params() == fitted.get_params()
+    assert copy.get_params() == built.get_params()
     with pytest.raises(sklearn.exceptions.NotFittedError):
         copy.transform(samples)
 
 
-@every_estimator
-def test_it_works_in_a_pipeline_with_prefixed_fit_parameters(estimator):
+@every_built
+def test_it_works_in_a_pipeline_with_prefixed_fit_parameters(built):
     samples, labels, domain = two_domains()
-    pipeline = make_pipeline(StandardScaler(), estimator(2))
-    step = f"{estimator.__name__.lower()}__sample_domain"
+    pipeline = make_pipeline(StandardScaler(), clone(built))
+    step = f"{type(built).__name__.lower()}__sample_domain"
     components = pipeline.fit_transform(samples, labels, **{step: domain})
     scaled = StandardScaler().fit_transform(samples)
-    np.testing.assert_allclose(components, estimator(2).fit_transform(scaled, sample_domain=domain), atol=1e-9)
+    expected = clone(built).fit_transform(scaled, labels, sample_domain=domain)
+    np.testing.assert_allclose(components, expected, atol=1e-9)
 
 
-@every_estimator
-def test_it_works_in_a_pipeline_with_metadata_routing(estimator):
+@every_built
+def test_it_works_in_a_pipeline_with_metadata_routing(built):
     samples, labels, domain = two_domains()
     with sklearn.config_context(enable_metadata_routing=True):
-        adapter = estimator(3).set_fit_request(sample_domain=True)
+        adapter = clone(built).set_fit_request(sample_domain=True)
+        if isinstance(built, CORAL):  # moves the rows of one domain alone
+            adapter.set_transform_request(sample_domain=True)
         pipeline = make_pipeline(StandardScaler(), adapter, KNeighborsClassifier())
         pipeline.fit(samples, labels, sample_domain=domain)
     assert pipeline.score(samples, labels) > 0.9
     scaled = pipeline[0].transform(samples)
-    expected = estimator(3).fit_transform(scaled, sample_domain=domain)
+    expected = clone(built).fit(scaled, labels, sample_domain=domain).transform(scaled)
     np.testing.assert_allclose(pipeline[:-1].transform(samples), expected, atol=1e-9)
 
 
-@every_estimator
-def test_a_grid_search_cuts_the_domains_with_the_samples(estimator):
+GRIDS = {
+    **{name: {"gamma": [0.1, 10.0], "n_components": [1, 2]} for name in ("TCA", "RTCA", "RFTCA", "JDA")},
+    "CORAL": {"reg": [0.1, "auto"], "center": [False, True]},
+    "GFK": {"n_components": [1, 2]},
+}
+
+
+@every_built
+def test_a_grid_search_cuts_the_domains_with_the_samples(built):
     samples, labels, domain = two_domains()
-    pipeline = make_pipeline(estimator(2), KNeighborsClassifier())
-    name = estimator.__name__.lower()
-    search = GridSearchCV(
-        pipeline, {f"{name}__gamma": [0.1, 10.0], f"{name}__n_components": [1, 2]}, cv=StratifiedKFold(3)
-    )
+    pipeline = make_pipeline(clone(built), KNeighborsClassifier())
+    name = type(built).__name__.lower()
+    grid = {f"{name}__{key}": values for key, values in GRIDS[type(built).__name__].items()}
+    search = GridSearchCV(pipeline, grid, cv=StratifiedKFold(3))
     search.fit(samples, labels, **{f"{name}__sample_domain": domain})
     assert search.best_score_ > 0.9
     # one fold by hand: it was fitted to that fold's domains
@@ -311,10 +331,32 @@ class AlternatingRFTCA(Alternating, RFTCA):
     pass
 
 
+class AlternatingJDA(Alternating, JDA):
+    pass
+
+
+class AlternatingGFK(Alternating, GFK):
+    pass
+
+
+class AlternatingCORAL(Alternating, CORAL):
+    """What it does depends on a sample's domain: the checks' samples are then the target's in all calls."""
+
+    def fit_transform(self, X, y=None, sample_domain=None):
+        return self.fit(X, y, sample_domain).transform(X)
+
+
 @pytest.mark.parametrize(
     "estimator",
     # one component, as the smallest data of the checks have few samples
-    [AlternatingTCA(1), AlternatingRTCA(1), AlternatingRFTCA(1, n_frequencies=20)],
+    [
+        AlternatingTCA(1),
+        AlternatingRTCA(1),
+        AlternatingRFTCA(1, n_frequencies=20),
+        AlternatingCORAL(),
+        AlternatingJDA(1),
+        AlternatingGFK(1),
+    ],
     ids=lambda estimator: type(estimator).__name__,
 )
 def test_scikit_learns_own_checks_pass(estimator):
@@ -362,7 +404,7 @@ def test_bad_parameters_of_random_features_are_refused(parameters, error, messag
         RFTCA(**{"n_components": 2, **parameters}).fit(samples, sample_domain=domain)
 
 
-@every_estimator
+@every_built
 @pytest.mark.parametrize(
     ("domain", "error", "message"),
     [
@@ -376,10 +418,10 @@ def test_bad_parameters_of_random_features_are_refused(parameters, error, messag
         (np.ones((50, 1), dtype=int), TypeError, "got shape (50, 1)"),
     ],
 )
-def test_bad_domains_are_refused(estimator, domain, error, message):
-    samples, _, _ = two_domains()
+def test_bad_domains_are_refused(built, domain, error, message):
+    samples, labels, _ = two_domains()
     with pytest.raises(error, match=re.escape(message)):
-        estimator(2).fit(samples, sample_domain=domain)
+        clone(built).fit(samples, labels, sample_domain=domain)
 
 
 @every_estimator

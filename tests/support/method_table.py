@@ -10,6 +10,7 @@ from fedlit.methods import (
     FedDA,
     FedDaDiL,
     FedGP,
+    FedJDA,
     FedMMD,
     FedProx,
     FedRep,
@@ -40,6 +41,7 @@ METHODS: dict[str, tuple[type[FederatedModule], dict[str, object], dict[str, obj
         {"warmup_rounds": 1, "num_atoms": 2, "atom_size": 20, "atom_batch_size": 10, "penalty": 0.1},
         {},
     ),
+    "FedJDA": (FedJDA, {"num_frequencies": 16, "num_components": 8}, {}),
     "FedMMD": (FedMMD, {"warmup_rounds": 1, "degree": 1}, {}),
     "FedProx": (FedProx, {"mu": 0.1}, {}),
     "FedRFTCA": (FedRFTCA, {"num_frequencies": 16, "num_components": 8, "classifier_period": 1}, {}),
@@ -52,3 +54,6 @@ METHODS: dict[str, tuple[type[FederatedModule], dict[str, object], dict[str, obj
     "TargetOnly": (TargetOnly, {}, {"target_labels": 30}),
 }
 """Every method, with arguments for itself and for its data; a new one is tested by adding a row."""
+
+ONE_PASS = ("FedJDA", "FedRFTCAClosedForm")
+"""Methods of a single round, which needs all samples of everyone and ends the run."""

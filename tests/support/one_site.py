@@ -36,6 +36,7 @@ SITES = ["clean", "blended", "fonts"]
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "FedRFTCA": {"num_frequencies": 16, "num_components": 8, "classifier_period": 2},
     "Voting": {"num_frequencies": 16, "num_components": 8, "classifier_period": None},
+    "FedJDA": {"num_frequencies": 16, "num_components": 8},
     "FedRFTCAClosedForm": {"num_frequencies": 16, "num_components": 8},
     "FedDA": {"target_lr_ratio": 0.5, "align_magnitudes": True},
     "FedDA auto": {"beta": "auto"},

@@ -1,80 +1,28 @@
-"""Domain adaptation without networks, as scikit-learn transformers on NumPy arrays.
-
-All samples are in one place here. For one domain per client see :mod:`fedlit.methods`.
-"""
+"""Transfer component analysis, exact and with random features."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Self, get_args
+from typing import Any, Self
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
-from scipy.spatial.distance import pdist
-from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
-from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
+from numpy.typing import ArrayLike
+from sklearn.base import ClassNamePrefixFeaturesOutMixin
 from torch import Tensor
 
 from fedlit.functional import (
     Kernel,
     Scaling,
     TransferComponents,
-    cauchy_kernel,
-    gaussian_kernel,
-    laplace_kernel,
     r_tca,
     random_fourier_features,
     rf_tca,
     sample_frequencies,
     tca,
 )
-
-__all__ = ["RFTCA", "RTCA", "TCA"]
-
-_KERNELS = {"gaussian": gaussian_kernel, "laplace": laplace_kernel, "cauchy": cauchy_kernel}
-
-# pairs of 1000 samples are half a million distances, whose median is known to about a percent
-_MEDIAN_SAMPLES = 1000
-
-
-def _median_distance(samples: NDArray[Any], kernel: Kernel) -> float:
-    """Median distance between samples, in the norm that the kernel is a function of."""
-    if len(samples) > _MEDIAN_SAMPLES:
-        samples = samples[np.random.default_rng(0).permutation(len(samples))[:_MEDIAN_SAMPLES]]
-    median = float(np.median(pdist(samples, "cityblock" if kernel == "laplace" else "euclidean")))
-    if median == 0:
-        raise ValueError(
-            "bandwidth (sigma) cannot be the median distance between samples, which is 0 as most samples coincide: "
-            "give a positive length"
-        )
-    return median
-
-
-def _source_mask(sample_domain: ArrayLike | None, samples: NDArray[Any]) -> NDArray[np.bool_]:
-    """Which rows are source samples, after checking that every row is of either domain."""
-    if sample_domain is None:
-        raise ValueError(
-            "sample_domain is required: one integer per sample, positive for source and negative for target; "
-            "in a Pipeline pass it as STEP__sample_domain"
-        )
-    domain = np.asarray(sample_domain)
-    if domain.ndim != 1 or domain.dtype.kind not in "iu":
-        raise TypeError(
-            "sample_domain must be a vector of integers, positive for source and negative for target, "
-            f"got shape {domain.shape} of {domain.dtype}"
-        )
-    check_consistent_length(samples, domain)
-    if (domain == 0).any():
-        raise ValueError(
-            f"sample_domain must be positive for source and negative for target, got {int((domain == 0).sum())} zeros"
-        )
-    source: NDArray[np.bool_] = domain > 0
-    if source.all() or not source.any():
-        present = "source (positive)" if source.all() else "target (negative)"
-        raise ValueError(f"sample_domain must have samples of both domains, got only {present} ones")
-    return source
+from fedlit.shallow.base import KERNELS, DomainTransformer, check_components, check_kernel, median_distance, tensor_of
 
 
 def _gap_by_chance(scatter: float, num_source: int, num_target: int) -> float:
@@ -87,7 +35,7 @@ def _gap_by_chance(scatter: float, num_source: int, num_target: int) -> float:
     return max(chance, float(np.finfo(np.float64).eps))
 
 
-class _TransferTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
+class _TransferTransformer(ClassNamePrefixFeaturesOutMixin, DomainTransformer):  # type: ignore[misc]
     """What the estimators share: checks, the split into domains, default scales, and the projection."""
 
     def __init__(
@@ -122,39 +70,18 @@ class _TransferTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
                 or there are fewer independent components than ``n_components``.
             TypeError: If ``sample_domain`` is not a vector of integers.
         """
-        samples = validate_data(self, X, dtype=[np.float64, np.float32], ensure_min_samples=2)
-        source = _source_mask(sample_domain, samples)
+        samples, source = self._prepared(X, sample_domain)
         self._check_parameters(len(samples))
-        self.bandwidth_ = _median_distance(samples, self.kernel) if self.bandwidth is None else float(self.bandwidth)
-        rows = torch.tensor(samples, dtype=torch.float64)
+        self.bandwidth_ = median_distance(samples, self.kernel) if self.bandwidth is None else float(self.bandwidth)
+        rows = tensor_of(samples)
         is_source = torch.from_numpy(source)
         self._solve(rows[is_source], rows[~is_source])
         self._n_features_out = self.n_components
         return self
 
-    def transform(self, X: ArrayLike) -> NDArray[Any]:
-        """Project samples of either domain.
-
-        Args:
-            X: Samples, shape (k, p).
-
-        Returns:
-            Components, shape (k, n_components), float32 for float32 samples and else float64.
-        """
-        check_is_fitted(self)
-        samples = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
-        # a copy, for arrays of pandas or of a memory map are read-only, which tensors cannot be
-        projected = self._mapping(torch.tensor(samples, dtype=torch.float64))
-        return projected.numpy().astype(samples.dtype)
-
     def _check_parameters(self, num_samples: int) -> None:
-        if self.kernel not in get_args(Kernel):
-            raise ValueError(f"kernel must be one of {list(get_args(Kernel))}, got {self.kernel!r}")
-        if not 1 <= self.n_components < num_samples:
-            raise ValueError(
-                f"n_components (m) must be between 1 and {num_samples - 1}, the number of samples less 1, "
-                f"got {self.n_components}"
-            )
+        check_kernel(self.kernel)
+        check_components(self.n_components, num_samples - 1, "the number of samples less 1")
 
     def _solve(self, source: Tensor, target: Tensor) -> None:
         raise NotImplementedError
@@ -164,11 +91,6 @@ class _TransferTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         self.eigenvalues_ = found.eigenvalues.numpy()
         self.aligner_ = found.aligner.numpy()
         self._mapping = found.mapping  # and not the projected training samples
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
-        return tags
 
 
 class _KernelTransformer(_TransferTransformer):
@@ -181,7 +103,7 @@ class _KernelTransformer(_TransferTransformer):
         raise NotImplementedError
 
     def _solve(self, source: Tensor, target: Tensor) -> None:
-        kernel = partial(_KERNELS[self.kernel], bandwidth=self.bandwidth_)
+        kernel = partial(KERNELS[self.kernel], bandwidth=self.bandwidth_)
         if self.gamma is None:
             samples = torch.cat([source, target])
             gamma = _gap_by_chance(self._scatter(kernel(samples, samples)), len(source), len(target))

@@ -1,0 +1,190 @@
+"""The geodesic flow kernel between two subspaces (Gong et al., CVPR 2012), and the principal axes that span them."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from fedlit.functional.kernels import check_samples
+
+_ORTHONORMAL = 1e-4
+"""Largest error of inner products of a basis that is taken for orthonormal, also in float32."""
+
+
+def _checked_bases(source_basis: Tensor, target_basis: Tensor) -> tuple[Tensor, Tensor]:
+    for name, basis in (("source_basis", source_basis), ("target_basis", target_basis)):
+        if basis.dim() != 2 or not basis.is_floating_point():
+            raise ValueError(
+                f"{name} must be a matrix of shape (D, d) of a floating type, a column for each axis of the subspace, "
+                f"got shape {tuple(basis.shape)} of {basis.dtype}"
+            )
+        width = basis.shape[1]
+        error = (basis.double().T @ basis.double() - torch.eye(width).to(basis.device)).abs().max() if width else 0.0
+        if not error <= _ORTHONORMAL:
+            raise ValueError(
+                f"{name} must have orthonormal columns, got inner products that are off by {float(error):.2g}: give "
+                "principal_axes(x, d), or the Q of torch.linalg.qr"
+            )
+    if source_basis.shape != target_basis.shape:
+        raise ValueError(
+            "source_basis and target_basis must have the same shape (D, d), got "
+            f"{tuple(source_basis.shape)} and {tuple(target_basis.shape)}"
+        )
+    num_features, num_axes = source_basis.shape
+    if not 1 <= num_axes <= num_features // 2:
+        raise ValueError(
+            f"the subspaces' dimension (d) must be between 1 and {num_features // 2}, half the number of features "
+            f"({num_features}), got {num_axes}: larger ones always meet; give fewer columns"
+        )
+    return source_basis.double(), target_basis.double()
+
+
+@torch.no_grad()
+def geodesic_flow_factor(source_basis: Tensor, target_basis: Tensor) -> Tensor:
+    r"""Map F to features whose inner products are the geodesic flow kernel: :math:`G = F F^\top`.
+
+    With :math:`P_S^\top P_T = U \cos\Theta\, V^\top`, principal vectors :math:`a_i = P_S u_i` and :math:`b_i = P_T v_i`
+    at an angle :math:`\theta_i`, and :math:`q_i` of length 1 in the plane of both and at a right angle to a_i, each
+    plane has the kernel matrix
+
+    .. math:: \tfrac12\begin{pmatrix} 1 + \frac{\sin 2\theta}{2\theta} & \frac{1 - \cos 2\theta}{2\theta} \\
+              \frac{1 - \cos 2\theta}{2\theta} & 1 - \frac{\sin 2\theta}{2\theta} \end{pmatrix}
+
+    on the axes (a_i, q_i), of which F has the Cholesky factor.
+
+    Args:
+        source_basis: Orthonormal basis P_S of the source's subspace, shape (D, d), d at most D / 2.
+        target_basis: The target's, P_T, of the same shape.
+
+    Returns:
+        F, shape (D, 2d), in the dtype of the bases; ``x @ F`` are features of samples of shape (n, D). The sign of each
+        column makes its entry of largest magnitude positive.
+
+    Raises:
+        ValueError: If shapes do not fit, a basis is not orthonormal, or d is out of range.
+
+    References:
+        Gong et al., Geodesic flow kernel for unsupervised domain adaptation, CVPR 2012, equations 5 and 6. The
+        published code takes the principal angles from a generalised SVD of a D x D orthogonal matrix, and features
+        from a fractional power of G; neither is needed.
+    """
+    return _factor(source_basis, target_basis).to(torch.promote_types(source_basis.dtype, target_basis.dtype))
+
+
+def _factor(source_basis: Tensor, target_basis: Tensor) -> Tensor:
+    """F in float64."""
+    p_s, p_t = _checked_bases(source_basis, target_basis)
+    u, cosines, vh = torch.linalg.svd(p_s.T @ p_t)
+    a, b = p_s @ u, p_t @ vh.T
+    away = b - a * cosines
+    sines = away.norm(dim=0)
+    q = torch.where(sines > 0, away / sines.clamp(min=torch.finfo(torch.float64).tiny), 0.0)
+    theta = torch.atan2(sines, cosines)  # arccos loses half the digits of small angles
+    first = (1 + torch.sinc(2 * theta / math.pi)) / 2
+    cross = theta.sin() * torch.sinc(theta / math.pi) / 2
+    last = (1 - torch.sinc(2 * theta / math.pi)) / 2
+    lead = first.sqrt()  # of numbers from 1/2 to 1
+    rest = (last - (cross / lead).square()).clamp(min=0).sqrt()
+    factor = torch.cat([a * lead + q * (cross / lead), q * rest], dim=1)
+    largest = factor.gather(0, factor.abs().argmax(dim=0, keepdim=True))
+    return (factor * torch.where(largest < 0, -1.0, 1.0)).to(
+        torch.promote_types(source_basis.dtype, target_basis.dtype)
+    )
+
+
+@torch.no_grad()
+def geodesic_flow_kernel(source_basis: Tensor, target_basis: Tensor) -> Tensor:
+    r"""Geodesic flow kernel: inner products of samples, averaged over all subspaces on the way from source to target.
+
+    .. math:: G = \int_0^1 \Phi(t) \Phi(t)^\top dt
+
+    The columns of :math:`\Phi(t)` are an orthonormal basis of the subspace at t on the shortest path (geodesic) from
+    the source's at 0 to the target's at 1, and :math:`x^\top G y` the kernel of two samples. G is symmetric and
+    positive semi-definite, of rank 2d at most and trace d; it depends on the subspaces alone, not on their bases or
+    which is the source's.
+
+    Args:
+        source_basis: Orthonormal basis of the source's subspace, shape (D, d), d at most D / 2.
+        target_basis: The target's, of the same shape.
+
+    Returns:
+        G, shape (D, D), in the dtype of the bases.
+
+    Raises:
+        ValueError: If shapes do not fit, a basis is not orthonormal, or d is out of range.
+
+    Example:
+        >>> axes = torch.eye(4)
+        >>> geodesic_flow_kernel(axes[:, :2], axes[:, :2]).diag()  # the same subspace: the projection to it
+        tensor([1., 1., 0., 0.])
+        >>> geodesic_flow_kernel(axes[:, :1], axes[:, 1:2])[:2, :2]  # at a right angle: 1/2, and 1/pi
+        tensor([[0.5000, 0.3183],
+                [0.3183, 0.5000]])
+
+    References:
+        Gong et al., Geodesic flow kernel for unsupervised domain adaptation, CVPR 2012, equation 5.
+    """
+    factor = _factor(source_basis, target_basis)
+    kernel = factor @ factor.T
+    return ((kernel + kernel.T) / 2).to(torch.promote_types(source_basis.dtype, target_basis.dtype))
+
+
+@torch.no_grad()
+def principal_axes(x: Tensor, num_axes: int | None = None) -> Tensor:
+    """Orthonormal directions of largest variance of samples about their mean.
+
+    Args:
+        x: Samples, shape (n, p), finite.
+        num_axes: Number of directions d, at most the numerical rank of the centred samples, which ``None`` takes.
+
+    Returns:
+        Shape (p, d), the direction of largest variance first, in the dtype of ``x``.
+
+    Raises:
+        ValueError: If the samples vary in fewer directions.
+        TypeError: If samples are not of a floating type.
+    """
+    check_samples("x", x)
+    rows = x.double()
+    _, lengths, axes = torch.linalg.svd(rows - rows.mean(dim=0), full_matrices=False)
+    floor = max(rows.shape) * torch.finfo(torch.float64).eps * float(rows.norm())
+    rank = int((lengths > floor).sum())
+    if num_axes is None:
+        num_axes = rank
+    elif not 1 <= num_axes <= rank:
+        raise ValueError(
+            f"num_axes (d) must be between 1 and {rank}, the number of directions in which these {len(x)} samples "
+            f"vary, got {num_axes}"
+        )
+    return axes[:num_axes].T.to(x.dtype)
+
+
+def subspace_dimension(source_axes: Tensor, target_axes: Tensor, pooled_axes: Tensor, tolerance: float = 0.01) -> int:
+    r"""Number of principal axes by subspace disagreement: the smallest at which both domains have left the pooled ones.
+
+    .. math:: \min\left\{d : \tfrac12 (\sin\alpha_d + \sin\beta_d) \geq 1 - \text{tolerance}\right\}
+
+    :math:`\alpha_d` is the largest angle between the first d axes of the source and those of all samples,
+    :math:`\beta_d` the target's: with more axes, some of a domain's are at a right angle to all of the others'.
+
+    Args:
+        source_axes: Principal axes of the source, shape (D, k).
+        target_axes: Those of the target, shape (D, k).
+        pooled_axes: Those of both together, shape (D, k).
+        tolerance: How far below 1 is taken for 1; the paper has 0, which only rounding can reach.
+
+    Returns:
+        d, from 1 to k; k if no smaller one will do.
+
+    References:
+        Gong et al., Geodesic flow kernel for unsupervised domain adaptation, CVPR 2012, section 3.4.
+    """
+    most = pooled_axes.shape[1]
+    products = [axes.double().T @ pooled_axes.double() for axes in (source_axes, target_axes)]
+    for size in range(1, most):
+        smallest = [float(torch.linalg.svdvals(product[:size, :size])[-1]) for product in products]
+        if sum(math.sqrt(max(0.0, 1 - cosine**2)) for cosine in smallest) / 2 >= 1 - tolerance:
+            return size
+    return most

@@ -1,0 +1,11 @@
+"""Domain adaptation without networks, as scikit-learn transformers on NumPy arrays.
+
+All samples are in one place here. For one domain per client see :mod:`fedlit.methods`.
+"""
+
+from fedlit.shallow.coral import CORAL
+from fedlit.shallow.geodesic import GFK
+from fedlit.shallow.joint_distribution import JDA
+from fedlit.shallow.transfer_components import RFTCA, RTCA, TCA
+
+__all__ = ["CORAL", "GFK", "JDA", "RFTCA", "RTCA", "TCA"]

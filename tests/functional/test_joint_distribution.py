@@ -1,0 +1,251 @@
+"""Joint distribution adaptation, against scipy's generalised eigenproblem with the matrix M written out."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.linalg
+import torch
+from sklearn.neighbors import KNeighborsClassifier, NearestCentroid
+from torch import Tensor
+
+from fedlit.functional import JointComponents, gaussian_kernel, jda, jda_from_sums, joint_gaps, tca
+
+NUM_CLASSES = 3
+
+
+def domains(
+    gap: float = 1.0, num_source: int = 25, num_target: int = 20, apart: float = 2.0
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Three classes in five dimensions, of which the target's are moved, each its own way; labels 10, 20 and 30."""
+    draws = np.random.default_rng(0)
+    ys, yt = (10 * (1 + np.arange(size) % NUM_CLASSES) for size in (num_source, num_target))
+    means = draws.normal(size=(NUM_CLASSES, 5)) * apart
+    xs = means[ys // 10 - 1] + draws.normal(size=(num_source, 5))
+    moved = means + gap * draws.normal(size=(NUM_CLASSES, 5)) + gap
+    xt = moved[yt // 10 - 1] + draws.normal(size=(num_target, 5))
+    return tuple(torch.tensor(each) for each in (xs, ys, xt, yt))
+
+
+def contrasts(ys: np.ndarray, yt: np.ndarray | None, num_target: int) -> np.ndarray:
+    """Columns e_0 sqrt(C) and e_c, over all samples, source first."""
+    names = np.unique(ys)
+    e_0 = np.r_[np.full(len(ys), 1 / len(ys)), np.full(num_target, -1 / num_target)]
+    columns = [np.sqrt(len(names)) * e_0]
+    for name in names if yt is not None else ():
+        here, there = ys == name, yt == name
+        if there.any():
+            columns.append(np.r_[here / here.sum(), -(there / there.sum())])
+    return np.stack(columns, axis=1)
+
+
+def solution(
+    features: np.ndarray, ys: np.ndarray, yt: np.ndarray | None, m: int, gamma: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Largest eigenvalues of the paper's pencil, and W scaled to its constraint, with n x n matrices and scipy."""
+    size = len(features)
+    e = contrasts(ys, yt, size - len(ys))
+    norm = np.linalg.norm(e @ e.T)
+    scatter = features.T @ (np.eye(size) - 1 / size) @ features
+    right = features.T @ (e @ e.T / norm) @ features + gamma * np.eye(features.shape[1])
+    values, weights = scipy.linalg.eigh(scatter, right)
+    values, weights = values[::-1][:m], weights[:, ::-1][:, :m]
+    return values, weights / np.sqrt(np.einsum("ij,ik,kj->j", weights, scatter, weights))
+
+
+def by_hand(
+    features: np.ndarray, ys: np.ndarray, m: int, gamma: float, iterations: int, labelling: str, scaling: str
+) -> tuple[np.ndarray, list[np.ndarray]]:
+    """All iterations, with scikit-learn's classifiers; W of the last and all pseudo-labels."""
+    labels: list[np.ndarray] = []
+    for _ in range(iterations):
+        _, weights = solution(features, ys, labels[-1] if labels else None, m, gamma)
+        if scaling == "unit":
+            weights = weights / np.linalg.norm(weights, axis=0)
+        z = features @ weights
+        if labelling == "neighbour":
+            z = z / np.linalg.norm(z, axis=1, keepdims=True)
+        classifier = KNeighborsClassifier(1) if labelling == "neighbour" else NearestCentroid()
+        labels.append(classifier.fit(z[: len(ys)], ys).predict(z[len(ys) :]))
+    return weights, labels
+
+
+def up_to_signs(weights: Any) -> np.ndarray:
+    columns = np.asarray(weights)
+    return columns * np.sign(columns[np.abs(columns).argmax(axis=0), np.arange(columns.shape[1])])
+
+
+@pytest.mark.parametrize("scaling", ["unit", "constraint"])
+@pytest.mark.parametrize("labelling", ["neighbour", "class_mean"])
+@pytest.mark.parametrize("kernel", [None, partial(gaussian_kernel, bandwidth=3.0)], ids=["samples", "kernel"])
+def test_every_iteration_is_the_papers_problem(kernel: Any, labelling: Any, scaling: Any) -> None:
+    xs, ys, xt, _ = domains()
+    samples = torch.cat([xs, xt])
+    features = (samples if kernel is None else kernel(samples, samples)).numpy()
+    aligners = []
+    for iterations in (1, 2, 3, 4):
+        found = jda(xs, ys, xt, 3, 0.5, kernel, num_iterations=iterations, labelling=labelling, scaling=scaling)
+        weights, labels = by_hand(features, ys.numpy(), 3, 0.5, found.num_iterations, labelling, scaling)
+        np.testing.assert_allclose(found.aligner, up_to_signs(weights), atol=1e-8)
+        np.testing.assert_array_equal(found.pseudo_labels, labels[-1])
+        aligners.append(found.aligner)
+        projected = torch.cat([found.source, found.target])
+        torch.testing.assert_close(projected, torch.tensor(features) @ found.aligner)
+        torch.testing.assert_close(found.project(xt), found.target)
+        if scaling == "constraint":
+            centred = projected - projected.mean(dim=0)
+            torch.testing.assert_close(centred.T @ centred, torch.eye(3).double(), atol=1e-9, rtol=0)
+    assert not torch.allclose(aligners[0], aligners[1], atol=1e-3)  # classes count
+
+
+def test_eigenvalues_are_those_of_the_pencil() -> None:
+    xs, ys, xt, _ = domains()
+    features = torch.cat([xs, xt]).numpy()
+    found = jda(xs, ys, xt, 4, 0.3, num_iterations=2)
+    before = jda(xs, ys, xt, 4, 0.3, num_iterations=1)
+    expected, _ = solution(features, ys.numpy(), before.pseudo_labels.numpy(), 4, 0.3)
+    np.testing.assert_allclose(found.eigenvalues, expected, rtol=1e-9)
+
+
+def test_the_first_iteration_is_tca() -> None:
+    """M is then l l^T over its norm, and so gamma is counted in squared lengths of l."""
+    xs, ys, xt, _ = domains()
+    kernel = partial(gaussian_kernel, bandwidth=3.0)
+    length = 1 / len(xs) + 1 / len(xt)
+    ours, theirs = jda(xs, ys, xt, 3, 2.0, kernel, num_iterations=1), tca(xs, xt, 3, 2.0 * length, kernel)
+    torch.testing.assert_close(ours.aligner, theirs.aligner, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(ours.target, theirs.target, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("labels", [None, [0, 1, 2, 0, 1], [0, 1, 0, 0, 1]], ids=["none", "all", "one missing"])
+def test_the_discrepancy_has_length_one_and_vanishes_on_constants(labels: list[int] | None) -> None:
+    """On one-hot features V V^T is M itself; a class that the target lacks has no term."""
+    ys = np.array([0, 0, 1, 2, 2, 2, 1])
+    everyone = torch.eye(12).double()
+    members = torch.nn.functional.one_hot(torch.tensor(ys), 3).double()
+    yt = None if labels is None else torch.tensor(labels)
+    gaps = joint_gaps(everyone[:7].T @ members, members.sum(dim=0), everyone[7:], yt)
+    m = (gaps @ gaps.T).numpy()
+    e = contrasts(ys, None if labels is None else np.array(labels), 5)
+    np.testing.assert_allclose(m, e @ e.T / np.linalg.norm(e @ e.T), atol=1e-12)
+    assert np.linalg.norm(m) == pytest.approx(1)
+    np.testing.assert_allclose(m.sum(axis=1), 0, atol=1e-12)
+    if labels is not None:
+        assert gaps.shape[1] == 1 + len(set(labels))
+        assert (e[:, 0] @ e[:, 1]) / np.sqrt(3) == pytest.approx(1 / 7 + 1 / 5)
+        assert e[:, 1] @ e[:, 2] == pytest.approx(0)
+
+
+def test_true_classes_are_a_fixed_point_at_which_it_stops() -> None:
+    xs, ys, xt, yt = domains(gap=0.1, apart=10.0)
+    found = jda(xs, ys, xt, 3, num_iterations=50)
+    assert found.num_iterations < 10
+    torch.testing.assert_close(found.pseudo_labels, yt)
+    _, expected = solution(torch.cat([xs, xt]).numpy(), ys.numpy(), yt.numpy(), 3, 1.0)
+    np.testing.assert_allclose(found.aligner, up_to_signs(expected), atol=1e-8)
+    longer = jda(xs, ys, xt, 3, num_iterations=found.num_iterations + 1)
+    torch.testing.assert_close(longer.aligner, found.aligner, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("scaling", ["unit", "constraint"])
+def test_sums_of_several_sources_give_every_iteration_of_the_pooled_samples(scaling: Any) -> None:
+    xs, ys, xt, _ = domains()
+    members = torch.nn.functional.one_hot(ys // 10 - 1, NUM_CLASSES).double()
+    parts = [slice(0, 4), slice(4, 15), slice(15, 25)]
+    second, sums, counts = (
+        sum(part)
+        for part in zip(*[(xs[p].T @ xs[p], xs[p].T @ members[p], members[p].sum(dim=0)) for p in parts], strict=True)
+    )
+    for iterations in (1, 2, 3, 10):
+        pooled = jda(xs, ys, xt, 3, 0.5, num_iterations=iterations, labelling="class_mean", scaling=scaling)
+        found = jda_from_sums(second, sums, counts, xt, 3, 0.5, num_iterations=iterations, scaling=scaling)
+        torch.testing.assert_close(found.aligner, pooled.aligner, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(found.eigenvalues, pooled.eigenvalues)
+        torch.testing.assert_close(10 * (found.pseudo_labels + 1), pooled.pseudo_labels)
+        assert found.num_iterations == pooled.num_iterations
+
+
+def test_a_class_without_source_samples_is_never_guessed_and_changes_nothing() -> None:
+    xs, ys, xt, _ = domains()
+    members = torch.nn.functional.one_hot(ys // 10 - 1, NUM_CLASSES).double()
+    sums, counts = xs.T @ members, members.sum(dim=0)
+    plain = jda_from_sums(xs.T @ xs, sums, counts, xt, 3)
+    # the rest of nothing that an approximate secure sum leaves, whose quotient would be a mean anywhere
+    noise = torch.full((5, 1), 1e-7).double(), torch.tensor([1e-7]).double()
+    wider = jda_from_sums(xs.T @ xs, torch.cat([sums, noise[0]], dim=1), torch.cat([counts, noise[1]]), xt, 3)
+    assert int(wider.pseudo_labels.max()) < NUM_CLASSES
+    torch.testing.assert_close(wider.aligner, plain.aligner, rtol=1e-5, atol=1e-5)
+
+
+def test_class_means_come_closer_than_with_tca_alone() -> None:
+    xs, ys, xt, yt = domains(num_source=150, num_target=120)
+
+    def between(found: JointComponents) -> float:
+        gaps = [found.source[ys == c].mean(dim=0) - found.target[yt == c].mean(dim=0) for c in (10, 20, 30)]
+        return sum(float(gap.norm()) for gap in gaps)
+
+    alone, joint = (jda(xs, ys, xt, 2, 0.1, num_iterations=n, labelling="class_mean") for n in (1, 10))
+    assert between(joint) < between(alone)
+
+
+def test_order_of_samples_and_names_of_classes_do_not_matter() -> None:
+    xs, ys, xt, _ = domains()
+    first, order = jda(xs, ys, xt, 3), torch.randperm(len(xs), generator=torch.Generator().manual_seed(0))
+    again = jda(xs[order], -ys[order], xt, 3)
+    torch.testing.assert_close(again.aligner, first.aligner, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(again.pseudo_labels, -first.pseudo_labels)
+
+
+def test_results_have_the_dtype_of_the_samples() -> None:
+    xs, ys, xt, _ = domains()
+    found = jda(xs.float(), ys, xt.float(), 3)
+    assert {found.source.dtype, found.target.dtype, found.aligner.dtype} == {torch.float32}
+    assert found.pseudo_labels.dtype == ys.dtype
+    torch.testing.assert_close(found.target, jda(xs, ys, xt, 3).target.float(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"num_components": 6}, ValueError, "num_components (m) must be between 1 and 5, the number of features (p)"),
+        ({"num_components": 0}, ValueError, "num_components (m) must be between 1"),
+        ({"gamma": 0.0}, ValueError, "gamma must be positive and finite, got 0.0"),
+        ({"num_iterations": 0}, ValueError, "num_iterations must be at least 1, got 0: one alone is TCA"),
+        ({"labelling": "vote"}, ValueError, "labelling must be one of ['neighbour', 'class_mean'], got 'vote'"),
+        ({"scaling": "none"}, ValueError, "scaling must be one of ['constraint', 'unit'], got 'none'"),
+        ({"ys": torch.zeros(24).long()}, ValueError, "ys must have shape (25,), one class for each source sample"),
+        ({"ys": torch.zeros(25)}, TypeError, "ys must be class labels of an integer type, got torch.float32"),
+        ({"xt": torch.full((3, 5), float("nan"))}, ValueError, "xt must be finite"),
+        ({"xt": torch.zeros(3, 4)}, ValueError, "xs and xt must have equally many features"),
+        ({"xt": torch.zeros(0, 5)}, ValueError, "xt must hold at least 1 sample"),
+    ],
+)
+def test_bad_input_is_refused(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+    xs, ys, xt, _ = domains()
+    with pytest.raises(error, match=re.escape(message)):
+        jda(**({"xs": xs, "ys": ys, "xt": xt, "num_components": 3} | arguments))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"class_counts": torch.ones(4)}, "must have shapes (w, w), (w, C) and (C,), got (5, 5), (5, 3) and (4,)"),
+        ({"class_counts": torch.zeros(3)}, "class_counts must have samples of the source, got a sum of 0.0"),
+        ({"target": torch.zeros(4, 3)}, "target must have shape (nT, 5) with at least 1 sample, got (4, 3)"),
+        ({"target": torch.full((4, 5), float("inf"))}, "sums and target must be finite"),
+        ({"num_components": 6}, "num_components (m) must be between 1 and 5, the lesser of w and the number"),
+        ({"num_iterations": 0}, "num_iterations must be at least 1, got 0"),
+    ],
+)
+def test_sums_that_do_not_fit_are_refused(arguments: dict[str, Any], message: str) -> None:
+    xs, ys, xt, _ = domains()
+    members = torch.nn.functional.one_hot(ys // 10 - 1, NUM_CLASSES).double()
+    given = {
+        "second_moment": xs.T @ xs, "class_sums": xs.T @ members, "class_counts": members.sum(dim=0), "target": xt
+    }  # fmt: skip
+    with pytest.raises(ValueError, match=re.escape(message)):
+        jda_from_sums(**({"num_components": 3} | given | arguments))
