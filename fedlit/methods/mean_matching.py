@@ -101,9 +101,8 @@ class MomentMatching(FederatedModule):
         else:
             talk = (
                 Summed("moments", self.contents, "sources", "target", how_often, too_few="skip"),
-                Open("target_moments", self.contents, "target", "sources", how_often,
-                     otherwise="take match='pooled', which privacy hides"),
-            )  # fmt: skip
+                Open("target_moments", self.contents, "target", "sources", how_often),
+            )
         if self.average == "all":
             return (*talk, Summed("weights", "weights of the network"))
         return (*talk, Summed("weights", "weights of the classifier", up="sources"))

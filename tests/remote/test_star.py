@@ -25,6 +25,8 @@ METHODS = [
     "FedRFTCAClosedForm",
     "FedDA",
     "FedDA auto",
+    "FedDAN",
+    "FedCORAL",
     "FedGP",
     "FedGP auto",
     "FedGP auto, exact",

@@ -17,11 +17,11 @@ pytest.importorskip("grpc")
 RUN = ("--own", "--everyone", "--rounds", "4", "--steps", "2")
 
 
-@pytest.mark.parametrize("method", ["FedAvg", "FedGP", "FedMMD", "FedDaDiL", "FedRFTCA", "FedDA"])
+@pytest.mark.parametrize("method", ["FedAvg", "FedGP", "FedMMD", "FedDaDiL", "FedRFTCA", "FedDA", "FedDAN", "FedCORAL"])
 def test_a_site_that_is_killed_is_as_one_that_is_away(method: str, tmp_path: Path) -> None:
     arguments = ("--method", method, *RUN)
     # two steps a round: in the second of round 1, or before the first where clients speak in each
-    step = 2 if method in ("FedMMD", "FedRFTCA") else 3
+    step = 2 if method in ("FedMMD", "FedRFTCA", "FedDAN", "FedCORAL") else 3
     ended = struck(tmp_path, f"blended:local steps:{step}:kill", *arguments)
     assert ended["blended"].exit_code == -9
     (scheduled,) = start(*arguments, "--schedule", schedule(plain(ended["server"].result), 1, "blended"))

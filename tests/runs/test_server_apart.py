@@ -19,7 +19,16 @@ APART = ["--devices", "3", "--placement", "[[], ['clean', 'blended'], ['fonts']]
         *("FedProx", "FedRFTCA", "FedGP auto", "FedMMD, pairwise", "FedDaDiL"),
         *(
             pytest.param(name, marks=pytest.mark.slow)
-            for name in ("Voting", "FedRFTCAClosedForm", "FedDA", "FedDA auto", "FedGP", "FedGP auto, exact", "FedMMD")
+            for name in (
+                "Voting",
+                "FedRFTCAClosedForm",
+                "FedDA",
+                "FedDA auto",
+                "FedGP",
+                "FedGP auto, exact",
+                "FedMMD",
+                "FedCORAL",
+            )
         ),
     ],
 )
