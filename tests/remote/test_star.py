@@ -25,8 +25,6 @@ METHODS = [
     "FedRFTCAClosedForm",
     "FedDA",
     "FedDA auto",
-    "FedDAN",
-    "FedCORAL",
     "FedGP",
     "FedGP auto",
     "FedGP auto, exact",

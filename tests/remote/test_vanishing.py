@@ -17,7 +17,19 @@ pytest.importorskip("grpc")
 RUN = ("--own", "--everyone", "--rounds", "4", "--steps", "2")
 
 
-@pytest.mark.parametrize("method", ["FedAvg", "FedGP", "FedMMD", "FedDaDiL", "FedRFTCA", "FedDA", "FedDAN", "FedCORAL"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "FedAvg",
+        "FedGP",
+        "FedMMD",
+        "FedDaDiL",
+        "FedRFTCA",
+        "FedDA",
+        "FedDAN",
+        pytest.param("FedCORAL", marks=pytest.mark.slow),
+    ],
+)
 def test_a_site_that_is_killed_is_as_one_that_is_away(method: str, tmp_path: Path) -> None:
     arguments = ("--method", method, *RUN)
     # two steps a round: in the second of round 1, or before the first where clients speak in each
