@@ -154,6 +154,11 @@ class MomentMatching(FederatedModule):
     def heard_sources(self) -> list[Client]:
         """Sources that can be matched with the target in this step; none if it cannot."""
         sources = heard_sources(self, *(channel.name for channel in self.channels if channel.name != "weights"))
+        # less who was lost since the round began; where too few are left to hide, the exchange says so
+        there = self.federation.senders("moments") or [client.name for client in self.clients]
+        sources = [client for client in sources if client.name in there]
+        if self.match == "pooled" and self.target.name not in there:
+            return []
         if not sources or self.fewest_samples == 1:
             return sources
         sizes = self.samples_in_step([*sources, self.target])

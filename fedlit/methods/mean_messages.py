@@ -74,9 +74,9 @@ def sum_difference(
     """
     share = 1 / len(sources)
     signs = dict.fromkeys((client.name for client in sources), share) | {federation.target.name: -1.0}
-    signed = {
-        name: {"difference": signs[name] * own, "balance": own.new_tensor(signs[name])} for name, own in means.items()
-    }
+    signed = {name: {"difference": signs[name] * own} for name, own in means.items()}
     everyone = [*sources, federation.target]
     told = federation.sum(channel, signed, among=everyone, to=everyone)
-    return {name: total["difference"] for name, total in told.items() if abs(float(total["balance"])) < share / 2}
+    if len(federation.senders(channel, everyone)) < len(everyone):
+        return {}
+    return {name: total["difference"] for name, total in told.items()}

@@ -156,8 +156,8 @@ class FedCORAL(MomentMatching):
 
     @property
     def channels(self) -> tuple[Channel, ...]:
-        """Pooled, the sources' mean feature; covariances and weights."""
-        if self.match == "pairwise":
+        """Where several sources are pooled, their mean feature; covariances and weights."""
+        if self.match == "pairwise" or len(self.sources) == 1:
             return super().channels
         moments = super().channels[0]
         return (
