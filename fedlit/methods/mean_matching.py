@@ -31,7 +31,8 @@ class MomentMatching(FederatedModule):
     A target with labels lowers its task's loss on these, too.
 
     Args:
-        mmd_weight: Weight lambda of the distance, at least 0.
+        mmd_weight: Weight lambda of the distance, at least 0. A target without labels has no other loss: an optimiser
+            whose steps have one length whatever the gradient's, such as Adam, pays no heed to lambda there.
         match: ``"pooled"`` or ``"pairwise"``, which is larger by the sources' spread and pulls them together.
         every: Whether clients tell each other their means in each local ``"step"``, or in the first of a ``"round"``;
             then they keep what they have heard of the others, and bring their own mean up to date.
