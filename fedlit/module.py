@@ -21,7 +21,7 @@ from fedlit.federation.metrics import METRICS
 from fedlit.models import Replica, make_classifier, part_of
 from fedlit.training import checkpoints
 from fedlit.training.evaluation import Evaluation, log_everywhere
-from fedlit.training.local import build, in_step, in_streams, labelled_samples, present_learners
+from fedlit.training.local import build, in_step, in_streams, labelled_samples, present_learners, samples_in_step
 from fedlit.training.optimisation import ClientOptimisation, default_optimizer, with_schedules
 from fedlit.training.record import RoundRecord
 from fedlit.training.replicas import Replicas, SharedWeights
@@ -308,6 +308,10 @@ class FederatedModule(ClientOptimisation):
         """
         heard = [self.federation.present(channel) for channel in (channel, *others)]
         return in_step(self, [client for client in heard[0] if all(client in each for each in heard)])
+
+    def samples_in_step(self, clients: Sequence[Client]) -> dict[str, int]:
+        """How many samples each of these clients, which are `in_step`, has in its batch, wherever it is hosted."""
+        return samples_in_step(self, clients)
 
     def in_streams(self, batch: Batch, purpose: str = "train") -> Iterator[tuple[Client, Sequence[Any]]]:
         """Local clients of ``batch`` in roster order with their samples, each inside a random stream of its own.

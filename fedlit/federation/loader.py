@@ -184,6 +184,20 @@ class FederatedLoader:
         endless = self._plan is not None and self._plan.local_steps is not None
         return self.batches_per_round if endless else self.batches_per_pass(client)
 
+    def samples_in(self, client: str, round_idx: int, batch_idx: int) -> int:
+        """Samples in one batch of a client in a round that it takes part in, wherever it is hosted.
+
+        Args:
+            client: Its name.
+            round_idx: The round.
+            batch_idx: One of the client's batches in it: see `batches_of`.
+        """
+        sizes = self.sizes() if self._plan is None else self._plan.sizes
+        number = round_idx * self.batches_of(client) + batch_idx
+        position = number % self.batches_per_pass(client)
+        size = self.batch_size_of(client)
+        return min(size, sizes[client] - position * size)
+
     @property
     def batches_per_round(self) -> int:
         """Batches that each process goes through in one round; equal on all of them."""

@@ -11,6 +11,7 @@ from fedlit.functional.calibration import (
     losses_at,
     temperature_grid,
 )
+from fedlit.functional.correlation import coral_loss, second_moments
 from fedlit.functional.discriminant import linear_discriminant, softmax_regression
 from fedlit.functional.geodesic import (
     geodesic_flow_factor,
@@ -29,6 +30,13 @@ from fedlit.functional.joint_distribution import (
 )
 from fedlit.functional.kernels import Kernel, cauchy_kernel, gaussian_kernel, laplace_kernel
 from fedlit.functional.mmd import mmd_squared, rff_mmd_squared
+from fedlit.functional.multi_kernel import (
+    bandwidth_ladder,
+    kernel_ladder,
+    mean_pair_distance,
+    mixture_frequencies,
+    multi_kernel_mmd,
+)
 from fedlit.functional.random_features import random_fourier_features, sample_frequencies
 from fedlit.functional.recolouring import Ridge, coral_map
 from fedlit.functional.scores import (
@@ -104,12 +112,14 @@ __all__ = [
     "auto_beta",
     "auto_weights",
     "balanced_weights",
+    "bandwidth_ladder",
     "barycentric_mapping",
     "best_temperature",
     "brier_score",
     "cauchy_kernel",
     "certainty_score",
     "coral_map",
+    "coral_loss",
     "decide",
     "diversity_score",
     "exact_between_domains_mean",
@@ -133,13 +143,17 @@ __all__ = [
     "joint_cost",
     "joint_gaps",
     "joint_ot_loss",
+    "kernel_ladder",
     "laplace_kernel",
     "linear_discriminant",
     "loss_from_gradient",
     "losses_at",
+    "mean_pair_distance",
     "mean_squared_distance",
+    "mixture_frequencies",
     "mmd_squared",
     "moments_to_send",
+    "multi_kernel_mmd",
     "nearest_class_mean",
     "num_taylor_moments",
     "pair_with_kernel",
@@ -156,6 +170,7 @@ __all__ = [
     "rff_mmd_squared",
     "sample_frequencies",
     "scale_layers",
+    "second_moments",
     "soft_neighbourhood_density",
     "softmax_regression",
     "subspace_dimension",

@@ -14,6 +14,7 @@ from fedlit.methods.fedrf_tca import FedRFTCA
 from fedlit.methods.fedrf_tca_closed_form import FedRFTCAClosedForm
 from fedlit.methods.finetune_offline import FinetuneOffline
 from fedlit.methods.knn_per import KNNPer
+from fedlit.methods.moment_matching import FedCORAL, FedDAN
 from fedlit.methods.source_only import SourceOnly
 from fedlit.methods.target_only import Oracle, TargetOnly
 
@@ -21,7 +22,9 @@ __all__ = [
     "APFL",
     "Ditto",
     "FedAvg",
+    "FedCORAL",
     "FedDA",
+    "FedDAN",
     "FedDaDiL",
     "FedGP",
     "FedJDA",

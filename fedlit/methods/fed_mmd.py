@@ -44,6 +44,7 @@ from fedlit.functional import (
     taylor_moments,
     within_domain_mean,
 )
+from fedlit.methods.mean_messages import Message, exchange_means, heard_sources
 from fedlit.models import Committee, MomentReplica, feature_width, part_of
 from fedlit.models.committee import STAYS_LOCAL
 from fedlit.module import Batch, FederatedModule
@@ -183,7 +184,7 @@ class FedMMD(FederatedModule):
         }
         scaled = {name: own * self._scale for name, own in features.items()}
         moments = {name: taylor_moments(own, self.degree) for name, own in scaled.items()}
-        sources = self.heard_sources()
+        sources = heard_sources(self, "moments")
         meet = {"summed": self.meet_summed, "pairwise": self.meet_pairwise, "open": self.meet_open}[self.exchange]
         met = meet(sources, scaled, moments) if sources else {}
         losses = {}
@@ -214,11 +215,6 @@ class FedMMD(FederatedModule):
         coefficients = taylor_coefficients(self._alpha, self.degree, center)
         return within_domain_mean(moments, len(features), self.width, coefficients)
 
-    def heard_sources(self) -> list[Client]:
-        """Sources that are present with the target and, as it does, have a batch in this step; else none."""
-        heard = self.in_step("moments")
-        return [client for client in heard if not client.is_target] if any(c.is_target for c in heard) else []
-
     def meet_summed(
         self, sources: Sequence[Client], features: Mapping[str, Tensor], moments: Mapping[str, Tensor]
     ) -> dict[str, tuple[float, Tensor]]:
@@ -227,28 +223,24 @@ class FedMMD(FederatedModule):
         Features are the scaled ones of local clients' batches, each of shape (n, L), and moments theirs, (M,). Returns
         the kernel's centre and L_p3, with its gradient, of each local client that has heard the other side.
         """
-        federation, target = self.federation, self.target.name
-        names = {client.name for client in sources}
-        up = federation.mean(
-            "moments",
-            {name: {"moments": self.to_send(own)} for name, own in moments.items() if name in names},
-            among=sources,
-        )
-        met: dict[str, tuple[float, Tensor]] = {}
-        message = {}
-        if target in up and target in moments:
-            others = self.from_message(up[target]["moments"])
+        target, center = self.target.name, 0.0
+
+        def answer(heard: Message | None) -> Message | None:
+            nonlocal center
+            if heard is None:
+                return None
+            others = self.from_message(heard["moments"])
             center = self.center_for(mean_squared_distance(others, moments[target], self.width, self.degree))
             self.check_repulsion(features[target], center)
-            met[target] = (center, self.across(moments[target], others, center))
-            own = self.to_send(moments[target])
-            message[target] = {"moments": own, "center": torch.tensor(center, dtype=torch.float64)}
-        down = federation.exchange("target_moments", message, to=sources)
-        for name, messages in down.items():
-            if target in messages and name in moments:
-                center = float(messages[target]["center"])
-                others = self.from_message(messages[target]["moments"])
-                met[name] = (center, self.across(moments[name], others, center))
+            return {"moments": sent[target]["moments"], "center": torch.tensor(center, dtype=torch.float64)}
+
+        sent = {name: {"moments": self.to_send(own)} for name, own in moments.items()}
+        heard = exchange_means(self.federation, ("moments", "target_moments"), sent, sources, answer=answer)
+        met = {}
+        for name, message in heard.items():
+            if name in moments:
+                known = center if name == target else float(message["center"])
+                met[name] = (known, self.across(moments[name], self.from_message(message["moments"]), known))
         return met
 
     def across(self, moments: Tensor, others: Tensor, center: float) -> Tensor:

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from fedlit.federation import Channel, Client, Open, Participation, Summed, UniformSubset
 from fedlit.functional import Kernel, alignment_loss, sample_frequencies
+from fedlit.methods.mean_messages import exchange_means
 from fedlit.models import AlignedReplica, VotingReplica, feature_width, part_of
 from fedlit.models.aligned import STAYS_LOCAL, check_widths
 from fedlit.module import Batch, FederatedModule
@@ -186,22 +187,18 @@ class FedRFTCA(FederatedModule):
         Means are those of local clients, each of shape (2N,).
         """
         federation = self.federation
-        target = self.target.name
-        heard = [client for client in federation.present("features") if not client.is_target]
-        up = federation.mean(
-            "features",
-            {name: {"mean": mean} for name, mean in means.items() if name != target},
+        received = exchange_means(
+            federation,
+            ("features", "target_features"),
+            {name: {"mean": mean} for name, mean in means.items()},
+            [client for client in federation.present("features") if not client.is_target],
             weights=federation.weights if self.weighting == "samples" else None,
         )
-        message = {target: {"mean": means[target]}} if target in means else {}
-        down = federation.exchange("target_features", message, to=heard)
-        received = {name: message["mean"] for name, message in up.items()}
-        received.update({name: messages[target]["mean"] for name, messages in down.items() if target in messages})
         for client in federation.local_clients:
             replica = self.replicas[client]
             replica.heard.fill_(client.name in received)
             if client.name in received:
-                replica.received.copy_(received[client.name])
+                replica.received.copy_(received[client.name]["mean"])
 
     def aligned_loss(self, client: Client, features: Tensor, samples: Sequence[Any]) -> Tensor | None:
         """L_C + lambda L_MMD of a source, L_MMD of the target; without L_MMD where nothing was heard.

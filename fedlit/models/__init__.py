@@ -6,6 +6,7 @@ from fedlit.models.backbone import Backbone
 from fedlit.models.committee import Committee, MomentReplica
 from fedlit.models.dictionary import Dictionary, DictionaryReplica
 from fedlit.models.extractors import MLP, Bottleneck, Features, LeNet, SmallCNN
+from fedlit.models.matching import MatchingReplica
 from fedlit.models.memory import RoundMemory
 from fedlit.models.replica import Replica, feature_width, make_classifier, part_of
 from fedlit.models.resnet import ResNet
@@ -21,6 +22,7 @@ __all__ = [
     "DictionaryReplica",
     "Features",
     "LeNet",
+    "MatchingReplica",
     "MomentReplica",
     "Replica",
     "ResNet",

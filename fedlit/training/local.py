@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from fedlit.federation import UNLABELLED, Client, FederatedLoader
+from fedlit.federation import UNLABELLED, Client, FederatedLoader, RosterError
 from fedlit.federation.streams import enter_stream, torch_streams
 from fedlit.training.method import Method
 
@@ -72,6 +72,23 @@ def in_step(method: Method, clients: Sequence[Client]) -> tuple[Client, ...]:
     learning = {client.name for client in present_learners(method, method.federation.round_idx)}
     able = (client for client in clients if client.name in learning)
     return tuple(client for client in able if step < loader.batches_of(client.name))
+
+
+def samples_in_step(method: Method, clients: Sequence[Client]) -> dict[str, int]:
+    """Samples that each of these clients has in its batch of this local step, wherever it is hosted.
+
+    Raises:
+        RosterError: If training data come from another loader than a `FederatedLoader`.
+    """
+    loader, federation = method.trainer.train_dataloader, method.federation
+    if not isinstance(loader, FederatedLoader):
+        raise RosterError(
+            f"{type(method).__name__} has to know every client's batch size: train on a fedlit.data.DomainDataModule "
+            "or a FederatedLoader"
+        )
+    return {
+        client.name: loader.samples_in(client.name, federation.round_idx, federation.batch_idx) for client in clients
+    }
 
 
 def in_streams(

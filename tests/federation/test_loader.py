@@ -133,6 +133,8 @@ def test_every_process_knows_who_has_a_batch_in_a_step(plan: dict[str, Any], dro
     elsewhere = planned(["a"], loader={"drop_last": drop_last}, **plan)
     for step, batches in enumerate(everything):
         assert {name for name in SIZES if step < elsewhere.batches_of(name)} == set(batches)
+        told = {name: elsewhere.samples_in(name, 0, step) for name in batches}
+        assert told == {name: len(batch) for name, batch in batches.items()}
     assert [elsewhere.batches_per_pass(name) for name in SIZES] == ([2, 4, 1] if drop_last else [3, 4, 2])
 
 
@@ -146,6 +148,9 @@ def test_batch_sizes_by_client() -> None:
 def test_local_steps_go_on_where_the_last_round_stopped() -> None:
     steps = [step for round_idx in range(6) for step in seen(planned(local_steps=2, position=(round_idx, 0)))]
     # 12 batches of "a" at 3 batches a pass: 4 passes in one go
+    loader = planned(local_steps=2)
+    told = [loader.samples_in("a", round_idx, batch_idx) for round_idx in range(6) for batch_idx in range(2)]
+    assert told == [len(step["a"]) for step in steps]
     drawn = flat(steps, "a")
     assert [sorted(drawn[7 * p : 7 * p + 7]) for p in range(4)] == [list(range(7))] * 4
 

@@ -22,11 +22,14 @@ def slow(*case: str) -> Any:
     return pytest.param(*case, marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize("method", ["FedAvg", "FedMMD", "FedDaDiL", slow("FedGP"), slow("FedRFTCA"), slow("FedDA")])
+@pytest.mark.parametrize(
+    "method",
+    ["FedAvg", "FedMMD", "FedDaDiL", slow("FedGP"), slow("FedRFTCA"), slow("FedDA"), slow("FedDAN"), slow("FedCORAL")],
+)
 def test_a_site_that_is_killed_is_as_one_that_is_away(method: str, tmp_path: Path) -> None:
     arguments = ("--method", method, *RUN)
     # two steps a round: in the second of round 1, or before the first where clients speak in each
-    step = 2 if method in ("FedMMD", "FedRFTCA") else 3
+    step = 2 if method in ("FedMMD", "FedRFTCA", "FedDAN", "FedCORAL") else 3
     ended = struck(tmp_path, f"blended:local steps:{step}:kill", *arguments)
     assert ended["blended"].exit_code == -9
     (scheduled,) = start(*arguments, "--schedule", schedule(plain(ended["server"].result), 1, "blended"))

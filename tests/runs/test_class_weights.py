@@ -23,7 +23,7 @@ from fedlit.training.tasks import Classification
 from method_table import METHODS
 from small_federation import trainer
 
-WEIGHED = ["APFL", "FedAvg", "FedGP auto", "FedMMD", "FedRFTCA", "KNNPer", "TargetOnly"]
+WEIGHED = ["APFL", "FedAvg", "FedDAN", "FedGP auto", "FedMMD", "FedRFTCA", "KNNPer", "TargetOnly"]
 """Of each way in which methods use the loss, one."""
 
 

@@ -41,8 +41,12 @@ def test_placement_changes_neither_weights_nor_ledger_nor_metrics(
 @pytest.mark.parametrize(
     "method",
     [
-        *("FedRFTCA", "FedJDA", "FedRFTCAClosedForm", "FedGP auto", "FedMMD, pairwise", "FedDaDiL"),
+        *("FedRFTCA", "FedJDA", "FedRFTCAClosedForm", "FedGP auto", "FedMMD, pairwise", "FedDaDiL", "FedDAN"),
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("Voting", "FedDA", "FedDA auto", "FedGP", "FedMMD")),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("FedDAN, pairwise", "FedCORAL", "FedCORAL, pairwise")
+        ),
     ],
 )
 def test_placement_changes_nothing_where_more_than_weights_is_exchanged(method: str, devices: str) -> None:
@@ -146,6 +150,8 @@ def test_masked_training_on_three_processes_equals_one_and_the_plain_grid(on_gri
         pytest.param("FedRFTCA", "paillier", marks=pytest.mark.slow),
         ("FedJDA", "masking"),
         ("FedRFTCAClosedForm", "masking"),
+        pytest.param("FedDAN", "masking", marks=pytest.mark.slow),
+        ("FedCORAL", "masking"),
     ],
 )
 def test_hidden_messages_train_the_same_on_three_processes_and_on_the_plain_grid(method: str, name: str) -> None:

@@ -29,6 +29,7 @@ APART = ["--devices", "3", "--placement", "[[], ['clean', 'blended'], ['fonts']]
                 "FedGP",
                 "FedGP auto, exact",
                 "FedMMD",
+                "FedCORAL",
             )
         ),
     ],

@@ -1,0 +1,72 @@
+"""CORAL: the distance between two domains' covariances."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from fedlit.functional.kernels import check_pair
+
+
+def coral_loss(x: Tensor, y: Tensor) -> Tensor:
+    r"""Squared distance of the covariances of two domains.
+
+    .. math:: \frac{1}{4 p^2} \left\|C_x - C_y\right\|_F^2, \qquad
+              C_x = \frac{1}{n-1} \sum_i (x_i - \bar x)(x_i - \bar x)^\top
+
+    Args:
+        x: Samples of the first domain, shape (n, p).
+        y: Samples of the second domain, shape (k, p).
+
+    Returns:
+        A scalar, not negative, that gradients pass through. Means play no part; it grows with the fourth power of the
+        unit of the samples.
+
+    Raises:
+        ValueError: If the shapes do not fit, or a domain has one sample, which has no covariance.
+        TypeError: If the samples are not of a floating type.
+
+    Example:
+        >>> x = torch.tensor([[1.0], [-1.0]])  # variance 2
+        >>> coral_loss(x, 2 * x)  # and 8
+        tensor(9.)
+
+    References:
+        Sun and Saenko, Deep CORAL: correlation alignment for deep domain adaptation, ECCV workshops 2016, equations 1
+        to 3.
+    """
+    check_pair(x, y)
+    for name, samples in (("x", x), ("y", y)):
+        if len(samples) < 2:
+            raise ValueError(f"{name} must hold at least 2 samples to have a covariance, got {len(samples)}")
+    a, b = (len(z) / (len(z) - 1) * second_moments(z.double(), z.double().mean(dim=0)) for z in (x, y))
+    return ((a - b).square().sum() / (4 * x.shape[1] ** 2)).to(x.dtype)
+
+
+def second_moments(x: Tensor, center: Tensor) -> Tensor:
+    r"""Mean of :math:`(x_i - c)(x_i - c)^\top`, as a vector as long as the matrix.
+
+    It has the upper triangle by rows, with what is off the diagonal times :math:`\sqrt 2`, so that the squared length
+    of a difference of two is the squared Frobenius norm of that of the matrices.
+
+    Args:
+        x: Samples, shape (n, p).
+        center: c, shape (p,): their mean, or another point.
+
+    Returns:
+        Vector of p (p + 1) / 2 numbers that gradients pass through, in the dtype of ``x``.
+
+    Raises:
+        ValueError: If the shapes do not fit.
+    """
+    if x.dim() != 2 or center.shape != x.shape[1:] or not len(x):
+        raise ValueError(
+            f"x must have shape (n, p) with n at least 1 and center (p,), got {tuple(x.shape)} and "
+            f"{tuple(center.shape)}"
+        )
+    apart = x - center
+    rows, columns = torch.triu_indices(x.shape[1], x.shape[1], device=x.device)
+    twice = torch.where(rows == columns, x.new_tensor(1.0), x.new_tensor(math.sqrt(2)))
+    return (apart.T @ apart / len(x))[rows, columns] * twice

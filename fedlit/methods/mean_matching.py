@@ -1,0 +1,233 @@
+"""Clients that lower a distance between means over their samples in each local step: FedDAN's and FedCORAL's.
+
+A subclass says of what the means are, and what clients have to agree on before.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fedlit.federation import Channel, Client, Open, Summed
+from fedlit.methods.mean_messages import exchange_means, heard_sources, sum_difference
+from fedlit.models import MatchingReplica, feature_width
+from fedlit.models.matching import STAYS_LOCAL
+from fedlit.module import Batch, FederatedModule
+from fedlit.training.replicas import Replicas
+
+
+class MomentMatching(FederatedModule):
+    r"""Sources lower their task's loss and lambda L, the target lambda L: a squared distance of means over samples.
+
+    .. math:: L = \Big|\frac{1}{K}\sum_k m_k - m_T\Big|^2 \;\text{(pooled)}, \qquad
+              L = \frac{1}{K}\sum_k |m_k - m_T|^2 \;\text{(pairwise)}
+
+    A target with labels lowers its task's loss on these, too.
+
+    Args:
+        mmd_weight: Weight lambda of the distance, at least 0. A target without labels has no other loss: an optimiser
+            whose steps have one length whatever the gradient's, such as Adam, pays no heed to lambda there.
+        match: ``"pooled"`` or ``"pairwise"``, which is larger by the sources' spread and pulls them together.
+        every: Whether clients tell each other their means in each local ``"step"``, or in the first of a ``"round"``;
+            then they keep what they have heard of the others, and bring their own mean up to date.
+        average: What is averaged at the end of a round: ``"all"``, over everyone, or the ``"classifier"``, over the
+            sources, so that every client has an extractor of its own.
+        kwargs: See `FederatedModule`.
+
+    Raises:
+        ValueError: If an argument is out of range, or the extractor has nothing to train.
+
+    Notes:
+        Pooled, a sum over everyone tells all of them the difference of the sources' mean and the target's, and nobody
+        the mean of another; with a single source, each of the two can solve for the other's. Pairwise, the target
+        learns the mean over sources, and every source the target's mean, in the clear. A mean over few samples reveals
+        much of them.
+    """
+
+    replicas: Replicas[MatchingReplica]
+    uses_unlabelled_target: ClassVar[bool] = True
+    stays_local: ClassVar[tuple[str, ...]] = STAYS_LOCAL
+
+    contents: ClassVar[str]
+    """What a message holds."""
+
+    fewest_samples: ClassVar[int] = 1
+    """A client with fewer in its batch sits out the step."""
+
+    def __init__(
+        self,
+        *args: Any,
+        mmd_weight: float = 1.0,
+        match: Literal["pooled", "pairwise"] = "pooled",
+        every: Literal["step", "round"] = "step",
+        average: Literal["all", "classifier"] = "all",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        if not 0 <= mmd_weight < math.inf:
+            raise ValueError(f"mmd_weight (lambda) must be at least 0 and finite, got {mmd_weight}")
+        for name, value, known in (
+            ("match", match, ("pooled", "pairwise")),
+            ("every", every, ("step", "round")),
+            ("average", average, ("all", "classifier")),
+        ):
+            if value not in known:
+                raise ValueError(f"{name} must be {known[0]!r} or {known[1]!r}, got {value!r}")
+        if not any(param.requires_grad for param in self.originals[0].parameters()):
+            raise ValueError(
+                f"{type(self).__name__} moves features, and the extractor has nothing to train: put a layer behind it, "
+                "as fedlit.models.Bottleneck does"
+            )
+        self.width = feature_width(self.originals[0])
+        self.mmd_weight = mmd_weight
+        self.match = match
+        self.every = every
+        self.average = average
+        self._warned = False
+
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        """Means in the way that ``match`` says, and weights."""
+        how_often = "every local step" if self.every == "step" else "every round"
+        if self.match == "pooled":
+            talk: tuple[Channel, ...] = (
+                Summed("moments", f"{self.contents}, the target's negative", how_often=how_often, too_few="skip"),
+            )
+        else:
+            talk = (
+                Summed("moments", self.contents, "sources", "target", how_often, too_few="skip"),
+                Open("target_moments", self.contents, "target", "sources", how_often),
+            )
+        if self.average == "all":
+            return (*talk, Summed("weights", "weights of the network"))
+        return (*talk, Summed("weights", "weights of the classifier", up="sources"))
+
+    # ---------------------------------------------------------------- a local step
+
+    def learners(self, round_idx: int) -> tuple[Client, ...]:
+        """Everyone: the target on its unlabelled samples."""
+        return self.clients
+
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        """Exchange means, and each client's loss."""
+        features = {
+            client.name: self.replicas[client].extractor(samples[0]) for client, samples in self.in_streams(batch)
+        }
+        means = self.matched_means(features)
+        losses = {}
+        for client, samples in self.in_streams(batch, "classify"):
+            replica, name = self.replicas[client], client.name
+            parts = []
+            if client.labelled:
+                parts.append(self.task.loss(client, replica.classifier(features[name]), samples[1]))
+            if name in means and replica.share:
+                gap = replica.others + replica.share * means[name]
+                parts.append(self.mmd_weight * self.squared_length(gap))
+            if parts:
+                losses[name] = torch.stack(parts).sum()
+        return losses
+
+    def matched_means(self, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Means of local clients that know others', with a graph; in a step in which they are exchanged, of all heard.
+
+        Features are of local clients' batches, each of shape (n, width).
+        """
+        local = {client.name: self.replicas[client] for client in self.federation.local_clients}
+        able = {name: own for name, own in features.items() if len(own) >= self.fewest_samples}
+        if self.every == "round" and self.federation.batch_idx:
+            return {name: self.mean(name, own) for name, own in able.items() if local[name].share}
+        for replica in local.values():
+            replica.share.zero_()
+        sources = self.heard_sources()
+        if not sources or not self.agree_(sources, features):
+            return {}
+        heard = {self.target.name, *(client.name for client in sources)}
+        means = {name: self.mean(name, own) for name, own in able.items() if name in heard}
+        self.exchange_(sources, means)
+        return means
+
+    def heard_sources(self) -> list[Client]:
+        """Sources that can be matched with the target in this step; none if it cannot."""
+        sources = heard_sources(self, *(channel.name for channel in self.channels if channel.name != "weights"))
+        # less who was lost since the round began; where too few are left to hide, the exchange says so
+        there = self.federation.senders("moments") or [client.name for client in self.clients]
+        sources = [client for client in sources if client.name in there]
+        if self.match == "pooled" and self.target.name not in there:
+            return []
+        if not sources or self.fewest_samples == 1:
+            return sources
+        sizes = self.samples_in_step([*sources, self.target])
+        small = [name for name, size in sizes.items() if size < self.fewest_samples]
+        if small and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{small} have a batch of 1 sample, which has no covariance, and are not matched in this step, nor are "
+                "others later: raise batch_size, or set drop_last=True",
+                stacklevel=2,
+            )
+        return [] if self.target.name in small else [client for client in sources if client.name not in small]
+
+    def exchange_(self, sources: Sequence[Client], means: Mapping[str, Tensor]) -> None:
+        """Each local client notes what the distance has of others, and its own share in it."""
+        target, number = self.target.name, len(sources)
+        sizes = self.corrections(sources)
+        sent = {name: sizes[name] * own for name, own in means.items()}
+        if self.match == "pooled":
+            shares = {client.name: sizes[client.name] / number for client in sources} | {target: -sizes[target]}
+            told = sum_difference(self.federation, "moments", sent, sources)
+            others = {name: told[name] - shares[name] * own.detach() for name, own in means.items() if name in told}
+        else:
+            roots = dict.fromkeys((client.name for client in sources), 1 / math.sqrt(number)) | {target: 1.0}
+            shares = {name: -root * sizes[name] for name, root in roots.items()}
+            messages = {name: {"moments": own} for name, own in sent.items()}
+            heard = exchange_means(self.federation, ("moments", "target_moments"), messages, sources)
+            others = {name: roots[name] * message["moments"] for name, message in heard.items()}
+        for name, other in others.items():
+            self.replicas[name].others.copy_(other)
+            self.replicas[name].share.fill_(shares[name])
+
+    # ---------------------------------------------------------------- what a subclass says
+
+    def numbers(self) -> tuple[int, int]:
+        """How many numbers M a mean has, and what clients agree on before (see `agree_`)."""
+        raise NotImplementedError
+
+    def mean(self, client: str, features: Tensor) -> Tensor:
+        """Mean over a local client's batch of what is matched, shape (M,), from features of shape (n, width)."""
+        raise NotImplementedError
+
+    def squared_length(self, gap: Tensor) -> Tensor:
+        """The loss of a difference of means, shape (M,), a scalar."""
+        return gap.square().sum()
+
+    def agree_(self, sources: Sequence[Client], features: Mapping[str, Tensor]) -> bool:
+        """Agree on what means depend on, before they are exchanged; whether it was told, equal on all processes."""
+        return True
+
+    def corrections(self, sources: Sequence[Client]) -> dict[str, float]:
+        """What the means of all that are heard are multiplied by, by name."""
+        return dict.fromkeys((client.name for client in (*sources, self.target)), 1.0)
+
+    # ---------------------------------------------------------------- rounds and set-up
+
+    def build_replica(self) -> nn.Module:
+        """Copies of extractor and classifier, and room for what is heard."""
+        return MatchingReplica(*copy.deepcopy(self.originals), *self.numbers())
+
+    def on_round_start(self, round_idx: int) -> None:
+        """A client that was away fetches the current model first."""
+        self.fetch_warmup_(round_idx)
+        self.load_shared_(self.federation.catch_up("weights"))
+
+    def on_round_end(self, round_idx: int) -> None:
+        """Average everyone's networks, or the sources' classifiers."""
+        if self.average == "all":
+            self.average_("weights", among=self.clients)
+        else:
+            self.average_("weights", among=self.sources, part="classifier")

@@ -1,0 +1,82 @@
+"""Sources and target tell each other the mean of a map of their samples: FedRFTCA's, FedMMD's, FedDAN's and FedCORAL's.
+
+For means m_k of the K sources and m_T of the target, all that a client needs for its gradient of
+
+- the pairwise distance (1/K) sum_k |m_k - m_T|^2 is the other side's mean: the mean over sources, or m_T;
+- the pooled distance |D|^2, with D = (1/K) sum_k m_k - m_T, is D, which one sum over everyone tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from torch import Tensor
+
+from fedlit.federation import Client, Federation
+from fedlit.module import FederatedModule
+
+Message = Mapping[str, Tensor]
+
+
+def heard_sources(module: FederatedModule, channel: str, *others: str) -> list[Client]:
+    """Sources that are heard on all these channels with the target and, as it does, have a batch now; else none."""
+    heard = module.in_step(channel, *others)
+    return [client for client in heard if not client.is_target] if any(c.is_target for c in heard) else []
+
+
+def exchange_means(
+    federation: Federation,
+    channels: tuple[str, str],
+    messages: Mapping[str, Message],
+    sources: Sequence[Client],
+    weights: Mapping[str, float] | None = None,
+    answer: Callable[[Message | None], Message | None] | None = None,
+) -> dict[str, Message]:
+    """The target learns the mean of the sources' messages, and each source the target's.
+
+    Args:
+        federation: Of the clients.
+        channels: A summed one from the sources to the target, and an open one back.
+        messages: Of local clients, by name.
+        sources: Those that are heard, wherever they are hosted.
+        weights: Of the sources in their mean; ``None`` is uniform.
+        answer: What the target says in place of its message, from the mean that it has heard (``None`` if it has heard
+            none); called where the target is hosted and has a message.
+
+    Returns:
+        What each local client has heard of the other side, by name.
+    """
+    target = federation.target.name
+    up = federation.mean(
+        channels[0], {name: own for name, own in messages.items() if name != target}, sources, weights=weights
+    )
+    own = messages.get(target)
+    if own is not None and answer is not None:
+        own = answer(up.get(target))
+    down = federation.exchange(channels[1], {} if own is None else {target: own}, to=sources)
+    return {**up, **{name: told[target] for name, told in down.items() if target in told}}
+
+
+def sum_difference(
+    federation: Federation, channel: str, means: Mapping[str, Tensor], sources: Sequence[Client]
+) -> dict[str, Tensor]:
+    """Everyone learns D, the mean over sources less the target's, and nobody any other client's mean.
+
+    Args:
+        federation: Of the clients.
+        channel: A summed one from everyone to everyone.
+        means: Of local clients, by name, of equal shape.
+        sources: Those that are heard, wherever they are hosted; the target is too.
+
+    Returns:
+        D by name of a local client, of the shape of a mean; none if a client was lost meanwhile, as a sum without it
+        is no difference of means.
+    """
+    share = 1 / len(sources)
+    signs = dict.fromkeys((client.name for client in sources), share) | {federation.target.name: -1.0}
+    signed = {name: {"difference": signs[name] * own} for name, own in means.items()}
+    everyone = [*sources, federation.target]
+    told = federation.sum(channel, signed, among=everyone, to=everyone)
+    if len(federation.senders(channel, everyone)) < len(everyone):
+        return {}
+    return {name: total["difference"] for name, total in told.items()}
