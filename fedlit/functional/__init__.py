@@ -14,6 +14,15 @@ from fedlit.functional.calibration import (
 from fedlit.functional.discriminant import linear_discriminant, softmax_regression
 from fedlit.functional.gradient import loss_from_gradient
 from fedlit.functional.kernels import Kernel, cauchy_kernel, gaussian_kernel, laplace_kernel
+from fedlit.functional.knowledge import (
+    Knowledge,
+    between_class_variance,
+    confident_votes,
+    consensus_focus,
+    knowledge_vote,
+    left_out_focus,
+    mixup,
+)
 from fedlit.functional.mmd import mmd_squared, rff_mmd_squared
 from fedlit.functional.random_features import random_fourier_features, sample_frequencies
 from fedlit.functional.scores import (
@@ -76,6 +85,7 @@ __all__ = [
     "BatchStatistics",
     "Granularity",
     "Kernel",
+    "Knowledge",
     "RandomFeatureSums",
     "Scaling",
     "SourceMoments",
@@ -87,9 +97,12 @@ __all__ = [
     "balanced_weights",
     "barycentric_mapping",
     "best_temperature",
+    "between_class_variance",
     "brier_score",
     "cauchy_kernel",
     "certainty_score",
+    "confident_votes",
+    "consensus_focus",
     "decide",
     "diversity_score",
     "exact_between_domains_mean",
@@ -108,11 +121,14 @@ __all__ = [
     "inner_products",
     "joint_cost",
     "joint_ot_loss",
+    "knowledge_vote",
     "laplace_kernel",
+    "left_out_focus",
     "linear_discriminant",
     "loss_from_gradient",
     "losses_at",
     "mean_squared_distance",
+    "mixup",
     "mmd_squared",
     "moments_to_send",
     "nearest_class_mean",

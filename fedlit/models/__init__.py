@@ -9,6 +9,7 @@ from fedlit.models.extractors import MLP, Bottleneck, Features, LeNet, SmallCNN
 from fedlit.models.memory import RoundMemory
 from fedlit.models.replica import Replica, feature_width, make_classifier, part_of
 from fedlit.models.resnet import ResNet
+from fedlit.models.twins import Twins
 
 __all__ = [
     "MLP",
@@ -26,6 +27,7 @@ __all__ = [
     "ResNet",
     "RoundMemory",
     "SmallCNN",
+    "Twins",
     "VotingReplica",
     "feature_width",
     "make_classifier",

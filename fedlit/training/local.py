@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fedlit.federation import UNLABELLED, Client, FederatedLoader
@@ -96,15 +97,48 @@ def labelled_samples(method: Method, clients: Sequence[Client]) -> Iterator[tupl
     Raises:
         TypeError: If training data come from another loader than a `FederatedLoader`.
     """
-    trainer = method.trainer
-    loader = trainer.train_dataloader
+    for batch in _prepared(method, loader_of(method).in_order([client.name for client in clients])):
+        for name, (inputs, labels, *_) in batch.items():
+            known = labels != UNLABELLED
+            yield name, inputs[known], labels[known]
+
+
+def training_inputs(method: Method, client: Client) -> Iterator[Tensor]:
+    """Inputs of all training samples of a local client, labelled or not, in batches and in the order of its dataset."""
+    for batch in _prepared(method, loader_of(method).in_order([client.name], labelled_only=False)):
+        yield batch[client.name][0]
+
+
+def loader_of(method: Method) -> FederatedLoader:
+    """The training data of a run.
+
+    Raises:
+        TypeError: If they come from another loader than a `FederatedLoader`.
+    """
+    loader = method.trainer.train_dataloader
     if not isinstance(loader, FederatedLoader):
         raise TypeError(
             f"{type(method).__name__} reads training samples from a FederatedLoader, got {type(loader).__name__}: give "
             "FederatedLoader({client: dataset})"
         )
-    for batch in loader.in_order([client.name for client in clients]):
-        batch = trainer.strategy.batch_to_device(trainer.precision_plugin.convert_input(batch))
-        for name, (inputs, labels, *_) in batch.items():
-            known = labels != UNLABELLED
-            yield name, inputs[known], labels[known]
+    return loader
+
+
+def _prepared(method: Method, loader: FederatedLoader) -> Iterator[dict[str, Any]]:
+    """Batches as Lightning would give them to a training step."""
+    trainer = method.trainer
+    for batch in loader:
+        yield trainer.strategy.batch_to_device(trainer.precision_plugin.convert_input(batch))
+
+
+@contextmanager
+def evaluating(network: nn.Module) -> Iterator[None]:
+    """Evaluation mode, and no gradients; afterwards every module is in the mode that it was in."""
+    modes = {module: module.training for module in network.modules()}
+    network.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
