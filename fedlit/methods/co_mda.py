@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, cast
 
 import torch
@@ -115,7 +115,7 @@ class CoMDA(TaughtTarget):
         if not client.is_target:
             return super().loss(client, batch)
         twins, lesson, inputs = self.twins, self.lesson(), batch[0]
-        both = (twins.own, twins.peer)
+        both: tuple[Callable[[Tensor], Tensor], ...] = (twins.own, twins.peer)
         losses = [torch.as_tensor(self.labelled_loss(network, batch), device=self.device) for network in both]
         if not lesson:
             return torch.stack(

@@ -133,7 +133,8 @@ class KD3A(TaughtTarget):
             return super().loss(client, batch)
         replica, lesson = self.replicas[client], self.lesson()
         if not lesson:
-            return 0 * replica(batch[0]).sum() + self.labelled_loss(replica, batch)
+            nothing: Tensor = 0 * replica(batch[0]).sum()
+            return nothing + self.labelled_loss(replica, batch)
         # what nobody is confident of weighs nothing, as a partner too
         inputs, targets = mixup(batch[0], lesson["targets"] * lesson["weights"][:, None], self.mixup)
         outputs = replica(inputs)

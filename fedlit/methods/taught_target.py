@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedlit.federation import Channel, Client, Open
 from fedlit.models import Replica
 from fedlit.module import FederatedModule
-from fedlit.training.local import evaluating, loader_of, training_inputs
+from fedlit.training.local import evaluating
 from fedlit.training.replicas import Replicas
 
 ExchangeName = Literal["models", "votes"]
@@ -72,12 +72,9 @@ class TaughtTarget(FederatedModule):
     def teaching(self) -> Channel:
         """What is said in the clear so that sources can be asked."""
         if self.exchange == "models":
-            way_out = "take exchange='votes', which privacy hides among the sources"
-            return Open("teacher", "the whole model of each source", "sources", "target", otherwise=way_out)
-        return Open(
-            "samples", "the inputs of all training samples of the target, which each source sees", "target", "sources",
-            "once", otherwise="take exchange='models', in which the samples stay with the target",
-        )  # fmt: skip
+            return Open("teacher", "the whole model of each source", "sources", "target")
+        contents = "the inputs of all training samples of the target, which each source sees"
+        return Open("samples", contents, "target", "sources", "once")
 
     # ---------------------------------------------------------------- local steps
 
@@ -87,8 +84,7 @@ class TaughtTarget(FederatedModule):
 
     def lesson(self) -> dict[str, Tensor]:
         """What the target was told of the samples of its batch in this local step, by name; nothing at first."""
-        federation = self.federation
-        rows = loader_of(self).positions(self.target.name, federation.round_idx, federation.batch_idx)
+        rows = self.batch_positions(self.target)
         return {name: table[rows].to(self.device) for name, table in self._lessons.items()}
 
     def labelled_loss(self, network: Callable[[Tensor], Tensor], batch: Sequence[Any]) -> Tensor | float:
@@ -125,18 +121,18 @@ class TaughtTarget(FederatedModule):
             sent = {name: self.shared_state(name) for name in teachers if federation.is_local(name)}
             received = federation.exchange("teacher", sent, to=[self.target], around=self.shared.received)
             return {
-                name: self.answers(self.teacher(state), training_inputs(self, self.target))
+                name: self.answers(self.teacher(state), self.training_inputs(self.target))
                 for name, state in received.get(target, {}).items()
             }
         late = [name for name in teachers if name not in self._shown]
         if late:
-            own = [inputs.cpu() for inputs in training_inputs(self, self.target)] if federation.is_local(target) else []
+            own = [inputs.cpu() for inputs in self.training_inputs(self.target)] if federation.is_local(target) else []
             message = {target: {"inputs": torch.cat(own)}} if own else {}
             for name, told in federation.exchange("samples", message, to=late).items():
                 self._samples[name] = told[target]["inputs"].cpu()
             self._shown.update(late)
         local = [name for name in teachers if federation.is_local(name)]
-        return {name: self.answers(self.replicas[name], self._samples[name].split(_AT_ONCE)) for name in local}
+        return {name: self.answers(self.replicas[name], torch.split(self._samples[name], _AT_ONCE)) for name in local}
 
     def teacher(self, state: Mapping[str, Tensor]) -> Replica:
         """A source's network at the target, from what it has sent; frozen weights are the target's own."""

@@ -104,9 +104,15 @@ def labelled_samples(method: Method, clients: Sequence[Client]) -> Iterator[tupl
 
 
 def training_inputs(method: Method, client: Client) -> Iterator[Tensor]:
-    """Inputs of all training samples of a local client, labelled or not, in batches and in the order of its dataset."""
+    """See `FederatedModule.training_inputs`."""
     for batch in _prepared(method, loader_of(method).in_order([client.name], labelled_only=False)):
         yield batch[client.name][0]
+
+
+def batch_positions(method: Method, client: Client) -> Tensor:
+    """See `FederatedModule.batch_positions`."""
+    federation = method.federation
+    return loader_of(method).positions(client.name, federation.round_idx, federation.batch_idx)
 
 
 def loader_of(method: Method) -> FederatedLoader:
