@@ -66,7 +66,7 @@ class CoMDA(TaughtTarget):
     Notes:
         With votes, a backend hides a source's answers and its weight: n_T C + 1 numbers up in each round, and the
         target learns M and the sum of the weights. The target's inputs, n_T |x| numbers down to each source, once, are
-        hidden from nobody but the server.
+        hidden from no source; beside a backend they are encrypted on their way.
 
         With models, |G| + |h| numbers of each source go to the target in each round, and stay unknown to others.
     """
@@ -103,9 +103,9 @@ class CoMDA(TaughtTarget):
         """What it takes to ask the sources, and of votes their weighted sum."""
         if self.exchange == "models":
             return (self.teaching,)
-        blurs = "the sum of weighted answers is divided by that of the weights"
+        divided = "the sum of weighted answers is divided by that of the weights"
         mixture = Summed("mixture", "weighted answers on each of the target's samples, and the weight", "sources",
-                         "target", too_few="skip", unblurred=blurs)  # fmt: skip
+                         "target", too_few="skip", unblurred=divided)  # fmt: skip
         return self.teaching, mixture
 
     # ---------------------------------------------------------------- a local step

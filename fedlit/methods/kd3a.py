@@ -32,6 +32,7 @@ from fedlit.federation import Channel, Client, Open, Summed
 from fedlit.functional import confident_votes, consensus_focus, left_out_focus, mixup
 from fedlit.functional.knowledge import FocusRule, agreeing, check_gate, soft_knowledge
 from fedlit.methods.taught_target import ExchangeName, TaughtTarget
+from fedlit.training.batchnorm import as_second_moments, as_variances, variances_of
 
 
 class KD3A(TaughtTarget):
@@ -62,9 +63,9 @@ class KD3A(TaughtTarget):
 
     Notes:
         With votes, a backend hides single votes and what each source adds: a source learns the total of all votes and
-        of their focus; of two sources each knows the other's by subtraction. The target's inputs are hidden from nobody
-        but the server. They are sent once: n_T |x| numbers down to each source, n_T C up in each round (twice as many
-        and n_T (C + 1) in a second sum if the vote is soft).
+        of their focus; of two sources each knows the other's by subtraction. The target's inputs are hidden from no
+        source; beside a backend they are encrypted on their way. They are sent once: n_T |x| numbers down to each
+        source, and n_T C up in each round (twice as many, and n_T (C + 1) in a second sum, if the vote is soft).
 
         With models, |G| + |h| numbers of each source go to the target in each round, and stay unknown to others; the
         target tells each source its share.
@@ -91,10 +92,11 @@ class KD3A(TaughtTarget):
             raise ValueError(f"gate must be a number, or the first and the last of a run, got {gate}")
         for each in self.gates:
             check_gate(each)
-        if vote not in ("hard", "soft"):
-            raise ValueError(f"vote must be 'hard' or 'soft', got {vote!r}")
-        if focus not in get_args(FocusRule):
-            raise ValueError(f"focus must be one of {get_args(FocusRule)}, got {focus!r}")
+        bns = ("moments", "mean")
+        options = (("vote", vote, ("hard", "soft")), ("focus", focus, get_args(FocusRule)), ("bn", bn, bns))
+        for name, chosen, choices in options:
+            if chosen not in choices:
+                raise ValueError(f"{name} must be one of {choices}, got {chosen!r}")
         if focus == "shapley" and exchange == "votes":
             raise ValueError(
                 "focus='shapley' needs the votes of single sources, which exchange='votes' only adds up: take "
@@ -104,8 +106,6 @@ class KD3A(TaughtTarget):
             raise ValueError(f"mixup (beta) must be at least 0 and finite, got {mixup}; 0 mixes nothing")
         if not 0 <= momentum < 1:
             raise ValueError(f"momentum must be in [0, 1), got {momentum}: at 1 shares would never change")
-        if bn not in ("moments", "mean"):
-            raise ValueError(f"bn must be 'moments' or 'mean', got {bn!r}")
         self.vote = vote
         self.focus: FocusRule = focus
         self.mixup = mixup
@@ -115,14 +115,17 @@ class KD3A(TaughtTarget):
     @property
     def channels(self) -> tuple[Channel, ...]:
         """What it takes to ask the sources, their votes and what each adds to them, and the extractors."""
-        blurs = "weights are divided by it"
+        noise = "noise would be votes where there are none"
+        divided = "weights are divided by it"
         backbone = Summed("backbone", "extractor, times the share of its client, and that share", too_few="skip",
-                          unblurred=blurs)  # fmt: skip
+                          unblurred=divided)  # fmt: skip
         if self.exchange == "models":
             return self.teaching, Open("focus", "share of the source", "target", "sources"), backbone
-        votes = Summed("votes", "confident votes on each of the target's samples", "sources", too_few="skip")
-        agreed = Summed("agreed", "probabilities of sources that agree", "sources", "target", too_few="skip")
-        focus = Summed("focus", "what a source adds to the votes", "sources", too_few="skip", unblurred=blurs)
+        votes = Summed("votes", "confident votes on each of the target's samples", "sources", too_few="skip",
+                       unblurred=noise)  # fmt: skip
+        agreed = Summed("agreed", "probabilities of sources that agree", "sources", "target", too_few="skip",
+                        unblurred=noise)  # fmt: skip
+        focus = Summed("focus", "what a source adds to the votes", "sources", too_few="skip", unblurred=divided)
         return (self.teaching, votes, *((agreed,) if self.vote == "soft" else ()), focus, backbone)
 
     # ---------------------------------------------------------------- a local step
@@ -145,7 +148,7 @@ class KD3A(TaughtTarget):
     def on_round_start(self, round_idx: int) -> None:
         """Clients that were away fetch the newest extractor."""
         super().on_round_start(round_idx)
-        self.load_shared_({name: self.mean_of(total) for name, total in self.federation.catch_up("backbone").items()})
+        self.load_mean_(self.federation.catch_up("backbone"))
 
     def on_round_end(self, round_idx: int) -> None:
         """The sources vote, the target takes what they agree on, and extractors are averaged by what each adds."""
@@ -155,17 +158,27 @@ class KD3A(TaughtTarget):
         gate = self.gates[0] + (self.gates[1] - self.gates[0]) * self.progress()
         answers = self.ask_(teachers)
         ballots = {name: self.ballot(own, confident_votes(own, gate)) for name, own in answers.items()}
-        totals = self.add_("votes", ballots, teachers)
+        least = (
+            max(gate, 1 / self.num_classes) / 2
+        )  # half of what any vote is: sums by CKKS are near 0 where there is none
+        totals = {
+            name: {**total, "votes": torch.where(total["votes"] > least, total["votes"], 0.0)}
+            for name, total in self.add_("votes", ballots, teachers).items()
+        }
         teachers = self.heard("votes", teachers)
         if not teachers:
             return
         self.take_lesson_(answers, ballots, totals, teachers)
         confident = {name: float((total["votes"].amax(dim=1) > 0).double().mean()) for name, total in totals.items()}
-        if self.exchange == "votes":
-            sharers = self.share_(ballots, totals, confident, teachers)
+        if self.exchange == "votes":  # each source finds its focus in the total
+            own = [name for name in ballots if name in totals]
+            focus = {name: left_out_focus(totals[name]["votes"], ballots[name]["votes"]) for name in own}
         else:
-            sharers = self.deal_(answers, gate, confident, teachers)
-        self.average_extractors_(sharers)
+            each = consensus_focus(torch.stack([*answers.values()]), gate, self.focus) if answers else ()
+            focus = dict(zip(answers, each, strict=True))
+        sharers = self.share_(focus, confident, teachers)
+        if sharers:
+            self.average_extractors_(sharers)
         self._log(confident)
 
     def ballot(self, probabilities: Tensor, votes: Tensor) -> dict[str, Tensor]:
@@ -199,49 +212,32 @@ class KD3A(TaughtTarget):
             members = agreeing(own, ballots[name]["votes"], *decided[name if self.exchange == "votes" else target])
             agreed[name] = {"probabilities": torch.where(members[:, None], own, 0.0), "numbers": members.float()}
         for name, total in self.add_("agreed", agreed, teachers).items():
-            vote = soft_knowledge(*decided[name], total["probabilities"], total["numbers"], total["probabilities"])
+            numbers = total["numbers"].round().clamp(min=1)
+            vote = soft_knowledge(*decided[name], total["probabilities"], numbers, total["probabilities"])
             self._lessons = {"targets": vote.targets, "weights": vote.weights}
 
-    def share_(
-        self,
-        ballots: Mapping[str, Mapping[str, Tensor]],
-        totals: Mapping[str, Mapping[str, Tensor]],
-        confident: Mapping[str, float],
-        teachers: Sequence[str],
-    ) -> list[str]:
-        """Each source finds its focus in the total of the votes, and its share in the sum of those; whose counted."""
-        adds = {
-            name: left_out_focus(totals[name]["votes"], own["votes"]).reshape(1) * self.size(name)
-            for name, own in ballots.items()
-            if name in totals
-        }
+    def share_(self, focus: Mapping[str, Tensor], confident: Mapping[str, float], teachers: Sequence[str]) -> list[str]:
+        """Each source finds its alpha, or is told it, from its own focus and the sum of all; whose counted.
+
+        Focus is that of each source, a scalar; confident is the share of samples that somebody is confident of, by the
+        client that knows it.
+        """
+        models, target = self.exchange == "models", self.target.name
+        adds = {name: own.reshape(1) * self.size(name) for name, own in focus.items()}
         summed = self.add_("focus", {name: {"focus": own} for name, own in adds.items()}, teachers)
         teachers = self.heard("focus", teachers)
-        for name, total in summed.items():
-            if name not in (*teachers, self.target.name):
+        for holder, total in summed.items():
+            if holder not in (*teachers, target):
                 continue
-            rest, everybody = 1 - self.target_share(confident[name], teachers), float(total["focus"])
-            if name in adds:
+            rest, everybody = 1 - self.target_share(confident[holder], teachers), float(total["focus"])
+            if holder == target:
+                self.move_share_(target, 1 - rest)
+            for name in (name for name in adds if models or name == holder):
                 self.move_share_(name, rest * (float(adds[name]) / everybody if everybody else 1 / len(teachers)))
-            else:
-                self.move_share_(name, 1 - rest)
-        return teachers
-
-    def deal_(
-        self, answers: Mapping[str, Tensor], gate: float, confident: Mapping[str, float], teachers: Sequence[str]
-    ) -> list[str]:
-        """The target finds every source's focus, and tells it its share; whose counted."""
-        target, message = self.target.name, {}
-        if answers:
-            focus = consensus_focus(torch.stack([*answers.values()]), gate, self.focus).tolist()
-            adds = {name: own * self.size(name) for name, own in zip(answers, focus, strict=True)}
-            rest, everybody = 1 - self.target_share(confident[target], teachers), sum(adds.values())
-            self.move_share_(target, 1 - rest)
-            for name in adds:
-                self.move_share_(name, rest * (adds[name] / everybody if everybody else 1 / len(teachers)))
-            message = {target: {name: {"share": self.kept(name)["share"]} for name in adds}}
-        for name, told in self.federation.exchange("focus", message, to=teachers).items():
-            self.kept(name)["share"] = told[target]["share"].cpu()
+        if models:
+            message = {target: {name: {"share": self.kept(name)["share"]} for name in adds}} if adds else {}
+            for name, told in self.federation.exchange("focus", message, to=teachers).items():
+                self.kept(name)["share"] = told[target]["share"].cpu()
         return [*teachers]
 
     def size(self, source: str) -> float:
@@ -272,33 +268,26 @@ class KD3A(TaughtTarget):
             share = self.kept(name)["share"].to(self.device, torch.float32)
             state = {key: tensor for key, tensor in self.shared_state(name).items() if key.startswith("extractor.")}
             if self.bn == "moments":
-                state |= {var: state[var] + state[mean].square() for mean, var in statistics_in(state)}
+                state = as_second_moments(state, variances_of(self.replicas[name]))
             scaled = {key: share * tensor for key, tensor in state.items() if tensor.is_floating_point()}
             payloads[name] = {**scaled, "share": share}
-        received = self.federation.sum("backbone", payloads, among=among)
-        self.load_shared_({name: self.mean_of(total) for name, total in received.items()})
+        self.load_mean_(self.federation.sum("backbone", payloads, among=among))
 
-    def mean_of(self, total: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The mean of extractors from what `average_extractors_` adds up."""
-        mean = {key: tensor / total["share"] for key, tensor in total.items() if key != "share"}
-        if self.bn == "moments":
-            mean |= {var: (mean[var] - mean[key].square()).clamp(min=0) for key, var in statistics_in(mean)}
-        return mean
+    def load_mean_(self, totals: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Write the mean of extractors into those of local clients, from what `average_extractors_` adds up."""
+        self.load_shared_(
+            {
+                name: as_variances({key: tensor / total["share"] for key, tensor in total.items() if key != "share"})
+                for name, total in totals.items()
+            }
+        )
 
     def _log(self, confident: Mapping[str, float]) -> None:
         """Share of the target's samples that somebody is confident of, and alpha, as far as the target knows them."""
-        names = [client.name for client in self.clients if "share" in self._kept.get(client.name, {})]
-        told: dict[str, dict[str, float]] = {}
-        if self.target.name in confident:
-            shares = names if self.exchange == "models" else [self.target.name]
-            alphas = {f"share/{name}": float(self.kept(name)["share"]) for name in shares}
-            told = {self.target.name: {"confident": confident[self.target.name], **alphas}}
+        target, told = self.target.name, {}
+        if target in confident:
+            known = [name for name in self._kept if self.exchange == "models" or name == target]
+            alphas = {f"share/{name}": float(self.kept(name)["share"]) for name in known}
+            told = {target: {"confident": confident[target], **alphas}}
         every = ["confident", *(f"share/{client.name}" for client in self.clients)]
-        self.log_everywhere(self.federation.report(told, every).get(self.target.name, {}))
-
-
-def statistics_in(state: Mapping[str, Tensor]) -> list[tuple[str, str]]:
-    """Names of BatchNorm's running means in a state, each with that of its variance."""
-    variances = [key for key in state if key.endswith("running_var")]
-    pairs = [(key.removesuffix("running_var") + "running_mean", key) for key in variances]
-    return [pair for pair in pairs if pair[0] in state]
+        self.log_everywhere(self.federation.report(told, every).get(target, {}))

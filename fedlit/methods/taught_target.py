@@ -129,9 +129,10 @@ class TaughtTarget(FederatedModule):
             own = [inputs.cpu() for inputs in self.training_inputs(self.target)] if federation.is_local(target) else []
             message = {target: {"inputs": torch.cat(own)}} if own else {}
             for name, told in federation.exchange("samples", message, to=late).items():
-                self._samples[name] = told[target]["inputs"].cpu()
+                if target in told:
+                    self._samples[name] = told[target]["inputs"].cpu()
             self._shown.update(late)
-        local = [name for name in teachers if federation.is_local(name)]
+        local = [name for name in teachers if name in self._samples]
         return {name: self.answers(self.replicas[name], torch.split(self._samples[name], _AT_ONCE)) for name in local}
 
     def teacher(self, state: Mapping[str, Tensor]) -> Replica:
@@ -177,8 +178,8 @@ class TaughtTarget(FederatedModule):
         return sorted(self._shown)
 
     def welcome_(self, state: Any, back: Collection[str]) -> None:
-        """Show the samples again to sources that come back, whatever they have kept."""
-        self._shown = {*state} - {*back}
+        """Show the samples again to sources that come back, and to all as the target does, whatever they have kept."""
+        self._shown = set() if self.target.name in back else {*state} - {*back}
 
     def _kept_by(self, client: str) -> list[str]:
         """About whom a client keeps something."""

@@ -32,6 +32,8 @@ METHODS = [
     "FedDaDiL",
     "FedMMD",
     "FedMMD, pairwise",
+    "CoMDA",
+    "KD3A",
 ]
 CASES = {method: ("--method", method) for method in METHODS}
 CASES |= {

@@ -20,7 +20,7 @@ from fedlit.methods import KD3A, CoMDA
 from fedlit.methods.co_mda import easiest
 from fedlit.methods.taught_target import on_grid
 from fedlit.models import MLP, Replica, SmallCNN, Twins
-from fedlit.privacy import FixedPoint, PairwiseMasking, Plain
+from fedlit.privacy import CKKS, FixedPoint, PairwiseMasking, Plain
 from helpers import build, digits, loader, same, shards, trainer, weights
 
 NAMES = ["c0", "c1", "c2", "c3"]
@@ -109,6 +109,20 @@ def test_hidden_answers_are_those_in_the_clear_to_the_last_bit(name: str, backen
         shares = [[float(module._kept[client]["share"]) for client in NAMES] for module in (clear, hidden)]
         exact = "weighting" not in arguments  # a share of samples is no number of the grid
         assert shares[0] == (shares[1] if exact else pytest.approx(shares[1], abs=1e-6))
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_sums_by_ckks_are_near_those_in_the_clear(name: str) -> None:
+    """Which are near 0, and no votes, where nobody is confident."""
+    pytest.importorskip("tenseal")
+    method, arguments = FORMS[name]
+    clear = fitted(method, 1, **arguments)
+    hidden = fitted(method, 1, strategy={"privacy": CKKS()}, **arguments)
+    for key, lesson in clear._lessons.items():
+        torch.testing.assert_close(hidden._lessons[key], lesson, atol=1e-3, rtol=0)
+    if name == "KD3A":
+        assert 0 < float(clear._lessons["weights"].mean()) < 1
+        assert all(torch.equal(clear._lessons[key], hidden._lessons[key]) for key in clear._lessons)
 
 
 def test_samples_are_told_once_and_to_who_was_away_later() -> None:
@@ -460,12 +474,12 @@ def test_images_with_batchnorm_train_with_both() -> None:
         (KD3A, {"gate": 1.0}, r"gate must be in \[0, 1\), got 1.0"),
         (KD3A, {"gate": (0.9, -0.1)}, r"gate must be in \[0, 1\), got -0.1"),
         (KD3A, {"gate": (0.9, 0.9, 0.9)}, r"gate must be a number, or the first and the last of a run, got \(0.9"),
-        (KD3A, {"vote": "loud"}, "vote must be 'hard' or 'soft', got 'loud'"),
+        (KD3A, {"vote": "loud"}, r"vote must be one of \('hard', 'soft'\), got 'loud'"),
         (KD3A, {"focus": "all"}, r"focus must be one of \('leave_one_out', 'shapley'\), got 'all'"),
         (KD3A, {"focus": "shapley"}, "focus='shapley' needs the votes of single sources, .* or exchange='models'"),
         (KD3A, {"mixup": -1.0}, r"mixup \(beta\) must be at least 0 and finite, got -1.0"),
         (KD3A, {"momentum": 1.0}, r"momentum must be in \[0, 1\), got 1.0"),
-        (KD3A, {"bn": "none"}, "bn must be 'moments' or 'mean', got 'none'"),
+        (KD3A, {"bn": "none"}, r"bn must be one of \('moments', 'mean'\), got 'none'"),
         (KD3A, {"exchange": "letters"}, "exchange must be 'models' or 'votes', got 'letters'"),
         (KD3A, {"exchange": "models", "local_norm": True}, "exchange='models' needs whole models at the target"),
         (CoMDA, {"ensemble": 1.0}, r"ensemble must be in \[0, 1\), got 1.0"),
