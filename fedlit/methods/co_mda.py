@@ -66,7 +66,8 @@ class CoMDA(TaughtTarget):
     Notes:
         With votes, a backend hides a source's answers and its weight: n_T C + 1 numbers up in each round, and the
         target learns M and the sum of the weights. The target's inputs, n_T |x| numbers down to each source, once, are
-        hidden from no source; beside a backend they are encrypted on their way.
+        hidden from no source, which keeps them, in its checkpoints too; beside a backend they are encrypted on their
+        way.
 
         With models, |G| + |h| numbers of each source go to the target in each round, and stay unknown to others.
     """

@@ -46,7 +46,8 @@ class KD3A(TaughtTarget):
 
     Args:
         gate: Probability above which a source's vote counts, in [0, 1); or two, between which it rises over the rounds
-            of a run.
+            of a run. Linear layers and small networks are seldom as sure as the paper's 0.9: where few samples pass,
+            of few classes, the target unlearns the others. The share that passes is logged (``confident``).
         vote: ``"hard"`` teaches classes, ``"soft"`` mean probabilities: see `knowledge_vote`.
         focus: ``"leave_one_out"`` or ``"shapley"``, which needs single votes and so ``exchange="models"``.
         exchange: ``"votes"``: every source sees the inputs of all training samples of the target, and its votes are
@@ -64,8 +65,9 @@ class KD3A(TaughtTarget):
     Notes:
         With votes, a backend hides single votes and what each source adds: a source learns the total of all votes and
         of their focus; of two sources each knows the other's by subtraction. The target's inputs are hidden from no
-        source; beside a backend they are encrypted on their way. They are sent once: n_T |x| numbers down to each
-        source, and n_T C up in each round (twice as many, and n_T (C + 1) in a second sum, if the vote is soft).
+        source, which keeps them, in its checkpoints too; beside a backend they are encrypted on their way. They are
+        sent once: n_T |x| numbers down to each source, and n_T C up in each round (twice as many, and n_T (C + 1) in a
+        second sum, if the vote is soft).
 
         With models, |G| + |h| numbers of each source go to the target in each round, and stay unknown to others; the
         target tells each source its share.

@@ -56,8 +56,13 @@ CASES |= {
     "fractions, masked": ("--method", "FedAvg", "--privacy", MASKED),
 }
 
+LONG = ("CoMDA", "KD3A")
+"""Cases that are much like another on the way of their messages."""
 
-@pytest.mark.parametrize("case", CASES)
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[pytest.mark.slow] if case in LONG else []) for case in CASES]
+)
 def test_sites_around_a_server_give_what_one_process_gives(case: str, tmp_path: Path) -> None:
     steps = () if case == "FedRFTCAClosedForm" else ("--steps", "2")
     arguments = (*CASES[case], "--own", "--rounds", "3", *steps)

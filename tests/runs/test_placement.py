@@ -145,9 +145,8 @@ def test_masked_training_on_three_processes_equals_one_and_the_plain_grid(on_gri
         ("FedRFTCA", "bfv"),
         pytest.param("FedRFTCA", "paillier", marks=pytest.mark.slow),
         ("FedRFTCAClosedForm", "masking"),
-        ("CoMDA", "masking"),
         ("KD3A", "masking"),
-        pytest.param("KD3A, soft", "masking", marks=pytest.mark.slow),
+        *(pytest.param(name, "masking", marks=pytest.mark.slow) for name in ("CoMDA", "KD3A, soft")),
     ],
 )
 def test_hidden_messages_train_the_same_on_three_processes_and_on_the_plain_grid(method: str, name: str) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 from torch.optim import SGD
 
@@ -123,6 +125,25 @@ def test_sums_by_ckks_are_near_those_in_the_clear(name: str) -> None:
     if name == "KD3A":
         assert 0 < float(clear._lessons["weights"].mean()) < 1
         assert all(torch.equal(clear._lessons[key], hidden._lessons[key]) for key in clear._lessons)
+
+
+@pytest.mark.parametrize("exchange", ["models", "votes"])
+@pytest.mark.parametrize("method", [KD3A, CoMDA])
+def test_a_round_under_way_resumes(method: type[FederatedModule], exchange: str, tmp_path: Path) -> None:
+    """What the target was told, what sources have seen, and what is kept of each, go along in the checkpoint."""
+    arguments = {"exchange": exchange} | ({"gate": 0.6} if method is KD3A else {})
+    saving = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=1, save_top_k=-1)
+    straight = make(method, **arguments)
+    trainer(4, [saving], enable_checkpointing=True).fit(straight, loader(data()))
+    resumed = make(method, **arguments)
+    trainer(4).fit(resumed, loader(data()), ckpt_path=str(tmp_path / "step=7.ckpt"))  # of 3 steps in a round
+    assert all(same(weights(straight, client), weights(resumed, client)) for client in NAMES)
+    assert straight.federation.ledger == resumed.federation.ledger
+    saved = torch.load(tmp_path / "step=7.ckpt", weights_only=True)
+    assert saved["federation"]["batch_idx"] == 1
+    assert [name for name, own in saved["clients"].items() if own["kept"]] == (
+        [TARGET] if exchange == "models" else [*SOURCES, TARGET][: 4 if method is KD3A else 3]
+    )
 
 
 def test_samples_are_told_once_and_to_who_was_away_later() -> None:
