@@ -225,15 +225,20 @@ class KD3A(TaughtTarget):
         client that knows it.
         """
         models, target = self.exchange == "models", self.target.name
-        adds = {name: own.reshape(1) * self.size(name) for name, own in focus.items()}
+        by_size = self.weighting == "samples"
+        sizes = self.federation.weights if by_size else dict.fromkeys([client.name for client in self.clients], 1)
+        largest = max(sizes[client.name] for client in self.sources)
+        adds = {name: own.reshape(1) * (sizes[name] / largest) for name, own in focus.items()}
         summed = self.add_("focus", {name: {"focus": own} for name, own in adds.items()}, teachers)
         teachers = self.heard("focus", teachers)
+        of_target = sizes[target] / (sizes[target] + sum(sizes[name] for name in teachers))
         for holder, total in summed.items():
             if holder not in (*teachers, target):
                 continue
-            rest, everybody = 1 - self.target_share(confident[holder], teachers), float(total["focus"])
+            rest = 1 - of_target * (1.0 if by_size else confident[holder])
             if holder == target:
                 self.move_share_(target, 1 - rest)
+            everybody = float(total["focus"])
             for name in (name for name in adds if models or name == holder):
                 self.move_share_(name, rest * (float(adds[name]) / everybody if everybody else 1 / len(teachers)))
         if models:
@@ -241,20 +246,6 @@ class KD3A(TaughtTarget):
             for name, told in self.federation.exchange("focus", message, to=teachers).items():
                 self.kept(name)["share"] = told[target]["share"].cpu()
         return [*teachers]
-
-    def size(self, source: str) -> float:
-        """What a source's focus is multiplied by."""
-        if self.weighting == "uniform":
-            return 1.0
-        sizes = self.federation.weights
-        return sizes[source] / max(sizes[client.name] for client in self.sources)
-
-    def target_share(self, confident: float, teachers: Sequence[str]) -> float:
-        """alpha_T of this round, from the share of the target's samples that somebody is confident of."""
-        if self.weighting == "uniform":
-            return confident / (len(teachers) + 1)
-        sizes = self.federation.weights
-        return sizes[self.target.name] / (sizes[self.target.name] + sum(sizes[name] for name in teachers))
 
     def move_share_(self, client: str, share: float) -> None:
         """Let a client's alpha follow this round's; the first is taken as it is."""
@@ -277,12 +268,9 @@ class KD3A(TaughtTarget):
 
     def load_mean_(self, totals: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Write the mean of extractors into those of local clients, from what `average_extractors_` adds up."""
-        self.load_shared_(
-            {
-                name: as_variances({key: tensor / total["share"] for key, tensor in total.items() if key != "share"})
-                for name, total in totals.items()
-            }
-        )
+        for name, total in totals.items():
+            mean = {key: tensor / total["share"] for key, tensor in total.items() if key != "share"}
+            self.load_shared_({name: as_variances(mean)})
 
     def _log(self, confident: Mapping[str, float]) -> None:
         """Share of the target's samples that somebody is confident of, and alpha, as far as the target knows them."""
