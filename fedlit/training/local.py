@@ -97,7 +97,9 @@ def labelled_samples(method: Method, clients: Sequence[Client]) -> Iterator[tupl
     Raises:
         TypeError: If training data come from another loader than a `FederatedLoader`.
     """
-    for batch in _prepared(method, loader_of(method).in_order([client.name for client in clients])):
+    trainer, loader = method.trainer, _federated(method)
+    for batch in loader.in_order([client.name for client in clients]):
+        batch = trainer.strategy.batch_to_device(trainer.precision_plugin.convert_input(batch))
         for name, (inputs, labels, *_) in batch.items():
             known = labels != UNLABELLED
             yield name, inputs[known], labels[known]
@@ -105,36 +107,16 @@ def labelled_samples(method: Method, clients: Sequence[Client]) -> Iterator[tupl
 
 def training_inputs(method: Method, client: Client) -> Iterator[Tensor]:
     """See `FederatedModule.training_inputs`."""
-    for batch in _prepared(method, loader_of(method).in_order([client.name], labelled_only=False)):
+    trainer, loader = method.trainer, _federated(method)
+    for batch in loader.in_order([client.name], labelled_only=False):
+        batch = trainer.strategy.batch_to_device(trainer.precision_plugin.convert_input(batch))
         yield batch[client.name][0]
 
 
 def batch_positions(method: Method, client: Client) -> Tensor:
     """See `FederatedModule.batch_positions`."""
     federation = method.federation
-    return loader_of(method).positions(client.name, federation.round_idx, federation.batch_idx)
-
-
-def loader_of(method: Method) -> FederatedLoader:
-    """The training data of a run.
-
-    Raises:
-        TypeError: If they come from another loader than a `FederatedLoader`.
-    """
-    loader = method.trainer.train_dataloader
-    if not isinstance(loader, FederatedLoader):
-        raise TypeError(
-            f"{type(method).__name__} reads training samples from a FederatedLoader, got {type(loader).__name__}: give "
-            "FederatedLoader({client: dataset})"
-        )
-    return loader
-
-
-def _prepared(method: Method, loader: FederatedLoader) -> Iterator[dict[str, Any]]:
-    """Batches as Lightning would give them to a training step."""
-    trainer = method.trainer
-    for batch in loader:
-        yield trainer.strategy.batch_to_device(trainer.precision_plugin.convert_input(batch))
+    return _federated(method).positions(client.name, federation.round_idx, federation.batch_idx)
 
 
 @contextmanager
@@ -148,3 +130,13 @@ def evaluating(network: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes.items():
             module.training = mode
+
+
+def _federated(method: Method) -> FederatedLoader:
+    loader = method.trainer.train_dataloader
+    if not isinstance(loader, FederatedLoader):
+        raise TypeError(
+            f"{type(method).__name__} reads training samples from a FederatedLoader, got {type(loader).__name__}: give "
+            "FederatedLoader({client: dataset})"
+        )
+    return loader

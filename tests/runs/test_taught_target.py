@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 from torch.optim import SGD
+from torch.utils.data import DataLoader
 
 from fedlit import Client, FederatedModule
 from fedlit.callbacks.privacy_report import report
@@ -512,3 +513,10 @@ def test_images_with_batchnorm_train_with_both() -> None:
 def test_arguments_out_of_range_are_refused(method: type[FederatedModule], arguments: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make(method, **arguments)
+
+
+def test_training_data_without_an_order_are_refused() -> None:
+    """Answers are about samples of a dataset, which others than a `FederatedLoader` do not tell."""
+    found = [{name: (x.tensors[0][:8], x.tensors[1][:8]) for name, x in data().items()}]
+    with pytest.raises(TypeError, match="CoMDA reads training samples from a FederatedLoader, got DataLoader"):
+        trainer(1, federated=False).fit(make(CoMDA), DataLoader(found, batch_size=None))
