@@ -262,14 +262,14 @@ class KD3A(TaughtTarget):
             state = {key: tensor for key, tensor in self.shared_state(name).items() if key.startswith("extractor.")}
             if self.bn == "moments":
                 state = as_second_moments(state, variances_of(self.replicas[name]))
-            scaled = {key: share * tensor for key, tensor in state.items() if tensor.is_floating_point()}
+            scaled = {key: share[0] * tensor for key, tensor in state.items() if tensor.is_floating_point()}
             payloads[name] = {**scaled, "share": share}
         self.load_mean_(self.federation.sum("backbone", payloads, among=among))
 
     def load_mean_(self, totals: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Write the mean of extractors into those of local clients, from what `average_extractors_` adds up."""
         for name, total in totals.items():
-            mean = {key: tensor / total["share"] for key, tensor in total.items() if key != "share"}
+            mean = {key: tensor / total["share"][0] for key, tensor in total.items() if key != "share"}
             self.load_shared_({name: as_variances(mean)})
 
     def _log(self, confident: Mapping[str, float]) -> None:

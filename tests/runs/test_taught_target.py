@@ -276,6 +276,24 @@ def test_the_mean_of_batchnorm_statistics_keeps_the_spread_of_the_means() -> Non
         assert float((shares * (means - mean).square()).sum()) > 0.05
 
 
+def test_parameters_of_one_number_are_averaged_too() -> None:
+    class Scaled(nn.Module):
+        out_features = 5
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.tensor(1.0))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.scale
+
+    module = fitted(WatchedKD3A, 1, gate=0.6, extractor=Scaled())
+    shares = [float(module._kept[name]["share"]) for name in NAMES]
+    each = [float(module.before[0][name].extractor.scale) for name in NAMES]
+    mean = sum(share * scale for share, scale in zip(shares, each, strict=True))
+    assert float(module.replicas["c2"].extractor.scale) == pytest.approx(mean)
+
+
 def test_where_nobody_is_confident_the_target_learns_nothing_and_sources_count_alike() -> None:
     module = fitted(KD3A, 2, gate=0.999999)
     assert not module._lessons["weights"].any()
