@@ -21,7 +21,16 @@ from fedlit.federation.metrics import METRICS
 from fedlit.models import Replica, make_classifier, part_of
 from fedlit.training import checkpoints
 from fedlit.training.evaluation import Evaluation, log_everywhere
-from fedlit.training.local import build, in_step, in_streams, labelled_samples, present_learners, samples_in_step
+from fedlit.training.local import (
+    batch_positions,
+    build,
+    in_step,
+    in_streams,
+    labelled_samples,
+    present_learners,
+    samples_in_step,
+    training_inputs,
+)
 from fedlit.training.optimisation import ClientOptimisation, default_optimizer, with_schedules
 from fedlit.training.record import RoundRecord
 from fedlit.training.replicas import Replicas, SharedWeights
@@ -379,6 +388,24 @@ class FederatedModule(ClientOptimisation):
     def labelled_samples(self, clients: Sequence[Client]) -> Iterator[tuple[str, Tensor, Tensor]]:
         """All labelled training samples of local clients, once and always in one order: see `labelled_samples`."""
         return labelled_samples(self, clients)
+
+    def training_inputs(self, client: Client) -> Iterator[Tensor]:
+        """Inputs of all training samples of a local client, with labels or not, in batches.
+
+        They are in the order of its dataset: `batch_positions` finds the samples of a local step among them.
+
+        Args:
+            client: Hosted here.
+        """
+        return training_inputs(self, client)
+
+    def batch_positions(self, client: Client) -> Tensor:
+        """Where the samples of a local client's batch in this local step are in its dataset, int64, shape (batch,).
+
+        Args:
+            client: Hosted here.
+        """
+        return batch_positions(self, client)
 
     def log_everywhere(self, metrics: Mapping[str, float]) -> None:
         """Log numbers that are equal on all processes, in whatever hook."""

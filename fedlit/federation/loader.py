@@ -223,19 +223,39 @@ class FederatedLoader:
             yield from self._batches(round_idx, start, [name for name in self.datasets if name in learners])
             round_idx, start = round_idx + 1, 0
 
-    def in_order(self, clients: Sequence[str], batch_size: int = 512) -> FederatedLoader:
-        """A loader that goes once through the labelled training samples of ``clients``, the same way every time."""
+    def in_order(self, clients: Sequence[str], batch_size: int = 512, labelled_only: bool = True) -> FederatedLoader:
+        """A loader that goes once through the training samples of ``clients``, the same way every time.
+
+        Args:
+            clients: Names of local clients.
+            batch_size: Samples of a client in a batch.
+            labelled_only: Whether samples without a label are left out.
+        """
         datasets = {name: self.datasets[name] for name in clients}
-        once = FederatedLoader(datasets, batch_size, training=False, num_workers=self.num_workers, seed=self.seed)
+        once = FederatedLoader(
+            datasets, batch_size, training=False, num_workers=self.num_workers, guarded=self.guarded, seed=self.seed
+        )
+        chosen = clients if labelled_only else ()
         once.plan(
             RoundPlan(
-                sizes=once.sizes(clients),
+                sizes=once.sizes(chosen),
                 learners=lambda round_idx: clients,
                 position=lambda: (0, 0),
-                labelled_only=clients,
+                labelled_only=chosen,
             )
         )
         return once
+
+    def positions(self, client: str, round_idx: int, batch_idx: int) -> Tensor:
+        """Where the samples of a local client's batch are in its dataset, int64, shape (batch,).
+
+        Args:
+            client: Its name.
+            round_idx: Round of the batch.
+            batch_idx: Of the batch within the round.
+        """
+        reader = self._reader(client)
+        return reader.positions(reader.number(round_idx, batch_idx, self.batches_per_round))
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing: where to go on is in the federation's state. Tells Lightning that a resume within an epoch works."""
@@ -312,16 +332,13 @@ class _Reader:
         self._order: tuple[int, Tensor] | None = None
 
     def read(self, round_idx: int, start: int, steps: int) -> Iterator[Any]:
-        if self.endless:  # local steps go on where the last round stopped
-            numbers = range(round_idx * steps + start, (round_idx + 1) * steps)
-        else:  # a local epoch is the pass of this round
-            numbers = range(round_idx * self.per_pass + start, (round_idx + 1) * self.per_pass)
+        numbers = range(self.number(round_idx, start, steps), self.number(round_idx + 1, 0, steps))
         if self.fetch is None:
-            self.sampler.batches = [(self._stream(number), self._indices(number).tolist()) for number in numbers]
+            self.sampler.batches = [(self._stream(number), self.positions(number).tolist()) for number in numbers]
             yield from self.workers
             return
         for number in numbers:
-            indices = self._indices(number)
+            indices = self.positions(number)
             if self.augments:
                 with torch_streams():
                     enter_stream(*self._stream(number))
@@ -330,10 +347,15 @@ class _Reader:
                 batch = self.fetch(indices)
             yield batch
 
+    def number(self, round_idx: int, batch_idx: int, steps: int) -> int:
+        """Of a batch among all, where a round has so many steps."""
+        # local steps go on where the last round stopped; a local epoch is the pass of its round
+        return round_idx * (steps if self.endless else self.per_pass) + batch_idx
+
     def _stream(self, number: int) -> tuple[object, ...]:
         return (self.seed, "augment", self.client, number)
 
-    def _indices(self, number: int) -> Tensor:
+    def positions(self, number: int) -> Tensor:
         pass_idx, position = divmod(number, self.per_pass)
         if self._order is None or self._order[0] != pass_idx:
             order = self.pool

@@ -29,6 +29,15 @@ from fedlit.functional.joint_distribution import (
     joint_gaps,
 )
 from fedlit.functional.kernels import Kernel, cauchy_kernel, gaussian_kernel, laplace_kernel
+from fedlit.functional.knowledge import (
+    Knowledge,
+    between_class_variance,
+    confident_votes,
+    consensus_focus,
+    knowledge_vote,
+    left_out_focus,
+    mixup,
+)
 from fedlit.functional.mmd import mmd_squared, rff_mmd_squared
 from fedlit.functional.multi_kernel import (
     bandwidth_ladder,
@@ -101,6 +110,7 @@ __all__ = [
     "JointAligner",
     "JointComponents",
     "Kernel",
+    "Knowledge",
     "Labelling",
     "RandomFeatureSums",
     "Ridge",
@@ -115,9 +125,12 @@ __all__ = [
     "bandwidth_ladder",
     "barycentric_mapping",
     "best_temperature",
+    "between_class_variance",
     "brier_score",
     "cauchy_kernel",
     "certainty_score",
+    "confident_votes",
+    "consensus_focus",
     "coral_loss",
     "coral_map",
     "decide",
@@ -144,13 +157,16 @@ __all__ = [
     "joint_gaps",
     "joint_ot_loss",
     "kernel_ladder",
+    "knowledge_vote",
     "laplace_kernel",
+    "left_out_focus",
     "linear_discriminant",
     "loss_from_gradient",
     "losses_at",
     "mean_pair_distance",
     "mean_squared_distance",
     "mixture_frequencies",
+    "mixup",
     "mmd_squared",
     "moments_to_send",
     "multi_kernel_mmd",

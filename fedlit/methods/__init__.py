@@ -2,6 +2,7 @@
 
 import fedlit.strategy  # noqa: F401  (so that Trainer(strategy="federated") is known)
 from fedlit.methods.apfl import APFL
+from fedlit.methods.co_mda import CoMDA
 from fedlit.methods.ditto import Ditto
 from fedlit.methods.fed_dadil import FedDaDiL
 from fedlit.methods.fed_jda import FedJDA
@@ -13,6 +14,7 @@ from fedlit.methods.fedrep import FedRep
 from fedlit.methods.fedrf_tca import FedRFTCA
 from fedlit.methods.fedrf_tca_closed_form import FedRFTCAClosedForm
 from fedlit.methods.finetune_offline import FinetuneOffline
+from fedlit.methods.kd3a import KD3A
 from fedlit.methods.knn_per import KNNPer
 from fedlit.methods.moment_matching import FedCORAL, FedDAN
 from fedlit.methods.source_only import SourceOnly
@@ -20,6 +22,8 @@ from fedlit.methods.target_only import Oracle, TargetOnly
 
 __all__ = [
     "APFL",
+    "KD3A",
+    "CoMDA",
     "Ditto",
     "FedAvg",
     "FedCORAL",

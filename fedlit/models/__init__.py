@@ -10,6 +10,7 @@ from fedlit.models.matching import MatchingReplica
 from fedlit.models.memory import RoundMemory
 from fedlit.models.replica import Replica, feature_width, make_classifier, part_of
 from fedlit.models.resnet import ResNet
+from fedlit.models.twins import Twins
 
 __all__ = [
     "MLP",
@@ -28,6 +29,7 @@ __all__ = [
     "ResNet",
     "RoundMemory",
     "SmallCNN",
+    "Twins",
     "VotingReplica",
     "feature_width",
     "make_classifier",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fedlit.federation import UNLABELLED, Client, FederatedLoader, RosterError
@@ -113,15 +114,46 @@ def labelled_samples(method: Method, clients: Sequence[Client]) -> Iterator[tupl
     Raises:
         TypeError: If training data come from another loader than a `FederatedLoader`.
     """
-    trainer = method.trainer
-    loader = trainer.train_dataloader
-    if not isinstance(loader, FederatedLoader):
-        raise TypeError(
-            f"{type(method).__name__} reads training samples from a FederatedLoader, got {type(loader).__name__}: give "
-            "FederatedLoader({client: dataset})"
-        )
+    trainer, loader = method.trainer, _federated(method)
     for batch in loader.in_order([client.name for client in clients]):
         batch = trainer.strategy.batch_to_device(trainer.precision_plugin.convert_input(batch))
         for name, (inputs, labels, *_) in batch.items():
             known = labels != UNLABELLED
             yield name, inputs[known], labels[known]
+
+
+def training_inputs(method: Method, client: Client) -> Iterator[Tensor]:
+    """See `FederatedModule.training_inputs`."""
+    trainer, loader = method.trainer, _federated(method)
+    for batch in loader.in_order([client.name], labelled_only=False):
+        batch = trainer.strategy.batch_to_device(trainer.precision_plugin.convert_input(batch))
+        yield batch[client.name][0]
+
+
+def batch_positions(method: Method, client: Client) -> Tensor:
+    """See `FederatedModule.batch_positions`."""
+    federation = method.federation
+    return _federated(method).positions(client.name, federation.round_idx, federation.batch_idx)
+
+
+@contextmanager
+def evaluating(network: nn.Module) -> Iterator[None]:
+    """Evaluation mode, and no gradients; afterwards every module is in the mode that it was in."""
+    modes = {module: module.training for module in network.modules()}
+    network.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def _federated(method: Method) -> FederatedLoader:
+    loader = method.trainer.train_dataloader
+    if not isinstance(loader, FederatedLoader):
+        raise TypeError(
+            f"{type(method).__name__} reads training samples from a FederatedLoader, got {type(loader).__name__}: give "
+            "FederatedLoader({client: dataset})"
+        )
+    return loader

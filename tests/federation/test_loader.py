@@ -260,6 +260,30 @@ def test_evaluation_goes_through_everybody_in_order() -> None:
     assert {name: flat(steps, name) for name in SIZES} == {name: list(range(size)) for name, size in SIZES.items()}
 
 
+@pytest.mark.parametrize("plan", [{}, {"local_steps": 3}, {"local_steps": 2, "accumulate": 2}])
+def test_positions_of_a_batch_are_those_of_its_samples(plan: dict[str, Any]) -> None:
+    """Asked for in any order; samples know their own index."""
+    for round_idx in (2, 0, 1):
+        made = planned(position=(round_idx, 0), **plan)
+        for batch_idx, step in enumerate(made):
+            for name, (inputs, _) in step.items():
+                assert made.positions(name, round_idx, batch_idx).tolist() == inputs[:, 0].tolist()
+
+
+def test_all_samples_are_gone_through_in_order_with_labels_or_not() -> None:
+    made = planned(make=Batched, loader={"guarded": "t"}, labelled_only=["a"])
+    every = [batch for batch in made.in_order(["a"], 4, labelled_only=False)]
+    inputs = torch.cat([batch["a"][0] for batch in every])
+    assert inputs[:, 0].floor().tolist() == list(range(SIZES["a"]))
+    again = torch.cat([batch["a"][0] for batch in made.in_order(["a"], 4, labelled_only=False)])
+    assert torch.equal(inputs, again)  # augmented the same way
+    labelled = torch.cat([batch["a"][0] for batch in made.in_order(["a"], 4)])
+    assert labelled[:, 0].floor().tolist() == [0, 3, 6]
+    for batch in made.in_order(["t"], labelled_only=False):
+        with pytest.raises(LabelGuardError):
+            _ = batch["t"][1] == 0
+
+
 def test_guarded_labels_are_empty_in_training() -> None:
     for step in planned(loader={"guarded": "t"}):
         assert all(torch.equal(step["a"][1], step["a"][0][:, 0].long() % 3) for _ in "a" if "a" in step)

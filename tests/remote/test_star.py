@@ -39,6 +39,8 @@ METHODS = [
     "FedRep",
     "KNNPer",
     "TargetOnly",
+    "CoMDA",
+    "KD3A",
 ]
 CASES: dict[str, tuple[str, ...]] = {method: ("--method", method) for method in METHODS}
 CASES |= {
@@ -60,7 +62,6 @@ CASES |= {
     ),
     "fractions, masked": ("--method", "FedAvg", "--privacy", MASKED),
 }
-
 
 QUICK = {
     "FedAvg",

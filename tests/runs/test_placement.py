@@ -41,11 +41,13 @@ def test_placement_changes_neither_weights_nor_ledger_nor_metrics(
 @pytest.mark.parametrize(
     "method",
     [
-        *("FedRFTCA", "FedJDA", "FedRFTCAClosedForm", "FedGP auto", "FedMMD, pairwise", "FedDaDiL", "FedDAN"),
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("Voting", "FedDA", "FedDA auto", "FedGP", "FedMMD")),
+        *("FedRFTCA", "FedJDA", "FedRFTCAClosedForm", "FedGP auto", "FedMMD, pairwise", "FedDaDiL", "FedDAN", "KD3A"),
         *(
             pytest.param(name, marks=pytest.mark.slow)
-            for name in ("FedDAN, pairwise", "FedCORAL", "FedCORAL, pairwise")
+            for name in (
+                *("Voting", "FedDA", "FedDA auto", "FedGP", "FedMMD", "FedDAN, pairwise", "FedCORAL", "CoMDA"),
+                *("FedCORAL, pairwise", "CoMDA, models", "KD3A, soft", "KD3A, models"),
+            )
         ),
     ],
 )
@@ -152,6 +154,8 @@ def test_masked_training_on_three_processes_equals_one_and_the_plain_grid(on_gri
         ("FedRFTCAClosedForm", "masking"),
         pytest.param("FedDAN", "masking", marks=pytest.mark.slow),
         ("FedCORAL", "masking"),
+        ("KD3A", "masking"),
+        *(pytest.param(name, "masking", marks=pytest.mark.slow) for name in ("CoMDA", "KD3A, soft")),
     ],
 )
 def test_hidden_messages_train_the_same_on_three_processes_and_on_the_plain_grid(method: str, name: str) -> None:

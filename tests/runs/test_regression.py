@@ -19,6 +19,8 @@ from fedlit.callbacks import OracleAccuracy, closing_table, summarise
 from fedlit.data import HeartDisease
 from fedlit.methods import (
     APFL,
+    KD3A,
+    CoMDA,
     Ditto,
     FedAvg,
     FedCORAL,
@@ -94,7 +96,7 @@ def test_methods_regress(name: str) -> None:
     assert module(torch.zeros(3, data.in_features)).shape == (3, 1)
 
 
-@pytest.mark.parametrize("method", [FedJDA, FedRFTCA, FedRFTCAClosedForm, KNNPer])
+@pytest.mark.parametrize("method", [CoMDA, FedJDA, FedRFTCA, FedRFTCAClosedForm, KD3A, KNNPer])
 def test_methods_of_classes_refuse_numbers(method: type[FederatedModule]) -> None:
     with pytest.raises(ValueError, match=f"{method.__name__} is about classes: task must be 'classification'"):
         method(["a", "b", "c"], "c", 1, MLP(5, [4]), task="regression")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from fedlit import FederatedModule
 from fedlit.methods import (
     APFL,
+    KD3A,
+    CoMDA,
     Ditto,
     FedAvg,
     FedCORAL,
@@ -27,6 +29,8 @@ from fedlit.methods import (
 
 METHODS: dict[str, tuple[type[FederatedModule], dict[str, object], dict[str, object]]] = {
     "APFL": (APFL, {}, {"target_labels": 30}),
+    "CoMDA": (CoMDA, {"warmup_rounds": 1}, {}),
+    "CoMDA, models": (CoMDA, {"warmup_rounds": 1, "exchange": "models"}, {"target_labels": 30}),
     "Ditto": (Ditto, {}, {"target_labels": 30}),
     "FedAvg": (FedAvg, {}, {"target_labels": 30}),
     "FedCORAL": (FedCORAL, {}, {}),
@@ -53,6 +57,9 @@ METHODS: dict[str, tuple[type[FederatedModule], dict[str, object], dict[str, obj
     "FedRFTCAClosedForm": (FedRFTCAClosedForm, {"num_frequencies": 16, "num_components": 8}, {}),
     "FedRep": (FedRep, {}, {"target_labels": 30}),
     "FinetuneOffline": (FinetuneOffline, {"federated_rounds": 2}, {"target_labels": 30}),
+    "KD3A": (KD3A, {"warmup_rounds": 1, "gate": 0.3}, {}),
+    "KD3A, soft": (KD3A, {"warmup_rounds": 1, "gate": 0.3, "vote": "soft"}, {"target_labels": 30}),
+    "KD3A, models": (KD3A, {"warmup_rounds": 1, "gate": 0.3, "exchange": "models", "focus": "shapley"}, {}),
     "KNNPer": (KNNPer, {}, {"target_labels": 30}),
     "Oracle": (Oracle, {}, {"target_labels": 1.0}),
     "SourceOnly": (SourceOnly, {}, {}),

@@ -51,6 +51,11 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "FedDaDiL": {"num_atoms": 2, "atom_size": 20, "atom_batch_size": 10, "penalty": 0.1},
     "FedMMD": {"degree": 1, "warmup_rounds": 0},
     "FedMMD, pairwise": {"degree": 1, "exchange": "pairwise", "warmup_rounds": 0},
+    "CoMDA": {"warmup_rounds": 0},
+    "CoMDA, models": {"warmup_rounds": 0, "exchange": "models"},
+    "KD3A": {"gate": 0.3},
+    "KD3A, soft": {"gate": 0.3, "vote": "soft"},
+    "KD3A, models": {"gate": 0.3, "exchange": "models", "focus": "shapley"},
     "FedGP auto, one batch": {"beta": "auto"},
 }
 """What methods are given, by the name under which they are asked for."""

@@ -1,0 +1,287 @@
+"""What several sources know of one batch: their confident votes, what each of them adds, and how sure each tells."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributions import Beta
+
+FocusRule = Literal["leave_one_out", "shapley"]
+
+UNSURE = 1e-3
+"""What a soft vote weighs that nobody is confident of, in units of one confident source."""
+
+_MOST_SOURCES = 16
+"""So that the subsets of Shapley values can be counted."""
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """What sources agree on of each of B samples; a student learns ``targets`` with ``weights``.
+
+    Args:
+        classes: The class that they agree on, int64, shape (B,).
+        confidence: Sum of the confidences behind it, at most the number of sources, shape (B,).
+        kept: Whether a source is confident of it, bool, shape (B,).
+        targets: What a student is to predict, shape (B, C): the class as one-hot, or in a soft vote the mean
+            probabilities of those who agree.
+        weights: How much, shape (B,): 1 where kept and else 0; in a soft vote the number of those who agree, and 0.001
+            where nobody is confident.
+    """
+
+    classes: Tensor
+    confidence: Tensor
+    kept: Tensor
+    targets: Tensor
+    weights: Tensor
+
+
+def confident_votes(probabilities: Tensor, gate: float) -> Tensor:
+    r"""Each source's vote: its largest probability, in the place of its class, if that is above a gate; else nothing.
+
+    Args:
+        probabilities: Of classes, shape (..., B, C).
+        gate: In [0, 1); a source at the gate is not above it.
+
+    Returns:
+        Votes, of the same shape; among equal probabilities the smallest class has it.
+
+    Raises:
+        ValueError: If the gate is out of range, or there are no classes.
+    """
+    check_gate(gate)
+    if probabilities.dim() < 2 or not probabilities.shape[-1]:
+        raise ValueError(
+            f"probabilities must have shape (..., B, C) with at least 1 class, got {_shape(probabilities)}"
+        )
+    best, classes = probabilities.amax(dim=-1, keepdim=True), probabilities.argmax(dim=-1, keepdim=True)
+    return torch.zeros_like(probabilities).scatter(-1, classes, torch.where(best > gate, best, 0.0))
+
+
+def agreeing(probabilities: Tensor, votes: Tensor, classes: Tensor, kept: Tensor) -> Tensor:
+    """Which sources' probabilities a soft vote is the mean of; where nobody is confident, those of all.
+
+    Args:
+        probabilities: Of one source or several, shape (..., B, C).
+        votes: Theirs, from `confident_votes`, of the same shape.
+        classes: The class that they agree on, int64, shape (B,).
+        kept: Whether a source is confident of it, shape (B,).
+
+    Returns:
+        bool, shape (..., B).
+    """
+    confident = votes.amax(dim=-1) > 0
+    return torch.where(kept, confident & (probabilities.argmax(dim=-1) == classes), torch.ones_like(confident))
+
+
+def knowledge_vote(probabilities: Tensor, gate: float, soft: bool = False) -> Knowledge:
+    r"""What sources that are confident of a sample agree on.
+
+    With probabilities :math:`q_k` of source k, and those confident whose largest is above the gate g,
+
+    .. math:: c^* = \arg\max_c \sum_{k: \max q_k > g} \max(q_k) \, [\arg\max q_k = c]
+
+    and the confidence is that largest sum. Where nobody is confident all vote, and the weight is 0. The soft vote
+    takes the class of :math:`\sum_{k: \max q_k > g} q_k`, and the mean p of the probabilities of those n confident
+    sources whose own class it is; n is its weight, and n max p its confidence. Where there are none, p is the mean of
+    all, with a weight of 0.001. Among equals the smallest class is taken.
+
+    Args:
+        probabilities: Of K sources, shape (K, B, C).
+        gate: g, in [0, 1).
+        soft: Whether a student learns probabilities in place of classes.
+
+    Raises:
+        ValueError: If the shape is not (K, B, C) with a source and a class, or the gate is out of range.
+
+    References:
+        Feng et al. (KD3A), ICML 2021, section 3.2, which is the soft vote; the authors' code has the hard one.
+    """
+    _check_sources(probabilities)
+    votes = confident_votes(probabilities, gate)
+    total = _summed(votes)
+    if not soft:
+        kept = total.amax(dim=1) > 0
+        all_votes = torch.where(kept[:, None], total, _summed(confident_votes(probabilities, 0.0)))
+        confidence, classes = all_votes.max(dim=1).values, all_votes.argmax(dim=1)
+        targets = F.one_hot(classes, probabilities.shape[2]).to(probabilities)
+        return Knowledge(classes, confidence.to(probabilities), kept, targets, kept.to(probabilities))
+    confident = votes.amax(dim=2, keepdim=True) > 0
+    classes = _summed(torch.where(confident, probabilities, 0.0)).argmax(dim=1)
+    kept = total.gather(1, classes[:, None]).squeeze(1) > 0
+    members = agreeing(probabilities, votes, classes, kept)
+    sums = _summed(torch.where(members[..., None], probabilities, 0.0))
+    return soft_knowledge(classes, kept, sums, members.sum(dim=0), probabilities)
+
+
+def soft_knowledge(classes: Tensor, kept: Tensor, sums: Tensor, numbers: Tensor, like: Tensor) -> Knowledge:
+    """A soft vote from sums over the sources that agree.
+
+    Args:
+        classes: The class that they agree on, int64, shape (B,); where nobody is confident, that of the mean is taken.
+        kept: Whether a source is confident of it, shape (B,).
+        sums: Sums of their probabilities, shape (B, C).
+        numbers: How many they are, at least 1, shape (B,).
+        like: A tensor of the type that is wanted.
+    """
+    targets = sums.double() / numbers.double()[:, None]
+    weights = torch.where(kept, numbers.double(), UNSURE)
+    classes = torch.where(kept, classes, targets.argmax(dim=1))
+    confidence = weights * targets.amax(dim=1)
+    return Knowledge(classes, confidence.to(like), kept, targets.to(like), weights.to(like))
+
+
+def consensus_focus(probabilities: Tensor, gate: float, rule: FocusRule = "leave_one_out") -> Tensor:
+    r"""What each source adds to the quality of the hard vote of all, :math:`Q(S) = \sum_x \max_c \sum_{k \in S} a_k`.
+
+    Votes :math:`a_k` are those of `confident_votes`. Leave-one-out is :math:`Q(\text{all}) - Q(\text{all but } k)`; the
+    Shapley value is the mean of what k adds over all orders in which sources could join. The two are equal where no
+    sample's confident sources disagree. Shapley values sum to Q(all); all of both are at least 0.
+
+    Args:
+        probabilities: Of K sources, shape (K, B, C).
+        gate: In [0, 1).
+        rule: ``"leave_one_out"``, or ``"shapley"``, which takes 2^K votes of at most 16 sources.
+
+    Returns:
+        Shape (K,), float64, at least 0.
+
+    Raises:
+        ValueError: If an argument is out of range, or there are too many sources.
+
+    References:
+        Feng et al. (KD3A), ICML 2021, definition 2 (leave-one-out); the authors' code has Shapley values.
+    """
+    _check_sources(probabilities)
+    if rule not in get_args(FocusRule):
+        raise ValueError(f"rule must be one of {get_args(FocusRule)}, got {rule!r}")
+    votes = confident_votes(probabilities, gate).double()
+    if rule == "leave_one_out":
+        total = _summed(votes)
+        return torch.stack([left_out_focus(total, own) for own in votes])
+    return _shapley([*votes], lambda total: total.amax(dim=1).sum())
+
+
+def left_out_focus(total: Tensor, own: Tensor) -> Tensor:
+    """What one source adds to the vote of all, a scalar, float64: leave-one-out from the total alone.
+
+    Args:
+        total: Sum of all sources' `confident_votes`, shape (B, C).
+        own: Those of the source, of the same shape.
+    """
+    total, own = total.double(), own.double()
+    return (total.amax(dim=1) - (total - own).amax(dim=1)).sum()
+
+
+def between_class_variance(probabilities: Tensor) -> Tensor:
+    r"""How far apart a classifier's probabilities are for what it takes for a class and for the rest.
+
+    .. math:: \sum_c r_c (m_c^+ - m_c)^2 + (1 - r_c) (m_c^- - m_c)^2 = \sum_c r_c (1 - r_c) (m_c^+ - m_c^-)^2
+
+    where :math:`r_c` is the share of samples that are predicted to be of class c, :math:`m_c` the mean of column c, and
+    :math:`m_c^\pm` its means over those samples and over the others: the between part of each column's variance.
+
+    Args:
+        probabilities: Of N samples, shape (N, C).
+
+    Returns:
+        A scalar, float64, in [0, 1 - 1/C]; 0 for a classifier that says the same of all.
+
+    Raises:
+        ValueError: If there is no sample or no class.
+
+    References:
+        Liu et al. (Co-MDA), IEEE TCSVT 2023, by the authors' code.
+    """
+    if probabilities.dim() != 2 or 0 in probabilities.shape:
+        raise ValueError(
+            f"probabilities must have shape (N, C) with at least 1 sample and 1 class, got {_shape(probabilities)}"
+        )
+    columns = probabilities.double()
+    predicted = F.one_hot(probabilities.argmax(dim=1), columns.shape[1]).double()
+    share = predicted.mean(dim=0)
+    mean = columns.mean(dim=0)
+    inside, outside = (
+        (columns * chosen).sum(dim=0) / chosen.sum(dim=0).clamp(min=1) for chosen in (predicted, 1 - predicted)
+    )
+    return (share * (inside - mean).square() + (1 - share) * (outside - mean).square()).sum()
+
+
+def mixup(inputs: Tensor, labels: Tensor, concentration: float, at_least_half: bool = False) -> tuple[Tensor, Tensor]:
+    r"""Convex combinations of a batch with itself in another order, drawn from torch's generator.
+
+    .. math:: \lambda x_i + (1 - \lambda) x_{\pi(i)}, \qquad \lambda \sim \text{Beta}(\beta, \beta)
+
+    Args:
+        inputs: Shape (B, ...), floating.
+        labels: As probabilities, shape (B, C), times weights of the samples if they have any: so that a sample without
+            weight lends nothing to its partner.
+        concentration: beta, at least 0; 0 mixes nothing and draws nothing.
+        at_least_half: Whether lambda is at least 1/2: a sample stays the larger part of its mixture.
+
+    Returns:
+        Mixed inputs and labels, of the shapes given; one lambda for the batch.
+
+    Raises:
+        ValueError: If the concentration is below 0 or not finite.
+
+    References:
+        Zhang et al., mixup, ICLR 2018.
+    """
+    if not 0 <= concentration < math.inf:
+        raise ValueError(f"mixup (beta) must be at least 0 and finite, got {concentration}; 0 mixes nothing")
+    if concentration == 0:
+        return inputs, labels
+    share = float(Beta(concentration, concentration).sample())
+    share = max(share, 1 - share) if at_least_half else share
+    order = torch.randperm(len(inputs)).to(inputs.device)
+    return share * inputs + (1 - share) * inputs[order], share * labels + (1 - share) * labels[order]
+
+
+def check_gate(gate: float) -> None:
+    """Raise a `ValueError` unless a confidence can be above this gate, which is from 0 on."""
+    if not 0 <= gate < 1:
+        raise ValueError(f"gate must be in [0, 1), got {gate}: votes of a source that is surer than that are counted")
+
+
+def _check_sources(probabilities: Tensor) -> None:
+    if probabilities.dim() != 3 or not probabilities.shape[0] or not probabilities.shape[2]:
+        raise ValueError(
+            f"probabilities must have shape (K, B, C) with at least 1 source and 1 class, got {_shape(probabilities)}"
+        )
+
+
+def _shape(tensor: Tensor) -> tuple[int, ...]:
+    return tuple(tensor.shape)
+
+
+def _summed(votes: Tensor) -> Tensor:
+    """Over sources, in float64, where sums of float32 probabilities are exact: equal votes stay equal in any order."""
+    return votes.double().sum(dim=0)
+
+
+def _shapley(votes: list[Tensor], quality: Callable[[Tensor], Tensor]) -> Tensor:
+    """Shapley values of votes, whose sets are worth the ``quality`` of their sum; shape (number of votes,)."""
+    number = len(votes)
+    if number > _MOST_SOURCES:
+        raise ValueError(
+            f"Shapley values of {number} sources take 2^{number} votes, and at most {_MOST_SOURCES} sources are taken: "
+            "take rule='leave_one_out'"
+        )
+    worth = votes[0].new_zeros(1 << number)
+    for members in range(1, 1 << number):
+        worth[members] = quality(torch.stack([votes[k] for k in range(number) if members >> k & 1]).sum(dim=0))
+    values = votes[0].new_zeros(number)
+    for members in range(1 << number):
+        size = members.bit_count()
+        for k in range(number):
+            if not members >> k & 1:
+                share = math.factorial(size) * math.factorial(number - size - 1) / math.factorial(number)
+                values[k] += share * (worth[members | 1 << k] - worth[members])
+    return values

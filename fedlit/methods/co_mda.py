@@ -1,0 +1,229 @@
+"""Co-MDA (Liu, Xi, Li, Xu, Bai, Zhao, IEEE TCSVT 2023), by the authors' code: the paper's equations were not at hand.
+
+Differences from that code:
+
+- ``exchange="votes"`` is new: the target uses of all sources' answers their weighted mean alone, so that it comes from
+  one secure sum of weighted answers and weights.
+- Five rounds of FedAvg over the sources take the place of five in which the target waits (``warmup_rounds``); they give
+  its two networks, and all sources, an extractor to begin with. Without them the sources never tell their weights.
+- All clients train at the same time: the target on answers of the models of the round before.
+- The bias of young ensembles is corrected in all rounds; the code divides by the correction of the round after.
+- Teachers answer, and the target's networks are compared and evaluated, in evaluation mode; the code never leaves
+  training mode.
+- The target's two networks train in the same steps. At least two samples of a batch are kept.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedlit.federation import Channel, Client, RosterError, Summed
+from fedlit.federation.streams import enter_stream, torch_streams
+from fedlit.functional import between_class_variance, mixup
+from fedlit.methods.taught_target import ExchangeName, TaughtTarget, on_grid
+from fedlit.models import Replica, Twins
+from fedlit.models.twins import STAYS_LOCAL
+from fedlit.training.local import evaluating
+from fedlit.training.replicas import Replicas
+
+RAMP = 10
+"""Rounds over which the share of samples that are left out rises to its full value."""
+
+
+class CoMDA(TaughtTarget):
+    r"""Two networks of the target learn from a weighted mean of its sources' answers, each what the other finds easy.
+
+    .. math:: M = \frac{\sum_k e_k z_k}{\sum_k e_k}, \qquad e_k = \exp(\sigma \, O_k)
+
+    The sources train alone. At the end of a round each answers for every training sample of the target; z_k is the
+    moving mean of its answers, and O_k how far apart they are for different classes (`between_class_variance`). In the
+    next round each of the target's two networks takes the class of M, in the second half of a run mixed with its own
+    predictions, for the label, and trains on those samples of a batch on which the other's loss is least.
+
+    Args:
+        warmup_rounds: Rounds of FedAvg over the sources, in which they tell their weights to all through a sum; 0 keeps
+            the sources to themselves.
+        ensemble: What a moving mean keeps of its past, in [0, 1); 0 takes the newest answers alone.
+        sharpness: sigma, at least 0, which is the plain mean; the larger, the more the best source counts alone.
+        forget_rate: Share of a batch that is left out, in [0, 1), once it has risen over 10 rounds.
+        mixup: beta of the mixture of samples in a batch, whose shares are Beta(beta, beta); 0 mixes nothing.
+        exchange: ``"votes"``: every source sees the inputs of all training samples of the target, and its weighted
+            answers are added in a secure sum. ``"models"``: the target sees the model of each source, and asks it by
+            itself.
+        kwargs: See `FederatedModule`.
+
+    Raises:
+        ValueError: If an argument is out of range.
+        RosterError: At the end of a round, if all weights are 0 on the grid of the secure sum.
+
+    Notes:
+        With votes, a backend hides a source's answers and its weight: n_T C + 1 numbers up in each round, and the
+        target learns M and the sum of the weights. The target's inputs, n_T |x| numbers down to each source, once, are
+        hidden from no source, which keeps them, in its checkpoints too; beside a backend they are encrypted on their
+        way.
+
+        With models, |G| + |h| numbers of each source go to the target in each round, and stay unknown to others.
+    """
+
+    replicas: Replicas[Replica]
+    stays_local: ClassVar[tuple[str, ...]] = STAYS_LOCAL
+    several_models: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        *args: Any,
+        warmup_rounds: int = 5,
+        ensemble: float = 0.6,
+        sharpness: float = 5.0,
+        forget_rate: float = 0.06,
+        mixup: float = 0.3,
+        exchange: ExchangeName = "votes",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, warmup_rounds=warmup_rounds, exchange=exchange, **kwargs)
+        for name, share in (("ensemble", ensemble), ("forget_rate", forget_rate)):
+            if not 0 <= share < 1:
+                raise ValueError(f"{name} must be in [0, 1), got {share}")
+        for name, number in (("sharpness", sharpness), ("mixup (beta)", mixup)):
+            if not 0 <= number < math.inf:
+                raise ValueError(f"{name} must be at least 0 and finite, got {number}")
+        self.ensemble = ensemble
+        self.sharpness = sharpness
+        self.forget_rate = forget_rate
+        self.mixup = mixup
+
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        """What it takes to ask the sources, and of votes their weighted sum."""
+        if self.exchange == "models":
+            return (self.teaching,)
+        divided = "the sum of weighted answers is divided by that of the weights"
+        mixture = Summed("mixture", "weighted answers on each of the target's samples, and the weight", "sources",
+                         "target", too_few="skip", unblurred=divided)  # fmt: skip
+        return self.teaching, mixture
+
+    # ---------------------------------------------------------------- a local step
+
+    def loss(self, client: Client, batch: Sequence[Any]) -> Tensor:
+        """Cross-entropy of a source on its labels; of the target's networks, each on what the other finds easy."""
+        if not client.is_target:
+            return super().loss(client, batch)
+        twins, lesson, inputs = self.twins, self.lesson(), batch[0]
+        both: tuple[Callable[[Tensor], Tensor], ...] = (twins.own, twins.peer)
+        losses = [torch.as_tensor(self.labelled_loss(network, batch), device=self.device) for network in both]
+        if not lesson:
+            return torch.stack(
+                [loss + 0 * network(inputs).sum() for loss, network in zip(losses, both, strict=True)]
+            ).sum()
+        share = self.own_share()
+        with evaluating(twins):
+            logits = [network(inputs) for network in both]
+        for turn, (network, own, peer) in enumerate(zip(both, logits, reversed(logits), strict=True)):
+            labels = ((1 - share) * lesson["mixture"] + share * own.softmax(dim=1)).argmax(dim=1)
+            easy = easiest(F.cross_entropy(peer, labels, reduction="none"), self.kept_share())
+            classes = F.one_hot(labels[easy], self.num_classes).to(own.dtype)
+            mixed, targets = mixup(inputs[easy], classes, self.mixup, at_least_half=True)
+            losses[turn] = losses[turn] + F.cross_entropy(network(mixed), targets)
+        return torch.stack(losses).sum()
+
+    def own_share(self) -> float:
+        """a: what a network's own predictions count, 0 in the first half of a run and then up to 1."""
+        return max(0.0, 2 * self.progress() - 1)
+
+    def kept_share(self) -> float:
+        """Share of a batch on which a network trains: less in later rounds, and all again towards the end."""
+        ramp = min(1.0, (self.federation.round_idx - self.warmup_rounds - 1) / RAMP)
+        return 1 - (1 - self.own_share()) * self.forget_rate * ramp
+
+    # ---------------------------------------------------------------- rounds
+
+    def on_round_start(self, round_idx: int) -> None:
+        """After a warm-up both of the target's networks begin with its extractor."""
+        super().on_round_start(round_idx)
+        if self.warmup_rounds and round_idx == self.warmup_rounds and self.federation.is_local(self.target):
+            self.twins.start_peer_()
+
+    def on_round_end(self, round_idx: int) -> None:
+        """The sources answer, and the target takes the weighted mean of their answers."""
+        teachers = self.teachers()
+        if not teachers:
+            return
+        weighted = {name: self.weigh_(name, own) for name, own in self.ask_(teachers).items()}
+        for total in self.add_("mixture", weighted, teachers).values():
+            if total["weight"] > 0:
+                self._lessons = {"mixture": total["mixture"] / total["weight"]}
+            else:  # at the target; the next exchange tells everybody
+                self.federation.fail(
+                    RosterError(
+                        f"the weights of all sources are 0 on the grid of sums: lower sharpness ({self.sharpness})"
+                    )
+                )
+        if self.exchange == "models":
+            self._log({name: float(own["weight"]) for name, own in weighted.items()})
+
+    def weigh_(self, source: str, answers: Tensor) -> dict[str, Tensor]:
+        """A source's moving mean z of its answers, shape (n_T, C), moved on by the newest, times its weight; and that.
+
+        Weights are e_k as shares of the largest that there can be, at O = 1 - 1/C, so that grids hold them.
+        """
+        kept = self.kept(source)
+        before, count = kept.get("ensemble", torch.zeros_like(answers)), int(kept.get("count", 0)) + 1
+        moved = self.ensemble * before + (1 - self.ensemble) * answers
+        kept |= {"ensemble": moved, "count": torch.tensor(count)}
+        corrected = moved / (1 - self.ensemble**count)
+        spread = float(between_class_variance(corrected))
+        weight = math.exp(self.sharpness * (spread - (1 - 1 / self.num_classes)))
+        return {"mixture": on_grid(weight * corrected), "weight": on_grid(torch.tensor([weight]))}
+
+    def _log(self, weights: dict[str, float]) -> None:
+        """The weight w of each source, which the target knows of those whose models it has."""
+        total = sum(weights.values())
+        told = {self.target.name: {f"weight/{name}": own / total for name, own in weights.items()}} if total else {}
+        every = [f"weight/{client.name}" for client in self.sources]
+        self.log_everywhere(self.federation.report(told, every).get(self.target.name, {}))
+
+    # ---------------------------------------------------------------- set-up
+
+    @property
+    def twins(self) -> Twins:
+        """The target's two networks, where it is hosted."""
+        return cast(Twins, self.replicas[self.target])
+
+    def build_target(self, replica: Replica) -> Twins:
+        """Two networks with different classifiers."""
+        classifier = copy.deepcopy(replica.classifier)
+        with torch_streams():
+            enter_stream(self.federation.seed, "classifier of the peer")
+            for module in classifier.modules():
+                if callable(reset := getattr(module, "reset_parameters", None)):
+                    reset()
+        return Twins(replica, classifier)
+
+    def client_param_groups(self) -> list[dict[str, Any]]:
+        """One parameter group per local client, and another one for the target's second network."""
+        groups = super().client_param_groups()
+        if not self.federation.is_local(self.target):
+            return groups
+        peer = [param for param in self.twins.peer.parameters() if param.requires_grad]
+        known = {id(param) for param in peer}
+        for group in groups:
+            group["params"] = [param for param in group["params"] if id(param) not in known]
+        return [*groups, {"params": peer, "client": self.target.name}]
+
+
+def easiest(losses: Tensor, share: float) -> Tensor:
+    """Positions of the share of samples with the least losses, rounded up, and at least two, in their order.
+
+    Args:
+        losses: Shape (B,).
+        share: In (0, 1].
+    """
+    number = max(math.ceil(share * len(losses) - 1e-9), min(2, len(losses)))  # BatchNorm cannot train on one
+    return losses.argsort(stable=True)[:number].sort().values

@@ -1,0 +1,283 @@
+"""KD3A (Feng, You, Chen, Zhang, Zhu, Wu, Wu and Chen, ICML 2021), Algorithm 1.
+
+Differences from the paper, or from its code where the two differ:
+
+- All clients train at the same time: the target on votes of the models that the sources had at the end of the round
+  before. In the paper it waits for the sources of each round.
+- ``exchange="votes"`` is new. The sources see the target's samples in place of the target the sources' models, and
+  votes, focus and means go through secure sums: nobody learns what one source says, or what it adds.
+- The soft vote is the paper's, the hard one (default) the code's. Its loss is the cross-entropy, which differs from the
+  paper's divergence by the votes' own entropy, a constant.
+- Leave-one-out focus is the paper's; Shapley values are the code's, which are never rounded here. Focus is that of
+  hard votes, as in the code, whatever the target learns from.
+- ``weighting="uniform"`` (default) and momentum are the code's shares, ``"samples"`` the paper's. Nothing confident in
+  a round: all sources count alike, and by the code's shares the target not at all.
+- Means of BatchNorm's statistics keep the spread of the means (paper, equation 17); the code averages variances.
+- The code scores the target's samples in training mode, where BatchNorm's statistics are the target's; here in
+  evaluation mode. It mixes samples even if told not to, and lends a sample without votes a label; here neither.
+- All classifiers start from the same weights; as in the paper they are never averaged after a warm-up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedlit.federation import Channel, Client, Open, Summed
+from fedlit.functional import confident_votes, consensus_focus, left_out_focus, mixup
+from fedlit.functional.knowledge import FocusRule, agreeing, check_gate, soft_knowledge
+from fedlit.methods.taught_target import ExchangeName, TaughtTarget
+from fedlit.training.batchnorm import as_second_moments, as_variances, variances_of
+
+
+class KD3A(TaughtTarget):
+    r"""Teach the target what its confident sources agree on, and average extractors by what each source adds to that.
+
+    .. math:: \theta \leftarrow \alpha_T \theta_T + (1 - \alpha_T) \sum_k \frac{CF_k}{\sum_j CF_j} \theta_k
+
+    At the end of a round sources vote on each of the target's training samples: those whose largest probability is
+    above the gate. The target learns these votes in the next round. A source's consensus focus CF is what it adds to
+    the confidence of the votes; source and target extractors are averaged by it, for everyone. Classifiers stay.
+
+    Args:
+        gate: Probability above which a source's vote counts, in [0, 1); or two, between which it rises over the rounds
+            of a run. Linear layers and small networks are seldom as sure as the paper's 0.9: where few samples pass,
+            of few classes, the target unlearns the others. The share that passes is logged (``confident``).
+        vote: ``"hard"`` teaches classes, ``"soft"`` mean probabilities: see `knowledge_vote`.
+        focus: ``"leave_one_out"`` or ``"shapley"``, which needs single votes and so ``exchange="models"``.
+        exchange: ``"votes"``: every source sees the inputs of all training samples of the target, and its votes are
+            added in secure sums. ``"models"``: the target sees the model of each source, which it asks by itself.
+        mixup: beta of the mixture of samples in a batch, whose shares are Beta(beta, beta); 0 mixes nothing.
+        momentum: Of the shares alpha, in [0, 1): what they keep from the round before.
+        bn: Of BatchNorm's variances, ``"moments"`` averages them and the spread of the means, ``"mean"`` them alone.
+        weighting: ``"uniform"``, or ``"samples"``: CF_k times the number of samples of a source, and alpha_T the
+            target's share of all samples in place of its confident share over K + 1. Of a warm-up, as ever.
+        kwargs: See `FederatedModule`.
+
+    Raises:
+        ValueError: If an argument is out of range, or Shapley values are asked for where votes are only added.
+
+    Notes:
+        With votes, a backend hides single votes and what each source adds: a source learns the total of all votes and
+        of their focus; of two sources each knows the other's by subtraction. The target's inputs are hidden from no
+        source, which keeps them, in its checkpoints too; beside a backend they are encrypted on their way. They are
+        sent once: n_T |x| numbers down to each source, and n_T C up in each round (twice as many, and n_T (C + 1) in a
+        second sum, if the vote is soft).
+
+        With models, |G| + |h| numbers of each source go to the target in each round, and stay unknown to others; the
+        target tells each source its share.
+
+        In both, the mean of the extractors goes through one secure sum over sources and target.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        gate: float | tuple[float, float] = (0.9, 0.95),
+        vote: Literal["hard", "soft"] = "hard",
+        focus: FocusRule = "leave_one_out",
+        exchange: ExchangeName = "votes",
+        mixup: float = 2.0,
+        momentum: float = 0.9,
+        bn: Literal["moments", "mean"] = "moments",
+        weighting: Literal["samples", "uniform"] = "uniform",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, exchange=exchange, weighting=weighting, **kwargs)
+        self.gates = tuple(gate) if isinstance(gate, tuple | list) else (gate, gate)
+        if len(self.gates) != 2:
+            raise ValueError(f"gate must be a number, or the first and the last of a run, got {gate}")
+        for each in self.gates:
+            check_gate(each)
+        bns = ("moments", "mean")
+        options = (("vote", vote, ("hard", "soft")), ("focus", focus, get_args(FocusRule)), ("bn", bn, bns))
+        for name, chosen, choices in options:
+            if chosen not in choices:
+                raise ValueError(f"{name} must be one of {choices}, got {chosen!r}")
+        if focus == "shapley" and exchange == "votes":
+            raise ValueError(
+                "focus='shapley' needs the votes of single sources, which exchange='votes' only adds up: take "
+                "focus='leave_one_out', which needs the sum alone, or exchange='models'"
+            )
+        if not 0 <= mixup < math.inf:
+            raise ValueError(f"mixup (beta) must be at least 0 and finite, got {mixup}; 0 mixes nothing")
+        if not 0 <= momentum < 1:
+            raise ValueError(f"momentum must be in [0, 1), got {momentum}: at 1 shares would never change")
+        self.vote = vote
+        self.focus: FocusRule = focus
+        self.mixup = mixup
+        self.momentum = momentum
+        self.bn = bn
+
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        """What it takes to ask the sources, their votes and what each adds to them, and the extractors."""
+        noise = "noise would be votes where there are none"
+        divided = "weights are divided by it"
+        backbone = Summed("backbone", "extractor, times the share of its client, and that share", too_few="skip",
+                          unblurred=divided)  # fmt: skip
+        if self.exchange == "models":
+            return self.teaching, Open("focus", "share of the source", "target", "sources"), backbone
+        votes = Summed("votes", "confident votes on each of the target's samples", "sources", too_few="skip",
+                       unblurred=noise)  # fmt: skip
+        agreed = Summed("agreed", "probabilities of sources that agree", "sources", "target", too_few="skip",
+                        unblurred=noise)  # fmt: skip
+        focus = Summed("focus", "what a source adds to the votes", "sources", too_few="skip", unblurred=divided)
+        return (self.teaching, votes, *((agreed,) if self.vote == "soft" else ()), focus, backbone)
+
+    # ---------------------------------------------------------------- a local step
+
+    def loss(self, client: Client, batch: Sequence[Any]) -> Tensor:
+        """Cross-entropy of a source on its labels, of the target on mixtures of its samples and of their votes."""
+        if not client.is_target:
+            return super().loss(client, batch)
+        replica, lesson = self.replicas[client], self.lesson()
+        if not lesson:
+            nothing: Tensor = 0 * replica(batch[0]).sum()
+            return nothing + self.labelled_loss(replica, batch)
+        # what nobody is confident of weighs nothing, as a partner too
+        inputs, targets = mixup(batch[0], lesson["targets"] * lesson["weights"][:, None], self.mixup)
+        outputs = replica(inputs)
+        return F.cross_entropy(outputs, targets.to(outputs.dtype)) + self.labelled_loss(replica, batch)
+
+    # ---------------------------------------------------------------- the end of a round
+
+    def on_round_start(self, round_idx: int) -> None:
+        """Clients that were away fetch the newest extractor."""
+        super().on_round_start(round_idx)
+        self.load_mean_(self.federation.catch_up("backbone"))
+
+    def on_round_end(self, round_idx: int) -> None:
+        """The sources vote, the target takes what they agree on, and extractors are averaged by what each adds."""
+        teachers = self.teachers()
+        if not teachers:
+            return
+        gate = self.gates[0] + (self.gates[1] - self.gates[0]) * self.progress()
+        answers = self.ask_(teachers)
+        ballots = {name: self.ballot(own, confident_votes(own, gate)) for name, own in answers.items()}
+        least = (
+            max(gate, 1 / self.num_classes) / 2
+        )  # half of what any vote is: sums by CKKS are near 0 where there is none
+        totals = {
+            name: {**total, "votes": torch.where(total["votes"] > least, total["votes"], 0.0)}
+            for name, total in self.add_("votes", ballots, teachers).items()
+        }
+        teachers = self.heard("votes", teachers)
+        if not teachers:
+            return
+        self.take_lesson_(answers, ballots, totals, teachers)
+        confident = {name: float((total["votes"].amax(dim=1) > 0).double().mean()) for name, total in totals.items()}
+        if self.exchange == "votes":  # each source finds its focus in the total
+            own = [name for name in ballots if name in totals]
+            focus = {name: left_out_focus(totals[name]["votes"], ballots[name]["votes"]) for name in own}
+        else:
+            each = consensus_focus(torch.stack([*answers.values()]), gate, self.focus) if answers else ()
+            focus = dict(zip(answers, each, strict=True))
+        sharers = self.share_(focus, confident, teachers)
+        if sharers:
+            self.average_extractors_(sharers)
+        self._log(confident)
+
+    def ballot(self, probabilities: Tensor, votes: Tensor) -> dict[str, Tensor]:
+        """What a source sends of its probabilities and votes, of shape (n_T, C); of soft votes those of either."""
+        if self.vote == "hard":
+            return {"votes": votes}
+        confident = votes.amax(dim=1, keepdim=True) > 0
+        return {"votes": votes, "probabilities": torch.where(confident, probabilities, 0.0)}
+
+    def take_lesson_(
+        self,
+        answers: Mapping[str, Tensor],
+        ballots: Mapping[str, Mapping[str, Tensor]],
+        totals: Mapping[str, Mapping[str, Tensor]],
+        teachers: Sequence[str],
+    ) -> None:
+        """The target takes what the sources agree on; in a soft vote the class is told first, then who is of it."""
+        target = self.target.name
+        if self.vote == "hard":
+            if target in totals:
+                votes = totals[target]["votes"]
+                classes = F.one_hot(votes.argmax(dim=1), self.num_classes).float()
+                self._lessons = {"targets": classes, "weights": (votes.amax(dim=1) > 0).float()}
+            return
+        decided = {}
+        for name, total in totals.items():
+            classes = total["probabilities"].argmax(dim=1)
+            decided[name] = (classes, total["votes"].gather(1, classes[:, None]).squeeze(1) > 0)
+        agreed = {}
+        for name, own in answers.items():
+            members = agreeing(own, ballots[name]["votes"], *decided[name if self.exchange == "votes" else target])
+            agreed[name] = {"probabilities": torch.where(members[:, None], own, 0.0), "numbers": members.float()}
+        for name, total in self.add_("agreed", agreed, teachers).items():
+            numbers = total["numbers"].round().clamp(min=1)
+            vote = soft_knowledge(*decided[name], total["probabilities"], numbers, total["probabilities"])
+            self._lessons = {"targets": vote.targets, "weights": vote.weights}
+
+    def share_(self, focus: Mapping[str, Tensor], confident: Mapping[str, float], teachers: Sequence[str]) -> list[str]:
+        """Each source finds its alpha, or is told it, from its own focus and the sum of all; whose counted.
+
+        Focus is that of each source, a scalar; confident is the share of samples that somebody is confident of, by the
+        client that knows it.
+        """
+        models, target = self.exchange == "models", self.target.name
+        by_size = self.weighting == "samples"
+        sizes = self.federation.weights if by_size else dict.fromkeys([client.name for client in self.clients], 1)
+        largest = max(sizes[client.name] for client in self.sources)
+        adds = {name: own.reshape(1) * (sizes[name] / largest) for name, own in focus.items()}
+        summed = self.add_("focus", {name: {"focus": own} for name, own in adds.items()}, teachers)
+        teachers = self.heard("focus", teachers)
+        of_target = sizes[target] / (sizes[target] + sum(sizes[name] for name in teachers))
+        for holder, total in summed.items():
+            if holder not in (*teachers, target):
+                continue
+            rest = 1 - of_target * (1.0 if by_size else confident[holder])
+            if holder == target:
+                self.move_share_(target, 1 - rest)
+            everybody = float(total["focus"])
+            for name in (name for name in adds if models or name == holder):
+                self.move_share_(name, rest * (float(adds[name]) / everybody if everybody else 1 / len(teachers)))
+        if models:
+            message = {target: {name: {"share": self.kept(name)["share"]} for name in adds}} if adds else {}
+            for name, told in self.federation.exchange("focus", message, to=teachers).items():
+                self.kept(name)["share"] = told[target]["share"].cpu()
+        return [*teachers]
+
+    def move_share_(self, client: str, share: float) -> None:
+        """Let a client's alpha follow this round's; the first is taken as it is."""
+        before = self.kept(client).get("share")
+        kept = share if before is None else self.momentum * float(before) + (1 - self.momentum) * share
+        self.kept(client)["share"] = torch.tensor([kept], dtype=torch.float64)
+
+    @torch.no_grad()
+    def average_extractors_(self, sharers: Sequence[str]) -> None:
+        """The mean of extractors by their shares, for everyone: a sum of weights times shares, and of shares."""
+        payloads, among = {}, [*sharers, self.target.name]
+        for name in (name for name in among if self.federation.is_local(name)):
+            share = self.kept(name)["share"].to(self.device, torch.float32)
+            state = {key: tensor for key, tensor in self.shared_state(name).items() if key.startswith("extractor.")}
+            if self.bn == "moments":
+                state = as_second_moments(state, variances_of(self.replicas[name]))
+            scaled = {key: share[0] * tensor for key, tensor in state.items() if tensor.is_floating_point()}
+            payloads[name] = {**scaled, "share": share}
+        self.load_mean_(self.federation.sum("backbone", payloads, among=among))
+
+    def load_mean_(self, totals: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Write the mean of extractors into those of local clients, from what `average_extractors_` adds up."""
+        for name, total in totals.items():
+            mean = {key: tensor / total["share"][0] for key, tensor in total.items() if key != "share"}
+            self.load_shared_({name: as_variances(mean)})
+
+    def _log(self, confident: Mapping[str, float]) -> None:
+        """Share of the target's samples that somebody is confident of, and alpha, as far as the target knows them."""
+        target, told = self.target.name, {}
+        if target in confident:
+            known = [name for name in self._kept if self.exchange == "models" or name == target]
+            alphas = {f"share/{name}": float(self.kept(name)["share"]) for name in known}
+            told = {target: {"confident": confident[target], **alphas}}
+        every = ["confident", *(f"share/{client.name}" for client in self.clients)]
+        self.log_everywhere(self.federation.report(told, every).get(target, {}))

@@ -1,0 +1,212 @@
+"""What KD3A and Co-MDA share: at the end of a round the target learns what its sources say of all of its samples.
+
+Models or votes: either every source sends its model to the target, which asks it; or the target sends its samples to
+the sources, once, which answer through a secure sum. The target trains on the answers in the round after.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from fedlit.federation import Channel, Client, Open
+from fedlit.models import Replica
+from fedlit.module import FederatedModule
+from fedlit.training.local import evaluating
+from fedlit.training.replicas import Replicas
+
+ExchangeName = Literal["models", "votes"]
+
+STEPS = 2**20
+"""Probabilities are multiples of its inverse: sums of them over up to 16 sources are exact in float32, and on the
+default grid of secure sums. So answers are the same to the last bit whoever adds them, and in whatever order."""
+
+_AT_ONCE = 512
+"""Samples that a teacher is asked of in one go."""
+
+
+def on_grid(numbers: Tensor) -> Tensor:
+    """Numbers of absolute value up to 1, of any shape, as the nearest multiples of 2^-20, float32."""
+    return (numbers.float() * STEPS).round() / STEPS
+
+
+class TaughtTarget(FederatedModule):
+    """The target trains on what its sources say of its samples; a subclass says what is made of their answers.
+
+    In the first round after a warm-up the sources train alone. A round in which the target, or every source, is away
+    leaves the target with what it was told before. What is kept from round to round of each source is kept by whoever
+    asks it: the target (models), or the source itself (votes).
+
+    Args:
+        exchange: ``"votes"`` or ``"models"``.
+        kwargs: See `FederatedModule`.
+
+    Raises:
+        ValueError: If an argument is out of range.
+    """
+
+    replicas: Replicas[Replica]
+    classes_only: ClassVar[bool] = True
+    uses_unlabelled_target: ClassVar[bool] = True
+
+    def __init__(self, *args: Any, exchange: ExchangeName = "votes", **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if exchange not in get_args(ExchangeName):
+            raise ValueError(f"exchange must be 'models' or 'votes', got {exchange!r}")
+        if exchange == "models" and self.local_norm:
+            raise ValueError(
+                "exchange='models' needs whole models at the target, and local_norm=True keeps their normalisation "
+                "layers at home: leave it out, or take exchange='votes'"
+            )
+        self.exchange = exchange
+        self._shown: set[str] = set()  # sources that have the target's samples
+        self._samples: dict[str, Tensor] = {}  # those samples, by local source
+        self._kept: dict[str, dict[str, Tensor]] = {}  # from round to round, by the client that it is about
+        self._lessons: dict[str, Tensor] = {}  # of the target's samples, one row each
+
+    @property
+    def teaching(self) -> Channel:
+        """What is said in the clear so that sources can be asked."""
+        if self.exchange == "models":
+            return Open("teacher", "the whole model of each source", "sources", "target")
+        contents = "the inputs of all training samples of the target, which each source sees"
+        return Open("samples", contents, "target", "sources", "once")
+
+    # ---------------------------------------------------------------- local steps
+
+    def learners(self, round_idx: int) -> tuple[Client, ...]:
+        """The sources, and from the second round after a warm-up on the target."""
+        return self.clients if round_idx > self.warmup_rounds else self.sources
+
+    def lesson(self) -> dict[str, Tensor]:
+        """What the target was told of the samples of its batch in this local step, by name; nothing at first."""
+        rows = self.batch_positions(self.target)
+        return {name: table[rows].to(self.device) for name, table in self._lessons.items()}
+
+    def labelled_loss(self, network: Callable[[Tensor], Tensor], batch: Sequence[Any]) -> Tensor | float:
+        """The task's loss of one of the target's networks on those samples of a batch that have labels; 0 without."""
+        return self.task.loss(self.target, network(batch[0]), batch[1]) if self.target.labelled else 0.0
+
+    def progress(self) -> float:
+        """Share of a run's rounds after its warm-up that lie before this one, in [0, 1); 0 if nobody said how many."""
+        epochs, plan, before = self.trainer.max_epochs, self.record.plan, self.warmup_rounds
+        if epochs is None or plan is None or (rounds := epochs * int(plan["rounds_per_epoch"])) <= before:
+            return 0.0
+        return (self.federation.round_idx - before) / (rounds - before)
+
+    # ---------------------------------------------------------------- rounds
+
+    def on_round_start(self, round_idx: int) -> None:
+        """Clients that were away at the end of a warm-up fetch its result."""
+        self.fetch_warmup_(round_idx)
+
+    def teachers(self) -> list[str]:
+        """Names of the sources that are heard on all channels in this round, wherever they are, if the target is."""
+        each = [{client.name for client in self.federation.present(channel.name)} for channel in self.channels]
+        heard = set.intersection(*each)
+        return [client.name for client in self.sources if {client.name, self.target.name} <= heard]
+
+    def ask_(self, teachers: Sequence[str]) -> dict[str, Tensor]:
+        """What teachers say of the target's training samples, by name, as far as this process is to know.
+
+        That is everybody's where the target has their models, and local sources' where these have its samples.
+        Probabilities on the grid, shape (n_T, C), float32, on the CPU.
+        """
+        federation, target = self.federation, self.target.name
+        if self.exchange == "models":
+            sent = {name: self.shared_state(name) for name in teachers if federation.is_local(name)}
+            received = federation.exchange("teacher", sent, to=[self.target], around=self.shared.received)
+            return {
+                name: self.answers(self.teacher(state), self.training_inputs(self.target))
+                for name, state in received.get(target, {}).items()
+            }
+        late = [name for name in teachers if name not in self._shown]
+        if late:
+            own = [inputs.cpu() for inputs in self.training_inputs(self.target)] if federation.is_local(target) else []
+            message = {target: {"inputs": torch.cat(own)}} if own else {}
+            for name, told in federation.exchange("samples", message, to=late).items():
+                if target in told:
+                    self._samples[name] = told[target]["inputs"].cpu()
+            self._shown.update(late)
+        local = [name for name in teachers if name in self._samples]
+        return {name: self.answers(self.replicas[name], torch.split(self._samples[name], _AT_ONCE)) for name in local}
+
+    def teacher(self, state: Mapping[str, Tensor]) -> Replica:
+        """A source's network at the target, from what it has sent; frozen weights are the target's own."""
+        own = self.replicas[self.target]
+        network = Replica(copy.deepcopy(own.extractor), copy.deepcopy(own.classifier))
+        network.load_state_dict(state, strict=False)
+        return network
+
+    def answers(self, network: nn.Module, batches: Iterable[Tensor]) -> Tensor:
+        """A network's probabilities, on the grid, with statistics that stand still and without dropout."""
+        with evaluating(network), self.trainer.precision_plugin.forward_context():
+            return torch.cat([on_grid(network(inputs.to(self.device)).softmax(dim=1)).cpu() for inputs in batches])
+
+    def add_(
+        self, channel: str, messages: Mapping[str, Mapping[str, Tensor]], teachers: Collection[str]
+    ) -> dict[str, dict[str, Tensor]]:
+        """The total of what teachers' answers amount to, by the local clients that learn it; see `ask_` for whose.
+
+        Votes go through a secure sum; of models the target has it by itself. Where too few teach for a secure sum,
+        nobody learns anything.
+        """
+        if self.exchange == "votes":
+            received = self.federation.sum(channel, messages, among=teachers)
+            return {name: {key: tensor.cpu() for key, tensor in total.items()} for name, total in received.items()}
+        total: dict[str, Tensor] = {}
+        for name in (name for name in teachers if name in messages):
+            total = {key: total[key] + tensor if total else tensor for key, tensor in messages[name].items()}
+        return {self.target.name: total} if total else {}
+
+    def heard(self, channel: str, teachers: Collection[str]) -> list[str]:
+        """Of whom `add_` adds something up over a channel, wherever they are."""
+        return self.federation.senders(channel, teachers) if self.exchange == "votes" else [*teachers]
+
+    def kept(self, client: str) -> dict[str, Tensor]:
+        """What is kept of a client from round to round, to read and to write, where it is asked."""
+        return self._kept.setdefault(client, {})
+
+    # ---------------------------------------------------------------- those who come back, and checkpoints
+
+    def public_state(self) -> list[str]:
+        """Who has the target's samples."""
+        return sorted(self._shown)
+
+    def welcome_(self, state: Any, back: Collection[str]) -> None:
+        """Show the samples again to sources that come back, and to all as the target does, whatever they have kept."""
+        self._shown = set() if self.target.name in back else {*state} - {*back}
+
+    def _kept_by(self, client: str) -> list[str]:
+        """About whom a client keeps something."""
+        if self.exchange == "votes":
+            return [client]
+        return [each.name for each in self.clients] if client == self.target.name else []
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add what the target was told, what sources have seen, and what is kept of each."""
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["shown"] = self.public_state()
+        for client in self.federation.local_clients:
+            own = checkpoint["clients"][client.name]
+            own["kept"] = {name: self._kept[name] for name in self._kept_by(client.name) if name in self._kept}
+            if client.name in self._samples:
+                own["samples"] = self._samples[client.name]
+            if client.is_target:
+                own["lessons"] = self._lessons
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restore what the target was told, what sources have seen, and what is kept of each."""
+        super().on_load_checkpoint(checkpoint)
+        self._shown = set(checkpoint.get("shown", ()))
+        for client in self.federation.local_clients:
+            own = checkpoint.get("clients", {}).get(client.name, {})
+            self._kept.update(own.get("kept", {}))
+            if "samples" in own:
+                self._samples[client.name] = own["samples"]
+            if client.is_target:
+                self._lessons = own.get("lessons", {})

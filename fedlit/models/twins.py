@@ -1,0 +1,43 @@
+"""What the target of Co-MDA holds: two networks, which predict together."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import torch
+from torch import Tensor, nn
+
+from fedlit.models.replica import Replica
+
+STAYS_LOCAL = ("peer.",)
+"""Beginnings of the names in a replica's state that never leave its client."""
+
+
+class Twins(Replica):
+    """A network and its peer, with the same extractor and another classifier at first; it predicts their mean.
+
+    Args:
+        replica: What the target would hold otherwise; its parts are taken over.
+        classifier: The peer's, with random weights of its own.
+    """
+
+    peer: Replica
+
+    def __init__(self, replica: Replica, classifier: nn.Module) -> None:
+        super().__init__(replica.extractor, replica.classifier)
+        self.peer = Replica(copy.deepcopy(replica.extractor), classifier)
+
+    def own(self, x: Tensor) -> Tensor:
+        """Logits of the network without its peer, shape (batch, num_classes)."""
+        return super().forward(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Log of both networks' mean probabilities, shape (batch, num_classes)."""
+        each = torch.stack([self.own(x), self.peer(x)]).log_softmax(dim=2)
+        return each.logsumexp(dim=0) - math.log(2)
+
+    @torch.no_grad()
+    def start_peer_(self) -> None:
+        """Let the peer have this network's extractor, as after a warm-up; its classifier stays its own."""
+        self.peer.extractor.load_state_dict(self.extractor.state_dict())

@@ -1,0 +1,222 @@
+"""Votes by hand, Shapley values over all orders, and variances of numpy."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fedlit.functional import (
+    between_class_variance,
+    confident_votes,
+    consensus_focus,
+    knowledge_vote,
+    left_out_focus,
+    mixup,
+)
+
+BY_HAND = torch.tensor(
+    [
+        [[0.95, 0.03, 0.02], [0.50, 0.30, 0.20], [0.92, 0.05, 0.03]],
+        [[0.91, 0.05, 0.04], [0.40, 0.45, 0.15], [0.02, 0.97, 0.01]],
+        [[0.30, 0.40, 0.30], [0.20, 0.60, 0.20], [0.05, 0.93, 0.02]],
+    ]
+)
+"""Three sources' probabilities of three samples: two agree, none is sure, and one against two."""
+
+
+def random_probabilities(generator: torch.Generator, sources: int = 4, samples: int = 40, classes: int = 3) -> Tensor:
+    return (4 * torch.randn(sources, samples, classes, generator=generator)).softmax(dim=2)
+
+
+def test_hard_votes_by_hand() -> None:
+    vote = knowledge_vote(BY_HAND, 0.9)
+    assert vote.kept.tolist() == [True, False, True]
+    # where nobody is sure, all vote: .50 against .45 + .60
+    assert vote.classes.tolist() == [0, 1, 1]
+    assert vote.confidence.tolist() == pytest.approx([0.95 + 0.91, 0.45 + 0.60, 0.97 + 0.93])
+    assert vote.targets.tolist() == [[1, 0, 0], [0, 1, 0], [0, 1, 0]]
+    assert vote.weights.tolist() == [1, 0, 1]
+
+
+def test_soft_votes_by_hand() -> None:
+    vote = knowledge_vote(BY_HAND, 0.9, soft=True)
+    assert vote.kept.tolist() == [True, False, True]
+    assert vote.classes.tolist() == [0, 1, 1]
+    torch.testing.assert_close(vote.targets[0], (BY_HAND[0, 0] + BY_HAND[1, 0]) / 2)
+    torch.testing.assert_close(vote.targets[1], BY_HAND[:, 1].mean(dim=0))
+    torch.testing.assert_close(vote.targets[2], (BY_HAND[1, 2] + BY_HAND[2, 2]) / 2)
+    assert vote.weights.tolist() == pytest.approx([2, 0.001, 2])
+    # n max p, which is the sum of the confidences of those who agree
+    assert vote.confidence.tolist() == pytest.approx([1.86, 0.001 * 1.35 / 3, 1.90])
+
+
+def test_a_soft_class_that_no_confident_source_has_is_nobodys() -> None:
+    """Sums .51, .98, .51: class 1, which neither source names; the mean of all is learnt with next to no weight."""
+    probabilities = torch.tensor([[[0.51, 0.49, 0.0]], [[0.0, 0.49, 0.51]]])
+    vote = knowledge_vote(probabilities, 0.5, soft=True)
+    assert vote.classes.tolist() == [1]
+    assert not vote.kept.any()
+    assert vote.weights.tolist() == pytest.approx([0.001])
+    torch.testing.assert_close(vote.targets, probabilities.mean(dim=0))
+
+
+@pytest.mark.parametrize("soft", [False, True])
+def test_neither_the_order_of_the_sources_nor_of_the_samples_matters(soft: bool, generator: torch.Generator) -> None:
+    probabilities = random_probabilities(generator)
+    vote = knowledge_vote(probabilities, 0.8, soft)
+    other = knowledge_vote(probabilities[[2, 0, 3, 1]], 0.8, soft)
+    assert all(torch.equal(getattr(vote, name), getattr(other, name)) for name in vars(vote))
+    order = torch.randperm(40, generator=generator)
+    moved = knowledge_vote(probabilities[:, order], 0.8, soft)
+    assert all(torch.equal(getattr(vote, name)[order], getattr(moved, name)) for name in vars(vote))
+
+
+def test_a_gate_is_not_passed_by_what_equals_it_and_at_zero_all_pass(generator: torch.Generator) -> None:
+    exact = torch.tensor([[[0.75, 0.25]]])
+    assert not knowledge_vote(exact, 0.75).kept
+    assert knowledge_vote(exact, 0.7499).kept
+    assert knowledge_vote(random_probabilities(generator), 0.0).kept.all()
+
+
+def test_equal_votes_go_to_the_smaller_class() -> None:
+    tie = torch.tensor([[[0.05, 0.95]], [[0.95, 0.05]]])
+    assert knowledge_vote(tie, 0.9).classes.tolist() == [0]
+    assert confident_votes(torch.tensor([[0.5, 0.5]]), 0.3).tolist() == [[0.5, 0.0]]
+
+
+def test_one_source_votes_for_its_own_class(generator: torch.Generator) -> None:
+    probabilities = random_probabilities(generator, sources=1)
+    for soft in (False, True):
+        vote = knowledge_vote(probabilities, 0.6, soft)
+        assert torch.equal(vote.classes, probabilities[0].argmax(dim=1))
+        assert torch.equal(vote.kept, probabilities[0].amax(dim=1) > 0.6)
+
+
+def quality(probabilities: Tensor, gate: float, members: list[int]) -> float:
+    """Q of a coalition, as `knowledge_vote` tells it: the confidence of what is kept."""
+    if not members:
+        return 0.0
+    vote = knowledge_vote(probabilities[members], gate)
+    return float((vote.confidence.double() * vote.kept).sum())
+
+
+def test_leave_one_out_is_the_difference_of_two_votes(generator: torch.Generator) -> None:
+    probabilities = random_probabilities(generator)
+    everyone = list(range(4))
+    expected = [
+        quality(probabilities, 0.7, everyone) - quality(probabilities, 0.7, [other for other in everyone if other != k])
+        for k in everyone
+    ]
+    assert consensus_focus(probabilities, 0.7).tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def test_shapley_values_are_means_over_all_orders(generator: torch.Generator) -> None:
+    probabilities = random_probabilities(generator)
+    added = np.zeros((24, 4))
+    for row, order in enumerate(permutations(range(4))):
+        for place, k in enumerate(order):
+            before = quality(probabilities, 0.6, list(order[:place]))
+            added[row, k] = quality(probabilities, 0.6, list(order[: place + 1])) - before
+    focus = consensus_focus(probabilities, 0.6, "shapley")
+    assert focus.tolist() == pytest.approx(added.mean(axis=0).tolist(), abs=1e-5)
+    assert float(focus.sum()) == pytest.approx(quality(probabilities, 0.6, [0, 1, 2, 3]), abs=1e-5)
+    assert (focus >= 0).all()
+    left_out = consensus_focus(probabilities, 0.6)
+    assert (left_out >= 0).all()
+    assert float((focus - left_out).abs().max()) > 0.1  # sources disagree here
+
+
+def test_both_rules_are_ones_own_votes_where_confident_sources_agree(generator: torch.Generator) -> None:
+    probabilities = random_probabilities(generator, samples=200)
+    agree = (confident_votes(probabilities, 0.6).sum(dim=0) > 0).sum(dim=1) <= 1
+    probabilities = probabilities[:, agree]
+    own = confident_votes(probabilities, 0.6).double().sum(dim=(1, 2))
+    assert agree.sum() > 10
+    torch.testing.assert_close(consensus_focus(probabilities, 0.6), own)
+    torch.testing.assert_close(consensus_focus(probabilities, 0.6, "shapley"), own)
+
+
+def test_focus_follows_the_sources_and_needs_the_total_alone(generator: torch.Generator) -> None:
+    probabilities = random_probabilities(generator)
+    order = [2, 0, 3, 1]
+    for rule in ("leave_one_out", "shapley"):
+        focus = consensus_focus(probabilities, 0.6, rule)  # type: ignore[arg-type]
+        torch.testing.assert_close(consensus_focus(probabilities[order], 0.6, rule), focus[order])  # type: ignore[arg-type]
+    votes = confident_votes(probabilities, 0.6)
+    total = votes.double().sum(dim=0)
+    alone = torch.stack([left_out_focus(total, own) for own in votes])
+    assert torch.equal(alone, consensus_focus(probabilities, 0.6))
+
+
+def test_between_class_variance_is_the_total_less_that_within(generator: torch.Generator) -> None:
+    probabilities = random_probabilities(generator, sources=1, samples=300, classes=5)[0].double()
+    columns, predicted = probabilities.numpy(), probabilities.argmax(dim=1).numpy()
+    between = 0.0
+    for c in range(5):
+        groups = [columns[predicted == c, c], columns[predicted != c, c]]
+        within = sum(len(group) * np.var(group) for group in groups) / len(columns)
+        between += np.var(columns[:, c]) - within
+    assert float(between_class_variance(probabilities)) == pytest.approx(between, rel=1e-12)
+
+
+def test_between_class_variance_by_hand_and_at_its_ends() -> None:
+    # class 0: 3 of 4 samples with .8, one with .3: .75 * .25 * .5^2; class 1 the same, class 2 is never predicted
+    rows = torch.tensor([[0.8, 0.2, 0.0], [0.8, 0.2, 0.0], [0.8, 0.2, 0.0], [0.3, 0.7, 0.0]])
+    assert float(between_class_variance(rows)) == pytest.approx(2 * 0.75 * 0.25 * 0.25)
+    assert float(between_class_variance(rows[:1].expand(6, 3))) == 0
+    # one-hot and balanced: sum of r (1 - r), at most 1 - 1/C
+    assert float(between_class_variance(torch.eye(4).repeat(3, 1))) == pytest.approx(1 - 1 / 4)
+    share = torch.tensor([0.5, 0.25, 0.25])
+    assert float(between_class_variance(torch.eye(3)[[0, 0, 1, 2]])) == pytest.approx(
+        float((share * (1 - share)).sum())
+    )
+
+
+def test_mixup_mixes_inputs_and_labels_alike(generator: torch.Generator) -> None:
+    inputs = torch.randn(50, 2, 3, generator=generator)
+    labels = torch.eye(50)  # which tell the shares of the samples
+    torch.manual_seed(0)
+    mixed, shares = mixup(inputs, labels, 2.0)
+    torch.testing.assert_close(mixed, torch.einsum("ij,jkl->ikl", shares, inputs))
+    torch.testing.assert_close(shares.sum(dim=0), torch.ones(50))
+    torch.testing.assert_close(shares.sum(dim=1), torch.ones(50))
+    own = {round(float(shares[i, i]), 5) for i in range(50) if shares[i].count_nonzero() > 1}
+    assert len(own) == 1
+    drawn = [float(mixup(inputs[:2], labels[:2, :2], 0.3, at_least_half=True)[1].max()) for _ in range(40)]
+    assert min(drawn) >= 0.5
+    same = mixup(inputs, labels, 0.0)
+    assert same[0] is inputs
+    assert same[1] is labels
+
+
+def test_a_sample_without_weight_lends_nothing_to_its_partner() -> None:
+    torch.manual_seed(1)
+    _, mixed = mixup(torch.randn(8, 2), torch.zeros(8, 3), 2.0)
+    assert not mixed.any()
+
+
+@pytest.mark.parametrize("gate", [-0.1, 1.0, float("nan")])
+def test_gates_out_of_range_are_refused(gate: float) -> None:
+    for function in (knowledge_vote, consensus_focus, confident_votes):
+        with pytest.raises(ValueError, match=r"gate must be in \[0, 1\), got"):
+            function(BY_HAND, gate)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    for function in (knowledge_vote, consensus_focus):
+        with pytest.raises(ValueError, match=r"must have shape \(K, B, C\) .* got \(3, 3\)"):
+            function(BY_HAND[0], 0.9)
+    with pytest.raises(ValueError, match=r"must have shape \(\.\.\., B, C\)"):
+        confident_votes(torch.zeros(3, 0), 0.5)
+    with pytest.raises(ValueError, match=r"rule must be one of .* got 'mean'"):
+        consensus_focus(BY_HAND, 0.9, "mean")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"2\^17 votes, .* take rule='leave_one_out'"):
+        consensus_focus(torch.ones(17, 1, 1), 0.5, "shapley")
+    with pytest.raises(ValueError, match=r"must have shape \(N, C\) .* got \(0, 3\)"):
+        between_class_variance(torch.zeros(0, 3))
+    with pytest.raises(ValueError, match=r"mixup \(beta\) must be at least 0 and finite, got -1"):
+        mixup(BY_HAND, BY_HAND, -1.0)
