@@ -14,6 +14,8 @@ from fedlit.functional.calibration import (
 from fedlit.functional.discriminant import linear_discriminant, softmax_regression
 from fedlit.functional.gradient import loss_from_gradient
 from fedlit.functional.kernels import Kernel, cauchy_kernel, gaussian_kernel, laplace_kernel
+from fedlit.functional.minimax_entropy import minimax_entropy_loss
+from fedlit.functional.mixtures import mixture_variance
 from fedlit.functional.mmd import mmd_squared, rff_mmd_squared
 from fedlit.functional.random_features import random_fourier_features, sample_frequencies
 from fedlit.functional.scores import (
@@ -113,6 +115,8 @@ __all__ = [
     "loss_from_gradient",
     "losses_at",
     "mean_squared_distance",
+    "minimax_entropy_loss",
+    "mixture_variance",
     "mmd_squared",
     "moments_to_send",
     "nearest_class_mean",

@@ -1,10 +1,12 @@
 """One file per method, and one for what several share."""
 
 import fedlit.strategy  # noqa: F401  (so that Trainer(strategy="federated") is known)
+from fedlit.methods.adabn import AdaBN
 from fedlit.methods.apfl import APFL
 from fedlit.methods.ditto import Ditto
 from fedlit.methods.fed_dadil import FedDaDiL
 from fedlit.methods.fed_mmd import FedMMD
+from fedlit.methods.fed_mme import FedMME
 from fedlit.methods.fedavg import FedAvg
 from fedlit.methods.fedgp import FedDA, FedGP
 from fedlit.methods.fedprox import FedProx
@@ -18,12 +20,14 @@ from fedlit.methods.target_only import Oracle, TargetOnly
 
 __all__ = [
     "APFL",
+    "AdaBN",
     "Ditto",
     "FedAvg",
     "FedDA",
     "FedDaDiL",
     "FedGP",
     "FedMMD",
+    "FedMME",
     "FedProx",
     "FedRFTCA",
     "FedRFTCAClosedForm",

@@ -96,15 +96,35 @@ def labelled_samples(method: Method, clients: Sequence[Client]) -> Iterator[tupl
     Raises:
         TypeError: If training data come from another loader than a `FederatedLoader`.
     """
-    trainer = method.trainer
-    loader = trainer.train_dataloader
-    if not isinstance(loader, FederatedLoader):
-        raise TypeError(
-            f"{type(method).__name__} reads training samples from a FederatedLoader, got {type(loader).__name__}: give "
-            "FederatedLoader({client: dataset})"
-        )
+    trainer, loader = method.trainer, _federated(method)
     for batch in loader.in_order([client.name for client in clients]):
         batch = trainer.strategy.batch_to_device(trainer.precision_plugin.convert_input(batch))
         for name, (inputs, labels, *_) in batch.items():
             known = labels != UNLABELLED
             yield name, inputs[known], labels[known]
+
+
+def all_inputs(method: Method, client: Client, batch_size: int = 512) -> Iterator[Tensor]:
+    """Inputs of all training samples of a local client, labelled or not, once and always in one order, on the device.
+
+    The order is a random one, as samples may be sorted by class.
+
+    Raises:
+        TypeError: If training data come from another loader than a `FederatedLoader`.
+    """
+    trainer, loader = method.trainer, _federated(method)
+    datasets = {client.name: loader.datasets[client.name]}
+    once = FederatedLoader(datasets, batch_size, num_workers=loader.num_workers, seed=loader.seed)
+    for batch in once:
+        batch = trainer.strategy.batch_to_device(trainer.precision_plugin.convert_input(batch))
+        yield batch[client.name][0]
+
+
+def _federated(method: Method) -> FederatedLoader:
+    loader = method.trainer.train_dataloader
+    if not isinstance(loader, FederatedLoader):
+        raise TypeError(
+            f"{type(method).__name__} reads training samples from a FederatedLoader, got {type(loader).__name__}: give "
+            "FederatedLoader({client: dataset})"
+        )
+    return loader

@@ -1,0 +1,66 @@
+"""BatchNorm's running statistics where clients average them: as second moments, of which the mean loses nothing.
+
+A mean of variances lacks the spread of the clients' means, and is that of nobody's data. A mean of second moments
+E[x^2] = var + mean^2 is that of all clients' data together, and its variance is what is left without the mean's square.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+_VARIANCE, _MEAN, _SQUARE = "running_var", "running_mean", "running_square"
+
+
+def variances_of(network: nn.Module) -> dict[str, str]:
+    """Names in a network's state of BatchNorm's running variances, each with that of its running mean."""
+    return {
+        f"{prefix}.{_VARIANCE}".removeprefix("."): f"{prefix}.{_MEAN}".removeprefix(".")
+        for prefix, module in network.named_modules(remove_duplicate=False)
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_var is not None
+    }
+
+
+@torch.no_grad()
+def as_second_moments(state: Mapping[str, Tensor], variances: Mapping[str, str]) -> dict[str, Tensor]:
+    """Entries with running variances replaced by second moments, under a name of their own.
+
+    Args:
+        state: By name.
+        variances: From `variances_of`; those of which the state has no mean stay.
+    """
+    found: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        mean = state.get(variances.get(name, ""))
+        if mean is None:
+            found[name] = tensor
+        else:
+            found[_renamed(name, _VARIANCE, _SQUARE)] = second_moment(mean, tensor)
+    return found
+
+
+def second_moment(mean: Tensor, variance: Tensor) -> Tensor:
+    """E[x^2] = var + mean^2, in float32 at least, as half precision leaves few digits to a variance next to a mean."""
+    exact = variance.double() + mean.double().square()
+    return exact.to(torch.promote_types(variance.dtype, torch.float32))
+
+
+@torch.no_grad()
+def as_variances(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Entries of a mean of `as_second_moments` with running variances again; others stay as they are."""
+    found: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        if name.rpartition(".")[2] == _SQUARE:
+            mean = state[_renamed(name, _SQUARE, _MEAN)].double()
+            # below 0 by rounding, or by the noise of differential privacy
+            variance = (tensor.double() - mean.square()).clamp(min=0).to(tensor.dtype)
+            found[_renamed(name, _SQUARE, _VARIANCE)] = variance
+        else:
+            found[name] = tensor
+    return found
+
+
+def _renamed(name: str, old: str, new: str) -> str:
+    return name.removesuffix(old) + new
