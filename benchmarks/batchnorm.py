@@ -56,9 +56,11 @@ COLUMNS: dict[str, tuple[type[SourceOnly], dict[str, Any]]] = {
     "mean of variances": (SourceOnly, {"batchnorm_average": "variances"}),
     "mean of second moments": (SourceOnly, {"batchnorm_average": "moments"}),
     "AdaBN": (AdaBN, {}),
-    "AutoDIAL": (AdaBN, {"mixing": "learned"}),
+    "AutoDIAL": (AdaBN, {"mixing": "learned", "warmup_rounds": 10}),
 }
 ROUNDS = 20
+LOCAL_STEPS = {"digits, five domains": 10}
+"""Steps of a client in a round, where they are not a pass over its samples."""
 
 
 def networks(case: str) -> tuple[nn.Module, nn.Module | None]:
@@ -92,7 +94,7 @@ def run(piece: tuple[str, str, str, int]) -> dict[str, float]:
         max_epochs=ROUNDS,
         accelerator="cpu",
         devices=1,
-        strategy=FederatedStrategy(num_threads=1),
+        strategy=FederatedStrategy(local_steps=LOCAL_STEPS.get(case), num_threads=1),
         callbacks=[OracleAccuracy()],
         logger=False,
         enable_checkpointing=False,

@@ -43,7 +43,8 @@ class AdaBN(SourceOnly):
 
     With ``mixing`` it is AutoDIAL: each layer normalises by the statistics of a mixture of both sides, alpha of its own
     samples and 1 - alpha of the other side's, and the target trains as well, to be certain of its predictions. Labels
-    that it may have are not used.
+    that it may have are not used. Train it with SGD: steps of Adam are as long whatever a loss is multiplied by, so
+    that a small ``entropy_weight`` pulls as much as a source's loss, to predictions of one class.
 
     Args:
         clients: The roster.
@@ -61,6 +62,7 @@ class AdaBN(SourceOnly):
     Raises:
         ValueError: If an argument is out of range, or the networks have no BatchNorm layer with running statistics.
         RosterError: When training starts, if the target has a single sample.
+        TypeError: At the end of a round, if the data did not come from a `FederatedLoader`.
 
     Notes:
         AdaBN sends less than `SourceOnly`, and nothing of the target's; ``batchnorm_average`` has nothing to average.
