@@ -40,8 +40,9 @@ def test_placement_changes_neither_weights_nor_ledger_nor_metrics(
 @pytest.mark.parametrize(
     "method",
     [
-        *("FedRFTCA", "FedRFTCAClosedForm", "FedGP auto", "FedMMD, pairwise", "FedDaDiL"),
+        *("FedRFTCA", "FedRFTCAClosedForm", "FedGP auto", "FedMMD, pairwise", "FedDaDiL", "AdaBN, mixing"),
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("Voting", "FedDA", "FedDA auto", "FedGP", "FedMMD")),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("AdaBN", "FedAvg, moments", "FedMME")),
     ],
 )
 def test_placement_changes_nothing_where_more_than_weights_is_exchanged(method: str, devices: str) -> None:
@@ -144,6 +145,8 @@ def test_masked_training_on_three_processes_equals_one_and_the_plain_grid(on_gri
         ("FedRFTCA", "bfv"),
         pytest.param("FedRFTCA", "paillier", marks=pytest.mark.slow),
         ("FedRFTCAClosedForm", "masking"),
+        ("AdaBN, mixing", "masking"),
+        ("FedAvg, moments", "masking"),
     ],
 )
 def test_hidden_messages_train_the_same_on_three_processes_and_on_the_plain_grid(method: str, name: str) -> None:

@@ -19,6 +19,7 @@ from fedlit.callbacks import OracleAccuracy, closing_table, summarise
 from fedlit.data import HeartDisease
 from fedlit.methods import (
     APFL,
+    AdaBN,
     Ditto,
     FedAvg,
     FedDA,
@@ -35,10 +36,11 @@ from fedlit.methods import (
     TargetOnly,
 )
 from fedlit.models import MLP, Committee
-from helpers import build, loader, same, trainer, weights
+from helpers import build, loader, normalised_head, same, trainer, weights
 
 REGRESSING: dict[str, tuple[type[FederatedModule], dict[str, Any]]] = {
     "APFL": (APFL, {}),
+    "AdaBN": (AdaBN, {"classifier": normalised_head(8, 1)}),
     "Ditto": (Ditto, {}),
     "FedAvg": (FedAvg, {}),
     "FedDA": (FedDA, {"beta": "auto"}),

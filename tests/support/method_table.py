@@ -5,12 +5,14 @@ from __future__ import annotations
 from fedlit import FederatedModule
 from fedlit.methods import (
     APFL,
+    AdaBN,
     Ditto,
     FedAvg,
     FedDA,
     FedDaDiL,
     FedGP,
     FedMMD,
+    FedMME,
     FedProx,
     FedRep,
     FedRFTCA,
@@ -21,9 +23,12 @@ from fedlit.methods import (
     SourceOnly,
     TargetOnly,
 )
+from helpers import normalised_head
 
 METHODS: dict[str, tuple[type[FederatedModule], dict[str, object], dict[str, object]]] = {
     "APFL": (APFL, {}, {"target_labels": 30}),
+    "AdaBN": (AdaBN, {"classifier": normalised_head()}, {}),
+    "AdaBN, mixing": (AdaBN, {"classifier": normalised_head(), "mixing": "learned"}, {}),
     "Ditto": (Ditto, {}, {"target_labels": 30}),
     "FedAvg": (FedAvg, {}, {"target_labels": 30}),
     "FedDA": (FedDA, {"target_lr_ratio": 0.5, "align_magnitudes": True}, {"target_labels": 30}),
@@ -41,6 +46,7 @@ METHODS: dict[str, tuple[type[FederatedModule], dict[str, object], dict[str, obj
         {},
     ),
     "FedMMD": (FedMMD, {"warmup_rounds": 1, "degree": 1}, {}),
+    "FedMME": (FedMME, {"warmup_rounds": 1}, {"target_labels": 30}),
     "FedProx": (FedProx, {"mu": 0.1}, {}),
     "FedRFTCA": (FedRFTCA, {"num_frequencies": 16, "num_components": 8, "classifier_period": 1}, {}),
     "FedRFTCAClosedForm": (FedRFTCAClosedForm, {"num_frequencies": 16, "num_components": 8}, {}),
