@@ -37,11 +37,19 @@ from fedlit.models import Features, SmallCNN
 SEEDS = (0, 1, 2)
 SHARED = Path("../shared/data")
 ALL: dict[str, Any] = {"transductive": True, "batch_size": 32}
+WRITTEN = ("mnist", "usps", "optdigits")
 CASES: dict[str, tuple[Callable[..., DomainDataModule], tuple[str, ...]]] = {
     "digits, embedded": (partial(Digits, **ALL), ("clean", "blended", "fonts", "noisy")),
-    "digits, five domains": (
-        partial(DigitFive, SHARED / "digits_mnist10k_usps.npz", max_samples=1000, image_size=16, **ALL),
-        ("mnist", "usps", "optdigits", "blended", "rendered"),
+    "MNIST, USPS, optdigits": (
+        partial(
+            DigitFive,
+            SHARED / "digits_mnist10k_usps.npz",
+            clients=list(WRITTEN),
+            max_samples=1000,
+            image_size=16,
+            **ALL,
+        ),
+        WRITTEN,
     ),
     "Office-Caltech": (
         partial(FeatureDomains, SHARED / "office_caltech10_efficientnet_lite0.npz", **ALL),
@@ -59,13 +67,12 @@ COLUMNS: dict[str, tuple[type[SourceOnly], dict[str, Any]]] = {
     "AutoDIAL": (AdaBN, {"mixing": "learned", "warmup_rounds": 10}),
 }
 ROUNDS = 20
-LOCAL_STEPS = {"digits, five domains": 10}
-"""Steps of a client in a round, where they are not a pass over its samples."""
+LOCAL_STEPS = 10
 
 
 def networks(case: str) -> tuple[nn.Module, nn.Module | None]:
     """A small convolutional network, or a hidden layer on features, with BatchNorm."""
-    if case.startswith("digits"):
+    if not case.startswith("Office"):
         return SmallCNN(1), None
     return Features(1280), nn.Sequential(nn.Linear(1280, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 10))
 
@@ -94,7 +101,7 @@ def run(piece: tuple[str, str, str, int]) -> dict[str, float]:
         max_epochs=ROUNDS,
         accelerator="cpu",
         devices=1,
-        strategy=FederatedStrategy(local_steps=LOCAL_STEPS.get(case), num_threads=1),
+        strategy=FederatedStrategy(local_steps=LOCAL_STEPS, num_threads=1),
         callbacks=[OracleAccuracy()],
         logger=False,
         enable_checkpointing=False,

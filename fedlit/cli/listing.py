@@ -89,7 +89,7 @@ def sends(thing: type) -> str:
     """
     if not issubclass(thing, FederatedModule):
         return ""
-    clients = ["source", "another", Client("target", "target", labelled=True)]
+    clients: list[Client | str] = ["source", "another", Client("target", "target", labelled=True)]
     try:
         method = thing(clients, "target", 2, Bottleneck(SmallCNN(width=4), 2))  # narrow, and with BatchNorm
     except (TypeError, ValueError):

@@ -21,7 +21,6 @@ from fedlit.federation import Channel, Client, Open, RosterError, Summed
 from fedlit.methods.source_only import SourceOnly
 from fedlit.models import (
     MixedBatchNorm,
-    Replica,
     batchnorm_layers,
     estimate_statistics_,
     make_classifier,
@@ -29,7 +28,7 @@ from fedlit.models import (
 )
 from fedlit.training.batchnorm import as_variances, second_moment
 from fedlit.training.local import all_inputs
-from fedlit.training.replicas import Replicas, SharedWeights
+from fedlit.training.replicas import SharedWeights
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked", "other_mean", "other_var", "heard")
 
@@ -71,7 +70,6 @@ class AdaBN(SourceOnly):
         can hide, the target keeps the last ones.
     """
 
-    replicas: Replicas[Replica]
     uses_unlabelled_target: ClassVar[bool] = True
 
     def __init__(
@@ -142,7 +140,7 @@ class AdaBN(SourceOnly):
         """The task's loss of a source; entropy_weight times the mean entropy of the target's predictions."""
         if not client.is_target:
             return super().loss(client, batch)
-        log_p = self.replicas[client](batch[0]).log_softmax(dim=1)
+        log_p: Tensor = self.replicas[client](batch[0]).log_softmax(dim=1)
         return -self.entropy_weight * (log_p.exp() * log_p).sum(dim=1).mean()
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
