@@ -137,11 +137,13 @@ class MixedBatchNorm(_BatchNorm):
         """Mean and variance of a batch, with their graph; the running statistics follow as in BatchNorm."""
         values = x.transpose(0, 1).flatten(1)
         mean, var, count = values.mean(dim=1), values.var(dim=1, correction=0), values.shape[1]
+        if count < 2:  # as torch says it of BatchNorm
+            raise ValueError(f"expected more than 1 value per channel when training, got inputs of {tuple(x.shape)}")
         with torch.no_grad():
             self.num_batches_tracked.add_(1)
             factor = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
             self.running_mean.lerp_(mean.to(self.running_mean), factor)
-            self.running_var.lerp_((var * (count / max(1, count - 1))).to(self.running_var), factor)
+            self.running_var.lerp_((var * (count / (count - 1))).to(self.running_var), factor)
         return mean, var
 
     @torch.no_grad()

@@ -149,6 +149,12 @@ def test_the_share_is_learned_and_kept_within_its_range(generator: torch.Generat
         assert float(layer.share.detach()) == pytest.approx(kept)
 
 
+def test_a_single_value_has_no_variance() -> None:
+    with pytest.raises(ValueError, match=r"more than 1 value per channel when training, got inputs of \(1, 3\)"):
+        mixed()(torch.zeros(1, 3))
+    assert mixed().eval()(torch.zeros(1, 3)).shape == (1, 3)
+
+
 def test_a_network_is_copied_with_all_its_layers_replaced_and_none_twice() -> None:
     net = network()
     net.append(net[5])  # a layer in two places

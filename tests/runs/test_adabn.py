@@ -227,6 +227,16 @@ def test_bad_arguments_are_refused(arguments: dict[str, Any], message: str) -> N
         AdaBN(["c0", "c1", "c2"], "c2", 2, *network(), **arguments)
 
 
+@pytest.mark.parametrize("mixing", [None, "learned"])
+def test_a_batch_of_one_sample_is_told_before_the_first_round(mixing: Any) -> None:
+    data = shifted()
+    data["c1"] = TensorDataset(*(tensor[:33] for tensor in data["c1"].tensors))
+    with pytest.raises(
+        RosterError, match="client 'c1' trains on 33 samples with batch_size=8, which makes a batch of 1"
+    ):
+        fit(data=data, mixing=mixing)
+
+
 def test_a_target_of_one_sample_has_no_variance() -> None:
     with pytest.raises(RosterError, match="AdaBN takes the variance of the target's samples, and 'c2' has 1"):
         fit(data=shifted(target_size=1))
