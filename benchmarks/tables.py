@@ -336,6 +336,17 @@ def small_tables_calibration(results: Results) -> str:
     return grid("lower is better", ways.values(), rows)
 
 
+def batchnorm_methods(results: Results) -> str:
+    """Accuracy at the targets by what is done with BatchNorm statistics."""
+    columns = {name: name for row in results.values() for name in row}
+    rows = []
+    for case, row in results.items():
+        lost = row["mean of second moments"].get("spread of means")
+        share = "-" if lost is None else f"{lost:.1f}%"
+        rows.append((case, [*(cell(row.get(name, {}).get("target")) for name in columns), share]))
+    return grid("accuracy at the target", [*columns, "spread of the sources' means"], rows)
+
+
 TABLES: dict[str, dict[str, Callable[[Results], str]]] = {
     ALL: {"headlines": headlines},
     "accuracy": {"experiments": accuracy},
@@ -343,6 +354,7 @@ TABLES: dict[str, dict[str, Callable[[Results], str]]] = {
         **{part: fedgp_part(part) for part in ("noise", "heart", "label_shift")},
         "state_kept": fedgp_state,
     },
+    "batchnorm": {"methods": batchnorm_methods},
     "small_tables": {"auc": small_tables_auc, "calibration": small_tables_calibration},
     "fed_mmd_accuracy": {"office": fed_mmd_office, "hearts": fed_mmd_hearts},
     "fed_rf_tca": {

@@ -74,6 +74,10 @@ class FederatedModule(ClientOptimisation):
         schedule_interval: What advances a client's schedule: the ``"round"`` s or ``"step"`` s it took part in.
         weighting: Weights of clients in a mean: by number of training ``"samples"``, or ``"uniform"``.
         local_norm: Keep normalisation layers local, parameters and statistics (FedBN, Li et al., ICLR 2021).
+        batchnorm_average: How clients' BatchNorm statistics are averaged. The mean of their ``"variances"`` lacks the
+            spread of their means, and is smaller than the variance of all their data; that of their second
+            ``"moments"`` is just that variance. Second moments are larger: the bound of a fixed-point grid holds for
+            var + mean^2 then.
         warmup_rounds: Rounds of FedAvg over the sources before the method proper starts.
         vectorize: Train all local clients in one vectorised call; pays for many clients with tiny equal networks.
             Equal to training one by one within float tolerance; with dropout, the numbers drawn depend on placement.
@@ -138,6 +142,7 @@ class FederatedModule(ClientOptimisation):
         schedule_interval: Literal["round", "step"] = "round",
         weighting: Literal["samples", "uniform"] = "samples",
         local_norm: bool = False,
+        batchnorm_average: Literal["variances", "moments"] = "variances",
         warmup_rounds: int = 0,
         vectorize: bool = False,
     ) -> None:
@@ -155,6 +160,12 @@ class FederatedModule(ClientOptimisation):
             raise ValueError(f"warmup_rounds must be at least 0, got {warmup_rounds}")
         if weighting not in ("samples", "uniform"):
             raise ValueError(f"weighting must be 'samples' or 'uniform', got {weighting!r}")
+        if batchnorm_average not in ("variances", "moments"):
+            raise ValueError(f"batchnorm_average must be 'variances' or 'moments', got {batchnorm_average!r}")
+        if local_norm and batchnorm_average == "moments":
+            raise ValueError(
+                "batchnorm_average='moments' averages what local_norm=True keeps at its client: leave one of both out"
+            )
         if schedule_interval not in ("round", "step"):
             raise ValueError(f"schedule_interval must be 'round' or 'step', got {schedule_interval!r}")
         self.clients = make_roster(clients, target)
@@ -167,6 +178,7 @@ class FederatedModule(ClientOptimisation):
         self.lr_scheduler, self.schedule_interval = lr_scheduler, schedule_interval
         self.weighting = weighting
         self.local_norm = local_norm
+        self.batchnorm_average = batchnorm_average
         self.warmup_rounds = warmup_rounds
         self.vectorize = vectorize
         self.replicas = Replicas()
@@ -176,7 +188,8 @@ class FederatedModule(ClientOptimisation):
         self.save_hyperparameters({"clients": [client.name for client in self.clients]}, logger=False)
         self.target_temperature = 1.0
         self.record = RoundRecord()
-        self.shared = SharedWeights(self.replicas, self.originals, self.stays_local, local_norm)
+        moments = batchnorm_average == "moments"
+        self.shared = SharedWeights(self.replicas, self.originals, self.stays_local, local_norm, moments)
         self._own_federation: Federation | None = None
 
     # ---------------------------------------------------------------- what a method overrides
@@ -351,13 +364,15 @@ class FederatedModule(ClientOptimisation):
         federation, among = self.federation, tuple(among)
         named = (part,) if isinstance(part, str) else part
         parts = ("",) if named is None else tuple(f"{name}." for name in named)
-        payloads = {
+        states = {
             client.name: {k: tensor for k, tensor in self.shared_state(client.name).items() if k.startswith(parts)}
             for client in among
             if federation.is_local(client)
         }
+        payloads = {name: self.shared.to_average(name, state) for name, state in states.items()}
+        around = {name: self.shared.to_average(name, state) for name, state in self.shared.received.items()}
         weights = federation.weights if self.weighting == "samples" else None
-        self.load_shared_(federation.mean(channel, payloads, among, to, weights, self.shared.received, absent_too))
+        self.load_shared_(federation.mean(channel, payloads, among, to, weights, around, absent_too))
 
     def shared_state(self, client: str, frozen_too: bool = False) -> dict[str, Tensor]:
         """Weights of a local client that leave it, by name: see `SharedWeights`.

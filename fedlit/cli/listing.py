@@ -20,7 +20,7 @@ from fedlit.callbacks.shared import show
 from fedlit.callbacks.validators import WEIGHTED, Validator
 from fedlit.cli.plugins import KINDS, load_plugins
 from fedlit.federation import Client, Summed
-from fedlit.models import MLP
+from fedlit.models import Bottleneck, SmallCNN
 from fedlit.module import FederatedModule
 from fedlit.training.tasks import Classification
 
@@ -89,8 +89,9 @@ def sends(thing: type) -> str:
     """
     if not issubclass(thing, FederatedModule):
         return ""
+    clients: list[Client | str] = ["source", "another", Client("target", "target", labelled=True)]
     try:
-        method = thing(["source", "another", Client("target", "target", labelled=True)], "target", 2, MLP(2, [2]))
+        method = thing(clients, "target", 2, Bottleneck(SmallCNN(width=4), 2))  # narrow, and with BatchNorm
     except (TypeError, ValueError):
         return ""
     by_kind: dict[str, list[str]] = {}

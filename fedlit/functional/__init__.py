@@ -38,6 +38,8 @@ from fedlit.functional.knowledge import (
     left_out_focus,
     mixup,
 )
+from fedlit.functional.minimax_entropy import minimax_entropy_loss
+from fedlit.functional.mixtures import mixture_variance
 from fedlit.functional.mmd import mmd_squared, rff_mmd_squared
 from fedlit.functional.multi_kernel import (
     bandwidth_ladder,
@@ -165,7 +167,9 @@ __all__ = [
     "losses_at",
     "mean_pair_distance",
     "mean_squared_distance",
+    "minimax_entropy_loss",
     "mixture_frequencies",
+    "mixture_variance",
     "mixup",
     "mmd_squared",
     "moments_to_send",

@@ -1,12 +1,14 @@
 """One file per method, and one for what several share."""
 
 import fedlit.strategy  # noqa: F401  (so that Trainer(strategy="federated") is known)
+from fedlit.methods.adabn import AdaBN
 from fedlit.methods.apfl import APFL
 from fedlit.methods.co_mda import CoMDA
 from fedlit.methods.ditto import Ditto
 from fedlit.methods.fed_dadil import FedDaDiL
 from fedlit.methods.fed_jda import FedJDA
 from fedlit.methods.fed_mmd import FedMMD
+from fedlit.methods.fed_mme import FedMME
 from fedlit.methods.fedavg import FedAvg
 from fedlit.methods.fedgp import FedDA, FedGP
 from fedlit.methods.fedprox import FedProx
@@ -23,6 +25,7 @@ from fedlit.methods.target_only import Oracle, TargetOnly
 __all__ = [
     "APFL",
     "KD3A",
+    "AdaBN",
     "CoMDA",
     "Ditto",
     "FedAvg",
@@ -33,6 +36,7 @@ __all__ = [
     "FedGP",
     "FedJDA",
     "FedMMD",
+    "FedMME",
     "FedProx",
     "FedRFTCA",
     "FedRFTCAClosedForm",

@@ -66,6 +66,9 @@ class CombinedUpdates(FederatedModule):
             torch._foreach_copy_([state[name] for name in memory.start], list(memory.start.values()))
             if client.is_target and step:
                 torch._foreach_add_([state[name] for name in step], list(step.values()))
+                for variance, mean in self.moments_of(client).items():
+                    # the step was one of second moments: see `update`
+                    state[variance].add_(memory.start[mean].square() - state[mean].square()).clamp_(min=0)
             memory.forget_()
 
     def hand_out_(self) -> None:
@@ -147,8 +150,15 @@ class CombinedUpdates(FederatedModule):
     # ---------------------------------------------------------------- updates
 
     def update(self, client: Client) -> Update:
-        """What a local client has changed in this round, by name."""
-        return self.memory(client).update(self.weights_of(client))
+        """What a local client has changed in this round, by name; with ``batchnorm_average``, of second moments.
+
+        The change of var + mean^2 stands under the name of the variance.
+        """
+        state, memory = self.weights_of(client), self.memory(client)
+        update = memory.update(state)
+        for variance, mean in self.moments_of(client).items():
+            update[variance] += state[mean].square() - memory.start[mean].to(state[mean].device).square()
+        return update
 
     def rated(self, client: Client) -> Update:
         """A local source's update, and the sum of its learning rates as "path", but for differential privacy."""
@@ -184,6 +194,11 @@ class CombinedUpdates(FederatedModule):
         state = self.shared_state(client.name).items()
         floats = {name: tensor for name, tensor in state if tensor.is_floating_point()}
         return {name: tensor for name, tensor in floats.items() if first.setdefault(id(tensor), name) == name}
+
+    def moments_of(self, client: Client) -> dict[str, str]:
+        """Names of variances in `weights_of` that are combined as second moments, each with that of its mean."""
+        state = self.weights_of(client)
+        return {name: mean for name, mean in self.shared.variances(client.name).items() if name in state}
 
     def parameters_of(self, client: Client) -> Update:
         """A local client's parameters that are shared and trained, by name; buffers are no part of a gradient."""

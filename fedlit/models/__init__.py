@@ -3,6 +3,7 @@
 from fedlit.models.aligned import AlignedReplica, VotingReplica
 from fedlit.models.anchor import Anchor
 from fedlit.models.backbone import Backbone
+from fedlit.models.batchnorm import MixedBatchNorm, batchnorm_layers, estimate_statistics_, with_mixed_batchnorm
 from fedlit.models.committee import Committee, MomentReplica
 from fedlit.models.dictionary import Dictionary, DictionaryReplica
 from fedlit.models.extractors import MLP, Bottleneck, Features, LeNet, SmallCNN
@@ -24,6 +25,7 @@ __all__ = [
     "Features",
     "LeNet",
     "MatchingReplica",
+    "MixedBatchNorm",
     "MomentReplica",
     "Replica",
     "ResNet",
@@ -31,7 +33,10 @@ __all__ = [
     "SmallCNN",
     "Twins",
     "VotingReplica",
+    "batchnorm_layers",
+    "estimate_statistics_",
     "feature_width",
     "make_classifier",
     "part_of",
+    "with_mixed_batchnorm",
 ]

@@ -27,6 +27,8 @@ class MLP(nn.Module):
         hidden: Width of each hidden layer; may be empty if ``out_features`` is given.
         out_features: Width of the features; ``None`` takes the last hidden layer as it is.
         dropout: Probability in [0, 1) of dropping a unit after each layer.
+        batch_norm: Normalise the outputs of each layer before its ReLU (BatchNorm); what clients do with its statistics
+            is said by ``local_norm`` and ``batchnorm_average`` of methods, and `AdaBN` needs it.
 
     Raises:
         ValueError: If a width is below 1, there is no layer, or ``dropout`` is outside [0, 1); when called, if inputs
@@ -41,6 +43,7 @@ class MLP(nn.Module):
         hidden: Sequence[int] = (64, 64),
         out_features: int | None = None,
         dropout: float = 0.0,
+        batch_norm: bool = False,
     ) -> None:
         super().__init__()
         widths = [*hidden] if out_features is None else [*hidden, out_features]
@@ -55,7 +58,8 @@ class MLP(nn.Module):
         self.out_features = widths[-1]
         layers: list[nn.Module] = []
         for fan_in, fan_out in zip([in_features, *widths], widths, strict=False):
-            layers += [nn.LazyLinear(fan_out) if fan_in is None else nn.Linear(fan_in, fan_out), nn.ReLU()]
+            layers.append(nn.LazyLinear(fan_out) if fan_in is None else nn.Linear(fan_in, fan_out))
+            layers += [nn.BatchNorm1d(fan_out), nn.ReLU()] if batch_norm else [nn.ReLU()]
             if dropout:
                 layers.append(nn.Dropout(dropout))
         self.layers = nn.Sequential(*layers)

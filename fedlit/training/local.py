@@ -130,6 +130,22 @@ def training_inputs(method: Method, client: Client) -> Iterator[Tensor]:
         yield batch[client.name][0]
 
 
+def all_inputs(method: Method, client: Client, batch_size: int = 512) -> Iterator[Tensor]:
+    """Inputs of all training samples of a local client, labelled or not, once and always in one order, on the device.
+
+    The order is a random one, as samples may be sorted by class.
+
+    Raises:
+        TypeError: If training data come from another loader than a `FederatedLoader`.
+    """
+    trainer, loader = method.trainer, _federated(method)
+    datasets = {client.name: loader.datasets[client.name]}
+    once = FederatedLoader(datasets, batch_size, num_workers=loader.num_workers, seed=loader.seed)
+    for batch in once:
+        batch = trainer.strategy.batch_to_device(trainer.precision_plugin.convert_input(batch))
+        yield batch[client.name][0]
+
+
 def batch_positions(method: Method, client: Client) -> Tensor:
     """See `FederatedModule.batch_positions`."""
     federation = method.federation

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlit.federation import Client
+from fedlit.training.batchnorm import as_second_moments, as_variances, variances_of
 
 NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
 """Normalisation layers: what ``local_norm`` keeps at home."""
@@ -53,6 +54,7 @@ class SharedWeights:
         originals: Extractor and classifier as given to the constructor.
         stays_local: Beginnings of names that never leave.
         local_norm: Whether normalisation layers stay, parameters and statistics.
+        moments: Whether a mean is taken of BatchNorm's second moments, rather than of its variances.
 
     Attributes:
         received: By client, what it last received (at first, what it started with), as far as it is remembered: what
@@ -65,11 +67,13 @@ class SharedWeights:
         originals: tuple[nn.Module, nn.Module],
         stays_local: Sequence[str],
         local_norm: bool,
+        moments: bool = False,
     ) -> None:
         self._replicas = replicas
         self._originals = dict(zip(_PARTS, originals, strict=True))
         self._stays_local = tuple(stays_local)
         self._local_norm = local_norm
+        self._moments = moments
         self._known: dict[str, dict[str, Tensor]] = {}
         self._untouched: dict[str, frozenset[str]] = {}
         self._remembers = False
@@ -116,6 +120,17 @@ class SharedWeights:
         frozen = untouched & _frozen(_parts_of(replica))
         return {name: tensor for name, tensor in known.items() if name not in frozen}
 
+    def variances(self, client: str) -> dict[str, str]:
+        """Names of running variances that leave a local client as second moments, each with that of its mean."""
+        if not self._moments:
+            return {}
+        pairs, shared = variances_of(self._replicas[client]), self.of(client)
+        return {variance: mean for variance, mean in pairs.items() if variance in shared and mean in shared}
+
+    def to_average(self, client: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A local client's weights as they are sent where a mean of them is taken, which `write_` takes back."""
+        return as_second_moments(state, self.variances(client))
+
     def _find_untouched(self, client: str) -> frozenset[str]:
         """Entries that were given frozen and still have the values given, which a checkpoint may have replaced."""
         frozen = _frozen(self._originals, whatever_mode=True) & _frozen(_parts_of(self._replicas[client]))
@@ -129,9 +144,9 @@ class SharedWeights:
 
     @torch.no_grad()
     def write_(self, received: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Write received weights into local replicas: ``{client: {name: tensor}}``."""
-        for client, state in received.items():
-            own = self.of(client, frozen_too=True)
+        """Write received weights into local replicas: ``{client: {name: tensor}}``; see `to_average`, too."""
+        for client, message in received.items():
+            own, state = self.of(client, frozen_too=True), as_variances(message)
             if state:  # a part that is frozen as a whole is an empty message
                 torch._foreach_copy_([own[name] for name in state], list(state.values()))
             if self._remembers:

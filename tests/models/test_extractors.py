@@ -45,6 +45,17 @@ def test_mlp_has_the_width_and_parameters_it_says(
     assert count(network) == parameters
 
 
+def test_mlp_normalises_each_layer_before_its_relu() -> None:
+    network = MLP(6, hidden=[5, 4], batch_norm=True)
+    first, norm, *_ = network.layers
+    kinds = [nn.Linear, nn.BatchNorm1d, nn.ReLU] * 2
+    assert [type(layer) for layer in network.layers] == kinds
+    x = torch.randn(9, 6, generator=torch.Generator().manual_seed(0))
+    hidden = first(x)
+    hidden = ((hidden - hidden.mean(0)) / (hidden.var(0, correction=0) + norm.eps).sqrt()).relu()
+    torch.testing.assert_close(network.layers[:3](x), hidden)
+
+
 def test_mlp_drops_units_in_training_only() -> None:
     network = MLP(4, [1000], dropout=0.5)
     x = torch.randn(1, 4)

@@ -112,7 +112,7 @@ def test_equal_weights_are_none_with_any_method(name: str, tmp_path: Path):
         torch.manual_seed(0)
         data = Digits(target="fonts", flatten=True, seed=0, **of_data)
         module: FederatedModule = method(
-            data.clients, data.target, 10, MLP(64, [8]), class_weights=weights,
+            data.clients, data.target, 10, MLP(64, [16]), class_weights=weights,
             optimizer=lambda groups: SGD(groups, lr=0.1), **arguments,
         )  # fmt: skip
         trainer(2, [], tmp_path, limit_val_batches=0).fit(module, data)

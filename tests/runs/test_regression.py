@@ -20,6 +20,7 @@ from fedlit.data import HeartDisease
 from fedlit.methods import (
     APFL,
     KD3A,
+    AdaBN,
     CoMDA,
     Ditto,
     FedAvg,
@@ -40,10 +41,11 @@ from fedlit.methods import (
     TargetOnly,
 )
 from fedlit.models import MLP, Committee
-from helpers import build, loader, same, trainer, weights
+from helpers import build, loader, normalised_head, same, trainer, weights
 
 REGRESSING: dict[str, tuple[type[FederatedModule], dict[str, Any]]] = {
     "APFL": (APFL, {}),
+    "AdaBN": (AdaBN, {"classifier": normalised_head(8, 1)}),
     "Ditto": (Ditto, {}),
     "FedAvg": (FedAvg, {}),
     "FedCORAL": (FedCORAL, {}),

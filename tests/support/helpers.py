@@ -7,7 +7,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Adam
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import TensorDataset
@@ -38,6 +38,14 @@ def build(method: type[FederatedModule], data: Digits, **kwargs: Any) -> Federat
     torch.manual_seed(0)
     network = kwargs.pop("extractor", None) or MLP(64, [16], dropout=kwargs.pop("dropout", 0.0))
     return method(data.clients, data.target, data.num_classes, network, **kwargs)
+
+
+def normalised_head(width: int = 16, outputs: int = 10) -> nn.Module:
+    """A classifier with BatchNorm, for `build`; always the same."""
+    linear = nn.Linear(width, outputs)
+    nn.init.zeros_(linear.weight)
+    nn.init.zeros_(linear.bias)
+    return nn.Sequential(nn.BatchNorm1d(width), linear)
 
 
 STATEFUL: dict[str, Any] = {

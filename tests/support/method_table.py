@@ -6,6 +6,7 @@ from fedlit import FederatedModule
 from fedlit.methods import (
     APFL,
     KD3A,
+    AdaBN,
     CoMDA,
     Ditto,
     FedAvg,
@@ -16,6 +17,7 @@ from fedlit.methods import (
     FedGP,
     FedJDA,
     FedMMD,
+    FedMME,
     FedProx,
     FedRep,
     FedRFTCA,
@@ -26,11 +28,14 @@ from fedlit.methods import (
     SourceOnly,
     TargetOnly,
 )
+from helpers import normalised_head
 
 METHODS: dict[str, tuple[type[FederatedModule], dict[str, object], dict[str, object]]] = {
     "APFL": (APFL, {}, {"target_labels": 30}),
     "CoMDA": (CoMDA, {"warmup_rounds": 1}, {}),
     "CoMDA, models": (CoMDA, {"warmup_rounds": 1, "exchange": "models"}, {"target_labels": 30}),
+    "AdaBN": (AdaBN, {"classifier": normalised_head()}, {}),
+    "AdaBN, mixing": (AdaBN, {"classifier": normalised_head(), "mixing": "learned"}, {}),
     "Ditto": (Ditto, {}, {"target_labels": 30}),
     "FedAvg": (FedAvg, {}, {"target_labels": 30}),
     "FedCORAL": (FedCORAL, {}, {}),
@@ -52,6 +57,7 @@ METHODS: dict[str, tuple[type[FederatedModule], dict[str, object], dict[str, obj
     ),
     "FedJDA": (FedJDA, {"num_frequencies": 16, "num_components": 8}, {}),
     "FedMMD": (FedMMD, {"warmup_rounds": 1, "degree": 1}, {}),
+    "FedMME": (FedMME, {"warmup_rounds": 1}, {"target_labels": 30}),
     "FedProx": (FedProx, {"mu": 0.1}, {}),
     "FedRFTCA": (FedRFTCA, {"num_frequencies": 16, "num_components": 8, "classifier_period": 1}, {}),
     "FedRFTCAClosedForm": (FedRFTCAClosedForm, {"num_frequencies": 16, "num_components": 8}, {}),

@@ -27,13 +27,16 @@ from fedlit.methods import FedAvg, FedRFTCA
 from fedlit.models import MLP
 from fedlit.privacy import PrivacyWarning
 from fedlit.remote import Server, Site
-from helpers import STATEFUL, build, digits, fingerprint, trainer, weights
+from helpers import STATEFUL, build, digits, fingerprint, normalised_head, trainer, weights
 from processes import LAUNCHED
 from relay import relayed
 
 SITES = ["clean", "blended", "fonts"]
 
 ARGUMENTS: dict[str, dict[str, Any]] = {
+    "AdaBN": {"classifier": normalised_head()},
+    "AdaBN, mixing": {"classifier": normalised_head(), "mixing": "learned"},
+    "FedAvg, moments": {"classifier": normalised_head(), "batchnorm_average": "moments"},
     "FedRFTCA": {"num_frequencies": 16, "num_components": 8, "classifier_period": 2},
     "Voting": {"num_frequencies": 16, "num_components": 8, "classifier_period": None},
     "FedJDA": {"num_frequencies": 16, "num_components": 8},

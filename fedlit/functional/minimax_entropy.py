@@ -1,0 +1,40 @@
+"""The entropy term of minimax entropy (Saito, Kim, Sclaroff, Darrell and Saenko, ICCV 2019)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+_TINY = 1e-5
+"""As published; it keeps log p finite, and moves the loss of a uniform prediction by C times as much."""
+
+
+def minimax_entropy_loss(logits: Tensor) -> Tensor:
+    r"""Negative mean entropy of predictions.
+
+    .. math:: L = \frac{1}{B} \sum_i \sum_c p_{ic} \log(p_{ic} + 10^{-5}), \qquad p_i = \text{softmax}(\text{logits}_i)
+
+    A classifier that lowers it makes predictions uncertain: its class weights move towards the samples. An extractor
+    that raises it (of which the gradient is reversed) gathers the samples about them.
+
+    Args:
+        logits: Shape (B, C), of at least one sample.
+
+    Returns:
+        A scalar between -log C (all predictions uniform) and 0 (all certain), up to C times 1e-5.
+
+    Raises:
+        ValueError: If logits have another shape, or there are none.
+
+    References:
+        Saito et al., Semi-supervised domain adaptation via minimax entropy, ICCV 2019, equation 5, with its sign.
+
+    >>> minimax_entropy_loss(torch.zeros(3, 2))
+    tensor(-0.6931)
+    """
+    if logits.dim() != 2 or not logits.numel():
+        raise ValueError(
+            f"logits must have shape (B, C) with at least one sample and class, got {tuple(logits.shape)}: leave the "
+            "term out where there is none"
+        )
+    p = logits.softmax(dim=1)
+    return (p * (p + _TINY).log()).sum(dim=1).mean()

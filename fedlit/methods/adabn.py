@@ -1,0 +1,216 @@
+"""AdaBN (Li, Wang, Shi, Hou and Liu, Pattern Recognition 2018), Algorithm 1; AutoDIAL (Carlucci et al., ICCV 2017).
+
+Differences from the papers: there is no federation in them, and one source. Here every client has BatchNorm statistics
+of its own, which never leave it, while all other weights are FedAvg's. AutoDIAL's two sides are the target and the mean
+of all sources. A batch is mixed with moments that the other side told at the end of the last round, as constants; the
+papers mix two batches of one step. Each client has its own gradient by the share alpha, which is averaged like a
+weight.
+
+Difference from AutoDIAL's published code: variances are mixed as second moments, as its text says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fedlit.federation import Channel, Client, Open, RosterError, Summed
+from fedlit.methods.source_only import SourceOnly
+from fedlit.models import (
+    MixedBatchNorm,
+    batchnorm_layers,
+    estimate_statistics_,
+    make_classifier,
+    with_mixed_batchnorm,
+)
+from fedlit.training.batchnorm import as_variances, second_moment
+from fedlit.training.local import all_inputs
+from fedlit.training.replicas import SharedWeights
+
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked", "other_mean", "other_var", "heard")
+
+
+class AdaBN(SourceOnly):
+    """FedAvg over the sources, with BatchNorm statistics of the target's own samples at the target.
+
+    At the end of a round the target goes through its training samples, without their labels, and takes mean and
+    variance of what reaches each BatchNorm layer. Scales and shifts stay those of the sources (unlike with
+    ``local_norm``, where the target would have to learn them by itself). Networks without BatchNorm are refused.
+
+    With ``mixing`` it is AutoDIAL: each layer normalises by the statistics of a mixture of both sides, alpha of its own
+    samples and 1 - alpha of the other side's, and the target trains as well, to be certain of its predictions. Labels
+    that it may have are not used. Train it with SGD: steps of Adam are as long whatever a loss is multiplied by, so
+    that a small ``entropy_weight`` pulls as much as a source's loss, to predictions of one class.
+
+    Args:
+        clients: The roster.
+        target: Name of the client adapted to.
+        num_classes: Number of classes.
+        extractor: Network from inputs to features; it or the classifier has BatchNorm layers.
+        classifier: Network from features to logits; ``None`` is a linear layer.
+        mixing: Share alpha of a client's own samples, in [1/2, 1]: 1 are separate statistics, 1/2 pooled ones;
+            ``"learned"`` starts each layer's at 1 and trains it; ``None`` is AdaBN.
+        entropy_weight: With ``mixing``, weight of the mean entropy of the target's predictions, at least 0.
+        pass_per_layer: Go through the target's samples once for every layer, so that each sees the final statistics of
+            those before it; ``False`` goes through them once, and each batch of 512 meets the statistics so far.
+        kwargs: See `FederatedModule`.
+
+    Raises:
+        ValueError: If an argument is out of range, or the networks have no BatchNorm layer with running statistics.
+        RosterError: When training starts, if the target has a single sample.
+        TypeError: At the end of a round, if the data did not come from a `FederatedLoader`.
+
+    Notes:
+        AdaBN sends less than `SourceOnly`, and nothing of the target's; ``batchnorm_average`` has nothing to average.
+        With ``mixing`` the sources learn mean and variance of each layer's inputs at the target, in the clear, and the
+        target the sources' mean of these; with a single source, its own. In rounds with fewer sources than a backend
+        can hide, the target keeps the last ones.
+    """
+
+    uses_unlabelled_target: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        clients: Sequence[Client | str],
+        target: str,
+        num_classes: int,
+        extractor: nn.Module,
+        classifier: nn.Module | None = None,
+        *,
+        mixing: float | Literal["learned"] | None = None,
+        entropy_weight: float = 0.1,
+        pass_per_layer: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        if mixing is not None and mixing != "learned" and (isinstance(mixing, str) or not 0.5 <= mixing <= 1):
+            raise ValueError(
+                f"mixing (alpha) must be a share of a client's own samples in [0.5, 1], 'learned', or null for AdaBN "
+                f"without it, got {mixing!r}"
+            )
+        if not 0 <= entropy_weight < torch.inf:
+            raise ValueError(f"entropy_weight must be at least 0 and finite, got {entropy_weight}")
+        if mixing is not None and kwargs.get("task", "classification") != "classification":
+            raise ValueError(f"mixing={mixing!r} lowers the entropy of classes, which task={kwargs['task']!r} lacks")
+        if kwargs.get("local_norm"):
+            raise ValueError(
+                "local_norm=True keeps scales and shifts at home too, which the target of AdaBN cannot learn: leave it "
+                "out, statistics stay in any case"
+            )
+        head = make_classifier(extractor, num_classes) if classifier is None else classifier
+        if not batchnorm_layers(nn.ModuleList([extractor, head])):
+            raise ValueError(
+                f"AdaBN replaces the statistics of BatchNorm layers, and neither extractor {type(extractor).__name__} "
+                f"nor classifier {type(head).__name__} has one with running statistics: take a network with BatchNorm, "
+                "such as SmallCNN(norm='batch'), or SourceOnly"
+            )
+        if mixing is not None:
+            share = 1.0 if mixing == "learned" else float(mixing)
+            extractor, head = (with_mixed_batchnorm(net, share, mixing == "learned") for net in (extractor, head))
+        super().__init__(clients, target, num_classes, extractor, head, **kwargs)
+        self.mixing = mixing
+        self.entropy_weight = entropy_weight
+        self.pass_per_layer = pass_per_layer
+        layers = batchnorm_layers(nn.ModuleDict(dict(zip(("extractor", "classifier"), self.originals, strict=True))))
+        home = tuple(f"{layer}.{name}" for layer in layers for name in _STATISTICS)
+        self.shared = SharedWeights(self.replicas, self.originals, home, local_norm=False)
+
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        """Weights; with mixing, what each side tells the other of its samples."""
+        weights = Summed("weights", "weights but BatchNorm statistics", up="learners")
+        if self.mixing is None:
+            return (weights,)
+        contents = "mean and second moment of the inputs of BatchNorm layers"
+        return (
+            weights,
+            Summed("statistics", contents, "sources", "target", too_few="skip"),
+            Open("target_statistics", f"the target's {contents}", "target", "sources"),
+        )
+
+    # ---------------------------------------------------------------- local steps
+
+    def learners(self, round_idx: int) -> tuple[Client, ...]:
+        """The sources; with mixing, everyone."""
+        return self.sources if self.mixing is None else self.clients
+
+    def loss(self, client: Client, batch: Sequence[Any]) -> Tensor:
+        """The task's loss of a source; entropy_weight times the mean entropy of the target's predictions."""
+        if not client.is_target:
+            return super().loss(client, batch)
+        log_p: Tensor = self.replicas[client](batch[0]).log_softmax(dim=1)
+        return -self.entropy_weight * (log_p.exp() * log_p).sum(dim=1).mean()
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        """Take a step, and bring each alpha back into its range."""
+        super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+        for client in self.federation.local_clients if self.mixing == "learned" else ():
+            for layer in self.mixed_layers(client).values():
+                layer.clamp_()
+
+    # ---------------------------------------------------------------- rounds
+
+    def on_train_start(self) -> None:
+        """Refuse a target whose samples have no variance."""
+        super().on_train_start()
+        if self.federation.weights[self.target.name] < 2:
+            raise RosterError(
+                f"AdaBN takes the variance of the target's samples, and {self.target.name!r} has 1: give it more"
+            )
+
+    def on_round_end(self, round_idx: int) -> None:
+        """Average all weights but statistics; then the target takes those of its own samples."""
+        super().on_round_end(round_idx)
+        if self.mixing is not None:
+            self.hear_sources_()
+        self.adapt_()
+        if self.mixing is not None:
+            self.tell_sources_()
+
+    def average_warmup_(self) -> None:
+        """As in any other round: the target has no other statistics than its own."""
+        super().average_warmup_()
+        self.adapt_()
+
+    def adapt_(self) -> None:
+        """The target, if it is present, takes the statistics of its own samples."""
+        target = self.target
+        if self.federation.is_local(target) and target in self.federation.present():
+            with self.trainer.precision_plugin.forward_context():
+                estimate_statistics_(self.replicas[target], lambda: all_inputs(self, target), self.pass_per_layer)
+
+    def hear_sources_(self) -> None:
+        """The target takes the moments of the mixture of all sources."""
+        federation = self.federation
+        sent = {client.name: self.moments(client) for client in self.sources if federation.is_local(client)}
+        weights = federation.weights if self.weighting == "samples" else None
+        self.hear_(federation.mean("statistics", sent, weights=weights))
+
+    def tell_sources_(self) -> None:
+        """The sources take the target's."""
+        federation, target = self.federation, self.target
+        sent = {target.name: self.moments(target)} if federation.is_local(target) else {}
+        received = federation.exchange("target_statistics", sent)
+        self.hear_({name: messages[target.name] for name, messages in received.items() if target.name in messages})
+
+    def moments(self, client: Client) -> dict[str, Tensor]:
+        """Running means and second moments of a local client's layers, by name."""
+        found: dict[str, Tensor] = {}
+        for name, layer in self.mixed_layers(client).items():
+            found[f"{name}.running_mean"] = layer.running_mean
+            found[f"{name}.running_square"] = second_moment(layer.running_mean, layer.running_var)
+        return found
+
+    def hear_(self, received: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Let layers of local clients mix with what was received: `moments`, or a mean of them."""
+        for name, message in received.items():
+            moments = as_variances(message)
+            for key, layer in self.mixed_layers(name).items():
+                layer.hear_(moments[f"{key}.running_mean"], moments[f"{key}.running_var"])
+
+    def mixed_layers(self, client: Client | str) -> dict[str, MixedBatchNorm]:
+        """Layers of a local client that mix, by name."""
+        layers = batchnorm_layers(self.replicas[client])
+        return {name: layer for name, layer in layers.items() if isinstance(layer, MixedBatchNorm)}

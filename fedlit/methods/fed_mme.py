@@ -1,0 +1,143 @@
+"""Minimax entropy (Saito, Kim, Sclaroff, Darrell and Saenko, ICCV 2019), section 3 and figure 2, federated.
+
+Differences from the paper: there is no federation in it, and one source. Here each client lowers its own part of the
+objective, which is a sum over clients, and FedAvg takes the mean of their weights (Jiang et al., ICLR 2024, who compare
+with it, call it not applicable to federated learning as it is). Labelled and unlabelled samples of the target come in
+one batch, in the proportion in which it has them, and not in batches of their own.
+
+Differences from the published code: one optimiser step on the sum of both losses in place of two steps, and no model is
+chosen on labelled target samples.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor, nn
+
+from fedlit.federation import Channel, Client, Summed
+from fedlit.federation.labels import GuardedLabels, known_labels
+from fedlit.functional import minimax_entropy_loss
+from fedlit.methods.fedavg import FedAvg
+from fedlit.models import Replica, feature_width
+from fedlit.training.replicas import Replicas
+
+
+class CosineReplica(Replica):
+    """A client's own network: ``classifier(f / |f|) / T`` of features f.
+
+    Args:
+        extractor: Turns a batch of inputs into features f, shape (batch, width).
+        classifier: Turns features of length 1 into similarities, shape (batch, num_classes).
+        temperature: T, positive.
+    """
+
+    def __init__(self, extractor: nn.Module, classifier: nn.Module, temperature: float) -> None:
+        super().__init__(extractor, classifier)
+        self.temperature = temperature
+
+    def classify(self, features: Tensor) -> Tensor:
+        """Logits of features, shape (batch, num_classes); features of length 0 are like no class."""
+        logits: Tensor = self.classifier(F.normalize(features, dim=1)) / self.temperature
+        return logits
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of a batch of inputs."""
+        return self.classify(self.extractor(x))
+
+
+class FedMME(FedAvg):
+    """FedAvg over everyone, with a game about the entropy of predictions on the target's unlabelled samples.
+
+    The rows of the classifier W are directions that stand for the classes, and logits are W f / (|f| T). On unlabelled
+    samples the classifier raises the entropy of predictions, by which its directions move towards the target's
+    features, and the extractor lowers it, by which the features gather about them. It is made for a target with a few
+    labels, which hold the directions by their classes; without any it is unstable, and a warning says so.
+
+    Args:
+        clients: The roster.
+        target: Name of the client adapted to.
+        num_classes: Number of classes.
+        extractor: Network from inputs to features; each client gets a copy and trains it.
+        classifier: Network from features of length 1 to similarities; ``None`` is a linear layer without bias.
+        entropy_weight: Weight lambda of the entropy, at least 0; 0 leaves FedAvg with this classifier.
+        temperature: T, positive: the smaller, the more certain.
+        kwargs: See `FederatedModule`.
+
+    Raises:
+        ValueError: If an argument is out of range.
+    """
+
+    replicas: Replicas[CosineReplica]
+    classes_only: ClassVar[bool] = True
+    uses_unlabelled_target: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        clients: Sequence[Client | str],
+        target: str,
+        num_classes: int,
+        extractor: nn.Module,
+        classifier: nn.Module | None = None,
+        *,
+        entropy_weight: float = 0.1,
+        temperature: float = 0.05,
+        **kwargs: Any,
+    ) -> None:
+        if not 0 <= entropy_weight < math.inf:
+            raise ValueError(f"entropy_weight (lambda) must be at least 0 and finite, got {entropy_weight}")
+        if not 0 < temperature < math.inf:
+            raise ValueError(f"temperature (T) must be positive and finite, got {temperature}")
+        if classifier is None:
+            classifier = nn.Linear(feature_width(extractor), num_classes, bias=False)
+        super().__init__(clients, target, num_classes, extractor, classifier, **kwargs)
+        self.entropy_weight = entropy_weight
+        self.temperature = temperature
+
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        """The weights, of the target too."""
+        return (Summed("weights", "weights of the network", up="learners"),)
+
+    def build_replica(self) -> CosineReplica:
+        """A network whose logits are cosines."""
+        extractor, classifier = (copy.deepcopy(network) for network in self.originals)
+        return CosineReplica(extractor, classifier, self.temperature)
+
+    def on_fit_start(self) -> None:
+        """Warn where no label of the target holds the classifier's directions."""
+        super().on_fit_start()
+        if not self.target.labelled and self.entropy_weight:
+            early = "" if self.warmup_rounds else ", or at least warmup_rounds, so that classes are told apart first"
+            rank_zero_warn(
+                f"target {self.target.name!r} has no labels, and without them minimax entropy may move a class to any "
+                f"cluster of its samples: give the data module target_labels{early}"
+            )
+
+    def learners(self, round_idx: int) -> tuple[Client, ...]:
+        """Everyone; without anything to lower at the target, the others."""
+        return self.clients if self.entropy_weight else super().learners(round_idx)
+
+    def loss(self, client: Client, batch: Sequence[Any]) -> Tensor:
+        """Cross-entropy on labelled samples; at the target, the game on the others."""
+        inputs, labels = batch[0], batch[1]
+        if not client.is_target:
+            return super().loss(client, batch)
+        replica = self.replicas[client]
+        features = replica.extractor(inputs)
+        hidden = isinstance(labels, GuardedLabels)
+        known = torch.zeros(len(features), dtype=torch.bool) if hidden else known_labels(labels)
+        known = known.to(features.device)
+        loss = 0 * features.sum() if hidden else self.task.loss(client, replica.classify(features), labels)
+        unlabelled = features[~known]
+        if self.entropy_weight and len(unlabelled):
+            # in value f itself, and in its gradient -f: what the classifier lowers, the extractor raises
+            reversed_features = 2 * unlabelled.detach() - unlabelled
+            loss = loss + self.entropy_weight * minimax_entropy_loss(replica.classify(reversed_features))
+        return loss

@@ -1,0 +1,55 @@
+"""Variance of a mixture, against pooled samples and numbers by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from fedlit.functional import mixture_variance
+
+
+def test_numbers_by_hand() -> None:
+    """Means 0 and 4, weights 3 and 1: the mean is 1, the spread (3 * 1 + 9) / 4 = 3, variances (3 * 2 + 6) / 4 = 3."""
+    found = mixture_variance(torch.tensor([[0.0], [4.0]]), torch.tensor([[2.0], [6.0]]), torch.tensor([3.0, 1.0]))
+    assert found.tolist() == [6.0]
+
+
+def test_it_is_the_variance_of_all_samples_together(generator: torch.Generator) -> None:
+    parts = [torch.randn(n, 3, generator=generator, dtype=torch.float64) * (n / 9) + n for n in (5, 9, 14)]
+    means = torch.stack([part.mean(dim=0) for part in parts])
+    variances = torch.stack([part.var(dim=0, correction=0) for part in parts])
+    found = mixture_variance(means, variances, torch.tensor([5.0, 9.0, 14.0], dtype=torch.float64))
+    np.testing.assert_allclose(found.numpy(), np.var(torch.cat(parts).numpy(), axis=0), rtol=1e-12)
+    lost = (variances * torch.tensor([[5.0], [9.0], [14.0]]) / 28).sum(dim=0)
+    assert bool((found > 2 * lost).all())  # what a mean of variances lacks
+
+
+def test_large_means_lose_no_digits() -> None:
+    """E[x^2] - E[x]^2 in float32 would be 0 or 16 here."""
+    means, variances = torch.full((2, 1), 1e4), torch.ones(2, 1)
+    assert mixture_variance(means, variances, torch.ones(2)).item() == pytest.approx(1.0)
+
+
+def test_gradients_pass_to_means_variances_and_weights(generator: torch.Generator) -> None:
+    given = [torch.rand(shape, generator=generator, dtype=torch.float64) + 0.1 for shape in ((3, 2), (3, 2), (3,))]
+    assert torch.autograd.gradcheck(mixture_variance, [each.requires_grad_() for each in given])
+
+
+@pytest.mark.parametrize(
+    ("means", "variances", "weights", "message"),
+    [
+        (torch.zeros(3), torch.zeros(3), torch.ones(3), r"means must have shape \(K, F\) .* got \(3,\)"),
+        (torch.zeros(0, 3), torch.zeros(0, 3), torch.ones(0), r"K of at least 1, got \(0, 3\)"),
+        (torch.zeros(2, 3), torch.zeros(2, 1), torch.ones(2), r"variances must have the shape of means, \(2, 3\)"),
+        (torch.zeros(2, 3), torch.zeros(2, 3), torch.ones(3), r"weights must have shape \(2,\), .* got \(3,\)"),
+        (torch.zeros(2, 1), torch.tensor([[1.0], [-2.0]]), torch.ones(2), "variances must not be negative, got -2"),
+        (torch.zeros(2, 1), torch.ones(2, 1), torch.tensor([1.0, -1.0]), "weights must be finite, not negative"),
+        (torch.zeros(2, 1), torch.ones(2, 1), torch.zeros(2), "of positive sum"),
+    ],
+)
+def test_what_is_no_mixture_is_refused(
+    means: torch.Tensor, variances: torch.Tensor, weights: torch.Tensor, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        mixture_variance(means, variances, weights)
