@@ -336,6 +336,30 @@ def small_tables_calibration(results: Results) -> str:
     return grid("lower is better", ways.values(), rows)
 
 
+def shallow(results: Results) -> str:
+    """1-NN and MLP accuracies, by features and inputs; the MLP's mean has a spread over seeds."""
+    columns = {
+        "SURF": ("surf", "all dimensions"),
+        "SURF, PCA 30": ("surf", "PCA 30"),
+        "EfficientNet": ("efficientnet_lite0", "all dimensions"),
+        "EfficientNet, PCA 30": ("efficientnet_lite0", "PCA 30"),
+    }
+    with_m = {
+        name: {"all dimensions": f"{name}, all dimensions, m=100, unit", "PCA 30": f"{name}, PCA 30, m=30, unit"}
+        for name in ("TCA", "R-TCA", "RF-TCA N=500", "RF-TCA N=1000", "RF-TCA N=500 Laplace", "no alignment N=500")
+    }
+    plain = ("none", "CORAL", "CORAL centred", "CORAL r=1 centred", "JDA m=30", "JDA m=30, class means")
+    plain += ("GFK d=10", "GFK d=20", "GFK d=auto")
+    keys = {name: {kind: f"{name}, {kind}" for kind in ("all dimensions", "PCA 30")} for name in plain} | with_m
+    titles = {"none": "no adaptation", "no alignment N=500": "control: RF-TCA without alignment (gamma = 1e6), N=500"}
+    rows = []
+    for name, by_kind in keys.items():
+        found = [results[features]["average"].get(by_kind[kind]) for features, kind in columns.values()]
+        cells = ["-" if r is None else f"{r['1-NN']:.1f} / {r['MLP']:.1f} ± {r['MLP std']:.1f}" for r in found]
+        rows.append((titles.get(name, name), cells))
+    return grid("1-NN / MLP", columns, rows)
+
+
 TABLES: dict[str, dict[str, Callable[[Results], str]]] = {
     ALL: {"headlines": headlines},
     "accuracy": {"experiments": accuracy},
@@ -359,6 +383,7 @@ TABLES: dict[str, dict[str, Callable[[Results], str]]] = {
         "sensitivity": dadil_sensitivity,
         "distillation": dadil_distillation,
     },
+    "office_caltech_shallow": {"accuracy": shallow},
     "validators": {"all": validators("all methods"), "unlabelled": validators("no label at the target")},
 }
 """By benchmark and table; each takes what the benchmark's JSON has under "results"."""

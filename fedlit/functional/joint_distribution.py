@@ -219,7 +219,7 @@ def jda(
     samples = torch.cat([xs.double(), xt.double()])
     features = samples if kernel is None else kernel_matrix(samples, kernel)
     source, target = features[: len(xs)], features[len(xs) :]
-    names, classes = ys.unique(return_inverse=True)
+    names, classes = ys.unique(return_inverse=True)  # type: ignore[no-untyped-call]
     members = F.one_hot(classes, len(names)).to(source)
     class_sums, class_counts = source.T @ members, members.sum(dim=0)
     if labelling == "neighbour":
