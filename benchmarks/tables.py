@@ -152,11 +152,11 @@ def fed_rf_tca_accuracy(results: Results) -> str:
 def fed_rf_tca_closed_form(results: Results) -> str:
     """By number of frequencies."""
     rows = [
-        (size, [f"**{cell(row['average'])}**", by_target(row)])
+        (size, [f"`{method}`", f"**{cell(row['average'])}**", by_target(row)])
         for size, methods in results["closed_form"].items()
-        for row in methods.values()
+        for method, row in methods.items()
     ]
-    return grid("frequencies", ["average", "by target"], rows)
+    return grid("frequencies", ["method", "average", "by target"], rows)
 
 
 def by_target(row: dict[str, Any]) -> str:
@@ -240,13 +240,16 @@ HEADLINES: list[tuple[str, str, tuple[str, ...], str, str, float | None]] = [
             ("FedRFTCA", "office_caltech_fedrftca", 95.5),
         )
     ),
-    (
-        "FedRFTCAClosedForm",
-        "fed_rf_tca",
-        ("closed_form", "N = 500", "FedRFTCAClosedForm", "average"),
-        OFFICE_FEATURES,
-        "office_caltech_fedrftca_closed_form",
-        None,
+    *(
+        (
+            name,
+            "fed_rf_tca",
+            ("closed_form", "N = 500", name, "average"),
+            OFFICE_FEATURES,
+            "office_caltech_fedrftca_closed_form",
+            None,
+        )
+        for name in ("FedRFTCAClosedForm", "FedJDA")
     ),
     (
         "FedMMD",
@@ -355,8 +358,13 @@ def shallow(results: Results) -> str:
     rows = []
     for name, by_kind in keys.items():
         found = [results[features]["average"].get(by_kind[kind]) for features, kind in columns.values()]
-        cells = ["-" if r is None else f"{r['1-NN']:.1f} / {r['MLP']:.1f} ± {r['MLP std']:.1f}" for r in found]
+        cells = [
+            "-" if row is None else f"{row['1-NN']:.1f} / {row['MLP']:.1f} ± {row['MLP std']:.1f}" for row in found
+        ]
         rows.append((titles.get(name, name), cells))
+        if name.startswith("JDA"):
+            guessed = ["-" if row is None else f"{row['pseudo-labels']:.1f}" for row in found]
+            rows.append((f"{name}: its last guesses", guessed))
     return grid("1-NN / MLP", columns, rows)
 
 
