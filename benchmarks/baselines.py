@@ -170,7 +170,13 @@ def main() -> None:
             "ratio_max": round(ratios[-1], 2),
             **{what: round(number / max(1, counts.steps), 2) for what, number in counts.calls.items()},
         }
-    facts = {"what": (__doc__ or "").splitlines()[0], "rounds": ROUNDS, "repeats": options.repeats, "seed": 0, "threads": 1}
+    facts = {
+        "what": (__doc__ or "").splitlines()[0],
+        "rounds": ROUNDS,
+        "repeats": options.repeats,
+        "seed": 0,
+        "threads": 1,
+    }
     options.out.write_text(json.dumps({**facts, "environment": environment(), "methods": rows}, indent=2) + "\n")
     print(f"{'':20}{'ms a round':>12}{'of SourceOnly':>15}{'(min-max)':>14}{'sums a step':>13}{'announcements':>15}")
     for name, row in rows.items():

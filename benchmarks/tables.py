@@ -152,11 +152,11 @@ def fed_rf_tca_accuracy(results: Results) -> str:
 def fed_rf_tca_closed_form(results: Results) -> str:
     """By number of frequencies."""
     rows = [
-        (size, [f"**{cell(row['average'])}**", by_target(row)])
+        (size, [f"`{method}`", f"**{cell(row['average'])}**", by_target(row)])
         for size, methods in results["closed_form"].items()
-        for row in methods.values()
+        for method, row in methods.items()
     ]
-    return grid("frequencies", ["average", "by target"], rows)
+    return grid("frequencies", ["method", "average", "by target"], rows)
 
 
 def by_target(row: dict[str, Any]) -> str:
@@ -240,13 +240,16 @@ HEADLINES: list[tuple[str, str, tuple[str, ...], str, str, float | None]] = [
             ("FedRFTCA", "office_caltech_fedrftca", 95.5),
         )
     ),
-    (
-        "FedRFTCAClosedForm",
-        "fed_rf_tca",
-        ("closed_form", "N = 500", "FedRFTCAClosedForm", "average"),
-        OFFICE_FEATURES,
-        "office_caltech_fedrftca_closed_form",
-        None,
+    *(
+        (
+            name,
+            "fed_rf_tca",
+            ("closed_form", "N = 500", name, "average"),
+            OFFICE_FEATURES,
+            "office_caltech_fedrftca_closed_form",
+            None,
+        )
+        for name in ("FedRFTCAClosedForm", "FedJDA")
     ),
     (
         "FedMMD",
@@ -347,6 +350,35 @@ def batchnorm_methods(results: Results) -> str:
     return grid("accuracy at the target", [*columns, "spread of the sources' means"], rows)
 
 
+def shallow(results: Results) -> str:
+    """1-NN and MLP accuracies, by features and inputs; the MLP's mean has a spread over seeds."""
+    columns = {
+        "SURF": ("surf", "all dimensions"),
+        "SURF, PCA 30": ("surf", "PCA 30"),
+        "EfficientNet": ("efficientnet_lite0", "all dimensions"),
+        "EfficientNet, PCA 30": ("efficientnet_lite0", "PCA 30"),
+    }
+    with_m = {
+        name: {"all dimensions": f"{name}, all dimensions, m=100, unit", "PCA 30": f"{name}, PCA 30, m=30, unit"}
+        for name in ("TCA", "R-TCA", "RF-TCA N=500", "RF-TCA N=1000", "RF-TCA N=500 Laplace", "no alignment N=500")
+    }
+    plain = ("none", "CORAL", "CORAL centred", "CORAL r=1 centred", "JDA m=30", "JDA m=30, class means")
+    plain += ("GFK d=10", "GFK d=20", "GFK d=auto")
+    keys = {name: {kind: f"{name}, {kind}" for kind in ("all dimensions", "PCA 30")} for name in plain} | with_m
+    titles = {"none": "no adaptation", "no alignment N=500": "control: RF-TCA without alignment (gamma = 1e6), N=500"}
+    rows = []
+    for name, by_kind in keys.items():
+        found = [results[features]["average"].get(by_kind[kind]) for features, kind in columns.values()]
+        cells = [
+            "-" if row is None else f"{row['1-NN']:.1f} / {row['MLP']:.1f} ± {row['MLP std']:.1f}" for row in found
+        ]
+        rows.append((titles.get(name, name), cells))
+        if name.startswith("JDA"):
+            guessed = ["-" if row is None else f"{row['pseudo-labels']:.1f}" for row in found]
+            rows.append((f"{name}: its last guesses", guessed))
+    return grid("1-NN / MLP", columns, rows)
+
+
 TABLES: dict[str, dict[str, Callable[[Results], str]]] = {
     ALL: {"headlines": headlines},
     "accuracy": {"experiments": accuracy},
@@ -371,6 +403,7 @@ TABLES: dict[str, dict[str, Callable[[Results], str]]] = {
         "sensitivity": dadil_sensitivity,
         "distillation": dadil_distillation,
     },
+    "office_caltech_shallow": {"accuracy": shallow},
     "validators": {"all": validators("all methods"), "unlabelled": validators("no label at the target")},
 }
 """By benchmark and table; each takes what the benchmark's JSON has under "results"."""

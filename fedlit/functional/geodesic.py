@@ -158,7 +158,8 @@ def principal_axes(x: Tensor, num_axes: int | None = None) -> Tensor:
             f"num_axes (d) must be between 1 and {rank}, the number of directions in which these {len(x)} samples "
             f"vary, got {num_axes}"
         )
-    return axes[:num_axes].T.to(x.dtype)
+    found: Tensor = axes[:num_axes].T.to(x.dtype)
+    return found
 
 
 def subspace_dimension(source_axes: Tensor, target_axes: Tensor, pooled_axes: Tensor, tolerance: float = 0.01) -> int:

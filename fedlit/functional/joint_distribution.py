@@ -17,7 +17,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedlit.functional.transfer_components import (
-    CHUNK,
     Scaling,
     TransferComponents,
     centre,
@@ -32,6 +31,9 @@ from fedlit.functional.wasserstein import nearest_class_mean
 
 Labelling = Literal["neighbour", "class_mean"]
 """How a target sample is given a class: that of the nearest source sample by angle, or of the nearest class mean."""
+
+_CHUNK = 4096
+"""Target samples that are compared with all source samples at once."""
 
 _LEAST_SHARE = 1e-6
 """Share of the source's samples below which a class has none: what is left of nothing by an inexact secure sum."""
@@ -119,7 +121,7 @@ def _nearest_mean(class_sums: Tensor, class_counts: Tensor, target: Tensor, alig
 def _nearest_neighbour(source: Tensor, classes: Tensor, target: Tensor, aligner: Tensor) -> Tensor:
     """Class of the source sample at the smallest angle, shape (nT,)."""
     known = F.normalize(source @ aligner, dim=1)
-    asked = torch.split(F.normalize(target @ aligner, dim=1), CHUNK)
+    asked = torch.split(F.normalize(target @ aligner, dim=1), _CHUNK)
     return classes[torch.cat([(rows @ known.T).argmax(dim=1) for rows in asked])]
 
 
@@ -219,7 +221,7 @@ def jda(
     samples = torch.cat([xs.double(), xt.double()])
     features = samples if kernel is None else kernel_matrix(samples, kernel)
     source, target = features[: len(xs)], features[len(xs) :]
-    names, classes = ys.unique(return_inverse=True)
+    names, classes = ys.unique(return_inverse=True)  # type: ignore[no-untyped-call]
     members = F.one_hot(classes, len(names)).to(source)
     class_sums, class_counts = source.T @ members, members.sum(dim=0)
     if labelling == "neighbour":

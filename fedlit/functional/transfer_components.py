@@ -20,7 +20,7 @@ from fedlit.functional.random_features import random_fourier_features
 Scaling = Literal["constraint", "unit"]
 
 # rows whose features are held at once: 32 MB at N = 500, and long enough for matrix products at full speed
-CHUNK = 4096
+_CHUNK = 4096
 _KEPT = 2**24  # random features (128 MB) that are kept for the projection rather than computed again
 
 # The largest m = 100 eigenpairs, one core, in seconds: at size 1000 LAPACK's evr takes 0.6 (evx 0.9, Lanczos 1.2,
@@ -255,7 +255,7 @@ def map_by_kernel(samples: Tensor, aligner: Tensor, kernel: Callable[[Tensor, Te
 
 
 def _map_by_features(frequencies: Tensor, aligner: Tensor, x: Tensor) -> Tensor:
-    rows = [random_fourier_features(chunk, frequencies) @ aligner.to(x.device) for chunk in torch.split(x, CHUNK)]
+    rows = [random_fourier_features(chunk, frequencies) @ aligner.to(x.device) for chunk in torch.split(x, _CHUNK)]
     return torch.cat(rows)
 
 
@@ -457,7 +457,7 @@ def random_feature_sums(batches: Iterable[Tensor], frequencies: Tensor) -> Rando
     References:
         The scatter of Feng et al. (FedRF-TCA, 2023), Algorithm 1, as a sum over samples, which the paper does not use.
     """
-    return _summed(_features(chunk, frequencies) for chunk in _chunks(batches, CHUNK))
+    return _summed(_features(chunk, frequencies) for chunk in _chunks(batches, _CHUNK))
 
 
 def _aligner_from_sums(
@@ -548,7 +548,7 @@ def rf_tca(
     kept: list[Tensor] | None = None
     if num_features <= num_samples:
         if num_features * num_samples <= _KEPT:
-            halves = [[_features(c, frequencies) for c in torch.split(x, CHUNK)] for x in (xs, xt)]
+            halves = [[_features(c, frequencies) for c in torch.split(x, _CHUNK)] for x in (xs, xt)]
             source, target = (_summed(chunks) for chunks in halves)
             kept = [*halves[0], *halves[1]]
         else:

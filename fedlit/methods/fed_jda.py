@@ -45,6 +45,8 @@ class FedJDA(FedRFTCAClosedForm):
         ValueError: If an argument is out of range.
 
     Notes:
+        The target keeps the random features of all its samples (n_T x 2N numbers) until they are classified.
+
         What is sent, and who learns what, is as for `FedRFTCAClosedForm`. The classes that the target has guessed
         never leave it, but W and the classifier follow from their means and numbers too.
     """

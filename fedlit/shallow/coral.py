@@ -73,9 +73,11 @@ class CORAL(OneToOneFeatureMixin, DomainTransformer):  # type: ignore[misc]
         for name, rows in (("source (positive)", samples[source]), ("target (negative)", samples[~source])):
             if len(rows) < 2:
                 raise ValueError(f"sample_domain must have at least 2 {name} samples for a covariance, got {len(rows)}")
-            covariances.append(torch.cov(tensor_of(rows).T, correction=1).reshape(samples.shape[1], samples.shape[1]))
-            means.append(tensor_of(rows).mean(dim=0))
-        self._map = coral_map(*covariances, self.reg)
+            known = tensor_of(rows)
+            means.append(known.mean(dim=0))
+            centred = known - means[-1]
+            covariances.append(centred.T @ centred / (len(rows) - 1))
+        self._map = coral_map(covariances[0], covariances[1], self.reg)
         shift = means[1] - means[0] @ self._map
         self._shift: Tensor = shift if self.center else torch.zeros_like(shift)
         self.aligner_ = self._map.numpy()

@@ -80,8 +80,8 @@ class GFK(ClassNamePrefixFeaturesOutMixin, DomainTransformer):  # type: ignore[m
                 "give at least 2 features, and 2 different samples of each domain"
             )
         if self.n_components == "auto":
-            axes.append(principal_axes(torch.cat(domains)))
-            self.n_components_ = subspace_dimension(*(each[:, :most] for each in axes))
+            pooled = principal_axes(torch.cat(domains))
+            self.n_components_ = subspace_dimension(axes[0][:, :most], axes[1][:, :most], pooled[:, :most])
         elif isinstance(self.n_components, str) or not 1 <= self.n_components <= most:
             raise ValueError(
                 f"n_components (d) must be between 1 and {most}, or 'auto', got {self.n_components!r}: at most "
@@ -90,7 +90,8 @@ class GFK(ClassNamePrefixFeaturesOutMixin, DomainTransformer):  # type: ignore[m
             )
         else:
             self.n_components_ = int(self.n_components)
-        factor = geodesic_flow_factor(*(each[:, : self.n_components_] for each in axes[:2]))
+        source_axes, target_axes = (each[:, : self.n_components_] for each in axes)
+        factor = geodesic_flow_factor(source_axes, target_axes)
         self.aligner_ = factor.numpy()
         self._mapping = partial(linear_map, factor)
         self._n_features_out = 2 * self.n_components_

@@ -47,8 +47,12 @@ def solution(
     features: np.ndarray, ys: np.ndarray, yt: np.ndarray | None, m: int, gamma: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Largest eigenvalues of the paper's pencil, and W scaled to its constraint, with n x n matrices and scipy."""
+    return pencil_solution(features, contrasts(ys, yt, len(features) - len(ys)), m, gamma)
+
+
+def pencil_solution(features: np.ndarray, e: np.ndarray, m: int, gamma: float) -> tuple[np.ndarray, np.ndarray]:
+    """The same, of the matrix M that the columns of ``e`` make."""
     size = len(features)
-    e = contrasts(ys, yt, size - len(ys))
     norm = np.linalg.norm(e @ e.T)
     scatter = features.T @ (np.eye(size) - 1 / size) @ features
     right = features.T @ (e @ e.T / norm) @ features + gamma * np.eye(features.shape[1])
@@ -119,6 +123,23 @@ def test_the_first_iteration_is_tca() -> None:
     ours, theirs = jda(xs, ys, xt, 3, 2.0, kernel, num_iterations=1), tca(xs, xt, 3, 2.0 * length, kernel)
     torch.testing.assert_close(ours.aligner, theirs.aligner, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(ours.target, theirs.target, rtol=1e-9, atol=1e-9)
+
+
+def test_the_published_code_leaves_the_problem_in_the_third_iteration() -> None:
+    """It keeps e_0 in the variable that it then uses for e_c, so that M has C times the last class in its place."""
+    xs, ys, xt, _ = domains()
+    features = torch.cat([xs, xt]).numpy()
+    overwritten = None
+    for iterations in (1, 2, 3):
+        before = jda(xs, ys, xt, 3, num_iterations=iterations - 1) if iterations > 1 else None
+        e = contrasts(ys.numpy(), None if before is None else before.pseudo_labels.numpy(), len(xt))
+        if overwritten is not None:
+            e[:, 0] = np.sqrt(NUM_CLASSES) * overwritten
+        overwritten = e[:, -1] if before is not None else None
+        theirs = pencil_solution(features, e, 3, 1.0)[1]
+        ours = jda(xs, ys, xt, 3, num_iterations=iterations)
+        assert ours.num_iterations == iterations
+        assert np.allclose(ours.aligner, up_to_signs(theirs), atol=1e-8) == (iterations < 3)
 
 
 @pytest.mark.parametrize("labels", [None, [0, 1, 2, 0, 1], [0, 1, 0, 0, 1]], ids=["none", "all", "one missing"])
