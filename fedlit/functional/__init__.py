@@ -1,5 +1,13 @@
 """Pure maths on tensors: what the methods compute, without Lightning and without clients."""
 
+from fedlit.functional.adversarial import (
+    domain_adversarial_loss,
+    domain_loss,
+    entropy_weights,
+    gradient_penalty,
+    multilinear_map,
+    reversal_weight,
+)
 from fedlit.functional.aggregation import fedavg, fedda, fedgp, fedgp_cosine
 from fedlit.functional.alignment import alignment_loss
 from fedlit.functional.auto_weights import AutoBeta, BatchStatistics, auto_beta, auto_weights
@@ -92,6 +100,9 @@ __all__ = [
     "certainty_score",
     "decide",
     "diversity_score",
+    "domain_adversarial_loss",
+    "domain_loss",
+    "entropy_weights",
     "exact_between_domains_mean",
     "exact_within_domain_mean",
     "fedavg",
@@ -101,6 +112,7 @@ __all__ = [
     "fit_temperature",
     "gaussian_kernel",
     "gradient_map",
+    "gradient_penalty",
     "hard_vote",
     "importance_weighted_scores",
     "importance_weights",
@@ -115,6 +127,7 @@ __all__ = [
     "mean_squared_distance",
     "mmd_squared",
     "moments_to_send",
+    "multilinear_map",
     "nearest_class_mean",
     "num_taylor_moments",
     "pair_with_kernel",
@@ -125,6 +138,7 @@ __all__ = [
     "random_feature_sums",
     "random_fourier_features",
     "repelling_distance",
+    "reversal_weight",
     "rf_tca",
     "rf_tca_from_sums",
     "rff_mmd_squared",

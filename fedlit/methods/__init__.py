@@ -4,6 +4,7 @@ import fedlit.strategy  # noqa: F401  (so that Trainer(strategy="federated") is 
 from fedlit.methods.apfl import APFL
 from fedlit.methods.ditto import Ditto
 from fedlit.methods.fed_dadil import FedDaDiL
+from fedlit.methods.fed_dann import FADE, FedDANN
 from fedlit.methods.fed_mmd import FedMMD
 from fedlit.methods.fedavg import FedAvg
 from fedlit.methods.fedgp import FedDA, FedGP
@@ -18,9 +19,11 @@ from fedlit.methods.target_only import Oracle, TargetOnly
 
 __all__ = [
     "APFL",
+    "FADE",
     "Ditto",
     "FedAvg",
     "FedDA",
+    "FedDANN",
     "FedDaDiL",
     "FedGP",
     "FedMMD",

@@ -5,6 +5,7 @@ from fedlit.models.anchor import Anchor
 from fedlit.models.backbone import Backbone
 from fedlit.models.committee import Committee, MomentReplica
 from fedlit.models.dictionary import Dictionary, DictionaryReplica
+from fedlit.models.discriminator import AdversarialReplica, make_discriminator
 from fedlit.models.extractors import MLP, Bottleneck, Features, LeNet, SmallCNN
 from fedlit.models.memory import RoundMemory
 from fedlit.models.replica import Replica, feature_width, make_classifier, part_of
@@ -12,6 +13,7 @@ from fedlit.models.resnet import ResNet
 
 __all__ = [
     "MLP",
+    "AdversarialReplica",
     "AlignedReplica",
     "Anchor",
     "Backbone",
@@ -29,5 +31,6 @@ __all__ = [
     "VotingReplica",
     "feature_width",
     "make_classifier",
+    "make_discriminator",
     "part_of",
 ]

@@ -40,7 +40,8 @@ def test_placement_changes_neither_weights_nor_ledger_nor_metrics(
 @pytest.mark.parametrize(
     "method",
     [
-        *("FedRFTCA", "FedRFTCAClosedForm", "FedGP auto", "FedMMD, pairwise", "FedDaDiL"),
+        *("FedRFTCA", "FedRFTCAClosedForm", "FedGP auto", "FedMMD, pairwise", "FedDaDiL", "FedDANN"),
+        pytest.param("FADE", marks=pytest.mark.slow),
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("Voting", "FedDA", "FedDA auto", "FedGP", "FedMMD")),
     ],
 )
@@ -144,6 +145,7 @@ def test_masked_training_on_three_processes_equals_one_and_the_plain_grid(on_gri
         ("FedRFTCA", "bfv"),
         pytest.param("FedRFTCA", "paillier", marks=pytest.mark.slow),
         ("FedRFTCAClosedForm", "masking"),
+        ("FedDANN", "masking"),
     ],
 )
 def test_hidden_messages_train_the_same_on_three_processes_and_on_the_plain_grid(method: str, name: str) -> None:

@@ -19,9 +19,11 @@ from fedlit.callbacks import OracleAccuracy, closing_table, summarise
 from fedlit.data import HeartDisease
 from fedlit.methods import (
     APFL,
+    FADE,
     Ditto,
     FedAvg,
     FedDA,
+    FedDANN,
     FedGP,
     FedMMD,
     FedProx,
@@ -40,8 +42,10 @@ from helpers import build, loader, same, trainer, weights
 REGRESSING: dict[str, tuple[type[FederatedModule], dict[str, Any]]] = {
     "APFL": (APFL, {}),
     "Ditto": (Ditto, {}),
+    "FADE": (FADE, {}),
     "FedAvg": (FedAvg, {}),
     "FedDA": (FedDA, {"beta": "auto"}),
+    "FedDANN": (FedDANN, {}),
     "FedGP": (FedGP, {"beta": "auto"}),
     "FedMMD": (FedMMD, {"warmup_rounds": 1}),
     "FedMMD pairwise": (FedMMD, {"warmup_rounds": 1, "exchange": "pairwise"}),

@@ -5,10 +5,12 @@ from __future__ import annotations
 from fedlit import FederatedModule
 from fedlit.methods import (
     APFL,
+    FADE,
     Ditto,
     FedAvg,
     FedDA,
     FedDaDiL,
+    FedDANN,
     FedGP,
     FedMMD,
     FedProx,
@@ -25,6 +27,7 @@ from fedlit.methods import (
 METHODS: dict[str, tuple[type[FederatedModule], dict[str, object], dict[str, object]]] = {
     "APFL": (APFL, {}, {"target_labels": 30}),
     "Ditto": (Ditto, {}, {"target_labels": 30}),
+    "FADE": (FADE, {"schedule_rounds": 3}, {}),
     "FedAvg": (FedAvg, {}, {"target_labels": 30}),
     "FedDA": (FedDA, {"target_lr_ratio": 0.5, "align_magnitudes": True}, {"target_labels": 30}),
     "FedDA auto": (FedDA, {"beta": "auto"}, {"target_labels": 30, "target_batch_size": 8}),
@@ -35,6 +38,8 @@ METHODS: dict[str, tuple[type[FederatedModule], dict[str, object], dict[str, obj
         {"beta": "auto", "residual": "exact"},
         {"target_labels": 30, "target_batch_size": 8},
     ),
+    "FedDANN": (FedDANN, {"schedule_rounds": 3}, {}),
+    "FedDANN, conditional": (FedDANN, {"schedule_rounds": None, "conditional": True}, {"target_labels": 30}),
     "FedDaDiL": (
         FedDaDiL,
         {"warmup_rounds": 1, "num_atoms": 2, "atom_size": 20, "atom_batch_size": 10, "penalty": 0.1},
