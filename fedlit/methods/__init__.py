@@ -6,6 +6,7 @@ from fedlit.methods.ditto import Ditto
 from fedlit.methods.fed_dadil import FedDaDiL
 from fedlit.methods.fed_dann import FADE, FedDANN
 from fedlit.methods.fed_mmd import FedMMD
+from fedlit.methods.fed_wdgrl import FedWDGRL
 from fedlit.methods.fedavg import FedAvg
 from fedlit.methods.fedgp import FedDA, FedGP
 from fedlit.methods.fedprox import FedProx
@@ -31,6 +32,7 @@ __all__ = [
     "FedRFTCA",
     "FedRFTCAClosedForm",
     "FedRep",
+    "FedWDGRL",
     "FinetuneOffline",
     "KNNPer",
     "Oracle",

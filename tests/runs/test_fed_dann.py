@@ -14,33 +14,15 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from torch.utils.data import TensorDataset
 
+from adversaries import LR, NAMES, Extractor, Untouched, fit, shifted
 from fedlit.federation import Schedule
 from fedlit.functional import domain_adversarial_loss, entropy_weights, reversal_weight
 from fedlit.methods import FADE, FedAvg, FedDANN
 from fedlit.models import AdversarialReplica, make_discriminator
 from fedlit.privacy import FixedPoint, PairwiseMasking, Plain
-from helpers import STATEFUL, build, digits, loader, same, shards, trainer, weights
+from helpers import STATEFUL, build, digits, loader, same, trainer, weights
 
-LR, LAMBDA = 0.3, 0.7
-NAMES = ["c0", "c1", "c2"]
-
-
-class Extractor(nn.Sequential):
-    """Of 5 numbers to 4 features, in float64."""
-
-    out_features = 4
-
-    def __init__(self) -> None:
-        super().__init__(nn.Linear(5, 4), nn.Tanh())
-        self.double()
-
-
-class Untouched(nn.Identity):
-    """Features are the samples."""
-
-    def __init__(self, out_features: int) -> None:
-        super().__init__()
-        self.out_features = out_features
+LAMBDA = 0.7
 
 
 def federated(method: type[FedDANN] = FedDANN, names: list[str] | None = None, **kwargs: Any) -> FedDANN:
@@ -50,28 +32,6 @@ def federated(method: type[FedDANN] = FedDANN, names: list[str] | None = None, *
     given |= {"schedule_rounds": None, "weighting": "uniform", "classifier": nn.Linear(4, 2).double()}
     given |= {"extractor": Extractor()} | kwargs
     return method(names, names[-1], 2, given.pop("extractor"), given.pop("classifier"), **given)
-
-
-def shifted(sizes: tuple[int, ...] = (20, 17, 14)) -> dict[str, TensorDataset]:
-    """Clients around different centres, in float64."""
-    data = {}
-    for index, (name, size) in enumerate(zip(NAMES, sizes, strict=True)):
-        x, y = shards(3, size)[name].tensors
-        data[name] = TensorDataset(x.double() + 0.5 * index, y)
-    return data
-
-
-class Start(pl.Callback):
-    """The replicas at the start."""
-
-    def on_train_start(self, trainer: pl.Trainer, module: FedDANN) -> None:  # type: ignore[override]
-        self.replicas = {name: copy.deepcopy(replica) for name, replica in module.replicas.named_children()}
-
-
-def fit(module: Any, data: dict[str, TensorDataset], batch_size: int = 64, rounds: int = 1, **kwargs: Any) -> Any:
-    start = Start()
-    trainer(rounds, [start], **kwargs).fit(module, loader(data, batch_size))
-    return start.replicas
 
 
 def states(module: Any) -> dict[str, dict[str, Tensor]]:

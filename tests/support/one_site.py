@@ -45,6 +45,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "FedGP auto, exact": {"beta": "auto", "residual": "exact"},
     "FADE": {"schedule_rounds": 2},
     "FedDANN": {"schedule_rounds": 2},
+    "FedWDGRL": {"critic_steps": 2},
     "FedDaDiL": {"num_atoms": 2, "atom_size": 20, "atom_batch_size": 10, "penalty": 0.1},
     "FedMMD": {"degree": 1, "warmup_rounds": 0},
     "FedMMD, pairwise": {"degree": 1, "exchange": "pairwise", "warmup_rounds": 0},
