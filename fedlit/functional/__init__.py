@@ -19,6 +19,7 @@ from fedlit.functional.calibration import (
     losses_at,
     temperature_grid,
 )
+from fedlit.functional.clustering import intra_cluster_distance, k_means, relative_scatter
 from fedlit.functional.discriminant import linear_discriminant, softmax_regression
 from fedlit.functional.gradient import loss_from_gradient
 from fedlit.functional.kernels import Kernel, cauchy_kernel, gaussian_kernel, laplace_kernel
@@ -118,8 +119,10 @@ __all__ = [
     "importance_weights",
     "information_score",
     "inner_products",
+    "intra_cluster_distance",
     "joint_cost",
     "joint_ot_loss",
+    "k_means",
     "laplace_kernel",
     "linear_discriminant",
     "loss_from_gradient",
@@ -137,6 +140,7 @@ __all__ = [
     "r_tca",
     "random_feature_sums",
     "random_fourier_features",
+    "relative_scatter",
     "repelling_distance",
     "reversal_weight",
     "rf_tca",

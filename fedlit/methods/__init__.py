@@ -3,6 +3,7 @@
 import fedlit.strategy  # noqa: F401  (so that Trainer(strategy="federated") is known)
 from fedlit.methods.apfl import APFL
 from fedlit.methods.ditto import Ditto
+from fedlit.methods.fada import FADA
 from fedlit.methods.fed_dadil import FedDaDiL
 from fedlit.methods.fed_dann import FADE, FedDANN
 from fedlit.methods.fed_mmd import FedMMD
@@ -20,6 +21,7 @@ from fedlit.methods.target_only import Oracle, TargetOnly
 
 __all__ = [
     "APFL",
+    "FADA",
     "FADE",
     "Ditto",
     "FedAvg",

@@ -41,7 +41,7 @@ def test_placement_changes_neither_weights_nor_ledger_nor_metrics(
     "method",
     [
         *("FedRFTCA", "FedRFTCAClosedForm", "FedGP auto", "FedMMD, pairwise", "FedDaDiL", "FedDANN"),
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("FADE", "FedWDGRL")),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("FADA", "FADE", "FedWDGRL")),
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("Voting", "FedDA", "FedDA auto", "FedGP", "FedMMD")),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fedlit import FederatedModule
 from fedlit.methods import (
     APFL,
+    FADA,
     FADE,
     Ditto,
     FedAvg,
@@ -28,6 +29,7 @@ from fedlit.methods import (
 METHODS: dict[str, tuple[type[FederatedModule], dict[str, object], dict[str, object]]] = {
     "APFL": (APFL, {}, {"target_labels": 30}),
     "Ditto": (Ditto, {}, {"target_labels": 30}),
+    "FADA": (FADA, {"attention_samples": 50}, {}),
     "FADE": (FADE, {"schedule_rounds": 3}, {}),
     "FedAvg": (FedAvg, {}, {"target_labels": 30}),
     "FedDA": (FedDA, {"target_lr_ratio": 0.5, "align_magnitudes": True}, {"target_labels": 30}),

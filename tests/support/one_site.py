@@ -43,6 +43,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "FedGP auto": {"beta": "auto"},
     "FedGP by layer": {"granularity": "layer"},
     "FedGP auto, exact": {"beta": "auto", "residual": "exact"},
+    "FADA": {"attention_samples": 50},
     "FADE": {"schedule_rounds": 2},
     "FedDANN": {"schedule_rounds": 2},
     "FedWDGRL": {"critic_steps": 2},
