@@ -134,19 +134,18 @@ class DomainAdversarial(FedAvg, ABC):
         met = [client for client in able if client.name in summed]
         return met if self.target in met and len(met) > 1 else []
 
-    def pooled(
-        self, gradients: Mapping[str, Mapping[str, Tensor]], opponents: Sequence[Client]
-    ) -> Mapping[str, Mapping[str, Tensor]]:
+    def pooled(self, gradients: Mapping[str, Tensor], opponents: Sequence[Client]) -> dict[str, Tensor]:
         """By what local clients change D: the sum of their parts' gradients in their shares, or each by its own.
 
-        Gradients are by local client and name of a weight, each of the client's part as it is. Own ones are averaged in
-        the same shares at the round's end.
+        Gradients are by local client, of the client's part as it is by all of D's weights, shape (number of weights,).
+        Own ones are averaged in the same shares at the round's end.
         """
         if self.sync == "round":
-            return gradients
+            return {**gradients}
         shares = domain_shares(opponents)
-        parts = {name: {key: shares[name] * each for key, each in own.items()} for name, own in gradients.items()}
-        return self.federation.sum(self.gradient_channel, parts, among=opponents, to=opponents)
+        parts = {name: {"gradient": shares[name] * own} for name, own in gradients.items()}
+        total = self.federation.sum(self.gradient_channel, parts, among=opponents, to=opponents)
+        return {name: message["gradient"] for name, message in total.items()}
 
     # ---------------------------------------------------------------- rounds
 

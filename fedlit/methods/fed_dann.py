@@ -23,6 +23,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.utils import parameters_to_vector
 from torch.optim import Optimizer
 
 from fedlit.federation import Client, FederatedLoader
@@ -111,14 +112,14 @@ class FedDANN(DomainAdversarial):
         shares, reversal = domain_shares(opponents), self.reversal() * (len(opponents) - 1)
         for client in (each for each in opponents if each.name in features):
             name, own = client.name, features[client.name]
-            weights = dict(self.replicas[client].discriminator.named_parameters())
             part = self.part_of_domain_loss(client, own, outputs[name])
-            by_features, *by_weights = torch.autograd.grad(part, [own, *weights.values()])
+            weights = self.replicas[client].discriminator.parameters()
+            by_features, *by_weights = torch.autograd.grad(part, [own, *weights])
             losses[name] = loss_from_gradient(own, -reversal * shares[name] * by_features, part.detach())
-            gradients[name] = dict(zip(weights, by_weights, strict=True))
+            gradients[name] = parameters_to_vector(by_weights)
         for name, gradient in self.pooled(gradients, opponents).items():
-            for key, weight in self.replicas[name].discriminator.named_parameters():
-                losses[name] = losses[name] + loss_from_gradient(weight, gradient[key])
+            weights = self.replicas[name].discriminator.parameters()
+            losses[name] = losses[name] + loss_from_gradient(parameters_to_vector(weights), gradient)
         return losses
 
     def part_of_domain_loss(self, client: Client, features: Tensor, outputs: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.utils import parameters_to_vector
 
 from fedlit.federation import Client
 from fedlit.functional import gradient_penalty, loss_from_gradient
@@ -98,13 +99,12 @@ class FedWDGRL(DomainAdversarial):
         for client in (each for each in opponents if each.name in features):
             critic, own = self.replicas[client].discriminator, features[client.name]
             loss = self.penalty_weight * gradient_penalty(critic, own) - self.part_of_distance(client, own)
-            weights = dict(critic.named_parameters())
-            by_weights = torch.autograd.grad(loss, list(weights.values()), materialize_grads=True)
-            gradients[client.name] = dict(zip(weights, by_weights, strict=True))
+            by_weights = torch.autograd.grad(loss, list(critic.parameters()), materialize_grads=True)
+            gradients[client.name] = parameters_to_vector(by_weights)
         for name, gradient in self.pooled(gradients, opponents).items():
-            with torch.no_grad():
-                for key, weight in self.replicas[name].discriminator.named_parameters():
-                    weight.sub_(self.critic_lr * gradient[key])
+            weights = list(self.replicas[name].discriminator.parameters())
+            for weight, each in zip(weights, gradient.split([w.numel() for w in weights]), strict=True):
+                weight.data.sub_(self.critic_lr * each.view_as(weight))
 
     def part_of_distance(self, client: Client, features: Tensor) -> Tensor:
         """One client's part of W, a scalar: twice its mean of c, less than 0 at the target, of which W is in shares."""
