@@ -6,6 +6,7 @@ Digits in three domains, MLP 64-64-64-10, batch 64, rounds of 7 local steps, in 
 take turns; a figure is the median over repeats of CPU seconds per round, the first round left out. A target without
 labels takes no step in SourceOnly, and one in most other methods: with K sources that alone is (K + 1) / K. "Sums" are
 the secure sums and other exchanges of a local step, "announcements" the meetings of processes that these take.
+"""
 
 from __future__ import annotations
 

@@ -323,13 +323,18 @@ class FederatedModule(ClientOptimisation):
         """Clients that take local steps in this round."""
         return present_learners(self, self.federation.round_idx)
 
-    def in_step(self, channel: str, *others: str) -> tuple[Client, ...]:
-        """Clients that are heard on all these channels and have a batch in this local step, wherever they are hosted.
+    def in_step(self, channel: str, *others: str, step: int | None = None) -> tuple[Client, ...]:
+        """Clients that are heard on all these channels and have a batch in a local step, wherever they are hosted.
 
         Local epochs differ in length: who has run out of samples sits out the rest of the round.
+
+        Args:
+            channel: Of the round under way.
+            others: Further ones.
+            step: Of the round, from 0; ``None`` is the one under way.
         """
         heard = [self.federation.present(channel) for channel in (channel, *others)]
-        return in_step(self, [client for client in heard[0] if all(client in each for each in heard)])
+        return in_step(self, [client for client in heard[0] if all(client in each for each in heard)], step)
 
     def samples_in_step(self, clients: Sequence[Client]) -> dict[str, int]:
         """How many samples each of these clients, which are `in_step`, has in its batch, wherever it is hosted."""

@@ -1,5 +1,13 @@
 """Pure maths on tensors: what the methods compute, without Lightning and without clients."""
 
+from fedlit.functional.adversarial import (
+    domain_adversarial_loss,
+    domain_loss,
+    entropy_weights,
+    gradient_penalty,
+    multilinear_map,
+    reversal_weight,
+)
 from fedlit.functional.aggregation import fedavg, fedda, fedgp, fedgp_cosine
 from fedlit.functional.alignment import alignment_loss
 from fedlit.functional.auto_weights import AutoBeta, BatchStatistics, auto_beta, auto_weights
@@ -11,6 +19,7 @@ from fedlit.functional.calibration import (
     losses_at,
     temperature_grid,
 )
+from fedlit.functional.clustering import intra_cluster_distance, k_means, relative_scatter
 from fedlit.functional.correlation import coral_loss, second_moments
 from fedlit.functional.discriminant import linear_discriminant, softmax_regression
 from fedlit.functional.geodesic import (
@@ -137,6 +146,9 @@ __all__ = [
     "coral_map",
     "decide",
     "diversity_score",
+    "domain_adversarial_loss",
+    "domain_loss",
+    "entropy_weights",
     "exact_between_domains_mean",
     "exact_within_domain_mean",
     "fedavg",
@@ -148,16 +160,19 @@ __all__ = [
     "geodesic_flow_factor",
     "geodesic_flow_kernel",
     "gradient_map",
+    "gradient_penalty",
     "hard_vote",
     "importance_weighted_scores",
     "importance_weights",
     "information_score",
     "inner_products",
+    "intra_cluster_distance",
     "jda",
     "jda_from_sums",
     "joint_cost",
     "joint_gaps",
     "joint_ot_loss",
+    "k_means",
     "kernel_ladder",
     "knowledge_vote",
     "laplace_kernel",
@@ -174,6 +189,7 @@ __all__ = [
     "mmd_squared",
     "moments_to_send",
     "multi_kernel_mmd",
+    "multilinear_map",
     "nearest_class_mean",
     "num_taylor_moments",
     "pair_with_kernel",
@@ -184,7 +200,9 @@ __all__ = [
     "r_tca",
     "random_feature_sums",
     "random_fourier_features",
+    "relative_scatter",
     "repelling_distance",
+    "reversal_weight",
     "rf_tca",
     "rf_tca_from_sums",
     "rff_mmd_squared",

@@ -5,10 +5,13 @@ from fedlit.methods.adabn import AdaBN
 from fedlit.methods.apfl import APFL
 from fedlit.methods.co_mda import CoMDA
 from fedlit.methods.ditto import Ditto
+from fedlit.methods.fada import FADA
 from fedlit.methods.fed_dadil import FedDaDiL
+from fedlit.methods.fed_dann import FADE, FedDANN
 from fedlit.methods.fed_jda import FedJDA
 from fedlit.methods.fed_mmd import FedMMD
 from fedlit.methods.fed_mme import FedMME
+from fedlit.methods.fed_wdgrl import FedWDGRL
 from fedlit.methods.fedavg import FedAvg
 from fedlit.methods.fedgp import FedDA, FedGP
 from fedlit.methods.fedprox import FedProx
@@ -24,6 +27,8 @@ from fedlit.methods.target_only import Oracle, TargetOnly
 
 __all__ = [
     "APFL",
+    "FADA",
+    "FADE",
     "KD3A",
     "AdaBN",
     "CoMDA",
@@ -32,6 +37,7 @@ __all__ = [
     "FedCORAL",
     "FedDA",
     "FedDAN",
+    "FedDANN",
     "FedDaDiL",
     "FedGP",
     "FedJDA",
@@ -41,6 +47,7 @@ __all__ = [
     "FedRFTCA",
     "FedRFTCAClosedForm",
     "FedRep",
+    "FedWDGRL",
     "FinetuneOffline",
     "KNNPer",
     "Oracle",

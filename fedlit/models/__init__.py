@@ -6,6 +6,7 @@ from fedlit.models.backbone import Backbone
 from fedlit.models.batchnorm import MixedBatchNorm, batchnorm_layers, estimate_statistics_, with_mixed_batchnorm
 from fedlit.models.committee import Committee, MomentReplica
 from fedlit.models.dictionary import Dictionary, DictionaryReplica
+from fedlit.models.discriminator import AdversarialReplica, make_discriminator
 from fedlit.models.extractors import MLP, Bottleneck, Features, LeNet, SmallCNN
 from fedlit.models.matching import MatchingReplica
 from fedlit.models.memory import RoundMemory
@@ -15,6 +16,7 @@ from fedlit.models.twins import Twins
 
 __all__ = [
     "MLP",
+    "AdversarialReplica",
     "AlignedReplica",
     "Anchor",
     "Backbone",
@@ -37,6 +39,7 @@ __all__ = [
     "estimate_statistics_",
     "feature_width",
     "make_classifier",
+    "make_discriminator",
     "part_of",
     "with_mixed_batchnorm",
 ]

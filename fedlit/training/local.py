@@ -65,9 +65,9 @@ def present_learners(method: Method, round_idx: int) -> tuple[Client, ...]:
     )
 
 
-def in_step(method: Method, clients: Sequence[Client]) -> tuple[Client, ...]:
+def in_step(method: Method, clients: Sequence[Client], step: int | None = None) -> tuple[Client, ...]:
     """See `FederatedModule.in_step`."""
-    loader, step = method.trainer.train_dataloader, method.federation.batch_idx
+    loader, step = method.trainer.train_dataloader, method.federation.batch_idx if step is None else step
     if not isinstance(loader, FederatedLoader):
         return tuple(clients)
     learning = {client.name for client in present_learners(method, method.federation.round_idx)}

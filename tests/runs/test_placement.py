@@ -42,13 +42,13 @@ def test_placement_changes_neither_weights_nor_ledger_nor_metrics(
     "method",
     [
         *("FedRFTCA", "FedJDA", "FedRFTCAClosedForm", "FedGP auto", "FedMMD, pairwise", "FedDaDiL", "FedDAN", "KD3A"),
-        "AdaBN, mixing",
+        *("AdaBN, mixing", "FedDANN"),
         *(
             pytest.param(name, marks=pytest.mark.slow)
             for name in (
                 *("Voting", "FedDA", "FedDA auto", "FedGP", "FedMMD", "FedDAN, pairwise", "FedCORAL", "CoMDA"),
                 *("FedCORAL, pairwise", "CoMDA, models", "KD3A, soft", "KD3A, models", "AdaBN", "FedAvg, moments"),
-                "FedMME",
+                *("FedMME", "FADA", "FADE", "FedWDGRL"),
             )
         ),
     ],
@@ -160,6 +160,7 @@ def test_masked_training_on_three_processes_equals_one_and_the_plain_grid(on_gri
         *(pytest.param(name, "masking", marks=pytest.mark.slow) for name in ("CoMDA", "KD3A, soft")),
         ("AdaBN, mixing", "masking"),
         ("FedAvg, moments", "masking"),
+        ("FedDANN", "masking"),
     ],
 )
 def test_hidden_messages_train_the_same_on_three_processes_and_on_the_plain_grid(method: str, name: str) -> None:

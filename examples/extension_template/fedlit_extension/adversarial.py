@@ -1,4 +1,4 @@
-"""FedDANN: domain-adversarial training with the discriminator cut in two (Ganin and Lempitsky, ICML 2015).
+"""SplitDANN: domain-adversarial training with the discriminator cut in two (Ganin and Lempitsky, ICML 2015).
 
 Differences from the paper: there is no federation in it, and one source. Here every client holds the first layer of the
 discriminator (the critic), and the target alone the rest (the judge); all sources together weigh as much as the target.
@@ -19,7 +19,7 @@ from fedlit.functional import loss_from_gradient
 from fedlit.methods import FedAvg
 
 
-class FedDANN(FedAvg):
+class SplitDANN(FedAvg):
     """FedAvg over everyone, with extractors that make the domains hard to tell apart for a discriminator.
 
     Args:

@@ -1,4 +1,4 @@
-"""FedDANN against centralised domain-adversarial training, masked sums against plain ones, and an oracle's accuracy."""
+"""SplitDANN against central domain-adversarial training, masked sums against plain ones, and an oracle's accuracy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedlit.federation.errors import ChannelError
 from fedlit.methods import FedAvg
 from fedlit.models import MLP
 from fedlit.privacy import FixedPoint, PairwiseMasking, Plain
-from fedlit_extension.adversarial import FedDANN
+from fedlit_extension.adversarial import SplitDANN
 from fedlit_extension.data import ANGLES, Moons
 
 SOURCES = [name for name in ANGLES if name != "turned"]
@@ -43,7 +43,7 @@ class Start(L.Callback):
 
 
 def run(
-    method: type[FederatedModule] = FedDANN, rounds: int = 1, batch_size: int = 1000, lr: float = 0.1,
+    method: type[FederatedModule] = SplitDANN, rounds: int = 1, batch_size: int = 1000, lr: float = 0.1,
     choices: dict[str, Any] | None = None, problem: type[Moons] = Moons, clients: Any = None, **kwargs: Any,
 ) -> tuple[Any, Any, float]:  # fmt: skip
     torch.set_num_threads(1)
@@ -111,7 +111,7 @@ def test_masked_sums_are_those_on_the_grid_and_near_the_plain_ones() -> None:
 def test_the_critic_is_the_same_everywhere_within_a_round() -> None:
     """All descend along the summed gradient: a round without averaging would leave it equal."""
 
-    class Apart(FedDANN):
+    class Apart(SplitDANN):
         def on_round_end(self, round_idx: int) -> None:
             pass
 

@@ -1,0 +1,194 @@
+"""What FedDANN and FedWDGRL share: a network D that compares domains, whose gradient is a sum over clients.
+
+Extractors learn to make domains alike to D, which all clients train together and hold alike. D's loss is a sum of
+parts, each of one client's features, so its gradient is one secure sum: D learns from pooled data that nobody pools.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+from torch import Tensor
+
+from fedlit.federation import Channel, Client, Summed
+from fedlit.methods.fedavg import FedAvg
+from fedlit.models import AdversarialReplica, feature_width, make_discriminator
+from fedlit.module import Batch
+from fedlit.training.replicas import Replicas
+
+
+class DomainAdversarial(FedAvg, ABC):
+    """FedAvg, and the D that clients train in local steps against their extractors; a subclass says by which losses.
+
+    Args:
+        hidden: Units of D's hidden layer.
+        sync: ``"step"`` sums gradients of D in local steps; ``"round"`` lets every client train a D of its own, which
+            are averaged at the round's end. Those see one domain each, and their mean tells little apart.
+        average: Whose extractors and classifiers are averaged: ``"all"``, or those with labels (``"sources"``), so that
+            the target's extractor teaches D alone, and without an adversary it is `FedAvg`.
+        kwargs: See `FederatedModule`.
+
+    Raises:
+        ValueError: If an argument is out of range.
+    """
+
+    replicas: Replicas[AdversarialReplica]
+    uses_unlabelled_target: ClassVar[bool] = True
+
+    gradient_channel: ClassVar[str]
+    """Over which D's gradients are summed."""
+
+    model_channel: ClassVar[str]
+    """Over which D itself is averaged."""
+
+    def __init__(
+        self,
+        *args: Any,
+        hidden: int,
+        sync: Literal["step", "round"] = "step",
+        average: Literal["all", "sources"] = "all",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        if hidden < 1:
+            raise ValueError(f"hidden must be at least 1 unit, got {hidden}")
+        if sync not in ("step", "round"):
+            raise ValueError(f"sync must be 'step' or 'round', got {sync!r}")
+        if average not in ("all", "sources"):
+            raise ValueError(f"average must be 'all' or 'sources', got {average!r}")
+        self.hidden = hidden
+        self.sync = sync
+        self.average = average
+
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        """The weights, and what D is made of."""
+        gradient = Summed(
+            self.gradient_channel, "gradient by D's weights", how_often="every local step", too_few="skip"
+        )
+        model = Summed(self.model_channel, "D's weights", too_few="skip")
+        return (*super().channels, *((gradient,) if self.sync == "step" else ()), model)
+
+    def build_replica(self) -> AdversarialReplica:
+        """Extractor, classifier and D."""
+        extractor, classifier = (copy.deepcopy(network) for network in self.originals)
+        return AdversarialReplica(extractor, classifier, make_discriminator(self.judged_width(), self.hidden))
+
+    def judged_width(self) -> int:
+        """Width of what D is shown; default: of the features."""
+        return feature_width(self.originals[0])
+
+    def client_param_groups(self) -> list[dict[str, Any]]:
+        """A parameter group per local client, of extractor and classifier; a subclass says how D is stepped."""
+        groups: list[dict[str, Any]] = []
+        for client in self.federation.local_clients:
+            replica = self.replicas[client]
+            network = [*replica.extractor.parameters(), *replica.classifier.parameters()]
+            groups.append({"params": [param for param in network if param.requires_grad], "client": client.name})
+        return groups
+
+    def learners(self, round_idx: int) -> tuple[Client, ...]:
+        """Everyone: the target on its unlabelled samples."""
+        return self.clients
+
+    # ---------------------------------------------------------------- a local step
+
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        """Each client's loss on its labels, and against D."""
+        losses, features, outputs = {}, {}, {}
+        for client, samples in self.in_streams(batch):
+            replica, name = self.replicas[client], client.name
+            own = replica.extractor(samples[0])
+            features[name] = own if own.requires_grad else own.clone().requires_grad_()  # of a frozen extractor
+            outputs[name] = replica.classifier(features[name])
+            nothing = 0 * outputs[name].sum()
+            losses[name] = self.task.loss(client, outputs[name], samples[1]) if client.labelled else nothing
+        opponents = self.opponents()
+        if opponents:
+            for name, loss in self.adversarial_losses(opponents, features, outputs).items():
+                losses[name] = losses[name] + loss
+        return losses
+
+    @abstractmethod
+    def adversarial_losses(
+        self, opponents: Sequence[Client], features: Mapping[str, Tensor], outputs: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """What is added to the losses of those local clients that are opponents, by name; all processes call it.
+
+        Features and outputs are of local clients' batches, of shapes (B, width) and (B, num_classes).
+        """
+
+    def opponents(self, step: int | None = None) -> list[Client]:
+        """Whose domains D compares in a step of the round; nobody if a side is missing, or too few to hide.
+
+        Without ``step`` it is the one under way.
+        """
+        first = self.gradient_channel if self.sync == "step" else self.model_channel
+        able = self.in_step(first, self.model_channel, step=step)
+        summed = self.federation.senders(first, able)
+        met = [client for client in able if client.name in summed]
+        return met if self.target in met and len(met) > 1 else []
+
+    def pooled(self, gradients: Mapping[str, Tensor], opponents: Sequence[Client]) -> dict[str, Tensor]:
+        """By what local clients change D: the sum of their parts' gradients in their shares, or each by its own.
+
+        Gradients are by local client, of the client's part as it is by all of D's weights, shape (number of weights,).
+        Own ones are averaged in the same shares at the round's end.
+        """
+        if self.sync == "round":
+            return {**gradients}
+        shares = domain_shares(opponents)
+        parts = {name: {"gradient": shares[name] * own} for name, own in gradients.items()}
+        total = self.federation.sum(self.gradient_channel, parts, among=opponents, to=opponents)
+        return {name: message["gradient"] for name, message in total.items()}
+
+    # ---------------------------------------------------------------- rounds
+
+    def on_round_start(self, round_idx: int) -> None:
+        """Clients that were away fetch the current networks."""
+        super().on_round_start(round_idx)
+        self.load_shared_(self.federation.catch_up(self.model_channel))
+
+    def on_round_end(self, round_idx: int) -> None:
+        """Average extractors and classifiers; and D's of those who met in the last step in which anybody did.
+
+        With ``sync="step"`` these are equal, and their mean is for the others.
+        """
+        among = [client for client in self.clients if client.labelled or self.average == "all"]
+        self.average_("weights", among, part=("extractor", "classifier"))
+        federation = self.federation
+        met = next(filter(None, map(self.opponents, reversed(range(federation.batch_idx)))), [])
+        sent = {
+            client.name: {k: t for k, t in self.shared_state(client.name).items() if k.startswith("discriminator.")}
+            for client in met
+            if federation.is_local(client)
+        }
+        if met:
+            shares, around = domain_shares(met), self.shared.received
+            self.load_shared_(federation.mean(self.model_channel, sent, met, weights=shares, around=around))
+
+    def on_fit_start(self) -> None:
+        """Warn where a sum of two hides nothing from the two."""
+        super().on_fit_start()
+        if self.sync == "step" and len(self.sources) == 1 and self.federation.channels[self.gradient_channel].hides:
+            warnings.warn(
+                f"gradients over {self.gradient_channel!r} are summed over {self.sources[0].name!r} and the target "
+                "alone: each learns the other's by subtracting its own, and they are hidden from the server only",
+                stacklevel=2,
+            )
+
+
+def domain_shares(opponents: Sequence[Client]) -> dict[str, float]:
+    """Weights of clients' parts in D's loss: 1/(2K) of each of K sources, 1/2 of the target."""
+    return {client.name: 0.5 if client.is_target else 0.5 / (len(opponents) - 1) for client in opponents}
+
+
+def check_weight(name: str, value: float) -> None:
+    """Raise a `ValueError` unless a weight of a loss is at least 0 and finite."""
+    if not 0 <= value < math.inf:
+        raise ValueError(f"{name} must be at least 0 and finite, got {value}: it weighs a loss")

@@ -1,0 +1,259 @@
+"""FADA (Peng, Huang, Zhu and Saenko, ICLR 2020): dynamic attention over sources, and a domain identifier for each.
+
+Differences from the paper:
+
+- Attention compares clusters by their squared scatter over that of all samples. The paper's sum of distances shrinks
+  with the features, so that a source which shrinks them has all the weight, and its softmax saturates
+  (``attention="paper"``). Gains are those of a whole round, clusterings go on from each other, samples stay the same.
+- Equation 5's source term is equation 4's again, and makes sources easier to identify; it is left out. Sources train on
+  labels alone, or are reversed like the target (``reverse="both"``).
+- The paper sends features of every batch to the identifier. Here source and target tell each other its gradients.
+- The target keeps what its own steps have changed when it takes the sources' updates.
+- No disentangler with its class identifiers, mutual information and reconstruction (equations 6 to 8).
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal, cast
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedlit.federation import Channel, Client, FederatedLoader, Open
+from fedlit.functional import domain_loss, intra_cluster_distance, k_means, loss_from_gradient, relative_scatter
+from fedlit.methods.combined_updates import CombinedUpdates, Update, times
+from fedlit.models import AdversarialReplica, feature_width, make_discriminator
+from fedlit.module import Batch
+from fedlit.training.replicas import Replicas
+
+
+class FADA(CombinedUpdates):
+    r"""The target takes the sources' updates, those the more that bring its own features into clusters.
+
+    .. math:: \theta \leftarrow \theta_T + \sum_i \alpha_i \, \Delta_i, \qquad
+              \alpha = \operatorname{softmax}(\text{gain} / \tau)
+
+    Sources train on their labels. With each of them the target shares an identifier, which tells their features apart,
+    and which the target's extractor learns to mislead. At a round's end it looks at its features with each source's
+    update by itself: the gain is by how much that lowers the scatter within k-means clusters, one per class.
+
+    Args:
+        hidden: Units of an identifier's hidden layer.
+        identifier_weight: Weight lambda of the loss against identifiers, at least 0.
+        identifier_lr: Learning rate of the identifiers' plain gradient steps, positive.
+        reverse: Whose extractors mislead identifiers: the ``"target"``'s, or those of ``"both"`` sides.
+        attention: ``"relative"``, gains in shares of the samples' scatter; ``"paper"``, equation 3; ``"uniform"``.
+        temperature: tau, positive; the paper's is 1, of its own gains.
+        attention_samples: Samples of the target that are clustered, the same in all rounds.
+        kwargs: See `CombinedUpdates` and `FederatedModule`.
+
+    Raises:
+        ValueError: If an argument is out of range.
+
+    Notes:
+        The target receives every source's update, and a source the new model, in the clear. In each local step source
+        and target tell each other gradients of their identifier; those of a batch of one sample tell its features up to
+        a factor. A round without the target changes nothing.
+
+        Logged after each round: ``attention/SOURCE``, alpha.
+    """
+
+    replicas: Replicas[AdversarialReplica]
+    needs_target_labels: ClassVar[bool] = False
+    uses_unlabelled_target: ClassVar[bool] = True
+    classes_only: ClassVar[bool] = True
+    stays_local: ClassVar[tuple[str, ...]] = ("discriminator.",)
+
+    def __init__(
+        self,
+        *args: Any,
+        hidden: int = 64,
+        identifier_weight: float = 1.0,
+        identifier_lr: float = 0.03,
+        reverse: Literal["target", "both"] = "target",
+        attention: Literal["relative", "paper", "uniform"] = "relative",
+        temperature: float = 0.05,
+        attention_samples: int = 256,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        if hidden < 1:
+            raise ValueError(f"hidden must be at least 1 unit, got {hidden}")
+        if not 0 <= identifier_weight < math.inf:
+            raise ValueError(f"identifier_weight (lambda) must be at least 0 and finite, got {identifier_weight}")
+        for name, value in (("identifier_lr", identifier_lr), ("temperature (tau)", temperature)):
+            if not 0 < value < math.inf:
+                raise ValueError(f"{name} must be positive and finite, got {value}")
+        if reverse not in ("target", "both"):
+            raise ValueError(f"reverse must be 'target' or 'both', got {reverse!r}")
+        if attention not in ("relative", "paper", "uniform"):
+            raise ValueError(f"attention must be 'relative', 'paper' or 'uniform', got {attention!r}")
+        if attention_samples < self.num_classes:
+            raise ValueError(
+                f"attention_samples must be at least the {self.num_classes} classes, a cluster for each, got "
+                f"{attention_samples}"
+            )
+        self.hidden = hidden
+        self.identifier_weight = identifier_weight
+        self.identifier_lr = identifier_lr
+        self.reverse = reverse
+        self.attention = attention
+        self.temperature = temperature
+        self.attention_samples = attention_samples
+        self._warned = False
+
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        """Gradients of identifiers, updates to the target, and the new model."""
+        return (
+            Open("identifier", "gradient by an identifier's weights", how_often="every local step"),
+            Open("update", "what a source has changed", "sources", "target"),
+            Open("model", "the new weights", "target", "sources", unblurred="it is for the channel 'update' alone"),
+        )
+
+    def build_replica(self) -> AdversarialReplica:
+        """Extractor, classifier and the source's identifier."""
+        extractor, classifier = (copy.deepcopy(network) for network in self.originals)
+        identifiers = nn.ModuleList([make_discriminator(feature_width(extractor), self.hidden)])
+        return AdversarialReplica(extractor, classifier, identifiers)
+
+    def build_target(self, replica: AdversarialReplica) -> AdversarialReplica:
+        """The target has the identifiers of all sources, in their order."""
+        (identifier,) = cast(nn.ModuleList, replica.discriminator)
+        replica.discriminator = nn.ModuleList(copy.deepcopy(identifier) for _ in self.sources)
+        return replica
+
+    def learners(self, round_idx: int) -> tuple[Client, ...]:
+        """Everyone: the target on its unlabelled samples."""
+        return self.clients
+
+    # ---------------------------------------------------------------- a local step: equations 4 and 5
+
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        """Each client's loss on its labels; identifiers take a step, and extractors are told how to mislead them."""
+        losses, features = {}, {}
+        for client, samples in self.in_streams(batch):
+            own = self.replicas[client].extractor(samples[0])
+            outputs = self.replicas[client].classifier(own)
+            losses[client.name] = self.task.loss(client, outputs, samples[1]) if client.labelled else 0 * outputs.sum()
+            features[client.name] = own if own.requires_grad else own.clone().requires_grad_()  # of a frozen extractor
+        heard = self.in_step("identifier")
+        met = [client for client in heard if not client.is_target] if self.target in heard else []
+        if not met:
+            return losses
+        self.step_identifiers_(met, {name: own.detach() for name, own in features.items()})
+        reversing = [client for client in (*met, self.target) if client.is_target or self.reverse == "both"]
+        for client in (each for each in reversing if each.name in features):
+            own, others = features[client.name], met if client.is_target else [client]
+            judged = [self.identifier(client, source)(own) for source in others]
+            misled = torch.stack([domain_loss(logits, client.is_target) for logits in judged]).mean()
+            (gradient,) = torch.autograd.grad(misled, own)
+            loss = loss_from_gradient(own, self.identifier_weight * gradient, self.identifier_weight * misled.detach())
+            losses[client.name] = losses[client.name] + loss
+        return losses
+
+    def step_identifiers_(self, sources: Sequence[Client], features: Mapping[str, Tensor]) -> None:
+        """Each pair tells each other its gradients, whose sum both go down; features are those of local clients."""
+        target = self.target
+        sent: dict[str, dict[str, Update]] = {}
+        for source in sources:
+            for client, other in ((source, target), (target, source)):
+                if client.name in features:
+                    identifier = self.identifier(client, source)
+                    loss = domain_loss(identifier(features[client.name]), not client.is_target)
+                    weights = dict(identifier.named_parameters())
+                    gradients = torch.autograd.grad(loss, list(weights.values()))
+                    sent.setdefault(client.name, {})[other.name] = dict(zip(weights, gradients, strict=True))
+        received = self.federation.exchange("identifier", sent)
+        for source in sources:
+            for client, other in ((source, target), (target, source)):
+                told = received.get(client.name, {}).get(other.name)
+                if told is not None:
+                    own = sent[client.name][other.name]
+                    for name, weight in self.identifier(client, source).named_parameters():
+                        weight.data.sub_(self.identifier_lr / 2 * (own[name] + told[name]))
+
+    def identifier(self, client: Client, source: Client) -> nn.Module:
+        """The copy that a local client has of a source's identifier."""
+        identifiers = cast(nn.ModuleList, self.replicas[client].discriminator)
+        return identifiers[self.sources.index(source) if client.is_target else 0]
+
+    def observe_(self, samples: Sequence[Any]) -> None:
+        """No variance of the target's gradient is asked for."""
+
+    # ---------------------------------------------------------------- rounds: equation 3
+
+    def on_round_end(self, round_idx: int) -> None:
+        """The target takes its own update and the sources' by their attention, and hands out the new model."""
+        federation, target = self.federation, self.target
+        heard = federation.present("update")
+        if target not in heard:
+            self.move_to_({})
+            return
+        sources = [client for client in heard if not client.is_target and self.has_newest(client)]
+        sent = {client.name: self.rated(client) for client in sources if federation.is_local(client)}
+        received = federation.exchange("update", sent, to=[target]).get(target.name, {})
+        step: Update = {}
+        told: dict[str, dict[str, float]] = {}
+        if federation.is_local(target):
+            step = self.update(target)
+            updates = {name: self.aligned(message, self.memory(target).path) for name, message in received.items()}
+            weights = self.weigh(updates)
+            told[target.name] = {f"attention/{name}": weight for name, weight in weights.items()}
+            for name, weight in weights.items():
+                torch._foreach_add_(list(step.values()), [times(updates[name], weight)[key] for key in step])
+        self.move_to_(step)
+        self.hand_out_()
+        names = [f"attention/{client.name}" for client in self.sources]
+        self.log_everywhere(federation.report(told, names).get(target.name, {}))
+
+    @torch.no_grad()
+    def weigh(self, updates: Mapping[str, Update]) -> dict[str, float]:
+        """Attention on sources, of sum 1, from their updates; called where the target is hosted, after its steps."""
+        gains = torch.zeros(len(updates), dtype=torch.float64)
+        inputs = None if self.attention == "uniform" or len(updates) < 2 else self.samples()
+        if inputs is not None and len(inputs) >= self.num_classes:
+            scatter = relative_scatter if self.attention == "relative" else intra_cluster_distance
+            features = self.features(inputs, {})
+            before = k_means(features, self.num_classes, seed=self.federation.seed)
+            for place, update in enumerate(updates.values()):
+                moved = self.features(inputs, update)
+                after = k_means(moved, self.num_classes, start=before)
+                gains[place] = scatter(features, before) - scatter(moved, after)
+        elif inputs is not None and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"the target has {len(inputs)} samples, fewer than the {self.num_classes} classes that are to be its "
+                "clusters: all sources get the same attention",
+                stacklevel=2,
+            )
+        return dict(zip(updates, (gains / self.temperature).softmax(dim=0).tolist(), strict=True))
+
+    def samples(self) -> Tensor:
+        """Inputs of the target that are clustered, at most ``attention_samples``: the same in every round."""
+        trainer, name = self.trainer, self.target.name
+        loader = trainer.train_dataloader
+        if not isinstance(loader, FederatedLoader):
+            raise TypeError(
+                f"FADA reads samples of the target from a FederatedLoader, got {type(loader).__name__}: give "
+                "FederatedLoader({client: dataset}), or attention='uniform'"
+            )
+        own = {name: loader.datasets[name]}
+        once = FederatedLoader(own, self.attention_samples, num_workers=0, guarded=name, seed=loader.seed)
+        batch = trainer.strategy.batch_to_device(trainer.precision_plugin.convert_input(next(iter(once))))
+        return cast(Tensor, batch[name][0])
+
+    def features(self, inputs: Tensor, update: Update) -> Tensor:
+        """The target's features in evaluation mode, shape (n, width), as if it took one update by itself."""
+        extractor, prefix = self.replicas[self.target].extractor, "extractor."
+        state = self.weights_of(self.target)
+        moved = {k.removeprefix(prefix): t + update.get(k, 0) for k, t in state.items() if k.startswith(prefix)}
+        training = extractor.training
+        features: Tensor = functional_call(extractor.eval(), moved, (inputs,), tie_weights=True)
+        extractor.train(training)
+        return features

@@ -1,0 +1,226 @@
+"""FADA: identifiers and extractors against steps by hand, its attention against clusters, and identities."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import SGD
+from torch.utils.data import TensorDataset
+
+from adversaries import LR, NAMES, Extractor, fit, shifted
+from fedlit.federation import Schedule
+from fedlit.functional import intra_cluster_distance, k_means, relative_scatter
+from fedlit.methods import FADA, FedAvg
+from helpers import loader, trainer, weights
+
+LAMBDA, RATE = 0.6, 0.2
+
+
+def fada(names: list[str] | None = None, **kwargs: Any) -> FADA:
+    torch.manual_seed(0)
+    names = NAMES if names is None else names
+    given: dict[str, Any] = {"identifier_weight": LAMBDA, "identifier_lr": RATE, "hidden": 6}
+    given |= {"extractor": Extractor(), "classifier": nn.Linear(4, 2).double(), "weighting": "uniform"}
+    given |= {"optimizer": lambda params: SGD(params, lr=LR)} | kwargs
+    return FADA(names, names[-1], 2, given.pop("extractor"), given.pop("classifier"), **given)
+
+
+def network(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in state.items() if not name.startswith("discriminator.")}
+
+
+# -------------------------------------------------------------------- equations 4 and 5
+
+
+@pytest.mark.parametrize("reverse", ["target", "both"])
+def test_local_steps_are_those_of_equations_4_and_5(reverse: str) -> None:
+    """Three steps in one round, in which c1 has a batch in the first two; attention is uniform."""
+    data = shifted((24, 16, 24))
+    module = fada(reverse=reverse, attention="uniform")
+    start: Any = fit(module, data, batch_size=8)
+    nets, identifiers = copy.deepcopy(start), {n: copy.deepcopy(start[n].discriminator[0]) for n in NAMES[:-1]}
+    batches = {n: list(loader(data, 8)._reader(n).read(0, 0, len(data[n]) // 8)) for n in NAMES}
+    for step in range(3):
+        there = [n for n in NAMES[:-1] if step < len(batches[n])]
+        features = {n: nets[n].extractor(batches[n][step][0]) for n in (*there, "c2")}
+        still = {n: own.detach() for n, own in features.items()}
+        for n in there:
+            d = identifiers[n]
+            real, fake = d(still[n]), d(still["c2"])
+            bce = F.binary_cross_entropy_with_logits
+            loss = (bce(real, torch.ones_like(real)) + bce(fake, torch.zeros_like(fake))) / 2
+            gradients = torch.autograd.grad(loss, list(d.parameters()))
+            with torch.no_grad():
+                torch._foreach_sub_(list(d.parameters()), [RATE * gradient for gradient in gradients])
+        misled = torch.stack([-identifiers[n](features["c2"]).sigmoid().log().mean() for n in there]).mean()
+        total = LAMBDA * misled
+        for n in there:
+            total = total + F.cross_entropy(nets[n].classifier(features[n]), batches[n][step][1])
+            if reverse == "both":
+                total = total - LAMBDA * (1 - identifiers[n](features[n]).sigmoid()).log().mean()
+        params = [
+            p for n in (*there, "c2") for p in (*nets[n].extractor.parameters(), *nets[n].classifier.parameters())
+        ]
+        gradients = torch.autograd.grad(total, params, allow_unused=True, materialize_grads=True)
+        with torch.no_grad():
+            torch._foreach_sub_(params, [LR * gradient for gradient in gradients])
+    ends = {n: network(net.state_dict()) for n, net in nets.items()}
+    for name, before in network(start["c2"].state_dict()).items():
+        expected = ends["c2"][name] + (ends["c0"][name] + ends["c1"][name]) / 2 - before
+        for client in NAMES:
+            torch.testing.assert_close(weights(module, client)[name], expected, atol=1e-10, rtol=0)
+    for place, n in enumerate(NAMES[:-1]):
+        for key, value in identifiers[n].state_dict().items():
+            for copied in (module.replicas[n].discriminator[0], module.replicas["c2"].discriminator[place]):
+                torch.testing.assert_close(copied.state_dict()[key], value, atol=1e-10, rtol=0)
+
+
+def test_without_an_adversary_and_with_uniform_attention_it_is_fedavg() -> None:
+    data = shifted((24, 16, 24))
+    module = fada(attention="uniform", identifier_weight=0.0)
+    fit(module, data, batch_size=8, rounds=3)
+    torch.manual_seed(0)
+    extractor, classifier = Extractor(), nn.Linear(4, 2).double()
+    plain = FedAvg(NAMES, "c2", 2, extractor, classifier, weighting="uniform", optimizer=lambda p: SGD(p, lr=LR))
+    fit(plain, data, batch_size=8, rounds=3)
+    for name in NAMES:
+        for key, value in weights(plain, name).items():
+            torch.testing.assert_close(weights(module, name)[key], value, atol=1e-10, rtol=0)
+
+
+def test_both_sides_keep_one_identifier_whoever_is_away() -> None:
+    presence = [["c0", "c2"], ["c0", "c1"], ["c0", "c1", "c2"]]
+    module = fada()
+    start = fit(module, shifted((24, 16, 20)), batch_size=8, rounds=3, strategy={"participation": Schedule(presence)})
+    for place, name in enumerate(NAMES[:-1]):
+        own, targets = module.replicas[name].discriminator[0], module.replicas["c2"].discriminator[place]
+        for key, value in own.state_dict().items():
+            assert torch.equal(value, targets.state_dict()[key])
+        assert not torch.equal(own[0].weight, start[name].discriminator[0][0].weight)
+
+
+# -------------------------------------------------------------------- equation 3
+
+
+def settled(module: FADA, data: dict[str, TensorDataset]) -> FADA:
+    """A module between rounds whose data are loaded."""
+    trainer(1).fit(module, loader(data, 64))
+    return module
+
+
+def test_attention_is_the_softmax_of_what_each_update_gains_by_itself() -> None:
+    data = shifted((20, 17, 40))
+    module = settled(fada(), data)
+    replica, x = module.replicas["c2"], module.samples()
+    generator = torch.Generator().manual_seed(0)
+    state = module.weights_of(module.target)
+    updates = {
+        name: {k: 0.5 * torch.randn(v.shape, generator=generator).to(v) for k, v in state.items()}
+        for name in NAMES[:-1]
+    }
+
+    def features(update: dict[str, Tensor] | None = None) -> Tensor:
+        moved = copy.deepcopy(replica)
+        if update is not None:
+            moved.load_state_dict({k: v + update[k] for k, v in network(replica.state_dict()).items()}, strict=False)
+        return moved.extractor(x).detach()
+
+    for attention, measure in (("relative", relative_scatter), ("paper", intra_cluster_distance)):
+        module.attention, module.temperature = attention, 0.05 if attention == "relative" else 1.0  # type: ignore[assignment]
+        before = k_means(features(), 2, seed=module.federation.seed)
+        gains = []
+        for update in updates.values():
+            moved = features(update)
+            gains.append(float(measure(features(), before) - measure(moved, k_means(moved, 2, start=before))))
+        powers = [math.exp(gain / module.temperature) for gain in gains]
+        expected = {name: power / sum(powers) for name, power in zip(updates, powers, strict=True)}
+        assert module.weigh(updates) == pytest.approx(expected, rel=1e-9)
+        assert abs(gains[0] - gains[1]) > 1e-3
+
+
+def test_equal_sources_get_equal_attention_one_source_all_of_it() -> None:
+    module = settled(fada(), shifted())
+    update = {k: torch.full_like(v, 0.1) for k, v in module.weights_of(module.target).items()}
+    assert module.weigh({"c0": update, "c1": update}) == {"c0": 0.5, "c1": 0.5}
+    assert module.weigh({"c0": update}) == {"c0": 1.0}
+    assert module.weigh({}) == {}
+
+
+def test_a_source_that_shrinks_features_wins_by_the_papers_attention_alone() -> None:
+    class Linear(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(5, 4, bias=False)
+            self.double()
+
+    module = settled(fada(extractor=Linear()), shifted((20, 17, 40)))
+    state = module.weights_of(module.target)
+    shrinking = {k: -0.9 * v if k.startswith("extractor.") else 0 * v for k, v in state.items()}
+    updates = {"c0": shrinking, "c1": {k: 0 * v for k, v in state.items()}}
+    assert module.weigh(updates) == pytest.approx({"c0": 0.5, "c1": 0.5}, abs=1e-9)
+    module.attention = "paper"
+    assert module.weigh(updates)["c0"] > 0.99
+
+
+def test_looking_at_an_update_changes_nothing_at_the_target_and_takes_the_same_samples_each_time() -> None:
+    class Normed(nn.Sequential):
+        out_features = 4
+
+        def __init__(self) -> None:
+            super().__init__(nn.Linear(5, 4), nn.BatchNorm1d(4))
+            self.double()
+
+    module = settled(fada(extractor=Normed(), attention_samples=9), shifted((20, 17, 40)))
+    module.train()
+    before = weights(module, "c2")
+    state = {k: torch.ones_like(v) for k, v in module.weights_of(module.target).items()}
+    module.weigh({"c0": state, "c1": {k: 2 * v for k, v in state.items()}})
+    assert all(torch.equal(value, before[key]) for key, value in weights(module, "c2").items())
+    assert module.replicas["c2"].extractor.training
+    assert len(module.samples()) == 9
+    assert torch.equal(module.samples(), module.samples())
+
+
+def test_too_few_samples_for_clusters_mean_equal_attention_and_a_warning() -> None:
+    names = NAMES
+    data = shifted((20, 17, 4))
+    torch.manual_seed(0)
+    module = FADA(names, "c2", 5, Extractor(), nn.Linear(4, 5).double(), attention_samples=5)
+    with pytest.warns(UserWarning, match="the target has 4 samples, fewer than the 5 classes"):
+        fit(module, data)
+
+
+def test_the_attention_is_logged_and_a_step_has_one_exchange() -> None:
+    data, calls = shifted((24, 24, 24)), []
+    for batch_size in (24, 8):
+        module = fada()
+        run = trainer(1)
+        run.fit(module, loader(data, batch_size))
+        calls.append(module.federation.state_dict()["calls"])
+        told = {name: float(value) for name, value in run.callback_metrics.items() if name.startswith("attention/")}
+        assert sorted(told) == ["attention/c0", "attention/c1"]
+        assert sum(told.values()) == pytest.approx(1)
+    assert calls[1] - calls[0] == 2  # 3 steps in place of 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"hidden": 0}, "hidden must be at least 1 unit, got 0"),
+        ({"identifier_weight": -1.0}, r"identifier_weight \(lambda\) must be at least 0 and finite, got -1.0"),
+        ({"identifier_lr": 0.0}, "identifier_lr must be positive and finite, got 0.0"),
+        ({"temperature": math.nan}, r"temperature \(tau\) must be positive and finite, got nan"),
+        ({"reverse": "source"}, "reverse must be 'target' or 'both', got 'source'"),
+        ({"attention": "gap"}, "attention must be 'relative', 'paper' or 'uniform', got 'gap'"),
+        ({"attention_samples": 1}, "attention_samples must be at least the 2 classes, .* got 1"),
+        ({"task": "regression"}, "FADA is about classes"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        fada(**arguments)
