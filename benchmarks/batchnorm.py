@@ -165,22 +165,19 @@ def main() -> None:
         pieces = list(product([case], options.columns, targets, SEEDS))
         with ProcessPoolExecutor(options.jobs) as pool:
             done = dict(zip(pieces, pool.map(run, pieces), strict=True))
-        rows = dict(results.found.get(case, {}))
         for column in options.columns:
-            rows[column] = {
+            row: dict[str, Any] = {
                 kind: spread([statistics.fmean(done[case, column, t, seed][kind] for t in targets) for seed in SEEDS])
                 for kind in ("target", "sources")
             }
             if "spread" in done[case, column, targets[0], SEEDS[0]]:
                 lost = [done[case, column, target, seed]["spread"] for target, seed in product(targets, SEEDS)]
-                rows[column]["spread of means"] = round(100 * statistics.fmean(lost), 1)
+                row["spread of means"] = round(100 * statistics.fmean(lost), 1)
             for target in targets:
-                rows[column][target] = spread([done[case, column, target, seed]["target"] for seed in SEEDS])
-            rows[column]["cpu_seconds"] = round(
-                sum(done[case, column, t, s]["seconds"] for t in targets for s in SEEDS)
-            )
-            print(case, column, rows[column], flush=True)
-        results.keep(rows, case)
+                row[target] = spread([done[case, column, target, seed]["target"] for seed in SEEDS])
+            row["cpu_seconds"] = round(sum(done[case, column, t, s]["seconds"] for t in targets for s in SEEDS))
+            print(case, column, row, flush=True)
+            results.keep(row, case, column)
 
 
 if __name__ == "__main__":

@@ -67,7 +67,8 @@ class FedMME(FedAvg):
         extractor: Network from inputs to features; each client gets a copy and trains it.
         classifier: Network from features of length 1 to similarities; ``None`` is a linear layer without bias.
         entropy_weight: Weight lambda of the entropy, at least 0; 0 leaves FedAvg with this classifier.
-        temperature: T, positive: the smaller, the more certain.
+        temperature: T, positive: the smaller, the more certain. Gradients grow with 1 / T, by 20 as it is: learning
+            rates have to be lower than with other classifiers.
         kwargs: See `FederatedModule`.
 
     Raises:

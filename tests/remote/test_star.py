@@ -16,6 +16,7 @@ pytest.importorskip("grpc")
 MASKED = "PairwiseMasking(colluders=0)"
 SMALL = "key_bits=512, insecure_test_keys=True"  # tests arithmetic, and not secrecy
 METHODS = [
+    "AdaBN, mixing",
     "FedAvg",
     "FedProx",
     "SourceOnly",
