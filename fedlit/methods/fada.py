@@ -48,7 +48,7 @@ class FADA(CombinedUpdates):
         identifier_lr: Learning rate of the identifiers' plain gradient steps, positive.
         reverse: Whose extractors mislead identifiers: the ``"target"``'s, or those of ``"both"`` sides.
         attention: ``"relative"``, gains in shares of the samples' scatter; ``"paper"``, equation 3; ``"uniform"``.
-        temperature: tau, positive; the paper's is 1, of its own gains.
+        temperature: tau, positive; with ``attention="paper"`` give its 1.
         attention_samples: Samples of the target that are clustered, the same in all rounds.
         kwargs: See `CombinedUpdates` and `FederatedModule`.
 
