@@ -80,7 +80,7 @@ def reversal_weight(progress: float) -> float:
         ValueError: If ``progress`` is not in [0, 1].
 
     References:
-        Ganin et al., JMLR 2016, section 5.2.2.
+        Ganin et al., JMLR 2016.
     """
     if not 0 <= progress <= 1:
         raise ValueError(f"progress must be from 0 to 1, got {progress}: it is a share of the training")

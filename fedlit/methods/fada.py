@@ -8,7 +8,8 @@ Differences from the paper:
 - Equation 5's source term is equation 4's again, and makes sources easier to identify; it is left out. Sources train on
   labels alone, or are reversed like the target (``reverse="both"``).
 - The paper sends features of every batch to the identifier. Here source and target tell each other its gradients.
-- The target keeps what its own steps have changed when it takes the sources' updates.
+- The target keeps what its own steps have changed when it takes the sources' updates, but for statistics of BatchNorm,
+  which are the sources': a sum of changes may have variances below 0.
 - No disentangler with its class identifiers, mutual information and reconstruction (equations 6 to 8).
 """
 
@@ -48,7 +49,7 @@ class FADA(CombinedUpdates):
         identifier_lr: Learning rate of the identifiers' plain gradient steps, positive.
         reverse: Whose extractors mislead identifiers: the ``"target"``'s, or those of ``"both"`` sides.
         attention: ``"relative"``, gains in shares of the samples' scatter; ``"paper"``, equation 3; ``"uniform"``.
-        temperature: tau, positive; the paper's is 1, of its own gains.
+        temperature: tau, positive; with ``attention="paper"`` give its 1.
         attention_samples: Samples of the target that are clustered, the same in all rounds.
         kwargs: See `CombinedUpdates` and `FederatedModule`.
 
@@ -73,7 +74,7 @@ class FADA(CombinedUpdates):
         self,
         *args: Any,
         hidden: int = 64,
-        identifier_weight: float = 1.0,
+        identifier_weight: float = 0.1,
         identifier_lr: float = 0.03,
         reverse: Literal["target", "both"] = "target",
         attention: Literal["relative", "paper", "uniform"] = "relative",
@@ -205,6 +206,8 @@ class FADA(CombinedUpdates):
             updates = {name: self.aligned(message, self.memory(target).path) for name, message in received.items()}
             weights = self.weigh(updates)
             told[target.name] = {f"attention/{name}": weight for name, weight in weights.items()}
+            if weights:
+                step |= {name: torch.zeros_like(tensor) for name, tensor in self.parts(step)[1].items()}
             for name, weight in weights.items():
                 torch._foreach_add_(list(step.values()), [times(updates[name], weight)[key] for key in step])
         self.move_to_(step)
@@ -252,6 +255,9 @@ class FADA(CombinedUpdates):
         """The target's features in evaluation mode, shape (n, width), as if it took one update by itself."""
         extractor, prefix = self.replicas[self.target].extractor, "extractor."
         state = self.weights_of(self.target)
+        if update:
+            layers, statistics = self.parts(state)
+            state = layers | {name: self.memory(self.target).start[name] for name in statistics}
         moved = {k.removeprefix(prefix): t + update.get(k, 0) for k, t in state.items() if k.startswith(prefix)}
         training = extractor.training
         features: Tensor = functional_call(extractor.eval(), moved, (inputs,), tie_weights=True)

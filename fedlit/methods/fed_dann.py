@@ -1,6 +1,6 @@
-"""FedDANN (f-DANN): domain-adversarial training (Ganin et al., JMLR 2016, equation 9) over several sources.
+"""FedDANN (f-DANN): domain-adversarial training (Ganin et al., JMLR 2016, section 4.2) over several sources.
 
-With FADE (Hong et al., KDD 2021, Algorithm 1), which averages discriminators, and CDAN (Long et al., NeurIPS 2018).
+With FADE (Hong et al., KDD 2021), which averages discriminators, and CDAN (Long et al., NeurIPS 2018).
 
 Differences from the papers:
 

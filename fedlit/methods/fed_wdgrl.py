@@ -103,7 +103,7 @@ class FedWDGRL(DomainAdversarial):
             gradients[client.name] = parameters_to_vector(by_weights)
         for name, gradient in self.pooled(gradients, opponents).items():
             weights = list(self.replicas[name].discriminator.parameters())
-            for weight, each in zip(weights, gradient.split([w.numel() for w in weights]), strict=True):
+            for weight, each in zip(weights, torch.split(gradient, [w.numel() for w in weights]), strict=True):
                 weight.data.sub_(self.critic_lr * each.view_as(weight))
 
     def part_of_distance(self, client: Client, features: Tensor) -> Tensor:

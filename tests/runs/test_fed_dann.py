@@ -15,9 +15,10 @@ from torch.optim import SGD
 from torch.utils.data import TensorDataset
 
 from adversaries import LR, NAMES, Extractor, Untouched, fit, shifted
+from fedlit import FederatedModule
 from fedlit.federation import Schedule
 from fedlit.functional import domain_adversarial_loss, entropy_weights, reversal_weight
-from fedlit.methods import FADE, FedAvg, FedDANN
+from fedlit.methods import FADA, FADE, FedAvg, FedDANN, FedWDGRL
 from fedlit.models import AdversarialReplica, make_discriminator
 from fedlit.privacy import FixedPoint, PairwiseMasking, Plain
 from helpers import STATEFUL, build, digits, loader, same, trainer, weights
@@ -43,7 +44,7 @@ def states(module: Any) -> dict[str, dict[str, Tensor]]:
 
 @pytest.mark.parametrize("conditional", [False, True])
 def test_rounds_of_one_step_are_centralised_training_of_one_extractor(conditional: bool) -> None:
-    """One network for all data, and a gradient reversed between it and D: equation 9 of the paper."""
+    """One network for all data, and a gradient reversed between it and D."""
     rounds, data = 4, shifted()
     module = federated(conditional=conditional, optimizer=lambda params: SGD(params, lr=LR))
     network = fit(module, data, rounds=rounds)["c2"]
@@ -217,6 +218,17 @@ def test_fade_is_feddann_with_averaged_discriminators_and_squared_losses() -> No
         fit(module, data, batch_size=8, rounds=2)
     assert all(same(state, states(spelled)[name]) for name, state in states(fade).items())
     assert [channel.name for channel in fade.channels] == ["weights", "discriminator"]
+
+
+@pytest.mark.parametrize("method", [FedDANN, FedWDGRL, FADA])
+def test_a_frozen_extractor_stands_still_while_it_is_judged(method: type[FederatedModule]) -> None:
+    torch.manual_seed(0)
+    extractor, classifier = Extractor().requires_grad_(False), nn.Linear(4, 2).double()
+    module = method(NAMES, "c2", 2, extractor, classifier)
+    start = fit(module, shifted())
+    before = start["c2"].state_dict()
+    changed = {key for key, value in weights(module, "c2").items() if not torch.equal(value, before[key])}
+    assert {key.split(".")[0] for key in changed} == {"classifier", "discriminator"}
 
 
 # -------------------------------------------------------------------- what is sent, and who is away
