@@ -8,8 +8,9 @@ Differences from that code:
   its two networks, and all sources, an extractor to begin with. Without them the sources never tell their weights.
 - All clients train at the same time: the target on answers of the models of the round before.
 - The bias of young ensembles is corrected in all rounds; the code divides by the correction of the round after.
-- Teachers answer, and the target's networks are compared and evaluated, in evaluation mode; the code never leaves
-  training mode.
+- Teachers answer, and the target is evaluated, in evaluation mode; the code never leaves training mode. Labels that the
+  target's networks give themselves are of training mode here, too: where BatchNorm's running statistics give others than
+  those of the batch, a network follows itself into one class as a goes to 1.
 - The target's two networks train in the same steps. At least two samples of a batch are kept.
 """
 
@@ -30,7 +31,6 @@ from fedlit.functional import between_class_variance, mixup
 from fedlit.methods.taught_target import ExchangeName, TaughtTarget, on_grid
 from fedlit.models import Replica, Twins
 from fedlit.models.twins import STAYS_LOCAL
-from fedlit.training.local import evaluating
 from fedlit.training.replicas import Replicas
 
 RAMP = 10
@@ -123,7 +123,7 @@ class CoMDA(TaughtTarget):
                 [loss + 0 * network(inputs).sum() for loss, network in zip(losses, both, strict=True)]
             ).sum()
         share = self.own_share()
-        with evaluating(twins):
+        with torch.no_grad():
             logits = [network(inputs) for network in both]
         for turn, (network, own, peer) in enumerate(zip(both, logits, reversed(logits), strict=True)):
             labels = ((1 - share) * lesson["mixture"] + share * own.softmax(dim=1)).argmax(dim=1)
