@@ -172,13 +172,14 @@ def main() -> None:
     given = parser.parse_args()
     result: dict[str, Any] = json.loads(given.out.read_text()) if given.out.is_file() else {}
     result |= {"environment": environment(), "seed": 0, "threads": 1, "rounds_each": ROUNDS, "repeats": REPEATS}
+    found = result.setdefault("results", {})
     with tempfile.TemporaryDirectory() as folder:
         if given.only != "memory":
             processes.start()
-            result["rounds"] = measure_rounds(Path(folder))
+            found["rounds"] = measure_rounds(Path(folder))
             processes.stop()
         if given.only != "rounds":
-            result["memory"] = measure_memory(Path(folder))
+            found["memory"] = measure_memory(Path(folder))
     given.out.write_text(json.dumps(result, indent=1) + "\n")
 
 

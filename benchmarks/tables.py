@@ -379,6 +379,57 @@ def shallow(results: Results) -> str:
     return grid("1-NN / MLP", columns, rows)
 
 
+def across_rounds(results: Results) -> str:
+    """Milliseconds of a round, and times those of processes over gloo."""
+    found = {(row["method"], row["way"]): 1000 * row["round_s"] for row in results["rounds"]}
+    gloo = next(way for _, way in found if "gloo" in way)
+    methods = list(dict.fromkeys(method for method, _ in found))
+    ways = dict.fromkeys(way for _, way in found)
+    rows = [
+        (way, [f"{found[each, way]:.0f} ms ({found[each, way] / found[each, gloo]:.2f}x)" for each in methods])
+        for way in ways
+    ]
+    return grid("a round", methods, rows)
+
+
+def across_memory(results: Results) -> str:
+    """Of one masked mean."""
+    rows = [
+        (
+            f"{row['model_mb']} MB, {row['sites']} sites",
+            [
+                f"{row['server_models'] - 1:.2f}",
+                f"{row['server_models']:.2f}",
+                f"{row['server_peak_mb']:.0f} MB",
+                f"{row['site_peak_mb']:.0f} MB",
+                f"{min(row['round_s']):.1f} s",
+            ],
+        )
+        for row in results["memory"]
+    ]
+    columns = ("server, for the sum", "and its own", "server in all", "site in all", "a mean takes")
+    return grid("model", columns, rows)
+
+
+def vanishing(results: Results) -> str:
+    """Outcomes by moment and fault."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in results["faults"]:
+        found.setdefault(f"{row['kind']} in {row['phase']}", []).append(row)
+    names = ("finished", "stopped")
+    rows = []
+    for key, faults in sorted(found.items()):
+        counts = [sum(each["outcome"] == name for each in faults) for name in names]
+        rows.append(
+            (
+                key,
+                [str(each) for each in (*counts, len(faults) - sum(counts))]
+                + [f"{max(each['seconds'] for each in faults):.1f} s"],
+            )
+        )
+    return grid("fault", ("finished as scheduled", "stopped, by name", "else", "noticed after, at most"), rows)
+
+
 TABLES: dict[str, dict[str, Callable[[Results], str]]] = {
     ALL: {"headlines": headlines},
     "accuracy": {"experiments": accuracy},
@@ -386,6 +437,8 @@ TABLES: dict[str, dict[str, Callable[[Results], str]]] = {
         **{part: fedgp_part(part) for part in ("noise", "heart", "label_shift")},
         "state_kept": fedgp_state,
     },
+    "across": {"rounds": across_rounds, "memory": across_memory},
+    "vanishing": {"faults": vanishing},
     "batchnorm": {"methods": batchnorm_methods},
     "small_tables": {"auc": small_tables_auc, "calibration": small_tables_calibration},
     "fed_mmd_accuracy": {"office": fed_mmd_office, "hearts": fed_mmd_hearts},

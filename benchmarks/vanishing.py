@@ -53,7 +53,10 @@ def main() -> None:
     total = Counter(row["outcome"] for row in rows)
     print(f"{len(rows)} faults in {time.perf_counter() - begun:.0f} s, patience 1 s: {dict(total)}")
     given.out.write_text(
-        json.dumps({"environment": environment(), "seed": given.seed, "patience": 1.0, "faults": rows}, indent=1) + "\n"
+        json.dumps(
+            {"environment": environment(), "seed": given.seed, "patience": 1.0, "results": {"faults": rows}}, indent=1
+        )
+        + "\n"
     )
 
 
