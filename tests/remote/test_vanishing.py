@@ -46,8 +46,7 @@ def test_a_site_that_is_killed_is_as_one_that_is_away(method: str, tmp_path: Pat
     [
         ("FedAvg", "None"),
         ("FedGP", MASKED),
-        ("FedDaDiL", "None"),
-        *(slow(method, "None") for method in ("FedGP", "FedMMD", "FedDA")),
+        *(slow(method, "None") for method in ("FedGP", "FedMMD", "FedDaDiL", "FedDA")),
         *(slow(method, MASKED) for method in ("FedAvg", "FedMMD", "FedDaDiL", "FedDA")),
     ],
 )
@@ -70,7 +69,7 @@ def test_a_site_that_comes_back_with_its_checkpoint_goes_on_as_one_that_was_away
         assert result["round_idx"] == 8
 
 
-@pytest.mark.parametrize("method", ["FedAvg", "FedGP"])
+@pytest.mark.parametrize("method", ["FedAvg", slow("FedGP")])
 def test_a_source_that_comes_back_with_nothing_has_what_all_have(method: str, tmp_path: Path) -> None:
     arguments = ("--method", method, "--own", "--everyone", "--rounds", "8", "--steps", "2", "--again", "none")
     who = "clean"
