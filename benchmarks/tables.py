@@ -379,6 +379,61 @@ def shallow(results: Results) -> str:
     return grid("1-NN / MLP", columns, rows)
 
 
+BASELINES_PAPERS = {
+    # Office-Caltech-10, averages: Montesuma et al. 2024, Table 1 (*), and Feng et al. 2023, Table IV; other networks each
+    "FedAvg": "92.8*", "FedWDGRL": "97.6*", "KD3A": "97.9*", "CoMDA": "98.8*", "FedDaDiL": "98.6*", "SourceOnly": "85.6",
+    "AdaBN": "85.7", "FedDAN": "86.5", "FedDANN": "86.3", "FADA": "87.1", "FedRFTCA": "95.0",
+}  # fmt: skip
+
+
+def baselines(part: str, targets: tuple[str, ...], papers: bool = False) -> Callable[[Results], str]:
+    """Methods by average accuracy: by target, what choosing a round comes to, bytes and seconds."""
+
+    def make(results: Results) -> str:
+        found = results[part]
+        rows = []
+        for method in sorted(found, key=lambda name: -found[name]["average"]["mean"]):
+            row = found[method]
+            cells = [cell(row.get(key)) for key in (*targets, "average", *SELECTION)]
+            cells += [
+                f"{sum(row['megabytes'].values()):.1f}",
+                f"{row['seconds'] / len(row['seeds']) / len(targets):.0f}",
+            ]
+            rows.append((method, cells + ([BASELINES_PAPERS.get(method, "-")] if papers else [])))
+        columns = [*targets, "average", *SELECTION.values(), "MB", "s"]
+        return grid(part.replace("_", " "), columns + (["the papers'"] if papers else []), rows)
+
+    return make
+
+
+def baselines_privacy(results: Results) -> str:
+    """Accuracy and megabytes by backend."""
+    found = results["privacy"]
+    backends = list(dict.fromkeys(name for row in found.values() for name in row))
+    rows = [
+        (
+            method,
+            [
+                f"{row[name]['accuracy']:.1f} ({row[name]['megabytes']:.1f} MB)" if name in row else "-"
+                for name in backends
+            ],
+        )
+        for method, row in found.items()
+    ]
+    return grid("webcam", backends, rows)
+
+
+def baselines_speed(results: Results) -> str:
+    """CPU time of a round, as a ratio, and what a local step says."""
+    methods = list(next(iter(results.values())))
+    rows = []
+    for method in methods:
+        cells = [f"{row[method]['ratio']:.2f}x ({row[method]['round_ms']:.1f} ms)" for row in results.values()]
+        first = next(iter(results.values()))[method]
+        rows.append((method, [*cells, f"{first['sums']:.0f}", f"{first['announcements']:.0f}"]))
+    return grid("a round", [*results, "sums a step", "announcements a step"], rows)
+
+
 def across_rounds(results: Results) -> str:
     """Milliseconds of a round, and times those of processes over gloo."""
     found = {(row["method"], row["way"]): 1000 * row["round_s"] for row in results["rounds"]}
