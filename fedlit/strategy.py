@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -531,8 +532,9 @@ def _digest(module: FederatedModule) -> str:
 
 
 def _arguments(module: FederatedModule) -> dict[str, Any]:
-    """Those that are plain data, as the server compares them."""
-    return {name: _plain(value) for name, value in cast(Any, module).hparams.items()}
+    """Those that are plain data, and what makes optimisers and schedules, as the server compares them."""
+    given = {name: getattr(module, name) for name in ("optimizer", "lr_scheduler")}
+    return {name: _plain(value) for name, value in {**cast(Any, module).hparams, **given}.items()}
 
 
 def _plain(value: Any) -> Any:
@@ -543,6 +545,11 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
+    if isinstance(value, type):
+        return f"{value.__module__}.{value.__qualname__}"
+    if isinstance(value, partial):  # a class of a configuration, with its arguments
+        made = [_plain(each) for each in value.args if isinstance(each, type)] or _plain(value.func)
+        return {"made by": made, **{name: _plain(each) for name, each in value.keywords.items()}}
     described = repr(value)
     return type(value).__name__ if " at 0x" in described else described
 

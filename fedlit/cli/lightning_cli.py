@@ -138,7 +138,7 @@ class Parsed:
     def text(self) -> str:
         """Everything that a run is trained with, in plain text: two runs of one text come to the same."""
         arguments = self.arguments.clone()
-        for key in (*_OF_EXPERIMENTS, "config", "trainer.default_root_dir", "trainer.enable_progress_bar"):
+        for key in (*_OF_EXPERIMENTS, "seat", "config", "trainer.default_root_dir", "trainer.enable_progress_bar"):
             arguments.pop(key, None)
         text: str = self.parser.dump(arguments, format="json", skip_none=True, skip_check=True)
         return text

@@ -90,6 +90,8 @@ def _take(word: str, args: list[str]) -> None:
     seat = make_seat(word, experiment.parsed.arguments.get("seat"), args)
     folder = experiment.folder
     print(f"fedlit: this is the {'server' if word == 'serve' else 'site'}; its runs lie in '{folder.root}'", flush=True)
+    if folder.busy(0):
+        sys.exit(f"fedlit: another command has this seat of this run in '{folder.root}': end it first")
     until = os.environ.pop(_ROUND, None)
     train(experiment, 0, seat, None if until is None else int(until))
     summary = folder.finished(0)
@@ -161,4 +163,5 @@ def _start_again(error: FederationError) -> None:
         os.environ[_ROUND] = str(error.server_round)
     time.sleep(1)
     sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, "-m", "fedlit.cli", *sys.argv[1:]])
+    # -P: no file of the folder takes the place of a library's
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "fedlit.cli", *sys.argv[1:]])

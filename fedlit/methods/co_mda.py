@@ -8,9 +8,9 @@ Differences from that code:
   its two networks, and all sources, an extractor to begin with. Without them the sources never tell their weights.
 - All clients train at the same time: the target on answers of the models of the round before.
 - The bias of young ensembles is corrected in all rounds; the code divides by the correction of the round after.
-- Teachers answer, and the target is evaluated, in evaluation mode; the code never leaves training mode. Labels that the
-  target's networks give themselves are of training mode here, too: where BatchNorm's running statistics give others than
-  those of the batch, a network follows itself into one class as a goes to 1.
+- Teachers answer, and the target is evaluated, in evaluation mode; the code never leaves training mode. Labels that
+  the target's networks give themselves are of training mode here, too: where BatchNorm's running statistics give others
+  than those of the batch, a network follows itself into one class as a goes to 1.
 - The target's two networks train in the same steps. At least two samples of a batch are kept.
 """
 

@@ -43,7 +43,7 @@ class Listener(ABC):
             gone: Told the name of a site for each of these that stands no more, as soon as that is noticed.
 
         Raises:
-            OSError: If nothing can listen at the address.
+            FederationError: If nothing can listen at the address.
         """
 
     @abstractmethod

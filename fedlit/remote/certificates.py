@@ -45,7 +45,7 @@ def make_certificates(out: Path, server: str, sites: Sequence[str], days: int = 
         )
     if len({name.lower() for name in names}) < len(names):
         raise ValueError(f"sites must be different names, whatever their capitals, got {names}")
-    if not re.fullmatch(r"[A-Za-z0-9._:-]{1,253}", server):
+    if not re.fullmatch(r"[A-Za-z0-9._-]{1,253}", server) and not isinstance(_alternative(server), x509.IPAddress):
         raise ValueError(f"server must be the name or address of a host, without a port, got {server!r}")
     if not 0 < days <= 3650:
         raise ValueError(f"days must be from 1 to 3650, got {days}")

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, final
 
+from fedlit.federation.errors import FederationError
 from fedlit.remote.carrier import PIECE_BYTES, BrokenError, Caller, Listener, Pieces, RefusedError
 from fedlit.remote.handshake import EndedError, objection
 
@@ -140,7 +141,7 @@ class GrpcListener(Listener):
         except RuntimeError:
             port = 0
         if not port:
-            raise OSError(
+            raise FederationError(
                 f"nothing can listen at {self._address!r}, as where another program does: give another address or port"
             )
         self._server.start()

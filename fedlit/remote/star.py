@@ -173,14 +173,12 @@ class _Seat:
         asked: The last step that it has asked for.
         replies: To its calls from that step on; 0 is the one to a return.
         presences: Connections of its processes that stand.
-        calls: That are under way.
     """
 
     session: str = ""
     asked: int = 0
     replies: dict[int, _Reply] = field(default_factory=dict)
     presences: int = 0
-    calls: int = 0
 
 
 @final
@@ -220,7 +218,7 @@ class ServerStar(Transport):
         self._number = 0
         self._step: _Step | None = None
         self._ended: str | None = None
-        self._again = False
+        self._closed = self._again = False
         self._begun = False
         self._expected: frozenset[int] = frozenset()
         self._history: dict[str, dict[int, Any]] = {"meetings": {}, "messages": {}, "results": {}}
@@ -261,20 +259,20 @@ class ServerStar(Transport):
             self._drop_overdue()
 
     def _came(self, name: str) -> None:
-        self._connected(name, presences=1)
+        self._connected(name, 1)
 
     def _gone(self, name: str) -> None:
-        self._connected(name, presences=-1)
+        self._connected(name, -1)
 
-    def _connected(self, name: str, presences: int = 0, calls: int = 0) -> None:
+    def _connected(self, name: str, more: int) -> None:
         """So many connections of a site more or less."""
         with self._changed:
             rank = self._rank_of.get(name)
             if rank is None:
                 return
             seat = self._seats[rank]
-            seat.presences, seat.calls = seat.presences + presences, seat.calls + calls
-            if seat.presences > 0 or seat.calls > 0:
+            seat.presences += more
+            if seat.presences > 0:
                 self._members.heard(rank)
             else:
                 self._members.silent(rank)
@@ -298,10 +296,9 @@ class ServerStar(Transport):
         if rank is None:
             raise RefusedError(f"the server knows no site {name!r}, but {self._names[1:]} (sites)")
         kinds = {"hello": self._hello, "step": self._step_of, "join": self._join_of, "leave": self._leave_of}
-        self._connected(name, calls=1)
         try:
             head = _read_head(pieces)
-            if head.get("kind") not in kinds:
+            if not isinstance(head.get("kind"), str) or head["kind"] not in kinds:
                 raise DecodeError(f"there is no request of kind {str(head.get('kind'))[:50]!r}")
             reply = kinds[head["kind"]](rank, head, pieces)
             yield reply.head
@@ -314,12 +311,10 @@ class ServerStar(Transport):
         except RefusedError as error:
             _log.warning("refused site %s: %s", name, error)
             raise
-        finally:
-            self._connected(name, calls=-1)
 
     def _hello(self, rank: int, head: Mapping[str, Any], pieces: Pieces) -> _Reply:
         name, session, clock = self._names[rank], head.get("session"), head.get("clock")
-        if not isinstance(session, str) or not 16 <= len(session) <= 64 or not isinstance(clock, int | float):
+        if not isinstance(session, str) or not 16 <= len(session) <= 64 or type(clock) is not float:
             raise DecodeError("a hello has a session and a clock")
         if not abs(time.time() - clock) <= _CLOCKS:
             raise RefusedError(
@@ -366,9 +361,9 @@ class ServerStar(Transport):
         theirs = facts if isinstance(facts, dict) else {}
         for key in [*self._facts, *(key for key in theirs if key not in self._facts)]:
             if theirs.get(key) != self._facts.get(key):
+                ours, other = _differing(self._facts.get(key), theirs.get(key))
                 raise RefusedError(
-                    f"{key} differs: the server has {str(self._facts.get(key))[:500]}, site {name!r} has "
-                    f"{str(theirs.get(key))[:500]}"
+                    f"{_line(key)} differs: the server has {_line(ours)}, site {name!r} has {_line(other)}"
                 )
 
     def _told(self, rank: int) -> Tensor:
@@ -403,7 +398,7 @@ class ServerStar(Transport):
                     raise DecodeError(f"step {number} is over, and step {self._number} under way")
                 self._changed.wait()
             if refusal is not None:
-                return refusal
+                return self._answer_to(seat, session, number) or refusal
         assert step is not None
         self._take_turn(rank, step)
         messages = self._received(rank, step, which, pieces)
@@ -413,7 +408,12 @@ class ServerStar(Transport):
             while (refusal := self._refusal(rank, session)) is None and number not in seat.replies:
                 self._check_wanted(seat, number)
                 self._changed.wait()
-            return refusal or seat.replies[number]
+            return self._answer_to(seat, session, number) or refusal or seat.replies[number]
+
+    @staticmethod
+    def _answer_to(seat: _Seat, session: Any, number: int) -> _Reply | None:
+        """What a step has come to, which a site is told even if the run has ended since."""
+        return seat.replies.get(number) if seat.session == session else None
 
     def _check_wanted(self, seat: _Seat, number: int) -> None:
         """Give up a call that broke off and was made again."""
@@ -451,7 +451,7 @@ class ServerStar(Transport):
     def _leave_of(self, rank: int, head: Mapping[str, Any], pieces: Pieces) -> _Reply:
         with self._changed:
             if self._seats[rank].session == head.get("session"):
-                why = str(head.get("why"))[:500]
+                why = _line(head.get("why"))
                 if why == "done":
                     self._members.drop(rank)
                     _log.info("site %s has ended", self._names[rank])
@@ -477,7 +477,12 @@ class ServerStar(Transport):
 
     def begin(self, back: Collection[int]) -> None:
         """See `Transport`."""
-        self._begun, self._expected = True, frozenset(back)
+        with self._changed:
+            self._begun, self._expected = True, frozenset(back)
+            for rank in back:  # they leave now, to come back as new processes
+                self._members.drop(rank)
+                self._seats[rank].session, self._seats[rank].replies = "", {}
+            self._changed.notify_all()
 
     def _meeting(self, frame: Tensor, doing: str, roll_call: bool = False) -> tuple[list[Tensor], Verdict]:
         own = _bytes_of(frame)
@@ -646,18 +651,32 @@ class ServerStar(Transport):
         ``again`` tells them that the server was stopped, and may come back.
         """
         with self._changed:
-            if self._ended is not None:
+            if self._closed:
                 return
-            if why is None:
+            self._closed = True
+            if why is None and self._ended is None:
                 ends = time.monotonic() + max(10.0, self._members.patience)
                 while self._members.here and (left := ends - time.monotonic()) > 0:
                     self._changed.wait(left)
                     self._drop_overdue()
-            self._ended, self._again = why or "the run has ended", again
+            self._ended, self._again = self._ended or why or "the run has ended", again
             self._changed.notify_all()
         if why is not None:
             time.sleep(0.2)  # until calls that wait have their answer
         self._listener.close()
+
+
+def _differing(ours: Any, theirs: Any) -> tuple[Any, Any]:
+    """Of two mappings, what differs in them; anything else as it is."""
+    if not isinstance(ours, dict) or not isinstance(theirs, dict):
+        return ours, theirs
+    keys = [key for key in {**ours, **theirs} if key not in ours or key not in theirs or ours[key] != theirs[key]]
+    return tuple({key: side[key] for key in keys if key in side} for side in (ours, theirs))  # type: ignore[return-value]
+
+
+def _line(words: object) -> str:
+    """What a site says, on one line of a log and in bounds."""
+    return " ".join(str(words)[:500].split())
 
 
 # ---------------------------------------------------------------- a site
@@ -735,7 +754,9 @@ class SiteStar(Transport):
             (told,) = _read_body(pieces, [size], "the history of the run")
             history = read_document(told)
             self._history = {key: dict((number, value) for number, value in part) for key, part in history.items()}
-        _log.info("the server has let this site in%s", ", and a run is under way" if late else "")
+        name, clients = list(sites.items())[rank - 1]
+        under_way = ", and a run is under way" if late else ""
+        _log.info("the server has let this site in as %r, with %s%s", name, ", ".join(map(str, clients)), under_way)
 
     def _ask(self, head: Any, body: Sequence[Outgoing], patience: float) -> tuple[dict[str, Any], Pieces]:
         """Call, again and again if it breaks off; the reply's head, and the pieces after it."""
@@ -758,8 +779,8 @@ class SiteStar(Transport):
             if answer.get("dismissed"):
                 self._closed = True
                 raise DismissedError(
-                    "the server goes on without this site, which was silent for longer than the server's patience: "
-                    "start it again, and it takes part from the next round"
+                    "the server goes on without this site: it was silent for longer than the server's patience, or the "
+                    "server has started again; start it again, and it takes part from the next round"
                 )
             if "ended" in answer:
                 self._closed = True

@@ -16,6 +16,8 @@ import pytest
 import torch
 
 from fedlit.cli import main
+from fedlit.cli.arguments import normalise
+from fedlit.cli.experiment import Experiment
 
 pytest.importorskip("grpc")
 
@@ -33,6 +35,7 @@ RUN = ["--config", "data/digits", "--config", "methods/fedavg"]
         ("serve", [*RUN, "--seeds=[0,1]", "--seat.address=localhost:1"], "serve is for one run, but this is 2"),
         ("certificates", ["--sites=a,a", "--server=localhost", "--out=made"], "a"),
         ("certificates", ["--sites=a,,b", "--server=localhost", "--out=made"], "sites"),
+        ("certificates", ["--sites=a", "--server=fed.example.org:8443", "--out=made"], "without a port"),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_line(
@@ -44,6 +47,18 @@ def test_what_cannot_be_is_refused_in_a_line(
     assert str(ended.value.code).startswith("fedlit: ")
     assert message in str(ended.value.code)
     assert not (tmp_path / "made").exists()
+
+
+def test_another_port_or_patience_is_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    places = {
+        Experiment.parse(normalise(["fit", *RUN, "--seeds=null", *more])).folder.path
+        for more in ([], ["--seat.address=localhost:1"], ["--seat.address=localhost:2", "--seat.patience=60"])
+    }
+    assert len(places) == 1
+    assert (
+        Experiment.parse(normalise(["fit", *RUN, "--seeds=null", "--trainer.max_epochs=7"])).folder.path not in places
+    )
 
 
 @pytest.fixture

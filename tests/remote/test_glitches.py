@@ -11,10 +11,19 @@ from typing import Any
 import pytest
 import torch
 
-from fedlit.federation import Client, Federation
+from fedlit.federation import Client, Federation, FederationError
 from fedlit.privacy import PairwiseMasking
 from fedlit.remote import DismissedError, ServerLostError
-from loopback import BREAKS, LoopbackCaller, around_a_star
+from fedlit.remote.star import ServerStar, SiteStar
+from loopback import BREAKS, Loopback, LoopbackCaller, around_a_star
+
+
+def outcome_of(action: Callable[[], Any]) -> Any:
+    try:
+        return action()
+    except FederationError as error:
+        return error
+
 
 NAMES = ["a", "b", "c", "d"]
 SITES = {name: [name] for name in NAMES}
@@ -129,3 +138,69 @@ def test_a_server_that_is_gone_is_given_up_by_all_after_their_patience() -> None
     assert isinstance(server, KeyboardInterrupt)
     assert all(isinstance(each, ServerLostError) for each in sites), sites
     assert time.monotonic() - start < 5.0
+
+
+def test_a_site_that_starts_again_before_the_first_round_ends_all_and_the_server_listens_no_more() -> None:
+    listener = Loopback()
+    server = ServerStar(listener, {"a": ["a"]}, {}, wait_for=5.0, patience=5.0)
+    opening = threading.Thread(target=server.open)
+    opening.start()
+    callers = [listener.caller("a") for _ in range(2)]
+    first, second = (SiteStar(caller, {}, None, 5.0, 5.0) for caller in callers)
+    first.open()
+    opening.join(5)
+    meeting = threading.Thread(target=first.meet, args=(torch.zeros(1), "a test"))
+    meeting.start()
+    server.meet(torch.zeros(1), "a test")
+    meeting.join(5)
+    callers[0].close()
+    second.open()
+    with pytest.raises(FederationError, match="started again before the first round"):
+        server.meet(torch.zeros(1), "a test")
+    server.close("so it ends")
+    assert listener.answer is None, "who is gone is called no more"
+
+
+def test_a_site_that_is_gone_while_its_call_waits_is_overdue() -> None:
+    listener = Loopback()
+    server = ServerStar(listener, {"a": ["a"], "b": ["b"]}, {}, wait_for=10.0, patience=0.3)
+    opening = threading.Thread(target=server.open, daemon=True)
+    opening.start()
+    caller = listener.caller("a")
+    site = SiteStar(caller, {}, None, 5.0, 5.0)
+    site.open()
+    threading.Thread(target=lambda: outcome_of(lambda: site.meet(torch.zeros(1), "a test")), daemon=True).start()
+    assert server._members.here == {1}
+    time.sleep(0.1)
+    caller.die()
+    time.sleep(0.5)
+    with server._changed:
+        server._drop_overdue()
+    assert not server._members.here
+    server.close("the test has ended")
+
+
+def test_sites_that_are_ahead_of_the_server_are_waited_for_however_late_they_leave() -> None:
+    listener = Loopback()
+    joined: list[Any] = []
+
+    def action(star: Any, caller: Any) -> Any:
+        star.meet(torch.tensor([star.rank]), "rounds")
+        star.begin((1,))
+        if star.rank == 1:
+            time.sleep(0.5)
+            star.close("is ahead")
+            again = SiteStar(listener.caller("a"), {}, None, 5.0, 5.0)
+            again.open()
+            again._history = {} if again._history is None else again._history
+            star = again
+        joined.append((star.rank, star.roll_call()))
+        star.meet(torch.tensor([star.rank]), "a round")
+        if star.rank == 1:
+            star.close()
+        return star.lost
+
+    ends = (listener, listener.caller)
+    results = around_a_star({"a": ["a"], "b": ["b"]}, action, patience=5.0, ends=ends)
+    assert results == [frozenset()] * 3, results
+    assert dict(joined)[0] == {1}

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedlit.federation import Client, Federation
+from fedlit.federation import Client, Federation, FederationError
 from fedlit.privacy import PairwiseMasking
 from fedlit.remote import BrokenError, RefusedError, ServerLostError
 from fedlit.remote.carrier import PIECE_BYTES, Pieces
@@ -142,7 +142,7 @@ def test_a_site_that_calls_and_calls_takes_no_threads_of_others(echo: Echo, nort
 
 
 def test_an_address_that_is_taken_is_named(echo: Echo, files: Path) -> None:
-    with pytest.raises(OSError, match=f"nothing can listen at '127.0.0.1:{echo.port}'") as raised:
+    with pytest.raises(FederationError, match=f"nothing can listen at '127.0.0.1:{echo.port}'") as raised:
         Echo(files, f"127.0.0.1:{echo.port}")
     assert "\n" not in str(raised.value)
 

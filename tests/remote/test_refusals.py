@@ -117,6 +117,19 @@ def test_who_claims_something_else_is_refused_by_both_values_at_both_ends(
     stage.finish()
 
 
+def test_only_what_differs_of_many_arguments_is_told_on_one_line(stage: Stage, told: list[str]) -> None:
+    stage.star._facts["the arguments"] = {"rate": 0.1, "mu": 1}
+    with pytest.raises(
+        RefusedError, match=r"the arguments differs: the server has \{'rate': 0.1\}, site 'north' has \{\}"
+    ):
+        stage.site("north", {**FACTS, "the arguments": {"mu": 1}}).open()
+    del stage.star._facts["the arguments"]
+    with pytest.raises(RefusedError, match="x 12:00:00: site south has left differs"):
+        stage.site("north", {**FACTS, "x\n12:00:00: site south has left": 1}).open()
+    assert not any("\n" in line for line in told)
+    stage.finish()
+
+
 def test_a_clock_that_is_far_off_is_refused(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     site, now = stage.site("north"), time.time
     ask = site._ask
@@ -197,7 +210,13 @@ def test_who_shows_no_certificate_gets_nothing(stage: Stage, secure: bool) -> No
     stage.finish()
 
 
-@pytest.mark.parametrize("request_", [b"no JSON", b"[]", b'{"kind": "pickle"}', b'{"kind": "step"}', b"[" * 5000])
+@pytest.mark.parametrize(
+    "request_",
+    [
+        *(b"no JSON", b"[]", b'{"kind": "pickle"}', b'{"kind": []}', b'{"kind": "step"}', b"[" * 5000),
+        b'{"kind": "hello", "session": "0123456789abcdef", "clock": 1%s}' % (b"0" * 400),
+    ],
+)
 def test_requests_that_are_none_are_refused(stage: Stage, request_: bytes) -> None:
     caller = GrpcCaller(f"localhost:{stage.port}", *stage.of("north"))
     with pytest.raises(RefusedError, match="cannot read what 'north' sends"):

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from fedlit.methods import FedAvg
 from fedlit.privacy import CKKS
+from fedlit.strategy import _arguments, _plain
+from helpers import build, digits
 from site_runs import start
 from stars import around
 
@@ -112,3 +117,12 @@ def test_ckks_around_a_server_gives_what_one_process_gives_within_its_bound(meth
 def messages(result: dict[str, Any]) -> list[Any]:
     """The ledger, but for keys: BFV writes them in as many bytes as they happen to need."""
     return [entry for entry in result["ledger"] if not entry[1].endswith("/keys")]
+
+
+def test_what_makes_optimisers_is_compared_where_a_configuration_names_classes() -> None:
+    told = [_plain(partial(print, torch.optim.Adam, lr=rate)) for rate in (0.1, 0.1, 0.3)]
+    assert told[0] == told[1] == {"made by": ["torch.optim.adam.Adam"], "lr": 0.1}
+    assert told[2] != told[0]
+    data = digits()
+    module = build(FedAvg, data, optimizer=partial(torch.optim.SGD, lr=0.1))
+    assert _arguments(module)["optimizer"] == {"made by": "torch.optim.sgd.SGD", "lr": 0.1}
