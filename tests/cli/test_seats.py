@@ -165,7 +165,7 @@ def test_a_site_that_is_frozen_for_longer_than_patience_comes_back_by_itself(tmp
     run.start("server", *SITES)
     run.wait_for_checkpoint("cleveland")
     run.processes["cleveland"].send_signal(signal.SIGSTOP)
-    time.sleep(12)
+    time.sleep(20)  # 10 until it is noticed, and then the patience of 5
     run.processes["cleveland"].send_signal(signal.SIGCONT)
     run.finish()
     assert "cleveland was silent for too long: the run goes on without it" in run.log("server")
