@@ -114,9 +114,8 @@ def labelled_samples(method: Method, clients: Sequence[Client]) -> Iterator[tupl
     Raises:
         TypeError: If training data come from another loader than a `FederatedLoader`.
     """
-    trainer, loader = method.trainer, _federated(method)
-    for batch in loader.in_order([client.name for client in clients]):
-        batch = trainer.strategy.batch_to_device(trainer.precision_plugin.convert_input(batch))
+    loader = _federated(method)
+    for batch in _on_device(method, loader.in_order([client.name for client in clients])):
         for name, (inputs, labels, *_) in batch.items():
             known = labels != UNLABELLED
             yield name, inputs[known], labels[known]
@@ -124,9 +123,8 @@ def labelled_samples(method: Method, clients: Sequence[Client]) -> Iterator[tupl
 
 def training_inputs(method: Method, client: Client) -> Iterator[Tensor]:
     """See `FederatedModule.training_inputs`."""
-    trainer, loader = method.trainer, _federated(method)
-    for batch in loader.in_order([client.name], labelled_only=False):
-        batch = trainer.strategy.batch_to_device(trainer.precision_plugin.convert_input(batch))
+    loader = _federated(method)
+    for batch in _on_device(method, loader.in_order([client.name], labelled_only=False)):
         yield batch[client.name][0]
 
 
@@ -138,11 +136,10 @@ def all_inputs(method: Method, client: Client, batch_size: int = 512) -> Iterato
     Raises:
         TypeError: If training data come from another loader than a `FederatedLoader`.
     """
-    trainer, loader = method.trainer, _federated(method)
+    loader = _federated(method)
     datasets = {client.name: loader.datasets[client.name]}
     once = FederatedLoader(datasets, batch_size, num_workers=loader.num_workers, seed=loader.seed)
-    for batch in once:
-        batch = trainer.strategy.batch_to_device(trainer.precision_plugin.convert_input(batch))
+    for batch in _on_device(method, once):
         yield batch[client.name][0]
 
 
@@ -163,6 +160,13 @@ def evaluating(network: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes.items():
             module.training = mode
+
+
+def _on_device(method: Method, loader: FederatedLoader) -> Iterator[dict[str, Any]]:
+    """A loader's batches as the Trainer hands them to a step."""
+    trainer = method.trainer
+    for batch in loader:
+        yield trainer.strategy.batch_to_device(trainer.precision_plugin.convert_input(batch))
 
 
 def _federated(method: Method) -> FederatedLoader:
