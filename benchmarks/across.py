@@ -96,7 +96,7 @@ def _mean(files: str, port: int, rank: int, sites: int, megabytes: int, pipe: An
     one_site.SITES[:] = one_site.SITES[-sites:]
     os.environ["LOCAL_RANK"], os.environ["MASTER_PORT"] = str(rank), str(port)
     seat: Server | Site = one_site.seated(files, 60.0)
-    model = torch.zeros(megabytes * 250_000)  # as the module of each process has it, the server's too
+    model = torch.zeros(megabytes * 250_000)  # as the module of each process has it
     star = seat.open({})
     federation = Federation(
         one_site.SITES, "fonts", transport=star, placement=[[], *star.sites.values()],
@@ -105,10 +105,12 @@ def _mean(files: str, port: int, rank: int, sites: int, megabytes: int, pipe: An
     star.begin(())
     federation.settled = True
     before, seconds = _peak(), []
+    if not rank:  # whose module's is emptied when the run begins
+        del model
     for _ in range(2):  # in the second the server has the total of the first, for those who come back
         begun = time.perf_counter()
         federation.roll_call()
-        payloads = {client.name: {"w": model} for client in federation.local_clients}
+        payloads = {client.name: {"w": model} for client in federation.local_clients}  # none at the server
         received = federation.mean("weights", payloads)
         del payloads, received
         seconds.append(time.perf_counter() - begun)
@@ -148,8 +150,7 @@ def measure_memory(folder: Path) -> list[dict[str, Any]]:
         print(
             f"{megabytes} MB, {sites_each} sites: {first:.1f} and {second:.1f} s a mean; server "
             f"{row['server_peak_mb']:.0f} MB at most, {row['server_before_mb']:.0f} before: "
-            f"{row['server_models']:.2f} models, its own "
-            f"among them; site {row['site_peak_mb']:.0f} MB",
+            f"{row['server_models']:.2f} models; site {row['site_peak_mb']:.0f} MB",
             flush=True,
         )
     return rows

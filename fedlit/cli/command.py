@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import errno
 import os
 import re
 import signal
@@ -78,6 +79,13 @@ def main(args: list[str] | None = None) -> None:
         if advice is None:
             raise
         sys.exit(f"fedlit: {advice}")
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        place = f" for '{error.filename}'" if error.filename else f" in or below '{os.getcwd()}'"
+        sys.exit(
+            f"fedlit: there is no space left{place} ({error.strerror}): make some, and give the same command again"
+        )
     except (KeyboardInterrupt, SystemExit) as error:
         by = _ended_by(error)
         if by is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal
@@ -222,15 +222,40 @@ class Federation:
 
     # ---------------------------------------------------------------- who is lost, and comes back
 
-    def roll_call(self) -> frozenset[int]:
+    def roll_call(self, adapts: bool = False) -> frozenset[int]:
         """Find out who is there before a round starts: clients of processes that are lost are absent in it.
+
+        Args:
+            adapts: Whether a round is for the target, so that there is none without it.
 
         Returns:
             Ranks that come back with this round, and are to be welcomed: see `come_back`.
+
+        Raises:
+            FederationError: If those without whom a round would change nothing do not come back in time.
         """
-        back = self.transport.roll_call()
+        transport = self.transport
+        back = transport.roll_call(lambda lost: self._lacks(lost, adapts))
+        while transport.lost and self._lacks(transport.lost, adapts):  # of those who were lost in the roll call itself
+            back = back - transport.lost | transport.roll_call(lambda lost: self._lacks(lost, adapts))
         self.roster.send_away([name for name in self.roster.rank_of if self._messenger.is_lost(name)])
         return back
+
+    def _lacks(self, lost: Collection[int], adapts: bool) -> str:
+        """What a round lacks in which the clients of these ranks are absent; empty if nothing."""
+        here = [name for name, rank in self.roster.rank_of.items() if rank not in lost]
+        target = self.target.name
+        if adapts and target not in here:
+            return f"the model is adapted to the target {target!r}"
+        if not any(name != target for name in here):
+            return "no source is left"
+        for name, channel in self.channels.items():
+            if isinstance(channel.declared, Summed) and channel.declared.too_few == "skip":
+                left, needed = [each for each in channel.senders if each in here], channel.backend.min_clients
+                if len(left) < needed <= len(channel.senders):
+                    backend = type(channel.backend).__name__
+                    return f"a mean over channel {name!r} needs {needed} clients under {backend}, and {left} are left"
+        return ""
 
     def see_who_is_there(self) -> None:
         """Find out who has been lost since the last exchange, so that sums are taken over the others."""

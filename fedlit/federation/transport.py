@@ -91,8 +91,13 @@ class Transport(ABC):
         """Whether this process joins a run that has begun, and takes part from the next roll call."""
         return False
 
-    def roll_call(self) -> frozenset[int]:
-        """Meet before a round starts: ranks that were lost and come back with it."""
+    def roll_call(self, lacks: Callable[[Collection[int]], str] = lambda lost: "") -> frozenset[int]:
+        """Meet before a round starts: ranks that were lost and come back with it.
+
+        Args:
+            lacks: Says what a round without these ranks would lack to be one; empty if nothing. Then they are waited
+                for.
+        """
         return frozenset()
 
     def begin(self, back: Collection[int]) -> None:  # noqa: B027 (nothing, where nobody comes back)

@@ -32,7 +32,9 @@ class Seat(ABC):
 
 @final
 class Server(Seat):
-    """The server of sites that come over gRPC with mutual TLS; it has no client, and no data.
+    """The server of sites that come over gRPC with mutual TLS; it has no client, no data, and no model.
+
+    Once all networks are compared, those that its module was given are emptied, and their memory is free.
 
     Args:
         address: Where it listens, ``HOST:PORT``; ``0.0.0.0:PORT`` is everywhere.

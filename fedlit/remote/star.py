@@ -466,12 +466,19 @@ class ServerStar(Transport):
         """See `Transport`."""
         return self._meeting(frame, doing)[0]
 
-    def roll_call(self) -> frozenset[int]:
+    def roll_call(self, lacks: Callable[[Collection[int]], str] = lambda lost: "") -> frozenset[int]:
         """See `Transport`; where no site is left, waits for one."""
         with self._changed:
             members, expected = self._members, self._expected
-            self._await(lambda: expected - members.here - members.waiting, "to come back")
-            self._await(lambda: () if members.here or members.waiting else {*self._seats}, "when none was left")
+
+            def away() -> set[int]:
+                return {*self._seats} - members.here - members.waiting
+
+            self._await(lambda: expected & away(), "to come back")
+            self._await(lambda: set() if members.here or members.waiting else away(), "when none was left")
+            if why := lacks(away()):
+                _log.warning("no round begins without %s: %s", ", ".join(self._names[r] for r in sorted(away())), why)
+                self._await(lambda: away() if lacks(away()) else set(), f"to go on: {why}")
         self._expected = frozenset()
         return self._meeting(torch.zeros(1, dtype=torch.uint8), "a roll call", roll_call=True)[1].joined
 
@@ -479,9 +486,8 @@ class ServerStar(Transport):
         """See `Transport`."""
         with self._changed:
             self._begun, self._expected = True, frozenset(back)
-            for rank in back:  # they leave now, to come back as new processes
+            for rank in back:  # they leave once they have their answer, to come back as new processes
                 self._members.drop(rank)
-                self._seats[rank].session, self._seats[rank].replies = "", {}
             self._changed.notify_all()
 
     def _meeting(self, frame: Tensor, doing: str, roll_call: bool = False) -> tuple[list[Tensor], Verdict]:
@@ -811,7 +817,7 @@ class SiteStar(Transport):
         """See `Transport`."""
         return self._meeting(frame, doing)[0]
 
-    def roll_call(self) -> frozenset[int]:
+    def roll_call(self, lacks: Callable[[Collection[int]], str] = lambda lost: "") -> frozenset[int]:
         """See `Transport`; one who returns waits for the next."""
         if self._history is None:
             return self._meeting(torch.zeros(1, dtype=torch.uint8), "a roll call")[1]

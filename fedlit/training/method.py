@@ -19,6 +19,7 @@ class Method(Protocol):
     """A method, as far as its training is concerned."""
 
     uses_unlabelled_target: ClassVar[bool]
+    needs_target_labels: ClassVar[bool]
     trains_when_absent: ClassVar[bool]
     statistics_stand_still: ClassVar[bool]
     automatic_optimization: bool

@@ -12,7 +12,7 @@ from typing import Any, cast
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import EarlyStopping
 
-from fedlit.federation import RosterError
+from fedlit.federation import FederationError, RosterError
 from fedlit.federation.client import told_of_own
 from fedlit.federation.errors import AheadOfServerError
 from fedlit.training.method import Method
@@ -28,6 +28,7 @@ def come_together(trainer: Trainer, method: Method, batches_per_round: int) -> b
 
     Raises:
         AheadOfServerError: If this process resumes from a later round than the server.
+        FederationError: If the server has no checkpoint, and others have trained for more than a round.
         RosterError: If it resumes within a round.
     """
     federation = method.federation
@@ -38,10 +39,16 @@ def come_together(trainer: Trainer, method: Method, batches_per_round: int) -> b
             "from one that was written at the end of a round"
         )
     if transport.returning:
-        welcome(trainer, method, federation.roll_call(), batches_per_round)
+        welcome(trainer, method, federation.roll_call(adapts(method)), batches_per_round)
         return True
     rounds = [each if type(each) is int else 0 for each in transport.tell_all(federation.round_idx, "rounds")]
     ahead = frozenset(rank for rank, each in enumerate(rounds) if each > rounds[0])
+    if not rounds[0] and max(rounds) > 1:  # by one round, it was killed before its first checkpoint
+        names = [name for name, rank in federation.roster.rank_of.items() if rank in ahead]
+        raise FederationError(
+            f"the server begins at round 0, and {names} come from round {max(rounds)}, so that all rounds would be "
+            "lost: start the server where its checkpoint is. To begin anew, start all sites with --fresh=true"
+        )
     transport.begin(ahead)
     if transport.rank in ahead:
         raise AheadOfServerError(federation.round_idx, rounds[0])
@@ -51,6 +58,11 @@ def come_together(trainer: Trainer, method: Method, batches_per_round: int) -> b
             _go_to_round(trainer, trainer.fit_loop.state_dict(), rounds[0], batches_per_round)
     federation.settled = True
     return False
+
+
+def adapts(method: Method) -> bool:
+    """Whether a method's rounds are for the target's samples."""
+    return method.uses_unlabelled_target or method.needs_target_labels
 
 
 def welcome(trainer: Trainer, method: Method, back: frozenset[int], batches_per_round: int) -> None:
@@ -90,12 +102,15 @@ def _stopping(trainer: Trainer) -> list[EarlyStopping]:
 
 
 def _go_on(trainer: Trainer, method: Method, state: dict[str, Any], batches_per_round: int) -> None:
-    """Take the place of one who was there all the time."""
+    """Take the place of one who was there all the time; raises an `AheadOfServerError` as `come_together`."""
     if state["plan"] != method.record.plan:
         raise RosterError(
             f"this site comes back with other data or rounds than it left: {method.record.plan}, and the run has "
             f"{state['plan']}"
         )
+    own, servers = method.federation.round_idx, state["federation"]["round_idx"]
+    if own > servers:  # the server has gone back, while this one was away
+        raise AheadOfServerError(own, servers)
     method.federation.come_back(state["federation"])
     for callback in _stopping(trainer):
         if callback.state_key in state["stopping"]:

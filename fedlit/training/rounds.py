@@ -29,7 +29,7 @@ from fedlit.training.local import present_learners
 from fedlit.training.method import Method, metric_names
 from fedlit.training.optimisation import ClientSchedules
 from fedlit.training.replicas import check_local_norm
-from fedlit.training.returns import come_together, welcome
+from fedlit.training.returns import adapts, come_together, welcome
 from fedlit.training.tasks import Classification
 
 
@@ -212,6 +212,9 @@ class Rounds(Callback):
             )
         if method.federation.transport.losable:
             self._called = come_together(trainer, method, self.batches_per_round)
+            if not method.federation.local_clients:  # the server has compared networks, and needs shapes alone
+                for network in method.originals:
+                    network.to("meta")
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Open a round at its first batch."""
@@ -245,7 +248,7 @@ class Rounds(Callback):
     def _open(self, trainer: Trainer, method: Method) -> None:
         federation = method.federation
         if federation.transport.losable and not self._called:
-            welcome(trainer, method, federation.roll_call(), self.batches_per_round)
+            welcome(trainer, method, federation.roll_call(adapts(method)), self.batches_per_round)
         self._called = False
         method.record.start_round_()
         if method.reset_optimizer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import csv
+import errno
 import json
 import os
 import signal
@@ -559,6 +560,21 @@ def test_a_file_that_is_no_yaml_is_told_by_name() -> None:
     Path("broken.yaml").write_text("model: [")
     with pytest.raises(SystemExit, match=r"fedlit: broken.yaml has what is no YAML, and must be mended: .* line 1"):
         main(["fit", "--config", "broken.yaml"])
+
+
+def test_a_full_disk_is_named_and_no_other_failure_of_files_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(number: int) -> Any:
+        def fails(_: list[str]) -> None:
+            raise OSError(number, os.strerror(number), "last.ckpt")
+
+        return fails
+
+    monkeypatch.setitem(COMMANDS, "list", failing(errno.ENOSPC))
+    with pytest.raises(SystemExit, match=r"no space left for 'last.ckpt' .*: make some, and give the same command"):
+        main(["list"])
+    monkeypatch.setitem(COMMANDS, "list", failing(errno.EACCES))
+    with pytest.raises(PermissionError):
+        main(["list"])
 
 
 def test_an_experiment_before_its_subcommand_is_refused() -> None:

@@ -59,7 +59,7 @@ def test_a_site_that_comes_back_with_its_checkpoint_goes_on_as_one_that_was_away
     for name in ("server", "clean", "fonts", "back"):
         assert not ended[name].error, ended[name].error
     server = plain(ended["server"].result)
-    happened = schedule(server, 2, "blended")
+    happened = schedule(server)  # it was killed between two rounds
     assert "blended" in server["present"]["7"], "it has not come back in time"
     (scheduled,) = start(*arguments, "--schedule", happened)
     for name in ("clean", "fonts", "back"):
@@ -90,6 +90,49 @@ def test_a_target_that_has_the_model_alone_and_lost_it_says_so(tmp_path: Path) -
     assert "RosterError" in ended["back"].error
     for name in ("server", "clean", "blended"):
         assert ended[name].error or plain(ended[name].result)["round_idx"] == 8, "neither an end nor an error"
+
+
+@pytest.mark.parametrize(
+    ("method", "who", "privacy", "why"),
+    [
+        ("FedGP", "fonts", "None", "the model is adapted to the target 'fonts'"),
+        slow("FedRFTCA", "blended", MASKED, "a mean over channel 'features' needs 2 clients under PairwiseMasking"),
+    ],
+)
+def test_where_a_round_would_change_nothing_it_is_waited_for_and_then_all_stop(
+    method: str, who: str, privacy: str, why: str, tmp_path: Path
+) -> None:
+    arguments = ("--method", method, *RUN, "--privacy", privacy, "--wait-for", "2")
+    ended = struck(tmp_path, f"{who}:local steps:0:kill", *arguments)
+    assert f"sites ['{who}'] did not come within 2 s (wait_for) to go on: {why}" in ended["server"].error
+    for name in {"clean", "blended", "fonts"} - {who}:
+        assert f"['{who}'] did not come within 2 s" in ended[name].error
+
+
+@pytest.mark.parametrize(("step", "missed"), [(4, -1), (5, 2)], ids=["between rounds", "in round 2"])
+def test_a_target_that_comes_back_has_missed_no_round_but_the_one_it_was_lost_in(
+    step: int, missed: int, tmp_path: Path
+) -> None:
+    arguments = ("--method", "FedGP", "--own", "--everyone", "--rounds", "5", "--steps", "2")
+    kept = ("--checkpoints", str(tmp_path / "kept"))
+    ended = struck(tmp_path, f"fonts:local steps:{step}:kill", *arguments, *kept, back=True)
+    for name in ("server", "clean", "blended", "back"):
+        assert not ended[name].error, ended[name].error
+    there = plain(ended["server"].result)["present"]
+    assert all("fonts" in names for names in there.values()), there
+    (scheduled,) = start(*arguments, "--schedule", schedule(plain(ended["server"].result), missed, "fonts"))
+    for name in ("clean", "blended", "back"):
+        result = plain(ended[name].result)
+        assert result["weights"]
+        assert all(result["weights"][client] == scheduled["weights"][client] for client in result["weights"])
+
+
+def test_an_average_needs_no_target(tmp_path: Path) -> None:
+    ended = struck(tmp_path, "fonts:local steps:3:kill", "--method", "FedAvg", *RUN)
+    for name in ("server", "clean", "blended"):
+        assert not ended[name].error, ended[name].error
+    assert all(plain(ended["server"].result)["emptied"]), "the server keeps the networks that it was given"
+    assert not any(plain(ended["clean"].result)["emptied"])
 
 
 SOME = [
@@ -123,7 +166,7 @@ def test_a_fault_at_any_moment_ends_in_a_schedule_or_a_named_error(moment: Momen
     assert found["seconds"] < 15, "noticed too late"
 
 
-def schedule(server: dict[str, Any], died_in: int, who: str) -> str:
+def schedule(server: dict[str, Any], died_in: int = -1, who: str = "") -> str:
     """Who was there in each round, in JSON; one who died in a round was not, as far as others are concerned."""
     rounds = [server["present"][key] for key in sorted(server["present"], key=int)]
     return json.dumps(

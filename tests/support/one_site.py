@@ -168,6 +168,7 @@ def run(arguments: Sequence[str]) -> dict[str, Any]:
     parser.add_argument("--two-party", default="None", help="another one")
     parser.add_argument("--star", help="folder of certificates, for a server and a process for each client")
     parser.add_argument("--patience", type=float, default=1.0)
+    parser.add_argument("--wait-for", type=float, default=30.0)
     parser.add_argument("--latency", type=float, help="milliseconds that a relay adds between server and sites")
     parser.add_argument("--fault", help="see faults.py")
     parser.add_argument("--schedule", help="in JSON: who is there in each round")
@@ -175,7 +176,7 @@ def run(arguments: Sequence[str]) -> dict[str, Any]:
     parser.add_argument("--checkpoints", help="folder for one of each round, by process; an earlier one is resumed")
     parser.add_argument("--again", default="own", help="who comes back has its 'own' checkpoint, or 'none'")
     options = parser.parse_args(arguments)
-    seat = seated(options.star, options.patience, options.latency) if options.star else None
+    seat = seated(options.star, options.patience, options.latency, options.wait_for) if options.star else None
     pl.seed_everything(options.seed, verbose=False)
     # several steps in a round, whose variance auto-weights need
     small = {"target_batch_size": 8} if "auto" in options.method and "one batch" not in options.method else {}
@@ -245,6 +246,7 @@ def run(arguments: Sequence[str]) -> dict[str, Any]:
         "metrics": {name: float(value) for name, value in sorted(fitted.callback_metrics.items())},
         "round_idx": federation.round_idx,
         "lost": sorted(federation.transport.lost),
+        "emptied": [tensor.is_meta for network in module.originals for tensor in network.state_dict().values()],
         "present": presence.rounds,
         "moments": presence.moments,
     }
@@ -268,7 +270,7 @@ RANKS: dict[Any, int] = {}
 RANKS_NAMED: dict[Any, str] = {}
 
 
-def seated(folder: str, patience: float, latency: float | None = None) -> Server | Site:
+def seated(folder: str, patience: float, latency: float | None = None, wait_for: float = 30.0) -> Server | Site:
     """The seat of this process, which its rank tells: the server's, or that of a site for each client."""
     rank, port = int(os.environ["LOCAL_RANK"]), os.environ["MASTER_PORT"]
     for name in LAUNCHED:  # no launcher has started it
@@ -278,7 +280,7 @@ def seated(folder: str, patience: float, latency: float | None = None) -> Server
         while not Path(folder, "struck").exists():
             time.sleep(0.02)
     files = {"certificate": f"{folder}/{name}.crt", "key": f"{folder}/{name}.key", "ca": f"{folder}/ca.crt"}
-    times = {"patience": patience, "wait_for": 30.0}
+    times = {"patience": patience, "wait_for": wait_for}
     if latency and rank:
         port = str(relayed(int(port), latency / 1000))
     seat = (
