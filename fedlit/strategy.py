@@ -202,7 +202,8 @@ class FederatedStrategy(DDPStrategy):
         if self.num_threads is not None:
             torch.set_num_threads(self.num_threads)
         previous = self._federation
-        facts = self._facts(module) if self.world_size > 1 or self.seat is not None else {}
+        together = self._star is None and (self.world_size > 1 or self.seat is not None)  # a star has compared them
+        facts = self._facts(module) if together else {}
         transport, placement = self._joined(facts)
         federation = module.make_federation(
             channels=declared_by([*module.trainer.callbacks, module.trainer.datamodule]),  # type: ignore[attr-defined]
@@ -524,6 +525,11 @@ def _digest(module: FederatedModule) -> str:
             digest.update(name.encode())
             if is_lazy(tensor):  # drawn from the seed when the width of the data is known
                 continue
+            if tensor.is_meta:
+                raise ValueError(
+                    "the module's networks are empty, as those of a server are once its run has begun: build the module "
+                    "anew for another run"
+                )
             digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         digest.update(
             repr([param.requires_grad for param in network.parameters()]).encode()
