@@ -60,9 +60,11 @@ class DisentanglingReplica(AdversarialReplica):
             A scalar.
         """
         invariant, specific = self.disentangle(features)
-        loss = label_loss(self.classify(invariant)) + label_loss(self.class_identifier(specific.detach()))
-        confused = uniform_cross_entropy(self.class_identifier(specific))
-        (gradient,) = torch.autograd.grad(confused, specific)  # and none by the class identifier's weights
+        judged = specific.detach().requires_grad_()
+        told = self.class_identifier(judged)
+        loss = label_loss(self.classify(invariant)) + label_loss(told)
+        confused = uniform_cross_entropy(told)
+        (gradient,) = torch.autograd.grad(confused, judged, retain_graph=True)  # and none by the identifier's weights
         loss = loss + loss_from_gradient(specific, gradient, confused.detach())
         constants = features.detach()
         parts = self.disentangle(constants)
