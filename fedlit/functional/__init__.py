@@ -19,9 +19,10 @@ from fedlit.functional.calibration import (
     losses_at,
     temperature_grid,
 )
-from fedlit.functional.clustering import intra_cluster_distance, k_means, relative_scatter
+from fedlit.functional.clustering import clustering_gains, intra_cluster_distance, k_means, relative_scatter
 from fedlit.functional.correlation import coral_loss, second_moments
 from fedlit.functional.discriminant import linear_discriminant, softmax_regression
+from fedlit.functional.disentangling import mutual_information_bound, uniform_cross_entropy
 from fedlit.functional.geodesic import (
     geodesic_flow_factor,
     geodesic_flow_kernel,
@@ -140,6 +141,7 @@ __all__ = [
     "brier_score",
     "cauchy_kernel",
     "certainty_score",
+    "clustering_gains",
     "confident_votes",
     "consensus_focus",
     "coral_loss",
@@ -190,6 +192,7 @@ __all__ = [
     "moments_to_send",
     "multi_kernel_mmd",
     "multilinear_map",
+    "mutual_information_bound",
     "nearest_class_mean",
     "num_taylor_moments",
     "pair_with_kernel",
@@ -218,6 +221,7 @@ __all__ = [
     "tca",
     "temperature_grid",
     "transport_plan",
+    "uniform_cross_entropy",
     "wasserstein_barycenter",
     "within_domain_mean",
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 import torch
 from torch import Tensor
 
@@ -94,6 +96,43 @@ def intra_cluster_distance(x: Tensor, clusters: Tensor) -> Tensor:
     x = x.detach().double()
     members = [x[clusters == cluster] for cluster in sorted({*clusters.tolist()})]
     return torch.stack([torch.cdist(own, own).sum() / (2 * len(own)) for own in members]).sum()
+
+
+@torch.no_grad()
+def clustering_gains(
+    x: Tensor,
+    moved: Iterable[Tensor],
+    num_clusters: int,
+    scatter: Callable[[Tensor, Tensor], Tensor] = relative_scatter,
+    seed: int = 0,
+) -> Tensor:
+    r"""By how much each of several changes of features brings the same samples closer within clusters.
+
+    .. math:: \text{gain}_k = S(x, C) - S(x_k, C_k)
+
+    Each clustering :math:`C_k` goes on from that of the samples as they were: another draw of centres could be a gain
+    by itself.
+
+    Args:
+        x: Samples, shape (n, d).
+        moved: Those samples after each change, K tensors of shape (n, d).
+        num_clusters: Of k-means, from 1 to n.
+        scatter: S, of samples and clusters, such as `intra_cluster_distance`.
+        seed: Of the first centres.
+
+    Returns:
+        Shape (K,), float64; 0 for no change.
+
+    Raises:
+        ValueError: If shapes do not fit, or there are fewer samples than clusters.
+
+    References:
+        Peng et al., ICLR 2020 (FADA), equation 3.
+    """
+    start = k_means(x, num_clusters, seed=seed)
+    before = scatter(x, start)
+    gains = [before - scatter(each, k_means(each, num_clusters, start=start)) for each in moved]
+    return torch.stack(gains) if gains else x.new_zeros(0, dtype=torch.float64)
 
 
 def _drawn(x: Tensor, num_clusters: int, seed: int) -> Tensor:

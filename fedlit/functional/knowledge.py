@@ -113,11 +113,34 @@ def knowledge_vote(probabilities: Tensor, gate: float, soft: bool = False) -> Kn
         targets = F.one_hot(classes, probabilities.shape[2]).to(probabilities)
         return Knowledge(classes, confidence.to(probabilities), kept, targets, kept.to(probabilities))
     confident = votes.amax(dim=2, keepdim=True) > 0
-    classes = _summed(torch.where(confident, probabilities, 0.0)).argmax(dim=1)
-    kept = total.gather(1, classes[:, None]).squeeze(1) > 0
+    classes, kept = agreement(total, _summed(torch.where(confident, probabilities, 0.0)))
     members = agreeing(probabilities, votes, classes, kept)
     sums = _summed(torch.where(members[..., None], probabilities, 0.0))
     return soft_knowledge(classes, kept, sums, members.sum(dim=0), probabilities)
+
+
+def standing_votes(votes: Tensor, gate: float) -> Tensor:
+    """A sum of votes without what is too little for a single one: sums by CKKS are near 0 where there is no vote.
+
+    Args:
+        votes: Sum of `confident_votes` over sources, with an error below half of any vote, shape (B, C).
+        gate: That each vote is above, as it is 1/C at least.
+    """
+    return torch.where(votes > max(gate, 1 / votes.shape[1]) / 2, votes, 0.0)
+
+
+def agreement(votes: Tensor, probabilities: Tensor) -> tuple[Tensor, Tensor]:
+    """The class that confident sources agree on in a soft vote, and whether it is the own class of one of them.
+
+    Args:
+        votes: Sum of `confident_votes` over sources, shape (B, C).
+        probabilities: Sum of the probabilities of those who are confident, shape (B, C).
+
+    Returns:
+        int64 and bool, of shape (B,) each.
+    """
+    classes = probabilities.argmax(dim=1)
+    return classes, votes.gather(1, classes[:, None]).squeeze(1) > 0
 
 
 def soft_knowledge(classes: Tensor, kept: Tensor, sums: Tensor, numbers: Tensor, like: Tensor) -> Knowledge:

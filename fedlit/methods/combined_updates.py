@@ -179,6 +179,15 @@ class CombinedUpdates(FederatedModule):
         layers, _ = self.parts(update)  # statistics do not grow with learning rates
         return update | times(layers, path / own if own else 1.0)
 
+    def hear_updates(self, sources: Sequence[Client]) -> dict[str, Update]:
+        """Updates of these sources by name, aligned if they are to be, as the target hears them in the clear.
+
+        None where it is not hosted.
+        """
+        sent = {client.name: self.rated(client) for client in sources if self.federation.is_local(client)}
+        received = self.federation.exchange("update", sent, to=[self.target]).get(self.target.name, {})
+        return {name: self.aligned(message, self.memory(self.target).path) for name, message in received.items()}
+
     def parts(self, update: Update) -> tuple[Update, Update]:
         """The layers of an update, which gradients move, and the rest: running statistics of any kind."""
         trained = self.parameters_of(self.federation.local_clients[0])

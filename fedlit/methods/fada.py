@@ -1,4 +1,4 @@
-"""FADA (Peng, Huang, Zhu and Saenko, ICLR 2020): dynamic attention over sources, and a domain identifier for each.
+"""FADA (Peng, Huang, Zhu and Saenko, ICLR 2020), Algorithm 1: attention over sources, and a domain identifier for each.
 
 Differences from the paper:
 
@@ -10,7 +10,12 @@ Differences from the paper:
 - The paper sends features of every batch to the identifier. Here source and target tell each other its gradients.
 - The target keeps what its own steps have changed when it takes the sources' updates, but for statistics of BatchNorm,
   which are the sources': a sum of changes may have variances below 0.
-- No disentangler with its class identifiers, mutual information and reconstruction (equations 6 to 8).
+- Equations 6 to 8 are an option (``disentangle=True``). Disentanglers stay at the sources: what the target takes is
+  extractors and classifiers, and so classifiers learn from whole features too, which everybody predicts from.
+- All networks of a source take one step at a time. Those that judge parts of features see them as constants, and what
+  splits features sees the judges as constants: equation 6 would let it help the class identifier that equation 7 has it
+  mislead, and equation 8 is raised by the estimator alone. Extractors are out of equation 8 and of reconstruction,
+  which features that shrink would lower.
 """
 
 from __future__ import annotations
@@ -19,17 +24,27 @@ import copy
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedlit.federation import Channel, Client, FederatedLoader, Open
-from fedlit.functional import domain_loss, intra_cluster_distance, k_means, loss_from_gradient, relative_scatter
+from fedlit.federation import Channel, Client, Open
+from fedlit.functional import (
+    clustering_gains,
+    domain_loss,
+    intra_cluster_distance,
+    loss_from_gradient,
+    relative_scatter,
+)
 from fedlit.methods.combined_updates import CombinedUpdates, Update, times
-from fedlit.models import AdversarialReplica, feature_width, make_discriminator
+from fedlit.methods.domain_adversarial import check_weight
+from fedlit.models import AdversarialReplica, DisentanglingReplica, feature_width, make_discriminator
+from fedlit.models.disentangling import DISENTANGLING
 from fedlit.module import Batch
+from fedlit.training.local import drawn_inputs, evaluating
 from fedlit.training.replicas import Replicas
 
 
@@ -44,13 +59,16 @@ class FADA(CombinedUpdates):
     update by itself: the gain is by how much that lowers the scatter within k-means clusters, one per class.
 
     Args:
-        hidden: Units of an identifier's hidden layer.
+        hidden: Units of the hidden layer of all identifiers, and of the estimator of mutual information.
         identifier_weight: Weight lambda of the loss against identifiers, at least 0.
         identifier_lr: Learning rate of the identifiers' plain gradient steps, positive.
         reverse: Whose extractors mislead identifiers: the ``"target"``'s, or those of ``"both"`` sides.
         attention: ``"relative"``, gains in shares of the samples' scatter; ``"paper"``, equation 3; ``"uniform"``.
         temperature: tau, positive; with ``attention="paper"`` give its 1.
         attention_samples: Samples of the target that are clustered, the same in all rounds.
+        disentangle: Split features at the sources in a part of which the classifier is to tell the class too, and a
+            rest of which nobody can, which say little of each other, and from which features can be put together again.
+        mi_weight: Weight of the mutual information of the two parts, at least 0, where features are split.
         kwargs: See `CombinedUpdates` and `FederatedModule`.
 
     Raises:
@@ -59,7 +77,7 @@ class FADA(CombinedUpdates):
     Notes:
         The target receives every source's update, and a source the new model, in the clear. In each local step source
         and target tell each other gradients of their identifier; those of a batch of one sample tell its features up to
-        a factor. A round without the target changes nothing.
+        a factor. A round without the target changes nothing. Of what splits features nothing is sent.
 
         Logged after each round: ``attention/SOURCE``, alpha.
     """
@@ -68,7 +86,7 @@ class FADA(CombinedUpdates):
     needs_target_labels: ClassVar[bool] = False
     uses_unlabelled_target: ClassVar[bool] = True
     classes_only: ClassVar[bool] = True
-    stays_local: ClassVar[tuple[str, ...]] = ("discriminator.",)
+    stays_local: ClassVar[tuple[str, ...]] = ("discriminator.", *DISENTANGLING)
 
     def __init__(
         self,
@@ -80,13 +98,15 @@ class FADA(CombinedUpdates):
         attention: Literal["relative", "paper", "uniform"] = "relative",
         temperature: float = 0.05,
         attention_samples: int = 256,
+        disentangle: bool = False,
+        mi_weight: float = 1e-3,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         if hidden < 1:
             raise ValueError(f"hidden must be at least 1 unit, got {hidden}")
-        if not 0 <= identifier_weight < math.inf:
-            raise ValueError(f"identifier_weight (lambda) must be at least 0 and finite, got {identifier_weight}")
+        check_weight("identifier_weight (lambda)", identifier_weight)
+        check_weight("mi_weight", mi_weight)
         for name, value in (("identifier_lr", identifier_lr), ("temperature (tau)", temperature)):
             if not 0 < value < math.inf:
                 raise ValueError(f"{name} must be positive and finite, got {value}")
@@ -106,6 +126,8 @@ class FADA(CombinedUpdates):
         self.attention = attention
         self.temperature = temperature
         self.attention_samples = attention_samples
+        self.disentangle = disentangle
+        self.mi_weight = mi_weight
         self._warned = False
 
     @property
@@ -118,30 +140,36 @@ class FADA(CombinedUpdates):
         )
 
     def build_replica(self) -> AdversarialReplica:
-        """Extractor, classifier and the source's identifier."""
+        """Extractor, classifier and the source's identifier, and what disentangles features."""
         extractor, classifier = (copy.deepcopy(network) for network in self.originals)
         identifiers = nn.ModuleList([make_discriminator(feature_width(extractor), self.hidden)])
+        if self.disentangle:
+            return DisentanglingReplica(extractor, classifier, identifiers, self.num_classes, self.hidden)
         return AdversarialReplica(extractor, classifier, identifiers)
 
     def build_target(self, replica: AdversarialReplica) -> AdversarialReplica:
-        """The target has the identifiers of all sources, in their order."""
+        """The target has the identifiers of all sources, in their order, and never disentangles."""
         (identifier,) = cast(nn.ModuleList, replica.discriminator)
-        replica.discriminator = nn.ModuleList(copy.deepcopy(identifier) for _ in self.sources)
-        return replica
+        identifiers = nn.ModuleList(copy.deepcopy(identifier) for _ in self.sources)
+        return AdversarialReplica(replica.extractor, replica.classifier, identifiers)
 
     def learners(self, round_idx: int) -> tuple[Client, ...]:
         """Everyone: the target on its unlabelled samples."""
         return self.clients
 
-    # ---------------------------------------------------------------- a local step: equations 4 and 5
+    # ---------------------------------------------------------------- a local step: equations 4 to 8
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         """Each client's loss on its labels; identifiers take a step, and extractors are told how to mislead them."""
         losses, features = {}, {}
         for client, samples in self.in_streams(batch):
-            own = self.replicas[client].extractor(samples[0])
-            outputs = self.replicas[client].classifier(own)
+            replica = self.replicas[client]
+            own = replica.extractor(samples[0])
+            outputs = replica.classifier(own)
             losses[client.name] = self.task.loss(client, outputs, samples[1]) if client.labelled else 0 * outputs.sum()
+            if isinstance(replica, DisentanglingReplica):  # equations 6 to 8
+                label_loss = partial(self.task.loss, client, labels=samples[1])
+                losses[client.name] = losses[client.name] + replica.disentangling_loss(own, label_loss, self.mi_weight)
             features[client.name] = own if own.requires_grad else own.clone().requires_grad_()  # of a frozen extractor
         heard = self.in_step("identifier")
         met = [client for client in heard if not client.is_target] if self.target in heard else []
@@ -161,23 +189,20 @@ class FADA(CombinedUpdates):
     def step_identifiers_(self, sources: Sequence[Client], features: Mapping[str, Tensor]) -> None:
         """Each pair tells each other its gradients, whose sum both go down; features are those of local clients."""
         target = self.target
+        sides = [(source, each, other) for source in sources for each, other in ((source, target), (target, source))]
+        sides = [(source, each, other) for source, each, other in sides if each.name in features]
         sent: dict[str, dict[str, Update]] = {}
-        for source in sources:
-            for client, other in ((source, target), (target, source)):
-                if client.name in features:
-                    identifier = self.identifier(client, source)
-                    loss = domain_loss(identifier(features[client.name]), not client.is_target)
-                    weights = dict(identifier.named_parameters())
-                    gradients = torch.autograd.grad(loss, list(weights.values()))
-                    sent.setdefault(client.name, {})[other.name] = dict(zip(weights, gradients, strict=True))
+        for source, client, other in sides:
+            weights = dict(self.identifier(client, source).named_parameters())
+            loss = domain_loss(self.identifier(client, source)(features[client.name]), not client.is_target)
+            gradients = torch.autograd.grad(loss, list(weights.values()))
+            sent.setdefault(client.name, {})[other.name] = dict(zip(weights, gradients, strict=True))
         received = self.federation.exchange("identifier", sent)
-        for source in sources:
-            for client, other in ((source, target), (target, source)):
-                told = received.get(client.name, {}).get(other.name)
-                if told is not None:
-                    own = sent[client.name][other.name]
-                    for name, weight in self.identifier(client, source).named_parameters():
-                        weight.data.sub_(self.identifier_lr / 2 * (own[name] + told[name]))
+        for source, client, other in sides:
+            own, told = sent[client.name][other.name], received.get(client.name, {}).get(other.name)
+            if told is not None:
+                for name, weight in self.identifier(client, source).named_parameters():
+                    weight.data.sub_(self.identifier_lr / 2 * (own[name] + told[name]))
 
     def identifier(self, client: Client, source: Client) -> nn.Module:
         """The copy that a local client has of a source's identifier."""
@@ -197,13 +222,11 @@ class FADA(CombinedUpdates):
             self.move_to_({})
             return
         sources = [client for client in heard if not client.is_target and self.has_newest(client)]
-        sent = {client.name: self.rated(client) for client in sources if federation.is_local(client)}
-        received = federation.exchange("update", sent, to=[target]).get(target.name, {})
+        updates = self.hear_updates(sources)
         step: Update = {}
         told: dict[str, dict[str, float]] = {}
         if federation.is_local(target):
             step = self.update(target)
-            updates = {name: self.aligned(message, self.memory(target).path) for name, message in received.items()}
             weights = self.weigh(updates)
             told[target.name] = {f"attention/{name}": weight for name, weight in weights.items()}
             if weights:
@@ -219,15 +242,14 @@ class FADA(CombinedUpdates):
     def weigh(self, updates: Mapping[str, Update]) -> dict[str, float]:
         """Attention on sources, of sum 1, from their updates; called where the target is hosted, after its steps."""
         gains = torch.zeros(len(updates), dtype=torch.float64)
-        inputs = None if self.attention == "uniform" or len(updates) < 2 else self.samples()
+        inputs = None
+        if self.attention != "uniform" and len(updates) > 1:
+            inputs = drawn_inputs(self, self.target, self.attention_samples)
         if inputs is not None and len(inputs) >= self.num_classes:
             scatter = relative_scatter if self.attention == "relative" else intra_cluster_distance
-            features = self.features(inputs, {})
-            before = k_means(features, self.num_classes, seed=self.federation.seed)
-            for place, update in enumerate(updates.values()):
-                moved = self.features(inputs, update)
-                after = k_means(moved, self.num_classes, start=before)
-                gains[place] = scatter(features, before) - scatter(moved, after)
+            moved = (self.features(inputs, update) for update in updates.values())
+            before, seed = self.features(inputs, {}), self.federation.seed
+            gains = clustering_gains(before, moved, self.num_classes, scatter, seed)
         elif inputs is not None and not self._warned:
             self._warned = True
             warnings.warn(
@@ -237,20 +259,6 @@ class FADA(CombinedUpdates):
             )
         return dict(zip(updates, (gains / self.temperature).softmax(dim=0).tolist(), strict=True))
 
-    def samples(self) -> Tensor:
-        """Inputs of the target that are clustered, at most ``attention_samples``: the same in every round."""
-        trainer, name = self.trainer, self.target.name
-        loader = trainer.train_dataloader
-        if not isinstance(loader, FederatedLoader):
-            raise TypeError(
-                f"FADA reads samples of the target from a FederatedLoader, got {type(loader).__name__}: give "
-                "FederatedLoader({client: dataset}), or attention='uniform'"
-            )
-        own = {name: loader.datasets[name]}
-        once = FederatedLoader(own, self.attention_samples, num_workers=0, guarded=name, seed=loader.seed)
-        batch = trainer.strategy.batch_to_device(trainer.precision_plugin.convert_input(next(iter(once))))
-        return cast(Tensor, batch[name][0])
-
     def features(self, inputs: Tensor, update: Update) -> Tensor:
         """The target's features in evaluation mode, shape (n, width), as if it took one update by itself."""
         extractor, prefix = self.replicas[self.target].extractor, "extractor."
@@ -259,7 +267,5 @@ class FADA(CombinedUpdates):
             layers, statistics = self.parts(state)
             state = layers | {name: self.memory(self.target).start[name] for name in statistics}
         moved = {k.removeprefix(prefix): t + update.get(k, 0) for k, t in state.items() if k.startswith(prefix)}
-        training = extractor.training
-        features: Tensor = functional_call(extractor.eval(), moved, (inputs,), tie_weights=True)
-        extractor.train(training)
-        return features
+        with evaluating(extractor):
+            return cast(Tensor, functional_call(extractor, moved, (inputs,), tie_weights=True))

@@ -215,17 +215,13 @@ class FedDA(CombinedUpdates):
 
         Returns the step to take from the round's start, and numbers to log; both empty where the target is not hosted.
         """
-        federation = self.federation
-        sent = {client.name: self.rated(client) for client in sources if federation.is_local(client)}
-        received = federation.exchange("update", sent, to=[self.target])
-        if not federation.is_local(self.target):
+        heard = self.hear_updates(sources)
+        if not self.federation.is_local(self.target):
             return {}, {}
         own, summary = self.update(self.target), self.summary()
-        messages = received.get(self.target.name, {})
-        if not messages:
+        if not heard:
             return own, {}
-        names = list(messages)
-        updates = [self.aligned(message, summary.path) for message in messages.values()]
+        names, updates = list(heard), list(heard.values())
         products = self.products(own, updates)
         weights = {
             name: self.weigh(name, Products(inner, squares), summary, self._across(update))

@@ -30,9 +30,9 @@ from torch import Tensor
 
 from fedlit.federation import Channel, Client, Open, Summed
 from fedlit.functional import confident_votes, consensus_focus, left_out_focus, mixup
-from fedlit.functional.knowledge import FocusRule, agreeing, check_gate, soft_knowledge
+from fedlit.functional.knowledge import FocusRule, agreeing, agreement, check_gate, soft_knowledge, standing_votes
 from fedlit.methods.taught_target import ExchangeName, TaughtTarget
-from fedlit.training.batchnorm import as_second_moments, as_variances, variances_of
+from fedlit.training.batchnorm import as_second_moments, variances_of
 
 
 class KD3A(TaughtTarget):
@@ -160,13 +160,8 @@ class KD3A(TaughtTarget):
         gate = self.gates[0] + (self.gates[1] - self.gates[0]) * self.progress()
         answers = self.ask_(teachers)
         ballots = {name: self.ballot(own, confident_votes(own, gate)) for name, own in answers.items()}
-        least = (
-            max(gate, 1 / self.num_classes) / 2
-        )  # half of what any vote is: sums by CKKS are near 0 where there is none
-        totals = {
-            name: {**total, "votes": torch.where(total["votes"] > least, total["votes"], 0.0)}
-            for name, total in self.add_("votes", ballots, teachers).items()
-        }
+        added = self.add_("votes", ballots, teachers)
+        totals = {name: {**total, "votes": standing_votes(total["votes"], gate)} for name, total in added.items()}
         teachers = self.heard("votes", teachers)
         if not teachers:
             return
@@ -205,10 +200,7 @@ class KD3A(TaughtTarget):
                 classes = F.one_hot(votes.argmax(dim=1), self.num_classes).float()
                 self._lessons = {"targets": classes, "weights": (votes.amax(dim=1) > 0).float()}
             return
-        decided = {}
-        for name, total in totals.items():
-            classes = total["probabilities"].argmax(dim=1)
-            decided[name] = (classes, total["votes"].gather(1, classes[:, None]).squeeze(1) > 0)
+        decided = {name: agreement(total["votes"], total["probabilities"]) for name, total in totals.items()}
         agreed = {}
         for name, own in answers.items():
             members = agreeing(own, ballots[name]["votes"], *decided[name if self.exchange == "votes" else target])
@@ -270,7 +262,7 @@ class KD3A(TaughtTarget):
         """Write the mean of extractors into those of local clients, from what `average_extractors_` adds up."""
         for name, total in totals.items():
             mean = {key: tensor / total["share"][0] for key, tensor in total.items() if key != "share"}
-            self.load_shared_({name: as_variances(mean)})
+            self.load_shared_({name: mean})
 
     def _log(self, confident: Mapping[str, float]) -> None:
         """Share of the target's samples that somebody is confident of, and alpha, as far as the target knows them."""

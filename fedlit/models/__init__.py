@@ -7,6 +7,7 @@ from fedlit.models.batchnorm import MixedBatchNorm, batchnorm_layers, estimate_s
 from fedlit.models.committee import Committee, MomentReplica
 from fedlit.models.dictionary import Dictionary, DictionaryReplica
 from fedlit.models.discriminator import AdversarialReplica, make_discriminator
+from fedlit.models.disentangling import DisentanglingReplica
 from fedlit.models.extractors import MLP, Bottleneck, Features, LeNet, SmallCNN
 from fedlit.models.matching import MatchingReplica
 from fedlit.models.memory import RoundMemory
@@ -24,6 +25,7 @@ __all__ = [
     "Committee",
     "Dictionary",
     "DictionaryReplica",
+    "DisentanglingReplica",
     "Features",
     "LeNet",
     "MatchingReplica",

@@ -143,6 +143,21 @@ def all_inputs(method: Method, client: Client, batch_size: int = 512) -> Iterato
         yield batch[client.name][0]
 
 
+def drawn_inputs(method: Method, client: Client, number: int) -> Tensor:
+    """Inputs of so many training samples of a local client, labelled or not, or of all if it has fewer; on the device.
+
+    They are drawn at random, and are the same ones whenever they are asked for.
+
+    Raises:
+        TypeError: If training data come from another loader than a `FederatedLoader`.
+    """
+    loader = _federated(method)
+    own = {client.name: loader.datasets[client.name]}
+    once = FederatedLoader(own, number, num_workers=0, guarded=client.name, seed=loader.seed)
+    inputs: Tensor = next(_on_device(method, once))[client.name][0]
+    return inputs
+
+
 def batch_positions(method: Method, client: Client) -> Tensor:
     """See `FederatedModule.batch_positions`."""
     federation = method.federation

@@ -31,10 +31,12 @@ class Method(Protocol):
     reset_optimizer: bool
     warmup_rounds: int
     target_temperature: float
-    replicas: Replicas[nn.Module]
     shared: SharedWeights
     record: RoundRecord
     _trainer: pl.Trainer | None
+
+    @property
+    def replicas(self) -> Replicas[nn.Module]: ...
 
     @property
     def federation(self) -> Federation: ...

@@ -8,7 +8,7 @@ import torch
 from sklearn.cluster import KMeans
 from torch import Tensor
 
-from fedlit.functional import intra_cluster_distance, k_means, relative_scatter
+from fedlit.functional import clustering_gains, intra_cluster_distance, k_means, relative_scatter
 
 
 def blobs(n: int = 60, k: int = 4) -> tuple[Tensor, Tensor]:
@@ -68,6 +68,19 @@ def test_intra_cluster_distance_is_a_sum_over_pairs_and_with_squares_the_inertia
     assert float(intra_cluster_distance(*blobs())) == pytest.approx(total)
     scatter = ((x - x.mean(axis=0)) ** 2).sum()
     assert float(relative_scatter(*blobs())) == pytest.approx(squares / scatter, abs=1e-6)
+
+
+def test_a_gain_is_what_scatter_loses_and_clusters_go_on_from_those_before() -> None:
+    x, _ = blobs()
+    squeezed = x * torch.tensor([1.0, 1.0, 0.1])
+    before = k_means(x, 4, seed=7)
+    by_hand = relative_scatter(x, before) - relative_scatter(squeezed, k_means(squeezed, 4, start=before))
+    gains = clustering_gains(x, [x, squeezed, 5 * x - 3], 4, seed=7)
+    assert gains.tolist() == pytest.approx([0, float(by_hand), 0], abs=1e-7)
+    assert abs(float(by_hand)) > 1e-3
+    (shrunk,) = clustering_gains(x, [x / 2], 4, intra_cluster_distance, seed=7)
+    assert float(shrunk) == pytest.approx(float(intra_cluster_distance(x, before)) / 2)
+    assert clustering_gains(x, [], 4).shape == (0,)
 
 
 @pytest.mark.parametrize(

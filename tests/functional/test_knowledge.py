@@ -17,6 +17,7 @@ from fedlit.functional import (
     left_out_focus,
     mixup,
 )
+from fedlit.functional.knowledge import agreement, standing_votes
 
 BY_HAND = torch.tensor(
     [
@@ -52,6 +53,21 @@ def test_soft_votes_by_hand() -> None:
     assert vote.weights.tolist() == pytest.approx([2, 0.001, 2])
     # n max p, which is the sum of the confidences of those who agree
     assert vote.confidence.tolist() == pytest.approx([1.86, 0.001 * 1.35 / 3, 1.90])
+
+
+def test_what_sources_agree_on_comes_from_two_sums() -> None:
+    votes = torch.tensor([[1.86, 0.0, 0.0], [0.0, 0.0, 0.0], [0.51, 0.0, 0.51]])
+    probabilities = torch.tensor([[1.86, 0.08, 0.06], [0.0, 0.0, 0.0], [0.51, 0.98, 0.51]])
+    classes, kept = agreement(votes, probabilities)
+    assert classes.tolist() == [0, 0, 1]
+    assert kept.tolist() == [True, False, False]  # nobody is confident; nobody's own class
+
+
+@pytest.mark.parametrize(("gate", "least"), [(0.9, 0.45), (0.1, 1 / 6)])
+def test_what_is_less_than_half_of_any_vote_is_none(gate: float, least: float) -> None:
+    """A vote is above the gate, and of three classes the largest probability is 1/3 at least."""
+    noise = torch.tensor([[0.99 * least, -0.01, 1.01 * least]])
+    assert standing_votes(noise, gate).tolist() == [[0, 0, pytest.approx(1.01 * least)]]
 
 
 def test_a_soft_class_that_no_confident_source_has_is_nobodys() -> None:

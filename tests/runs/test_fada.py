@@ -17,6 +17,8 @@ from adversaries import LR, NAMES, Extractor, fit, shifted
 from fedlit.federation import Schedule
 from fedlit.functional import intra_cluster_distance, k_means, relative_scatter
 from fedlit.methods import FADA, FedAvg
+from fedlit.models.disentangling import DISENTANGLING
+from fedlit.training.local import drawn_inputs
 from helpers import loader, trainer, weights
 
 LAMBDA, RATE = 0.6, 0.2
@@ -32,7 +34,7 @@ def fada(names: list[str] | None = None, **kwargs: Any) -> FADA:
 
 
 def network(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor for name, tensor in state.items() if not name.startswith("discriminator.")}
+    return {name: tensor for name, tensor in state.items() if name.startswith(("extractor.", "classifier."))}
 
 
 # -------------------------------------------------------------------- equations 4 and 5
@@ -117,6 +119,73 @@ def test_both_sides_keep_one_identifier_whoever_is_away() -> None:
         assert not torch.equal(own[0].weight, start[name].discriminator[0][0].weight)
 
 
+# -------------------------------------------------------------------- equations 6 to 8
+
+MI = 0.4
+
+
+def disentangling_step(net: Any, x: Tensor, y: Tensor) -> None:
+    """A step by hand, in which each network has a loss of its own."""
+    extractor, classifier, split, judge = net.extractor, net.classifier, net.disentangler, net.class_identifier
+    features = extractor(x)
+    invariant, specific = split(features).chunk(2, dim=1)
+    labels = F.cross_entropy(classifier(features), y) + F.cross_entropy(classifier(invariant), y)
+    uniform = F.cross_entropy(judge(specific), torch.full((len(x), 2), 0.5, dtype=torch.float64))
+    still = features.detach()
+    parts = split(still).chunk(2, dim=1)
+    rebuilt = (net.reconstructor(torch.cat(parts, dim=1)) - still).square().mean()
+    before = [len(x) - 1, *range(len(x) - 1)]
+    own, others = net.estimator(torch.cat(parts, dim=1)), net.estimator(torch.cat([parts[0], parts[1][before]], dim=1))
+    information = own.mean() - others.exp().mean().log() if len(x) > 1 else 0 * own.mean()
+    losses = {
+        extractor: labels + uniform,
+        classifier: labels,
+        split: F.cross_entropy(classifier(invariant), y) + uniform + rebuilt + MI * information,
+        judge: F.cross_entropy(judge(specific), y),
+        net.reconstructor: rebuilt,
+        net.estimator: -information,
+    }
+    steps = [torch.autograd.grad(loss, list(own.parameters()), retain_graph=True) for own, loss in losses.items()]
+    with torch.no_grad():
+        for own, gradients in zip(losses, steps, strict=True):
+            torch._foreach_sub_(list(own.parameters()), [LR * gradient for gradient in gradients])
+
+
+@pytest.mark.parametrize("batch_size", [8, 1])
+def test_sources_that_disentangle_take_steps_by_equations_6_to_8(batch_size: int) -> None:
+    """The target's network moves by the mean of what they change; a batch of one has no equation 8."""
+    data = shifted((3 * batch_size, 2 * batch_size, batch_size))
+    module = fada(disentangle=True, mi_weight=MI, attention="uniform", identifier_weight=0.0)
+    start: Any = fit(module, data, batch_size=batch_size)
+    nets = {name: copy.deepcopy(start[name]) for name in NAMES[:-1]}
+    for name, net in nets.items():
+        for x, y in loader(data, batch_size)._reader(name).read(0, 0, len(data[name]) // batch_size):
+            disentangling_step(net, x, y)
+    for key, before in network(start["c2"].state_dict()).items():
+        expected = (nets["c0"].state_dict()[key] + nets["c1"].state_dict()[key]) / 2
+        torch.testing.assert_close(weights(module, "c2")[key], expected, atol=1e-10, rtol=0)
+        assert not torch.equal(before, expected)
+    for name, net in nets.items():
+        parts = {key: value for key, value in net.state_dict().items() if key.startswith(DISENTANGLING)}
+        assert {key.split(".")[0] + "." for key in parts} == {*DISENTANGLING}
+        for key, value in parts.items():
+            torch.testing.assert_close(weights(module, name)[key], value, atol=1e-10, rtol=0)
+            alone = key.startswith("estimator.") and batch_size == 1
+            assert torch.equal(value, start[name].state_dict()[key]) == alone
+
+
+def test_what_disentangles_is_at_the_sources_alone_and_nothing_more_is_sent() -> None:
+    sent = []
+    for disentangle in (False, True):
+        module = fada(disentangle=disentangle)
+        fit(module, shifted((24, 16, 24)), batch_size=8, rounds=2)
+        sent.append([vars(entry) for entry in module.federation.ledger])
+    assert sent[0] == sent[1]
+    parts = {name: {key.split(".")[0] for key in weights(module, name)} for name in NAMES}
+    assert parts["c0"] - parts["c2"] == {part.rstrip(".") for part in DISENTANGLING}
+    assert not parts["c2"] - parts["c0"]
+
+
 # -------------------------------------------------------------------- equation 3
 
 
@@ -126,10 +195,15 @@ def settled(module: FADA, data: dict[str, TensorDataset]) -> FADA:
     return module
 
 
+def clustered(module: FADA) -> Tensor:
+    """The target's samples that attention looks at."""
+    return drawn_inputs(module, module.target, module.attention_samples)
+
+
 def test_attention_is_the_softmax_of_what_each_update_gains_by_itself() -> None:
     data = shifted((20, 17, 40))
     module = settled(fada(), data)
-    replica, x = module.replicas["c2"], module.samples()
+    replica, x = module.replicas["c2"], clustered(module)
     generator = torch.Generator().manual_seed(0)
     state = module.weights_of(module.target)
     updates = {
@@ -188,8 +262,8 @@ def test_looking_at_an_update_changes_nothing_at_the_target_and_takes_the_same_s
     module.weigh({"c0": state, "c1": {k: 2 * v for k, v in state.items()}})
     assert all(torch.equal(value, before[key]) for key, value in weights(module, "c2").items())
     assert module.replicas["c2"].extractor.training
-    assert len(module.samples()) == 9
-    assert torch.equal(module.samples(), module.samples())
+    assert len(clustered(module)) == 9
+    assert torch.equal(clustered(module), clustered(module))
 
 
 def test_too_few_samples_for_clusters_mean_equal_attention_and_a_warning() -> None:
@@ -219,6 +293,7 @@ def test_the_attention_is_logged_and_a_step_has_one_exchange() -> None:
     [
         ({"hidden": 0}, "hidden must be at least 1 unit, got 0"),
         ({"identifier_weight": -1.0}, r"identifier_weight \(lambda\) must be at least 0 and finite, got -1.0"),
+        ({"mi_weight": math.inf}, "mi_weight must be at least 0 and finite, got inf"),
         ({"identifier_lr": 0.0}, "identifier_lr must be positive and finite, got 0.0"),
         ({"temperature": math.nan}, r"temperature \(tau\) must be positive and finite, got nan"),
         ({"reverse": "source"}, "reverse must be 'target' or 'both', got 'source'"),

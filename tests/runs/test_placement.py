@@ -48,7 +48,7 @@ def test_placement_changes_neither_weights_nor_ledger_nor_metrics(
             for name in (
                 *("Voting", "FedDA", "FedDA auto", "FedGP", "FedMMD", "FedDAN, pairwise", "FedCORAL", "CoMDA"),
                 *("FedCORAL, pairwise", "CoMDA, models", "KD3A, soft", "KD3A, models", "AdaBN", "FedAvg, moments"),
-                *("FedMME", "FADA", "FADE", "FedWDGRL"),
+                *("FedMME", "FADA", "FADA, disentangling", "FADE", "FedWDGRL"),
             )
         ),
     ],

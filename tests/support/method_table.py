@@ -42,6 +42,7 @@ METHODS: dict[str, tuple[type[FederatedModule], dict[str, object], dict[str, obj
     "AdaBN, mixing": (AdaBN, {"classifier": normalised_head(), "mixing": "learned"}, {}),
     "Ditto": (Ditto, {}, {"target_labels": 30}),
     "FADA": (FADA, {"attention_samples": 50}, {}),
+    "FADA, disentangling": (FADA, {"attention_samples": 50, "disentangle": True}, {}),
     "FADE": (FADE, {"schedule_rounds": 3}, {}),
     "FedAvg": (FedAvg, {}, {"target_labels": 30}),
     "FedCORAL": (FedCORAL, {}, {}),

@@ -52,6 +52,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "FedGP by layer": {"granularity": "layer"},
     "FedGP auto, exact": {"beta": "auto", "residual": "exact"},
     "FADA": {"attention_samples": 50},
+    "FADA, disentangling": {"attention_samples": 50, "disentangle": True, "mi_weight": 0.1},
     "FADE": {"schedule_rounds": 2},
     "FedDANN": {"schedule_rounds": 2},
     "FedWDGRL": {"critic_steps": 2},

@@ -1,0 +1,94 @@
+"""What a source of FADA holds if it splits its features into what domains have in common and a rest of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedlit.functional import loss_from_gradient, mutual_information_bound, uniform_cross_entropy
+from fedlit.models.discriminator import AdversarialReplica, make_discriminator
+from fedlit.models.replica import feature_width
+
+DISENTANGLING = ("disentangler.", "class_identifier.", "estimator.", "reconstructor.")
+"""Beginnings of the names in a replica's state of what takes part in no prediction, and never leaves its client."""
+
+
+class DisentanglingReplica(AdversarialReplica):
+    """A client's own network, and what splits its features in two, judges the parts and puts them together again.
+
+    Both parts have the features' width. All its networks but the linear reconstructor have one hidden layer.
+
+    Args:
+        extractor: Turns a batch of inputs into features, shape (batch, width).
+        classifier: Turns features into logits, shape (batch, num_classes).
+        discriminator: See `AdversarialReplica`.
+        num_classes: Of the class identifier.
+        hidden: Units of the hidden layer of class identifier and estimator.
+    """
+
+    def __init__(
+        self, extractor: nn.Module, classifier: nn.Module, discriminator: nn.Module, num_classes: int, hidden: int
+    ) -> None:
+        super().__init__(extractor, classifier, discriminator)
+        width, dtype = feature_width(extractor), next(classifier.parameters()).dtype
+        split = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 2 * width))
+        identifier = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, num_classes))
+        self.disentangler = split.to(dtype)
+        self.class_identifier = identifier.to(dtype)
+        self.estimator = make_discriminator(2 * width, hidden).to(dtype)
+        self.reconstructor = nn.Linear(2 * width, width).to(dtype)
+
+    def disentangle(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Domain-invariant and domain-specific part of features, each of shape (batch, width)."""
+        invariant, specific = self.disentangler(features).chunk(2, dim=1)
+        return invariant, specific
+
+    def disentangling_loss(self, features: Tensor, label_loss: Callable[[Tensor], Tensor], mi_weight: float) -> Tensor:
+        """Equations 6 and 7 of FADA, reconstruction and equation 8, whose gradients go where the method says.
+
+        Args:
+            features: Of a batch, with their graph, shape (batch, width). A batch of one sample has no equation 8.
+            label_loss: Loss of logits on the batch's labels.
+            mi_weight: Weight of the mutual information for the disentangler; for the estimator it is 1.
+
+        Returns:
+            A scalar.
+        """
+        invariant, specific = self.disentangle(features)
+        judged = specific.detach().requires_grad_()
+        told = self.class_identifier(judged)
+        loss = label_loss(self.classify(invariant)) + label_loss(told)
+        confused = uniform_cross_entropy(told)
+        (gradient,) = torch.autograd.grad(confused, judged, retain_graph=True)  # and none by the identifier's weights
+        loss = loss + loss_from_gradient(specific, gradient, confused.detach())
+        constants = features.detach()
+        parts = self.disentangle(constants)
+        loss = loss + F.mse_loss(self.reconstruct(*parts), constants)
+        if len(features) > 1:
+            # in value the parts, and in gradient -mi_weight times: what the estimator raises, the disentangler lowers
+            turned = [part.detach() - mi_weight * (part - part.detach()) for part in parts]
+            loss = loss - self.information(*turned)
+        return loss
+
+    def reconstruct(self, invariant: Tensor, specific: Tensor) -> Tensor:
+        """Features from their parts, shape (batch, width)."""
+        return cast(Tensor, self.reconstructor(torch.cat([invariant, specific], dim=1)))
+
+    def classify(self, invariant: Tensor) -> Tensor:
+        """Logits of a part of features; BatchNorm's statistics stay those of whole ones, which predictions are of."""
+        statistics = {name: buffer.clone() for name, buffer in self.classifier.named_buffers()}
+        return cast(Tensor, functional_call(self.classifier, statistics, (invariant,)))
+
+    def information(self, invariant: Tensor, specific: Tensor) -> Tensor:
+        """The estimator's bound on what the parts of at least two samples tell of each other, a scalar in nats.
+
+        A sample's invariant part is paired with its own specific part, and with that of the sample before it in the
+        batch: of another one in any case, which a random order would not see to.
+        """
+        pairs, others = (torch.cat([invariant, each], dim=1) for each in (specific, specific.roll(1, dims=0)))
+        return mutual_information_bound(self.estimator(pairs), self.estimator(others))
