@@ -1,6 +1,8 @@
 """Methods that need no target label, with one backbone, as many rounds and the same batches: accuracy, bytes, seconds.
 
 Run from the repository root: python benchmarks/baselines_accuracy.py [--parts office_caltech styles digits privacy]
+[--methods FedDAN FedCORAL] [--folder runs]. With ``--folder`` the runs stay there, and a part that was stopped goes on;
+with ``--methods`` those rows alone are made again.
 
 Every part but the last is one ``fedlit fit`` of an experiment ``configs/experiments/*_baselines.yaml`` over targets and
 seeds. Accuracies are those of the last round, on the target's hidden labels, which nothing was chosen by;
@@ -14,10 +16,15 @@ privacy  The first experiment at one target with one seed, 15 rounds, under mask
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from experiments import Results, by_method, fit, show
 
@@ -29,11 +36,25 @@ EXPERIMENTS = {
 BACKENDS = {"plain": "fedlit.privacy.Plain", "masking": "fedlit.privacy.PairwiseMasking", "CKKS": "fedlit.privacy.CKKS"}
 
 
-def experiment(name: str, jobs: int) -> dict[str, dict[str, Any]]:
-    """A row for each method."""
-    with tempfile.TemporaryDirectory() as folder:
-        words = [f"--config=configs/experiments/{EXPERIMENTS[name]}.yaml", f"--jobs={jobs}"]
-        return by_method(list(fit(folder, *words).values()))
+@contextmanager
+def kept_in(folder: Path | None, part: str) -> Iterator[str]:
+    """Where a part's runs are written: a folder of its own that stays, or one that does not."""
+    if folder is not None:
+        yield str(folder / part)
+    else:
+        with tempfile.TemporaryDirectory() as passing:
+            yield passing
+
+
+def experiment(name: str, methods: Sequence[str], folder: Path | None, jobs: int) -> dict[str, dict[str, Any]]:
+    """A row for each method, or for some."""
+    words = [f"--config=configs/experiments/{EXPERIMENTS[name]}.yaml", f"--jobs={jobs}"]
+    if methods:
+        read = yaml.safe_load(Path(words[0].removeprefix("--config=")).read_text())
+        rows = {Path(each).name if isinstance(each, str) else each["name"]: each for each in read["compare"]}
+        words.append(f"--compare={json.dumps([rows[method] for method in methods])}")
+    with kept_in(folder, "-".join([name, *methods])) as place:
+        return by_method(list(fit(place, *words).values()))
 
 
 def privacy(jobs: int) -> dict[str, dict[str, dict[str, float]]]:
@@ -59,6 +80,8 @@ def main() -> None:
     """Run the parts, print and write them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", choices=(*EXPERIMENTS, "privacy"), default=(*EXPERIMENTS, "privacy"))
+    parser.add_argument("--methods", nargs="+", default=(), help="rows to make again, as the experiment has them")
+    parser.add_argument("--folder", type=Path)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
     options = parser.parse_args()
@@ -71,10 +94,15 @@ def main() -> None:
                 cells = (f"{name} {each['accuracy']:.1f} ({each['megabytes']:.1f} MB)" for name, each in row.items())
                 print(f"{method:24}", "  ".join(cells), flush=True)
         else:
-            found = experiment(part, options.jobs)
+            found = experiment(part, options.methods, options.folder, options.jobs)
+
             for method, row in found.items():
                 show(method, row)
-        results.keep(found, part)
+        if part != "privacy" and options.methods:
+            for method in options.methods:
+                results.keep(found[method], part, method)
+        else:
+            results.keep(found, part)
 
 
 if __name__ == "__main__":

@@ -53,9 +53,10 @@ class Results:
         if "versions" in there:
             self.facts["versions"] = there["versions"]  # of pieces from before each told its own
         given = sys.argv[1:]
-        if "--out" in given:
-            place = given.index("--out")
-            del given[place : place + 2]
+        for place_of in ("--out", "--folder"):
+            if place_of in given:
+                place = given.index(place_of)
+                del given[place : place + 2]
         self.now = {
             "command": " ".join([str(self.facts["command"]), *given]),
             "versions": {"python": platform.python_version(), **{name: version(name) for name in libraries}},

@@ -406,6 +406,33 @@ def baselines(part: str, targets: tuple[str, ...], papers: bool = False) -> Call
     return make
 
 
+def baselines_privacy(results: Results) -> str:
+    """Accuracy and megabytes by backend."""
+    found = results["privacy"]
+    backends = list(dict.fromkeys(name for row in found.values() for name in row))
+    rows = [
+        (
+            method,
+            [
+                f"{row[name]['accuracy']:.1f} ({row[name]['megabytes']:.1f} MB)" if name in row else "-"
+                for name in backends
+            ],
+        )
+        for method, row in found.items()
+    ]
+    return grid("webcam", backends, rows)
+
+
+def baselines_speed(results: Results) -> str:
+    """CPU time of a round, as a ratio, and what a local step says."""
+    first, *_ = results.values()
+    rows = []
+    for method in first:
+        cells = [f"{row[method]['ratio']:.2f}x ({row[method]['round_ms']:.1f} ms)" for row in results.values()]
+        rows.append((method, [*cells, f"{first[method]['sums']:.0f}", f"{first[method]['announcements']:.0f}"]))
+    return grid("a round", [*results, "sums a step", "announcements a step"], rows)
+
+
 def across_rounds(results: Results) -> str:
     """Milliseconds of a round, and times those of processes over gloo."""
     found = {(row["method"], row["way"]): 1000 * row["round_s"] for row in results["rounds"]}
@@ -425,7 +452,6 @@ def across_memory(results: Results) -> str:
         (
             f"{row['model_mb']} MB, {row['sites']} sites",
             [
-                f"{row['server_models'] - 1:.2f}",
                 f"{row['server_models']:.2f}",
                 f"{row['server_peak_mb']:.0f} MB",
                 f"{row['site_peak_mb']:.0f} MB",
@@ -464,7 +490,10 @@ TABLES: dict[str, dict[str, Callable[[Results], str]]] = {
         **{part: fedgp_part(part) for part in ("noise", "heart", "label_shift")},
         "state_kept": fedgp_state,
     },
-    "baselines_accuracy": {"office_caltech": baselines("office_caltech", OFFICE, papers=True)},
+    "baselines_accuracy": {
+        "office_caltech": baselines("office_caltech", OFFICE, papers=True),
+        "styles": baselines("styles", ("photo", "painting", "sketch", "night")),
+    },
     "across": {"rounds": across_rounds, "memory": across_memory},
     "vanishing": {"faults": vanishing},
     "batchnorm": {"methods": batchnorm_methods},
