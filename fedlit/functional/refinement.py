@@ -18,6 +18,9 @@ from fedlit.functional.kernels import check_samples
 _SURE = 1e-12
 """Least probability: a class that a prediction rules out could get no share, however the others are scaled."""
 
+_CHUNK = 1024
+"""Samples whose cosines with all are in memory at a time."""
+
 
 def normal_scores(x: Tensor) -> Tensor:
     r"""Each feature by rank: what a standard normal sample would have in its place.
@@ -61,9 +64,6 @@ def neighbour_graph(x: Tensor, num_neighbors: int = 5) -> scipy.sparse.csr_array
         ValueError: If ``num_neighbors`` is out of range, or an entry is not finite.
         TypeError: If ``x`` is not of a floating type.
     """
-    # here, as it takes a second to import, and the rest of the package does without
-    from sklearn.neighbors import NearestNeighbors
-
     check_samples("x", x)
     if not 1 <= num_neighbors < len(x):
         raise ValueError(
@@ -71,11 +71,14 @@ def neighbour_graph(x: Tensor, num_neighbors: int = 5) -> scipy.sparse.csr_array
         )
     if not bool(x.isfinite().all()):
         raise ValueError("x must be finite, got NaN or infinity")
-    points = F.normalize(x.detach().double(), dim=1).cpu().numpy()
-    graph: Any = NearestNeighbors(n_neighbors=num_neighbors, metric="cosine", algorithm="brute").fit(points)
-    nearest = scipy.sparse.csr_array(graph.kneighbors_graph(mode="distance"))
-    nearest.data = np.maximum(1.0 - nearest.data, 0.0) ** 3
-    return scipy.sparse.csr_array(nearest.maximum(nearest.T))
+    points = F.normalize(x.detach().double(), dim=1)
+    found = [_nearest(points, first, num_neighbors) for first in range(0, len(x), _CHUNK)]
+    cosines, others = (torch.cat(parts).cpu().numpy() for parts in zip(*found, strict=True))
+    ends = np.arange(0, others.size + 1, num_neighbors)
+    one_way = scipy.sparse.csr_array(
+        (np.maximum(cosines, 0.0).reshape(-1) ** 3, others.reshape(-1), ends), (len(x),) * 2
+    )
+    return scipy.sparse.csr_array(one_way.maximum(one_way.T))
 
 
 def propagate_labels(graph: scipy.sparse.csr_array, p: Tensor, alpha: float = 0.7) -> Tensor:
@@ -217,6 +220,16 @@ def _check_probabilities(p: Tensor) -> None:
 def _rows(p: Tensor) -> Tensor:
     """Rows scaled to sum 1."""
     return p / p.sum(dim=1, keepdim=True)
+
+
+def _nearest(points: Tensor, first: int, number: int) -> tuple[Tensor, Tensor]:
+    """Cosines and places of those nearest to each of a chunk of points of length 1, which are not their own nearest."""
+    chunk = points[first : first + _CHUNK]
+    cosines = chunk @ points.T
+    rows = torch.arange(len(chunk), device=points.device)
+    cosines[rows, first + rows] = -torch.inf
+    nearest = cosines.topk(number)
+    return nearest.values, nearest.indices
 
 
 def _solve(system: Any, right: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
