@@ -212,9 +212,8 @@ def _outputs(method: Method, client: Client, batches: Iterable[Tensor]) -> tuple
                 with method.trainer.precision_plugin.forward_context():
                     outputs.append(network(inputs).cpu())
                 if not calls or calls[-1][1].dim() != 2:
-                    raise NoRefinementError(
-                        "its network does not end in a linear layer with a bias and an output per class"
-                    )
+                    reason = "no linear layer of its network has a bias and an output per class"
+                    raise NoRefinementError(reason)
                 features.append(calls[-1][1].cpu())
                 layers = [layer for layer, given in calls if given is calls[-1][1] or torch.equal(given, calls[-1][1])]
     finally:
