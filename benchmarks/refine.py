@@ -3,9 +3,9 @@
 Run from the repository root: python benchmarks/refine.py [--parts styles office_caltech digits] [--seeds 0 1 2]
 
 Every part is an experiment ``configs/experiments/*_baselines.yaml`` over its targets with other methods, once with and
-once without ``refine``. Methods are those of the experiment with their shipped configurations, and a linear classifier of
-the features as they are ("linear"). Accuracies are those of the last round, on the target's hidden labels, which nothing
-was chosen by. Targets are trained and scored on all their samples.
+once without ``refine``. Methods are those of the experiment with their shipped configurations, and on features a linear
+classifier of them as they are ("linear"). Accuracies are those of the last round, on the target's hidden labels, which
+nothing was chosen by. Targets are trained and scored on all their samples.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", choices=[*EXPERIMENTS], default=[*EXPERIMENTS])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--plain", action="store_true", help="without the methods that align domains, which take longer")
+    parser.add_argument("--plain", action="store_true", help="no method that aligns domains, which take longer")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
     options = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")

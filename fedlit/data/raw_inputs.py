@@ -10,8 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedlit.functional import normal_scores
-
 
 @dataclass(frozen=True)
 class RawInputs:
@@ -97,6 +95,8 @@ class RankNetwork(nn.Module):
     scores: Tensor
 
     def __init__(self, x: Tensor) -> None:
+        from fedlit.functional import normal_scores  # whose libraries other data have no use for
+
         super().__init__()
         values = x.float().sort(dim=0).values
         self.register_buffer("values", values.T.contiguous())

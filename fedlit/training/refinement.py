@@ -30,13 +30,20 @@ TOLERANCE = 0.025
 STRENGTH = 100.0
 """Inverse of the penalty on a classifier's weights, per sample: chosen with sources in the place of the target."""
 
-_ONCE = "once, when the run ends"
 CHANNELS = (
-    Open("refined_head", "the target's classifier as it predicts and as refined", "target", "sources", _ONCE),
+    Open(
+        "refined_head",
+        "the target's classifier as it predicts and as refined",
+        up="target",
+        to="sources",
+        how_often="once, when the run ends",
+    ),
     Summed(
         "reverse_accuracy",
-        "shares of a source's training samples that each gets right",
-        *("sources", "target", _ONCE),
+        "shares of a source's training samples that both get right",
+        up="sources",
+        to="target",
+        how_often="once, when the run ends",
         too_few="skip",
     ),
 )
@@ -73,10 +80,11 @@ def refine_(method: Method) -> None:
     ``refine/reverse_accuracy_before``. Where it cannot be done, the target's process warns, and nothing changes.
     """
     federation, target = method.federation, method.target
-    heads: Heads | None = None
+    method.prepare_predictions()
+    heads, layers = None, list[nn.Linear]()
     if federation.is_local(target):
         try:
-            heads = fit_heads(method)
+            heads, layers = fit_heads(method)
         except NoRefinementError as reason:
             _warn(method, str(reason))
     sent = {} if heads is None else {target.name: {"weight": heads.weight, "bias": heads.bias}}
@@ -89,13 +97,13 @@ def refine_(method: Method) -> None:
     told = federation.mean(_ANSWERS, answers, weights=federation.weights, absent_too=True).get(target.name)
     own: dict[str, dict[str, float]] = {}
     if federation.is_local(target):
-        own[target.name] = {"taken": 0.0} if heads is None else decide_(method, heads, told)
+        own[target.name] = {"taken": 0.0} if heads is None else decide_(method, heads, layers, told)
     numbers = federation.report(own, _NAMES).get(target.name, {})
     method.log_everywhere({f"refine/{name}": number for name, number in numbers.items()})
 
 
-def fit_heads(method: Method) -> Heads:
-    """Both classifiers of the target, of the features that its own one has.
+def fit_heads(method: Method) -> tuple[Heads, list[nn.Linear]]:
+    """Both classifiers of the target, of the features that its own one has, and the layers that they can be put in.
 
     Raises:
         NoRefinementError: If there are too few samples, no such features, or one predicted class.
@@ -104,7 +112,6 @@ def fit_heads(method: Method) -> Heads:
     samples = method.federation.weights[target.name]
     if samples < LEAST_SAMPLES:
         raise NoRefinementError(f"it has {samples} training samples, and neighbourhoods take {LEAST_SAMPLES}")
-    method.prepare_predictions()
     if not method.can_predict(target):
         raise NoRefinementError("it has no classifier yet")
     layers, features, outputs = _outputs(method, target, training_inputs(method, target))
@@ -130,7 +137,7 @@ def fit_heads(method: Method) -> Heads:
         _set_(layer, weight, bias)
     if agree.double().mean() < 1 - TOLERANCE:
         raise NoRefinementError("its predictions are not those of one linear classifier of its features")
-    return heads
+    return heads, layers
 
 
 def _has_vectors(method: Method, client: Client) -> bool:
@@ -169,7 +176,9 @@ def answer(method: Method, client: Client, message: Mapping[str, Tensor] | None)
     return right / max(count, 1)
 
 
-def decide_(method: Method, heads: Heads, told: Mapping[str, Tensor] | None) -> dict[str, float]:
+def decide_(
+    method: Method, heads: Heads, layers: Iterable[nn.Linear], told: Mapping[str, Tensor] | None
+) -> dict[str, float]:
     """Take the refined classifier, unless it does worse on the sources' samples; what is logged of it."""
     if told is None:
         _warn(method, "too few sources answered for the privacy backend to hide which of them said what")
@@ -177,7 +186,6 @@ def decide_(method: Method, heads: Heads, told: Mapping[str, Tensor] | None) -> 
     before, after = told["right"].tolist()
     taken = after >= before - TOLERANCE
     if taken:
-        layers, _, _ = _outputs(method, method.target, training_inputs(method, method.target))
         _write_(layers, heads)
         method.target_temperature = 1.0  # another one belonged to the old classifier
     else:

@@ -14,8 +14,9 @@ from torch.optim import SGD, Adam
 from torch.utils.data import TensorDataset
 
 import fedlit.training.refinement as refinement
-from fedlit import Client, FederatedModule
+from fedlit import FederatedModule
 from fedlit.export import target_model
+from fedlit.federation import ChannelError
 from fedlit.functional import refine_labels, softmax_regression
 from fedlit.methods import AdaBN, FedAvg, FedDaDiL, FedMMD, FedRFTCA, FedRFTCAClosedForm, KNNPer, SourceOnly
 from fedlit.privacy import FixedPoint, PairwiseMasking, Plain
@@ -138,15 +139,22 @@ def test_sources_that_cannot_try_a_classifier_speak_against_it(monkeypatch: pyte
     assert run.callback_metrics["refine/taken"] == 0
 
 
-def test_too_few_sources_to_hide_leave_it() -> None:
-    data = clusters()
-    data["c2"] = TensorDataset(data["c2"].tensors[0], torch.arange(60) % 3)
-    target = Client("c2", role="target", labelled=True)  # so that there are two whose weights are summed
-    module = FedAvg(["c0", target], "c2", 3, nn.Identity(), nn.Linear(6, 3), refine=True)
-    run = trainer(1, strategy={"privacy": PairwiseMasking(colluders=0)})
+def test_sources_that_are_lost_leave_it() -> None:
+    """Where too few are left to hide who says what, nobody is asked."""
+    module, _ = fit()
+    before = weights(module, "c2")
+    heads = refinement.Heads(torch.zeros(2, 3, 6), torch.zeros(2, 3))
     with pytest.warns(UserWarning, match="too few sources answered for the privacy backend to hide"):
-        run.fit(module, loader({name: data[name] for name in ("c0", "c2")}))
-    assert run.callback_metrics["refine/taken"] == 0
+        assert refinement.decide_(module, heads, [module.replicas["c2"].classifier], None) == {"taken": 0.0}
+    assert same(weights(module, "c2"), before)
+
+
+def test_one_source_that_would_hide_behind_nobody_is_told_so_at_the_start() -> None:
+    data = clusters()
+    module = FedAvg(["c0", "c2"], "c2", 3, nn.Identity(), nn.Linear(6, 3), refine=True)
+    masked = {"weights": Plain(), "reverse_accuracy": PairwiseMasking(colluders=0)}
+    with pytest.raises(ChannelError, match=r"'c0'\] alone can send over channel 'reverse_accuracy'"):
+        trainer(1, strategy={"privacy": masked}).fit(module, loader({name: data[name] for name in ("c0", "c2")}))
 
 
 def test_masked_sums_decide_as_plain_ones_on_the_grid() -> None:
@@ -187,7 +195,7 @@ def test_all_classifiers_that_a_target_predicts_with_are_replaced(
     """The guard is taken away: networks of this size and these rounds know too little."""
     monkeypatch.setattr(refinement, "TOLERANCE", 1.0)
     data = digits(batch_size=128)
-    found: list[refinement.Heads] = []
+    found: list[tuple[refinement.Heads, list[nn.Linear]]] = []
     original = refinement.fit_heads
     monkeypatch.setattr(refinement, "fit_heads", lambda each: found.append(original(each)) or found[-1])
     module = build(method, data, refine=True, optimizer=lambda params: Adam(params, lr=0.01), **arguments)
@@ -197,7 +205,7 @@ def test_all_classifiers_that_a_target_predicts_with_are_replaced(
     x = data.dataset("fonts", "train").x
     calls: list[Tensor] = []
     for layer in module.replicas["fonts"].modules():
-        if isinstance(layer, nn.Linear) and torch.equal(layer.weight, found[0].weight[1]):
+        if isinstance(layer, nn.Linear) and torch.equal(layer.weight, found[0][0].weight[1]):
             layer.register_forward_hook(lambda layer, inputs, output: calls.append(output))
     predicted = module.eval()(x).argmax(dim=1)
     assert calls
