@@ -82,9 +82,10 @@ class FederatedModule(ClientOptimisation):
         warmup_rounds: Rounds of FedAvg over the sources before the method proper starts.
         refine: When the run ends, let the target's own samples correct its predictions: neighbours are alike, and each
             class has its share. A linear classifier that is fitted to what comes of it takes the place of the target's,
-            unless it does worse on the sources' samples by more than 2.5 points; they learn it, and the target learns
-            how many of all their samples it gets right. No label of the target is needed. It is logged as
-            ``refine/taken``; where it cannot be done a warning says why.
+            unless one of the refined classes does worse on the sources' samples, by more than 2.5 points, than one of
+            the predicted classes; the sources learn these two, and the target how many of all samples they get right.
+            No label of the target is needed. It is logged as ``refine/taken``; where it cannot be done a warning says
+            why.
         vectorize: Train all local clients in one vectorised call; pays for many clients with tiny equal networks.
             Equal to training one by one within float tolerance; with dropout, the numbers drawn depend on placement.
 

@@ -2,8 +2,9 @@
 
 At the target: its predictions are refined by neighbourhoods of its samples and by shares of the classes
 (`fedlit.functional.refine_labels`), and a linear classifier of its features is fitted to them. Whether it takes the
-place of the old one, the sources decide without knowing it (reverse validation): the target sends two classifiers, one
-fitted to its predictions and one to the refined ones, and learns how many of all the sources' samples each gets right.
+place of the old one, the sources' samples say (reverse validation): the target sends two other classifiers, one fitted
+to the classes that it predicts and one to those of the refined predictions, and learns how many of all the sources'
+samples each gets right. They know classes alone, as probabilities would tell them how the sources' classifier decides.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedlit.federation import Client, Open, Summed
@@ -28,12 +30,15 @@ TOLERANCE = 0.025
 """What the accuracy on the sources' samples may fall by."""
 
 STRENGTH = 100.0
-"""Inverse of the penalty on a classifier's weights, per sample: chosen with sources in the place of the target."""
+"""Inverse of the penalty on the refined classifier's weights, per sample: chosen with sources in the target's place."""
+
+GUARD_STRENGTH = 1.0
+"""The same of those that are sent."""
 
 CHANNELS = (
     Open(
         "refined_head",
-        "the target's classifier as it predicts and as refined",
+        "classifiers of the classes that the target predicts, and of those refined",
         up="target",
         to="sources",
         how_often="once, when the run ends",
@@ -57,18 +62,18 @@ class NoRefinementError(Exception):
 
 @dataclass(frozen=True)
 class Heads:
-    """Two linear classifiers of the same features: fitted to predictions as they are, and to refined ones.
+    """Linear classifiers of the same features: fitted to predicted classes as they are, to refined ones, and the new.
 
     Args:
-        weight: Shape (2, C, d).
-        bias: Shape (2, C).
+        weight: Shape (3, C, d), or (2, C, d) of those that are sent.
+        bias: Shape (3, C), or (2, C).
     """
 
     weight: Tensor
     bias: Tensor
 
     def right(self, features: Tensor, labels: Tensor) -> Tensor:
-        """How many of samples, shape (n, d), each gets right, shape (2,), float64."""
+        """How many of samples, shape (n, d), each gets right, float64."""
         logits = torch.einsum("hcd,nd->hnc", self.weight, features.to(self.weight)) + self.bias[:, None]
         return (logits.argmax(dim=2) == labels.to(logits.device)).double().sum(dim=1)
 
@@ -87,7 +92,7 @@ def refine_(method: Method) -> None:
             heads, layers = fit_heads(method)
         except NoRefinementError as reason:
             _warn(method, str(reason))
-    sent = {} if heads is None else {target.name: {"weight": heads.weight, "bias": heads.bias}}
+    sent = {} if heads is None else {target.name: {"weight": heads.weight[:2], "bias": heads.bias[:2]}}
     received = federation.exchange(_HEADS, sent, absent_too=True)
     answers = {
         client.name: {"right": answer(method, client, received.get(client.name, {}).get(target.name))}
@@ -103,7 +108,7 @@ def refine_(method: Method) -> None:
 
 
 def fit_heads(method: Method) -> tuple[Heads, list[nn.Linear]]:
-    """Both classifiers of the target, of the features that its own one has, and the layers that they can be put in.
+    """Classifiers of the target, of the features that its own one has, and the layers that they can be put in.
 
     Raises:
         NoRefinementError: If there are too few samples, no such features, or one predicted class.
@@ -125,14 +130,17 @@ def fit_heads(method: Method) -> tuple[Heads, list[nn.Linear]]:
     # vectors are compared as they come: there, neighbours are more often of a class than where sources told them apart
     vectors = torch.cat(list(training_inputs(method, target))).cpu() if _has_vectors(method, target) else None
     neighbours = x if vectors is None else _standardised(vectors)[0]
-    fitted = [softmax_regression(x, y, 1 / (STRENGTH * len(x))) for y in (p, refine_labels(p, neighbours))]
+    refined = refine_labels(p, neighbours)
+    hard = [F.one_hot(labels.argmax(dim=1), p.shape[1]).double() for labels in (p, refined)]
+    fitted = [softmax_regression(x, labels, 1 / (GUARD_STRENGTH * len(x))) for labels in hard]
+    fitted.append(softmax_regression(x, refined, 1 / (STRENGTH * len(x))))
     weights = [weight / deviation for weight, _ in fitted]
     biases = [bias - weight @ mean for weight, (_, bias) in zip(weights, fitted, strict=True)]
     heads = Heads(torch.stack(weights).float(), torch.stack(biases).float())
     before = [(layer.weight.clone(), layer.bias.clone()) for layer in layers]
     _write_(layers, heads)
-    _, _, refined = _outputs(method, target, training_inputs(method, target))
-    agree = refined.argmax(dim=1) == (features.float() @ heads.weight[1].T + heads.bias[1]).argmax(dim=1)
+    _, _, outputs = _outputs(method, target, training_inputs(method, target))
+    agree = outputs.argmax(dim=1) == (features.float() @ heads.weight[-1].T + heads.bias[-1]).argmax(dim=1)
     for layer, (weight, bias) in zip(layers, before, strict=True):
         _set_(layer, weight, bias)
     if agree.double().mean() < 1 - TOLERANCE:
@@ -232,7 +240,7 @@ def _outputs(method: Method, client: Client, batches: Iterable[Tensor]) -> tuple
 
 def _write_(layers: Iterable[nn.Linear], heads: Heads) -> None:
     for layer in layers:
-        _set_(layer, heads.weight[1], heads.bias[1])
+        _set_(layer, heads.weight[-1], heads.bias[-1])
 
 
 @torch.no_grad()
