@@ -47,7 +47,8 @@ def normal_scores(x: Tensor) -> Tensor:
     if not len(x) or bool(x.isnan().any()):
         raise ValueError(f"x must have at least 1 sample and no NaN to be ranked, got shape {tuple(x.shape)}")
     ranks = scipy.stats.rankdata(x.detach().cpu().numpy(), axis=0)
-    return torch.special.ndtri(torch.from_numpy(ranks / (len(x) + 1))).to(x)
+    scores: Tensor = torch.special.ndtri(torch.from_numpy(ranks / (len(x) + 1))).to(x)
+    return scores
 
 
 def neighbour_graph(x: Tensor, num_neighbors: int = 5) -> scipy.sparse.csr_array:
