@@ -86,7 +86,8 @@ def refine_(method: Method) -> None:
     """
     federation, target = method.federation, method.target
     method.prepare_predictions()
-    heads, layers = None, list[nn.Linear]()
+    heads: Heads | None = None
+    layers: list[nn.Linear] = []
     if federation.is_local(target):
         try:
             heads, layers = fit_heads(method)
