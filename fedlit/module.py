@@ -33,6 +33,7 @@ from fedlit.training.local import (
 )
 from fedlit.training.optimisation import ClientOptimisation, default_optimizer, with_schedules
 from fedlit.training.record import RoundRecord
+from fedlit.training.refinement import CHANNELS as REFINEMENT
 from fedlit.training.replicas import Replicas, SharedWeights
 from fedlit.training.rounds import Rounds
 from fedlit.training.tasks import make_task
@@ -79,6 +80,12 @@ class FederatedModule(ClientOptimisation):
             ``"moments"`` is just that variance. Second moments are larger: the bound of a fixed-point grid holds for
             var + mean^2 then.
         warmup_rounds: Rounds of FedAvg over the sources before the method proper starts.
+        refine: When the run ends, let the target's own samples correct its predictions: neighbours are alike, and each
+            class has its share. A linear classifier that is fitted to what comes of it takes the place of the target's,
+            unless one of the refined classes does worse on the sources' samples, by more than 2.5 points, than one of
+            the predicted classes; the sources learn these two, and the target how many of all samples they get right.
+            No label of the target is needed. It is logged as ``refine/taken``; where it cannot be done a warning says
+            why.
         vectorize: Train all local clients in one vectorised call; pays for many clients with tiny equal networks.
             Equal to training one by one within float tolerance; with dropout, the numbers drawn depend on placement.
 
@@ -144,6 +151,7 @@ class FederatedModule(ClientOptimisation):
         local_norm: bool = False,
         batchnorm_average: Literal["variances", "moments"] = "variances",
         warmup_rounds: int = 0,
+        refine: bool = False,
         vectorize: bool = False,
     ) -> None:
         super().__init__()
@@ -158,6 +166,8 @@ class FederatedModule(ClientOptimisation):
             raise ValueError("vectorize=True has a loss without class_weights built in: train without one of both")
         if warmup_rounds < 0:
             raise ValueError(f"warmup_rounds must be at least 0, got {warmup_rounds}")
+        if refine and task != "classification":
+            raise ValueError(f"refine=True refines class probabilities, which task={task!r} lacks: leave it out")
         if weighting not in ("samples", "uniform"):
             raise ValueError(f"weighting must be 'samples' or 'uniform', got {weighting!r}")
         if batchnorm_average not in ("variances", "moments"):
@@ -180,6 +190,7 @@ class FederatedModule(ClientOptimisation):
         self.local_norm = local_norm
         self.batchnorm_average = batchnorm_average
         self.warmup_rounds = warmup_rounds
+        self.refine = refine
         self.vectorize = vectorize
         self.replicas = Replicas()
         self.save_hyperparameters(
@@ -304,7 +315,8 @@ class FederatedModule(ClientOptimisation):
             choices: Arguments of `Federation`; ``channels`` are those of others, such as callbacks.
         """
         warmup = [Summed("weights", "weights, while warming up", up="sources")] if self.warmup_rounds else []
-        channels = [*self.channels, *warmup, METRICS, *choices.pop("channels", ())]
+        refinement = REFINEMENT if self.refine else ()
+        channels = [*self.channels, *warmup, *refinement, METRICS, *choices.pop("channels", ())]
         train = any("learners" in (channel.up, channel.to) for channel in channels)
         learners = self.learners(self.warmup_rounds) if train else None
         return Federation(self.clients, self.target.name, channels=channels, learners=learners, **choices)

@@ -4,20 +4,30 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedlit.data.base import DatasetLayoutError, DatasetNotFoundError, Domain, DomainDataModule
 from fedlit.data.files import read_mat, read_npz
-from fedlit.data.raw_inputs import RawInputs, VectorNetwork
+from fedlit.data.raw_inputs import RankNetwork, RawInputs, VectorNetwork
 from fedlit.federation.labels import UNLABELLED
 
 _MAT_FEATURES = ("fts", "feas", "features")
 _MAT_LABELS = ("labels", "label")
+
+Normalise = Literal["none", "unit", "zscore", "zscore_unit", "ranks"]
+
+_STANDARDISES = "standardises them with mean and deviation of the target's training samples"
+_HOW = {
+    "unit": "scales each sample to length 1",
+    "zscore": _STANDARDISES,
+    "zscore_unit": f"{_STANDARDISES}, then scales each sample to length 1,",
+    "ranks": "ranks them among the target's training samples, takes normal scores of the ranks and scales to length 1",
+}
 
 
 class FeatureDomains(DomainDataModule):
@@ -34,8 +44,12 @@ class FeatureDomains(DomainDataModule):
     Args:
         path: The ``.npz`` file, or the folder of ``.npz`` or ``.mat`` files.
         normalise: ``"unit"`` scales each sample to Euclidean length 1 (a sample of zeros stays); ``"zscore"``
-            standardises each feature with mean and standard deviation of the client's own training split; ``"none"``
-            leaves them.
+            standardises each feature with mean and standard deviation of the client's own training split, and
+            ``"zscore_unit"`` scales what comes of it to length 1; ``"ranks"`` takes each feature's rank among the
+            client's own training split to the number that a standard normal sample has there (`normal_scores`; between
+            two ranks, what lies between), and scales to length 1; ``"none"`` leaves them. Where domains differ in
+            brightness or style, what is standardised at each client by itself is more alike. An exported model of
+            ``"ranks"`` has all values of the target's training samples in it, each feature's in order.
         classes: Names of the classes to keep, in the order of their new labels; ``None`` keeps all. Samples of
             other classes are left out.
         target: The domain that is adapted to; ``None`` takes the last of the clients.
@@ -50,14 +64,14 @@ class FeatureDomains(DomainDataModule):
         self,
         path: str,
         *,
-        normalise: Literal["none", "unit", "zscore"] = "unit",
+        normalise: Normalise = "unit",
         classes: list[str] | None = None,
         target: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(target=target, **kwargs)
-        if normalise not in ("none", "unit", "zscore"):
-            raise ValueError(f"normalise must be 'none', 'unit' or 'zscore', got {normalise!r}")
+        if normalise not in (known := get_args(Normalise)):
+            raise ValueError(f"normalise must be one of {list(known)}, got {normalise!r}")
         self.path = Path(path)
         self.normalise = normalise
         self._wanted = classes
@@ -123,13 +137,16 @@ class FeatureDomains(DomainDataModule):
         return Domain(x, y)
 
     def finish(self, x: Tensor, train: Tensor) -> Tensor:
-        """Normalise, for ``"zscore"`` with the statistics of the training split at ``train``."""
-        if self.normalise == "unit":
-            length = torch.linalg.vector_norm(x, dim=1, keepdim=True)
-            x = x / length.clamp(min=torch.finfo(x.dtype).tiny)
-        if self.normalise == "zscore":
+        """Normalise, with statistics of the training split at ``train`` where there are any."""
+        if self.normalise == "ranks":
+            ranked: Tensor = RankNetwork(x[train])(x)
+            return ranked
+        if self.normalise.startswith("zscore"):
             mean, deviation = _statistics(x[train])
             x = (x - mean) / deviation
+        if self.normalise.endswith("unit"):
+            length = torch.linalg.vector_norm(x, dim=1, keepdim=True)
+            x = x / length.clamp(min=torch.finfo(x.dtype).tiny)
         return x
 
     def raw_inputs(self) -> RawInputs | None:
@@ -137,13 +154,15 @@ class FeatureDomains(DomainDataModule):
         if self.normalise == "none":
             return None
         x = self.load(self.target).x
-        mean, deviation = torch.zeros(x.shape[1]), torch.ones(x.shape[1])
-        how = "scales each sample to length 1"
-        if self.normalise == "zscore":
-            mean, deviation = _statistics(x[self.split(self.target).train])
-            how = "standardises them with mean and deviation of the target's training samples"
-        words = f"Features as they are in {self.path.name!r}; the model {how} by itself."
-        return RawInputs(VectorNetwork(mean, deviation, self.normalise == "unit"), x[:1] * 0, words)
+        train = x[self.split(self.target).train]
+        network: nn.Module
+        if self.normalise == "ranks":
+            network = RankNetwork(train)
+        else:
+            own = _statistics(train) if self.normalise != "unit" else (torch.zeros(x.shape[1]), torch.ones(x.shape[1]))
+            network = VectorNetwork(*own, unit=self.normalise != "zscore")
+        words = f"Features as they are in {self.path.name!r}; the model {_HOW[self.normalise]} by itself."
+        return RawInputs(network, x[:1] * 0, words)
 
 
 def _statistics(x: Tensor) -> tuple[Tensor, Tensor]:

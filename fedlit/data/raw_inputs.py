@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,6 +80,52 @@ class VectorNetwork(nn.Module):
         """Of shape (n, d), float32."""
         x = (x - self.mean) / self.deviation
         return F.normalize(x, dim=1) if self.unit else x
+
+
+class RankNetwork(nn.Module):
+    """Features to `normal_scores` among given samples, and then to length 1.
+
+    A value between two of theirs has a score between, as far along as it is; one beyond all has that of the nearest.
+
+    Args:
+        x: The samples, shape (n, d), at least one. All their values are kept, each feature's in order.
+    """
+
+    values: Tensor
+    scores: Tensor
+
+    def __init__(self, x: Tensor) -> None:
+        from fedlit.functional import normal_scores  # whose libraries other data have no use for
+
+        super().__init__()
+        values = x.float().sort(dim=0).values
+        self.register_buffer("values", values.T.contiguous())
+        self.register_buffer("scores", normal_scores(values).T.contiguous())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of shape (m, d), float32."""
+        columns = x.float().T.contiguous()
+        last = self.values.shape[1] - 1
+        above = self._number_below(columns, torch.lt).clamp(max=last)
+        under = (self._number_below(columns, torch.le) - 1).clamp(min=0)
+        start, end = self.values.gather(1, under), self.values.gather(1, above)
+        # of one of their values, and beyond all, both ends are the same
+        along = ((columns - start) / torch.where(end > start, end - start, 1.0)).clamp(0.0, 1.0)
+        scores = torch.lerp(self.scores.gather(1, under), self.scores.gather(1, above), along)
+        return F.normalize(scores.T, dim=1)
+
+    def _number_below(self, columns: Tensor, below: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """Of how many of its feature's values it holds that they are below each number, by bisection.
+
+        This is `torch.searchsorted`, which ONNX does not have.
+        """
+        size = self.values.shape[1]
+        found = torch.zeros_like(columns, dtype=torch.int64)
+        for step in (2**power for power in reversed(range(size.bit_length()))):
+            further = found + step
+            fits = (further <= size) & below(self.values.gather(1, further.clamp(max=size) - 1), columns)
+            found = torch.where(fits, further, found)
+        return found
 
 
 class TableNetwork(nn.Module):

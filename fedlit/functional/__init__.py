@@ -60,6 +60,14 @@ from fedlit.functional.multi_kernel import (
 )
 from fedlit.functional.random_features import random_fourier_features, sample_frequencies
 from fedlit.functional.recolouring import Ridge, coral_map
+from fedlit.functional.refinement import (
+    adaptive_shares,
+    neighbour_graph,
+    normal_scores,
+    propagate_labels,
+    refine_labels,
+    to_class_shares,
+)
 from fedlit.functional.scores import (
     SourceMoments,
     certainty_score,
@@ -130,6 +138,7 @@ __all__ = [
     "SourceMoments",
     "TransferComponents",
     "UpdateProducts",
+    "adaptive_shares",
     "alignment_loss",
     "auto_beta",
     "auto_weights",
@@ -194,15 +203,19 @@ __all__ = [
     "multilinear_map",
     "mutual_information_bound",
     "nearest_class_mean",
+    "neighbour_graph",
+    "normal_scores",
     "num_taylor_moments",
     "pair_with_kernel",
     "principal_axes",
     "products_with_sources",
     "project_simplex",
     "projection_coefficients",
+    "propagate_labels",
     "r_tca",
     "random_feature_sums",
     "random_fourier_features",
+    "refine_labels",
     "relative_scatter",
     "repelling_distance",
     "reversal_weight",
@@ -220,6 +233,7 @@ __all__ = [
     "taylor_moments",
     "tca",
     "temperature_grid",
+    "to_class_shares",
     "transport_plan",
     "uniform_cross_entropy",
     "wasserstein_barycenter",

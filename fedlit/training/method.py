@@ -30,6 +30,7 @@ class Method(Protocol):
     local_norm: bool
     reset_optimizer: bool
     warmup_rounds: int
+    refine: bool
     target_temperature: float
     shared: SharedWeights
     record: RoundRecord
@@ -74,6 +75,8 @@ class Method(Protocol):
     def load_shared_(self, received: Mapping[str, Mapping[str, Tensor]]) -> None: ...
 
     def prepare_predictions(self) -> None: ...
+
+    def can_predict(self, client: Client) -> bool: ...
 
     def log_everywhere(self, metrics: Mapping[str, float]) -> None: ...
 

@@ -28,6 +28,7 @@ from fedlit.training.checkpoints import arrange
 from fedlit.training.local import present_learners
 from fedlit.training.method import Method, metric_names
 from fedlit.training.optimisation import ClientSchedules
+from fedlit.training.refinement import refine_
 from fedlit.training.replicas import check_local_norm
 from fedlit.training.returns import adapts, come_together, welcome
 from fedlit.training.tasks import Classification
@@ -243,7 +244,7 @@ class Rounds(Callback):
         if method.federation.batch_idx:
             self._close(trainer, method)
         if method.federation.round_idx > method.warmup_rounds and not self._run_closed:
-            method.close_run(method.federation.round_idx - 1)
+            self._finish(method, method.federation.round_idx - 1)
 
     def _open(self, trainer: Trainer, method: Method) -> None:
         federation = method.federation
@@ -282,8 +283,7 @@ class Rounds(Callback):
         else:
             method.on_round_end(round_idx)
             if self._is_last(trainer, round_idx):
-                method.close_run(round_idx)
-                self._run_closed = True
+                self._finish(method, round_idx)
         for config in trainer.lr_scheduler_configs:
             if isinstance(config.scheduler, ClientSchedules) and config.scheduler.interval == "round":
                 config.scheduler.step(list(losses), losses)
@@ -293,6 +293,13 @@ class Rounds(Callback):
         method.log_everywhere({**metrics, "round": float(round_idx)})
         federation.round_idx, federation.batch_idx = round_idx + 1, 0
         _notify("on_round_end", trainer, method, round_idx)
+
+    def _finish(self, method: Method, round_idx: int) -> None:
+        """Close a run once, after its last round."""
+        method.close_run(round_idx)
+        if method.refine:
+            refine_(method)
+        self._run_closed = True
 
     def _is_last(self, trainer: Trainer, round_idx: int) -> bool:
         """Whether a round is the last one of the run, as far as it was planned."""

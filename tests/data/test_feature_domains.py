@@ -9,8 +9,10 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 from scipy.io import savemat
+from scipy.stats import norm, rankdata
 
 from fedlit.data import DatasetLayoutError, DatasetNotFoundError, FeatureDomains
+from fedlit.data.raw_inputs import RankNetwork
 
 
 def arrays(**changes: Any):
@@ -87,7 +89,36 @@ def test_zscore_uses_the_clients_own_training_split(npz):
     assert x[:, 2].abs().max() < 1e-6
 
 
-@pytest.mark.parametrize("normalise", ["unit", "zscore", "none"])
+def test_zscores_of_length_one(npz):
+    module, whole = (FeatureDomains(npz(), normalise=how) for how in ("zscore_unit", "zscore"))
+    x, standardised = (everything(each, "amazon")[0].numpy() for each in (module, whole))
+    lengths = np.sqrt((standardised**2).sum(axis=1, keepdims=True))
+    np.testing.assert_allclose(x, standardised / lengths, atol=1e-6)
+
+
+def test_ranks_are_those_among_the_clients_own_training_split(npz):
+    raw = arrays()["amazon_x"].astype(np.float32)
+    raw[:, 2] = 0.1
+    raw[::3, 1] = 128  # ties
+    module = FeatureDomains(npz(amazon_x=raw), normalise="ranks")
+    x, _ = everything(module, "amazon")
+    train = module.split("amazon").train.numpy()
+    scores = norm.ppf(rankdata(raw[train], axis=0) / (len(train) + 1))
+    np.testing.assert_allclose(x.numpy()[train], scores / np.linalg.norm(scores, axis=1, keepdims=True), atol=1e-6)
+
+
+def test_ranks_between_training_samples_and_beyond_them():
+    network = RankNetwork(torch.tensor([[0.0, 5.0], [4.0, 5.0], [1.0, 5.0]]))
+    score = float(norm.ppf(3 / 4))  # of ranks 1, 2 and 3 of 3: -score, 0 and score
+    x = torch.tensor([[2.0, 5.0], [0.25, 5.0], [-9.0, 9.0], [99.0, -9.0], [1.0, 5.0]])
+    expected = torch.tensor([score / 3, -0.75 * score, -score, score, 0.0])
+    torch.testing.assert_close(network(x)[:, 0], expected.sign())  # the second feature is constant
+    both = RankNetwork(torch.tensor([[0.0, 0.0], [4.0, 1.0], [1.0, 2.0]]))
+    found = both(torch.stack([x[:, 0], torch.full((5,), 2.0)], dim=1))
+    torch.testing.assert_close(found[:, 0] / found[:, 1], expected / score)
+
+
+@pytest.mark.parametrize("normalise", ["unit", "zscore", "zscore_unit", "ranks", "none"])
 def test_a_model_that_is_exported_normalises_features_as_the_data_do(npz, normalise):
     path = npz()
     data = FeatureDomains(path, normalise=normalise)
@@ -193,7 +224,9 @@ def test_mat_files_laid_out_wrongly_are_refused(mat):
 
 
 def test_arguments_that_cannot_be_are_refused(npz):
-    with pytest.raises(ValueError, match="normalise must be 'none', 'unit' or 'zscore', got 'l2'"):
+    with pytest.raises(
+        ValueError, match=r"normalise must be one of \['none', 'unit', 'zscore', 'zscore_unit', 'ranks'\], got 'l2'"
+    ):
         FeatureDomains(npz(), normalise="l2")
     with pytest.raises(ValueError, match="classes has 'cup', which is not among the classes"):
         FeatureDomains(npz(), classes=["cup", "mug"])

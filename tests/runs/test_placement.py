@@ -42,7 +42,7 @@ def test_placement_changes_neither_weights_nor_ledger_nor_metrics(
     "method",
     [
         *("FedRFTCA", "FedJDA", "FedRFTCAClosedForm", "FedGP auto", "FedMMD, pairwise", "FedDaDiL", "FedDAN", "KD3A"),
-        *("AdaBN, mixing", "FedDANN"),
+        *("AdaBN, mixing", "FedDANN", "FedAvg, refined"),
         *(
             pytest.param(name, marks=pytest.mark.slow)
             for name in (

@@ -1,0 +1,238 @@
+"""What samples say of uncertain predictions of them: neighbours are alike, and classes have their shares."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse
+import scipy.sparse.linalg
+import scipy.stats
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedlit.functional.kernels import check_samples
+
+_SURE = 1e-12
+"""Least probability: a class that a prediction rules out could get no share, however the others are scaled."""
+
+_CHUNK = 1024
+"""Samples whose cosines with all are in memory at a time."""
+
+
+def normal_scores(x: Tensor) -> Tensor:
+    r"""Each feature by rank: what a standard normal sample would have in its place.
+
+    .. math:: z_{ij} = \Phi^{-1}\!\left(\frac{r_{ij}}{n + 1}\right)
+
+    with the rank r of a value among the n of its feature, from 1; equal values share their mean rank, so a constant
+    feature becomes 0. Nothing that keeps the order of a feature's values changes them.
+
+    Args:
+        x: Samples, shape (n, d), at least one.
+
+    Returns:
+        Scores, shape (n, d), in the type of ``x``.
+
+    Raises:
+        ValueError: If there is no sample, or an entry is NaN.
+        TypeError: If ``x`` is not of a floating type.
+
+    References:
+        van der Waerden, Order tests for the two-sample problem and their power, 1952.
+    """
+    check_samples("x", x)
+    if not len(x) or bool(x.isnan().any()):
+        raise ValueError(f"x must have at least 1 sample and no NaN to be ranked, got shape {tuple(x.shape)}")
+    ranks = scipy.stats.rankdata(x.detach().cpu().numpy(), axis=0)
+    scores: Tensor = torch.special.ndtri(torch.from_numpy(ranks / (len(x) + 1))).to(x)
+    return scores
+
+
+def neighbour_graph(x: Tensor, num_neighbors: int = 5) -> scipy.sparse.csr_array:
+    """Neighbourhoods by angle: of two samples, one among the nearest of the other, the cosine to the power of 3.
+
+    Args:
+        x: Samples, shape (n, d).
+        num_neighbors: Nearest others that a sample is tied to, from 1 to n - 1; it may be among those of more.
+
+    Returns:
+        Weights, symmetric, shape (n, n), sparse, float64: 0 where no two are neighbours or the cosine is not positive.
+
+    Raises:
+        ValueError: If ``num_neighbors`` is out of range, or an entry is not finite.
+        TypeError: If ``x`` is not of a floating type.
+    """
+    check_samples("x", x)
+    if not 1 <= num_neighbors < len(x):
+        raise ValueError(
+            f"num_neighbors must be from 1 to n - 1 = {len(x) - 1}, got {num_neighbors}: give more samples"
+        )
+    if not bool(x.isfinite().all()):
+        raise ValueError("x must be finite, got NaN or infinity")
+    points = F.normalize(x.detach().double(), dim=1)
+    found = [_nearest(points, first, num_neighbors) for first in range(0, len(x), _CHUNK)]
+    cosines, others = (torch.cat(parts).cpu().numpy() for parts in zip(*found, strict=True))
+    ends = np.arange(0, others.size + 1, num_neighbors)
+    one_way = scipy.sparse.csr_array(
+        (np.maximum(cosines, 0.0).reshape(-1) ** 3, others.reshape(-1), ends), (len(x),) * 2
+    )
+    return scipy.sparse.csr_array(one_way.maximum(one_way.T))
+
+
+def propagate_labels(graph: scipy.sparse.csr_array, p: Tensor, alpha: float = 0.7) -> Tensor:
+    r"""Class probabilities, each mixed with those along the paths of a graph.
+
+    .. math:: (I - \alpha S)^{-1} P, \qquad S = D^{-1/2} A D^{-1/2}
+
+    with rows scaled to sum 1; D has the sums of the rows of A. A sample without neighbours keeps its own.
+
+    Args:
+        graph: A, symmetric and not negative, shape (n, n), as of `neighbour_graph`.
+        p: P, shape (n, C), not negative, no row all 0.
+        alpha: What a step along an edge is worth, in [0, 1); 0 leaves P as it is.
+
+    Returns:
+        Of shape (n, C), float64, rows sum to 1.
+
+    Raises:
+        ValueError: If shapes do not fit, or ``alpha`` or an entry of ``p`` is out of range.
+
+    References:
+        Zhou, Bousquet, Lal, Weston and Schoelkopf, Learning with local and global consistency, NeurIPS 2003.
+    """
+    _check_probabilities(p)
+    if graph.shape != (len(p), len(p)):
+        raise ValueError(f"graph must have shape (n, n) for the n = {len(p)} rows of p, got {graph.shape}")
+    if not 0 <= alpha < 1:
+        raise ValueError(f"alpha must be in [0, 1), got {alpha}: it is what a step to a neighbour is worth")
+    degrees = np.asarray(graph.sum(axis=1)).reshape(-1)
+    root = scipy.sparse.diags_array(np.where(degrees > 0, degrees, 1.0) ** -0.5)
+    system = scipy.sparse.eye_array(len(p)) - alpha * (root @ graph @ root)
+    # eigenvalues are from 1 - alpha to 1 + alpha: conjugate gradients take some tens of steps, whatever n is
+    columns = [_solve(system, column) for column in p.detach().double().cpu().numpy().T]
+    return _rows(torch.from_numpy(np.stack(columns, axis=1)).clamp(min=0)).to(p.device)
+
+
+def to_class_shares(p: Tensor, shares: Tensor, num_iterations: int = 1000, tolerance: float = 1e-9) -> Tensor:
+    r"""The class probabilities nearest to given ones whose mean is given: Sinkhorn's scaling of rows and columns.
+
+    .. math:: \min_Q \sum_{ic} q_{ic} \log\frac{q_{ic}}{p_{ic}} \quad \text{with}\quad
+              \sum_c q_{ic} = 1, \ \frac1n \sum_i q_{ic} = \pi_c
+
+    Args:
+        p: Probabilities, shape (n, C), not negative, no row all 0; those below 1e-12 count as that.
+        shares: Mean pi of each class, shape (C,), sums to 1; a class of share 0 is left to nobody.
+        num_iterations: Most scalings of the columns.
+        tolerance: Greatest distance of a mean from its share at which it ends before.
+
+    Returns:
+        Of shape (n, C), float64; rows sum to 1.
+
+    Raises:
+        ValueError: If shapes do not fit, an entry is negative or not finite, or shares do not sum to 1.
+
+    References:
+        Cuturi, Sinkhorn distances, NeurIPS 2013; of labels: Asano, Rupprecht and Vedaldi, Self-labelling via
+        simultaneous clustering and representation learning, ICLR 2020.
+    """
+    _check_probabilities(p)
+    wanted = shares.double().to(p.device)
+    if shares.shape != p.shape[1:] or not bool((wanted >= 0).all()) or abs(float(wanted.sum()) - 1) > 1e-6:
+        raise ValueError(
+            f"shares must be {p.shape[1]} numbers, one per class, not negative and of sum 1, got {shares.tolist()}"
+        )
+    q = _rows(p.detach().double().clamp(min=_SURE))
+    for _ in range(num_iterations):
+        means = q.mean(dim=0)
+        if bool(((means - wanted).abs() <= tolerance).all()):
+            break
+        # where nobody has anything left of a class, there is nothing to scale
+        q = _rows(q * torch.where(means > 0, wanted / means, 0.0))
+    return q
+
+
+def adaptive_shares(p: Tensor, doubt: float = 2.0) -> Tensor:
+    r"""Shares of classes, the nearer to equal ones the less sure predictions are.
+
+    .. math:: (1 - \rho)\, \bar p + \rho / C, \qquad
+              \rho = \min\Bigl(1, c\,\bigl(1 - \tfrac1n\sum_i \max_c p_{ic}\bigr)\Bigr)
+
+    Args:
+        p: Class probabilities, shape (n, C); rows sum to 1.
+        doubt: c, at least 0; 0 takes the mean prediction at its word.
+
+    Returns:
+        Of shape (C,), float64, sums to 1.
+
+    Raises:
+        ValueError: If ``p`` is no such matrix, or ``doubt`` is negative.
+    """
+    _check_probabilities(p)
+    if not 0 <= doubt < float("inf"):
+        raise ValueError(f"doubt must be at least 0 and finite, got {doubt}")
+    p = p.detach().double()
+    rho = min(1.0, doubt * (1 - float(p.amax(dim=1).mean())))
+    return (1 - rho) * p.mean(dim=0) + rho / p.shape[1]
+
+
+def refine_labels(
+    p: Tensor, features: Tensor, *, num_neighbors: int = 5, alpha: float = 0.7, doubt: float = 2.0
+) -> Tensor:
+    """Class probabilities of a domain's samples, by those of their neighbours and by shares of the classes.
+
+    Predictions are squared, which makes them surer, and spread over neighbourhoods (`neighbour_graph`,
+    `propagate_labels`). What comes out tells the shares of the classes (`adaptive_shares`). The predictions are scaled
+    to these (`to_class_shares`), spread and scaled again.
+
+    Args:
+        p: Predictions, shape (n, C); rows sum to 1.
+        features: Of the same samples, shape (n, d), centred: angles between them are compared.
+        num_neighbors: See `neighbour_graph`.
+        alpha: See `propagate_labels`.
+        doubt: See `adaptive_shares`.
+
+    Returns:
+        Of shape (n, C), float64; rows sum to 1.
+
+    Raises:
+        ValueError: If there are not as many predictions as features, or as the steps do.
+        TypeError: If features are not of a floating type.
+    """
+    _check_probabilities(p)
+    if len(features) != len(p):
+        raise ValueError(f"p and features must be of the same samples, got {len(p)} and {len(features)} rows")
+    graph = neighbour_graph(features, num_neighbors)
+    squared = _rows(p.detach().double().clamp(min=_SURE).square()).cpu()
+    shares = adaptive_shares(propagate_labels(graph, squared, alpha), doubt)
+    spread = propagate_labels(graph, to_class_shares(squared, shares), alpha)
+    return to_class_shares(spread, shares).to(p.device)
+
+
+def _check_probabilities(p: Tensor) -> None:
+    if p.dim() != 2 or not p.numel():
+        raise ValueError(f"p must have shape (n, C) with at least 1 sample and class, got {tuple(p.shape)}")
+    if not bool(p.isfinite().all()) or not bool((p >= 0).all()) or not bool((p.sum(dim=1) > 0).all()):
+        raise ValueError("p must have class probabilities: not negative, finite, and no row all 0")
+
+
+def _rows(p: Tensor) -> Tensor:
+    """Rows scaled to sum 1."""
+    return p / p.sum(dim=1, keepdim=True)
+
+
+def _nearest(points: Tensor, first: int, number: int) -> tuple[Tensor, Tensor]:
+    """Cosines and places of those nearest to each of a chunk of points of length 1, which are not their own nearest."""
+    chunk = points[first : first + _CHUNK]
+    cosines = chunk @ points.T
+    rows = torch.arange(len(chunk), device=points.device)
+    cosines[rows, first + rows] = -torch.inf
+    nearest = cosines.topk(number)
+    return nearest.values, nearest.indices
+
+
+def _solve(system: Any, right: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    found: npt.NDArray[np.float64] = scipy.sparse.linalg.cg(system, right, rtol=1e-12, atol=0.0)[0]
+    return found

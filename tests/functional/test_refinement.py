@@ -1,0 +1,235 @@
+"""Ranks, neighbourhoods, propagation and class shares: against scipy, scikit-learn, POT, and by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import ot
+import pytest
+import scipy.sparse
+import torch
+import torch.nn.functional as F
+from scipy.stats import norm
+from sklearn.metrics.pairwise import cosine_similarity
+from torch import Tensor
+
+from fedlit.functional import (
+    adaptive_shares,
+    neighbour_graph,
+    normal_scores,
+    propagate_labels,
+    refine_labels,
+    to_class_shares,
+)
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def predictions(n: int = 40, num_classes: int = 3, seed: int = 1) -> Tensor:
+    return (2 * normal(n, num_classes, seed=seed)).softmax(dim=1)
+
+
+def clusters(n: int = 60, seed: int = 3) -> tuple[Tensor, Tensor]:
+    """Three directions of samples, and the direction of each."""
+    labels = torch.arange(n) % 3
+    return F.one_hot(labels, 8).double() * 5 + normal(n, 8, seed=seed), labels
+
+
+# ---------------------------------------------------------------- normal scores
+
+
+def test_normal_scores_by_hand_and_equal_values_share_a_rank() -> None:
+    x = torch.tensor([[3.0, 7.0], [1.0, 7.0], [3.0, 7.0], [9.0, 7.0]])
+    expected = norm.ppf(np.array([2.5, 1, 2.5, 4]) / 5)
+    found = normal_scores(x)
+    assert found.dtype == torch.float32
+    np.testing.assert_allclose(found[:, 0], expected, atol=1e-6)
+    assert found[:, 1].tolist() == [0.0] * 4
+
+
+def test_normal_scores_forget_all_but_the_order() -> None:
+    x = normal(30, 4)
+    assert torch.equal(normal_scores(x), normal_scores(x.exp() * torch.tensor([1, 5, 0.1, 2]) + 3))
+    torch.testing.assert_close(normal_scores(-x), -normal_scores(x))
+    order = torch.randperm(30, generator=torch.Generator().manual_seed(2))
+    assert torch.equal(normal_scores(x[order]), normal_scores(x)[order])
+
+
+@pytest.mark.parametrize(
+    ("x", "error"),
+    [
+        (torch.zeros(0, 3), "x must have at least 1 sample and no NaN to be ranked"),
+        (torch.tensor([[math.nan]]), "x must have at least 1 sample and no NaN to be ranked"),
+        (torch.zeros(3), r"x must have shape \(n, p\)"),
+    ],
+)
+def test_what_has_no_ranks(x: Tensor, error: str) -> None:
+    with pytest.raises(ValueError, match=error):
+        normal_scores(x)
+
+
+# ---------------------------------------------------------------- neighbourhoods
+
+
+def test_a_graph_has_cosines_to_the_third_of_all_that_are_near_one_way_or_the_other() -> None:
+    x, k = normal(25, 4), 3
+    cosines = cosine_similarity(x.numpy())
+    near = cosines - 2 * np.eye(25)
+    chosen = np.zeros((25, 25), bool)
+    for i, row in enumerate(near):
+        chosen[i, np.argsort(-row)[:k]] = True
+    expected = np.where(chosen | chosen.T, np.maximum(cosines, 0) ** 3, 0)
+    found = neighbour_graph(x, k).toarray()
+    np.testing.assert_allclose(found, expected, atol=1e-12)
+    assert (found == found.T).all()
+    assert (np.diag(found) == 0).all()
+    np.testing.assert_allclose(neighbour_graph(7 * x, k).toarray(), found)
+
+
+def test_samples_at_right_angles_and_zeros_are_nobodys_neighbours() -> None:
+    x = torch.tensor([[1.0, 0], [0, 1], [-1, 0], [0, 0], [2, 0]])
+    found = neighbour_graph(x, 1).toarray()
+    assert found[0, 4] == found[4, 0] == pytest.approx(1)
+    assert found.sum() == pytest.approx(2)
+
+
+def test_a_graph_of_too_few_or_broken_samples() -> None:
+    with pytest.raises(ValueError, match="num_neighbors must be from 1 to n - 1 = 2, got 3"):
+        neighbour_graph(torch.eye(3), 3)
+    with pytest.raises(ValueError, match="x must be finite"):
+        neighbour_graph(torch.full((3, 2), math.inf), 1)
+
+
+# ---------------------------------------------------------------- propagation
+
+
+def test_propagation_solves_the_dense_system() -> None:
+    graph, p, alpha = neighbour_graph(normal(40, 3), 4), predictions(), 0.7
+    weights = graph.toarray()
+    degrees = weights.sum(axis=1)
+    walk = weights / np.sqrt(np.outer(degrees, degrees))
+    expected = np.linalg.solve(np.eye(40) - alpha * walk, p.numpy())
+    expected /= expected.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(propagate_labels(graph, p, alpha), expected, atol=1e-10)
+
+
+def test_two_neighbours_by_hand() -> None:
+    """S has one pair of ones: (I - S/2)^-1 is [[4, 2], [2, 4]] / 3. The third sample has no neighbour."""
+    graph = scipy.sparse.csr_array(np.array([[0, 5.0, 0], [5.0, 0, 0], [0, 0, 0]]))
+    p = torch.tensor([[1.0, 0], [0, 1], [0.25, 0.75]])
+    expected = torch.tensor([[2 / 3, 1 / 3], [1 / 3, 2 / 3], [0.25, 0.75]], dtype=torch.float64)
+    torch.testing.assert_close(propagate_labels(graph, p, 0.5), expected)
+
+
+def test_propagation_by_nothing_and_of_one_mind() -> None:
+    graph, p = neighbour_graph(normal(40, 3), 4), predictions()
+    torch.testing.assert_close(propagate_labels(graph, p, 0.0), p)
+    sure = F.one_hot(torch.full((40,), 2), 3).double()
+    torch.testing.assert_close(propagate_labels(graph, sure, 0.9), sure)
+
+
+@pytest.mark.parametrize(
+    ("p", "alpha", "error"),
+    [
+        (torch.ones(4, 2), 0.5, r"graph must have shape \(n, n\) for the n = 4 rows of p, got \(3, 3\)"),
+        (torch.ones(3, 2), 1.0, r"alpha must be in \[0, 1\), got 1.0"),
+        (torch.tensor([[1.0, 0], [0, 0], [1, 1]]), 0.5, "no row all 0"),
+        (-torch.ones(3, 2), 0.5, "not negative"),
+        (torch.ones(3), 0.5, r"p must have shape \(n, C\)"),
+    ],
+)
+def test_what_cannot_be_propagated(p: Tensor, alpha: float, error: str) -> None:
+    with pytest.raises(ValueError, match=error):
+        propagate_labels(neighbour_graph(torch.eye(3), 1), p, alpha)
+
+
+# ---------------------------------------------------------------- class shares
+
+
+def test_class_shares_are_those_of_the_transport_plan_of_pot() -> None:
+    p, shares = predictions(), torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    plan = ot.sinkhorn(np.full(40, 1 / 40), shares.numpy(), -p.log().numpy(), reg=1.0, stopThr=1e-13)
+    found = to_class_shares(p, shares)
+    np.testing.assert_allclose(found, 40 * plan, atol=1e-7)
+    torch.testing.assert_close(found.mean(dim=0), shares, atol=1e-8, rtol=0)
+
+
+def test_class_shares_that_are_met_or_nobodys() -> None:
+    p = predictions()
+    torch.testing.assert_close(to_class_shares(p, p.mean(dim=0)), p)
+    even = torch.cat([p, p[:, [1, 2, 0]], p[:, [2, 0, 1]]])
+    torch.testing.assert_close(to_class_shares(even, torch.full((3,), 1 / 3)), even)
+    without = to_class_shares(p, torch.tensor([0.5, 0.5, 0.0]))
+    assert (without[:, 2] == 0).all()
+    torch.testing.assert_close(without.sum(dim=1), torch.ones(40, dtype=torch.float64))
+
+
+def test_a_class_that_predictions_rule_out_gets_its_share_all_the_same() -> None:
+    p = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
+    torch.testing.assert_close(to_class_shares(p, torch.tensor([0.5, 0.5])), torch.full((2, 2), 0.5).double())
+
+
+@pytest.mark.parametrize("shares", [[0.5, 0.5], [0.6, 0.6, -0.2], [0.5, 0.4, 0.2]])
+def test_shares_that_are_none(shares: list[float]) -> None:
+    with pytest.raises(ValueError, match="shares must be 3 numbers, one per class, not negative and of sum 1"):
+        to_class_shares(predictions(), torch.tensor(shares))
+
+
+def test_adaptive_shares_by_hand() -> None:
+    p = torch.tensor([[0.8, 0.2], [1.0, 0.0]])  # mean .9 and .1, and as sure as .9
+    torch.testing.assert_close(adaptive_shares(p, 2.0), torch.tensor([0.82, 0.18]).double(), atol=1e-6, rtol=0)
+    torch.testing.assert_close(adaptive_shares(p, 0.0), p.double().mean(dim=0))
+    assert adaptive_shares(p, 100.0).tolist() == [0.5, 0.5]
+    with pytest.raises(ValueError, match="doubt must be at least 0 and finite, got -1"):
+        adaptive_shares(p, -1)
+
+
+# ---------------------------------------------------------------- the recipe
+
+
+def test_neighbours_correct_errors_of_a_class_each() -> None:
+    x, labels = clusters()
+    p = torch.full((60, 3), 0.1).double()
+    p[torch.arange(60), labels] = 0.8
+    p[:9] = torch.tensor([0.8, 0.1, 0.1]).double()  # a third of them is right
+    refined = refine_labels(p, x, num_neighbors=5)
+    assert int((p.argmax(dim=1) != labels).sum()) == 6
+    assert torch.equal(refined.argmax(dim=1), labels)
+
+
+def test_the_recipe_is_its_steps() -> None:
+    x, _ = clusters(40)
+    p = predictions()
+    graph = neighbour_graph(x, 4)
+    squared = p.square() / p.square().sum(dim=1, keepdim=True)
+    shares = adaptive_shares(propagate_labels(graph, squared, 0.6), 1.5)
+    step = propagate_labels(graph, to_class_shares(squared, shares), 0.6)
+    found = refine_labels(p, x, num_neighbors=4, alpha=0.6, doubt=1.5)
+    torch.testing.assert_close(found, to_class_shares(step, shares))
+    torch.testing.assert_close(found.mean(dim=0), shares, atol=1e-8, rtol=0)
+
+
+def test_the_recipe_without_a_graph_is_class_shares_alone() -> None:
+    """With alpha 0, samples do not hear of each other but by the shares."""
+    p = predictions()
+    squared = p.square() / p.square().sum(dim=1, keepdim=True)
+    expected = to_class_shares(squared, adaptive_shares(squared, 2.0))
+    torch.testing.assert_close(refine_labels(p, normal(40, 3), alpha=0.0), expected)
+
+
+def test_order_of_samples_and_of_classes_does_not_matter() -> None:
+    x, _ = clusters(40)
+    p = predictions()
+    found = refine_labels(p, x)
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(5))
+    torch.testing.assert_close(refine_labels(p[order], x[order]), found[order])
+    torch.testing.assert_close(refine_labels(p[:, [2, 0, 1]], x), found[:, [2, 0, 1]])
+    torch.testing.assert_close(refine_labels(p, 100 * x), found)
+
+
+def test_predictions_and_features_of_others() -> None:
+    with pytest.raises(ValueError, match="p and features must be of the same samples, got 40 and 39 rows"):
+        refine_labels(predictions(), normal(39, 3))
