@@ -29,6 +29,7 @@ from fedlit.functional import (
     soft_neighbourhood_density,
     standardised_directions,
     temperature_grid,
+    trust_score,
 )
 from fedlit.module import FederatedModule
 from fedlit.training.tasks import Classification
@@ -49,10 +50,13 @@ Validator = Literal[
 WEIGHTED = ("iwv", "dev")
 """Those that weigh the sources' samples by how much they resemble the target's."""
 
-CALIBRATED = ("calibrated", "trust")
+_CALIBRATED = ("calibrated", "trust")
 """Those with a temperature that the sources' samples tell."""
 
-FROM_SOURCES = (*WEIGHTED, *CALIBRATED, "class_means")
+_MATCHED = ("class_means", "trust")
+"""Those that compare means of classes."""
+
+FROM_SOURCES = (*WEIGHTED, *_CALIBRATED, "class_means")
 """Those that need statistics of the sources."""
 
 _OF_INPUTS = ("neighbourhood", "trust", "class_means")
@@ -77,7 +81,8 @@ class Validators(Callback):
     estimates it) and ``dev`` (accuracy as deep embedded validation estimates it, with less variance); and as they are:
     ``calibrated`` (``information`` at the temperature that makes the labels of the sources' samples likeliest) and
     ``class_means`` (how alike means of predicted classes are to the means of the sources' classes, by angle). To
-    compare models of different methods: ``trust`` (``calibrated`` times ``neighbourhood``).
+    compare models of different methods: ``trust`` (the product of these three, ``calibrated``, ``neighbourhood`` and
+    ``class_means``).
 
     By themselves ``diversity`` also rewards models that are sure of nothing, and ``density`` those that predict
     everything alike, as untrained ones do. ``information`` rewards methods whose networks are sure; ``trust`` does not,
@@ -94,7 +99,7 @@ class Validators(Callback):
     equally, however many samples it has. Over "source_moments" go for ``iwv`` and ``dev`` 4 N^2 + 6 N numbers for N
     frequencies, which tell the mean of random features of a source's samples, and how often it errs; for
     ``calibrated`` and ``trust`` the mean loss at 41 temperatures from 0.1 to 10. Over "class_means" go for
-    ``class_means`` the means of classes and their shares, 129 numbers for each class. Never a sample.
+    ``class_means`` and ``trust`` the means of classes and their shares, 129 numbers for each class. Never a sample.
     Under differential privacy of all channels every validation spends of the privacy budget, and scores of clipped and
     noisy statistics mean little: name only those there that need none.
 
@@ -148,7 +153,7 @@ class Validators(Callback):
         moments = Summed(SOURCE_MOMENTS, ", and ".join(contents), "sources", "target", "every validation", watched=True)
         inputs = "means and shares of classes of validation samples, standardised"
         means = Summed(CLASS_MEANS, inputs, "sources", "target", "every validation", watched=True, fixed=True)
-        return ((moments,) if contents else ()) + ((means,) if "class_means" in self.names else ())
+        return ((moments,) if contents else ()) + ((means,) if self._matches else ())
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuse what predicts no classes."""
@@ -186,7 +191,7 @@ class Validators(Callback):
                 self._logits.append(logits.double())
             elif self._calibrates:
                 self._losses.setdefault(name, []).append(losses_at(logits, samples[1], self._temperatures))
-            if "class_means" in self.names or (self._looks and name == module.target.name):
+            if self._matches or (self._looks and name == module.target.name):
                 self._inputs.setdefault(name, []).append(_flat(samples[0]))
                 if name != module.target.name:
                     self._labels.setdefault(name, []).append(samples[1])
@@ -234,7 +239,11 @@ class Validators(Callback):
 
     @property
     def _calibrates(self) -> bool:
-        return any(name in CALIBRATED for name in self.names)
+        return any(name in _CALIBRATED for name in self.names)
+
+    @property
+    def _matches(self) -> bool:
+        return any(name in _MATCHED for name in self.names)
 
     @property
     def _looks(self) -> bool:
@@ -332,11 +341,12 @@ class Validators(Callback):
         if self._looks:
             inputs = torch.cat(self._inputs[target])
             found["neighbourhood"] = neighbourhood_information(classes, self._neighbours(inputs), module.num_classes)
-        if "trust" in self.names:
-            found["trust"] = found["calibrated"].cpu() * found["neighbourhood"].cpu()
-        if "class_means" in self.names:
+        if self._matches:
             own = _by_class(standardised_directions(inputs), classes, module.num_classes)
             found["class_means"] = class_mean_match(*own, received["sums"].cpu(), received["shares"].cpu())
+        if "trust" in self.names:
+            parts = (found[name].cpu() for name in ("calibrated", "neighbourhood", "class_means"))
+            found["trust"] = trust_score(*parts)
         return {name: float(found[name]) for name in self.names}
 
 

@@ -73,6 +73,7 @@ from fedlit.functional.scores import (
     neighbourhood_information,
     soft_neighbourhood_density,
     standardised_directions,
+    trust_score,
 )
 from fedlit.functional.taylor_mmd import (
     exact_between_domains_mean,
@@ -230,6 +231,7 @@ __all__ = [
     "tca",
     "temperature_grid",
     "transport_plan",
+    "trust_score",
     "wasserstein_barycenter",
     "within_domain_mean",
 ]

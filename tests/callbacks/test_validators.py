@@ -99,7 +99,7 @@ def by_hand(
     found: list[Tensor] = [
         certainty_score(entropy, 4), diversity_score(p.mean(dim=0)), information_score(p.mean(dim=0), entropy),
         soft_neighbourhood_density(p, temperature), iwv, dev,
-        calibrated, neighbourhood, calibrated * neighbourhood, match,
+        calibrated, neighbourhood, calibrated * neighbourhood * max(match, 0), match,
     ]  # fmt: skip
     return {name: float(score) for name, score in zip(NAMES, found, strict=True)}
 

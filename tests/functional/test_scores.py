@@ -32,6 +32,7 @@ from fedlit.functional import (
     soft_neighbourhood_density,
     standardised_directions,
     temperature_grid,
+    trust_score,
 )
 
 
@@ -244,6 +245,11 @@ def test_mixed_up_classes_are_seen_by_their_means_alone() -> None:
     assert float(class_mean_match(*by_class(y, mixed), *own)) < 0
     both = [float(neighbourhood_information(each, neighbours, 3)) for each in (mixed, labels)]
     assert both[0] == pytest.approx(both[1])
+
+
+def test_trust_is_a_product_and_none_in_mixed_up_classes() -> None:
+    assert float(trust_score(torch.tensor(0.5), torch.tensor(0.4), torch.tensor(0.3))) == pytest.approx(0.06)
+    assert float(trust_score(torch.tensor(0.5), torch.tensor(0.4), torch.tensor(-0.3))) == 0
 
 
 def test_hashed_features_keep_inner_products_on_average() -> None:
