@@ -1,9 +1,9 @@
 """Label-free validators: which of them finds a good model, when methods and rounds are to be chosen without labels.
 
-Run from the repository root: python benchmarks/validators.py [--data digits office_caltech] [--jobs 2]
+Run from the repository root: python benchmarks/validators.py [--data digits office_caltech surf styles] [--jobs 2]
 
 All methods of configs/methods are trained on each target, with their default settings, LABELS labels at the target for
-those that need some, and 30% of the samples for validation. Every VALIDATE rounds the callback
+those that need some, and 30% of the samples for validation. Every few rounds the callback
 `fedlit.callbacks.Validators` scores the model, next to the accuracy on the target's hidden validation labels, an oracle
 that nothing is chosen by. For each target and seed one pool holds the models of all methods and rounds, and one those
 of the methods that need no label at the target. Printed, mean ± sample standard deviation over seeds of the average
@@ -12,9 +12,9 @@ over targets:
 correlation  Spearman's rank correlation of a score with the oracle accuracy, over the pool.
 lost         Accuracy in points that is lost by taking the pool's model with the highest score, next to the best one.
 lost, rounds  The same where the method is given and the score chooses the round; averaged over methods.
+worst  The most that is lost on a target and seed by choosing in the pool: what a collapsed model would show in.
 
-"chance" takes any model of the pool, and "last" the last round of any method; the default validator is the one that
-loses least over all methods, averaged over both data sets.
+"chance" takes any model of the pool, and "last" the last round of any method. Choose between scores on DEVELOPMENT.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ Point = dict[str, float]
 
 def scores_of(points: list[Point]) -> dict[str, list[float]]:
     """By score, that of each model of a pool."""
-    found = {name: [point[metric] for point in points] for name, metric in SCORES.items()}
+    there = {name: metric for name, metric in SCORES.items() if all(metric in point for point in points)}
+    found = {name: [point[metric] for point in points] for name, metric in there.items()}
     calibrated, neighbourhood, match = (found[name] for name in ("calibrated", "neighbourhood", "class means"))
     product = [one * other for one, other in zip(calibrated, neighbourhood, strict=True)]
     found["calibrated x neighbourhood"] = product
@@ -135,11 +136,11 @@ def rounds(own: dict[str, Any], most: int, every: int) -> dict[str, int]:
     return {"max_epochs": number, "check_val_every_n_epoch": min(every, number)}
 
 
-def pool(data: str, target: str, seed: int, *of_experiment: Any) -> dict[str, list[Point]]:
+def pool(data: str, target: str, seed: int, **of_experiment: Any) -> dict[str, list[Point]]:
     """By method, what each validation of a run logged."""
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder, "validators.yaml")
-        config.write_text(yaml.safe_dump(experiment(data, *of_experiment)))
+        config.write_text(yaml.safe_dump(experiment(data, **of_experiment)))
         fit(
             folder,
             f"--config={DATA[data][0]}",
@@ -230,21 +231,29 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=3, help="Rounds from one validation to the next.")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="Runs side by side, one thread each.")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
-    parser.add_argument("--points", type=Path, help="Also write every validation of every run to this JSON file.")
+    parser.add_argument("--targets", nargs="+", help="Those alone, of all data sets.")
+    parser.add_argument(
+        "--points",
+        type=Path,
+        help="Keep every validation of every run in this JSON file; what it has is not run again.",
+    )
     options = parser.parse_args()
     results = Results(options.out, "torch", "lightning", "scipy")
     names = [name for name in methods() if any(POOLS[pool](name) for pool in options.pools)]
-    kept: dict[str, Any] = {}
+    known = options.points is not None and options.points.exists()
+    kept: dict[str, dict[str, dict[str, list[Point]]]] = json.loads(options.points.read_text()) if known else {}
     for data in options.data:
-        targets = DATA[data][2]
+        targets = [target for target in DATA[data][2] if target in (options.targets or DATA[data][2])]
         cells = [(target, seed) for seed in options.seeds for target in targets]
-        train = partial(pool, data)
-        of_experiment = (names, options.rounds, options.every)
+        there = kept.setdefault(data, {})
+        missing = [cell for cell in cells if f"{cell[0]}, {cell[1]}" not in there]
+        train = partial(pool, data, names=names, most=options.rounds, every=options.every)
         with ThreadPoolExecutor(options.jobs) as workers:
-            pools = dict(
-                zip(cells, workers.map(lambda cell, train=train: train(*cell, *of_experiment), cells), strict=True)
-            )
-        kept[data] = {f"{target}, {seed}": found for (target, seed), found in pools.items()}
+            for (target, seed), found in zip(
+                missing, workers.map(lambda cell, to=train: to(*cell), missing), strict=True
+            ):
+                there[f"{target}, {seed}"] = found
+        pools = {(target, seed): there[f"{target}, {seed}"] for target, seed in cells}
         if options.points:
             options.points.write_text(json.dumps(kept))
         for name in options.pools:
