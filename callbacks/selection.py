@@ -86,7 +86,7 @@ class Selection:
             second = self.candidates[1]
             share = 0.0 if not best.trust else 1 - second.trust / best.trust
             said += f". Next: {second.method} after round {second.round_idx}, {share:.0%} less"
-            said += ", which is within chance" if share <= MARGIN else ""
+            said += ", too little to be sure of" if share <= MARGIN else ""
         return said + (f". Without a score: {', '.join(self.without)}" if self.without else "")
 
 
