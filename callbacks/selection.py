@@ -79,9 +79,7 @@ class Selection:
         said = f"selected for {self.target} (seed {self.seed}): {chosen.method} after round {chosen.round_idx}"
         said += f", trust {chosen.trust:.3f}, in '{chosen.run}'"
         if self.in_doubt:
-            said += (
-                f". {best.method} has {best.trust:.3f}, at most {MARGIN:.0%} more: in doubt the one that adapts nothing"
-            )
+            said += f". {best.method} has {best.trust:.3f}, hardly more: in doubt the one that adapts nothing"
         elif len(self.candidates) > 1:
             second = self.candidates[1]
             share = 0.0 if not best.trust else 1 - second.trust / best.trust
