@@ -1,9 +1,9 @@
 """Label-free validators: which of them finds a good model, when methods and rounds are to be chosen without labels.
 
-Run from the repository root: python benchmarks/validators.py [--data digits office_caltech] [--jobs 2]
+Run from the repository root: python benchmarks/validators.py [--data digits office_caltech surf styles] [--jobs 2]
 
 All methods of configs/methods are trained on each target, with their default settings, LABELS labels at the target for
-those that need some, and 30% of the samples for validation. Every VALIDATE rounds the callback
+those that need some, and 30% of the samples for validation. Every few rounds the callback
 `fedlit.callbacks.Validators` scores the model, next to the accuracy on the target's hidden validation labels, an oracle
 that nothing is chosen by. For each target and seed one pool holds the models of all methods and rounds, and one those
 of the methods that need no label at the target. Printed, mean ± sample standard deviation over seeds of the average
@@ -12,9 +12,9 @@ over targets:
 correlation  Spearman's rank correlation of a score with the oracle accuracy, over the pool.
 lost         Accuracy in points that is lost by taking the pool's model with the highest score, next to the best one.
 lost, rounds  The same where the method is given and the score chooses the round; averaged over methods.
+worst  The most that is lost on a target and seed by choosing in the pool: what a collapsed model would show in.
 
-"chance" takes any model of the pool, and "last" the last round of any method; the default validator is the one that
-loses least over all methods, averaged over both data sets.
+"chance" takes any model of the pool, and "last" the last round of any method. Choose between scores on DEVELOPMENT.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import statistics
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +36,23 @@ from scipy.stats import spearmanr
 from experiments import Results, fit, show, spread
 from fedlit.callbacks.report import RunFolder, read_runs
 
-DATA = {
-    "digits": ("data/digits", ("clean", "blended", "fonts", "noisy")),
-    "office_caltech": ("data/office_caltech_features", ("amazon", "caltech10", "dslr", "webcam")),
+OFFICE = ("amazon", "caltech10", "dslr", "webcam")
+DATA: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
+    "digits": ("data/digits", (), ("clean", "blended", "fonts", "noisy")),
+    "office_caltech": ("data/office_caltech_features", (), OFFICE),
+    "surf": ("data/office_caltech_surf", (), OFFICE),
+    "styles": (
+        "data/office_caltech_features",
+        ("--data.path=../shared/data/office_caltech10_styles_efficientnet_lite0.npz",),
+        ("photo", "painting", "sketch", "night"),
+    ),
 }
+"""Configuration, what is different from it, and targets."""
+DEVELOPMENT = ("digits", "office_caltech")
+"""Data sets that the default score is chosen on; the others are looked at afterwards."""
 MLP = {"class_path": "fedlit.models.MLP", "init_args": {"in_features": 1280, "hidden": [64]}}
-EXTRACTORS: dict[str, dict[str, Any]] = {"office_caltech": MLP}
+EXTRACTORS: dict[str, dict[str, Any]] = {"office_caltech": MLP, "styles": MLP}
 """In place of the data's own: FedRep shares an extractor, which must have weights."""
-ROUNDS, VALIDATE = 30, 3
 LABELS = 50
 """At the target, of the methods that need some: dslr has 79 samples for training."""
 ORACLE = "oracle/target/acc"
@@ -54,9 +64,28 @@ SCORES = {
     "iwv": "validator/iwv",
     "dev": "validator/dev",
     "source accuracy": "source/acc",
+    "calibrated": "validator/calibrated",
+    "neighbourhood": "validator/neighbourhood",
+    "class means": "validator/class_means",
+    "trust": "validator/trust",
 }
+GUARD = 0.7
+"""Of the best match of class means in a pool: models below are out, in scores that say guarded."""
 Point = dict[str, float]
 """What was logged after one validation, by metric."""
+
+
+def scores_of(points: list[Point]) -> dict[str, list[float]]:
+    """By score, that of each model of a pool."""
+    there = {name: metric for name, metric in SCORES.items() if all(metric in point for point in points)}
+    found = {name: [point[metric] for point in points] for name, metric in there.items()}
+    calibrated, neighbourhood, match = (found[name] for name in ("calibrated", "neighbourhood", "class means"))
+    product = [one * other for one, other in zip(calibrated, neighbourhood, strict=True)]
+    found["calibrated x neighbourhood"] = product
+    kept = [max(match) * GUARD <= each for each in match]
+    found["calibrated x neighbourhood, guarded"] = [a * b for a, b in zip(product, kept, strict=True)]
+    found["neighbourhood x class means"] = [a * max(b, 0.0) for a, b in zip(neighbourhood, match, strict=True)]
+    return found
 
 
 def methods() -> list[str]:
@@ -76,33 +105,42 @@ POOLS: dict[str, Callable[[str], bool]] = {
 }
 
 
-def experiment(data: str) -> dict[str, Any]:
-    """All methods as one configuration: SourceOnly is that of the data's, which the others are compared with."""
+def experiment(data: str, names: list[str], most: int, every: int) -> dict[str, Any]:
+    """Methods as one configuration: SourceOnly is that of the data's, which the others are compared with."""
     compare = []
-    for name in methods():
+    for name in names:
         config = yaml.safe_load(Path(f"configs/methods/{name}.yaml").read_text())
         of_data = config.get("data", {}).get("init_args", {})
         if "target_labels" in of_data:
             of_data["target_labels"] = LABELS
         if name != "source_only":
             compare.append(
-                {"name": name, "data": of_data, "trainer": rounds(config.get("trainer", {})), **config["model"]}
+                {
+                    "name": name,
+                    "data": of_data,
+                    "trainer": rounds(config.get("trainer", {}), most, every),
+                    **config["model"],
+                }
             )
     extractor = {"model": {"init_args": {"extractor": EXTRACTORS[data]}}} if data in EXTRACTORS else {}
-    return {"trainer": {"callbacks": ["fedlit.callbacks.Validators"], **rounds({})}, "compare": compare, **extractor}
+    return {
+        "trainer": {"callbacks": ["fedlit.callbacks.Validators"], **rounds({}, most, every)},
+        "compare": compare,
+        **extractor,
+    }
 
 
-def rounds(own: dict[str, Any]) -> dict[str, int]:
+def rounds(own: dict[str, Any], most: int, every: int) -> dict[str, int]:
     """Arguments of the Trainer; some methods have a single round."""
-    number = own.get("max_epochs", ROUNDS)
-    return {"max_epochs": number, "check_val_every_n_epoch": min(VALIDATE, number)}
+    number = own.get("max_epochs", most)
+    return {"max_epochs": number, "check_val_every_n_epoch": min(every, number)}
 
 
-def pool(data: str, target: str, seed: int) -> dict[str, list[Point]]:
+def pool(data: str, target: str, seed: int, **of_experiment: Any) -> dict[str, list[Point]]:
     """By method, what each validation of a run logged."""
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder, "validators.yaml")
-        config.write_text(yaml.safe_dump(experiment(data)))
+        config.write_text(yaml.safe_dump(experiment(data, **of_experiment)))
         fit(
             folder,
             f"--config={DATA[data][0]}",
@@ -111,6 +149,7 @@ def pool(data: str, target: str, seed: int) -> dict[str, list[Point]]:
             "--data.val_fraction=0.3",
             f"--seed_everything={seed}",
             "--trainer.strategy.num_threads=1",
+            *DATA[data][1],
         )
         found = {run.method: validations(run) for run in read_runs([Path(folder)])}
     print(f"{data} {target} seed {seed}: { ({name: len(points) for name, points in found.items()}) }", flush=True)
@@ -130,13 +169,12 @@ def judge(pooled: dict[str, list[Point]]) -> dict[str, Point]:
     oracle = [point[ORACLE] for point in points]
     best = max(oracle)
     rows = {}
-    for name, metric in SCORES.items():
-        scores = [point[metric] for point in points]
+    for name, scores in scores_of(points).items():
         correlation = spearmanr(scores, oracle).statistic if len(set(scores)) > 1 else 0.0
-        by_round = [best_of(own) - taken(own, metric) for own in pooled.values()]
+        by_round = [best_of(own) - taken(own, scores_of(own)[name]) for own in pooled.values()]
         rows[name] = {
             "correlation": float(correlation),
-            "lost": best - taken(points, metric),
+            "lost": best - taken(points, scores),
             "lost, rounds": statistics.fmean(by_round),
         }
     rows["chance"] = {
@@ -159,15 +197,15 @@ def best_of(points: list[Point]) -> float:
     return max(point[ORACLE] for point in points)
 
 
-def taken(points: list[Point], metric: str) -> float:
+def taken(points: list[Point], scores: list[float]) -> float:
     """Accuracy of the model with the highest score; of equal ones the first."""
-    return max(points, key=lambda point: point[metric])[ORACLE]
+    return points[max(range(len(points)), key=scores.__getitem__)][ORACLE]
 
 
 def summed_up(judged: dict[int, list[dict[str, Point]]]) -> dict[str, dict[str, Any]]:
     """By score and figure, mean and spread over seeds of the average over targets."""
     names = next(iter(judged.values()))[0]
-    return {
+    found: dict[str, dict[str, Any]] = {
         name: {
             figure: spread(
                 [statistics.fmean(rows[name][figure] for rows in of_targets) for of_targets in judged.values()],
@@ -178,6 +216,9 @@ def summed_up(judged: dict[int, list[dict[str, Point]]]) -> dict[str, dict[str, 
         }
         for name, row in names.items()
     }
+    for name, row in found.items():
+        row["worst"] = round(100 * max(rows[name]["lost"] for of_targets in judged.values() for rows in of_targets), 2)
+    return found
 
 
 def main() -> None:
@@ -185,34 +226,47 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", nargs="+", choices=list(DATA), default=list(DATA))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--pools", nargs="+", choices=list(POOLS), default=list(POOLS))
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--every", type=int, default=3, help="Rounds from one validation to the next.")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="Runs side by side, one thread each.")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
-    parser.add_argument("--points", type=Path, help="Also write every validation of every run to this JSON file.")
+    parser.add_argument("--targets", nargs="+", help="Those alone, of all data sets.")
+    parser.add_argument(
+        "--points",
+        type=Path,
+        help="Keep every validation of every run in this JSON file; what it has is not run again.",
+    )
     options = parser.parse_args()
-    results = Results(options.out, "torch", "lightning", "scipy", rounds=ROUNDS, methods=methods(), seeds=options.seeds)
-    kept: dict[str, Any] = {}
+    results = Results(options.out, "torch", "lightning", "scipy")
+    names = [name for name in methods() if any(POOLS[pool](name) for pool in options.pools)]
+    known = options.points is not None and options.points.exists()
+    kept: dict[str, dict[str, dict[str, list[Point]]]] = json.loads(options.points.read_text()) if known else {}
     for data in options.data:
-        cells = [(target, seed) for seed in options.seeds for target in DATA[data][1]]
+        targets = [target for target in DATA[data][2] if target in (options.targets or DATA[data][2])]
+        cells = [(target, seed) for seed in options.seeds for target in targets]
+        there = kept.setdefault(data, {})
+        missing = [cell for cell in cells if f"{cell[0]}, {cell[1]}" not in there]
+        train = partial(pool, data, names=names, most=options.rounds, every=options.every)
         with ThreadPoolExecutor(options.jobs) as workers:
-            pools = dict(zip(cells, workers.map(lambda cell, data=data: pool(data, *cell), cells), strict=True))
-        kept[data] = {f"{target}, {seed}": found for (target, seed), found in pools.items()}
-        for name, belongs in POOLS.items():
+            for (target, seed), found in zip(
+                missing, workers.map(lambda cell, to=train: to(*cell), missing), strict=True
+            ):
+                there[f"{target}, {seed}"] = found
+        pools = {(target, seed): there[f"{target}, {seed}"] for target, seed in cells}
+        if options.points:
+            options.points.write_text(json.dumps(kept))
+        for name in options.pools:
             judged = {
                 seed: [
-                    judge({method: points for method, points in pools[target, seed].items() if belongs(method)})
-                    for target in DATA[data][1]
+                    judge({method: points for method, points in pools[target, seed].items() if POOLS[name](method)})
+                    for target in targets
                 ]
                 for seed in options.seeds
             }
             results.keep(summed_up(judged), data, name)
-            for score, row in results.found[data][name].items():
+            for score, row in summed_up(judged).items():
                 show(f"{data}, {name}: {score}", row)
-        if options.points:
-            options.points.write_text(json.dumps(kept))
-    if set(results.found) == set(DATA):
-        rows = [results.found[data]["all methods"] for data in DATA]
-        lost = {name: statistics.fmean(row[name]["lost"]["mean"] for row in rows) for name in SCORES}
-        print(f"default: {min(lost, key=lost.__getitem__)}", {name: round(each, 2) for name, each in lost.items()})
 
 
 if __name__ == "__main__":

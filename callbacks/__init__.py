@@ -9,6 +9,7 @@ from fedlit.callbacks.privacy_report import PrivacyReport
 from fedlit.callbacks.round_progress_bar import RoundProgressBar
 from fedlit.callbacks.round_timer import RoundTimer
 from fedlit.callbacks.run_record import RunRecord
+from fedlit.callbacks.selection import TrustedRound
 from fedlit.callbacks.summary import RunSummary, closing_table, summarise
 from fedlit.callbacks.target_predictions import TargetPredictions
 from fedlit.callbacks.validators import Validators
@@ -25,6 +26,7 @@ __all__ = [
     "RunRecord",
     "RunSummary",
     "TargetPredictions",
+    "TrustedRound",
     "Validators",
     "closing_table",
     "summarise",

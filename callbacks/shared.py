@@ -23,6 +23,9 @@ LOGGING_CHANNELS = ("metrics", "oracle")
 SOURCE_MOMENTS = "source_moments"
 """Channel of what `Validators` average over the sources, through its privacy backend."""
 
+CLASS_MEANS = "class_means"
+"""Channel of the means of inputs by class that `Validators` average over the sources, through its privacy backend."""
+
 CALIBRATION = "calibration"
 """Channel of what `Calibration` averages over the sources, through its privacy backend."""
 
@@ -55,7 +58,7 @@ def _fits(value: object, kind: Any) -> bool:
 
 def watched(channel: str) -> bool:
     """Whether a channel carries what is watched alone: the method would train the same without it."""
-    return channel in LOGGING_CHANNELS or channel.removesuffix(KEYS) in (SOURCE_MOMENTS, CALIBRATION)
+    return channel in LOGGING_CHANNELS or channel.removesuffix(KEYS) in (SOURCE_MOMENTS, CLASS_MEANS, CALIBRATION)
 
 
 def federated(module: LightningModule, callback: object) -> FederatedModule:

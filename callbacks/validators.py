@@ -7,26 +7,66 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import torch
+import torch.nn.functional as F
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from fedlit.callbacks.shared import SOURCE_MOMENTS, RandomBasis, federated, triangle, unfold
+from fedlit.callbacks.shared import CLASS_MEANS, SOURCE_MOMENTS, RandomBasis, federated, triangle, unfold
 from fedlit.federation import Channel, RosterError, Summed
 from fedlit.functional import (
     SourceMoments,
+    best_temperature,
+    calibrated_information,
     certainty_score,
+    class_mean_match,
     diversity_score,
+    feature_hash,
     importance_weighted_scores,
     information_score,
+    losses_at,
+    nearest_neighbours,
+    neighbourhood_information,
     soft_neighbourhood_density,
+    standardised_directions,
+    temperature_grid,
+    trust_score,
 )
 from fedlit.module import FederatedModule
 from fedlit.training.tasks import Classification
 
-Validator = Literal["certainty", "diversity", "information", "density", "iwv", "dev"]
+Validator = Literal[
+    "certainty",
+    "diversity",
+    "information",
+    "density",
+    "iwv",
+    "dev",
+    "calibrated",
+    "neighbourhood",
+    "trust",
+    "class_means",
+]
 
 WEIGHTED = ("iwv", "dev")
-"""Those that compare the target with the sources."""
+"""Those that weigh the sources' samples by how much they resemble the target's."""
+
+_CALIBRATED = ("calibrated", "trust")
+"""Those with a temperature that the sources' samples tell."""
+
+_MATCHED = ("class_means", "trust")
+"""Those that compare means of classes."""
+
+FROM_SOURCES = (*WEIGHTED, *_CALIBRATED, "class_means")
+"""Those that need statistics of the sources."""
+
+_OF_INPUTS = ("neighbourhood", "trust", "class_means")
+"""Those that look at the inputs, which are the same for every method."""
+
+_DIRECTIONS = 128
+"""Numbers that a class mean is sent with, at most."""
+
+_PIXELS = 32
+"""Height and width that larger images are shrunk to, before they are compared."""
 
 
 class Validators(Callback):
@@ -35,21 +75,33 @@ class Validators(Callback):
     Of the target's predictions alone: ``certainty`` (how sure each prediction is, by its entropy), ``diversity`` (how
     evenly classes are predicted, by the entropy of their shares), ``information`` (mutual information of inputs and
     predicted classes, the sum of both less 1) and ``density`` (how many others each prediction is close to, by soft
-    neighbourhood density). From the sources' validation samples too, weighted by how much their features resemble the
-    target's: ``iwv`` (accuracy as importance-weighted validation estimates it) and ``dev`` (accuracy as deep embedded
-    validation estimates it, with less variance). By themselves ``diversity`` also rewards models that are sure of
-    nothing, and ``density`` those that predict everything alike, as untrained ones do. While a method has nothing to
+    neighbourhood density). Of its inputs too: ``neighbourhood`` (mutual information of a sample's predicted class and
+    those of its nearest neighbours, which are the same for every model). From the sources' validation samples too,
+    weighted by how much their features resemble the target's: ``iwv`` (accuracy as importance-weighted validation
+    estimates it) and ``dev`` (accuracy as deep embedded validation estimates it, with less variance); and as they are:
+    ``calibrated`` (``information`` at the temperature that makes the labels of the sources' samples likeliest) and
+    ``class_means`` (how alike means of predicted classes are to the means of the sources' classes, by angle). To
+    compare models of different methods: ``trust`` (the product of these three, ``calibrated``, ``neighbourhood`` and
+    ``class_means``).
+
+    By themselves ``diversity`` also rewards models that are sure of nothing, and ``density`` those that predict
+    everything alike, as untrained ones do. ``information`` rewards methods whose networks are sure; ``trust`` does not,
+    as everyone's temperature takes that away. It asks that a method's model does for the sources what it does for the
+    target, that inputs which are alike (standardised by each client itself, and scaled to length 1; of images the
+    pixels, shrunk to 32 x 32) are often of one class, and of some 50 samples at least. While a method has nothing to
     predict with at the target (FedRF-TCA before the first average of the classifiers), nothing is logged.
 
     All can be the ``monitor`` of ModelCheckpoint, EarlyStopping or a sweep, with ``mode="max"``, as can ``source/acc``,
-    which is logged anyway, and ``target/score``, which is ``information``: in benchmarks/RESULTS.md the one that loses
-    least accuracy. See `fedlit.functional` for what each computes.
+    which is logged anyway, and ``target/score``, which is ``information``. benchmarks/RESULTS.md has what each loses.
+    See `fedlit.functional` for what each computes.
 
-    For ``iwv`` and ``dev`` each source sends 4 N^2 + 6 N numbers for N frequencies, of which the target receives the
-    mean, through the privacy backend of the channel "source_moments". They tell the mean of random features of a
-    source's samples, and how often it errs; never a sample. Each source counts equally, however many samples it has.
-    Under differential privacy of all channels every validation spends of
-    the privacy budget, and scores of clipped and noisy moments mean little: leave both out of ``names`` there.
+    Of what sources send the target receives the mean, through the privacy backend of the channel. Each source counts
+    equally, however many samples it has. Over "source_moments" go for ``iwv`` and ``dev`` 4 N^2 + 6 N numbers for N
+    frequencies, which tell the mean of random features of a source's samples, and how often it errs; for
+    ``calibrated`` and ``trust`` the mean loss at 41 temperatures from 0.1 to 10. Over "class_means" go for
+    ``class_means`` and ``trust`` the means of classes and their shares, 129 numbers for each class. Never a sample.
+    Under differential privacy of all channels every validation spends of the privacy budget, and scores of clipped and
+    noisy statistics mean little: name only those there that need none.
 
     Args:
         names: Which scores; ``None`` is all of them.
@@ -61,8 +113,8 @@ class Validators(Callback):
     Raises:
         ValueError: If a name is unknown or a number out of its range; when a run starts, if the method predicts no
             classes.
-        RosterError: In a validation, if the target has no samples for it (for ``density``, fewer than 3), or the
-            sources have none.
+        RosterError: In a validation, if the target has no samples for it (for ``density``, fewer than 3; for those of
+            its inputs, fewer than 4), or the sources have none.
     """
 
     def __init__(
@@ -86,14 +138,22 @@ class Validators(Callback):
         self.ridge = ridge
         self.temperature = temperature
         self._basis = RandomBasis(num_frequencies, bandwidth)
+        self._temperatures = temperature_grid()
+        self._graph: tuple[Tensor, Tensor] | None = None
         self._start_afresh()
 
     @property
     def channels(self) -> tuple[Channel, ...]:
         """Statistics of the sources, if a score needs them."""
-        contents = "mean random features of validation samples, and how often the source errs"
-        moments = Summed(SOURCE_MOMENTS, contents, "sources", "target", "every validation", watched=True)
-        return (moments,) if self._weighs else ()
+        contents = []
+        if self._weighs:
+            contents.append("mean random features of validation samples, and how often the source errs")
+        if self._calibrates:
+            contents.append("mean loss on validation samples at 41 temperatures")
+        moments = Summed(SOURCE_MOMENTS, ", and ".join(contents), "sources", "target", "every validation", watched=True)
+        inputs = "means and shares of classes of validation samples, standardised"
+        means = Summed(CLASS_MEANS, inputs, "sources", "target", "every validation", watched=True, fixed=True)
+        return ((moments,) if contents else ()) + ((means,) if self._matches else ())
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuse what predicts no classes."""
@@ -103,6 +163,7 @@ class Validators(Callback):
                 "monitor 'source/r2'"
             )
         self._basis.forget_()  # those of the module's width and seed are drawn when its features are seen
+        self._graph = None
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start counting afresh."""
@@ -127,7 +188,13 @@ class Validators(Callback):
                 continue
             logits = outputs[name].detach()
             if name == module.target.name:
-                self._predictions.append(logits.double().softmax(dim=1))
+                self._logits.append(logits.double())
+            elif self._calibrates:
+                self._losses.setdefault(name, []).append(losses_at(logits, samples[1], self._temperatures))
+            if self._matches or (self._looks and name == module.target.name):
+                self._inputs.setdefault(name, []).append(_flat(samples[0]))
+                if name != module.target.name:
+                    self._labels.setdefault(name, []).append(samples[1])
             if self._weighs:
                 self._features.setdefault(name, []).append(self._basis.of(module, name, samples[0]))
                 if name != module.target.name:
@@ -143,7 +210,7 @@ class Validators(Callback):
         if federation.channels.reports == "off":
             self._start_afresh()
             return
-        received = self._exchange(module).get(module.target.name, {}) if self._weighs else {}
+        received = self._exchange(module)
         scores: dict[str, dict[str, float]] = {}
         error: RosterError | None = None
         if federation.is_local(module.target) and not self._unready:
@@ -159,7 +226,10 @@ class Validators(Callback):
     def _start_afresh(self) -> None:
         self._unready = False
         """Whether the target has nothing to predict with yet, such as FedRF-TCA's before the first classifier."""
-        self._predictions: list[Tensor] = []
+        self._logits: list[Tensor] = []
+        self._inputs: dict[str, list[Tensor]] = {}
+        self._labels: dict[str, list[Tensor]] = {}
+        self._losses: dict[str, list[Tensor]] = {}
         self._features: dict[str, list[Tensor]] = {}
         self._errors: dict[str, list[Tensor]] = {}
 
@@ -167,27 +237,66 @@ class Validators(Callback):
     def _weighs(self) -> bool:
         return any(name in WEIGHTED for name in self.names)
 
-    def _exchange(self, module: FederatedModule) -> dict[str, dict[str, Tensor]]:
-        """At the target: the mean of the sources' moments, of symmetric matrices the upper triangle."""
+    @property
+    def _calibrates(self) -> bool:
+        return any(name in _CALIBRATED for name in self.names)
+
+    @property
+    def _matches(self) -> bool:
+        return any(name in _MATCHED for name in self.names)
+
+    @property
+    def _looks(self) -> bool:
+        return any(name in _OF_INPUTS for name in self.names)
+
+    def _exchange(self, module: FederatedModule) -> dict[str, Tensor]:
+        """At the target: means of what the sources' validation samples come to, of sources that have any."""
         federation = module.federation
-        size = self._basis.size
-        sent = {}
-        for client in module.sources:
-            if not federation.is_local(client):
-                continue
-            seen = client.name in self._errors
+        sources = [client.name for client in module.sources if federation.is_local(client)]
+        received: dict[str, Tensor] = {}
+        for channel in self.channels:
+            message = self._moments if channel.name == SOURCE_MOMENTS else self._class_means
+            sent = {name: message(module, name) for name in sources}
+            found = federation.mean(channel.name, sent, absent_too=True).get(module.target.name, {})
+            received |= {name: total if name == "there" else total / found["there"] for name, total in found.items()}
+        return received
+
+    def _moments(self, module: FederatedModule, source: str) -> dict[str, Tensor]:
+        """What a source's model makes of its samples; zeros if it has none."""
+        losses = torch.cat(self._losses[source]) if source in self._losses else None
+        message: dict[str, Tensor] = {}
+        if self._calibrates:
+            message["losses"] = torch.zeros_like(self._temperatures) if losses is None else losses.mean(dim=0).cpu()
+        seen = source in self._losses or source in self._errors
+        if self._weighs:
+            size = self._basis.size
             own = (
-                SourceMoments.of(torch.cat(self._features[client.name]), torch.cat(self._errors[client.name]))
+                SourceMoments.of(torch.cat(self._features[source]), torch.cat(self._errors[source]))
                 if seen
                 else SourceMoments.of(torch.zeros(1, size), torch.zeros(1))
             )
-            there = torch.tensor(float(seen), dtype=torch.float64)
-            sent[client.name] = {"there": there, **_packed(own)}
-        return federation.mean(SOURCE_MOMENTS, sent, absent_too=True)
+            message |= _packed(own)
+        return {"there": torch.tensor(float(seen), dtype=torch.float64), **message}
+
+    def _class_means(self, module: FederatedModule, source: str) -> dict[str, Tensor]:
+        """Over a source's samples, of its classes; zeros if it has none."""
+        seen = source in self._labels
+        sums, counts = torch.zeros(module.num_classes, _DIRECTIONS).double(), torch.zeros(module.num_classes).double()
+        if seen:
+            labels = torch.cat(self._labels[source])
+            sums, counts = _by_class(standardised_directions(torch.cat(self._inputs[source])), labels, len(counts))
+        number = counts.sum().clamp(min=1)
+        return {"there": torch.tensor(float(seen)).double(), "sums": sums / number, "shares": counts / number}
+
+    def _neighbours(self, inputs: Tensor) -> Tensor:
+        """Of the target's samples; found once, as they stay the same."""
+        if self._graph is None or not torch.equal(self._graph[0], inputs):
+            self._graph = (inputs, nearest_neighbours(standardised_directions(inputs)))
+        return self._graph[1]
 
     def _missing(self, target: str, received: Mapping[str, Tensor]) -> RosterError | None:
         """What keeps the target from computing its scores."""
-        number = sum(map(len, self._predictions))
+        number = sum(map(len, self._logits))
         if number == 0:
             return RosterError(
                 f"Validators score predictions for {target!r}, which has no validation samples: raise val_fraction of "
@@ -198,16 +307,23 @@ class Validators(Callback):
                 f"'density' of Validators needs at least 3 validation samples of {target!r}, got {number}: raise "
                 "val_fraction of the data module, or leave it out of names"
             )
-        if self._weighs and not float(received["there"]):
+        if self._looks and number < 4:
             return RosterError(
-                "'iwv' and 'dev' of Validators weigh validation samples of the sources, which have none: raise "
-                "val_fraction of the data module, or leave both out of names"
+                f"'neighbourhood', 'trust' and 'class_means' of Validators need at least 4 validation samples of "
+                f"{target!r}, got {number}: raise val_fraction of the data module, or leave them out of names"
+            )
+        if self.channels and not float(received["there"]):
+            needed = [name for name in self.names if name in FROM_SOURCES]
+            return RosterError(
+                f"{needed} of Validators need validation samples of the sources, which have none: raise val_fraction "
+                "of the data module, or leave them out of names"
             )
         return None
 
     def _scores(self, module: FederatedModule, received: Mapping[str, Tensor]) -> dict[str, float]:
         """Of the target, where it is hosted."""
-        p = torch.cat(self._predictions)
+        logits, target = torch.cat(self._logits), module.target.name
+        p, classes = logits.softmax(dim=1), logits.argmax(dim=1)
         mean, entropy = p.mean(dim=0), torch.special.entr(p).sum(dim=1).mean()
         found: dict[str, Tensor] = {
             "certainty": certainty_score(entropy, module.num_classes),
@@ -217,10 +333,20 @@ class Validators(Callback):
         if "density" in self.names:
             found["density"] = soft_neighbourhood_density(p, self.temperature)
         if self._weighs:
-            there = received["there"]
-            means = _unpacked({name: (total / there).cpu() for name, total in received.items()})
-            target = torch.cat(self._features[module.target.name]).mean(dim=0).cpu()
-            found["iwv"], found["dev"] = importance_weighted_scores(means, target, self.ridge)
+            features = torch.cat(self._features[target]).mean(dim=0).cpu()
+            found["iwv"], found["dev"] = importance_weighted_scores(_unpacked(received), features, self.ridge)
+        if self._calibrates:
+            temperature = best_temperature(self._temperatures, received["losses"].cpu())
+            found["calibrated"] = calibrated_information(logits, temperature)
+        if self._looks:
+            inputs = torch.cat(self._inputs[target])
+            found["neighbourhood"] = neighbourhood_information(classes, self._neighbours(inputs), module.num_classes)
+        if self._matches:
+            own = _by_class(standardised_directions(inputs), classes, module.num_classes)
+            found["class_means"] = class_mean_match(*own, received["sums"].cpu(), received["shares"].cpu())
+        if "trust" in self.names:
+            parts = (found[name].cpu() for name in ("calibrated", "neighbourhood", "class_means"))
+            found["trust"] = trust_score(*parts)
         return {name: float(found[name]) for name in self.names}
 
 
@@ -237,6 +363,20 @@ def _packed(moments: SourceMoments) -> dict[str, Tensor]:
 
 def _unpacked(message: Mapping[str, Tensor]) -> SourceMoments:
     """What `_packed` packed."""
-    phi = message["phi"].double()
-    square, square_loss = (unfold(message[name], len(phi)) for name in ("square", "square_loss"))
-    return SourceMoments(phi, square, message["loss"].double(), square_loss)
+    phi = message["phi"].double().cpu()
+    square, square_loss = (unfold(message[name].cpu(), len(phi)) for name in ("square", "square_loss"))
+    return SourceMoments(phi, square, message["loss"].double().cpu(), square_loss)
+
+
+def _flat(inputs: Tensor) -> Tensor:
+    """A batch of inputs as vectors; large images are shrunk."""
+    if inputs.dim() == 4 and max(inputs.shape[2:]) > _PIXELS:
+        inputs = F.adaptive_avg_pool2d(inputs, _PIXELS)
+    return inputs.detach().flatten(1)
+
+
+def _by_class(directions: Tensor, classes: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
+    """Sums over the samples of each class, shape (C, 128), and how many there are."""
+    hashed = feature_hash(directions.cpu(), _DIRECTIONS)
+    counts = torch.bincount(classes.cpu(), minlength=num_classes).double()
+    return torch.zeros(num_classes, _DIRECTIONS).double().index_add_(0, classes.cpu(), hashed), counts

@@ -234,6 +234,11 @@ class Experiment:
                 f"fedlit: two methods of this experiment are called {twice[0]!r}: give an entry of compare a name of "
                 "its own, or leave it out (--compare null trains the configured method alone)"
             )
+        if parsed.arguments.select is not None and len(methods) == 1:
+            sys.exit(
+                "fedlit: select chooses among methods: name others in compare, or, for the round of one method, "
+                "monitor validator/trust (--trainer.callbacks+=Validators --trainer.callbacks+=TrustedRound)"
+            )
         seeds: Sequence[int | None] = parsed.arguments.seeds or (None,)
         axes: dict[str, Sequence[object]] = {"seeds": seeds, "targets": targets}
         for axis, values in axes.items():

@@ -15,13 +15,13 @@ from copy import deepcopy
 from functools import cached_property, partial
 from pathlib import Path
 from pydoc import locate
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 import yaml
 from jsonargparse import Namespace
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_warn
@@ -38,6 +38,8 @@ from fedlit.callbacks import (
     RunRecord,
     RunSummary,
     TargetPredictions,
+    TrustedRound,
+    Validators,
 )
 from fedlit.callbacks.run_record import RunLogger, claim
 from fedlit.cli.arguments import LINKED
@@ -257,6 +259,13 @@ class FedlitCLI(LightningCLI):
         )
         parser.add_argument("--jobs", type=int, default=1, help="Runs of an experiment that are trained side by side.")
         parser.add_argument(
+            "--select",
+            type=Literal["best"] | None,
+            default=None,
+            help="best: say, without labels of the target, which method of compare to take and after which round, and "
+            "keep a checkpoint of it: the most trusted one, see fedlit.callbacks.Validators.",
+        )
+        parser.add_argument(
             "--fresh",
             type=bool,
             default=False,
@@ -310,7 +319,7 @@ class FedlitCLI(LightningCLI):
             else:
                 kwargs["enable_progress_bar"] = False
         new = (callback for callback in extra if not any(isinstance(each, type(callback)) for each in given))
-        kwargs["callbacks"] = [*given, *new]
+        kwargs["callbacks"] = [*given, *new, *self._selecting(given, config.get("enable_checkpointing") is not False)]
         kwargs["logger"] = self._loggers(config.get("logger"), config.get("default_root_dir") or "runs")
         local = os.environ.get("LOCAL_WORLD_SIZE")
         if "TORCHELASTIC_RUN_ID" in os.environ and local is not None and config.get("devices") in ("auto", 1):
@@ -322,6 +331,20 @@ class FedlitCLI(LightningCLI):
                 sys.exit(f"fedlit: a seat is for a FederatedStrategy, got {type(trainer.strategy).__name__}")
             trainer.strategy.seat, trainer.strategy.stays_joined = self._seat, True
         return trainer
+
+    def _selecting(self, given: Sequence[Callback], checkpoints: bool) -> list[Callback]:
+        """What ``select`` needs beside the callbacks given: a score in each validation, and the model that has most."""
+        if self._get(self.config, "select") is None:
+            return []
+        validators = [each for each in given if isinstance(each, Validators)]
+        if validators and not any("trust" in each.names for each in validators):
+            sys.exit("fedlit: select compares models by 'trust': add it to the names of Validators")
+        new: list[Callback] = [] if validators else [Validators(["trust"])]
+        if checkpoints:
+            # a run goes on from its last round, whichever is trusted most
+            new += [] if any(isinstance(each, ModelCheckpoint) for each in given) else [ModelCheckpoint()]
+            new.append(TrustedRound())
+        return new
 
     def _loggers(self, given: Logger | Iterable[Logger] | bool | None, folder: str) -> list[Logger] | bool:
         """Those given, after one that makes a folder for each run, in which fedlit's files are kept."""

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from fedlit.callbacks import Validators
 from fedlit.callbacks.shared import show
-from fedlit.callbacks.validators import WEIGHTED, Validator
+from fedlit.callbacks.validators import FROM_SOURCES, Validator
 from fedlit.cli.plugins import KINDS, load_plugins
 from fedlit.federation import Client, Summed
 from fedlit.models import Bottleneck, SmallCNN
@@ -146,7 +146,7 @@ def _scores() -> list[Row]:
     quality, _, score = Classification.metrics
     logged = (f"source/{quality}", f"target/{score}")
     return [Row(name, _plain(always[name]), "every run", "no") for name in logged] + [
-        Row(f"validator/{name}", _plain(chosen[name]), "callback Validators", "yes" if name in WEIGHTED else "no")
+        Row(f"validator/{name}", _plain(chosen[name]), "callback Validators", "yes" if name in FROM_SOURCES else "no")
         for name in get_args(Validator)
     ]
 

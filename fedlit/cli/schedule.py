@@ -17,6 +17,9 @@ from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from fedlit.callbacks import RunSummary, closing_table
+from fedlit.callbacks.report.run_folder import read_runs
+from fedlit.callbacks.run_record import write_whole
+from fedlit.callbacks.selection import as_json, select
 from fedlit.callbacks.tables import write_tables
 from fedlit.cli.experiment import Experiment
 from fedlit.cli.folders import ExperimentFolder, first_process
@@ -77,6 +80,20 @@ def run_all(experiment: Experiment, args: list[str]) -> None:
             if first_process():
                 paths = write_tables(done, folder.path)
                 say(f"tables: {', '.join(map(str, paths))}")
+                if experiment.parsed.arguments.select is not None:
+                    _select(folder, len(runs))
+
+
+def _select(folder: ExperimentFolder, number: int) -> None:
+    """Say, and write, which of the finished runs to take the model of."""
+    places = [folder.folder_of(each) for each in range(number) if folder.finished(each) is not None]
+    found = select({str(place): read_runs([place])[0] for place in places if place is not None})
+    path = folder.path / "selected.json"
+    write_whole(path, as_json(found))
+    for each in found:
+        say(str(each))
+    if not found:
+        say("nothing is selected: no validation has logged validator/trust, as where reports are off")
 
 
 @dataclass

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedlit.functional.kernels import check_samples
+from fedlit.functional.kernels import check_samples, squared_distances
 
 
 def certainty_score(mean_entropy: float | Tensor, num_classes: int) -> Tensor:
@@ -117,6 +117,215 @@ def soft_neighbourhood_density(probabilities: Tensor, temperature: float = 0.05)
     similarities.fill_diagonal_(-math.inf)
     density: Tensor = torch.special.entr(similarities.softmax(dim=1)).sum(dim=1).mean()
     return density / math.log(len(probabilities) - 1)
+
+
+def calibrated_information(logits: Tensor, temperature: float) -> Tensor:
+    r"""`information_score` of predictions at a temperature that makes models of different methods equally sure.
+
+    .. math:: I(\operatorname{softmax}(z / T))
+
+    Args:
+        logits: z of target samples, shape (n, C).
+        temperature: T, positive: the one at which labels of held-out source samples are likeliest, see `losses_at` and
+            `best_temperature`. It grows with the logits, so that their scale does not matter; and a model that errs
+            on the sources gets a high one.
+
+    Returns:
+        A scalar in [0, 1], float64.
+
+    Raises:
+        ValueError: If there is no sample, there are fewer than two classes, or the temperature is not positive.
+
+    References:
+        Guo et al., On calibration of modern neural networks, ICML 2017, for the temperature.
+    """
+    check_samples("logits", logits)
+    if not len(logits):
+        raise ValueError("logits must hold at least one sample, got none")
+    if not 0 < temperature < math.inf:
+        raise ValueError(f"temperature must be positive, got {temperature}")
+    log_p = (logits.double() / temperature).log_softmax(dim=1)
+    return information_score(log_p.exp().mean(dim=0), -(log_p.exp() * log_p).sum(dim=1).mean())
+
+
+def standardised_directions(x: Tensor) -> Tensor:
+    r"""Samples standardised by their own mean and deviation, and scaled to length 1.
+
+    What differs between domains by a shift or a scale of a feature is gone, and angles are left.
+
+    Args:
+        x: Samples of one client, shape (n, ...), which are flattened.
+
+    Returns:
+        Shape (n, d), float64; a constant feature is 0, and so is a sample that is the mean.
+
+    Raises:
+        ValueError: If there is no sample.
+    """
+    if not len(x):
+        raise ValueError("x must hold at least one sample, got none")
+    flat = x.detach().flatten(1).double()
+    constant = flat.amin(dim=0) == flat.amax(dim=0)  # the computed deviation may be a rounding error instead of 0
+    deviation = flat.std(dim=0, correction=0).masked_fill(constant, 1.0)
+    return F.normalize((flat - flat.mean(dim=0)) / deviation, dim=1)
+
+
+def feature_hash(x: Tensor, size: int, seed: int = 0) -> Tensor:
+    """Fewer numbers per sample, with about the same inner products: each feature is added to one of them or subtracted.
+
+    Args:
+        x: Samples, shape (n, d).
+        size: k, at least 1.
+        seed: Of the draw, which says to which of the numbers a feature goes, and its sign.
+
+    Returns:
+        Shape (n, k), on the device and of the type of ``x``; up to k features are left as they are, followed by zeros.
+
+    Raises:
+        ValueError: If ``size`` is less than 1.
+
+    References:
+        Weinberger et al., Feature hashing for large scale multitask learning, ICML 2009.
+    """
+    check_samples("x", x)
+    if size < 1:
+        raise ValueError(f"size must be at least 1, got {size}")
+    width = x.shape[1]
+    if width <= size:
+        return F.pad(x, (0, size - width))
+    generator = torch.Generator().manual_seed(seed)
+    places = torch.randint(size, (width,), generator=generator)
+    signs = 2 * torch.randint(2, (width,), generator=generator) - 1
+    return x.new_zeros(len(x), size).index_add_(1, places.to(x.device), x * signs.to(x))
+
+
+def nearest_neighbours(x: Tensor, num_neighbours: int | None = None) -> Tensor:
+    """The other samples that each is nearest to.
+
+    Args:
+        x: Samples, shape (n, d), n at least 4.
+        num_neighbours: k, from 1 to n - 1; ``None`` is n / 20, but at least 3 and at most 10.
+
+    Returns:
+        Their places, nearest first, int64, shape (n, k).
+
+    Raises:
+        ValueError: If there are too few samples.
+    """
+    check_samples("x", x)
+    number = len(x)
+    if number < 4:
+        raise ValueError(f"x must have at least 4 samples to have 3 neighbours each, got {number}")
+    k = min(10, max(3, number // 20)) if num_neighbours is None else num_neighbours
+    if not 1 <= k < number:
+        raise ValueError(f"num_neighbours must be from 1 to {number - 1} of {number} samples, got {k}")
+    found = []
+    for start in range(0, number, _ROWS):
+        distances = squared_distances(x[start : start + _ROWS], x)
+        own = torch.arange(len(distances), device=x.device)
+        distances[own, start + own] = math.inf
+        found.append(distances.topk(k, dim=1, largest=False).indices)
+    return torch.cat(found)
+
+
+_ROWS = 1024
+"""Of the matrix of distances that are held at a time."""
+
+
+def neighbourhood_information(classes: Tensor, neighbours: Tensor, num_classes: int) -> Tensor:
+    r"""Mutual information of a sample's predicted class and that of its neighbours, as a share of its greatest value.
+
+    .. math:: \frac{1}{\log C} \sum_{ab} M_{ab} \log \frac{M_{ab}}{M_{a \cdot} M_{\cdot b}}, \quad
+        M_{ab} = \frac{1}{n k} \left|\{(i, j) : j \in N(i), \hat y_i = a, \hat y_j = b\}\right|
+
+    High when near samples are of one class and all classes occur. Which class is called what does not matter.
+
+    Args:
+        classes: Predicted classes, int64, shape (n,), from 0.
+        neighbours: N, places of each sample's neighbours, int64, shape (n, k); to compare models, those in features
+            that no model has made, see `standardised_directions` and `nearest_neighbours`.
+        num_classes: Number of classes C, at least 2.
+
+    Returns:
+        A scalar in [0, 1], float64; 0 if all predictions are of one class.
+
+    Raises:
+        ValueError: If shapes do not fit, or there are fewer than two classes.
+
+    Example:
+        >>> two = torch.tensor([[1], [0], [3], [2]])  # two pairs of neighbours
+        >>> neighbourhood_information(torch.tensor([0, 0, 1, 1]), two, num_classes=2)
+        tensor(1., dtype=torch.float64)
+        >>> neighbourhood_information(torch.tensor([0, 1, 0, 1]), two, num_classes=4)
+        tensor(0.5000, dtype=torch.float64)
+    """
+    most = _most_entropy(num_classes)
+    if neighbours.dim() != 2 or classes.shape != neighbours.shape[:1] or not len(classes):
+        raise ValueError(
+            "neighbours must be a row for each of the classes, at least one, got shapes "
+            f"{tuple(neighbours.shape)} and {tuple(classes.shape)}"
+        )
+    pairs = (classes[:, None] * num_classes + classes[neighbours]).flatten()
+    joint = torch.bincount(pairs, minlength=num_classes**2).double().reshape(num_classes, num_classes) / len(pairs)
+    entropies = [torch.special.entr(each).sum() for each in (joint.sum(dim=0), joint.sum(dim=1), joint)]
+    return torch.clamp((entropies[0] + entropies[1] - entropies[2]) / most, 0.0, 1.0)
+
+
+def class_mean_match(class_sums: Tensor, counts: Tensor, source_sums: Tensor, source_counts: Tensor) -> Tensor:
+    r"""How alike the means of predicted classes at the target are to those of the sources' classes, by angle.
+
+    .. math:: \frac{1}{C'} \sum_c \cos\left(m^T_c - m^T, \; m^S_c - m^S\right)
+
+    over the C' classes that the sources have; one that is never predicted counts 0. It falls where classes are mixed
+    up, which neither `calibrated_information` nor `neighbourhood_information` sees.
+
+    Args:
+        class_sums: Sums of the target's samples over predicted classes, shape (C, d), as of `standardised_directions`.
+        counts: Samples in them, shape (C,), not all 0.
+        source_sums: The same of the sources' samples and their labels, times any number.
+        source_counts: Times the same number.
+
+    Returns:
+        A scalar in [-1, 1], float64.
+
+    Raises:
+        ValueError: If shapes do not fit, or nobody has a sample.
+    """
+    shapes = [class_sums.shape, source_sums.shape, (*counts.shape, *class_sums.shape[1:])]
+    if class_sums.dim() != 2 or len(set(shapes)) > 1 or counts.shape != source_counts.shape:
+        raise ValueError(
+            "sums must have shape (C, d) and counts (C,), got "
+            f"{[tuple(each.shape) for each in (class_sums, counts, source_sums, source_counts)]}"
+        )
+    if not (float(counts.sum()) > 0 and float(source_counts.sum()) > 0):
+        raise ValueError("counts and source_counts must be of at least one sample each, got none")
+
+    def centred(sums: Tensor, numbers: Tensor) -> Tensor:
+        sums, numbers = sums.double(), numbers.double()
+        means = sums / torch.where(numbers > 0, numbers, 1.0)[:, None] - sums.sum(dim=0) / numbers.sum()
+        return torch.where((numbers > 0)[:, None], means, 0.0)
+
+    cosines = F.cosine_similarity(centred(class_sums, counts), centred(source_sums, source_counts), dim=1)
+    return cosines[source_counts > 0].mean()
+
+
+def trust_score(calibrated: Tensor, neighbourhood: Tensor, match: Tensor) -> Tensor:
+    """How far a model can be trusted at a target without labels, whichever method it is of: a product of three scores.
+
+    Each of them is low for models that another takes for good ones: `calibrated_information` for those that fail on the
+    sources, `neighbourhood_information` for those that tell apart what is alike, and `class_mean_match` for those that
+    mix classes up.
+
+    Args:
+        calibrated: Of `calibrated_information`, a scalar.
+        neighbourhood: Of `neighbourhood_information`, a scalar.
+        match: Of `class_mean_match`, a scalar.
+
+    Returns:
+        A scalar in [0, 1]; 0 where ``match`` is below 0. It is no accuracy, and depends on the data: compare models of
+        one target with it.
+    """
+    return calibrated * neighbourhood * match.clamp(min=0.0)
 
 
 @dataclass(frozen=True)

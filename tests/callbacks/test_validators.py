@@ -21,13 +21,21 @@ from fedlit.data import FederatedLoader
 from fedlit.federation import RosterError
 from fedlit.functional import (
     SourceMoments,
+    best_temperature,
+    calibrated_information,
     certainty_score,
+    class_mean_match,
     diversity_score,
     importance_weighted_scores,
     information_score,
+    losses_at,
+    nearest_neighbours,
+    neighbourhood_information,
     random_fourier_features,
     sample_frequencies,
     soft_neighbourhood_density,
+    standardised_directions,
+    temperature_grid,
 )
 from fedlit.methods import FedAvg, FedRFTCA
 from fedlit.models import MLP
@@ -35,6 +43,7 @@ from fedlit.privacy import PairwiseMasking
 from small_federation import CLIENTS, NUM_CLASSES, TARGET, Blobs, EveryMetric, build, trainer
 
 NAMES = ["certainty", "diversity", "information", "density", "iwv", "dev"]
+NAMES += ["calibrated", "neighbourhood", "trust", "class_means"]
 
 
 def run(
@@ -60,7 +69,8 @@ def by_hand(
     temperature: float = 0.05,
 ) -> dict[str, float]:
     """The scores of the trained clients on all their validation samples at once."""
-    data, phi, logits, errors = Blobs().parts["val"], {}, {}, {}
+    data, phi, logits, errors, losses = Blobs().parts["val"], {}, {}, {}, {}
+    grid = temperature_grid()
     with torch.no_grad():
         for name in CLIENTS:
             x, y = data[name].tensors
@@ -69,6 +79,19 @@ def by_hand(
             phi[name] = random_fourier_features(features, frequencies)
             logits[name] = module.replicas[name](x)
             errors[name] = (logits[name].argmax(dim=1) != y).double()
+            losses[name] = losses_at(logits[name], y, grid)
+    calibrated = calibrated_information(
+        logits[TARGET], best_temperature(grid, torch.cat([losses[name] for name in sources]).mean(dim=0))
+    )
+    directions = {name: standardised_directions(data[name].tensors[0]) for name in CLIENTS}
+    classes = logits[TARGET].argmax(dim=1)
+    neighbourhood = neighbourhood_information(classes, nearest_neighbours(directions[TARGET]), 4)
+    known = {name: F.one_hot(data[name].tensors[1], 4).double() for name in sources}
+    guess = F.one_hot(classes, 4).double()
+    match = class_mean_match(
+        guess.T @ directions[TARGET], guess.sum(dim=0),
+        sum(known[name].T @ directions[name] for name in sources), sum(known[name].sum(dim=0) for name in sources),
+    )  # fmt: skip
     p = logits[TARGET].double().softmax(dim=1)
     entropy = torch.special.entr(p).sum(dim=1).mean()
     pooled = SourceMoments.of(torch.cat([phi[name] for name in sources]), torch.cat([errors[name] for name in sources]))
@@ -76,6 +99,7 @@ def by_hand(
     found: list[Tensor] = [
         certainty_score(entropy, 4), diversity_score(p.mean(dim=0)), information_score(p.mean(dim=0), entropy),
         soft_neighbourhood_density(p, temperature), iwv, dev,
+        calibrated, neighbourhood, calibrated * neighbourhood * max(match, 0), match,
     ]  # fmt: skip
     return {name: float(score) for name, score in zip(NAMES, found, strict=True)}
 
@@ -84,7 +108,7 @@ def test_scores_are_of_all_validation_samples(tmp_path: Path) -> None:
     """Batches of 8, and sources of 30 samples each, whose moments are those of their pool."""
     module, scores = run(tmp_path)
     assert scores == pytest.approx(by_hand(module), abs=1e-6)
-    assert len(set(scores.values())) == 6
+    assert len(set(scores.values())) == len(NAMES)
 
 
 @pytest.mark.parametrize(
@@ -154,24 +178,28 @@ def test_moments_through_masking_tell_the_same(tmp_path: Path) -> None:
     assert module.federation.channels["source_moments"].description.backend == "PairwiseMasking"
 
 
-def test_the_target_is_sent_the_mean_alone_and_sends_six_numbers(tmp_path: Path) -> None:
+def test_the_target_is_sent_the_means_alone(tmp_path: Path) -> None:
     module, _ = run(tmp_path, rounds=1)
     moments = [entry for entry in module.federation.ledger if entry.channel == "source_moments"]
     assert [(entry.sender, entry.receiver) for entry in moments] == [
         *((name, "server") for name in CLIENTS[:-1]),
         ("server", TARGET),
     ]
-    numbers = 4 * 32**2 + 6 * 32 + 1
+    numbers = 4 * 32**2 + 6 * 32 + 41 + 1
     assert all(numbers * 8 <= entry.num_bytes < numbers * 8 + 300 for entry in moments)
+    means = [entry for entry in module.federation.ledger if entry.channel == "class_means"]
+    assert [(entry.sender, entry.receiver) for entry in means] == [(e.sender, e.receiver) for e in moments]
+    numbers = 4 * 129 + 1
+    assert all(numbers * 8 <= entry.num_bytes < numbers * 8 + 300 for entry in means)
 
 
 def test_scores_of_the_target_alone_cost_the_sources_nothing(tmp_path: Path) -> None:
     module = build()
-    done = trainer(1, [Validators(names=["information", "density"])], tmp_path)
+    done = trainer(1, [Validators(names=["information", "density", "neighbourhood"])], tmp_path)
     done.fit(module, Blobs())
-    assert "source_moments" not in {entry.channel for entry in module.federation.ledger}
+    assert not {"source_moments", "class_means"} & {entry.channel for entry in module.federation.ledger}
     logged = {name for name in done.callback_metrics if name.startswith("validator/")}
-    assert logged == {"validator/information", "validator/density"}
+    assert logged == {"validator/information", "validator/density", "validator/neighbourhood"}
     assert float(done.callback_metrics["validator/information"]) == pytest.approx(
         float(done.callback_metrics["target/score"])
     )
@@ -265,7 +293,10 @@ def test_sources_have_equal_shares_however_many_samples_they_have(tmp_path: Path
 @pytest.mark.parametrize(
     ("names", "left", "message"),
     [
-        (None, {TARGET}, "'iwv' and 'dev' of Validators weigh validation samples of the sources, which have none"),
+        (["iwv"], {TARGET}, r"\['iwv'\] of Validators need validation samples of the sources, which have none"),
+        (["trust"], {TARGET}, r"\['trust'\] of Validators need validation samples of the sources, which have none"),
+        (["density", "class_means"], {TARGET}, r"\['class_means'\] of Validators need validation samples"),
+        (["trust"], {"amazon": 8, TARGET: 3}, "need at least 4 validation samples of 'webcam', got 3"),
         (["density"], set(CLIENTS[:-1]), "Validators score predictions for 'webcam', which has no validation samples"),
         (["density"], {TARGET: 2}, "'density' of Validators needs at least 3 validation samples of 'webcam', got 2"),
     ],
@@ -306,9 +337,8 @@ def test_watching_is_not_counted_as_the_methods_traffic(privacy: Any, tmp_path: 
     assert float(logged["comm/source_moments/MB"]) > 0
     (row,) = closing_table([summary]).rows
     assert "source_moments" not in row.cells[5]
-    sent = sum(
-        size for name, size in summary.bytes_by_channel.items() if name.startswith(("metrics", "source_moments"))
-    )
+    logging = ("metrics", "source_moments", "class_means")
+    sent = sum(size for name, size in summary.bytes_by_channel.items() if name.startswith(logging))
     assert float(row.cells[6]) == pytest.approx(sent / 1e6, rel=5e-3)
     assert any(note.startswith("privacy: source_moments -> ") for note in closing_table([summary]).notes)
 

@@ -94,6 +94,39 @@ def test_an_experiment_goes_on_and_takes_finished_runs_as_they_are(capsys: pytes
         main(["fit", *TINY, "--seeds=[0,1]"])
 
 
+def test_a_method_and_its_round_are_selected(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*TINY, "--compare=[fedlit.methods.SourceOnly]", "--select=best", "--trainer.enable_checkpointing=true"]
+    main(["fit", *words, "--trainer.max_epochs=2"])
+    printed = " ".join(capsys.readouterr().out.split())
+    (file,) = Path("runs").glob("experiment_*/selected.json")
+    (row,) = json.loads(file.read_text())
+    chosen = row["chosen"]
+    assert f"selected for va_long_beach (seed 0): {chosen['method']} after round {chosen['round_idx']}" in printed
+    assert {each["method"] for each in row["candidates"]} == {"FedAvg", "SourceOnly"}
+    kept = {path.name for path in Path(chosen["run"]).glob("checkpoints/*.ckpt")}
+    assert len(kept) == 2
+    assert f"trusted-epoch={chosen['round_idx']}.ckpt" in kept
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "select chooses among methods: name others in compare"),
+        (
+            [
+                "--compare=[fedlit.methods.SourceOnly]",
+                "--trainer.callbacks+=Validators",
+                "--trainer.callbacks.init_args.names=[density]",
+            ],
+            "select compares models by 'trust': add it to the names of Validators",
+        ),
+    ],
+)
+def test_a_selection_needs_several_methods_and_trust(words: list[str], message: str) -> None:
+    with pytest.raises(SystemExit, match=message):
+        main(["fit", *TINY, "--select=best", *words])
+
+
 @pytest.mark.slow
 def test_runs_side_by_side_equal_those_one_after_the_other(capfd: pytest.CaptureFixture[str]) -> None:
     main(["fit", *SEVERAL])

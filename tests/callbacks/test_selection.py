@@ -1,0 +1,88 @@
+"""Choosing a method and a round by trust: from what runs leave, and in runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedlit.callbacks import TrustedRound, Validators
+from fedlit.callbacks.report import RunFolder
+from fedlit.callbacks.selection import TRUST, Candidate, as_json, select
+from fedlit.methods import FedRFTCA
+from small_federation import Blobs, EveryMetric, build, trainer
+
+
+def left(method: str, curve: dict[int, float], target: str = "fonts", seed: int = 0) -> RunFolder:
+    config: dict[str, object] = {
+        "model.class_path": f"fedlit.methods.{method}",
+        "data.init_args.target": target,
+        "seed_everything": seed,
+    }
+    curves = {TRUST: curve} if curve else {}
+    return RunFolder(method, None, config, curves, {}, None, None, {}, [])
+
+
+def test_the_most_trusted_round_of_the_most_trusted_method_is_taken() -> None:
+    (found,) = select(
+        {
+            "a": left("SourceOnly", {1: 0.2, 3: 0.1}),
+            "b": left("FedMMD", {1: 0.3, 3: 0.4, 5: 0.4}),
+            "c": left("FedDAN", {1: 0.392}),
+            "d": left("FADA", {}),
+        }
+    )
+    assert found.chosen == Candidate("FedMMD", 3, 0.4, "b")
+    assert [each.method for each in found.candidates] == ["FedMMD", "FedDAN", "SourceOnly"]
+    assert (found.without, found.in_doubt) == (["FADA"], False)
+    assert str(found) == (
+        "selected for fonts (seed 0): FedMMD after round 3, trust 0.400, in 'b'. Next: FedDAN after round 1, 2% less, "
+        "too little to be sure of. Without a score: FADA"
+    )
+
+
+@pytest.mark.parametrize(("trust", "chosen"), [(0.379, "FedMMD"), (0.381, "SourceOnly")])
+def test_in_doubt_the_one_that_adapts_nothing_is_taken(trust: float, chosen: str) -> None:
+    (found,) = select({"a": left("SourceOnly", {1: trust}), "b": left("FedMMD", {1: 0.4})})
+    assert found.chosen.method == chosen
+    assert found.in_doubt == ("in doubt" in str(found)) == (chosen == "SourceOnly")
+
+
+def test_each_target_and_seed_has_a_selection_of_its_own() -> None:
+    runs = {
+        "a": left("FedMMD", {1: 0.4}),
+        "b": left("FedMMD", {1: 0.1}, target="noisy"),
+        "c": left("FedDAN", {1: 0.2}, target="noisy"),
+        "d": left("FedDAN", {2: 0.3}, seed=1),
+        "e": left("FedDAN", {}, target="clean"),
+    }
+    found = select(runs)
+    assert [(each.target, each.seed, each.chosen.run) for each in found] == [
+        ("fonts", "0", "a"), ("noisy", "0", "c"), ("fonts", "1", "d"),
+    ]  # fmt: skip
+    assert [row["chosen"]["round_idx"] for row in json.loads(as_json(found))] == [1, 1, 2]
+    assert select({"e": runs["e"]}) == []
+
+
+def run(folder: Path, module: Any, rounds: int) -> tuple[TrustedRound, list[dict[str, float]]]:
+    seen, best = EveryMetric(), TrustedRound()
+    trainer(rounds, [Validators(["trust"]), seen, best], folder, enable_checkpointing=True).fit(module, Blobs())
+    return best, seen.rows
+
+
+def test_the_checkpoint_is_that_of_the_most_trusted_round(tmp_path: Path) -> None:
+    best, rows = run(tmp_path, build(), 4)
+    scores = [row[TRUST] for row in rows]
+    at = max(range(4), key=scores.__getitem__)
+    assert Path(best.best_model_path).name == f"trusted-epoch={at}.ckpt"
+    assert torch.load(best.best_model_path, weights_only=True)["epoch"] == at
+
+
+def test_validations_without_a_score_are_passed_over(tmp_path: Path) -> None:
+    module = build(FedRFTCA, num_frequencies=8, num_components=4, classifier_period=3)
+    best, rows = run(tmp_path, module, 4)
+    assert [TRUST in row for row in rows] == [False, False, False, True]
+    assert Path(best.best_model_path).name == "trusted-epoch=3.ckpt"
