@@ -479,7 +479,7 @@ def across_memory(results: Results) -> str:
         )
         for row in results["memory"]
     ]
-    columns = ("server, for the sum", "and its own", "server in all", "site in all", "a mean takes")
+    columns = ("models at the server", "server in all", "site in all", "a mean takes")
     return grid("model", columns, rows)
 
 

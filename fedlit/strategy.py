@@ -527,8 +527,8 @@ def _digest(module: FederatedModule) -> str:
                 continue
             if tensor.is_meta:
                 raise ValueError(
-                    "the module's networks are empty, as those of a server are once its run has begun: build the module "
-                    "anew for another run"
+                    "the module's networks are empty, as those of a server are once its run has begun: build the "
+                    "module anew for another run"
                 )
             digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         digest.update(
