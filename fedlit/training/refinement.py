@@ -22,6 +22,7 @@ from fedlit.federation import Client, Open, Summed
 from fedlit.functional import refine_labels, softmax_regression
 from fedlit.training.local import evaluating, labelled_samples, training_inputs
 from fedlit.training.method import Method
+from fedlit.training.tasks import Classification
 
 LEAST_SAMPLES = 50
 """Of the target; neighbourhoods of fewer tell little."""
@@ -124,9 +125,9 @@ def fit_heads(method: Method) -> tuple[Heads, list[nn.Linear]]:
     if not bool(features.isfinite().all() and outputs.isfinite().all()):
         raise NoRefinementError("its features or predictions are not finite")
     p = outputs.double().softmax(dim=1)
-    predicted = p.argmax(dim=1).unique()
+    predicted = {*p.argmax(dim=1).tolist()}
     if len(predicted) < 2:
-        raise NoRefinementError(f"all its predictions are of class {int(predicted)}: nothing tells the classes apart")
+        raise NoRefinementError(f"all its predictions are of class {predicted.pop()}: nothing tells the classes apart")
     x, mean, deviation = _standardised(features)
     # vectors are compared as they come: there, neighbours are more often of a class than where sources told them apart
     vectors = torch.cat(list(training_inputs(method, target))).cpu() if _has_vectors(method, target) else None
@@ -211,6 +212,7 @@ def _outputs(method: Method, client: Client, batches: Iterable[Tensor]) -> tuple
 
     There are several layers where classifiers vote, or their mean predicts.
     """
+    assert isinstance(method.task, Classification)
     network, num_classes = method.replicas[client], method.task.num_classes
     calls: list[tuple[nn.Linear, Tensor]] = []
 
