@@ -123,6 +123,9 @@ class FederatedModule(ClientOptimisation):
     needs_target_labels: ClassVar[bool] = False
     """Whether the method cannot do without labels of the target; a run without them is refused at its start."""
 
+    adaptation_weight: ClassVar[str] = ""
+    """Name of the argument that weighs what a method does beside learning labels; a collapse is warned of with it."""
+
     watched_by: ClassVar[tuple[str, ...]] = ()
     """Class paths of callbacks that show what is special to the method; the command adds them."""
 

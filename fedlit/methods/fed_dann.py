@@ -70,6 +70,7 @@ class FedDANN(DomainAdversarial):
     """
 
     several_models: ClassVar[bool] = True
+    adaptation_weight: ClassVar[str] = "reversal_weight"
     gradient_channel: ClassVar[str] = "discriminator_gradient"
     model_channel: ClassVar[str] = "discriminator"
 

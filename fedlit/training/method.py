@@ -21,6 +21,7 @@ class Method(Protocol):
     uses_unlabelled_target: ClassVar[bool]
     trains_when_absent: ClassVar[bool]
     statistics_stand_still: ClassVar[bool]
+    adaptation_weight: ClassVar[str]
     automatic_optimization: bool
     clients: tuple[Client, ...]
     target: Client
