@@ -2,12 +2,12 @@
 
 Run from the repository root: python benchmarks/defaults.py [--data styles digits] [--rounds 15 30] [--targets all]
 
-Per data set, way of scaling its inputs, backbone and number of rounds there is one ``fedlit fit`` of SourceOnly with Adam
-(rate 0.002) and ``compare`` with bare classes, which get their shipped configuration where that experiment says nothing
-else: all get its optimiser. "FedDAN, SGD" and "FedCORAL, SGD" are the shipped configurations as files, with an optimiser
-of their own; AdaBN and AutoDIAL have the backbone with BatchNorm, and SourceOnly with it is what they are compared with.
-Accuracies are those of the last round on all samples of the target, an oracle that nothing was chosen by; "less" is a
-method's accuracy less SourceOnly's in the same experiment, in points.
+Per data set, way of scaling its inputs, backbone and number of rounds there is one ``fedlit fit`` of SourceOnly with
+Adam (rate 0.002) and ``compare`` with bare classes, which get their shipped configuration where that experiment says
+nothing else: all get its optimiser. "FedDAN, SGD" and "FedCORAL, SGD" are the shipped configurations as files, with an
+optimiser of their own; AdaBN and AutoDIAL have the backbone with BatchNorm, and SourceOnly with it is what they are
+compared with. Accuracies are those of the last round on all samples of the target, an oracle that nothing was chosen
+by; "less" is a method's accuracy less SourceOnly's in the same experiment, in points.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ DATA: dict[str, tuple[dict[str, Any], int, tuple[str, ...], tuple[str, ...]]] = 
         ("as it is",),
     ),
 }
-"""Of each data set: its data module, how many numbers an input has, targets (of one, the first), and ways of scaling."""
+"""Of each data set: its data module, numbers of an input, targets (of one, the first), and ways of scaling."""
 
 BARE = (
     *("FedAvg", "FedProx", "FedDAN", "FedCORAL", "FedDANN", "FADE", "FedWDGRL", "FADA", "KD3A", "CoMDA"),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias, cast
 
 import lightning.pytorch as pl
 import torch
@@ -13,7 +14,16 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fedlit.federation import Channel, Client, Everyone, Federation, Participation, RosterError, Summed
+from fedlit.federation import (
+    Channel,
+    Client,
+    Everyone,
+    FederatedLoader,
+    Federation,
+    Participation,
+    RosterError,
+    Summed,
+)
 from fedlit.federation.client import make_roster
 from fedlit.federation.labels import TaskName, guard
 from fedlit.federation.ledger import SERVER
@@ -36,6 +46,7 @@ from fedlit.training.record import RoundRecord
 from fedlit.training.replicas import Replicas, SharedWeights
 from fedlit.training.rounds import Rounds
 from fedlit.training.tasks import make_task
+from fedlit.training.trust_region import ENDLESS, check_trust_region, copy_weights, hold_back_, step_limit
 from fedlit.training.vectorisation import stack
 
 Batch: TypeAlias = Mapping[str, Sequence[Any]]
@@ -79,6 +90,10 @@ class FederatedModule(ClientOptimisation):
             ``"moments"`` is just that variance. Second moments are larger: the bound of a fixed-point grid holds for
             var + mean^2 then.
         warmup_rounds: Rounds of FedAvg over the sources before the method proper starts.
+        trust_region: How far a target that trains without labels may move its features in all steps after the warm-up
+            together, in units of their spread, positive; steps that would use more than their share are shortened, and
+            shares fall over the planned rounds. So weights and rates of an adaptation mean the same for inputs of any
+            scale. It takes two more passes through the extractor in each of the target's steps. ``None`` is no limit.
         vectorize: Train all local clients in one vectorised call; pays for many clients with tiny equal networks.
             Equal to training one by one within float tolerance; with dropout, the numbers drawn depend on placement.
 
@@ -147,6 +162,7 @@ class FederatedModule(ClientOptimisation):
         local_norm: bool = False,
         batchnorm_average: Literal["variances", "moments"] = "variances",
         warmup_rounds: int = 0,
+        trust_region: float | None = None,
         vectorize: bool = False,
     ) -> None:
         super().__init__()
@@ -159,6 +175,7 @@ class FederatedModule(ClientOptimisation):
             )
         if class_weights is not None and vectorize:
             raise ValueError("vectorize=True has a loss without class_weights built in: train without one of both")
+        check_trust_region(trust_region, type(self).__name__, self.uses_unlabelled_target)
         if warmup_rounds < 0:
             raise ValueError(f"warmup_rounds must be at least 0, got {warmup_rounds}")
         if weighting not in ("samples", "uniform"):
@@ -183,6 +200,7 @@ class FederatedModule(ClientOptimisation):
         self.local_norm = local_norm
         self.batchnorm_average = batchnorm_average
         self.warmup_rounds = warmup_rounds
+        self.trust_region = trust_region
         self.vectorize = vectorize
         self.replicas = Replicas()
         self.save_hyperparameters(
@@ -194,6 +212,7 @@ class FederatedModule(ClientOptimisation):
         moments = batchnorm_average == "moments"
         self.shared = SharedWeights(self.replicas, self.originals, self.stays_local, local_norm, moments)
         self._own_federation: Federation | None = None
+        self._target_batch: Sequence[Any] | None = None  # of this local step
 
     # ---------------------------------------------------------------- what a method overrides
 
@@ -321,6 +340,13 @@ class FederatedModule(ClientOptimisation):
     def warming_up(self) -> bool:
         """Whether this round is one of the ``warmup_rounds``."""
         return self.federation.round_idx < self.warmup_rounds
+
+    def planned_rounds(self) -> int | None:
+        """Rounds of the run after its warm-up; ``None`` if it has no planned end."""
+        loader, epochs = self.trainer.train_dataloader, self.trainer.max_epochs
+        if not isinstance(loader, FederatedLoader) or epochs is None or epochs < 0:
+            return None
+        return epochs * math.ceil(self.trainer.num_training_batches / loader.batches_per_round) - self.warmup_rounds
 
     def present_learners(self) -> tuple[Client, ...]:
         """Clients that take local steps in this round."""
@@ -470,11 +496,32 @@ class FederatedModule(ClientOptimisation):
         """
         if not self.target.labelled:  # the loader has seen to it, unless it is not fedlit's
             batch = guard(batch, self.target.name, keep=False)
+        self._target_batch = batch.get(self.target.name)
         learners = {client.name for client in self.present_learners()}
         compute = FederatedModule.losses if self.warming_up else type(self).losses
         losses = compute(self, {name: samples for name, samples in batch.items() if name in learners})
         # A step in which no local client trains must still have a graph: never None with several processes.
         return self.record.add_(losses) if losses else torch.zeros((), device=self.device, requires_grad=True)
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        """Take a step; a target without labels that has a trust region keeps within its share of that."""
+        limited = self.trust_region is not None and not self.warming_up and not self.target.labelled
+        if self.trust_region is None or not limited or not self.federation.is_local(self.target):
+            super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+            return
+        extractor = cast(nn.Module, self.replicas[self.target].extractor)
+        before = copy_weights(extractor)
+        super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+        if self._target_batch is not None:
+            loader: Any = self.trainer.train_dataloader
+            rounds = max(1, self.planned_rounds() or ENDLESS)
+            each = (
+                loader.batches_per_round if isinstance(loader, FederatedLoader) else self.trainer.num_training_batches
+            )
+            round_idx = self.federation.round_idx - self.warmup_rounds
+            limit = step_limit(self.trust_region, round_idx, rounds, int(each))
+            with self.trainer.precision_plugin.forward_context():
+                hold_back_(extractor, before, self._target_batch[0], limit)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Outputs of the target's replica, shape (batch, num_classes): logits, or in regression the numbers."""

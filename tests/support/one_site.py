@@ -53,7 +53,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "FedGP auto, exact": {"beta": "auto", "residual": "exact"},
     "FADA": {"attention_samples": 50},
     "FADE": {"schedule_rounds": 2},
-    "FedDANN": {"schedule_rounds": 2},
+    "FedDANN": {"schedule_rounds": 2, "trust_region": 0.5},
     "FedWDGRL": {"critic_steps": 2},
     "FedDaDiL": {"num_atoms": 2, "atom_size": 20, "atom_batch_size": 10, "penalty": 0.1},
     "FedMMD": {"degree": 1, "warmup_rounds": 0},
