@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import defaults
 import fedgp
 
 HERE = Path(__file__).parent
@@ -406,6 +407,23 @@ def baselines(part: str, targets: tuple[str, ...], papers: bool = False) -> Call
     return make
 
 
+def defaults_less(results: Results) -> str:
+    """Points above or below SourceOnly by method and cell, and in brackets those without trust regions."""
+    found = {(data, key): defaults.less_floor(row) for data, by_key in results.items() for key, row in by_key.items()}
+    cells = [cell for cell in found if not cell[1].endswith(defaults.FREE)]
+    names = sorted({name for cell in cells for name in found[cell]})
+
+    def points(name: str, cell: tuple[str, str]) -> str:
+        now, free = (found.get(place, {}).get(name) for place in (cell, (cell[0], cell[1] + defaults.FREE)))
+        return ("-" if now is None else f"{now:+.1f}") + ("" if free in (None, now) else f" ({free:+.1f})")
+
+    rows: list[tuple[str, Iterable[str]]] = [(name, [points(name, cell) for cell in cells]) for name in names]
+    worst = [min(found[cell], key=found[cell].__getitem__) for cell in cells]
+    rows.append(("worst", [f"{each} {found[cell][each]:+.1f}" for each, cell in zip(worst, cells, strict=True)]))
+    floors = [f"{results[data][key][defaults.FLOOR]:.1f}" for data, key in cells]
+    return grid("less SourceOnly", [f"{data}, {key}" for data, key in cells], [(defaults.FLOOR, floors), *rows])
+
+
 def across_rounds(results: Results) -> str:
     """Milliseconds of a round, and times those of processes over gloo."""
     found = {(row["method"], row["way"]): 1000 * row["round_s"] for row in results["rounds"]}
@@ -465,6 +483,7 @@ TABLES: dict[str, dict[str, Callable[[Results], str]]] = {
         "state_kept": fedgp_state,
     },
     "baselines_accuracy": {"office_caltech": baselines("office_caltech", OFFICE, papers=True)},
+    "defaults": {"less": defaults_less},
     "across": {"rounds": across_rounds, "memory": across_memory},
     "vanishing": {"faults": vanishing},
     "batchnorm": {"methods": batchnorm_methods},

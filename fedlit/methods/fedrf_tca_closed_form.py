@@ -251,7 +251,8 @@ class FedRFTCAClosedForm(FederatedModule):
         if not self.warmup_rounds and rounds > 1 and any(p.requires_grad for p in self.originals[0].parameters()):
             rank_zero_warn(
                 f"{type(self).__name__} takes its extractor as it is and stops after one round of {rounds}: one that "
-                f"is not pretrained stays at its first weights. Give warmup_rounds={rounds - 1}, in which FedAvg trains it"
+                "is not pretrained stays at its first weights. "
+                f"Give warmup_rounds={rounds - 1}, in which FedAvg trains it"
             )
         if self.federation.round_idx > self.warmup_rounds:
             self.trainer.should_stop = True
