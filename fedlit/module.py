@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias, cast
 
 import lightning.pytorch as pl
 import torch
@@ -13,7 +14,16 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fedlit.federation import Channel, Client, Everyone, Federation, Participation, RosterError, Summed
+from fedlit.federation import (
+    Channel,
+    Client,
+    Everyone,
+    FederatedLoader,
+    Federation,
+    Participation,
+    RosterError,
+    Summed,
+)
 from fedlit.federation.client import make_roster
 from fedlit.federation.labels import TaskName, guard
 from fedlit.federation.ledger import SERVER
@@ -37,6 +47,7 @@ from fedlit.training.refinement import CHANNELS as REFINEMENT
 from fedlit.training.replicas import Replicas, SharedWeights
 from fedlit.training.rounds import Rounds
 from fedlit.training.tasks import make_task
+from fedlit.training.trust_region import ENDLESS, check_trust_region, copy_weights, hold_back_, step_limit
 from fedlit.training.vectorisation import stack
 
 Batch: TypeAlias = Mapping[str, Sequence[Any]]
@@ -86,6 +97,10 @@ class FederatedModule(ClientOptimisation):
             the predicted classes; the sources learn these two, and the target how many of all samples they get right.
             No label of the target is needed. It is logged as ``refine/taken``; where it cannot be done a warning says
             why.
+        trust_region: How far a target that trains without labels may move its features in all steps after the warm-up
+            together, in units of their spread, positive; steps that would use more than their share are shortened, and
+            shares fall over the planned rounds. So weights and rates of an adaptation mean the same for inputs of any
+            scale. It takes two more passes through the extractor in each of the target's steps. ``None`` is no limit.
         vectorize: Train all local clients in one vectorised call; pays for many clients with tiny equal networks.
             Equal to training one by one within float tolerance; with dropout, the numbers drawn depend on placement.
 
@@ -130,6 +145,9 @@ class FederatedModule(ClientOptimisation):
     needs_target_labels: ClassVar[bool] = False
     """Whether the method cannot do without labels of the target; a run without them is refused at its start."""
 
+    adaptation_weight: ClassVar[str] = ""
+    """Name of the argument that weighs what a method does beside learning labels; a collapse is warned of with it."""
+
     watched_by: ClassVar[tuple[str, ...]] = ()
     """Class paths of callbacks that show what is special to the method; the command adds them."""
 
@@ -152,6 +170,7 @@ class FederatedModule(ClientOptimisation):
         batchnorm_average: Literal["variances", "moments"] = "variances",
         warmup_rounds: int = 0,
         refine: bool = False,
+        trust_region: float | None = None,
         vectorize: bool = False,
     ) -> None:
         super().__init__()
@@ -164,6 +183,7 @@ class FederatedModule(ClientOptimisation):
             )
         if class_weights is not None and vectorize:
             raise ValueError("vectorize=True has a loss without class_weights built in: train without one of both")
+        check_trust_region(trust_region, type(self).__name__, self.uses_unlabelled_target)
         if warmup_rounds < 0:
             raise ValueError(f"warmup_rounds must be at least 0, got {warmup_rounds}")
         if refine and task != "classification":
@@ -191,6 +211,7 @@ class FederatedModule(ClientOptimisation):
         self.batchnorm_average = batchnorm_average
         self.warmup_rounds = warmup_rounds
         self.refine = refine
+        self.trust_region = trust_region
         self.vectorize = vectorize
         self.replicas = Replicas()
         self.save_hyperparameters(
@@ -202,6 +223,7 @@ class FederatedModule(ClientOptimisation):
         moments = batchnorm_average == "moments"
         self.shared = SharedWeights(self.replicas, self.originals, self.stays_local, local_norm, moments)
         self._own_federation: Federation | None = None
+        self._target_batch: Sequence[Any] | None = None  # of this local step
 
     # ---------------------------------------------------------------- what a method overrides
 
@@ -330,6 +352,13 @@ class FederatedModule(ClientOptimisation):
     def warming_up(self) -> bool:
         """Whether this round is one of the ``warmup_rounds``."""
         return self.federation.round_idx < self.warmup_rounds
+
+    def planned_rounds(self) -> int | None:
+        """Rounds of the run after its warm-up; ``None`` if it has no planned end."""
+        loader, epochs = self.trainer.train_dataloader, self.trainer.max_epochs
+        if not isinstance(loader, FederatedLoader) or epochs is None or epochs < 0:
+            return None
+        return epochs * math.ceil(self.trainer.num_training_batches / loader.batches_per_round) - self.warmup_rounds
 
     def present_learners(self) -> tuple[Client, ...]:
         """Clients that take local steps in this round."""
@@ -479,11 +508,32 @@ class FederatedModule(ClientOptimisation):
         """
         if not self.target.labelled:  # the loader has seen to it, unless it is not fedlit's
             batch = guard(batch, self.target.name, keep=False)
+        self._target_batch = batch.get(self.target.name)
         learners = {client.name for client in self.present_learners()}
         compute = FederatedModule.losses if self.warming_up else type(self).losses
         losses = compute(self, {name: samples for name, samples in batch.items() if name in learners})
         # A step in which no local client trains must still have a graph: never None with several processes.
         return self.record.add_(losses) if losses else torch.zeros((), device=self.device, requires_grad=True)
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        """Take a step; a target without labels that has a trust region keeps within its share of that."""
+        limited = self.trust_region is not None and not self.warming_up and not self.target.labelled
+        if self.trust_region is None or not limited or not self.federation.is_local(self.target):
+            super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+            return
+        extractor = cast(nn.Module, self.replicas[self.target].extractor)
+        before = copy_weights(extractor)
+        super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+        if self._target_batch is not None:
+            loader: Any = self.trainer.train_dataloader
+            rounds = max(1, self.planned_rounds() or ENDLESS)
+            each = (
+                loader.batches_per_round if isinstance(loader, FederatedLoader) else self.trainer.num_training_batches
+            )
+            round_idx = self.federation.round_idx - self.warmup_rounds
+            limit = step_limit(self.trust_region, round_idx, rounds, int(each))
+            with self.trainer.precision_plugin.forward_context():
+                hold_back_(extractor, before, self._target_batch[0], limit)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Outputs of the target's replica, shape (batch, num_classes): logits, or in regression the numbers."""

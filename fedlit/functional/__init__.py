@@ -1,6 +1,7 @@
 """Pure maths on tensors: what the methods compute, without Lightning and without clients."""
 
 from fedlit.functional.adversarial import (
+    annealing,
     domain_adversarial_loss,
     domain_loss,
     entropy_weights,
@@ -147,6 +148,7 @@ __all__ = [
     "UpdateProducts",
     "adaptive_shares",
     "alignment_loss",
+    "annealing",
     "auto_beta",
     "auto_weights",
     "balanced_weights",

@@ -87,6 +87,28 @@ def reversal_weight(progress: float) -> float:
     return math.tanh(5 * progress)  # the same number
 
 
+def annealing(progress: float) -> float:
+    r"""Factor of the length of steps as training goes on: short ones at its end wander less.
+
+    .. math:: \mu_p = \frac{1}{(1 + 10 p)^{0.75}}
+
+    Args:
+        progress: p, share of the training that is over, from 0 to 1.
+
+    Returns:
+        From 1 down to 0.166.
+
+    Raises:
+        ValueError: If ``progress`` is not in [0, 1].
+
+    References:
+        Ganin et al., JMLR 2016, for the learning rate.
+    """
+    if not 0 <= progress <= 1:
+        raise ValueError(f"progress must be from 0 to 1, got {progress}: it is a share of the training")
+    return float((1 + 10 * progress) ** -0.75)
+
+
 def gradient_penalty(critic: Callable[[Tensor], Tensor], points: Tensor) -> Tensor:
     r"""How far a critic's slope is from 1 where it is looked at, which keeps it about 1-Lipschitz.
 

@@ -71,6 +71,7 @@ class AdaBN(SourceOnly):
     """
 
     uses_unlabelled_target: ClassVar[bool] = True
+    adaptation_weight: ClassVar[str] = "entropy_weight"
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 from torch.optim import Optimizer
 
-from fedlit.federation import Client, FederatedLoader
+from fedlit.federation import Client
 from fedlit.functional import domain_loss, entropy_weights, loss_from_gradient, multilinear_map
 from fedlit.functional import reversal_weight as scheduled
 from fedlit.methods.domain_adversarial import DomainAdversarial, check_weight, domain_shares
@@ -70,6 +70,7 @@ class FedDANN(DomainAdversarial):
     """
 
     several_models: ClassVar[bool] = True
+    adaptation_weight: ClassVar[str] = "reversal_weight"
     gradient_channel: ClassVar[str] = "discriminator_gradient"
     model_channel: ClassVar[str] = "discriminator"
 
@@ -137,13 +138,6 @@ class FedDANN(DomainAdversarial):
         if rounds is None:
             return self.reversal_weight
         return self.reversal_weight * scheduled(min(1.0, (self.federation.round_idx - self.warmup_rounds) / rounds))
-
-    def planned_rounds(self) -> int | None:
-        """Rounds of the run after its warm-up; ``None`` if it has no planned end."""
-        loader, epochs = self.trainer.train_dataloader, self.trainer.max_epochs
-        if not isinstance(loader, FederatedLoader) or epochs is None or epochs < 0:
-            return None
-        return epochs * math.ceil(self.trainer.num_training_batches / loader.batches_per_round) - self.warmup_rounds
 
     def client_param_groups(self) -> list[dict[str, Any]]:
         """Two per local client: of the network that predicts, and of D."""

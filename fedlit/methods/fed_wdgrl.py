@@ -53,6 +53,7 @@ class FedWDGRL(DomainAdversarial):
     """
 
     gradient_channel: ClassVar[str] = "critic_gradient"
+    adaptation_weight: ClassVar[str] = "wasserstein_weight"
     model_channel: ClassVar[str] = "critic"
 
     def __init__(

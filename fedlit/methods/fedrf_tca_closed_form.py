@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
 from fedlit.federation import Channel, Client, DivergedError, Open, RosterError, Summed
@@ -243,9 +244,16 @@ class FedRFTCAClosedForm(FederatedModule):
         return AlignedReplica(extractor, sample, self.federation.seed, aligner, classifier, self.unit_norm)
 
     def on_fit_start(self) -> None:
-        """Start with empty sums; a run resumed after its round has nothing left to do."""
+        """Start with empty sums, and say if nobody trains the extractor; a resumed run may have nothing left to do."""
         super().on_fit_start()
         self.forget_()
+        rounds = self.trainer.max_epochs or 0
+        if not self.warmup_rounds and rounds > 1 and any(p.requires_grad for p in self.originals[0].parameters()):
+            rank_zero_warn(
+                f"{type(self).__name__} takes its extractor as it is and stops after one round of {rounds}: one that "
+                "is not pretrained stays at its first weights. "
+                f"Give warmup_rounds={rounds - 1}, in which FedAvg trains it"
+            )
         if self.federation.round_idx > self.warmup_rounds:
             self.trainer.should_stop = True
 

@@ -9,12 +9,11 @@ from typing import Any, cast
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.trainer.states import TrainerFn
 
+from fedlit.training.collapse import FEW, CollapseWatch
 from fedlit.training.method import Method, metric_names
 from fedlit.training.tasks import Classification, Meter
-
-_FEW = 10
-"""Predictions of which all may well be of one class."""
 
 
 class Evaluation(Callback):
@@ -22,10 +21,12 @@ class Evaluation(Callback):
 
     Outputs are those of ``validation_step`` and ``test_step``: ``{client: logits or numbers}``. Labels of the target
     are not read. At the end of ``fit`` (of its last validation), ``test`` and ``predict``, the process of the target
-    warns if all of the target's predictions are of one class.
+    warns if all of the target's predictions are of one class; and in ``fit`` once, after the round in which they
+    collapse: see `CollapseWatch`. A run that is resumed compares with what it has seen since.
     """
 
     def __init__(self) -> None:
+        self._watch = CollapseWatch()
         self._meters: dict[str, Meter] = {}
         self._predicted: Counter[int] = Counter()  # how often each class, at the target
 
@@ -69,24 +70,42 @@ class Evaluation(Callback):
         if len(self._predicted) != 1 or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         ((label, number),) = self._predicted.items()
-        if number < _FEW:
+        if number < FEW:
             return
         module = cast(Method, pl_module)
-        names = getattr(trainer.datamodule, "classes", None)  # type: ignore[attr-defined]
-        named = f"{names[label]!r}" if names is not None and len(names) > label else str(label)
         warnings.warn(
-            f"all {number} predictions for target {module.target.name!r} are of class {named}, as of a model that has "
-            "not learnt yet or has collapsed: train for more rounds (max_epochs), with Adam or a higher learning rate "
-            "(optimizer), or with warmup_rounds on the sources first; if one class is much the larger, decide by what "
-            "errors cost (costs of TargetPredictions)",
+            f"all {number} predictions for target {module.target.name!r} are of class {_class_name(trainer, label)}, "
+            "as of a model that has not learnt yet or has collapsed: train for more rounds (max_epochs), with Adam or "
+            "a higher learning rate (optimizer), or with warmup_rounds on the sources first; if one class is much the "
+            "larger, decide by what errors cost (costs of TargetPredictions)",
             stacklevel=2,
         )
+
+    def _warn_of_collapse(self, trainer: Trainer, module: Method, score: float) -> None:
+        """Say so where the target is hosted, after the round in which its predictions get worse for good."""
+        round_idx = module.federation.round_idx - 1
+        predicted = {_class_name(trainer, label): number for label, number in self._predicted.items()}
+        said = self._watch.see(predicted, score, round_idx)
+        if said:
+            weight = f"lower {module.adaptation_weight}, or " if module.adaptation_weight else "lower "
+            warnings.warn(
+                f"the predictions of {type(module).__name__} for target {module.target.name!r} have got worse by round "
+                f"{round_idx}: {said}. Take an earlier round, ModelCheckpoint(monitor='target/score', mode='max'); or "
+                f"{weight}the learning rate, raise warmup_rounds, or scale inputs to length 1",
+                stacklevel=2,
+            )
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """A run is compared with itself alone."""
+        self._watch = CollapseWatch()
 
     def _log(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.sanity_checking:
             return
         module = cast(Method, pl_module)
         values = {name: meter.compute() for name, meter in self._meters.items()}
+        if trainer.state.fn == TrainerFn.FITTING and "score" in values.get(module.target.name, {}):
+            self._warn_of_collapse(trainer, module, values[module.target.name]["score"])
         told = module.federation.report(values, list(module.task.metrics))
         metrics = metric_names(module, told)
         quality = module.task.metrics[0]
@@ -104,6 +123,11 @@ class Evaluation(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leave a module that predicts."""
         cast(Method, pl_module).prepare_predictions()
+
+
+def _class_name(trainer: Trainer, label: int) -> str:
+    names = getattr(trainer.datamodule, "classes", None)  # type: ignore[attr-defined]
+    return f"{names[label]!r}" if names is not None and len(names) > label else str(label)
 
 
 def log_everywhere(trainer: Trainer, module: LightningModule, metrics: Mapping[str, float]) -> None:

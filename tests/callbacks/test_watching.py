@@ -26,9 +26,10 @@ from sklearn.metrics import (
 
 import processes
 import small_federation
-from fedlit import FederatedModule
+from fedlit import FederatedModule, methods
 from fedlit.callbacks import CommunicationLedger, OracleAccuracy, RoundTimer, RunSummary, TargetPredictions, summarise
 from fedlit.federation import Fraction, LabelGuardError, Ledger, Schedule
+from fedlit.training.collapse import CollapseWatch
 from small_federation import CLIENTS, NUM_CLASSES, TARGET, Blobs, EveryMetric, build, trainer
 
 
@@ -173,6 +174,60 @@ def test_predictions_of_one_class_are_told_once_at_the_end_of_each_stage(tmp_pat
 
 def test_a_model_that_tells_samples_apart_is_not_warned_about(tmp_path: Path):
     assert not told(trainer(2, [], tmp_path), build())
+
+
+class OneClassFrom(pl.Callback):
+    """From a round on, all clients predict class 2."""
+
+    def __init__(self, round_idx: int) -> None:
+        self.round_idx = round_idx
+
+    def on_round_end(self, trainer: pl.Trainer, module: FederatedModule, round_idx: int) -> None:
+        if round_idx == self.round_idx:
+            for client in module.federation.local_clients:
+                module.replicas[client].classifier.bias.data[2] += 1000.0
+
+
+def worse(run: Any, module: Any) -> list[str]:
+    """Warnings of a fit about predictions that get worse."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run.fit(module, Blobs())
+    return [str(each.message) for each in caught if "have got worse" in str(each.message)]
+
+
+def test_a_collapse_is_told_once_in_the_round_where_it_starts(tmp_path: Path):
+    module = build(methods.FedDANN)
+    (said,) = worse(trainer(6, [OneClassFrom(3)], tmp_path), module)
+    assert said.startswith(
+        "the predictions of FedDANN for target 'webcam' have got worse by round 3: 100% of them are "
+    )
+    assert "of class 2, and the largest class had" in said
+    assert all(way in said for way in ("target/score", "reversal_weight", "learning rate", "warmup_rounds"))
+
+
+@pytest.mark.parametrize("method", [methods.SourceOnly, methods.FedDANN, methods.FedMMD])
+def test_a_run_that_learns_is_not_warned_about(method: type[FederatedModule], tmp_path: Path):
+    assert not worse(trainer(6, [], tmp_path), build(method))
+
+
+def test_a_variety_of_a_quarter_and_a_score_that_stays_below_its_best_are_told():
+    even = {"a": 25, "b": 25, "c": 25, "d": 25}  # as many as 4 classes: variety 3
+    watch = CollapseWatch()
+    assert not watch.see(even, 0.5, 0)
+    assert not watch.see({"a": 50, "b": 50}, 0.5, 1)  # 2 classes: 1, more than a quarter of 3
+    assert watch.see({"a": 94, "b": 6}, 0.9, 2) == "94% of them are of class a, and the largest class had 25% before"
+    assert not watch.see({"a": 100}, 0.9, 3)  # once
+
+    watch = CollapseWatch()
+    scores = [0.4, 0.37, 0.39, 0.37, 0.37, 0.37, 0.37]  # 0.38 is where a fall begins; a run of two is none
+    said = [watch.see(even, score, round_idx) for round_idx, score in enumerate(scores)]
+    assert [bool(each) for each in said] == [False] * 5 + [True, False]
+    assert said[5] == (
+        "their label-free score (target/score) was 0.400 after round 0, and has been lower in 3 validations since, "
+        "now 0.370"
+    )
+    assert not CollapseWatch().see({"a": 9}, 0.0, 0)  # too few to tell
 
 
 def test_a_target_with_no_known_label_has_no_oracle(tmp_path: Path):

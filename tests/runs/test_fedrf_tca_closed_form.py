@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -265,6 +266,16 @@ def test_nothing_is_trained_and_dropout_is_off() -> None:
     assert all(torch.equal(ours[f"extractor.{name}"], tensor) for name, tensor in start.items())
     without = fit(data, extractor=network)
     assert same(ours, weights(without, "c1"))
+
+
+def test_an_extractor_that_nobody_trains_is_told_at_the_start_with_the_way_out() -> None:
+    data = domains(3)
+    with pytest.warns(UserWarning, match=r"stays at its first weights. Give warmup_rounds=19"):
+        fit(data, extractor=MLP(5, [4]))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*stays at its first weights")
+        fit(data)
+        fit(data, extractor=MLP(5, [4]).requires_grad_(False))
 
 
 def test_embedded_digits_are_told_apart_far_better_than_by_chance() -> None:

@@ -55,7 +55,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "FADA": {"attention_samples": 50},
     "FADA, disentangling": {"attention_samples": 50, "disentangle": True, "mi_weight": 0.1},
     "FADE": {"schedule_rounds": 2},
-    "FedDANN": {"schedule_rounds": 2},
+    "FedDANN": {"schedule_rounds": 2, "trust_region": 0.5},
     "FedWDGRL": {"critic_steps": 2},
     "FedDaDiL": {"num_atoms": 2, "atom_size": 20, "atom_batch_size": 10, "penalty": 0.1},
     "FedMMD": {"degree": 1, "warmup_rounds": 0},
