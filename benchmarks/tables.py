@@ -425,23 +425,6 @@ def baselines(part: str, targets: tuple[str, ...], papers: bool = False) -> Call
     return make
 
 
-def baselines_privacy(results: Results) -> str:
-    """Accuracy and megabytes by backend."""
-    found = results["privacy"]
-    backends = list(dict.fromkeys(name for row in found.values() for name in row))
-    rows = [
-        (
-            method,
-            [
-                f"{row[name]['accuracy']:.1f} ({row[name]['megabytes']:.1f} MB)" if name in row else "-"
-                for name in backends
-            ],
-        )
-        for method, row in found.items()
-    ]
-    return grid("webcam", backends, rows)
-
-
 def baselines_speed(results: Results) -> str:
     """CPU time of a round, as a ratio, and what a local step says."""
     first, *_ = results.values()
@@ -509,6 +492,7 @@ TABLES: dict[str, dict[str, Callable[[Results], str]]] = {
         **{part: fedgp_part(part) for part in ("noise", "heart", "label_shift")},
         "state_kept": fedgp_state,
     },
+    "baselines": {"speed": baselines_speed},
     "baselines_accuracy": {
         "office_caltech": baselines("office_caltech", OFFICE, papers=True),
         "styles": baselines("styles", ("photo", "painting", "sketch", "night")),
