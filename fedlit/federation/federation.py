@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -234,10 +235,10 @@ class Federation:
         Raises:
             FederationError: If those without whom a round would change nothing do not come back in time.
         """
-        transport = self.transport
-        back = transport.roll_call(lambda lost: self._lacks(lost, adapts))
-        while transport.lost and self._lacks(transport.lost, adapts):  # of those who were lost in the roll call itself
-            back = back - transport.lost | transport.roll_call(lambda lost: self._lacks(lost, adapts))
+        transport, lacks = self.transport, partial(self._lacks, adapts=adapts)
+        back = transport.roll_call(lacks)
+        while transport.lost and lacks(transport.lost):  # of those who were lost in the roll call itself
+            back = back - transport.lost | transport.roll_call(lacks)
         self.roster.send_away([name for name in self.roster.rank_of if self._messenger.is_lost(name)])
         return back
 
