@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shlex
 import statistics
 import subprocess
 import sys
@@ -57,8 +58,9 @@ class Results:
             if place_of in given:
                 place = given.index(place_of)
                 del given[place : place + 2]
+        given = [Path(each).name if os.path.isabs(each) else each for each in given]  # no machine's folders
         self.now = {
-            "command": " ".join([str(self.facts["command"]), *given]),
+            "command": f"{self.facts['command']} {shlex.join(given)}".strip(),
             "versions": {"python": platform.python_version(), **{name: version(name) for name in libraries}},
         }
 
