@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedlit.functional import annealing
+from fedlit.training.local import evaluating
 
 ENDLESS = 1000
 """Rounds that a run without a planned end is taken to have."""
@@ -71,13 +72,10 @@ def hold_back_(network: nn.Module, before: Mapping[str, Tensor], inputs: Tensor,
     """
     if len(inputs) < 2:
         return
-    modes = {module: module.training for module in network.modules()}
-    network.eval()
-    old = functional_call(network, dict(before), (inputs,)).flatten(1)
-    moved = torch.linalg.vector_norm(network(inputs).flatten(1) - old)
+    with evaluating(network):
+        old = functional_call(network, dict(before), (inputs,)).flatten(1)
+        moved = torch.linalg.vector_norm(network(inputs).flatten(1) - old)
     spread = torch.linalg.vector_norm(old - old.mean(dim=0))
-    for module, mode in modes.items():
-        module.training = mode
     if moved > limit * spread:
         share = limit * spread / moved
         for name, start in before.items():
