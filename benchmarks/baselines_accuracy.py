@@ -57,13 +57,13 @@ def experiment(name: str, methods: Sequence[str], folder: Path | None, jobs: int
         return by_method(list(fit(place, *words).values()))
 
 
-def privacy(jobs: int) -> dict[str, dict[str, dict[str, float]]]:
+def privacy(folder: Path | None, jobs: int) -> dict[str, dict[str, dict[str, float]]]:
     """By method and backend: accuracy in per cent, and megabytes that all clients send and get."""
     found: dict[str, dict[str, dict[str, float]]] = {}
     for backend, path in BACKENDS.items():
-        with tempfile.TemporaryDirectory() as folder:
+        with kept_in(folder, f"privacy-{backend}") as place:
             runs = fit(
-                folder,
+                place,
                 f"--config=configs/experiments/{EXPERIMENTS['office_caltech']}.yaml",
                 "--seeds=[0]",
                 "--targets=[webcam]",
@@ -89,7 +89,7 @@ def main() -> None:
     results = Results(options.out, "torch", "lightning")
     for part in options.parts:
         if part == "privacy":
-            found: dict[str, dict[str, Any]] = privacy(options.jobs)
+            found: dict[str, dict[str, Any]] = privacy(options.folder, options.jobs)
             for method, row in found.items():
                 cells = (f"{name} {each['accuracy']:.1f} ({each['megabytes']:.1f} MB)" for name, each in row.items())
                 print(f"{method:24}", "  ".join(cells), flush=True)

@@ -425,6 +425,17 @@ def baselines(part: str, targets: tuple[str, ...], papers: bool = False) -> Call
     return make
 
 
+def baselines_privacy(results: Results) -> str:
+    """Accuracy at one target and megabytes, by what carries the sums."""
+    found = results["privacy"]
+    ways = list(next(iter(found.values())))
+    rows = [
+        (method, [f"{row[way]['accuracy']:.1f} ({row[way]['megabytes']:.1f} MB)" for way in ways])
+        for method, row in found.items()
+    ]
+    return grid("webcam, seed 0", ways, rows)
+
+
 def baselines_speed(results: Results) -> str:
     """CPU time of a round, as a ratio, and what a local step says."""
     first, *_ = results.values()

@@ -511,7 +511,8 @@ class FederatedModule(ClientOptimisation):
         self._target_batch = batch.get(self.target.name)
         learners = {client.name for client in self.present_learners()}
         compute = FederatedModule.losses if self.warming_up else type(self).losses
-        losses = compute(self, {name: samples for name, samples in batch.items() if name in learners})
+        with self.federation.stepping():
+            losses = compute(self, {name: samples for name, samples in batch.items() if name in learners})
         # A step in which no local client trains must still have a graph: never None with several processes.
         return self.record.add_(losses) if losses else torch.zeros((), device=self.device, requires_grad=True)
 

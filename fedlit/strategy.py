@@ -396,11 +396,27 @@ class FederatedStrategy(DDPStrategy):
         """
         if self.world_size == 1 or not dist.is_initialized():
             return obj
+        self._settle()
         _, transport = self._transports()
         told: TBroadcast = transport.tell_all(obj if self.global_rank == src else None, "a broadcast of Lightning's")[
             src
         ]
         return told
+
+    def barrier(self, *args: Any, **kwargs: Any) -> None:
+        """Wait for all processes."""
+        self._settle()
+        super().barrier(*args, **kwargs)
+
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        """A tensor reduced over processes."""
+        self._settle()
+        return super().reduce(tensor, group, reduce_op)
+
+    def _settle(self) -> None:
+        """Before all processes do together what is no exchange, hear of failures in the last one."""
+        if self._federation is not None:
+            self._federation.settle()
 
     def on_exception(self, exception: BaseException) -> None:
         """Tell the others across organisations why this process leaves."""

@@ -483,7 +483,7 @@ class Aggregation:
                 result = unpack(total, schema, backend.codec, weighted, messenger.device)
                 if backend.key_holder == "clients":
                     seen = _Published(part(message, "sum"), schema, num_clients, weighted, total)
-        messenger.announce(channel, {}, _CHECK)  # a total that does not open for one is nobody's
+        messenger.check(channel)  # a total that does not open for one is nobody's
         return ({} if result is None else dict.fromkeys(local, result)), seen
 
     def _counted(self, message: Message, shares: Mapping[str, float]) -> Mapping[str, float]:

@@ -208,6 +208,7 @@ class Federation:
             own = {client.name: of(client.name) for client in self.local_clients}
         except Exception as error:
             failure = error
+        self.settle()
         told = self.transport.tell_all(own, label)
         if failure is not None:
             raise failure
@@ -215,6 +216,7 @@ class Federation:
 
     def agree(self, label: str, value: object) -> None:
         """Raise an `OutOfStepError` on every process unless all of them hold an equal ``value``."""
+        self.settle()
         values = self.transport.tell_all(value, f"agreement on {label}")
         for rank, other in enumerate(values):
             if other != values[0] and rank not in self.transport.lost:
@@ -262,6 +264,20 @@ class Federation:
         """Find out who has been lost since the last exchange, so that sums are taken over the others."""
         if self.transport.losable:
             self._messenger.announce("presence", {}, KINDS.index("check"))
+        self.settle()
+
+    @contextmanager
+    def stepping(self) -> Iterator[None]:
+        """A local step: what fails at the end of one of its exchanges may fail elsewhere at the next one."""
+        self._messenger.stepping = True
+        try:
+            yield
+        finally:
+            self._messenger.stepping = False
+
+    def settle(self) -> None:
+        """Hear of failures of other processes in the last exchange, before all do together what is no exchange."""
+        self._messenger.settle()
 
     @property
     def settled(self) -> bool:

@@ -61,6 +61,7 @@ class Messenger:
         ledger: What crossed so far.
         settled: Whether all processes have come to the same round; until they have, where they resume from checkpoints
             of different rounds, announcements count from 0 at each.
+        stepping: Whether a local step is under way, in which exchanges follow one another: see `check`.
     """
 
     def __init__(self, transport: Transport, rank_of: Mapping[str, int]) -> None:
@@ -71,7 +72,9 @@ class Messenger:
         self.device: torch.device | None = None
         self.ledger = Ledger()
         self.settled = True
+        self.stepping = False
         self._early = 0
+        self._owed = False
         self._failure: FederationError | RosterError | PrivacyError | None = None
 
     @property
@@ -142,7 +145,7 @@ class Messenger:
         name = channel.encode()
         if not 0 < len(name) <= NAME_BYTES:
             raise ValueError(f"channel must have 1 to {NAME_BYTES} bytes of UTF-8, got {channel!r}")
-        failure, self._failure = self._failure, None
+        failure, self._failure, self._owed = self._failure, None, False
         call, round_idx = self.position
         self.call, self._early = self.call + 1, self._early + 1  # a call that fails is never repeated: see `RoundId`
         routed = any(isinstance(party, tuple) for party in sizes)
@@ -178,6 +181,22 @@ class Messenger:
         announced = {party: size for party, size in zip(parties, largest, strict=True) if size}
         check_sizes(announced, self._doing(channel))
         return announced
+
+    def check(self, channel: str) -> None:
+        """After the last message of an exchange, raise a local failure on every process.
+
+        Within a local step a process that has none goes on, and hears of another's at the next announcement, which the
+        other one has come to already: so a step's exchange takes one meeting less.
+        """
+        if self.failed or not self.stepping:
+            self.announce(channel, {}, KINDS.index("check"))
+        else:
+            self._owed = True
+
+    def settle(self) -> None:
+        """Hear of failures in the last exchange, before processes do together what is no exchange."""
+        if self._owed:
+            self.announce("settling", {}, KINDS.index("check"))
 
     def _check_speakers(self, told: Tensor, parties: Sequence[Party], channel: str) -> None:
         """Raise a `DecodeError` if a process other than the server's, rank 0, speaks for clients of another one."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedlit.federation.choices import Resolved
 from fedlit.federation.exchange import Exchange
-from fedlit.federation.messenger import KINDS, Message, Messenger, Pair, Party
+from fedlit.federation.messenger import Message, Messenger, Pair, Party
 from fedlit.federation.release import Releases
 from fedlit.federation.wire import part
 from fedlit.privacy import DecodeError, PlainAffine, PrivacyError, RoundId
@@ -105,7 +105,7 @@ class TwoPartyExchange:
             if y is not None:
                 outputs.setdefault(pair[1], {})[pair[0]] = y.to(self._messenger.device or y.device)
         if pairs:
-            self._messenger.announce(channel, {}, KINDS.index("check"))  # whether an answer was refused somewhere
+            self._messenger.check(channel)  # whether an answer was refused somewhere
         return outputs
 
     def forget(self) -> None:

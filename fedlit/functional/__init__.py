@@ -21,7 +21,7 @@ from fedlit.functional.calibration import (
     temperature_grid,
 )
 from fedlit.functional.clustering import clustering_gains, intra_cluster_distance, k_means, relative_scatter
-from fedlit.functional.correlation import coral_loss, second_moments
+from fedlit.functional.correlation import central_moments, coral_loss, second_moments
 from fedlit.functional.discriminant import linear_discriminant, softmax_regression
 from fedlit.functional.disentangling import mutual_information_bound, uniform_cross_entropy
 from fedlit.functional.geodesic import (
@@ -159,6 +159,7 @@ __all__ = [
     "brier_score",
     "calibrated_information",
     "cauchy_kernel",
+    "central_moments",
     "certainty_score",
     "class_mean_match",
     "clustering_gains",

@@ -70,3 +70,31 @@ def second_moments(x: Tensor, center: Tensor) -> Tensor:
     rows, columns = torch.triu_indices(x.shape[1], x.shape[1], device=x.device)
     twice = torch.where(rows == columns, x.new_tensor(1.0), x.new_tensor(math.sqrt(2)))
     return (apart.T @ apart / len(x))[rows, columns] * twice
+
+
+def central_moments(moments: Tensor) -> Tensor:
+    r"""Second moments about the mean, from those about 0 of samples with a 1 beside them.
+
+    Of the matrix :math:`\begin{pmatrix} A & b \\ b^\top & w \end{pmatrix}`, with the sum w of the samples' weights,
+    that is the Schur complement :math:`A - b b^\top / w`. As A enters with the factor 1, what is added to it, such as
+    another domain's negative second moments, is kept.
+
+    Args:
+        moments: As `second_moments` has them of p numbers and a 1, shape ((p + 1) (p + 2) / 2,); w is not 0.
+
+    Returns:
+        Vector of p (p + 1) / 2 numbers, as `second_moments` has them, that gradients pass through.
+
+    Raises:
+        ValueError: If there are not as many numbers as in a triangle of at least two rows.
+    """
+    p = (math.isqrt(8 * len(moments) + 1) - 3) // 2 if moments.dim() == 1 else 0
+    if p < 1 or len(moments) != (p + 1) * (p + 2) // 2:
+        raise ValueError(
+            f"moments must have shape ((p + 1) (p + 2) / 2,) with p at least 1, such as (3,) or (6,), got "
+            f"{tuple(moments.shape)}"
+        )
+    _, columns = torch.triu_indices(p + 1, p + 1, device=moments.device)
+    inner, last = columns < p, columns == p
+    beside = moments[last][:-1] / math.sqrt(2)
+    return moments[inner] - second_moments(beside[None], torch.zeros_like(beside)) / moments[-1]

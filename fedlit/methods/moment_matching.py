@@ -18,14 +18,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from fedlit.federation import Channel, Client, DivergedError, Summed
 from fedlit.functional import (
     bandwidth_ladder,
+    central_moments,
     mean_pair_distance,
     mixture_frequencies,
     random_fourier_features,
@@ -140,55 +143,50 @@ class FedCORAL(MomentMatching):
 
     .. math:: L = \frac{1}{4 d^2} \left\|C_S - C_T\right\|_F^2
 
-    Pooled, C_S is the covariance of all sources' samples, their means' spread included: in each exchange they learn the
-    mean of all first, and then add their second moments about it. A batch of one sample, which has no covariance, is
-    not matched. Messages have d (d + 1) / 2 numbers: put a `Bottleneck` behind an extractor of many features.
+    Pooled, C_S is the covariance of all sources' samples, their means' spread included: sources send second moments of
+    their features with a 1 beside them, which have the means, and the sum has it all. A batch of one sample, which has
+    no covariance, is not matched. Messages have d (d + 1) / 2 numbers, pooled over several sources d + 1 more: put a
+    `Bottleneck` behind an extractor of many features. Features should not have a mean of many times their spread, as
+    the covariance of pooled sources is a difference of moments.
 
     Args:
         mmd_weight: Weight lambda of the loss, at least 0. The loss has the fourth power of the features' unit.
 
     Notes:
-        Pooled, the sources learn the mean feature over their batches, and everyone the difference of the covariances.
+        Pooled, everyone learns the sources' mean feature over their batches, and the difference of their second moments
+        and the target's covariance.
     """
 
     contents: ClassVar[str] = "covariance of a batch"
     fewest_samples: ClassVar[int] = 2
 
     @property
+    def pools(self) -> bool:
+        """Whether there are several sources, whose covariance is that of all their samples together."""
+        return self.match == "pooled" and len(self.sources) > 1
+
+    @property
     def channels(self) -> tuple[Channel, ...]:
-        """Where several sources are pooled, their mean feature; covariances and weights."""
-        if self.match == "pairwise" or len(self.sources) == 1:
-            return super().channels
-        moments = super().channels[0]
-        return (
-            Summed("center", "mean feature of a batch", "sources", "sources", moments.how_often, too_few="skip"),
-            *super().channels,
-        )
+        """Covariances, or second moments and means of pooled sources; and weights."""
+        moments, *others = super().channels
+        contents = "second moments and mean of a batch, the target's covariance negative"
+        return (replace(moments, contents=contents) if self.pools else moments, *others)
 
     def numbers(self) -> tuple[int, int]:
-        """An upper triangle, and the sources' mean feature."""
-        return self.width * (self.width + 1) // 2, self.width
-
-    def agree_(self, sources: Sequence[Client], features: Mapping[str, Tensor]) -> bool:
-        """Pooled, several sources learn the mean of their mean features; a single one knows it."""
-        if self.match == "pairwise":
-            return True
-        means = {client.name: features[client.name].mean(dim=0) for client in sources if client.name in features}
-        if len(sources) > 1:
-            if not self.federation.senders("center", among=sources):
-                return False
-            sent = {name: {"mean": own} for name, own in means.items()}
-            told = self.federation.mean("center", sent, sources, sources)
-            means = {name: message["mean"] for name, message in told.items()}
-        for name, center in means.items():
-            self.replicas[name].reference.copy_(center.detach())
-        return True
+        """An upper triangle, and nothing that clients agree on before."""
+        width = self.width + self.pools
+        return width * (width + 1) // 2, 0
 
     def mean(self, client: str, features: Tensor) -> Tensor:
-        """Second moments about the sources' mean, or one's own, shape (d (d + 1) / 2,)."""
-        # the mean of samples about their mean is 0, so that a constant centre changes no gradient of all sources' sum
-        pooled = self.match == "pooled" and client != self.target.name
-        return second_moments(features, self.replicas[client].reference if pooled else features.mean(dim=0))
+        """Second moments about one's own mean; a pooled source's of features and a 1, about 0, shape (M,)."""
+        if not self.pools:
+            return second_moments(features, features.mean(dim=0))
+        if client == self.target.name:
+            features, beside = features - features.mean(dim=0), features.new_zeros(len(features), 1)
+        else:
+            beside = features.new_ones(len(features), 1)
+        wider = torch.cat([features, beside], dim=1)
+        return second_moments(wider, torch.zeros_like(wider[0]))
 
     def corrections(self, sources: Sequence[Client]) -> dict[str, float]:
         """From the mean over n samples to the unbiased n / (n - 1); of pooled sources, that of all their samples.
@@ -204,4 +202,4 @@ class FedCORAL(MomentMatching):
 
     def squared_length(self, gap: Tensor) -> Tensor:
         """The loss of a difference of covariances as `second_moments` has them, a scalar."""
-        return gap.square().sum() / (4 * self.width**2)
+        return (central_moments(gap) if self.pools else gap).square().sum() / (4 * self.width**2)

@@ -216,6 +216,43 @@ def test_a_total_that_no_server_announces_is_told() -> None:
 
 
 @pytest.mark.parametrize(
+    "then",
+    [
+        lambda federation, mine: federation.sum("w", mine),
+        lambda federation, mine: federation.exchange("e", mine),
+        lambda federation, mine: federation.report({}, ["loss"]),
+        lambda federation, mine: federation.agree("a word", "good"),
+        lambda federation, mine: federation.tell("a word", lambda name: name),
+        lambda federation, mine: federation.see_who_is_there(),
+    ],
+    ids=["sum", "exchange", "report", "agree", "tell", "close"],
+)
+def test_within_a_step_a_total_that_does_not_open_for_one_fails_elsewhere_at_the_next_exchange(then: Any) -> None:
+    def both(transport: Transport) -> tuple[bool, str]:
+        federation = Federation(NAMES, "t", transport=transport, placement=[["a", "b"], ["t"]])
+        mine = {client.name: {"x": torch.ones(2)} for client in federation.local_clients}
+        meetings: list[str] = []
+        meet = transport.meet
+        transport.meet = lambda frame, doing: meetings.append(doing) or meet(frame, doing)  # type: ignore
+        federation.sum("w", mine)
+        with federation.stepping():
+            federation.sum("w", mine)
+        assert len(meetings) == 3 + 2
+        if transport.rank:
+            federation._aggregation._revealed = lambda *_: part({}, "sum")  # type: ignore[method-assign]
+        first = True
+        with pytest.raises(DecodeError) as error:  # noqa: PT012 (where it is raised is what this is about)
+            with federation.stepping():
+                federation.sum("w", mine)
+            first = False
+            then(federation, mine)
+        return first, str(error.value)
+
+    text = "a message lacks the part 'sum', it has []"
+    assert on_ranks(both, 2) == [(False, f"{text} [raised by rank 1]"), (True, text)]
+
+
+@pytest.mark.parametrize(
     ("message", "text"),
     [
         ({}, "lacks the part 'bytes', it has []"),

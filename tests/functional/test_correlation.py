@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedlit.functional import coral_loss, second_moments
+from fedlit.functional import central_moments, coral_loss, second_moments
 
 
 def samples() -> tuple[Tensor, Tensor]:
@@ -59,8 +59,31 @@ def test_second_moments_as_a_vector_have_the_distances_of_the_matrices() -> None
     torch.testing.assert_close((vectors[0] - vectors[1]).square().sum(), expected, rtol=1e-13, atol=0)
 
 
+def test_central_moments_of_added_ones_are_the_covariance_less_what_was_added() -> None:
+    x, y = samples()
+    shares = [0.7 / len(x), 0.6 / len(y)]
+    wider = [torch.cat([z, torch.ones(len(z), 1, dtype=z.dtype)], dim=1) for z in (x, y)]
+    zero = torch.zeros(4, dtype=torch.float64)
+    total = sum(share * len(z) * second_moments(z, zero) for share, z in zip(shares, wider, strict=True))
+    pooled = torch.cat([x, y])
+    by_sample = torch.cat([torch.full((len(z),), share) for share, z in zip(shares, (x, y), strict=True)])
+    mean = (by_sample[:, None] * pooled).sum(0) / by_sample.sum()
+    expected = by_sample.sum() * torch.cov(pooled.T, aweights=by_sample, correction=0)
+    about_mean = second_moments((by_sample.sqrt()[:, None] * (pooled - mean)) * len(pooled) ** 0.5, zero[:3])
+    torch.testing.assert_close(central_moments(total), about_mean, rtol=1e-5, atol=1e-6)
+    rows, columns = torch.triu_indices(3, 3)
+    twice = torch.where(rows == columns, 1.0, 2.0**0.5)
+    torch.testing.assert_close(central_moments(total), expected[rows, columns] * twice, rtol=1e-5, atol=1e-6)
+    added = torch.tensor([1.0, 2.0, 3.0, 0.0, 4.0, 5.0, 0.0, 6.0, 0.0, 0.0], dtype=torch.float64)
+    gap = central_moments(total + added) - central_moments(total)
+    torch.testing.assert_close(gap, added[[0, 1, 2, 4, 5, 7]], rtol=1e-12, atol=1e-12)
+
+
 def test_bad_input_is_named() -> None:
     x, y = samples()
+    for number in (1, 4, 5):
+        with pytest.raises(ValueError, match=rf"p at least 1, such as \(3,\) or \(6,\), got \({number},\)"):
+            central_moments(torch.ones(number))
     with pytest.raises(ValueError, match="y must hold at least 2 samples to have a covariance, got 1"):
         coral_loss(x, y[:1])
     with pytest.raises(ValueError, match="equally many features"):
