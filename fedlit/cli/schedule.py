@@ -211,7 +211,9 @@ def _end(*_: object) -> None:
 
 def _start(args: list[str], number: int, threads: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
     own = {_ONE: str(number), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}
-    command = [sys.executable, "-m", "fedlit.cli", *args]
+    # -P: the folder's files go before installed ones where they do in this process, and not in a clone, say
+    safe = [] if {"", os.getcwd()} & {*sys.path} else ["-P"]
+    command = [sys.executable, *safe, "-m", "fedlit.cli", *args]
     return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **own})
 
 

@@ -132,6 +132,8 @@ def test_runs_side_by_side_equal_those_one_after_the_other(capfd: pytest.Capture
     main(["fit", *SEVERAL])
     serial = found()
     Path("runs").rename("serial")
+    Path("fedlit").mkdir()  # as in a clone, where what is installed is meant
+    Path("fedlit/__init__.py").write_text("raise ImportError('not the installed package')\n")
     main(["fit", *SEVERAL, "--jobs=2"])
     assert found() == serial
     (logs,) = Path("runs").glob("experiment_*")
