@@ -68,6 +68,7 @@ from fedlit.functional.refinement import (
     propagate_labels,
     refine_labels,
     to_class_shares,
+    to_confidence,
 )
 from fedlit.functional.scores import (
     SourceMoments,
@@ -250,6 +251,7 @@ __all__ = [
     "tca",
     "temperature_grid",
     "to_class_shares",
+    "to_confidence",
     "transport_plan",
     "trust_score",
     "uniform_cross_entropy",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -154,6 +155,38 @@ def to_class_shares(p: Tensor, shares: Tensor, num_iterations: int = 1000, toler
     return q
 
 
+def to_confidence(p: Tensor, confidence: float) -> Tensor:
+    r"""Class probabilities to the one power, and scaled, with which they are as sure as asked.
+
+    .. math:: \frac1n\sum_i \max_c \frac{p_{ic}^k}{\sum_b p_{ib}^k} = \frac1C + \kappa \Bigl(1 - \frac1C\Bigr)
+
+    Powers keep the order of a sample's classes, and undo what training for longer does to probabilities. Where no power
+    gets there, as where classes are equally probable, the nearest one is taken.
+
+    Args:
+        p: Class probabilities, shape (n, C); no row all 0.
+        confidence: kappa, in (0, 1): 0 would be equal probabilities, 1 one class alone.
+
+    Returns:
+        Of shape (n, C), float64; rows sum to 1.
+
+    Raises:
+        ValueError: If ``p`` is no such matrix, or ``confidence`` is out of range.
+    """
+    _check_probabilities(p)
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence must be above 0 and below 1, got {confidence}")
+    logits = p.detach().double().clamp(min=torch.finfo(torch.float64).tiny).log()
+    logits = logits - logits.amax(dim=1, keepdim=True)
+    wanted = (1 + confidence * (p.shape[1] - 1)) / p.shape[1]
+    low, high = -12.0, 12.0  # of log k: the surer, the higher
+    for _ in range(60):
+        middle = (low + high) / 2
+        surer = float((math.exp(middle) * logits).softmax(dim=1).amax(dim=1).mean()) > wanted
+        low, high = (low, middle) if surer else (middle, high)
+    return (math.exp(high) * logits).softmax(dim=1)
+
+
 def adaptive_shares(p: Tensor, doubt: float = 2.0) -> Tensor:
     r"""Shares of classes, the nearer to equal ones the less sure predictions are.
 
@@ -179,12 +212,18 @@ def adaptive_shares(p: Tensor, doubt: float = 2.0) -> Tensor:
 
 
 def refine_labels(
-    p: Tensor, features: Tensor, *, num_neighbors: int = 5, alpha: float = 0.7, doubt: float = 2.0
+    p: Tensor,
+    features: Tensor,
+    *,
+    num_neighbors: int = 5,
+    alpha: float = 0.7,
+    doubt: float = 2.0,
+    confidence: float = 0.5,
 ) -> Tensor:
     """Class probabilities of a domain's samples, by those of their neighbours and by shares of the classes.
 
-    Predictions are squared, which makes them surer, and spread over neighbourhoods (`neighbour_graph`,
-    `propagate_labels`). What comes out tells the shares of the classes (`adaptive_shares`). The predictions are scaled
+    Predictions are made as sure as ``confidence`` says, whether they come from a network that trained for long or not
+    (`to_confidence`), and spread over neighbourhoods (`neighbour_graph`, `propagate_labels`). What comes out tells the shares of the classes (`adaptive_shares`). The predictions are scaled
     to these (`to_class_shares`), spread and scaled again.
 
     Args:
@@ -193,6 +232,7 @@ def refine_labels(
         num_neighbors: See `neighbour_graph`.
         alpha: See `propagate_labels`.
         doubt: See `adaptive_shares`.
+        confidence: See `to_confidence`.
 
     Returns:
         Of shape (n, C), float64; rows sum to 1.
@@ -205,9 +245,9 @@ def refine_labels(
     if len(features) != len(p):
         raise ValueError(f"p and features must be of the same samples, got {len(p)} and {len(features)} rows")
     graph = neighbour_graph(features, num_neighbors)
-    squared = _rows(p.detach().double().clamp(min=_SURE).square()).cpu()
-    shares = adaptive_shares(propagate_labels(graph, squared, alpha), doubt)
-    spread = propagate_labels(graph, to_class_shares(squared, shares), alpha)
+    as_sure = to_confidence(p, confidence).cpu()
+    shares = adaptive_shares(propagate_labels(graph, as_sure, alpha), doubt)
+    spread = propagate_labels(graph, to_class_shares(as_sure, shares), alpha)
     return to_class_shares(spread, shares).to(p.device)
 
 

@@ -21,6 +21,7 @@ from fedlit.functional import (
     propagate_labels,
     refine_labels,
     to_class_shares,
+    to_confidence,
 )
 
 
@@ -187,6 +188,30 @@ def test_adaptive_shares_by_hand() -> None:
         adaptive_shares(p, -1)
 
 
+# ---------------------------------------------------------------- confidence
+
+
+@pytest.mark.parametrize("power", [0.01, 1.0, 7.0, 60.0])
+def test_confidence_is_the_one_asked_whatever_power_came_before(power: float) -> None:
+    p = predictions()
+    found = to_confidence((power * p.log()).softmax(dim=1), 0.4)
+    assert float(found.amax(dim=1).mean()) == pytest.approx(1 / 3 + 0.4 * 2 / 3, abs=1e-12)
+    torch.testing.assert_close(found, to_confidence(p, 0.4), atol=1e-9, rtol=0)
+    assert torch.equal(found.argsort(dim=1), p.argsort(dim=1))
+
+
+def test_confidence_by_hand_and_where_no_power_gets_there() -> None:
+    p = torch.tensor([[0.8, 0.2]])  # 16 to 1 if squared
+    torch.testing.assert_close(to_confidence(p, 15 / 17), torch.tensor([[16 / 17, 1 / 17]]).double(), atol=1e-7, rtol=0)
+    even = torch.full((4, 5), 0.2)
+    torch.testing.assert_close(to_confidence(even, 0.9), even.double())
+    sure = torch.eye(3)
+    assert to_confidence(sure, 0.5).isfinite().all()
+    for confidence in (0.0, 1.0, math.nan):
+        with pytest.raises(ValueError, match="confidence must be above 0 and below 1, got"):
+            to_confidence(p, confidence)
+
+
 # ---------------------------------------------------------------- the recipe
 
 
@@ -204,10 +229,10 @@ def test_the_recipe_is_its_steps() -> None:
     x, _ = clusters(40)
     p = predictions()
     graph = neighbour_graph(x, 4)
-    squared = p.square() / p.square().sum(dim=1, keepdim=True)
-    shares = adaptive_shares(propagate_labels(graph, squared, 0.6), 1.5)
-    step = propagate_labels(graph, to_class_shares(squared, shares), 0.6)
-    found = refine_labels(p, x, num_neighbors=4, alpha=0.6, doubt=1.5)
+    as_sure = to_confidence(p, 0.4)
+    shares = adaptive_shares(propagate_labels(graph, as_sure, 0.6), 1.5)
+    step = propagate_labels(graph, to_class_shares(as_sure, shares), 0.6)
+    found = refine_labels(p, x, num_neighbors=4, alpha=0.6, doubt=1.5, confidence=0.4)
     torch.testing.assert_close(found, to_class_shares(step, shares))
     torch.testing.assert_close(found.mean(dim=0), shares, atol=1e-8, rtol=0)
 
@@ -215,8 +240,8 @@ def test_the_recipe_is_its_steps() -> None:
 def test_the_recipe_without_a_graph_is_class_shares_alone() -> None:
     """With alpha 0, samples do not hear of each other but by the shares."""
     p = predictions()
-    squared = p.square() / p.square().sum(dim=1, keepdim=True)
-    expected = to_class_shares(squared, adaptive_shares(squared, 2.0))
+    as_sure = to_confidence(p, 0.5)
+    expected = to_class_shares(as_sure, adaptive_shares(as_sure, 2.0))
     torch.testing.assert_close(refine_labels(p, normal(40, 3), alpha=0.0), expected)
 
 

@@ -25,7 +25,7 @@ from helpers import build, digits, loader, normalised_head, same, trainer, weigh
 CLIENTS = ("c0", "c1", "c2")
 
 
-def clusters(size: int = 60, shift: float = 1.5) -> dict[str, TensorDataset]:
+def clusters(size: int = 60, shift: float = 1.0) -> dict[str, TensorDataset]:
     """Three classes, each around a direction of its own; all of the target is moved towards one of them."""
     generator = torch.Generator().manual_seed(0)
     data = {}
