@@ -27,8 +27,15 @@ from fedlit.training.tasks import Classification
 LEAST_SAMPLES = 50
 """Of the target; neighbourhoods of fewer tell little."""
 
-TOLERANCE = 0.025
-"""What the accuracy on the sources' samples may fall by."""
+LEFT = 0.8
+"""Share of the accuracy on the sources' samples that is to be left.
+
+The classifier of predicted classes decides as the sources' own one, which has learnt their samples by heart: one that
+fits the target better is somewhat worse there. Where classes change places or vanish, little is left.
+"""
+
+AGREEMENT = 0.975
+"""Least share of samples of which a network's prediction is that of the linear classifier put into it."""
 
 STRENGTH = 100.0
 """Inverse of the penalty on the refined classifier's weights, per sample: chosen with sources in the target's place."""
@@ -145,7 +152,7 @@ def fit_heads(method: Method) -> tuple[Heads, list[nn.Linear]]:
     agree = outputs.argmax(dim=1) == (features.float() @ heads.weight[-1].T + heads.bias[-1]).argmax(dim=1)
     for layer, (weight, bias) in zip(layers, before, strict=True):
         _set_(layer, weight, bias)
-    if agree.double().mean() < 1 - TOLERANCE:
+    if agree.double().mean() < AGREEMENT:
         raise NoRefinementError("its predictions are not those of one linear classifier of its features")
     return heads, layers
 
@@ -189,12 +196,12 @@ def answer(method: Method, client: Client, message: Mapping[str, Tensor] | None)
 def decide_(
     method: Method, heads: Heads, layers: Iterable[nn.Linear], told: Mapping[str, Tensor] | None
 ) -> dict[str, float]:
-    """Take the refined classifier, unless it does worse on the sources' samples; what is logged of it."""
+    """Take the refined classifier, unless it does much worse on the sources' samples; what is logged of it."""
     if told is None:
         _warn(method, "too few sources answered for the privacy backend to hide which of them said what")
         return {"taken": 0.0}
     before, after = told["right"].tolist()
-    taken = after >= before - TOLERANCE
+    taken = after >= LEFT * before
     if taken:
         _write_(layers, heads)
         method.target_temperature = 1.0  # another one belonged to the old classifier

@@ -25,7 +25,7 @@ from helpers import build, digits, loader, normalised_head, same, trainer, weigh
 CLIENTS = ("c0", "c1", "c2")
 
 
-def clusters(size: int = 60, shift: float = 1.0) -> dict[str, TensorDataset]:
+def clusters(size: int = 60, shift: float = 1.5) -> dict[str, TensorDataset]:
     """Three classes, each around a direction of its own; all of the target is moved towards one of them."""
     generator = torch.Generator().manual_seed(0)
     data = {}
@@ -199,7 +199,7 @@ def test_all_classifiers_that_a_target_predicts_with_are_replaced(
     method: type[FederatedModule], arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The guard is taken away: networks of this size and these rounds know too little."""
-    monkeypatch.setattr(refinement, "TOLERANCE", 1.0)
+    monkeypatch.setattr(refinement, "LEFT", 0.0)
     data = digits(batch_size=128)
     found: list[tuple[refinement.Heads, list[nn.Linear]]] = []
     original = refinement.fit_heads
