@@ -223,8 +223,9 @@ def refine_labels(
     """Class probabilities of a domain's samples, by those of their neighbours and by shares of the classes.
 
     Predictions are made as sure as ``confidence`` says, whether they come from a network that trained for long or not
-    (`to_confidence`), and spread over neighbourhoods (`neighbour_graph`, `propagate_labels`). What comes out tells the shares of the classes (`adaptive_shares`). The predictions are scaled
-    to these (`to_class_shares`), spread and scaled again.
+    (`to_confidence`), and spread over neighbourhoods (`neighbour_graph`, `propagate_labels`). What comes out tells the
+    shares of the classes (`adaptive_shares`). The predictions are scaled to these (`to_class_shares`), spread and
+    scaled again.
 
     Args:
         p: Predictions, shape (n, C); rows sum to 1.
