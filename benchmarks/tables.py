@@ -527,6 +527,7 @@ TABLES: dict[str, dict[str, Callable[[Results], str]]] = {
         "office_caltech": baselines("office_caltech", OFFICE, papers=True),
         "styles": baselines("styles", ("photo", "painting", "sketch", "night")),
         "digits": baselines("digits", ("mnist", "usps", "optdigits")),
+        "privacy": baselines_privacy,
     },
     "across": {"rounds": across_rounds, "memory": across_memory},
     "vanishing": {"faults": vanishing},
