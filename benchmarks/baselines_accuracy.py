@@ -9,8 +9,8 @@ seeds. Accuracies are those of the last round, on the target's hidden labels, wh
 "round_by_score" is the round that the label-free score chooses, "round_by_oracle" the best one, which no federation
 could choose, both on validation samples of the target.
 
-privacy  The first experiment at one target with one seed, 15 rounds, under masking and under CKKS: accuracy and bytes
-    next to plain sums.
+privacy  The first experiment at one target with one seed, every client in each round, under masking and under CKKS:
+    accuracy and bytes next to plain sums.
 """
 
 from __future__ import annotations

@@ -436,25 +436,6 @@ def baselines_privacy(results: Results) -> str:
     return grid("webcam, seed 0", ways, rows)
 
 
-def refinement(results: Results) -> str:
-    """Average over targets without and with refinement, and by target with it."""
-    rows = []
-    for part, labels in results.items():
-        for label in (each for each in labels if not each.endswith("refined")):
-            plain, refined = labels[label], labels[f"{label}, refined"]
-            for method in plain:
-                targets = [name for name in plain[method] if name not in _NO_TARGETS]
-                moved = (
-                    f"{name} {refined[method][name]['mean'] - plain[method][name]['mean']:+.1f}" for name in targets
-                )
-                cells = [cell(row[method]["average"]) for row in (plain, refined)]
-                rows.append((f"{part.replace('_', ' ')}, {label}: {method}", [*cells, ", ".join(moved)]))
-    return grid("average over targets", ["without", "refined", "gained at"], rows)
-
-
-_NO_TARGETS = {"average", "round_by_score", "round_by_oracle", "target_score", "seeds", "seconds", "megabytes"}
-
-
 def baselines_speed(results: Results) -> str:
     """CPU time of a round, as a ratio, and what a local step says."""
     first, *_ = results.values()

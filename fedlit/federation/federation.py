@@ -261,7 +261,7 @@ class Federation:
         return ""
 
     def see_who_is_there(self) -> None:
-        """Find out who has been lost since the last exchange, so that sums are taken over the others."""
+        """Find out who has been lost and what has failed since the last exchange; sums are taken over the others."""
         if self.transport.losable:
             self._messenger.announce("presence", {}, KINDS.index("check"))
         self.settle()
