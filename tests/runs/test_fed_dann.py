@@ -240,7 +240,7 @@ def test_a_local_step_has_one_exchange_more_than_fedavg() -> None:
         module = federated() if method is FedDANN else FedAvg(NAMES, "c2", 2, Extractor(), nn.Linear(4, 2).double())
         fit(module, data, batch_size=8, rounds=2)
         calls[method] = module.federation.state_dict()["calls"]
-    # in each of 2 rounds a sum in each of 3 steps (vectors and total), what failed in the last, and a mean of D (a check too)
+    # in each of 2 rounds: vectors and total in each of 3 steps, what failed in the last; a mean of D, with its check
     assert calls[FedDANN] - calls[FedAvg] == 2 * (3 * 2 + 1 + 3)
     module = federated()
     fit(module, data, batch_size=8)
