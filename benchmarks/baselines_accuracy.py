@@ -1,8 +1,8 @@
 """Methods that need no target label, with one backbone, as many rounds and the same batches: accuracy, bytes, seconds.
 
-Run from the repository root: python benchmarks/baselines_accuracy.py [--parts office_caltech styles digits privacy]
-[--methods FedDAN FedCORAL] [--folder runs]. With ``--folder`` the runs stay there, and a part that was stopped goes on;
-with ``--methods`` those rows alone are made again.
+Run from the repository root: python benchmarks/baselines_accuracy.py [--parts office_caltech styles surf digits hearts
+privacy] [--methods FedDAN FedCORAL] [--folder runs]. With ``--folder`` the runs stay there, and a part that was stopped
+goes on; with ``--methods`` those rows alone are made again.
 
 Every part but the last is one ``fedlit fit`` of an experiment ``configs/experiments/*_baselines.yaml`` over targets and
 seeds. Accuracies are those of the last round, on the target's hidden labels, which nothing was chosen by;
@@ -31,7 +31,9 @@ from experiments import Results, by_method, fit, show
 EXPERIMENTS = {
     "office_caltech": "office_caltech_baselines",
     "styles": "office_caltech_styles_baselines",
+    "surf": "office_caltech_surf_baselines",
     "digits": "digits_baselines",
+    "hearts": "heart_baselines",
 }
 BACKENDS = {"plain": "fedlit.privacy.Plain", "masking": "fedlit.privacy.PairwiseMasking", "CKKS": "fedlit.privacy.CKKS"}
 

@@ -187,7 +187,7 @@ def to_confidence(p: Tensor, confidence: float) -> Tensor:
     return (math.exp(high) * logits).softmax(dim=1)
 
 
-def adaptive_shares(p: Tensor, doubt: float = 2.0) -> Tensor:
+def adaptive_shares(p: Tensor, doubt: float = 1.0) -> Tensor:
     r"""Shares of classes, the nearer to equal ones the less sure predictions are.
 
     .. math:: (1 - \rho)\, \bar p + \rho / C, \qquad
@@ -217,7 +217,7 @@ def refine_labels(
     *,
     num_neighbors: int = 5,
     alpha: float = 0.7,
-    doubt: float = 2.0,
+    doubt: float = 1.0,
     confidence: float = 0.5,
 ) -> Tensor:
     """Class probabilities of a domain's samples, by those of their neighbours and by shares of the classes.

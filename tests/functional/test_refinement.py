@@ -242,7 +242,7 @@ def test_the_recipe_without_a_graph_is_class_shares_alone() -> None:
     p = predictions()
     as_sure = to_confidence(p, 0.5)
     expected = to_class_shares(as_sure, adaptive_shares(as_sure, 2.0))
-    torch.testing.assert_close(refine_labels(p, normal(40, 3), alpha=0.0), expected)
+    torch.testing.assert_close(refine_labels(p, normal(40, 3), alpha=0.0, doubt=2.0), expected)
 
 
 def test_order_of_samples_and_of_classes_does_not_matter() -> None:

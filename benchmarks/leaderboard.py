@@ -1,0 +1,178 @@
+"""Leaderboard: methods on five data sets, and what is recommended beside them; accuracy, rank, bytes, seconds.
+
+Run from the repository root: python benchmarks/leaderboard.py [--parts office_caltech styles surf digits hearts]
+[--again] [--few-labels] [--folder runs] [--jobs 2]
+
+Every part is an experiment ``configs/experiments/*_baselines.yaml``: one backbone, as many rounds and the same batches
+for all methods, each domain in turn as the target. Rows of methods are those of ``benchmarks/baselines_accuracy.json``;
+``--again`` trains them anew. The row "recommended" is a configuration of ``configs/recipes`` on the same data, with its
+own rounds. With ``--few-labels`` the methods are those that take labels of the target, and have LABELS of them.
+
+Accuracies are those of the last round on all samples of the target, whose labels are hidden: an oracle, and nothing is
+chosen by it. "round_by_score" is the round that the label-free score chooses and "round_by_oracle" the best one, both
+on validation samples. The picture, `leaderboard.png`, has mean accuracy against bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from baselines_accuracy import EXPERIMENTS, experiment, kept_in
+from experiments import Results, by_method, fit, show
+
+HERE = Path(__file__).parent
+RECOMMENDED = "recommended"
+
+
+def given(width: int) -> str:
+    """Features as they are, for a linear classifier."""
+    return f"--model.extractor={{class_path: fedlit.models.Features, init_args: {{in_features: {width}}}}}"
+
+
+RECIPES: dict[str, tuple[str, ...]] = {
+    "office_caltech": ("recipes/features", given(1280)),
+    "styles": ("recipes/features", given(1280)),
+    "surf": ("recipes/features", given(800)),
+    "digits": ("recipes/networks", "--trainer.strategy.init_args.local_steps=null"),
+    "hearts": ("recipes/tables", given(38)),
+}
+"""By part, a configuration and what fits it to the data."""
+
+LABELS = 50
+FEW_LABELS = (
+    *("fedavg", "fed_da", "fed_da_auto", "fedgp", "fedgp_auto", "fed_mme", "finetune_offline", "target_only", "ditto"),
+    *("apfl", "fedrep", "knn_per"),
+)
+"""Of configs/methods."""
+
+Rows = dict[str, dict[str, Any]]
+
+
+def recommended(part: str, seeds: Sequence[int], folder: Path | None, jobs: int) -> dict[str, Any]:
+    """The row of a part's recipe."""
+    recipe, *words = RECIPES[part]
+    with kept_in(folder, f"recommended-{part}") as place:
+        runs = fit(
+            place,
+            f"--config=configs/experiments/{EXPERIMENTS[part]}.yaml",
+            f"--config={recipe}",
+            *words,
+            "--compare=[]",
+            f"--seeds=[{', '.join(map(str, seeds))}]",
+            f"--jobs={jobs}",
+        )
+    (row,) = by_method([*runs.values()]).values()
+    return row
+
+
+def few_labels(part: str, seeds: Sequence[int], folder: Path | None, jobs: int) -> Rows:
+    """Rows of the methods that take target labels; SourceOnly, which adds nothing, is the floor."""
+    with kept_in(folder, f"few_labels-{part}") as place:
+        runs = fit(
+            place,
+            f"--config=configs/experiments/{EXPERIMENTS[part]}.yaml",
+            f"--compare=[{', '.join(f'methods/{name}' for name in FEW_LABELS)}]",
+            f"--data.target_labels={LABELS}",
+            f"--seeds=[{', '.join(map(str, seeds))}]",
+            f"--jobs={jobs}",
+        )
+    return by_method([*runs.values()])
+
+
+def per_run(row: dict[str, Any], targets: int) -> tuple[float, float]:
+    """Megabytes that all clients send and get, and seconds."""
+    return sum(row["megabytes"].values()), row["seconds"] / (targets * len(row["seeds"]))
+
+
+def targets_of(row: dict[str, Any]) -> list[str]:
+    """Those with an accuracy of their own."""
+    return [name for name, cell in row.items() if isinstance(cell, dict) and "mean" in cell and name not in _SUMMARIES]
+
+
+_SUMMARIES = ("average", "round_by_score", "round_by_oracle", "target_score")
+
+
+def standings(board: dict[str, Rows]) -> list[tuple[str, float, float, float]]:
+    """Method, mean rank, and means of accuracy and of megabytes, over the parts; the best rank first.
+
+    Only methods that are in every part. Equal accuracies share their mean rank.
+    """
+    everywhere = [name for name in next(iter(board.values())) if all(name in rows for rows in board.values())]
+    found = []
+    for method in everywhere:
+        ranks, accuracies, sizes = [], [], []
+        for rows in board.values():
+            own = rows[method]["average"]["mean"]
+            others = [rows[name]["average"]["mean"] for name in everywhere]
+            ranks.append(1 + sum(each > own for each in others) + (sum(each == own for each in others) - 1) / 2)
+            accuracies.append(own)
+            sizes.append(per_run(rows[method], len(targets_of(rows[method])))[0])
+        found.append((method, statistics.fmean(ranks), statistics.fmean(accuracies), statistics.fmean(sizes)))
+    return sorted(found, key=lambda each: (each[1], -each[2]))
+
+
+def picture(board: dict[str, Rows]) -> Figure:
+    """Mean accuracy of every method against what all its clients send and get."""
+    rows = sorted(standings(board), key=lambda each: each[2])
+    figure = Figure(figsize=(8, 6), layout="constrained")
+    axes = figure.subplots()
+    low, high = rows[0][2], rows[-1][2]
+    right = 1.6 * max(size for *_, size in rows)
+    for place, (method, _, accuracy, size) in enumerate(rows):
+        height = low + (high - low) * place / (len(rows) - 1)  # names one above the other, with a line to their point
+        best = method == RECOMMENDED
+        axes.plot([size, right], [accuracy, height], color="tab:orange" if best else "0.8", linewidth=0.8, zorder=1)
+        axes.scatter(size, accuracy, color="tab:orange" if best else "tab:blue", zorder=2)
+        axes.annotate(
+            f" {method}", (right, height), va="center", annotation_clip=False, weight="bold" if best else "normal"
+        )
+    axes.set_xscale("log")
+    axes.set_xlabel("megabytes that all clients send and get in a run, mean over data sets")
+    axes.set_ylabel("accuracy on the target in %, mean over data sets (oracle)")
+    axes.set_title(f"Methods that need no label of the target, {len(board)} data sets")
+    axes.set_xlim(right=right)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def main() -> None:
+    """Run, print, draw and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", nargs="+", choices=[*EXPERIMENTS], default=[*EXPERIMENTS])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--again", action="store_true", help="train every method, in place of the rows that are kept")
+    parser.add_argument("--few-labels", action="store_true", help=f"methods that take {LABELS} labels of the target")
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
+    options = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    results = Results(options.out, "torch", "lightning", "scipy")
+    kept = json.loads((HERE / "baselines_accuracy.json").read_text())["results"]
+    for part in options.parts:
+        if options.few_labels:
+            rows = few_labels(part, options.seeds, options.folder, options.jobs)
+        else:
+            rows = experiment(part, (), options.folder, options.jobs) if options.again else dict(kept[part])
+            rows[RECOMMENDED] = recommended(part, options.seeds, options.folder, options.jobs)
+        results.keep(rows, "few labels" if options.few_labels else "no labels", part)
+        for method, row in rows.items():
+            show(f"{part}: {method}", row)
+    for name, board in results.found.items():
+        print(f"\n{name}: mean rank, accuracy and MB over {', '.join(board)}")
+        for method, rank, accuracy, size in standings(board):
+            print(f"{method:24s} {rank:5.1f} {accuracy:6.1f} {size:8.1f}")
+    if "no labels" in results.found:
+        picture(results.found["no labels"]).savefig(options.out.with_suffix(".png"), dpi=110)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""Recommended configurations: they fit the data that they are for, and are what they say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from sklearn.linear_model import LogisticRegression
+from torch import Tensor
+
+from fedlit.cli import main
+from fedlit.data import HeartDisease
+
+DECAY = 5e-4
+"""Weight decay of the recipes."""
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def summary() -> dict[str, Any]:
+    """Of the run that there is."""
+    (path,) = Path("runs").rglob("summary.json")
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def test_features_of_another_scale_at_the_target_are_told_apart() -> None:
+    """Two classes; the target's features are scaled and moved, each in another way, which ranks do not see."""
+    generator = torch.Generator().manual_seed(0)
+    arrays = {}
+    for domain in ("a", "b", "c"):
+        y = torch.arange(60) % 2
+        x = torch.randn(60, 8, generator=generator) + 3 * F.one_hot(y, 8)
+        if domain == "c":
+            x = x * 10 ** torch.linspace(-2, 2, 8) + torch.arange(8)
+        arrays |= {f"{domain}_x": x.numpy(), f"{domain}_y": y.numpy()}
+    np.savez("domains.npz", **arrays)
+    words = ["--data=fedlit.data.FeatureDomains", "--data.path=domains.npz", "--data.target=c"]
+    words += ["--model=fedlit.methods.SourceOnly", "--model.extractor=fedlit.models.Features"]
+    main(["fit", *words, "--model.extractor.in_features=8", "--config=recipes/features"])
+    found = summary()
+    assert found["oracle_accuracy"] > 0.95
+    assert found["rounds"] == 60
+    assert "reverse_accuracy" in found["bytes_by_channel"]
+
+
+def test_the_classifier_of_all_sources_is_that_of_their_pooled_samples() -> None:
+    """scikit-learn as oracle: two classes of weights w and -w, whose penalty is half that of their difference."""
+    main(["fit", "--config=data/heart_disease", "--config=recipes/tables", "--model.refine=false"])
+    (path,) = Path("runs").rglob("*.ckpt")
+    state = torch.load(path, weights_only=False)["clients"]["va_long_beach"]["weights"]
+    weight, bias = state["classifier.weight"], state["classifier.bias"]
+    data = HeartDisease(target="va_long_beach", transductive=True, val_fraction=0.0, test_fraction=0.0)
+    data.setup("fit")
+    sources = [name for name in data.domain_names() if name != "va_long_beach"]
+    x = torch.cat([torch.stack([x for x, _ in data.all_samples(name)]) for name in sources]).double()
+    y = torch.cat([data.labels(name) for name in sources])
+    ones = torch.cat([x, torch.ones(len(x), 1)], dim=1)  # the bias is penalised, too
+    oracle = LogisticRegression(C=2 / (DECAY * len(x)), fit_intercept=False, tol=1e-10, max_iter=10_000)
+    oracle.fit(ones.numpy(), y.numpy())
+    difference = torch.cat([weight[1] - weight[0], (bias[1] - bias[0])[None]]).double()
+
+    def objective(w: Tensor) -> float:
+        return float(F.binary_cross_entropy_with_logits(ones @ w, y.double()) + DECAY / 4 * w.square().sum())
+
+    least = objective(torch.from_numpy(oracle.coef_[0]))
+    assert least < objective(difference) < least + 2e-3
+    assert objective(torch.zeros(39, dtype=torch.float64)) > least + 0.2
+
+
+def test_networks_are_adapted_in_the_last_round_and_refined() -> None:
+    words = ["--model.warmup_rounds=2", "--trainer.max_epochs=3"]
+    main(["fit", "--config=data/digits", "--config=recipes/networks", *words])
+    found = summary()
+    assert found["method"] == "FedJDA"
+    assert found["rounds"] == 3
+    assert {"weights", "moments", "model", "refined_head"} <= found["bytes_by_channel"].keys()
