@@ -26,17 +26,19 @@ class Backbone(nn.Module):
             from a package (extra ``backbones``).
         weights: Path of a state dict of the network, with or without its last layer, as its authors publish it;
             ``None`` is random, but for ``"efficientnet_lite0"``.
-        freeze: Keep all weights fixed, and BatchNorm's statistics too.
+        freeze: Keep all weights fixed, and BatchNorm's statistics too; or the name of the last part that is kept so,
+            counted from the input in the order of the network's ``named_modules()`` (``"_blocks.11"``,
+            ``"features.5"``).
 
     Raises:
-        ValueError: If there is no network of that name, or the file is of another.
+        ValueError: If there is no network of that name, no such part to freeze, or the file is of another.
         FileNotFoundError: If ``weights`` is a path and nothing is there.
         ImportError: If an extra is missing.
     """
 
     out_features: int
 
-    def __init__(self, name: str, weights: str | None = None, freeze: bool = False) -> None:
+    def __init__(self, name: str, weights: str | None = None, freeze: bool | str = False) -> None:
         super().__init__()
         self.name = name
         self.freeze = freeze
@@ -57,12 +59,30 @@ class Backbone(nn.Module):
         network.set_submodule(place, nn.Identity())
         if path is not None:
             _load(network, path, f"{place}.")
-        self.network = network.requires_grad_(not freeze)
+        self.network = network
+        for part in self._frozen():
+            part.requires_grad_(False)
         self.train()
 
+    def _frozen(self) -> list[nn.Module]:
+        """Parts that are kept fixed with all that is in them."""
+        if isinstance(self.freeze, bool):
+            return [self.network] if self.freeze else []
+        parts = [*self.network.named_modules()]
+        inside = [i for i, (name, _) in enumerate(parts) if f"{name}.".startswith(f"{self.freeze}.") and name]
+        if not inside:
+            raise ValueError(
+                f"freeze must be true, false, or the name of a part of {self.name}, got {self.freeze!r}: such as "
+                f"{', '.join(name for name, _ in self.network.named_children())}, or with a point a part of those"
+            )
+        around = {"", *(self.freeze[:i] for i, each in enumerate(self.freeze) if each == ".")}
+        return [part for name, part in parts[: inside[-1] + 1] if name not in around]
+
     def train(self, mode: bool = True) -> Backbone:
-        """Switch training mode; a frozen network stays in evaluation mode, so its BatchNorm statistics stay fixed."""
-        super().train(mode and not self.freeze)
+        """Switch training mode; frozen parts stay in evaluation mode, so their BatchNorm statistics stay fixed."""
+        super().train(mode)
+        for part in self._frozen():
+            part.eval()
         return self
 
     def forward(self, x: Tensor) -> Tensor:

@@ -53,6 +53,37 @@ def test_frozen_networks_keep_weights_and_statistics(weights: str) -> None:
     assert not torch.equal(trained.state_dict()["network.bn1.running_mean"], before["network.bn1.running_mean"])
 
 
+def test_parts_up_to_a_named_one_are_kept_with_their_statistics(weights: str) -> None:
+    backbone = Backbone("resnet18", weights, freeze="layer2.0")
+    trained = {name.split(".")[1] for name, param in backbone.named_parameters() if param.requires_grad}
+    assert trained == {"layer2", "layer3", "layer4"}
+    assert all(param.requires_grad for param in backbone.network.layer2[1].parameters())  # type: ignore[index]
+    assert not any(param.requires_grad for param in backbone.network.layer2[0].parameters())  # type: ignore[index]
+    before = {name: tensor.clone() for name, tensor in backbone.named_buffers()}
+    backbone.train()(images())
+    moved = {name for name, tensor in backbone.named_buffers() if not torch.equal(tensor, before[name])}
+    assert moved == {
+        name for name in before if name.startswith(("network.layer2.1", "network.layer3", "network.layer4"))
+    }
+
+
+def test_weights_beside_a_networks_parts_are_trained_unless_all_is_frozen() -> None:
+    backbone = Backbone("vit_b_16", freeze="encoder.layers.encoder_layer_9")
+    trained = {name for name, param in backbone.named_parameters() if param.requires_grad}
+    assert {"network.class_token", "network.encoder.pos_embedding", "network.encoder.ln.weight"} <= trained
+    assert {".".join(name.split(".")[3:4]) for name in trained if "encoder_layer" in name} == {
+        "encoder_layer_10",
+        "encoder_layer_11",
+    }
+    assert not any(param.requires_grad for param in Backbone("vit_b_16", freeze=True).parameters())
+
+
+@pytest.mark.parametrize("freeze", ["layer9", "", "layer1.", "layer"])
+def test_a_part_to_freeze_that_is_not_there_is_told_with_those_that_are(freeze: str) -> None:
+    with pytest.raises(ValueError, match=f"name of a part of resnet18, got '{freeze}': such as conv1, bn1"):
+        Backbone("resnet18", freeze=freeze)
+
+
 @torch.no_grad()
 def test_networks_of_timm_give_what_timm_gives_without_a_classifier(tmp_path: Path) -> None:
     timm = pytest.importorskip("timm")

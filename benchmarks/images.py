@@ -1,0 +1,82 @@
+"""Photographs: a pretrained network fine-tuned by the whole federation, next to fixed features of the same network.
+
+Run from the repository root: python benchmarks/images.py [--parts fine_tuned features] [--folder runs]
+Needs the extra "backbones".
+
+fine_tuned  ``configs/experiments/office_caltech_images_lite0.yaml``: EfficientNet-Lite0 at 96 pixels, last blocks
+    trained, two targets; accuracy by method, seconds of a round.
+features  `fedlit features` of the same network and images, then ``configs/recipes/features.yaml``.
+
+Accuracies are those of the last round on the target's hidden labels, an oracle. Memory is the most that one process of
+a part has had, seconds are wall clock of one process with one thread, with ``--jobs`` of them side by side.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from baselines_accuracy import kept_in
+from experiments import Results, by_method, fit, show
+from leaderboard import given
+
+EXPERIMENT = "--config=configs/experiments/office_caltech_images_lite0.yaml"
+WIDTH = 1280
+
+
+def fine_tuned(seeds: str, folder: Path | None, jobs: int) -> dict[str, dict[str, Any]]:
+    """By method."""
+    with kept_in(folder, "fine_tuned") as place:
+        runs = fit(place, EXPERIMENT, seeds, f"--jobs={jobs}")
+    rows = by_method([*runs.values()])
+    for method, row in rows.items():
+        own = [run for run in runs.values() if run["method"] == method]
+        row["seconds_a_round"] = round(sum(run["seconds_total"] / run["rounds"] for run in own) / len(own), 1)
+    return rows
+
+
+def features(seeds: str, folder: Path | None, jobs: int) -> dict[str, dict[str, Any]]:
+    """The recommended recipe."""
+    with kept_in(folder, "features") as place:
+        path = Path(place, "features.npz")
+        command = [str(Path(sys.executable).with_name("fedlit")), "features", EXPERIMENT]
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            subprocess.run([*command, "--extractor=efficientnet_lite0", f"--out={path}"], check=True)
+        runs = fit(
+            place,
+            *("--data=fedlit.data.FeatureDomains", f"--data.path={path}", "--data.target=amazon"),
+            *("--model=fedlit.methods.SourceOnly", given(WIDTH), "--config=recipes/features"),
+            *("--targets=[amazon, webcam]", seeds, f"--jobs={jobs}"),
+        )
+    return by_method([*runs.values()])
+
+
+def main() -> None:
+    """Run the parts, print and write them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", nargs="+", choices=["fine_tuned", "features"], default=["fine_tuned", "features"])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
+    options = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    results = Results(options.out, "torch", "torchvision", "lightning")
+    for part in options.parts:
+        make = fine_tuned if part == "fine_tuned" else features
+        rows = make(f"--seeds={options.seeds}", options.folder, options.jobs)
+        for method, row in rows.items():
+            show(f"{part}: {method}", row)
+        most = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024  # of the largest process until now
+        results.keep({"rows": rows, "memory_mb": round(most)}, part)
+        print(f"{part}: at most {most:.0f} MB in a process", flush=True)
+
+
+if __name__ == "__main__":
+    main()
