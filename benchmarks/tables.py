@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import fedgp
+import leaderboard
 
 HERE = Path(__file__).parent
 PAGES = (HERE.parent / "README.md", HERE / "RESULTS.md")
@@ -425,6 +426,54 @@ def baselines(part: str, targets: tuple[str, ...], papers: bool = False) -> Call
     return make
 
 
+def refined(results: Results) -> str:
+    """Averages over targets, as they are and refined."""
+    parts = [part for part in results if part != "settings"]
+    names = dict.fromkeys(name for part in parts for name in results[part])
+    rows = [(name, [cell(results[part].get(name, {}).get("average")) for part in parts]) for name in names]
+    return grid("average over targets", [part.replace("_", " ") for part in parts], rows)
+
+
+def refinement_settings(results: Results) -> str:
+    """With sources in the target's place."""
+    found = results["settings"]
+    labels = list(next(iter(found.values())))
+    return grid("sources", labels, [(name, [f"{row[label]:.1f}" for label in labels]) for name, row in found.items()])
+
+
+def leaderboard_of(name: str) -> Callable[[Results], str]:
+    """Methods by mean rank: averages over targets, and means of megabytes and seconds of a run over data sets."""
+
+    def make(results: Results) -> str:
+        board = results[name]
+        ranks = {method: each for method, *each in leaderboard.standings(board)}
+        methods = [*ranks, *dict.fromkeys(m for rows in board.values() for m in rows if m not in ranks)]
+        rows = []
+        for method in methods:
+            there = [rows_of[method] for rows_of in board.values() if method in rows_of]
+            costs = [leaderboard.per_run(row, len(leaderboard.targets_of(row))) for row in there]
+            cells = [cell(rows_of.get(method, {}).get("average")) for rows_of in board.values()]
+            cells += [f"{ranks[method][place]:.1f}" if method in ranks else "-" for place in (0, 1)]
+            cells += [f"{sum(cost[place] for cost in costs) / len(costs):.0f}" for place in (0, 1)]
+            rows.append((f"**{method}**" if method == leaderboard.RECOMMENDED else method, cells))
+        columns = [part.replace("_", " ") for part in board]
+        return grid("average over targets", [*columns, "mean rank", "mean accuracy", "MB", "s"], rows)
+
+    return make
+
+
+def image_accuracy(results: Results) -> str:
+    """By method and target; seconds of a round, and memory."""
+    rows = []
+    for part, found in results.items():
+        for method, row in found["rows"].items():
+            name = f"fixed features, recommended: {method}" if part == "features" else f"fine-tuned: {method}"
+            seconds = f"{row['seconds_a_round']} s" if "seconds_a_round" in row else "-"
+            cells = [cell(row[key]) for key in ("amazon", "webcam", "average")]
+            rows.append((name, [*cells, seconds, f"{found['memory_mb']} MB"]))
+    return grid("96 pixels", ["amazon", "webcam", "average", "a round", "memory"], rows)
+
+
 def baselines_privacy(results: Results) -> str:
     """Accuracy at one target and megabytes, by what carries the sums."""
     found = results["privacy"]
@@ -507,9 +556,14 @@ TABLES: dict[str, dict[str, Callable[[Results], str]]] = {
     "baselines_accuracy": {
         "office_caltech": baselines("office_caltech", OFFICE, papers=True),
         "styles": baselines("styles", ("photo", "painting", "sketch", "night")),
+        "surf": baselines("surf", OFFICE),
         "digits": baselines("digits", ("mnist", "usps", "optdigits")),
+        "hearts": baselines("hearts", ("cleveland", "hungary", "switzerland", "va_long_beach")),
         "privacy": baselines_privacy,
     },
+    "leaderboard": {"no_labels": leaderboard_of("no labels")},
+    "refine": {"accuracy": refined, "settings": refinement_settings},
+    "images": {"accuracy": image_accuracy},
     "across": {"rounds": across_rounds, "memory": across_memory},
     "vanishing": {"faults": vanishing},
     "batchnorm": {"methods": batchnorm_methods},

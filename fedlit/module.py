@@ -93,7 +93,7 @@ class FederatedModule(ClientOptimisation):
         warmup_rounds: Rounds of FedAvg over the sources before the method proper starts.
         refine: When the run ends, let the target's own samples correct its predictions: neighbours are alike, and each
             class has its share. A linear classifier that is fitted to what comes of it takes the place of the target's,
-            unless one of the refined classes does worse on the sources' samples, by more than 2.5 points, than one of
+            unless one of the refined classes gets less than four fifths as many of the sources' samples right as one of
             the predicted classes; the sources learn these two, and the target how many of all samples they get right.
             No label of the target is needed. It is logged as ``refine/taken``; where it cannot be done a warning says
             why.

@@ -18,27 +18,56 @@ FEW = 10
 """Predictions of which all may well be of one class."""
 
 
+_SCATTER = 0.25
+"""Of the most information so far: with less by more than that, near samples are no longer told to be alike."""
+
+_LEAST_INFORMATION = 0.2
+"""Below it neighbourhoods tell too little for a fall to mean anything."""
+
+
+class _Fall:
+    """A number that has been below its best so far for some validations in a row."""
+
+    def __init__(self) -> None:
+        self.best, self.best_round = 0.0, 0
+        self._low = 0
+
+    def see(self, value: float, round_idx: int, allowed: float) -> bool:
+        """Whether ``value`` is lower than the best by more than ``allowed`` for as long as makes it no chance."""
+        self._low = self._low + 1 if self.best - value > allowed else 0
+        if value > self.best:
+            self.best, self.best_round = value, round_idx
+        return self._low == _PATIENCE
+
+    def told(self, now: float) -> str:
+        return (
+            f"was {self.best:.3f} after round {self.best_round}, and has been lower in {_PATIENCE} validations since, "
+            f"now {now:.3f}"
+        )
+
+
 class CollapseWatch:
     """Compares each validation of a run with the best one before.
 
     The variety of predictions is the number of classes that, all equally frequent, would have their entropy, less 1: 0
-    where all are of one class. Collapses that keep all classes and a sure network, such as classes that change places,
-    are not seen.
+    where all are of one class. Classes that mix, though all are there and the network is sure, are seen where near
+    inputs are no longer told to be of one class. Classes that change places are not seen.
     """
 
     def __init__(self) -> None:
         self._variety, self._most = 0.0, 1.0  # greatest, and the largest class's share then
-        self._score, self._best_round = 0.0, 0
-        self._low = 0
+        self._score, self._information = _Fall(), _Fall()
         self._told = False
 
-    def see(self, predicted: Mapping[str, int], score: float, round_idx: int) -> str:
+    def see(self, predicted: Mapping[str, int], score: float, round_idx: int, information: float | None = None) -> str:
         """What to say of a validation: nothing if it is about as good as those before, or all was said.
 
         Args:
             predicted: How often each class was predicted, by its name.
             score: `fedlit.functional.information_score`.
             round_idx: Of the last round before.
+            information: `fedlit.functional.neighbourhood_information` of the predicted classes, among inputs as they
+                come; ``None`` where nobody has looked for neighbours.
         """
         total = sum(predicted.values())
         if self._told or total < FEW:
@@ -46,21 +75,24 @@ class CollapseWatch:
         shares = {name: number / total for name, number in predicted.items() if number}
         largest = max(shares, key=shares.__getitem__)
         variety = math.exp(-math.fsum(share * math.log(share) for share in shares.values())) - 1
-        self._low = self._low + 1 if self._score - score > max(_FALL * self._score, 0.01) else 0
+        fallen = self._score.see(score, round_idx, max(_FALL * self._score.best, 0.01))
+        scattered = information is not None and self._information.see(
+            information, round_idx, _SCATTER * max(self._information.best, _LEAST_INFORMATION)
+        )
         said = ""
         if variety <= _VARIETY * self._variety:
             said = (
                 f"{100 * shares[largest]:.0f}% of them are of class {largest}, and the largest class had "
                 f"{100 * self._most:.0f}% before"
             )
-        elif self._low == _PATIENCE:
+        elif fallen:
+            said = f"their label-free score (target/score) {self._score.told(score)}"
+        elif scattered and information is not None:
             said = (
-                f"their label-free score (target/score) was {self._score:.3f} after round {self._best_round}, and has "
-                f"been lower in {_PATIENCE} validations since, now {score:.3f}"
+                "near samples are told apart more often: the information that a sample's neighbours have of its class "
+                f"{self._information.told(information)}"
             )
         if variety > self._variety:
             self._variety, self._most = variety, shares[largest]
-        if score > self._score:
-            self._score, self._best_round = score, round_idx
         self._told = bool(said)
         return said

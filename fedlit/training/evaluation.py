@@ -10,10 +10,18 @@ from typing import Any, cast
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor
 
+from fedlit.functional import nearest_neighbours, neighbourhood_information, standardised_directions
 from fedlit.training.collapse import FEW, CollapseWatch
 from fedlit.training.method import Method, metric_names
 from fedlit.training.tasks import Classification, Meter
+
+LEAST = 30
+"""Validation samples of a target of which neighbourhoods are looked at."""
+
+MOST = 2000
+"""The first so many of them: distances take n^2 d multiplications, once in a run."""
 
 
 class Evaluation(Callback):
@@ -28,11 +36,14 @@ class Evaluation(Callback):
     def __init__(self) -> None:
         self._watch = CollapseWatch()
         self._meters: dict[str, Meter] = {}
-        self._predicted: Counter[int] = Counter()  # how often each class, at the target
+        self._classes: list[Tensor] = []  # predicted at the target, batch by batch
+        self._inputs: list[Tensor] = []  # of the target, in the first validation of a run
+        self._neighbours: Tensor | None = None  # of these
 
     def _start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._meters.clear()
-        self._predicted.clear()
+        self._classes.clear()
+        self._inputs.clear()
         cast(Method, pl_module).prepare_predictions()
 
     def _count(
@@ -49,6 +60,8 @@ class Evaluation(Callback):
             if name not in self._meters:
                 self._meters[name] = module.task.meter(name == module.target.name, module.device)
             self._meters[name].update(predicted, batch[name][1])
+        if trainer.state.fn == TrainerFn.FITTING and self._neighbours is None and module.target.name in outputs:
+            self._inputs.append(batch[module.target.name][0].detach().cpu())
         self._count_classes(trainer, pl_module, outputs, batch, batch_idx, dataloader_idx)
 
     def _count_classes(
@@ -63,13 +76,36 @@ class Evaluation(Callback):
         module = cast(Method, pl_module)
         predicted = outputs.get(module.target.name) if isinstance(outputs, Mapping) else None
         if isinstance(predicted, torch.Tensor) and isinstance(module.task, Classification):
-            self._predicted.update(predicted.detach().argmax(dim=1).tolist())
+            self._classes.append(predicted.detach().argmax(dim=1).cpu())
+
+    def _predicted(self) -> Counter[int]:
+        """How often each class, at the target."""
+        return Counter(torch.cat(self._classes).tolist() if self._classes else [])
+
+    def _information(self, num_classes: int) -> float | None:
+        """What neighbours among the target's validation samples say of each other's class, if inputs are vectors.
+
+        Of images, those whose pixels are alike are not of one class more often than others.
+        """
+        if self._neighbours is None and self._inputs:
+            vectors = self._inputs[0].dim() == 2 and self._inputs[0].is_floating_point()
+            inputs = torch.cat(self._inputs)[:MOST] if vectors else torch.empty(0)
+            enough = len(inputs) >= LEAST and bool(inputs.isfinite().all())
+            self._neighbours = nearest_neighbours(standardised_directions(inputs)) if enough else torch.empty(0)
+            self._inputs.clear()
+        if self._neighbours is None or not len(self._neighbours) or not self._classes:
+            return None
+        classes = torch.cat(self._classes)[:MOST]
+        if len(classes) != len(self._neighbours):
+            return None
+        return float(neighbourhood_information(classes, self._neighbours, num_classes))
 
     def _warn(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Say what nobody sees in an accuracy of a target that has mostly one class, or in none at all."""
-        if len(self._predicted) != 1 or trainer.fast_dev_run:  # type: ignore[attr-defined]
+        predicted = self._predicted()
+        if len(predicted) != 1 or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
-        ((label, number),) = self._predicted.items()
+        ((label, number),) = predicted.items()
         if number < FEW:
             return
         module = cast(Method, pl_module)
@@ -84,20 +120,24 @@ class Evaluation(Callback):
     def _warn_of_collapse(self, trainer: Trainer, module: Method, score: float) -> None:
         """Say so where the target is hosted, after the round in which its predictions get worse for good."""
         round_idx = module.federation.round_idx - 1
-        predicted = {_class_name(trainer, label): number for label, number in self._predicted.items()}
-        said = self._watch.see(predicted, score, round_idx)
+        predicted = {_class_name(trainer, label): number for label, number in self._predicted().items()}
+        assert isinstance(module.task, Classification)
+        information = self._information(module.task.num_classes)
+        said = self._watch.see(predicted, score, round_idx, information)
         if said:
             weight = f"lower {module.adaptation_weight}, or " if module.adaptation_weight else "lower "
+            limit = " set trust_region=1.0," if module.uses_unlabelled_target and module.trust_region is None else ""
             warnings.warn(
                 f"the predictions of {type(module).__name__} for target {module.target.name!r} have got worse by round "
-                f"{round_idx}: {said}. Take an earlier round, ModelCheckpoint(monitor='target/score', mode='max'); or "
-                f"{weight}the learning rate, raise warmup_rounds, or scale inputs to length 1",
+                f"{round_idx}: {said}. Take an earlier round, by validator/trust (the callbacks Validators and "
+                f"TrustedRound); or{limit} {weight}the learning rate, raise warmup_rounds, or scale inputs to length 1",
                 stacklevel=2,
             )
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A run is compared with itself alone."""
         self._watch = CollapseWatch()
+        self._neighbours = None
 
     def _log(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.sanity_checking:

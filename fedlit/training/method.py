@@ -30,6 +30,7 @@ class Method(Protocol):
     task: Classification | Regression
     local_norm: bool
     reset_optimizer: bool
+    trust_region: float | None
     warmup_rounds: int
     refine: bool
     target_temperature: float

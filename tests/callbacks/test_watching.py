@@ -23,6 +23,7 @@ from sklearn.metrics import (
     recall_score,
     roc_auc_score,
 )
+from torch.utils.data import TensorDataset
 
 import processes
 import small_federation
@@ -203,7 +204,37 @@ def test_a_collapse_is_told_once_in_the_round_where_it_starts(tmp_path: Path):
         "the predictions of FedDANN for target 'webcam' have got worse by round 3: 100% of them are "
     )
     assert "of class 2, and the largest class had" in said
-    assert all(way in said for way in ("target/score", "reversal_weight", "learning rate", "warmup_rounds"))
+    assert all(way in said for way in ("validator/trust", "trust_region", "reversal_weight", "warmup_rounds"))
+
+
+class MixedFrom(OneClassFrom):
+    """From a round on, networks are as sure as ever and know nothing: features change faster than samples lie apart."""
+
+    def on_round_end(self, trainer: pl.Trainer, module: FederatedModule, round_idx: int) -> None:
+        if round_idx == self.round_idx:
+            for client in module.federation.local_clients:
+                module.replicas[client].extractor.register_forward_hook(lambda *call: 20 * torch.sin(1e4 * call[2]))
+
+
+def test_classes_that_mix_in_a_sure_network_are_told(tmp_path: Path):
+    (said,) = worse(
+        trainer(8, [MixedFrom(4)], tmp_path), build(optimizer=lambda params: torch.optim.Adam(params, lr=0.02))
+    )
+    assert "have got worse by round 6: near samples are told apart more often" in said
+    assert "validator/trust" in said
+
+
+def test_among_images_nobody_looks_for_neighbours(tmp_path: Path):
+    data = Blobs()
+    for part in data.parts.values():
+        for name in part:
+            x, y = part[name].tensors
+            part[name] = TensorDataset(x[:, None, None], y)
+    module = build(optimizer=lambda params: torch.optim.Adam(params, lr=0.02))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer(8, [MixedFrom(4)], tmp_path).fit(module, data)
+    assert not [each for each in caught if "near samples" in str(each.message)]
 
 
 @pytest.mark.parametrize("method", [methods.SourceOnly, methods.FedDANN, methods.FedMMD])
@@ -228,6 +259,15 @@ def test_a_variety_of_a_quarter_and_a_score_that_stays_below_its_best_are_told()
         "now 0.370"
     )
     assert not CollapseWatch().see({"a": 9}, 0.0, 0)  # too few to tell
+
+    watch = CollapseWatch()
+    informations = [0.4, 0.31, 0.29, 0.29, 0.31, 0.29, 0.29, 0.29]  # below 0.3, three quarters of the best
+    said = [watch.see(even, 0.5, round_idx, each) for round_idx, each in enumerate(informations)]
+    assert [bool(each) for each in said] == [False] * 7 + [True]
+    assert said[7].endswith("was 0.400 after round 0, and has been lower in 3 validations since, now 0.290")
+
+    watch = CollapseWatch()  # of little, a quarter of 0.2 is asked: noise
+    assert not any(watch.see(even, 0.5, round_idx, each) for round_idx, each in enumerate([0.1, 0.06, 0.06, 0.06]))
 
 
 def test_a_target_with_no_known_label_has_no_oracle(tmp_path: Path):
