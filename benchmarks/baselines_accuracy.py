@@ -1,8 +1,8 @@
 """Methods that need no target label, with one backbone, as many rounds and the same batches: accuracy, bytes, seconds.
 
 Run from the repository root: python benchmarks/baselines_accuracy.py [--parts office_caltech styles surf digits hearts
-privacy] [--methods FedDAN FedCORAL] [--folder runs]. With ``--folder`` the runs stay there, and a part that was stopped
-goes on; with ``--methods`` those rows alone are made again.
+privacy] [--methods fed_mmd FedCORAL] [--folder runs]. With ``--folder`` the runs stay there, and a part that was stopped
+goes on; with ``--methods``, named as in the experiment, those rows alone are made again.
 
 Every part but the last is one ``fedlit fit`` of an experiment ``configs/experiments/*_baselines.yaml`` over targets and
 seeds. Accuracies are those of the last round, on the target's hidden labels, which nothing was chosen by;
@@ -50,25 +50,30 @@ def kept_in(folder: Path | None, part: str) -> Iterator[str]:
             yield passing
 
 
-def experiment(name: str, methods: Sequence[str], folder: Path | None, jobs: int) -> dict[str, dict[str, Any]]:
-    """A row for each method, or for some."""
-    words = [f"--config=configs/experiments/{EXPERIMENTS[name]}.yaml", f"--jobs={jobs}"]
+def some(name: str, methods: Sequence[str]) -> list[str]:
+    """Words that name an experiment, with all its methods or with those."""
+    words = [f"--config=configs/experiments/{EXPERIMENTS[name]}.yaml"]
     if methods:
         read = yaml.safe_load(Path(words[0].removeprefix("--config=")).read_text())
         rows = {Path(each).name if isinstance(each, str) else each["name"]: each for each in read["compare"]}
         words.append(f"--compare={json.dumps([rows[method] for method in methods])}")
+    return words
+
+
+def experiment(name: str, methods: Sequence[str], folder: Path | None, jobs: int) -> dict[str, dict[str, Any]]:
+    """A row for each method, or for some."""
     with kept_in(folder, "-".join([name, *methods])) as place:
-        return by_method(list(fit(place, *words).values()))
+        return by_method(list(fit(place, *some(name, methods), f"--jobs={jobs}").values()))
 
 
-def privacy(folder: Path | None, jobs: int) -> dict[str, dict[str, dict[str, float]]]:
+def privacy(methods: Sequence[str], folder: Path | None, jobs: int) -> dict[str, dict[str, dict[str, float]]]:
     """By method and backend: accuracy in per cent, and megabytes that all clients send and get."""
     found: dict[str, dict[str, dict[str, float]]] = {}
     for backend, path in BACKENDS.items():
-        with kept_in(folder, f"privacy-{backend}") as place:
+        with kept_in(folder, "-".join(["privacy", backend, *methods])) as place:
             runs = fit(
                 place,
-                f"--config=configs/experiments/{EXPERIMENTS['office_caltech']}.yaml",
+                *some("office_caltech", methods),
                 "--seeds=[0]",
                 "--targets=[webcam]",
                 f"--jobs={jobs}",
@@ -94,18 +99,17 @@ def main() -> None:
     results = Results(options.out, "torch", "lightning")
     for part in options.parts:
         if part == "privacy":
-            found: dict[str, dict[str, Any]] = privacy(options.folder, options.jobs)
+            found: dict[str, dict[str, Any]] = privacy(options.methods, options.folder, options.jobs)
             for method, row in found.items():
                 cells = (f"{name} {each['accuracy']:.1f} ({each['megabytes']:.1f} MB)" for name, each in row.items())
                 print(f"{method:24}", "  ".join(cells), flush=True)
         else:
             found = experiment(part, options.methods, options.folder, options.jobs)
-
             for method, row in found.items():
                 show(method, row)
-        if part != "privacy" and options.methods:
-            for method in options.methods:
-                results.keep(found[method], part, method)
+        if options.methods:
+            for method, row in found.items():  # SourceOnly, which others are compared with, is among them
+                results.keep(row, part, method)
         else:
             results.keep(found, part)
 
