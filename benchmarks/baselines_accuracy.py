@@ -1,8 +1,8 @@
 """Methods that need no target label, with one backbone, as many rounds and the same batches: accuracy, bytes, seconds.
 
 Run from the repository root: python benchmarks/baselines_accuracy.py [--parts office_caltech styles surf digits hearts
-privacy] [--methods fed_mmd FedCORAL] [--folder runs]. With ``--folder`` the runs stay there, and a part that was stopped
-goes on; with ``--methods``, named as in the experiment, those rows alone are made again.
+privacy] [--methods fed_mmd FedCORAL] [--folder runs]. With ``--folder`` the runs stay there, and a part that was
+stopped goes on; with ``--methods``, named as in the experiment, those rows alone are made again.
 
 Every part but the last is one ``fedlit fit`` of an experiment ``configs/experiments/*_baselines.yaml`` over targets and
 seeds. Accuracies are those of the last round, on the target's hidden labels, which nothing was chosen by;
