@@ -89,7 +89,10 @@ def test_data_configurations_run_one_batch(name: str) -> None:
 COMPARED = ("fashion_mnist_noise_0.4_fedgp", "fashion_mnist_label_shift_0.0_fedgp")
 """Those of Fashion-MNIST that are run with all methods; their neighbours differ from them in one number."""
 
-LONG = ("fashion_mnist_label_shift_0.0_fedgp", "digits_baselines", "office_caltech_styles_baselines")
+LONG = (
+    *("fashion_mnist_label_shift_0.0_fedgp", "digits_baselines"),
+    *("office_caltech_styles_baselines", "office_caltech_surf_baselines"),
+)
 """Experiments that take long and are much like another."""
 
 ELSEWHERE = ("digits", "digits_fedavg")

@@ -118,7 +118,7 @@ def found(config: Any, dotted: str) -> Any:
     return config
 
 
-LONG = ("fed_dadil_digits", "methods_digits")
+LONG = ("fed_dadil_digits", "methods_digits", "fed_mmd_heart")
 
 
 @pytest.mark.parametrize(

@@ -41,14 +41,14 @@ def test_placement_changes_neither_weights_nor_ledger_nor_metrics(
 @pytest.mark.parametrize(
     "method",
     [
-        *("FedRFTCA", "FedJDA", "FedRFTCAClosedForm", "FedGP auto", "FedMMD, pairwise", "FedDaDiL", "FedDAN", "KD3A"),
-        *("AdaBN, mixing", "FedDANN", "FedAvg, refined"),
+        *("FedRFTCA", "FedJDA", "FedRFTCAClosedForm", "FedGP auto", "FedMMD, pairwise", "FedDAN", "KD3A"),
+        *("FedDANN", "FedAvg, refined"),
         *(
             pytest.param(name, marks=pytest.mark.slow)
             for name in (
                 *("Voting", "FedDA", "FedDA auto", "FedGP", "FedMMD", "FedDAN, pairwise", "FedCORAL", "CoMDA"),
                 *("FedCORAL, pairwise", "CoMDA, models", "KD3A, soft", "KD3A, models", "AdaBN", "FedAvg, moments"),
-                *("FedMME", "FADA", "FADA, disentangling", "FADE", "FedWDGRL"),
+                *("FedMME", "FADA", "FADA, disentangling", "FADE", "FedWDGRL", "FedDaDiL", "AdaBN, mixing"),
             )
         ),
     ],
@@ -150,13 +150,13 @@ def test_masked_training_on_three_processes_equals_one_and_the_plain_grid(on_gri
     ("method", "name"),
     [
         ("FedRFTCA", "masking"),
-        ("FedRFTCA", "bfv"),
+        pytest.param("FedRFTCA", "bfv", marks=pytest.mark.slow),
         pytest.param("FedRFTCA", "paillier", marks=pytest.mark.slow),
         ("FedJDA", "masking"),
         ("FedRFTCAClosedForm", "masking"),
         pytest.param("FedDAN", "masking", marks=pytest.mark.slow),
         pytest.param("FedCORAL", "masking", marks=pytest.mark.slow),
-        ("KD3A", "masking"),
+        pytest.param("KD3A", "masking", marks=pytest.mark.slow),
         *(pytest.param(name, "masking", marks=pytest.mark.slow) for name in ("CoMDA", "KD3A, soft")),
         pytest.param("AdaBN, mixing", "masking", marks=pytest.mark.slow),
         pytest.param("FedAvg, moments", "masking", marks=pytest.mark.slow),
