@@ -1,0 +1,102 @@
+"""Defaults that hold: what every method gains on SourceOnly with its shipped configuration, and nothing tuned.
+
+Run from the repository root: python benchmarks/defaults.py [--data office_caltech styles surf hearts digits]
+[--folder runs]
+
+Methods that need no target label, each as ``--compare methods/NAME`` gives it; but AdaBN, which needs BatchNorm.
+Planned rounds and scales of the inputs are changed, on two targets of each data set, one seed. Printed and written:
+accuracy less SourceOnly's, in points, averaged over targets, after the last round; on hidden labels of the target, an
+oracle that nothing is chosen by. The worst cell of a method is what its user may meet who changes nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+from pathlib import Path
+from typing import Any
+
+from baselines_accuracy import kept_in
+from experiments import Results, fit
+from validators import methods, needs_no_label
+
+STEPS = "--trainer.strategy.init_args.local_steps=10"
+DATA: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
+    "office_caltech": (("experiments/office_caltech_baselines",), ("amazon", "webcam"), ("unit", "zscore")),
+    "styles": (("experiments/office_caltech_styles_baselines",), ("painting", "sketch"), ("unit", "zscore")),
+    "surf": (("experiments/office_caltech_surf_baselines",), ("amazon", "webcam"), ("unit", "zscore")),
+    "hearts": (("experiments/heart_baselines",), ("cleveland", "va_long_beach"), ("local",)),
+    "digits": (("data/digits", "methods/source_only"), ("fonts", "noisy"), ("",)),
+}
+"""Configurations, targets and scales."""
+
+ROUNDS = (15, 30, 60)
+FLOOR = "SourceOnly"
+
+
+WITHOUT = ("source_only", "adabn", "adabn_autodial", "fed_dan_one_kernel")
+"""The floor, those that need BatchNorm, and a second setting of a method."""
+
+
+def names() -> list[str]:
+    """Of configs/methods."""
+    return [name for name in methods() if needs_no_label(name) and name not in WITHOUT]
+
+
+def gains(data: str, scale: str, rounds: int, folder: Path | None, jobs: int) -> dict[str, float]:
+    """By method, in points."""
+    configurations, targets, _ = DATA[data]
+    with kept_in(folder, f"{data}-{scale}-{rounds}") as place:
+        runs = fit(
+            place,
+            *(f"--config={name}" for name in configurations),
+            f"--compare=[{', '.join(f'methods/{name}' for name in names())}]",
+            "--seeds=[0]",
+            f"--targets=[{', '.join(targets)}]",
+            f"--trainer.max_epochs={rounds}",
+            "--trainer.check_val_every_n_epoch=1000",
+            STEPS,
+            *([f"--data.normalise={scale}"] if scale else []),
+            f"--jobs={jobs}",
+        )
+    accuracies: dict[str, list[float]] = {}
+    for run in runs.values():
+        accuracies.setdefault(run["method"], []).append(run["oracle_accuracy"])
+    floor = statistics.fmean(accuracies.pop(FLOOR))
+    return {method: round(100 * (statistics.fmean(each) - floor), 1) for method, each in sorted(accuracies.items())}
+
+
+def worst(found: dict[str, Any]) -> dict[str, tuple[float, str]]:
+    """By method, its least gain and where that is."""
+    least: dict[str, tuple[float, str]] = {}
+    for cell, row in found.items():
+        for method, gain in row.items():
+            least[method] = min(least.get(method, (gain, cell)), (gain, cell))
+    return dict(sorted(least.items(), key=lambda each: -each[1][0]))
+
+
+def main() -> None:
+    """Run, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", nargs="+", choices=[*DATA], default=[*DATA])
+    parser.add_argument("--rounds", nargs="+", type=int, default=list(ROUNDS))
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
+    options = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    results = Results(options.out, "torch", "lightning")
+    for data in options.data:
+        for scale in DATA[data][2]:
+            for rounds in options.rounds:
+                cell = ", ".join(filter(None, (data, scale, f"{rounds} rounds")))
+                row = gains(data, scale, rounds, options.folder, options.jobs)
+                results.keep(row, cell)
+                print(cell, row, flush=True)
+    for method, (gain, cell) in worst(results.found).items():
+        print(f"{method:24s} {gain:6.1f}  {cell}")
+
+
+if __name__ == "__main__":
+    main()
