@@ -209,23 +209,27 @@ class Features(nn.Module):
     """The identity, for features computed beforehand: inputs are flattened and passed on.
 
     Args:
-        in_features: Number of values in one flattened input, at least 1.
+        in_features: Number of values in one flattened input, at least 1; ``None`` takes that of the data when training
+            starts, which does for methods whose one layer is a linear classifier.
 
     Raises:
         ValueError: If ``in_features`` is below 1; later, if an input has another width.
     """
 
-    out_features: int
+    out_features: int | None
 
-    def __init__(self, in_features: int) -> None:
+    def __init__(self, in_features: int | None = None) -> None:
         super().__init__()
-        _check_at_least_one(in_features=in_features)
+        if in_features is not None:
+            _check_at_least_one(in_features=in_features)
         self.in_features = in_features
         self.out_features = in_features
 
     def forward(self, x: Tensor) -> Tensor:
         """Inputs (batch, ...) as (batch, in_features)."""
         flat = x.flatten(1)
+        if self.in_features is None:
+            self.in_features = self.out_features = flat.shape[1]
         if flat.shape[1] != self.in_features:
             raise ValueError(
                 f"in_features is {self.in_features}, but an input of shape {tuple(x.shape[1:])} has {flat.shape[1]} "

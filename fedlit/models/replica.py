@@ -49,7 +49,8 @@ def make_classifier(extractor: nn.Module, num_classes: int) -> nn.Linear:
         num_classes: Number of classes, at least 1.
 
     Returns:
-        A layer from ``extractor.out_features`` features to ``num_classes`` logits.
+        A layer from ``extractor.out_features`` features to ``num_classes`` logits; where that is ``None``, one that
+        takes the width of the first features it is given.
 
     Raises:
         TypeError: If the extractor does not say its width.
@@ -57,6 +58,8 @@ def make_classifier(extractor: nn.Module, num_classes: int) -> nn.Linear:
     """
     if num_classes < 1:
         raise ValueError(f"num_classes must be at least 1, got {num_classes}: it is the number of labels in the data")
+    if getattr(extractor, "out_features", 0) is None:
+        return nn.LazyLinear(num_classes)
     return nn.Linear(feature_width(extractor), num_classes)
 
 
@@ -70,6 +73,11 @@ def feature_width(extractor: nn.Module) -> int:
         TypeError: If it has none.
     """
     width: Any = getattr(extractor, "out_features", None)
+    if width is None and getattr(extractor, "in_features", 0) is None:
+        raise TypeError(
+            f"{type(extractor).__name__} was made without in_features, the width of its features, and a layer on them "
+            "has to know it: give in_features"
+        )
     if not isinstance(width, int):
         raise TypeError(
             f"extractor must have an integer attribute out_features, the width of its features, got {width!r} on "

@@ -44,8 +44,7 @@ def test_features_of_another_scale_at_the_target_are_told_apart() -> None:
         arrays |= {f"{domain}_x": x.numpy(), f"{domain}_y": y.numpy()}
     np.savez("domains.npz", **arrays)
     words = ["--data=fedlit.data.FeatureDomains", "--data.path=domains.npz", "--data.target=c"]
-    words += ["--model=fedlit.methods.SourceOnly", "--model.extractor=fedlit.models.Features"]
-    main(["fit", *words, "--model.extractor.in_features=8", "--config=recipes/features"])
+    main(["fit", *words, "--config=recipes/features"])
     found = summary()
     assert found["oracle_accuracy"] > 0.95
     assert found["rounds"] == 60

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedlit.models import MLP, Features, LeNet, Replica, SmallCNN, make_classifier
+from fedlit.models import MLP, Features, LeNet, Replica, SmallCNN, feature_width, make_classifier
 from fedlit.models.extractors import Norm
 
 
@@ -119,6 +119,17 @@ def test_features_pass_unchanged() -> None:
 def test_features_name_the_width_they_expected_and_got() -> None:
     with pytest.raises(ValueError, match=r"in_features is 6, but an input of shape \(7,\) has 7 values"):
         Features(6)(torch.randn(5, 7))
+
+
+def test_features_and_a_classifier_take_the_width_of_the_data() -> None:
+    network = Features()
+    classifier = make_classifier(network, 3)
+    with pytest.raises(TypeError, match=r"Features was made without in_features, .* give in_features"):
+        feature_width(network)
+    assert classifier(network(torch.randn(5, 2, 3))).shape == (5, 3)
+    assert feature_width(network) == classifier.in_features == 6
+    with pytest.raises(ValueError, match="in_features is 6, but an input of shape"):
+        network(torch.randn(5, 7))
 
 
 @pytest.mark.parametrize(

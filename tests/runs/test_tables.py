@@ -21,7 +21,7 @@ from fedlit.data import CSVDomains
 from fedlit.export import export_target
 from fedlit.federation import ChannelError, Fraction
 from fedlit.methods import FedGP
-from fedlit.models import MLP
+from fedlit.models import MLP, Features
 from fedlit.privacy import CKKS, GaussianMechanism, PairwiseMasking, Plain
 from helpers import QUIET, fingerprint, weights
 
@@ -33,16 +33,19 @@ def make(folder: Path, ranks: int = 1, privacy: Any = None, **arguments: Any) ->
     files = arguments.pop("files", {name: f"{name}.csv" for name in CLINICS})
     of_strategy = ("participation", "differential_privacy", "placement")
     choices = {key: arguments.pop(key) for key in of_strategy if key in arguments}
+    network = Features() if arguments.pop("linear", False) else MLP(hidden=[8])  # neither is told the width
     data = CSVDomains(files, **(ARGUMENTS | {"classes": ["no", "yes"]} | arguments))
-    module = FedGP(data.clients, data.target, data.num_classes, MLP(hidden=[8]), beta=0.5)
+    module = FedGP(data.clients, data.target, data.num_classes, network, beta=0.5)
     strategy = FederatedStrategy(privacy=privacy, num_threads=1, **choices)
     return L.Trainer(**QUIET, max_epochs=2, devices=ranks, strategy=strategy), module, data
 
 
-def run(folder: str, masked: bool, ranks: int) -> tuple[dict[str, str], dict[str, int], Any, list[str]]:
+def run(
+    folder: str, masked: bool, ranks: int, linear: bool = False
+) -> tuple[dict[str, str], dict[str, int], Any, list[str]]:
     """On one of the processes: fingerprints of its clients, the ledger, metrics, and what features are."""
     own = Path(folder) / ("together" if ranks == 1 else f"site{os.environ['LOCAL_RANK']}")
-    trainer, module, data = make(own, ranks, PairwiseMasking() if masked else None)
+    trainer, module, data = make(own, ranks, PairwiseMasking() if masked else None, linear=linear)
     trainer.fit(module, data)
     trainer.test(module, data, verbose=False)
     trainer.save_checkpoint(Path(folder, f"of {ranks}", "run.ckpt"))
@@ -76,14 +79,16 @@ HOSTS = [[], ["north", "east"], ["west", "south"]]
 """Clients of each of three processes, of which the first is a server apart."""
 
 
-def around(folder: str, privacy: Any, rounds: int, ranks: int = 3, resume: bool = False) -> tuple[Any, Any, Any]:
+def around(
+    folder: str, privacy: Any, rounds: int, ranks: int = 3, resume: bool = False, linear: bool = False
+) -> tuple[Any, Any, Any]:
     """On one of three processes, each with its own tables alone: fingerprints, the ledger, and the shape of samples.
 
     One process has all tables.
     """
     placement = HOSTS if ranks > 1 else [[*CLINICS]]
     files = {name: f"../together/{name}.csv" for name in placement[int(os.environ.get("LOCAL_RANK", "0"))]}
-    given = {"files": files or None, "clients": [*CLINICS], "placement": placement}
+    given = {"files": files or None, "clients": [*CLINICS], "placement": placement, "linear": linear}
     trainer, module, data = make(Path(folder, "site0"), ranks, privacy, **given)
     trainer.fit_loop.max_epochs = rounds
     path = Path(folder, f"around of {ranks}.ckpt")
@@ -102,10 +107,11 @@ def test_a_server_without_tables_changes_nothing(folder, privacy):
     assert all(each[1:] == together[1:] for each in (server, *sites))
 
 
-def test_a_server_without_tables_resumes(folder):
-    (together,) = processes.results(around, str(folder), None, 2, 1)
-    processes.results(around, str(folder), None, 1, ranks=3)
-    server, *sites = processes.results(around, str(folder), None, 2, 3, True, ranks=3)
+@pytest.mark.parametrize("linear", [False, True])
+def test_a_server_without_tables_resumes(folder, linear):
+    (together,) = processes.results(around, str(folder), None, 2, 1, False, linear)
+    processes.results(around, str(folder), None, 1, 3, False, linear, ranks=3)
+    server, *sites = processes.results(around, str(folder), None, 2, 3, True, linear, ranks=3)
     assert server[0] == {}
     assert {name: sha for each in sites for name, sha in each[0].items()} == together[0]
 
@@ -118,19 +124,20 @@ def test_a_server_without_tables_hears_that_they_do_not_fit_together(folder):
     assert "fedlit.federation.errors." in server.error, server.error[-600:]
 
 
-def predicted(folder: str, checkpoint: str) -> torch.Tensor:
+def predicted(folder: str, checkpoint: str, linear: bool) -> torch.Tensor:
     """What the target's own process, which has nothing but its table, predicts from a checkpoint."""
-    trainer, module, data = make(Path(folder, "site3"))
+    trainer, module, data = make(Path(folder, "site3"), linear=linear)
     batches = trainer.predict(module, data, ckpt_path=checkpoint)
     return torch.cat([batch["south"] for batch in batches])
 
 
-def test_the_target_predicts_from_a_checkpoint_alone(folder):
+@pytest.mark.parametrize("linear", [False, True])
+def test_the_target_predicts_from_a_checkpoint_alone(folder, linear):
     """It has what features are made with; the other clinics' tables are not there."""
-    processes.results(run, str(folder), False, 1)
+    processes.results(run, str(folder), False, 1, linear)
     checkpoint = folder / "of 1" / "run.ckpt"
-    (found,) = processes.results(predicted, str(folder), str(checkpoint))
-    trainer, module, data = make(folder / "together")
+    (found,) = processes.results(predicted, str(folder), str(checkpoint), linear)
+    trainer, module, data = make(folder / "together", linear=linear)
     trainer.predict(module, data, ckpt_path=checkpoint)
     x = data._domain("south").x[data.split("south").test]
     assert torch.equal(found, module.replicas["south"].eval()(x).softmax(dim=1))
