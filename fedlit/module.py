@@ -187,7 +187,7 @@ class FederatedModule(ClientOptimisation):
         if warmup_rounds < 0:
             raise ValueError(f"warmup_rounds must be at least 0, got {warmup_rounds}")
         if refine and task != "classification":
-            raise ValueError(f"refine=True refines class probabilities, which task={task!r} lacks: leave it out")
+            raise ValueError(f"refine=True refines class probabilities, which task={task!r} lacks: give refine=False")
         if weighting not in ("samples", "uniform"):
             raise ValueError(f"weighting must be 'samples' or 'uniform', got {weighting!r}")
         if batchnorm_average not in ("variances", "moments"):

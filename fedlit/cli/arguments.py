@@ -86,6 +86,23 @@ def refuse_linked(args: list[str]) -> None:
         )
 
 
+def refuse_nameless(args: list[str]) -> None:
+    """Refuse a configuration that sets arguments of data or a model before anything says of which."""
+    named: set[str] = set()
+    for key, value in options(args):
+        content = content_of(value) if value is not None and key in ("config", "c") else {key: value}
+        for part in ("data", "model"):
+            given = content.get(part) if isinstance(content, dict) else None
+            if isinstance(given, dict) and "class_path" not in given and part not in named:
+                names = ", ".join(map(str, given))
+                sys.exit(
+                    f"fedlit: {value} sets arguments of {part} ({names}), and nothing before it says of which: put "
+                    f"--{part}, or the configuration that has it, before it"
+                )
+            if given is not None:
+                named.add(part)
+
+
 def content_of(text: str) -> Any:
     """What YAML says, or the file that it names."""
     where = "the command line"

@@ -17,7 +17,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from fedlit.cli.arguments import normalise, refuse_linked
+from fedlit.cli.arguments import normalise, refuse_linked, refuse_nameless
 from fedlit.cli.benchmark import benchmark
 from fedlit.cli.experiment import Experiment
 from fedlit.cli.export import export
@@ -145,6 +145,7 @@ def _main(args: list[str]) -> None:
         return
     args = normalise(args)
     refuse_linked(args)
+    refuse_nameless(args)
     if _subcommand(args) == "fit" and args[0] != "fit":
         sys.exit(
             "fedlit: --config must come after fit, which reads seeds, targets and compare: fedlit fit --config FILE"

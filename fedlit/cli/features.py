@@ -202,7 +202,7 @@ class _Features:
         where = str(self.out) if whole_roster else f"{self.out.parent}, a folder of such files,"
         print(
             f"features: {self.out}, {total} samples of {self.names}, {width} numbers each. Train on them with --data "
-            f"FeatureDomains --data.path {where} --model.extractor Features --model.extractor.in_features {width}",
+            f"FeatureDomains --data.path {where} --data.target NAME --config recipes/features",
             flush=True,
         )
 

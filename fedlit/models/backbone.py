@@ -76,6 +76,10 @@ class Backbone(nn.Module):
                 f"{', '.join(name for name, _ in self.network.named_children())}, or with a point a part of those"
             )
         around = {"", *(self.freeze[:i] for i, each in enumerate(self.freeze) if each == ".")}
+        for name, part in parts:
+            if name in around:  # weights that belong to no part, such as a transformer's token, enter before it
+                for parameter in part.parameters(recurse=False):
+                    parameter.requires_grad_(False)
         return [part for name, part in parts[: inside[-1] + 1] if name not in around]
 
     def train(self, mode: bool = True) -> Backbone:

@@ -228,9 +228,7 @@ class Features(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Inputs (batch, ...) as (batch, in_features)."""
         flat = x.flatten(1)
-        if self.in_features is None:
-            self.in_features = self.out_features = flat.shape[1]
-        if flat.shape[1] != self.in_features:
+        if self.in_features is not None and flat.shape[1] != self.in_features:
             raise ValueError(
                 f"in_features is {self.in_features}, but an input of shape {tuple(x.shape[1:])} has {flat.shape[1]} "
                 "values: set in_features to the width of the data"

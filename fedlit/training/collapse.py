@@ -80,7 +80,7 @@ class CollapseWatch:
             information, round_idx, _SCATTER * max(self._information.best, _LEAST_INFORMATION)
         )
         said = ""
-        if variety <= _VARIETY * self._variety:
+        if self._variety and variety <= _VARIETY * self._variety:  # of no variety yet, nothing is left to lose
             said = (
                 f"{100 * shares[largest]:.0f}% of them are of class {largest}, and the largest class had "
                 f"{100 * self._most:.0f}% before"

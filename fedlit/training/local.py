@@ -36,6 +36,9 @@ def materialise(method: Method) -> None:
     """
     extractor, classifier = method.originals
     lazy = [part for part in method.originals if any(map(is_lazy, part.state_dict(keep_vars=True).values()))]
+    without_width = getattr(extractor, "out_features", 0) is None
+    if without_width and extractor not in lazy:
+        lazy.append(extractor)
     data, trainer = getattr(method._trainer, "datamodule", None), method._trainer
     if not lazy or trainer is None or trainer.state.fn != "fit":
         return
@@ -47,7 +50,12 @@ def materialise(method: Method) -> None:
             "input_shape tells: give in_features"
         )
     training = [part.training for part in method.originals]
-    classifier.eval()(extractor.eval()(torch.zeros(1, *shape)))
+    known = next((p for part in method.originals for p in part.parameters()), torch.zeros(0))
+    features = extractor.eval()(torch.zeros(1, *shape, dtype=known.dtype))
+    if without_width:
+        extractor.in_features = extractor.out_features = features.shape[1]
+    if any(map(is_lazy, classifier.state_dict(keep_vars=True).values())):
+        classifier.eval()(features)
     for part, mode in zip(method.originals, training, strict=True):
         part.train(mode)
 

@@ -261,5 +261,6 @@ def _set_(layer: nn.Linear, weight: Tensor, bias: Tensor) -> None:
 
 def _warn(method: Method, reason: str) -> None:
     warnings.warn(
-        f"the classifier of target {method.target.name!r} is left as the last round made it: {reason}", stacklevel=2
+        f"refine: the classifier of target {method.target.name!r} is left as the last round made it: {reason}",
+        stacklevel=2,
     )

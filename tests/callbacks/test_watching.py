@@ -261,6 +261,11 @@ def test_a_variety_of_a_quarter_and_a_score_that_stays_below_its_best_are_told()
     assert not CollapseWatch().see({"a": 9}, 0.0, 0)  # too few to tell
 
     watch = CollapseWatch()
+    assert not watch.see({"a": 60}, 0.0, 0)  # has not learnt yet
+    assert not watch.see({"a": 30, "b": 30}, 0.1, 1)
+    assert watch.see({"a": 60}, 0.1, 2).startswith("100% of them")
+
+    watch = CollapseWatch()
     informations = [0.4, 0.31, 0.29, 0.29, 0.31, 0.29, 0.29, 0.29]  # below 0.3, three quarters of the best
     said = [watch.see(even, 0.5, round_idx, each) for round_idx, each in enumerate(informations)]
     assert [bool(each) for each in said] == [False] * 7 + [True]

@@ -74,9 +74,7 @@ def test_features_are_those_of_a_direct_forward_pass(capsys: pytest.CaptureFixtu
     assert data.input_shape == (32,)
     said = capsys.readouterr().out
     assert "features: out.npz, 28 samples of ['art', 'photo'], 32 numbers each" in said
-    assert (
-        "--data FeatureDomains --data.path out.npz --model.extractor Features --model.extractor.in_features 32" in said
-    )
+    assert "--data FeatureDomains --data.path out.npz --data.target NAME --config recipes/features" in said
 
 
 class Killed(BaseException):

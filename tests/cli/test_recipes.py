@@ -82,3 +82,31 @@ def test_networks_are_adapted_in_the_last_round_and_refined() -> None:
     assert found["method"] == "FedJDA"
     assert found["rounds"] == 3
     assert {"weights", "moments", "model", "refined_head"} <= found["bytes_by_channel"].keys()
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["--config=recipes/features", "--data=fedlit.data.Digits"], "data (normalise, transductive, "),
+        (["--config=recipes/networks", "--config=data/digits"], "data (transductive, test_fraction)"),
+    ],
+)
+def test_a_recipe_before_its_data_is_told_apart(words: list[str], part: str) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["fit", *words])
+    assert f"sets arguments of {part}" in str(end.value)
+    assert "put --data, or the configuration that has it, before it" in str(end.value)
+
+
+@pytest.mark.parametrize("precision", ["64-true", "bf16-true"])
+def test_the_width_is_found_in_any_precision(precision: str) -> None:
+    words = [f"--trainer.precision={precision}", "--trainer.max_epochs=2"]
+    main(["fit", "--data=fedlit.data.HeartDisease", "--config=recipes/tables", *words])
+    assert summary()["rounds"] == 2
+
+
+@pytest.mark.parametrize("method", ["fedrf_tca", "fedrf_tca_closed_form", "fed_jda"])
+def test_methods_that_build_on_given_features_find_their_width(method: str) -> None:
+    words = ["--model.extractor=fedlit.models.Features", "--trainer.max_epochs=1"]
+    main(["fit", "--config=data/digits", f"--config=methods/{method}", *words])
+    assert summary()["rounds"] == 1

@@ -233,6 +233,6 @@ def test_neighbours_of_a_memory_are_no_linear_classifier() -> None:
 
 
 def test_numbers_have_no_classes_to_refine() -> None:
-    error = re.escape("refine=True refines class probabilities, which task='regression' lacks: leave it out")
+    error = re.escape("refine=True refines class probabilities, which task='regression' lacks: give refine=False")
     with pytest.raises(ValueError, match=error):
         FedAvg(CLIENTS, "c2", 1, nn.Identity(), nn.Linear(6, 1), task="regression", refine=True)
