@@ -556,9 +556,12 @@ TABLES: dict[str, dict[str, Callable[[Results], str]]] = {
     "baselines_accuracy": {
         "office_caltech": baselines("office_caltech", OFFICE, papers=True),
         "styles": baselines("styles", ("photo", "painting", "sketch", "night")),
+        "surf": baselines("surf", OFFICE),
         "digits": baselines("digits", ("mnist", "usps", "optdigits")),
+        "hearts": baselines("hearts", ("cleveland", "hungary", "switzerland", "va_long_beach")),
         "privacy": baselines_privacy,
     },
+    "refine": {"accuracy": refined, "settings": refinement_settings},
     "across": {"rounds": across_rounds, "memory": across_memory},
     "vanishing": {"faults": vanishing},
     "batchnorm": {"methods": batchnorm_methods},
