@@ -124,10 +124,11 @@ def picture(board: dict[str, Rows]) -> Figure:
     rows = sorted(standings(board), key=lambda each: each[2])
     figure = Figure(figsize=(8, 6), layout="constrained")
     axes = figure.subplots()
-    low, high = rows[0][2], rows[-1][2]
+    gap = (rows[-1][2] - rows[0][2]) / 24
     right = 1.6 * max(size for *_, size in rows)
-    for place, (method, _, accuracy, size) in enumerate(rows):
-        height = low + (high - low) * place / (len(rows) - 1)  # names one above the other, with a line to their point
+    height = rows[0][2] - 3 * gap
+    for method, _, accuracy, size in rows:
+        height = max(accuracy, height + gap)  # names at the height of their points, or one above the other, with a line
         best = method == RECOMMENDED
         axes.plot([size, right], [accuracy, height], color="tab:orange" if best else "0.8", linewidth=0.8, zorder=1)
         axes.scatter(size, accuracy, color="tab:orange" if best else "tab:blue", zorder=2)
@@ -135,6 +136,8 @@ def picture(board: dict[str, Rows]) -> Figure:
             f" {method}", (right, height), va="center", annotation_clip=False, weight="bold" if best else "normal"
         )
     axes.set_xscale("log")
+    axes.set_xticks([20, 50, 100, 200, 500], ["20", "50", "100", "200", "500"])
+    axes.minorticks_off()
     axes.set_xlabel("megabytes that all clients send and get in a run, mean over data sets")
     axes.set_ylabel("accuracy on the target in %, mean over data sets (oracle)")
     axes.set_title(f"Methods that need no label of the target, {len(board)} data sets")

@@ -561,6 +561,7 @@ TABLES: dict[str, dict[str, Callable[[Results], str]]] = {
         "hearts": baselines("hearts", ("cleveland", "hungary", "switzerland", "va_long_beach")),
         "privacy": baselines_privacy,
     },
+    "leaderboard": {"no_labels": leaderboard_of("no labels")},
     "refine": {"accuracy": refined, "settings": refinement_settings},
     "across": {"rounds": across_rounds, "memory": across_memory},
     "vanishing": {"faults": vanishing},
