@@ -61,7 +61,9 @@ class Evaluation(Callback):
                 self._meters[name] = module.task.meter(name == module.target.name, module.device)
             self._meters[name].update(predicted, batch[name][1])
         if trainer.state.fn == TrainerFn.FITTING and self._neighbours is None and module.target.name in outputs:
-            self._inputs.append(batch[module.target.name][0].detach().cpu())
+            inputs = batch[module.target.name][0]
+            if inputs.dim() == 2 and inputs.is_floating_point() and sum(map(len, self._inputs)) < MOST:
+                self._inputs.append(inputs.detach().cpu())
         self._count_classes(trainer, pl_module, outputs, batch, batch_idx, dataloader_idx)
 
     def _count_classes(
@@ -85,11 +87,10 @@ class Evaluation(Callback):
     def _information(self, num_classes: int) -> float | None:
         """What neighbours among the target's validation samples say of each other's class, if inputs are vectors.
 
-        Of images, those whose pixels are alike are not of one class more often than others.
+        Images are not kept: those whose pixels are alike are not of one class more often than others.
         """
         if self._neighbours is None and self._inputs:
-            vectors = self._inputs[0].dim() == 2 and self._inputs[0].is_floating_point()
-            inputs = torch.cat(self._inputs)[:MOST] if vectors else torch.empty(0)
+            inputs = torch.cat(self._inputs)[:MOST]
             enough = len(inputs) >= LEAST and bool(inputs.isfinite().all())
             self._neighbours = nearest_neighbours(standardised_directions(inputs)) if enough else torch.empty(0)
             self._inputs.clear()
