@@ -462,6 +462,16 @@ def leaderboard_of(name: str) -> Callable[[Results], str]:
     return make
 
 
+def default_gains(results: Results) -> str:
+    """Points above SourceOnly, by method and cell; the method whose worst cell is best comes first."""
+    least = {method: min(row[method] for row in results.values()) for method in next(iter(results.values()))}
+    rows = [
+        (method, [*(f"{row[method]:+.1f}" for row in results.values()), f"{least[method]:+.1f}"])
+        for method in sorted(least, key=lambda name: -least[name])
+    ]
+    return grid("points above SourceOnly", [*results, "worst"], rows)
+
+
 def image_accuracy(results: Results) -> str:
     """By method and target; seconds of a round, and memory."""
     rows = []
@@ -562,6 +572,7 @@ TABLES: dict[str, dict[str, Callable[[Results], str]]] = {
         "privacy": baselines_privacy,
     },
     "leaderboard": {"no_labels": leaderboard_of("no labels")},
+    "defaults": {"gains": default_gains},
     "refine": {"accuracy": refined, "settings": refinement_settings},
     "across": {"rounds": across_rounds, "memory": across_memory},
     "vanishing": {"faults": vanishing},
