@@ -7,8 +7,9 @@ fine_tuned  ``configs/experiments/office_caltech_images_lite0.yaml``: EfficientN
     trained, two targets; accuracy by method, seconds of a round.
 features  `fedlit features` of the same network and images, then ``configs/recipes/features.yaml``.
 
-Accuracies are those of the last round on the target's hidden labels, an oracle. Memory is the most that one process of
-a part has had, seconds are wall clock of one process with one thread, with ``--jobs`` of them side by side.
+Accuracies are those of the last round on the target's hidden labels, an oracle. Memory is the most that one process has
+had until the end of a part: run parts one by one to tell them apart. Seconds are wall clock of one process with one
+thread, with ``--jobs`` of them side by side.
 """
 
 from __future__ import annotations

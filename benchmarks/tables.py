@@ -572,6 +572,7 @@ TABLES: dict[str, dict[str, Callable[[Results], str]]] = {
         "privacy": baselines_privacy,
     },
     "leaderboard": {"no_labels": leaderboard_of("no labels")},
+    "images": {"accuracy": image_accuracy},
     "defaults": {"gains": default_gains},
     "refine": {"accuracy": refined, "settings": refinement_settings},
     "across": {"rounds": across_rounds, "memory": across_memory},
