@@ -15,7 +15,6 @@ privacy  The first experiment at one target with one seed, every client in each 
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import tempfile
@@ -26,7 +25,7 @@ from typing import Any
 
 import yaml
 
-from experiments import Results, by_method, fit, show
+from experiments import Results, by_method, fit, options_of, show
 
 EXPERIMENTS = {
     "office_caltech": "office_caltech_baselines",
@@ -88,12 +87,9 @@ def privacy(methods: Sequence[str], folder: Path | None, jobs: int) -> dict[str,
 
 def main() -> None:
     """Run the parts, print and write them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of(__doc__, __file__, jobs=2)
     parser.add_argument("--parts", nargs="+", choices=(*EXPERIMENTS, "privacy"), default=(*EXPERIMENTS, "privacy"))
     parser.add_argument("--methods", nargs="+", default=(), help="rows to make again, as the experiment has them")
-    parser.add_argument("--folder", type=Path)
-    parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
     options = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     results = Results(options.out, "torch", "lightning")

@@ -11,14 +11,13 @@ target, an oracle that nothing is chosen by. The worst cell of a method is what 
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 from pathlib import Path
 from typing import Any
 
 from baselines_accuracy import kept_in
-from experiments import Results, fit
+from experiments import Results, fit, options_of
 from validators import methods, needs_no_label
 
 STEPS = "--trainer.strategy.init_args.local_steps=10"
@@ -78,12 +77,9 @@ def worst(found: dict[str, Any]) -> dict[str, tuple[float, str]]:
 
 def main() -> None:
     """Run, print and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of(__doc__, __file__)
     parser.add_argument("--data", nargs="+", choices=[*DATA], default=[*DATA])
     parser.add_argument("--rounds", nargs="+", type=int, default=list(ROUNDS))
-    parser.add_argument("--folder", type=Path)
-    parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
     options = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     results = Results(options.out, "torch", "lightning")

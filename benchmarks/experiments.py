@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -74,6 +75,15 @@ class Results:
             self.made[part if name is None else f"{part}, {name}"] = self.now
             whole = {"results": self.found, **self.facts, "made": self.made}
             self.out.write_text(json.dumps(whole, indent=2) + "\n")
+
+
+def options_of(description: str | None, script: str, jobs: int = 1) -> argparse.ArgumentParser:
+    """What benchmarks of experiments have in common: where runs stay, how many go side by side, and the JSON file."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--jobs", type=int, default=jobs)
+    parser.add_argument("--out", type=Path, default=Path(script).with_suffix(".json"))
+    return parser
 
 
 def show(label: str, row: dict[str, Any]) -> None:

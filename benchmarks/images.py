@@ -14,7 +14,6 @@ thread, with ``--jobs`` of them side by side.
 
 from __future__ import annotations
 
-import argparse
 import os
 import resource
 import subprocess
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from baselines_accuracy import kept_in
-from experiments import Results, by_method, fit, show
+from experiments import Results, by_method, fit, options_of, show
 from leaderboard import given
 
 EXPERIMENT = "--config=configs/experiments/office_caltech_images_lite0.yaml"
@@ -60,12 +59,9 @@ def features(seeds: str, folder: Path | None, jobs: int) -> dict[str, dict[str, 
 
 def main() -> None:
     """Run the parts, print and write them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of(__doc__, __file__)
     parser.add_argument("--parts", nargs="+", choices=["fine_tuned", "features"], default=["fine_tuned", "features"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--folder", type=Path)
-    parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
     options = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     results = Results(options.out, "torch", "torchvision", "lightning")

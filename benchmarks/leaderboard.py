@@ -15,7 +15,6 @@ on validation samples. The picture, `leaderboard.png`, has mean accuracy against
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -26,7 +25,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from baselines_accuracy import EXPERIMENTS, experiment, kept_in
-from experiments import Results, by_method, fit, show
+from experiments import Results, by_method, fit, options_of, show
 
 HERE = Path(__file__).parent
 RECOMMENDED = "recommended"
@@ -148,14 +147,11 @@ def picture(board: dict[str, Rows]) -> Figure:
 
 def main() -> None:
     """Run, print, draw and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of(__doc__, __file__, jobs=2)
     parser.add_argument("--parts", nargs="+", choices=[*EXPERIMENTS], default=[*EXPERIMENTS])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--again", action="store_true", help="train every method, in place of the rows that are kept")
     parser.add_argument("--few-labels", action="store_true", help=f"methods that take {LABELS} labels of the target")
-    parser.add_argument("--folder", type=Path)
-    parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
     options = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     results = Results(options.out, "torch", "lightning", "scipy")

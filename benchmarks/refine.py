@@ -18,7 +18,6 @@ The guard's share was loosened after accuracies of styles, SURF features and dig
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 from itertools import permutations
@@ -30,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from baselines_accuracy import EXPERIMENTS, kept_in
-from experiments import Results, by_method, fit, show
+from experiments import Results, by_method, fit, options_of, show
 from fedlit.data import FeatureDomains, HeartDisease
 from fedlit.functional import refine_labels, softmax_regression
 from leaderboard import RECIPES
@@ -108,12 +107,9 @@ def settings(name: str) -> dict[str, float]:
 
 def main() -> None:
     """Run the parts, print and write them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of(__doc__, __file__)
     parser.add_argument("--parts", nargs="+", choices=[*EXPERIMENTS, "settings"], default=[*EXPERIMENTS, "settings"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--folder", type=Path)
-    parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
     options = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     results = Results(options.out, "torch", "lightning", "scipy")

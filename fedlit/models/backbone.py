@@ -62,7 +62,17 @@ class Backbone(nn.Module):
         self.network = network
         for part in self._frozen():
             part.requires_grad_(False)
+        for name, part in network.named_modules():
+            if name in self._around():  # weights that belong to no part, such as a transformer's token, enter before it
+                for parameter in part.parameters(recurse=False):
+                    parameter.requires_grad_(False)
         self.train()
+
+    def _around(self) -> set[str]:
+        """Names of what the last part kept fixed lies in."""
+        if isinstance(self.freeze, bool):
+            return set()
+        return {"", *(self.freeze[:i] for i, each in enumerate(self.freeze) if each == ".")}
 
     def _frozen(self) -> list[nn.Module]:
         """Parts that are kept fixed with all that is in them."""
@@ -75,11 +85,7 @@ class Backbone(nn.Module):
                 f"freeze must be true, false, or the name of a part of {self.name}, got {self.freeze!r}: such as "
                 f"{', '.join(name for name, _ in self.network.named_children())}, or with a point a part of those"
             )
-        around = {"", *(self.freeze[:i] for i, each in enumerate(self.freeze) if each == ".")}
-        for name, part in parts:
-            if name in around:  # weights that belong to no part, such as a transformer's token, enter before it
-                for parameter in part.parameters(recurse=False):
-                    parameter.requires_grad_(False)
+        around = self._around()
         return [part for name, part in parts[: inside[-1] + 1] if name not in around]
 
     def train(self, mode: bool = True) -> Backbone:
