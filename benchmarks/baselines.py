@@ -6,7 +6,8 @@ Digits in three domains, `SmallCNN` on images of 8x8 pixels, and an MLP 64-64-64
 all; batch 64, rounds of 7 local steps, in one process with one thread. Methods take turns; a figure is the median over
 repeats of CPU seconds per round, the first round left out; closed forms have one round alone. A target without labels
 takes no step in SourceOnly, and one in most other methods: with K sources that alone is (K + 1) / K. "Sums" are the
-secure sums and other exchanges of a local step, "announcements" the meetings of processes that these take.
+secure sums and other exchanges of a local step, "announcements" the meetings of processes that these take: in a median
+step, and how many more there are in a round's steps together, as of what clients agree on in the first of them.
 """
 
 from __future__ import annotations
@@ -79,14 +80,14 @@ class Counts(pl.Callback):
     def __init__(self) -> None:
         self.marks: list[float] = []
         self.inside = False
-        self.steps = 0
-        self.calls = {"announcements": 0, "sums": 0}
+        self.calls: dict[str, list[int]] = {"announcements": [], "sums": []}
 
     def counted(self, what: str, call: Callable[..., Any]) -> Callable[..., Any]:
         """A call that is counted within local steps."""
 
         def counting(*args: Any, **kwargs: Any) -> Any:
-            self.calls[what] += self.inside
+            if self.inside:
+                self.calls[what][-1] += 1
             return call(*args, **kwargs)
 
         return counting
@@ -98,7 +99,8 @@ class Counts(pl.Callback):
     def on_train_batch_start(self, trainer: pl.Trainer, module: Any, *_: Any) -> None:
         """A step of the last round is counted."""
         self.inside = trainer.current_epoch == ROUNDS - 1
-        self.steps += self.inside
+        for steps in self.calls.values() if self.inside else ():
+            steps.append(0)
 
     def on_before_optimizer_step(self, *_: Any) -> None:
         """What follows belongs to the round."""
@@ -169,13 +171,15 @@ def main() -> None:
     options.out.write_text(json.dumps({**facts, "environment": environment(), "results": networks}, indent=2) + "\n")
     for kind, rows in networks.items():
         print(
-            f"{kind:20}{'ms a round':>12}{'of SourceOnly':>15}{'(min-max)':>14}{'sums a step':>13}{'announcements':>15}"
+            f"{kind:20}{'ms a round':>12}{'of SourceOnly':>15}{'(min-max)':>14}{'sums a step':>13}{'(once)':>8}"
+            f"{'announcements':>15}{'(once)':>8}"
         )
         for name, row in rows.items():
             spread = f"({row['ratio_min']:.2f}-{row['ratio_max']:.2f})"
             print(
-                f"{name:20}{row['round_ms']:12.1f}{row['ratio']:14.2f}x{spread:>14}{row['sums']:13.1f}"
-                f"{row['announcements']:15.1f}"
+                f"{name:20}{row['round_ms']:12.1f}{row['ratio']:14.2f}x{spread:>14}{row['sums']:13}"
+                f"{'(' + str(row['sums_once']) + ')':>8}{row['announcements']:15}"
+                f"{'(' + str(row['announcements_once']) + ')':>8}"
             )
 
 
@@ -196,9 +200,15 @@ def measured(kind: str, repeats: int) -> dict[str, dict[str, float]]:
             "ratio": round(statistics.median(ratios), 2),
             "ratio_min": round(ratios[0], 2),
             "ratio_max": round(ratios[-1], 2),
-            **{what: round(number / max(1, counts.steps), 2) for what, number in counts.calls.items()},
+            **{what: _typical(steps) for what, steps in counts.calls.items()},
+            **{f"{what}_once": sum(steps) - len(steps) * _typical(steps) for what, steps in counts.calls.items()},
         }
     return rows
+
+
+def _typical(calls: list[int]) -> int:
+    """Calls in a median step; 0 of a method whose last round has none."""
+    return statistics.median_low(calls) if calls else 0
 
 
 if __name__ == "__main__":

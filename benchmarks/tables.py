@@ -501,8 +501,10 @@ def baselines_speed(results: Results) -> str:
     rows = []
     for method in first:
         cells = [f"{row[method]['ratio']:.2f}x ({row[method]['round_ms']:.1f} ms)" for row in results.values()]
-        rows.append((method, [*cells, f"{first[method]['sums']:.0f}", f"{first[method]['announcements']:.0f}"]))
-    return grid("a round", [*results, "sums a step", "announcements a step"], rows)
+        own = first[method]
+        talk = [f"{own['sums']} ({own['sums_once']})", f"{own['announcements']} ({own['announcements_once']})"]
+        rows.append((method, [*cells, *talk]))
+    return grid("a round", [*results, "sums a step (once a round)", "announcements a step (once a round)"], rows)
 
 
 def across_rounds(results: Results) -> str:

@@ -267,6 +267,20 @@ def mixup(inputs: Tensor, labels: Tensor, concentration: float, at_least_half: b
     return share * inputs + (1 - share) * inputs[order], share * labels + (1 - share) * labels[order]
 
 
+def first_and_last_gate(gate: float | tuple[float, float]) -> tuple[float, float]:
+    """The gates of a run's first and last round, from two or from one for both.
+
+    Raises:
+        ValueError: If they are neither, or out of range.
+    """
+    gates = tuple(gate) if isinstance(gate, tuple | list) else (gate, gate)
+    if len(gates) != 2:
+        raise ValueError(f"gate must be a number, or the first and the last of a run, got {gate}")
+    for each in gates:
+        check_gate(each)
+    return gates
+
+
 def check_gate(gate: float) -> None:
     """Raise a `ValueError` unless a confidence can be above this gate, which is from 0 on."""
     if not 0 <= gate < 1:

@@ -10,12 +10,7 @@ Differences from the paper:
 - The paper sends features of every batch to the identifier. Here source and target tell each other its gradients.
 - The target keeps what its own steps have changed when it takes the sources' updates, but for statistics of BatchNorm,
   which are the sources': a sum of changes may have variances below 0.
-- Equations 6 to 8 are an option (``disentangle=True``). Disentanglers stay at the sources: what the target takes is
-  extractors and classifiers, and so classifiers learn from whole features too, which everybody predicts from.
-- All networks of a source take one step at a time. Those that judge parts of features see them as constants, and what
-  splits features sees the judges as constants: equation 6 would let it help the class identifier that equation 7 has it
-  mislead, and equation 8 is raised by the estimator alone. Extractors are out of equation 8 and of reconstruction,
-  which features that shrink would lower.
+- Equations 6 to 8 are an option (``disentangle=True``), of sources alone: see `fedlit.models.disentangling`.
 """
 
 from __future__ import annotations
@@ -236,8 +231,8 @@ class FADA(CombinedUpdates):
                 torch._foreach_add_(list(step.values()), [times(updates[name], weight)[key] for key in step])
         self.move_to_(step)
         self.hand_out_()
-        names = [f"attention/{client.name}" for client in self.sources]
-        self.log_everywhere(federation.report(told, names).get(target.name, {}))
+        every = [f"attention/{client.name}" for client in self.sources]
+        self.log_everywhere(federation.report(told, every).get(target.name, {}))
 
     @torch.no_grad()
     def weigh(self, updates: Mapping[str, Update]) -> dict[str, float]:

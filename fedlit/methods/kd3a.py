@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 import torch.nn.functional as F
@@ -30,7 +30,14 @@ from torch import Tensor
 
 from fedlit.federation import Channel, Client, Open, Summed
 from fedlit.functional import confident_votes, consensus_focus, left_out_focus, mixup
-from fedlit.functional.knowledge import FocusRule, agreeing, agreement, check_gate, soft_knowledge, standing_votes
+from fedlit.functional.knowledge import (
+    FocusRule,
+    agreeing,
+    agreement,
+    first_and_last_gate,
+    soft_knowledge,
+    standing_votes,
+)
 from fedlit.methods.taught_target import ExchangeName, TaughtTarget
 from fedlit.training.batchnorm import as_second_moments, variances_of
 
@@ -89,11 +96,7 @@ class KD3A(TaughtTarget):
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, exchange=exchange, weighting=weighting, **kwargs)
-        self.gates = tuple(gate) if isinstance(gate, tuple | list) else (gate, gate)
-        if len(self.gates) != 2:
-            raise ValueError(f"gate must be a number, or the first and the last of a run, got {gate}")
-        for each in self.gates:
-            check_gate(each)
+        self.gates = first_and_last_gate(gate)
         bns = ("moments", "mean")
         options = (("vote", vote, ("hard", "soft")), ("focus", focus, get_args(FocusRule)), ("bn", bn, bns))
         for name, chosen, choices in options:
@@ -138,8 +141,7 @@ class KD3A(TaughtTarget):
             return super().loss(client, batch)
         replica, lesson = self.replicas[client], self.lesson()
         if not lesson:
-            nothing: Tensor = 0 * replica(batch[0]).sum()
-            return nothing + self.labelled_loss(replica, batch)
+            return cast(Tensor, 0 * replica(batch[0]).sum() + self.labelled_loss(replica, batch))
         # what nobody is confident of weighs nothing, as a partner too
         inputs, targets = mixup(batch[0], lesson["targets"] * lesson["weights"][:, None], self.mixup)
         outputs = replica(inputs)
@@ -269,7 +271,7 @@ class KD3A(TaughtTarget):
         target, told = self.target.name, {}
         if target in confident:
             known = [name for name in self._kept if self.exchange == "models" or name == target]
-            alphas = {f"share/{name}": float(self.kept(name)["share"]) for name in known}
-            told = {target: {"confident": confident[target], **alphas}}
+            shares = {f"share/{name}": float(self.kept(name)["share"]) for name in known}
+            told = {target: {"confident": confident[target], **shares}}
         every = ["confident", *(f"share/{client.name}" for client in self.clients)]
         self.log_everywhere(self.federation.report(told, every).get(target, {}))

@@ -1,4 +1,14 @@
-"""What a source of FADA holds if it splits its features into what domains have in common and a rest of its own."""
+"""What a source of FADA holds if it splits its features into what domains have in common and a rest of its own.
+
+Differences from equations 6 to 8 of the paper (Peng, Huang, Zhu and Saenko, ICLR 2020):
+
+- Disentanglers stay at the sources: what the target takes is extractors and classifiers, and so classifiers learn from
+  whole features too, which everybody predicts from.
+- All networks of a source take one step at a time. Those that judge parts of features see them as constants, and what
+  splits features sees the judges as constants: equation 6 would let it help the class identifier that equation 7 has it
+  mislead, and equation 8 is raised by the estimator alone. Extractors are out of equation 8 and of reconstruction,
+  which features that shrink would lower.
+"""
 
 from __future__ import annotations
 
