@@ -25,6 +25,7 @@ from fedlit.federation import DivergedError, FederatedLoader, RosterError, Round
 from fedlit.federation.channel import declared_by
 from fedlit.federation.streams import torch_streams
 from fedlit.training.checkpoints import arrange
+from fedlit.training.label_shift import warn_of_unequal_classes
 from fedlit.training.local import present_learners
 from fedlit.training.method import Method, metric_names
 from fedlit.training.optimisation import ClientSchedules
@@ -65,6 +66,7 @@ def plan_rounds(
         {"seed": loader.seed, "local_steps": local_steps, "rounds_per_epoch": rounds_per_epoch, "samples": samples}
     )
 
+    warn_of_unequal_classes(method, loader)
     if isinstance(method.task, Classification) and method.task.balanced:
         for client in federation.local_clients:
             if client.labelled and client.name in loader.datasets:
