@@ -96,7 +96,8 @@ class FederatedModule(ClientOptimisation):
             unless one of the refined classes gets less than four fifths as many of the sources' samples right as one of
             the predicted classes; the sources learn these two, and the target how many of all samples they get right.
             No label of the target is needed. It is logged as ``refine/taken``; where it cannot be done a warning says
-            why.
+            why. ``"network"`` trains the target's network below the classifier on before that, 15 passes over its
+            samples with the run's optimiser (SHOT): for networks that are trained, from random weights above all.
         trust_region: How far a target that trains without labels may move its features in all steps after the warm-up
             together, in units of their spread, positive; steps that would use more than their share are shortened, and
             shares fall over the planned rounds. So weights and rates of an adaptation mean the same for inputs of any
@@ -169,7 +170,7 @@ class FederatedModule(ClientOptimisation):
         local_norm: bool = False,
         batchnorm_average: Literal["variances", "moments"] = "variances",
         warmup_rounds: int = 0,
-        refine: bool = False,
+        refine: bool | Literal["network"] = False,
         trust_region: float | None = None,
         vectorize: bool = False,
     ) -> None:
@@ -186,8 +187,12 @@ class FederatedModule(ClientOptimisation):
         check_trust_region(trust_region, type(self).__name__, self.uses_unlabelled_target)
         if warmup_rounds < 0:
             raise ValueError(f"warmup_rounds must be at least 0, got {warmup_rounds}")
+        if refine not in (False, True, "network"):
+            raise ValueError(f"refine must be true (the classifier), 'network' or false, got {refine!r}")
         if refine and task != "classification":
-            raise ValueError(f"refine=True refines class probabilities, which task={task!r} lacks: give refine=False")
+            raise ValueError(
+                f"refine={refine!r} refines class probabilities, which task={task!r} lacks: give refine=False"
+            )
         if weighting not in ("samples", "uniform"):
             raise ValueError(f"weighting must be 'samples' or 'uniform', got {weighting!r}")
         if batchnorm_average not in ("variances", "moments"):

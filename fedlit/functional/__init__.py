@@ -31,6 +31,7 @@ from fedlit.functional.geodesic import (
     subspace_dimension,
 )
 from fedlit.functional.gradient import loss_from_gradient
+from fedlit.functional.information_maximisation import information_maximisation_loss
 from fedlit.functional.joint_distribution import (
     JointAligner,
     JointComponents,
@@ -189,6 +190,7 @@ __all__ = [
     "hard_vote",
     "importance_weighted_scores",
     "importance_weights",
+    "information_maximisation_loss",
     "information_score",
     "inner_products",
     "intra_cluster_distance",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from fedlit.federation import UNLABELLED, Client, FederatedLoader, RosterError
+from fedlit.federation import UNLABELLED, Client, FederatedLoader, RosterError, RoundPlan
 from fedlit.federation.streams import enter_stream, torch_streams
 from fedlit.training.method import Method
 
@@ -149,6 +149,28 @@ def all_inputs(method: Method, client: Client, batch_size: int = 512) -> Iterato
     once = FederatedLoader(datasets, batch_size, num_workers=loader.num_workers, seed=loader.seed)
     for batch in _on_device(method, once):
         yield batch[client.name][0]
+
+
+def shuffled_inputs(method: Method, client: Client, pass_idx: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """All training samples of a local client, labelled or not, in its batches, in an order of each pass.
+
+    Yields:
+        Where a batch's samples are in the order of `training_inputs`, int64, and their inputs on the device.
+
+    Raises:
+        TypeError: If training data come from another loader than a `FederatedLoader`.
+    """
+    loader, name = _federated(method), client.name
+    once = FederatedLoader(
+        {name: loader.datasets[name]},
+        loader.batch_size_of(name),
+        num_workers=loader.num_workers,
+        guarded=name,
+        seed=loader.seed,
+    )
+    once.plan(RoundPlan(sizes=once.sizes(), learners=lambda round_idx: [name], position=lambda: (pass_idx, 0)))
+    for batch_idx, batch in enumerate(_on_device(method, once)):
+        yield once.positions(name, pass_idx, batch_idx), batch[name][0]
 
 
 def drawn_inputs(method: Method, client: Client, number: int) -> Tensor:

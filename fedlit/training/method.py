@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
 from fedlit.federation import Client, Federation
@@ -29,10 +30,11 @@ class Method(Protocol):
     originals: tuple[nn.Module, nn.Module]
     task: Classification | Regression
     local_norm: bool
+    optimizer: OptimizerCallable
     reset_optimizer: bool
     trust_region: float | None
     warmup_rounds: int
-    refine: bool
+    refine: bool | Literal["network"]
     target_temperature: float
     shared: SharedWeights
     record: RoundRecord

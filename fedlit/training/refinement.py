@@ -1,10 +1,17 @@
-"""Refinement: when a run ends, the target's classifier learns what its own samples say of its predictions.
+"""Refinement: when a run ends, the target's network learns what its own samples say of its predictions.
 
 At the target: its predictions are refined by neighbourhoods of its samples and by shares of the classes
-(`fedlit.functional.refine_labels`), and a linear classifier of its features is fitted to them. Whether it takes the
-place of the old one, the sources' samples say (reverse validation): the target sends two other classifiers, one fitted
-to the classes that it predicts and one to those of the refined predictions, and learns how many of all the sources'
-samples each gets right. They know classes alone, as probabilities would tell them how the sources' classifier decides.
+(`fedlit.functional.refine_labels`), and a linear classifier of its features is fitted to them. Before that, the network
+below the classifier may be trained on (`refine="network"`). Whether this takes the place of what there was, the
+sources' samples say (reverse validation): the target sends two other classifiers of its features as they were, one
+fitted to the classes that it predicted and one to those of the refined predictions, and learns how many of all the
+sources' samples each gets right. They know classes alone, as probabilities would tell them how the sources' classifier
+decides.
+
+A network is trained on as in SHOT (Liang, Hu and Feng, ICML 2020): the classifier stands still, and features come to
+lie where it is sure, of all classes, and of refined predictions. Differences: pseudo-labels are those refined
+predictions in place of nearest class means, at the start of each pass; the optimiser is the run's own, with a rate that
+falls to 0; a linear classifier is fitted at the end.
 """
 
 from __future__ import annotations
@@ -19,8 +26,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedlit.federation import Client, Open, Summed
-from fedlit.functional import refine_labels, softmax_regression
-from fedlit.training.local import evaluating, labelled_samples, training_inputs
+from fedlit.federation.streams import enter_stream, torch_streams
+from fedlit.functional import information_maximisation_loss, refine_labels, softmax_regression
+from fedlit.training.local import evaluating, labelled_samples, shuffled_inputs, training_inputs
 from fedlit.training.method import Method
 from fedlit.training.tasks import Classification
 
@@ -42,6 +50,12 @@ STRENGTH = 100.0
 
 GUARD_STRENGTH = 1.0
 """The same of those that are sent."""
+
+PASSES = 15
+"""Over the target's samples, in which a network is trained on (SHOT, section 4.2)."""
+
+PSEUDO_LABELS = 0.3
+"""Weight beta of the cross-entropy on refined predictions, beside information maximisation (SHOT, section 4.2)."""
 
 CHANNELS = (
     Open(
@@ -70,38 +84,50 @@ class NoRefinementError(Exception):
 
 @dataclass(frozen=True)
 class Heads:
-    """Linear classifiers of the same features: fitted to predicted classes as they are, to refined ones, and the new.
+    """Linear classifiers of the same features that are sent: fitted to predicted classes as they are, and to refined.
 
     Args:
-        weight: Shape (3, C, d), or (2, C, d) of those that are sent.
-        bias: Shape (3, C), or (2, C).
+        weight: Shape (2, C, d).
+        bias: Shape (2, C).
     """
 
     weight: Tensor
     bias: Tensor
 
     def right(self, features: Tensor, labels: Tensor) -> Tensor:
-        """How many of samples, shape (n, d), each gets right, float64."""
+        """How many of samples, shape (n, d), each gets right, shape (2,), float64."""
         logits = torch.einsum("hcd,nd->hnc", self.weight, features.to(self.weight)) + self.bias[:, None]
         return (logits.argmax(dim=2) == labels.to(logits.device)).double().sum(dim=1)
 
 
+@dataclass(frozen=True)
+class Proposal:
+    """What the target would become, and what the sources are asked of it.
+
+    Args:
+        heads: What is sent.
+        state: Of the target's network.
+    """
+
+    heads: Heads
+    state: Mapping[str, Tensor]
+
+
 def refine_(method: Method) -> None:
-    """Refine the target's classifier, if the sources' samples do not speak against it; all processes call it.
+    """Refine the target's predictions, if the sources' samples do not speak against it; all processes call it.
 
     Logs ``refine/taken`` (1 or 0) and the accuracies on the sources' samples, ``refine/reverse_accuracy`` and
     ``refine/reverse_accuracy_before``. Where it cannot be done, the target's process warns, and nothing changes.
     """
     federation, target = method.federation, method.target
     method.prepare_predictions()
-    heads: Heads | None = None
-    layers: list[nn.Linear] = []
+    proposal: Proposal | None = None
     if federation.is_local(target):
         try:
-            heads, layers = fit_heads(method)
+            proposal = propose(method)
         except NoRefinementError as reason:
             _warn(method, str(reason))
-    sent = {} if heads is None else {target.name: {"weight": heads.weight[:2], "bias": heads.bias[:2]}}
+    sent = {} if proposal is None else {target.name: {"weight": proposal.heads.weight, "bias": proposal.heads.bias}}
     received = federation.exchange(_HEADS, sent, absent_too=True)
     answers = {
         client.name: {"right": answer(method, client, received.get(client.name, {}).get(target.name))}
@@ -111,16 +137,16 @@ def refine_(method: Method) -> None:
     told = federation.mean(_ANSWERS, answers, weights=federation.weights, absent_too=True).get(target.name)
     own: dict[str, dict[str, float]] = {}
     if federation.is_local(target):
-        own[target.name] = {"taken": 0.0} if heads is None else decide_(method, heads, layers, told)
+        own[target.name] = {"taken": 0.0} if proposal is None else decide_(method, proposal, told)
     numbers = federation.report(own, _NAMES).get(target.name, {})
     method.log_everywhere({f"refine/{name}": number for name, number in numbers.items()})
 
 
-def fit_heads(method: Method) -> tuple[Heads, list[nn.Linear]]:
-    """Classifiers of the target, of the features that its own one has, and the layers that they can be put in.
+def propose(method: Method) -> Proposal:
+    """What the target's samples make of its network, which stays as it is.
 
     Raises:
-        NoRefinementError: If there are too few samples, no such features, or one predicted class.
+        NoRefinementError: If there are too few samples, no classifier to fit, one predicted class, or nothing to train.
     """
     target = method.target
     samples = method.federation.weights[target.name]
@@ -128,37 +154,118 @@ def fit_heads(method: Method) -> tuple[Heads, list[nn.Linear]]:
         raise NoRefinementError(f"it has {samples} training samples, and neighbourhoods take {LEAST_SAMPLES}")
     if not method.can_predict(target):
         raise NoRefinementError("it has no classifier yet")
-    layers, features, outputs = _outputs(method, target, training_inputs(method, target))
+    network = method.replicas[target]
+    before = _copied(network)
+    layers, features, p = _looked_at(method)
+    classes = [F.one_hot(p.argmax(dim=1), p.shape[1]).double()]
+    try:
+        refined = _refined(method, features, p)
+        new = features
+        if method.refine == "network":
+            train_on_(method, layers, refined)
+            layers, new, p = _looked_at(method)
+            refined = _refined(method, new, p)
+        classes.append(F.one_hot(refined.argmax(dim=1), p.shape[1]).double())
+        weight, bias = _fitted(new, refined, STRENGTH)
+        for layer in layers:
+            _set_(layer, weight, bias)
+        _, _, outputs = _outputs(method, target, training_inputs(method, target))
+        agree = outputs.argmax(dim=1) == (new.float() @ weight.T + bias).argmax(dim=1)
+        if agree.double().mean() < AGREEMENT:
+            raise NoRefinementError("its predictions are not those of one linear classifier of its features")
+        after = _copied(network)
+    finally:
+        _restore_(network, before)
+    weights, biases = zip(*(_fitted(features, labels, GUARD_STRENGTH) for labels in classes), strict=True)
+    return Proposal(Heads(torch.stack(weights), torch.stack(biases)), after)
+
+
+def train_on_(method: Method, layers: Iterable[nn.Linear], refined: Tensor) -> None:
+    """Train the target's network below its classifier, from refined predictions of its samples, shape (n, C).
+
+    Raises:
+        NoRefinementError: If there is nothing to train.
+    """
+    target, precision = method.target, method.trainer.precision_plugin
+    network = method.replicas[target]
+    fixed = {id(param) for layer in layers for param in layer.parameters()}
+    params = [param for param in network.parameters() if param.requires_grad and id(param) not in fixed]
+    if not params:
+        raise NoRefinementError("its network has nothing to train below the classifier: give refine=True")
+    optimizer = method.optimizer(params)
+    rates = [group["lr"] for group in optimizer.param_groups]
+    modes = {module: module.training for module in network.modules()}
+    network.train()
+    try:
+        with torch_streams(method.device), torch.enable_grad():
+            enter_stream(method.federation.seed, "refine", target.name, device=method.device)
+            for pass_idx in range(PASSES):
+                if pass_idx:
+                    refined = _refined(method, *_looked_at(method)[1:])
+                for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                    group["lr"] = rate * (1 - pass_idx / PASSES)
+                for positions, inputs in shuffled_inputs(method, target, pass_idx):
+                    if len(inputs) > 1:  # a single sample has no information, nor statistics for BatchNorm
+                        with precision.forward_context():
+                            loss = _loss(network(inputs), refined[positions])
+                        optimizer.zero_grad()
+                        loss.backward()
+                        optimizer.step()
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def _loss(logits: Tensor, refined: Tensor) -> Tensor:
+    """Equation 7 of SHOT, of logits and refined predictions of a batch, each of shape (B, C)."""
+    known = F.cross_entropy(logits, refined.to(logits))
+    return information_maximisation_loss(logits) + PSEUDO_LABELS * known
+
+
+def _looked_at(method: Method) -> tuple[list[nn.Linear], Tensor, Tensor]:
+    """As `_outputs`, of all the target's samples, with class probabilities, float64, in place of outputs.
+
+    Raises:
+        NoRefinementError: If they are not finite, or all of one class.
+    """
+    layers, features, outputs = _outputs(method, method.target, training_inputs(method, method.target))
     if not bool(features.isfinite().all() and outputs.isfinite().all()):
         raise NoRefinementError("its features or predictions are not finite")
     p = outputs.double().softmax(dim=1)
     predicted = {*p.argmax(dim=1).tolist()}
     if len(predicted) < 2:
         raise NoRefinementError(f"all its predictions are of class {predicted.pop()}: nothing tells the classes apart")
-    x, mean, deviation = _standardised(features)
+    return layers, features, p
+
+
+def _refined(method: Method, features: Tensor, p: Tensor) -> Tensor:
+    """Predictions of all the target's samples, shape (n, C), refined by neighbourhoods of inputs or features."""
     # vectors are compared as they come: there, neighbours are more often of a class than where sources told them apart
-    vectors = torch.cat(list(training_inputs(method, target))).cpu() if _has_vectors(method, target) else None
-    neighbours = x if vectors is None else _standardised(vectors)[0]
-    refined = refine_labels(p, neighbours)
-    hard = [F.one_hot(labels.argmax(dim=1), p.shape[1]).double() for labels in (p, refined)]
-    fitted = [softmax_regression(x, labels, 1 / (GUARD_STRENGTH * len(x))) for labels in hard]
-    fitted.append(softmax_regression(x, refined, 1 / (STRENGTH * len(x))))
-    weights = [weight / deviation for weight, _ in fitted]
-    biases = [bias - weight @ mean for weight, (_, bias) in zip(weights, fitted, strict=True)]
-    heads = Heads(torch.stack(weights).float(), torch.stack(biases).float())
-    before = [(layer.weight.clone(), layer.bias.clone()) for layer in layers]
-    _write_(layers, heads)
-    _, _, outputs = _outputs(method, target, training_inputs(method, target))
-    agree = outputs.argmax(dim=1) == (features.float() @ heads.weight[-1].T + heads.bias[-1]).argmax(dim=1)
-    for layer, (weight, bias) in zip(layers, before, strict=True):
-        _set_(layer, weight, bias)
-    if agree.double().mean() < AGREEMENT:
-        raise NoRefinementError("its predictions are not those of one linear classifier of its features")
-    return heads, layers
+    vectors = torch.cat(list(training_inputs(method, method.target))).cpu() if _has_vectors(method) else features
+    return refine_labels(p, _standardised(vectors)[0])
 
 
-def _has_vectors(method: Method, client: Client) -> bool:
-    first = next(iter(training_inputs(method, client)))
+def _fitted(features: Tensor, labels: Tensor, strength: float) -> tuple[Tensor, Tensor]:
+    """Weight and bias, float32, of a penalised linear classifier of features, fitted to class probabilities."""
+    x, mean, deviation = _standardised(features)
+    weight, bias = softmax_regression(x, labels, 1 / (strength * len(x)))
+    weight = weight / deviation
+    return weight.float(), (bias - weight @ mean).float()
+
+
+def _copied(network: nn.Module) -> dict[str, Tensor]:
+    return {name: part.clone() for name, part in network.state_dict().items() if isinstance(part, Tensor)}
+
+
+@torch.no_grad()
+def _restore_(network: nn.Module, state: Mapping[str, Tensor]) -> None:
+    own = network.state_dict()
+    for name, tensor in state.items():
+        own[name].copy_(tensor)
+
+
+def _has_vectors(method: Method) -> bool:
+    first = next(iter(training_inputs(method, method.target)))
     return first.dim() == 2 and first.is_floating_point()
 
 
@@ -193,17 +300,15 @@ def answer(method: Method, client: Client, message: Mapping[str, Tensor] | None)
     return right / max(count, 1)
 
 
-def decide_(
-    method: Method, heads: Heads, layers: Iterable[nn.Linear], told: Mapping[str, Tensor] | None
-) -> dict[str, float]:
-    """Take the refined classifier, unless it does much worse on the sources' samples; what is logged of it."""
+def decide_(method: Method, proposal: Proposal, told: Mapping[str, Tensor] | None) -> dict[str, float]:
+    """Take what is proposed, unless it does much worse on the sources' samples; what is logged of it."""
     if told is None:
         _warn(method, "too few sources answered for the privacy backend to hide which of them said what")
         return {"taken": 0.0}
     before, after = told["right"].tolist()
     taken = after >= LEFT * before
     if taken:
-        _write_(layers, heads)
+        _restore_(method.replicas[method.target], proposal.state)
         method.target_temperature = 1.0  # another one belonged to the old classifier
     else:
         _warn(
@@ -248,11 +353,6 @@ def _outputs(method: Method, client: Client, batches: Iterable[Tensor]) -> tuple
     return layers, torch.cat(features), torch.cat(outputs)
 
 
-def _write_(layers: Iterable[nn.Linear], heads: Heads) -> None:
-    for layer in layers:
-        _set_(layer, heads.weight[-1], heads.bias[-1])
-
-
 @torch.no_grad()
 def _set_(layer: nn.Linear, weight: Tensor, bias: Tensor) -> None:
     layer.weight.copy_(weight)
@@ -261,6 +361,6 @@ def _set_(layer: nn.Linear, weight: Tensor, bias: Tensor) -> None:
 
 def _warn(method: Method, reason: str) -> None:
     warnings.warn(
-        f"refine: the classifier of target {method.target.name!r} is left as the last round made it: {reason}",
+        f"refine: target {method.target.name!r} is left as the last round made it: {reason}",
         stacklevel=2,
     )

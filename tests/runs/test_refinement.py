@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ def clusters(size: int = 60, shift: float = 1.5) -> dict[str, TensorDataset]:
     return data
 
 
-def fit(refine: bool = True, size: int = 60, rounds: int = 2, **kwargs: Any) -> tuple[Any, Any]:
+def fit(refine: Any = True, size: int = 60, rounds: int = 2, **kwargs: Any) -> tuple[Any, Any]:
     """A linear classifier of the clusters; its Trainer too."""
     torch.manual_seed(0)
     strategy, given = kwargs.pop("strategy", {}), kwargs.pop("fit", {})
@@ -156,9 +157,10 @@ def test_sources_that_are_lost_leave_it() -> None:
     """Where too few are left to hide who says what, nobody is asked."""
     module, _ = fit()
     before = weights(module, "c2")
-    heads = refinement.Heads(torch.zeros(3, 3, 6), torch.zeros(3, 3))
+    other = {name: tensor + 1 for name, tensor in before.items()}
+    proposal = refinement.Proposal(refinement.Heads(torch.zeros(2, 3, 6), torch.zeros(2, 3)), other)
     with pytest.warns(UserWarning, match="too few sources answered for the privacy backend to hide"):
-        assert refinement.decide_(module, heads, [module.replicas["c2"].classifier], None) == {"taken": 0.0}
+        assert refinement.decide_(module, proposal, None) == {"taken": 0.0}
     assert same(weights(module, "c2"), before)
 
 
@@ -208,9 +210,9 @@ def test_all_classifiers_that_a_target_predicts_with_are_replaced(
     """The guard is taken away: networks of this size and these rounds know too little."""
     monkeypatch.setattr(refinement, "LEFT", 0.0)
     data = digits(batch_size=128)
-    found: list[tuple[refinement.Heads, list[nn.Linear]]] = []
-    original = refinement.fit_heads
-    monkeypatch.setattr(refinement, "fit_heads", lambda each: found.append(original(each)) or found[-1])
+    found: list[tuple[Tensor, Tensor]] = []  # the first is the new classifier
+    original = refinement._fitted
+    monkeypatch.setattr(refinement, "_fitted", lambda *each: found.append(original(*each)) or found[-1])
     module = build(method, data, refine=True, optimizer=lambda params: Adam(params, lr=0.01), **arguments)
     run = trainer(2)
     run.fit(module, data)
@@ -218,7 +220,7 @@ def test_all_classifiers_that_a_target_predicts_with_are_replaced(
     x = data.dataset("fonts", "train").x
     calls: list[Tensor] = []
     for layer in module.replicas["fonts"].modules():
-        if isinstance(layer, nn.Linear) and torch.equal(layer.weight, found[0][0].weight[-1]):
+        if isinstance(layer, nn.Linear) and torch.equal(layer.weight, found[0][0]):
             layer.register_forward_hook(lambda layer, inputs, output: calls.append(output))
     predicted = module.eval()(x).argmax(dim=1)
     assert calls
@@ -230,6 +232,114 @@ def test_neighbours_of_a_memory_are_no_linear_classifier() -> None:
     module = build(KNNPer, data, refine=True, lam=1.0)
     with pytest.warns(UserWarning, match="not those of one linear classifier of its features"):
         trainer(1).fit(module, data)
+
+
+# -------------------------------------------------------------------- a network that is trained on
+
+
+def on(passes: int, monkeypatch: pytest.MonkeyPatch, rounds: int = 1, **kwargs: Any) -> tuple[Any, Any, nn.Module]:
+    """A network of two layers, refined in so many passes; its Trainer, and the target's network as it was before."""
+    monkeypatch.setattr(refinement, "PASSES", passes)
+    before: list[nn.Module] = []
+    original = refinement.propose
+
+    def propose(method: Any) -> refinement.Proposal:
+        before.append(copy.deepcopy(method.replicas["c2"]))
+        return original(method)
+
+    monkeypatch.setattr(refinement, "propose", propose)
+    torch.manual_seed(0)
+    given = {"extractor": nn.Sequential(nn.Linear(6, 5), nn.Tanh()), "classifier": nn.Linear(5, 3)}
+    given |= {"optimizer": lambda params: SGD(params, lr=0.5)}
+    arguments = given | {"refine": "network"} | kwargs
+    module = FedAvg(CLIENTS, "c2", 3, arguments.pop("extractor"), arguments.pop("classifier"), **arguments)
+    run = trainer(rounds)
+    run.fit(module, loader(clusters(), 60))
+    return module, run, before[0]
+
+
+def by_hand(network: nn.Module, passes: int) -> tuple[nn.Module, Tensor]:
+    """SHOT on the target's samples, all in one batch, by autograd of its equations; and the refined predictions."""
+    x = clusters()["c2"].tensors[0]
+    standardised = ((x - x.mean(dim=0)) / x.std(dim=0, correction=0) / 6**0.5).double()
+    network = copy.deepcopy(network).eval()
+    for done in range(passes + 1):
+        with torch.no_grad():
+            refined = refine_labels(network(x).double().softmax(dim=1), standardised)
+        if done == passes:
+            break
+        p = network(x).softmax(dim=1)
+        entropy = -(p * p.log()).sum(dim=1).mean()
+        diversity = -(p.mean(dim=0) * p.mean(dim=0).log()).sum()
+        loss = entropy - diversity - 0.3 * (refined.float() * p.log()).sum(dim=1).mean()
+        gradients = torch.autograd.grad(loss, [*network.extractor.parameters()])
+        with torch.no_grad():
+            for param, gradient in zip(network.extractor.parameters(), gradients, strict=True):
+                param -= 0.5 * (1 - done / passes) * gradient
+    return network, refined
+
+
+def test_a_network_learns_its_own_sure_and_refined_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, run, before = on(3, monkeypatch, rounds=4)
+    expected, refined = by_hand(before, 3)
+    assert run.callback_metrics["refine/taken"] == 1
+    got = module.replicas["c2"]
+    for name, param in expected.extractor.named_parameters():
+        torch.testing.assert_close(got.extractor.get_parameter(name), param, atol=1e-5, rtol=1e-4)
+        assert not torch.equal(before.extractor.get_parameter(name), param)
+    x = clusters()["c2"].tensors[0]
+    features = expected.extractor(x).detach().double()
+    mean, deviation = features.mean(dim=0), features.std(dim=0, correction=0) * 5**0.5
+    weight, bias = softmax_regression((features - mean) / deviation, refined, 1 / (refinement.STRENGTH * 60))
+    logits = ((features - mean) / deviation) @ weight.T + bias
+    torch.testing.assert_close(module.eval()(x).double().softmax(dim=1), logits.softmax(dim=1), atol=1e-3, rtol=0.0)
+    assert not any(module.training for module in [got.classifier])  # as `module.eval()` left it
+
+
+def test_the_sources_are_asked_of_features_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, run, before = on(3, monkeypatch, rounds=4)
+    _, refined = by_hand(before, 3)
+    x, y = (torch.cat(parts) for parts in zip(*(clusters()[name].tensors for name in CLIENTS[:2]), strict=True))
+    own = before.eval().extractor(clusters()["c2"].tensors[0]).detach().double()
+    mean, deviation = own.mean(dim=0), own.std(dim=0, correction=0) * 5**0.5
+    weight, bias = softmax_regression((own - mean) / deviation, F.one_hot(refined.argmax(dim=1), 3).double(), 1 / 60)
+    right = (((before.extractor(x).detach() - mean) / deviation) @ weight.T + bias).argmax(dim=1) == y
+    assert float(run.callback_metrics["refine/reverse_accuracy"]) == pytest.approx(
+        float(right.double().mean()), abs=1e-6
+    )
+
+
+def test_a_network_that_is_refused_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refinement, "LEFT", 2.0)
+    extractor = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Dropout(0.2))
+    with pytest.warns(UserWarning, match="is left as the last round made it"):
+        module, run, before = on(2, monkeypatch, extractor=extractor)
+    assert run.callback_metrics["refine/taken"] == 0
+    assert same(weights(module, "c2"), before.state_dict())
+    assert all(part.training for part in module.replicas["c2"].modules())
+
+
+def test_features_that_nothing_makes_are_refined_by_the_classifier_alone() -> None:
+    with pytest.warns(UserWarning, match="has nothing to train below the classifier: give refine=True"):
+        _, run = fit(refine="network")
+    assert run.callback_metrics["refine/taken"] == 0
+
+
+def test_a_trained_network_does_not_depend_on_the_random_state_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refinement, "LEFT", 0.0)
+    extractor, original = nn.Sequential(nn.Linear(6, 5), nn.Dropout(0.5)), refinement.train_on_
+    one, run, before = on(2, monkeypatch, extractor=copy.deepcopy(extractor))
+    assert run.callback_metrics["refine/taken"] == 1
+    assert not same(weights(one, "c2"), before.state_dict())
+    monkeypatch.setattr(refinement, "train_on_", lambda *given: (torch.rand(7), original(*given)))
+    other, *_ = on(2, monkeypatch, extractor=copy.deepcopy(extractor))
+    assert same(weights(one, "c2"), weights(other, "c2"))
+
+
+@pytest.mark.parametrize("refine", ["both", 2])
+def test_a_form_that_there_is_not_is_refused(refine: Any) -> None:
+    with pytest.raises(ValueError, match=r"refine must be true \(the classifier\), 'network' or false, got"):
+        FedAvg(CLIENTS, "c2", 3, nn.Identity(), nn.Linear(6, 3), refine=refine)
 
 
 def test_numbers_have_no_classes_to_refine() -> None:

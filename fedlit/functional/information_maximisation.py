@@ -1,0 +1,39 @@
+"""The loss by which a network makes sure predictions of all classes on samples without labels."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def information_maximisation_loss(logits: Tensor) -> Tensor:
+    r"""Negative mutual information of samples and predicted classes in a batch.
+
+    .. math:: L = \frac{1}{B} \sum_i H(p_i) - H(\bar p), \qquad p_i = \text{softmax}(\text{logits}_i)
+
+    Low where predictions are certain and all classes occur. A batch should have several samples of each class, as its
+    mean prediction stands for the classes' shares.
+
+    Args:
+        logits: Shape (B, C), of at least one sample.
+
+    Returns:
+        A scalar between -log C and 0, in nats.
+
+    Raises:
+        ValueError: If logits have another shape, or there are none.
+
+    References:
+        Liang, Hu and Feng, Do we really need to access the source data?, ICML 2020, equations 3 and 4.
+
+    >>> information_maximisation_loss(torch.tensor([[100.0, 0.0], [0.0, 100.0]]))
+    tensor(-0.6931)
+    """
+    if logits.dim() != 2 or not logits.numel():
+        raise ValueError(
+            f"logits must have shape (B, C) with at least one sample and class, got {tuple(logits.shape)}: leave the "
+            "term out where there is none"
+        )
+    log_p = logits.log_softmax(dim=1)
+    p = log_p.exp()
+    return torch.special.entr(p.mean(dim=0)).sum().neg() - (p * log_p).sum(dim=1).mean()
