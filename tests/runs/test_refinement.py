@@ -134,7 +134,7 @@ def test_where_it_cannot_be_done_a_warning_says_why_and_nothing_changes(argument
         with torch.no_grad():
             arguments["classifier"].bias.copy_(torch.tensor([0.0, 99.0, 0.0]))
     plain, _ = fit(refine=False, **arguments)
-    with pytest.warns(UserWarning, match=f"classifier of target 'c2' is left as the last round made it: .*{reason}"):
+    with pytest.warns(UserWarning, match=f"refine: target 'c2' is left as the last round made it: .*{reason}"):
         module, run = fit(**arguments)
     assert run.callback_metrics["refine/taken"] == 0
     assert same(weights(module, "c2"), weights(plain, "c2"))
