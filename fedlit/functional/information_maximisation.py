@@ -36,4 +36,6 @@ def information_maximisation_loss(logits: Tensor) -> Tensor:
         )
     log_p = logits.log_softmax(dim=1)
     p = log_p.exp()
-    return torch.special.entr(p.mean(dim=0)).sum().neg() - (p * log_p).sum(dim=1).mean()
+    diversity: Tensor = torch.special.entr(p.mean(dim=0)).sum()
+    certainty: Tensor = (p * log_p).sum(dim=1).mean()
+    return -(diversity + certainty)

@@ -209,7 +209,7 @@ def train_on_(method: Method, layers: Iterable[nn.Linear], refined: Tensor) -> N
                         with precision.forward_context():
                             loss = _loss(network(inputs), refined[positions])
                         optimizer.zero_grad()
-                        loss.backward()
+                        torch.autograd.backward(loss)
                         optimizer.step()
     finally:
         for module, mode in modes.items():
