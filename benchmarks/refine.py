@@ -3,11 +3,11 @@
 Run from the repository root: python benchmarks/refine.py [--parts styles office_caltech surf digits hearts settings]
 [--folder runs]
 
-Every part but the last is an experiment of ``configs/experiments`` over its targets, with and without ``refine``:
-SourceOnly with the experiment's network, at unit length and by rank where inputs are features, and the configuration of
-``configs/recipes`` for these data. Accuracies are those of the last round on the target's hidden labels, an oracle;
-targets are trained and scored on all their samples. With ``--folder`` runs stay there, and a part that was stopped goes
-on.
+Every part but the last is an experiment of ``configs/experiments`` over its targets, without ``refine``, with it, and
+where there is a network with that trained on (``refine: network``): SourceOnly with the experiment's network, at unit
+length and by rank where inputs are features, and the configuration of ``configs/recipes`` for these data. Accuracies
+are those of the last round on the target's hidden labels, an oracle; targets are trained and scored on all their
+samples. With ``--folder`` runs stay there, and a part that was stopped goes on.
 
 settings  What `doubt` was chosen by: each source in the target's place, by the labels that it has. Of every data set
     and target, a classifier of all sources but one (penalised multinomial logistic regression), refined at that one.
@@ -35,6 +35,11 @@ from fedlit.functional import refine_labels, softmax_regression
 from leaderboard import RECIPES
 
 DOUBTS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)
+FORMS = {"false": "", "true": ", refined", "network": ", trained on"}
+"""Of ``refine``, and what their rows are called."""
+
+Rows = dict[str, dict[str, Any]]
+
 PENALTY = 5e-4
 """The weight decay of ``configs/recipes``."""
 
@@ -47,12 +52,13 @@ def rows(part: str) -> dict[str, tuple[str, ...]]:
     return {**network, "recipe": (f"--config={recipe}", *fitting)}
 
 
-def compare(part: str, seeds: list[int], folder: Path | None, jobs: int) -> dict[str, dict[str, Any]]:
-    """By row, with and without ``refine``."""
+def compare(part: str, forms: list[str], seeds: list[int], folder: Path | None, jobs: int) -> Rows:
+    """By row and form of ``refine``."""
     found = {}
     for name, words in rows(part).items():
-        for refine in (False, True):
-            label = f"{name}{', refined' if refine else ''}"
+        linear = name == "recipe" and part != "digits"
+        for refine in (form for form in forms if form != "network" or not linear):
+            label = f"{name}{FORMS[refine]}"
             with kept_in(folder, f"{part}-{label}".replace(", ", "-")) as place:
                 runs = fit(
                     place,
@@ -62,7 +68,7 @@ def compare(part: str, seeds: list[int], folder: Path | None, jobs: int) -> dict
                     "--data.val_fraction=0",
                     f"--seeds={seeds}",
                     f"--jobs={jobs}",
-                    f"--model.refine={str(refine).lower()}",
+                    f"--model.refine={refine}",
                 )
             (found[label],) = by_method([*runs.values()]).values()
             show(f"{part}: {label}", found[label])
@@ -109,6 +115,7 @@ def main() -> None:
     """Run the parts, print and write them."""
     parser = options_of(__doc__, __file__)
     parser.add_argument("--parts", nargs="+", choices=[*EXPERIMENTS, "settings"], default=[*EXPERIMENTS, "settings"])
+    parser.add_argument("--forms", nargs="+", choices=list(FORMS), default=list(FORMS), help="others stay as they were")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     options = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -119,7 +126,8 @@ def main() -> None:
                 results.keep(settings(name), part, name)
                 print(f"{name}, sources in the target's place:", results.found[part][name], flush=True)
         else:
-            results.keep(compare(part, options.seeds, options.folder, options.jobs), part)
+            for row, found in compare(part, options.forms, options.seeds, options.folder, options.jobs).items():
+                results.keep(found, part, row)
 
 
 if __name__ == "__main__":
