@@ -365,15 +365,15 @@ def test_an_experiment_is_known_by_its_configurations(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_readmes_first_experiment_shows_what_adaptation_gains() -> None:
-    """SourceOnly, FedAvg with 50 labels of the target and FedJDA with none, in this order with room to spare."""
+    """SourceOnly, FedAvg with 50 labels of the target and a refined one with none, in this order with room to spare."""
     main(["fit", "--config", "experiments/first"])
     accuracies: dict[str, list[float]] = {}
     for path in Path("runs").rglob("summary.json"):
         summary = json.loads(path.read_text())
         accuracies.setdefault(summary["method"], []).append(summary["oracle_accuracy"])
     sources, labelled, refined = (
-        sum(accuracies[name]) / 2 for name in ("SourceOnly", "FedAvg, 50 target labels", "FedJDA, refined")
+        sum(accuracies[name]) / 2 for name in ("SourceOnly", "FedAvg, 50 target labels", "FedAvg, refined network")
     )
     assert sources + 0.015 < labelled
-    assert labelled + 0.015 < refined
-    assert sources + 0.06 < refined
+    assert labelled + 0.1 < refined
+    assert sources + 0.15 < refined
