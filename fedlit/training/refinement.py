@@ -162,8 +162,7 @@ def propose(method: Method) -> Proposal:
         refined = _refined(method, features, p)
         new = features
         if method.refine == "network":
-            train_on_(method, layers, refined)
-            layers, new, p = _looked_at(method)
+            layers, new, p = _trained_on(method, layers, refined)
             refined = _refined(method, new, p)
         classes.append(F.one_hot(refined.argmax(dim=1), p.shape[1]).double())
         weight, bias = _fitted(new, refined, STRENGTH)
@@ -180,18 +179,29 @@ def propose(method: Method) -> Proposal:
     return Proposal(Heads(torch.stack(weights), torch.stack(biases)), after)
 
 
-def train_on_(method: Method, layers: Iterable[nn.Linear], refined: Tensor) -> None:
-    """Train the target's network below its classifier, from refined predictions of its samples, shape (n, C).
-
-    Raises:
-        NoRefinementError: If there is nothing to train.
-    """
-    target, precision = method.target, method.trainer.precision_plugin
-    network = method.replicas[target]
+def _trained_on(method: Method, layers: Iterable[nn.Linear], refined: Tensor) -> tuple[list[nn.Linear], Tensor, Tensor]:
     fixed = {id(param) for layer in layers for param in layer.parameters()}
+    network = method.replicas[method.target]
     params = [param for param in network.parameters() if param.requires_grad and id(param) not in fixed]
     if not params:
         raise NoRefinementError("its network has nothing to train below the classifier: give refine=True")
+    try:
+        train_on_(method, params, refined)
+        return _looked_at(method)
+    except NoRefinementError as reason:
+        raise NoRefinementError(
+            f"once it has trained on, {reason}; lower the learning rate, or give refine=True"
+        ) from reason
+
+
+def train_on_(method: Method, params: list[nn.Parameter], refined: Tensor) -> None:
+    """Train these weights of the target's network from refined predictions of its samples, shape (n, C).
+
+    Raises:
+        NoRefinementError: If predictions stop to be finite, or all become of one class.
+    """
+    target, precision = method.target, method.trainer.precision_plugin
+    network = method.replicas[target]
     optimizer = method.optimizer(params)
     rates = [group["lr"] for group in optimizer.param_groups]
     modes = {module: module.training for module in network.modules()}
@@ -212,6 +222,7 @@ def train_on_(method: Method, layers: Iterable[nn.Linear], refined: Tensor) -> N
                         torch.autograd.backward(loss)
                         optimizer.step()
     finally:
+        optimizer.zero_grad()
         for module, mode in modes.items():
             module.training = mode
 

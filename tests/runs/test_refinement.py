@@ -325,6 +325,16 @@ def test_features_that_nothing_makes_are_refined_by_the_classifier_alone() -> No
     assert run.callback_metrics["refine/taken"] == 0
 
 
+def test_a_network_that_diverges_says_so_and_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    def optimizer(params: Any) -> SGD:
+        return SGD(params, lr=1e30 if len(params := list(params)) == 2 else 0.5)  # of the extractor alone
+
+    with pytest.warns(UserWarning, match="once it has trained on, .* not finite; lower the learning rate"):
+        module, run, before = on(3, monkeypatch, optimizer=optimizer, extractor=nn.Sequential(nn.Linear(6, 5)))
+    assert run.callback_metrics["refine/taken"] == 0
+    assert same(weights(module, "c2"), before.state_dict())
+
+
 def test_a_trained_network_does_not_depend_on_the_random_state_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(refinement, "LEFT", 0.0)
     extractor, original = nn.Sequential(nn.Linear(6, 5), nn.Dropout(0.5)), refinement.train_on_

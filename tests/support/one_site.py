@@ -36,7 +36,7 @@ SITES = ["clean", "blended", "fonts"]
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "AdaBN": {"classifier": normalised_head()},
     "AdaBN, mixing": {"classifier": normalised_head(), "mixing": "learned"},
-    "FedAvg, refined": {"refine": True},
+    "FedAvg, refined": {"refine": "network"},
     "FedAvg, moments": {"classifier": normalised_head(), "batchnorm_average": "moments"},
     "FedRFTCA": {"num_frequencies": 16, "num_components": 8, "classifier_period": 2},
     "Voting": {"num_frequencies": 16, "num_components": 8, "classifier_period": None},
