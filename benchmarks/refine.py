@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import os
 import statistics
+from collections.abc import Iterator
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ DOUBTS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)
 FORMS = {"false": "", "true": ", refined", "network": ", trained on"}
 """Of ``refine``, and what their rows are called."""
 
-Rows = dict[str, dict[str, Any]]
+Row = dict[str, Any]
 
 PENALTY = 5e-4
 """The weight decay of ``configs/recipes``."""
@@ -49,15 +50,14 @@ def rows(part: str) -> dict[str, tuple[str, ...]]:
     recipe, *fitting = RECIPES[part]
     scales = ("unit", "ranks") if "features" in recipe else ()
     network = {f"network, {scale}": (f"--data.normalise={scale}",) for scale in scales} or {"network": ()}
-    return {**network, "recipe": (f"--config={recipe}", *fitting)}
+    linear = {"recipe": (f"--config={recipe}", *fitting)}
+    return network if part == "digits" else network | linear  # the recipe of digits is the leaderboard's
 
 
-def compare(part: str, forms: list[str], seeds: list[int], folder: Path | None, jobs: int) -> Rows:
-    """By row and form of ``refine``."""
-    found = {}
+def compare(part: str, forms: list[str], seeds: list[int], folder: Path | None, jobs: int) -> Iterator[tuple[str, Row]]:
+    """Rows and what they are called, by form of ``refine``."""
     for name, words in rows(part).items():
-        linear = name == "recipe" and part != "digits"
-        for refine in (form for form in forms if form != "network" or not linear):
+        for refine in (form for form in forms if form != "network" or name != "recipe"):
             label = f"{name}{FORMS[refine]}"
             with kept_in(folder, f"{part}-{label}".replace(", ", "-")) as place:
                 runs = fit(
@@ -70,9 +70,8 @@ def compare(part: str, forms: list[str], seeds: list[int], folder: Path | None, 
                     f"--jobs={jobs}",
                     f"--model.refine={refine}",
                 )
-            (found[label],) = by_method([*runs.values()]).values()
-            show(f"{part}: {label}", found[label])
-    return found
+            (row,) = by_method([*runs.values()]).values()
+            yield label, row
 
 
 def samples(name: str) -> dict[str, tuple[Tensor, Tensor]]:
@@ -126,8 +125,9 @@ def main() -> None:
                 results.keep(settings(name), part, name)
                 print(f"{name}, sources in the target's place:", results.found[part][name], flush=True)
         else:
-            for row, found in compare(part, options.forms, options.seeds, options.folder, options.jobs).items():
-                results.keep(found, part, row)
+            for label, row in compare(part, options.forms, options.seeds, options.folder, options.jobs):
+                results.keep(row, part, label)
+                show(f"{part}: {label}", row)
 
 
 if __name__ == "__main__":
