@@ -93,11 +93,12 @@ class FederatedModule(ClientOptimisation):
         warmup_rounds: Rounds of FedAvg over the sources before the method proper starts.
         refine: When the run ends, let the target's own samples correct its predictions: neighbours are alike, and each
             class has its share. A linear classifier that is fitted to what comes of it takes the place of the target's,
-            unless one of the refined classes gets less than four fifths as many of the sources' samples right as one of
-            the predicted classes; the sources learn these two, and the target how many of all samples they get right.
-            No label of the target is needed. It is logged as ``refine/taken``; where it cannot be done a warning says
-            why. ``"network"`` trains the target's network below the classifier on before that, 15 passes over its
-            samples with the run's optimiser (SHOT): for networks that are trained, from random weights above all.
+            unless, of two classifiers that the target sends, the one fitted to its refined classes gets less than four
+            fifths as many of the sources' samples right as the one fitted to its predicted classes; the sources learn
+            these two, and the target how many of all samples they get right. No label of the target is needed. It is
+            logged as ``refine/taken``; where it cannot be done a warning says why. ``"network"``: before that, the
+            target's network below the classifier is trained too, on the corrected predictions (SHOT; 15 passes over its
+            samples): for networks that the federation trains, from random weights above all.
         trust_region: How far a target that trains without labels may move its features in all steps after the warm-up
             together, in units of their spread, positive; steps that would use more than their share are shortened, and
             shares fall over the planned rounds. So weights and rates of an adaptation mean the same for inputs of any
@@ -145,6 +146,10 @@ class FederatedModule(ClientOptimisation):
 
     needs_target_labels: ClassVar[bool] = False
     """Whether the method cannot do without labels of the target; a run without them is refused at its start."""
+
+    matches_distributions: ClassVar[bool] = False
+    """Whether the method makes the features of all clients alike as a whole, whatever their classes: a run says so at
+    its start where sources have their classes in unequal shares."""
 
     adaptation_weight: ClassVar[str] = ""
     """Name of the argument that weighs what a method does beside learning labels; a collapse is warned of with it."""

@@ -213,7 +213,7 @@ def adaptive_shares(p: Tensor, doubt: float = 1.0) -> Tensor:
 
 def refine_labels(
     p: Tensor,
-    features: Tensor,
+    features: Tensor | scipy.sparse.csr_array,
     *,
     num_neighbors: int = 5,
     alpha: float = 0.7,
@@ -229,8 +229,9 @@ def refine_labels(
 
     Args:
         p: Predictions, shape (n, C); rows sum to 1.
-        features: Of the same samples, shape (n, d), centred: angles between them are compared.
-        num_neighbors: See `neighbour_graph`.
+        features: Of the same samples, shape (n, d), centred: angles between them are compared. Or their
+            `neighbour_graph`, shape (n, n), where it is there already.
+        num_neighbors: See `neighbour_graph`; of a graph that is there of no effect.
         alpha: See `propagate_labels`.
         doubt: See `adaptive_shares`.
         confidence: See `to_confidence`.
@@ -243,9 +244,9 @@ def refine_labels(
         TypeError: If features are not of a floating type.
     """
     _check_probabilities(p)
-    if len(features) != len(p):
-        raise ValueError(f"p and features must be of the same samples, got {len(p)} and {len(features)} rows")
-    graph = neighbour_graph(features, num_neighbors)
+    if features.shape[0] != len(p):
+        raise ValueError(f"p and features must be of the same samples, got {len(p)} and {features.shape[0]} rows")
+    graph = neighbour_graph(features, num_neighbors) if isinstance(features, Tensor) else features
     as_sure = to_confidence(p, confidence).cpu()
     shares = adaptive_shares(propagate_labels(graph, as_sure, alpha), doubt)
     spread = propagate_labels(graph, to_class_shares(as_sure, shares), alpha)

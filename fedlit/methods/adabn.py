@@ -70,6 +70,7 @@ class AdaBN(SourceOnly):
         can hide, the target keeps the last ones.
     """
 
+    matches_distributions: ClassVar[bool] = True
     uses_unlabelled_target: ClassVar[bool] = True
     adaptation_weight: ClassVar[str] = "entropy_weight"
 

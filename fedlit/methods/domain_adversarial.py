@@ -38,6 +38,7 @@ class DomainAdversarial(FedAvg, ABC):
     """
 
     replicas: Replicas[AdversarialReplica]
+    matches_distributions: ClassVar[bool] = True
     uses_unlabelled_target: ClassVar[bool] = True
 
     gradient_channel: ClassVar[str]

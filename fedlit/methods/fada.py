@@ -80,6 +80,7 @@ class FADA(CombinedUpdates):
     replicas: Replicas[AdversarialReplica]
     needs_target_labels: ClassVar[bool] = False
     uses_unlabelled_target: ClassVar[bool] = True
+    matches_distributions: ClassVar[bool] = True
     adaptation_weight: ClassVar[str] = "identifier_weight"
     classes_only: ClassVar[bool] = True
     stays_local: ClassVar[tuple[str, ...]] = ("discriminator.", *DISENTANGLING)

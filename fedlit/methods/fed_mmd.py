@@ -105,6 +105,7 @@ class FedMMD(FederatedModule):
     replicas: Replicas[MomentReplica]
     stays_local: ClassVar[tuple[str, ...]] = STAYS_LOCAL
     uses_unlabelled_target: ClassVar[bool] = True
+    matches_distributions: ClassVar[bool] = True
     adaptation_weight: ClassVar[str] = "mmd_weight"
 
     def __init__(

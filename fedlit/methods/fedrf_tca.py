@@ -92,6 +92,7 @@ class FedRFTCA(FederatedModule):
     classes_only: ClassVar[bool] = True
     stays_local: ClassVar[tuple[str, ...]] = STAYS_LOCAL
     uses_unlabelled_target: ClassVar[bool] = True
+    matches_distributions: ClassVar[bool] = True
     adaptation_weight: ClassVar[str] = "mmd_weight"
     default_participation: ClassVar[Participation] = UniformSubset()
     trains_when_absent: ClassVar[bool] = True

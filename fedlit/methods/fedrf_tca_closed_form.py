@@ -72,6 +72,7 @@ class FedRFTCAClosedForm(FederatedModule):
     classes_only: ClassVar[bool] = True
     weighs_classes: ClassVar[bool] = False
     stays_local: ClassVar[tuple[str, ...]] = STAYS_LOCAL
+    matches_distributions: ClassVar[bool] = True
     uses_unlabelled_target: ClassVar[bool] = True
     statistics_stand_still: ClassVar[bool] = True
     problem: ClassVar[str] = "RF-TCA"

@@ -52,6 +52,7 @@ class MomentMatching(FederatedModule):
 
     replicas: Replicas[MatchingReplica]
     uses_unlabelled_target: ClassVar[bool] = True
+    matches_distributions: ClassVar[bool] = True
     adaptation_weight: ClassVar[str] = "mmd_weight"
     stays_local: ClassVar[tuple[str, ...]] = STAYS_LOCAL
 

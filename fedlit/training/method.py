@@ -23,6 +23,7 @@ class Method(Protocol):
     needs_target_labels: ClassVar[bool]
     trains_when_absent: ClassVar[bool]
     statistics_stand_still: ClassVar[bool]
+    matches_distributions: ClassVar[bool]
     adaptation_weight: ClassVar[str]
     automatic_optimization: bool
     clients: tuple[Client, ...]

@@ -10,26 +10,28 @@ decides.
 
 A network is trained on as in SHOT (Liang, Hu and Feng, ICML 2020): the classifier stands still, and features come to
 lie where it is sure, of all classes, and of refined predictions. Differences: pseudo-labels are those refined
-predictions in place of nearest class means, at the start of each pass; the optimiser is the run's own, with a rate that
-falls to 0; a linear classifier is fitted at the end.
+predictions in place of nearest class means, at the start of each pass; the optimiser is made anew as the run's own, and
+its rate falls linearly over the passes; a linear classifier is fitted at the end.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+import scipy.sparse
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedlit.federation import Client, Open, Summed
 from fedlit.federation.streams import enter_stream, torch_streams
-from fedlit.functional import information_maximisation_loss, refine_labels, softmax_regression
+from fedlit.functional import information_maximisation_loss, neighbour_graph, refine_labels, softmax_regression
 from fedlit.training.local import evaluating, labelled_samples, shuffled_inputs, training_inputs
 from fedlit.training.method import Method
+from fedlit.training.optimisation import clip_client_gradients
 from fedlit.training.tasks import Classification
 
 LEAST_SAMPLES = 50
@@ -106,7 +108,7 @@ class Proposal:
 
     Args:
         heads: What is sent.
-        state: Of the target's network.
+        state: State dict that the target's network would have.
     """
 
     heads: Heads
@@ -121,12 +123,15 @@ def refine_(method: Method) -> None:
     """
     federation, target = method.federation, method.target
     method.prepare_predictions()
+    passes = iter(range(PASSES if method.refine == "network" else 0))
     proposal: Proposal | None = None
     if federation.is_local(target):
         try:
-            proposal = propose(method)
+            proposal = propose(method, passes)
         except NoRefinementError as reason:
             _warn(method, str(reason))
+    for _ in passes:  # those that the target's process goes through, or has left out
+        federation.check("refinement", None)
     sent = {} if proposal is None else {target.name: {"weight": proposal.heads.weight, "bias": proposal.heads.bias}}
     received = federation.exchange(_HEADS, sent, absent_too=True)
     answers = {
@@ -142,11 +147,16 @@ def refine_(method: Method) -> None:
     method.log_everywhere({f"refine/{name}": number for name, number in numbers.items()})
 
 
-def propose(method: Method) -> Proposal:
+def propose(method: Method, passes: Iterator[int]) -> Proposal:
     """What the target's samples make of its network, which stays as it is.
 
+    Args:
+        method: Of a process that hosts the target.
+        passes: In which the network is trained on, if it is; after each, processes meet.
+
     Raises:
-        NoRefinementError: If there are too few samples, no classifier to fit, one predicted class, or nothing to train.
+        NoRefinementError: If there are too few samples, no classifier to fit, one predicted class, or a network cannot
+            be trained on.
     """
     target = method.target
     samples = method.federation.weights[target.name]
@@ -157,74 +167,104 @@ def propose(method: Method) -> Proposal:
     network = method.replicas[target]
     before = _copied(network)
     layers, features, p = _looked_at(method)
+    vectors = _vectors(method)
+    # vectors are compared as they come: there, neighbours are more often of a class than where sources told them apart
+    graph = None if vectors is None else neighbour_graph(_standardised(vectors)[0])
     classes = [F.one_hot(p.argmax(dim=1), p.shape[1]).double()]
     try:
-        refined = _refined(method, features, p)
-        new = features
+        refined = refine_labels(p, _standardised(features)[0] if graph is None else graph)
+        put_in_(method, layers, features, refined)
         if method.refine == "network":
-            layers, new, p = _trained_on(method, layers, refined)
-            refined = _refined(method, new, p)
-        classes.append(F.one_hot(refined.argmax(dim=1), p.shape[1]).double())
-        weight, bias = _fitted(new, refined, STRENGTH)
-        for layer in layers:
-            _set_(layer, weight, bias)
-        _, _, outputs = _outputs(method, target, training_inputs(method, target))
-        agree = outputs.argmax(dim=1) == (new.float() @ weight.T + bias).argmax(dim=1)
-        if agree.double().mean() < AGREEMENT:
-            raise NoRefinementError("its predictions are not those of one linear classifier of its features")
+            _restore_(network, before)
+            features_then, refined = train_on_(method, layers, refined, graph, passes)
+            put_in_(method, layers, features_then, refined)
         after = _copied(network)
     finally:
         _restore_(network, before)
+    classes.append(F.one_hot(refined.argmax(dim=1), p.shape[1]).double())
     weights, biases = zip(*(_fitted(features, labels, GUARD_STRENGTH) for labels in classes), strict=True)
     return Proposal(Heads(torch.stack(weights), torch.stack(biases)), after)
 
 
-def _trained_on(method: Method, layers: Iterable[nn.Linear], refined: Tensor) -> tuple[list[nn.Linear], Tensor, Tensor]:
+def put_in_(method: Method, layers: Iterable[nn.Linear], features: Tensor, refined: Tensor) -> None:
+    """Let these last layers of the target's network be a classifier that is fitted to refined predictions.
+
+    Raises:
+        NoRefinementError: If the network's predictions are not those of the classifier then.
+    """
+    weight, bias = _fitted(features, refined, STRENGTH)
+    for layer in layers:
+        _set_(layer, weight, bias)
+    _, _, outputs = _outputs(method, method.target, training_inputs(method, method.target))
+    agree = outputs.argmax(dim=1) == (features.float() @ weight.T + bias).argmax(dim=1)
+    if agree.double().mean() < AGREEMENT:
+        raise NoRefinementError("its predictions are not those of one linear classifier of its features")
+
+
+def train_on_(
+    method: Method,
+    layers: Iterable[nn.Linear],
+    refined: Tensor,
+    graph: scipy.sparse.csr_array | None,
+    passes: Iterator[int],
+) -> tuple[Tensor, Tensor]:
+    """Train the target's network below its classifier, the given layers.
+
+    Args:
+        method: Of a process that hosts the target.
+        layers: That stand still.
+        refined: Predictions of the target's samples, shape (n, C).
+        graph: Of their neighbourhoods; ``None`` is that of the network's features, which changes.
+        passes: Over the samples.
+
+    Returns:
+        Its features then, shape (n, d), and the refined predictions.
+
+    Raises:
+        NoRefinementError: If there is nothing to train, or predictions stop being finite, or become of one class.
+    """
+    target, trainer = method.target, method.trainer
+    network = method.replicas[target]
     fixed = {id(param) for layer in layers for param in layer.parameters()}
-    network = method.replicas[method.target]
     params = [param for param in network.parameters() if param.requires_grad and id(param) not in fixed]
     if not params:
         raise NoRefinementError("its network has nothing to train below the classifier: give refine=True")
-    try:
-        train_on_(method, params, refined)
-        return _looked_at(method)
-    except NoRefinementError as reason:
-        raise NoRefinementError(
-            f"once it has trained on, {reason}; lower the learning rate, or give refine=True"
-        ) from reason
-
-
-def train_on_(method: Method, params: list[nn.Parameter], refined: Tensor) -> None:
-    """Train these weights of the target's network from refined predictions of its samples, shape (n, C).
-
-    Raises:
-        NoRefinementError: If predictions stop to be finite, or all become of one class.
-    """
-    target, precision = method.target, method.trainer.precision_plugin
-    network = method.replicas[target]
-    optimizer = method.optimizer(params)
-    rates = [group["lr"] for group in optimizer.param_groups]
-    modes = {module: module.training for module in network.modules()}
-    network.train()
-    try:
-        with torch_streams(method.device), torch.enable_grad():
-            enter_stream(method.federation.seed, "refine", target.name, device=method.device)
-            for pass_idx in range(PASSES):
-                if pass_idx:
-                    refined = _refined(method, *_looked_at(method)[1:])
-                for group, rate in zip(optimizer.param_groups, rates, strict=True):
-                    group["lr"] = rate * (1 - pass_idx / PASSES)
-                for positions, inputs in shuffled_inputs(method, target, pass_idx):
-                    if len(inputs) > 1:  # a single sample has no information, nor statistics for BatchNorm
-                        with precision.forward_context():
-                            loss = _loss(network(inputs), refined[positions])
-                        optimizer.zero_grad()
-                        torch.autograd.backward(loss)
-                        optimizer.step()
-    finally:
-        optimizer.zero_grad()
-        for module, mode in modes.items():
-            module.training = mode
+    optimizer = method.optimizer([{"params": params, "client": target.name}])
+    rates, steps = [group["lr"] for group in optimizer.param_groups], 0
+    features = torch.zeros(0)
+    with torch_streams(method.device), torch.enable_grad():
+        enter_stream(method.federation.seed, "refine", target.name, device=method.device)
+        for pass_idx in passes:
+            method.federation.check("refinement", None)  # so that others wait for no longer than a pass
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate * (1 - pass_idx / PASSES)
+            for positions, inputs in shuffled_inputs(method, target, pass_idx):
+                if len(inputs) < 2:  # a single sample has no information, nor statistics for BatchNorm
+                    continue
+                with trainer.precision_plugin.forward_context():
+                    loss = _loss(network(inputs), refined[positions])
+                if not loss.requires_grad:
+                    raise NoRefinementError("no gradient passes through its predictions: give refine=True")
+                optimizer.zero_grad()
+                torch.autograd.backward(loss, inputs=params)
+                if trainer.gradient_clip_val:
+                    algorithm = trainer.gradient_clip_algorithm or "norm"
+                    clip_client_gradients(optimizer, trainer.gradient_clip_val, algorithm)
+                optimizer.step()
+                steps += 1
+            optimizer.zero_grad()
+            if not steps:
+                raise NoRefinementError(
+                    "no batch of it has 2 samples to train on: raise batch_size, or give refine=True"
+                )
+            try:
+                _, features, p = _looked_at(method)
+            except NoRefinementError as reason:
+                raise NoRefinementError(
+                    f"once it has trained on, {reason}: lower the learning rate, or give refine=True"
+                ) from reason
+            refined = refine_labels(p, _standardised(features)[0] if graph is None else graph)
+    return features, refined
 
 
 def _loss(logits: Tensor, refined: Tensor) -> Tensor:
@@ -249,11 +289,14 @@ def _looked_at(method: Method) -> tuple[list[nn.Linear], Tensor, Tensor]:
     return layers, features, p
 
 
-def _refined(method: Method, features: Tensor, p: Tensor) -> Tensor:
-    """Predictions of all the target's samples, shape (n, C), refined by neighbourhoods of inputs or features."""
-    # vectors are compared as they come: there, neighbours are more often of a class than where sources told them apart
-    vectors = torch.cat(list(training_inputs(method, method.target))).cpu() if _has_vectors(method) else features
-    return refine_labels(p, _standardised(vectors)[0])
+def _vectors(method: Method) -> Tensor | None:
+    """All inputs of the target's samples, on the CPU, where they are vectors."""
+    found = []
+    for inputs in training_inputs(method, method.target):
+        if inputs.dim() != 2 or not inputs.is_floating_point():
+            return None
+        found.append(inputs.cpu())
+    return torch.cat(found)
 
 
 def _fitted(features: Tensor, labels: Tensor, strength: float) -> tuple[Tensor, Tensor]:
@@ -273,11 +316,6 @@ def _restore_(network: nn.Module, state: Mapping[str, Tensor]) -> None:
     own = network.state_dict()
     for name, tensor in state.items():
         own[name].copy_(tensor)
-
-
-def _has_vectors(method: Method) -> bool:
-    first = next(iter(training_inputs(method, method.target)))
-    return first.dim() == 2 and first.is_floating_point()
 
 
 def _standardised(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

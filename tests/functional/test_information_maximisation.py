@@ -40,6 +40,9 @@ def test_its_gradient_is_finite_where_predictions_are_certain() -> None:
     logits = torch.tensor([[1e4, -1e4], [3.0, 1.0]], requires_grad=True)
     (gradient,) = torch.autograd.grad(information_maximisation_loss(logits), logits)
     assert bool(gradient.isfinite().all())
+    logits = torch.tensor([[200.0, 0.0, 0.0], [200.0, 0.0, 1.0]], requires_grad=True)  # of one class, as float32 has it
+    (gradient,) = torch.autograd.grad(information_maximisation_loss(logits), logits)
+    assert bool(gradient.isfinite().all())
     x = torch.randn(6, 4, dtype=torch.float64, requires_grad=True, generator=torch.Generator().manual_seed(1))
     assert torch.autograd.gradcheck(information_maximisation_loss, x)
 

@@ -243,9 +243,9 @@ def on(passes: int, monkeypatch: pytest.MonkeyPatch, rounds: int = 1, **kwargs: 
     before: list[nn.Module] = []
     original = refinement.propose
 
-    def propose(method: Any) -> refinement.Proposal:
+    def propose(method: Any, passes: Any) -> refinement.Proposal:
         before.append(copy.deepcopy(method.replicas["c2"]))
-        return original(method)
+        return original(method, passes)
 
     monkeypatch.setattr(refinement, "propose", propose)
     torch.manual_seed(0)
@@ -311,12 +311,23 @@ def test_the_sources_are_asked_of_features_as_they_were(monkeypatch: pytest.Monk
 
 def test_a_network_that_is_refused_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(refinement, "LEFT", 2.0)
-    extractor = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Dropout(0.2))
+    extractor = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5).eval(), nn.Dropout(0.2))
     with pytest.warns(UserWarning, match="is left as the last round made it"):
         module, run, before = on(2, monkeypatch, extractor=extractor)
     assert run.callback_metrics["refine/taken"] == 0
     assert same(weights(module, "c2"), before.state_dict())
-    assert all(part.training for part in module.replicas["c2"].modules())
+    assert all(param.grad is None for param in module.replicas["c2"].classifier.parameters())
+
+
+def test_modules_stay_in_the_modes_that_the_user_chose(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Still(nn.BatchNorm1d):
+        def train(self, mode: bool = True) -> nn.BatchNorm1d:
+            return super().train(False)
+
+    monkeypatch.setattr(refinement, "LEFT", 0.0)
+    module, run, _ = on(2, monkeypatch, extractor=nn.Sequential(nn.Linear(6, 5), Still(5).eval()))
+    assert run.callback_metrics["refine/taken"] == 1
+    assert torch.equal(module.replicas["c2"].extractor[1].running_mean, torch.zeros(5))
 
 
 def test_features_that_nothing_makes_are_refined_by_the_classifier_alone() -> None:
@@ -325,11 +336,56 @@ def test_features_that_nothing_makes_are_refined_by_the_classifier_alone() -> No
     assert run.callback_metrics["refine/taken"] == 0
 
 
-def test_a_network_that_diverges_says_so_and_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    def optimizer(params: Any) -> SGD:
-        return SGD(params, lr=1e30 if len(params := list(params)) == 2 else 0.5)  # of the extractor alone
+def test_votes_let_no_gradient_through() -> None:
+    data = digits(batch_size=128)
+    arguments = {"num_frequencies": 16, "num_components": 8, "classifier_period": None}
+    module = build(FedRFTCA, data, refine="network", optimizer=lambda groups: Adam(groups, lr=0.01), **arguments)
+    with pytest.warns(UserWarning, match="no gradient passes through its predictions: give refine=True"):
+        trainer(2).fit(module, data)
 
-    with pytest.warns(UserWarning, match="once it has trained on, .* not finite; lower the learning rate"):
+
+@pytest.mark.parametrize(
+    ("arguments", "batch_size", "reason"),
+    [
+        ({}, 1, "no batch of it has 2 samples to train on: raise batch_size"),
+        ({"classifier": nn.Sequential(nn.Linear(5, 3), Negative())}, 60, "not those of one linear classifier"),
+    ],
+)
+def test_what_cannot_be_trained_on_is_told(arguments: Any, batch_size: int, reason: str) -> None:
+    torch.manual_seed(0)
+    given = {"classifier": nn.Linear(5, 3), "optimizer": lambda groups: SGD(groups, lr=0.5)} | arguments
+    module = FedAvg(CLIENTS, "c2", 3, nn.Sequential(nn.Linear(6, 5), nn.Tanh()), refine="network", **given)
+    with pytest.warns(UserWarning, match=reason):
+        trainer(2).fit(module, loader(clusters(), batch_size))
+
+
+def test_gradients_are_clipped_as_in_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refinement, "LEFT", 0.0)
+    monkeypatch.setattr(refinement, "PASSES", 1)
+    before: list[Tensor] = []
+    original = refinement.train_on_
+
+    def train_on_(method: Any, *given: Any) -> Any:
+        weight = method.replicas["c2"].extractor[0].weight
+        before.append(weight.detach().clone())
+        found = original(method, *given)
+        before.append(weight.detach().clone())
+        return found
+
+    monkeypatch.setattr(refinement, "train_on_", train_on_)
+    torch.manual_seed(0)
+    extractor = nn.Sequential(nn.Linear(6, 5), nn.Tanh())
+    module = FedAvg(CLIENTS, "c2", 3, extractor, nn.Linear(5, 3), refine="network", optimizer=lambda g: SGD(g, lr=1.0))
+    trainer(1, gradient_clip_val=1e-3, gradient_clip_algorithm="value").fit(module, loader(clusters(), 60))
+    moved = (before[1] - before[0]).abs()
+    assert 0 < float(moved.max()) <= 1.001e-3
+
+
+def test_a_network_that_diverges_says_so_and_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    def optimizer(groups: Any) -> SGD:
+        return SGD(groups, lr=float("inf") if len(groups) == 1 else 0.5)  # of the target's network alone
+
+    with pytest.warns(UserWarning, match="once it has trained on, .* not finite: lower the learning rate"):
         module, run, before = on(3, monkeypatch, optimizer=optimizer, extractor=nn.Sequential(nn.Linear(6, 5)))
     assert run.callback_metrics["refine/taken"] == 0
     assert same(weights(module, "c2"), before.state_dict())
@@ -341,7 +397,7 @@ def test_a_trained_network_does_not_depend_on_the_random_state_outside(monkeypat
     one, run, before = on(2, monkeypatch, extractor=copy.deepcopy(extractor))
     assert run.callback_metrics["refine/taken"] == 1
     assert not same(weights(one, "c2"), before.state_dict())
-    monkeypatch.setattr(refinement, "train_on_", lambda *given: (torch.rand(7), original(*given)))
+    monkeypatch.setattr(refinement, "train_on_", lambda *given: (torch.rand(7), original(*given))[1])
     other, *_ = on(2, monkeypatch, extractor=copy.deepcopy(extractor))
     assert same(weights(one, "c2"), weights(other, "c2"))
 
