@@ -152,7 +152,7 @@ def propose(method: Method, passes: Iterator[int]) -> Proposal:
 
     Args:
         method: Of a process that hosts the target.
-        passes: In which the network is trained on, if it is; after each, processes meet.
+        passes: In which the network is trained on, if it is; before each, processes meet.
 
     Raises:
         NoRefinementError: If there are too few samples, no classifier to fit, one predicted class, or a network cannot
@@ -176,8 +176,8 @@ def propose(method: Method, passes: Iterator[int]) -> Proposal:
         put_in_(method, layers, features, refined)
         if method.refine == "network":
             _restore_(network, before)
-            features_then, refined = train_on_(method, layers, refined, graph, passes)
-            put_in_(method, layers, features_then, refined)
+            then, refined = train_on_(method, layers, refined, graph, passes)
+            put_in_(method, layers, then, refined)
         after = _copied(network)
     finally:
         _restore_(network, before)
