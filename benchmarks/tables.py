@@ -18,6 +18,7 @@ from typing import Any
 
 import fedgp
 import leaderboard
+from refine import FORMS
 
 HERE = Path(__file__).parent
 PAGES = (HERE.parent / "README.md", HERE / "RESULTS.md")
@@ -426,16 +427,12 @@ def baselines(part: str, targets: tuple[str, ...], papers: bool = False) -> Call
     return make
 
 
-REFINED = ("", ", refined", ", trained on")
-"""Forms of a row of `benchmarks/refine.py`."""
-
-
 def refined(results: Results) -> str:
     """Averages over targets, as they are and refined."""
     parts = [part for part in results if part != "settings"]
     found = dict.fromkeys(name for part in parts for name in results[part])
-    plain = [name for name in found if not name.endswith(tuple(filter(None, REFINED)))]
-    names = [name + form for name in plain for form in REFINED if name + form in found]
+    plain = [name for name in found if not name.endswith(tuple(filter(None, FORMS.values())))]
+    names = [name + form for name in plain for form in FORMS.values() if name + form in found]
     rows = [(name, [cell(results[part].get(name, {}).get("average")) for part in parts]) for name in names]
     return grid("average over targets", [part.replace("_", " ") for part in parts], rows)
 

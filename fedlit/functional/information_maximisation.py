@@ -6,6 +6,8 @@ import math
 
 from torch import Tensor
 
+from fedlit.functional.minimax_entropy import check_logits
+
 
 def information_maximisation_loss(logits: Tensor) -> Tensor:
     r"""Negative mutual information of samples and predicted classes in a batch.
@@ -31,11 +33,7 @@ def information_maximisation_loss(logits: Tensor) -> Tensor:
     >>> information_maximisation_loss(torch.tensor([[100.0, 0.0], [0.0, 100.0]]))
     tensor(-0.6931)
     """
-    if logits.dim() != 2 or not logits.numel():
-        raise ValueError(
-            f"logits must have shape (B, C) with at least one sample and class, got {tuple(logits.shape)}: leave the "
-            "term out where there is none"
-        )
+    check_logits(logits)
     log_p = logits.log_softmax(dim=1)
     log_mean = log_p.logsumexp(dim=0) - math.log(len(logits))  # gradients are finite where a class has no probability
     loss: Tensor = (log_mean.exp() * log_mean).sum() - (log_p.exp() * log_p).sum(dim=1).mean()

@@ -31,10 +31,15 @@ def minimax_entropy_loss(logits: Tensor) -> Tensor:
     >>> minimax_entropy_loss(torch.zeros(3, 2))
     tensor(-0.6931)
     """
+    check_logits(logits)
+    p = logits.softmax(dim=1)
+    return (p * (p + _TINY).log()).sum(dim=1).mean()
+
+
+def check_logits(logits: Tensor) -> None:
+    """Raise a `ValueError` unless there are logits of at least one sample and class, shape (B, C)."""
     if logits.dim() != 2 or not logits.numel():
         raise ValueError(
             f"logits must have shape (B, C) with at least one sample and class, got {tuple(logits.shape)}: leave the "
             "term out where there is none"
         )
-    p = logits.softmax(dim=1)
-    return (p * (p + _TINY).log()).sum(dim=1).mean()

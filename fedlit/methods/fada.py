@@ -232,8 +232,8 @@ class FADA(CombinedUpdates):
                 torch._foreach_add_(list(step.values()), [times(updates[name], weight)[key] for key in step])
         self.move_to_(step)
         self.hand_out_()
-        every = [f"attention/{client.name}" for client in self.sources]
-        self.log_everywhere(federation.report(told, every).get(target.name, {}))
+        names = [f"attention/{client.name}" for client in self.sources]
+        self.log_everywhere(federation.report(told, names).get(target.name, {}))
 
     @torch.no_grad()
     def weigh(self, updates: Mapping[str, Update]) -> dict[str, float]:

@@ -271,7 +271,7 @@ class KD3A(TaughtTarget):
         target, told = self.target.name, {}
         if target in confident:
             known = [name for name in self._kept if self.exchange == "models" or name == target]
-            shares = {f"share/{name}": float(self.kept(name)["share"]) for name in known}
-            told = {target: {"confident": confident[target], **shares}}
+            alphas = {f"share/{name}": float(self.kept(name)["share"]) for name in known}
+            told = {target: {"confident": confident[target], **alphas}}
         every = ["confident", *(f"share/{client.name}" for client in self.clients)]
         self.log_everywhere(self.federation.report(told, every).get(target, {}))

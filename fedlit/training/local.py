@@ -144,10 +144,7 @@ def all_inputs(method: Method, client: Client, batch_size: int = 512) -> Iterato
     Raises:
         TypeError: If training data come from another loader than a `FederatedLoader`.
     """
-    loader = _federated(method)
-    datasets = {client.name: loader.datasets[client.name]}
-    once = FederatedLoader(datasets, batch_size, num_workers=loader.num_workers, seed=loader.seed)
-    for batch in _on_device(method, once):
+    for batch in _on_device(method, _alone(method, client, batch_size, _federated(method).num_workers)):
         yield batch[client.name][0]
 
 
@@ -161,13 +158,7 @@ def shuffled_inputs(method: Method, client: Client, pass_idx: int) -> Iterator[t
         TypeError: If training data come from another loader than a `FederatedLoader`.
     """
     loader, name = _federated(method), client.name
-    once = FederatedLoader(
-        {name: loader.datasets[name]},
-        loader.batch_size_of(name),
-        num_workers=loader.num_workers,
-        guarded=name,
-        seed=loader.seed,
-    )
+    once = _alone(method, client, loader.batch_size_of(name), loader.num_workers)
     once.plan(RoundPlan(sizes=once.sizes(), learners=lambda round_idx: [name], position=lambda: (pass_idx, 0)))
     for batch_idx, batch in enumerate(_on_device(method, once)):
         yield once.positions(name, pass_idx, batch_idx), batch[name][0]
@@ -181,10 +172,7 @@ def drawn_inputs(method: Method, client: Client, number: int) -> Tensor:
     Raises:
         TypeError: If training data come from another loader than a `FederatedLoader`.
     """
-    loader = _federated(method)
-    own = {client.name: loader.datasets[client.name]}
-    once = FederatedLoader(own, number, num_workers=0, guarded=client.name, seed=loader.seed)
-    inputs: Tensor = next(_on_device(method, once))[client.name][0]
+    inputs: Tensor = next(_on_device(method, _alone(method, client, number, num_workers=0)))[client.name][0]
     return inputs
 
 
@@ -205,6 +193,13 @@ def evaluating(network: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes.items():
             module.training = mode
+
+
+def _alone(method: Method, client: Client, batch_size: int, num_workers: int) -> FederatedLoader:
+    """A loader of a local client's training samples by themselves, in a random order, without labels."""
+    loader = _federated(method)
+    own = {client.name: loader.datasets[client.name]}
+    return FederatedLoader(own, batch_size, num_workers=num_workers, guarded=client.name, seed=loader.seed)
 
 
 def _on_device(method: Method, loader: FederatedLoader) -> Iterator[dict[str, Any]]:
