@@ -49,6 +49,7 @@ from fedlit.training.rounds import Rounds
 from fedlit.training.tasks import make_task
 from fedlit.training.trust_region import ENDLESS, check_trust_region, copy_weights, hold_back_, step_limit
 from fedlit.training.vectorisation import stack
+from fedlit.training.warmup import check_warmup, is_share
 
 Batch: TypeAlias = Mapping[str, Sequence[Any]]
 """``{client: (inputs, labels)}`` of local clients; those that sit out a step are missing."""
@@ -90,7 +91,8 @@ class FederatedModule(ClientOptimisation):
             spread of their means, and is smaller than the variance of all their data; that of their second
             ``"moments"`` is just that variance. Second moments are larger: the bound of a fixed-point grid holds for
             var + mean^2 then.
-        warmup_rounds: Rounds of FedAvg over the sources before the method proper starts.
+        warmup_rounds: Rounds of FedAvg over the sources before the method proper starts; a number below 1 is their
+            share of the planned rounds. As an attribute, a share stands as 1 until a run is planned.
         refine: When the run ends, let the target's own samples correct its predictions: neighbours are alike, and each
             class has its share. A linear classifier that is fitted to what comes of it takes the place of the target's,
             unless, of two classifiers that the target sends, the one fitted to its refined classes gets less than four
@@ -174,7 +176,7 @@ class FederatedModule(ClientOptimisation):
         weighting: Literal["samples", "uniform"] = "samples",
         local_norm: bool = False,
         batchnorm_average: Literal["variances", "moments"] = "variances",
-        warmup_rounds: int = 0,
+        warmup_rounds: int | float = 0,
         refine: bool | Literal["network"] = False,
         trust_region: float | None = None,
         vectorize: bool = False,
@@ -190,8 +192,7 @@ class FederatedModule(ClientOptimisation):
         if class_weights is not None and vectorize:
             raise ValueError("vectorize=True has a loss without class_weights built in: train without one of both")
         check_trust_region(trust_region, type(self).__name__, self.uses_unlabelled_target)
-        if warmup_rounds < 0:
-            raise ValueError(f"warmup_rounds must be at least 0, got {warmup_rounds}")
+        check_warmup(warmup_rounds)
         if refine not in (False, True, "network"):
             raise ValueError(f"refine must be true (the classifier), 'network' or false, got {refine!r}")
         if refine and task != "classification":
@@ -219,7 +220,8 @@ class FederatedModule(ClientOptimisation):
         self.weighting = weighting
         self.local_norm = local_norm
         self.batchnorm_average = batchnorm_average
-        self.warmup_rounds = warmup_rounds
+        self.warmup = warmup_rounds
+        self.warmup_rounds = 1 if is_share(warmup_rounds) else int(warmup_rounds)
         self.refine = refine
         self.trust_region = trust_region
         self.vectorize = vectorize

@@ -79,7 +79,7 @@ class CoMDA(TaughtTarget):
     def __init__(
         self,
         *args: Any,
-        warmup_rounds: int = 5,
+        warmup_rounds: int | float = 5,
         ensemble: float = 0.6,
         sharpness: float = 5.0,
         forget_rate: float = 0.06,

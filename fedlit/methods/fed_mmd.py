@@ -111,7 +111,7 @@ class FedMMD(FederatedModule):
     def __init__(
         self,
         *args: Any,
-        warmup_rounds: int = 5,
+        warmup_rounds: int | float = 5,
         degree: int = 2,
         alpha: float | None = None,
         center: float | None = None,

@@ -1,6 +1,6 @@
 """Clients that lower a distance between means over their samples in each local step: FedDAN's and FedCORAL's.
 
-A subclass says of what the means are, and what clients have to agree on before.
+A subclass says of what the means are, and which of its arguments may follow the scale of the features.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from fedlit.federation import Channel, Client, Open, Summed
+from fedlit.federation import Channel, Client, DivergedError, Open, Summed
+from fedlit.functional import mean_pair_distance
 from fedlit.methods.mean_messages import exchange_means, heard_sources, sum_difference
 from fedlit.models import MatchingReplica, feature_width
 from fedlit.models.matching import STAYS_LOCAL
@@ -59,6 +60,9 @@ class MomentMatching(FederatedModule):
     contents: ClassVar[str]
     """What a message holds."""
 
+    scale_argument: ClassVar[str]
+    """The argument that is ``"mean"`` where the distance follows the scale of the features, see `learn_scale_`."""
+
     fewest_samples: ClassVar[int] = 1
     """A client with fewer in its batch sits out the step."""
 
@@ -93,16 +97,25 @@ class MomentMatching(FederatedModule):
         self.average = average
         self._warned = False
 
+    def check_scale(self, symbol: str, value: float | str, unit: str) -> None:
+        """Raise a `ValueError` unless what may follow the features' scale does, or is a positive number."""
+        if value != "mean" and (isinstance(value, str) or not 0 < value < math.inf):
+            raise ValueError(
+                f"{self.scale_argument} ({symbol}) must be 'mean', or a positive and finite {unit}, got {value!r}"
+            )
+
     @property
     def channels(self) -> tuple[Channel, ...]:
-        """Means in the way that ``match`` says, and weights."""
+        """The scale of the features, where it is followed, means in the way that ``match`` says, and weights."""
         how_often = "every local step" if self.every == "step" else "every round"
+        talk: tuple[Channel, ...] = ()
+        if self.follows_scale:
+            talk = (Summed("scale", "mean feature of a batch and its mean square", too_few="skip"),)
         if self.match == "pooled":
-            talk: tuple[Channel, ...] = (
-                Summed("moments", f"{self.contents}, the target's negative", how_often=how_often, too_few="skip"),
-            )
+            contents = f"{self.contents}, the target's negative"
+            talk += (Summed("moments", contents, how_often=how_often, too_few="skip"),)
         else:
-            talk = (
+            talk += (
                 Summed("moments", self.contents, "sources", "target", how_often, too_few="skip"),
                 Open("target_moments", self.contents, "target", "sources", how_often),
             )
@@ -147,7 +160,7 @@ class MomentMatching(FederatedModule):
         for replica in local.values():
             replica.share.zero_()
         sources = self.heard_sources()
-        if not sources or not self.agree_(sources, features):
+        if not sources or (self.follows_scale and not self.learn_scale_(sources, features)):
             return {}
         heard = {self.target.name, *(client.name for client in sources)}
         means = {name: self.mean(name, own) for name, own in able.items() if name in heard}
@@ -194,10 +207,48 @@ class MomentMatching(FederatedModule):
             self.replicas[name].others.copy_(other)
             self.replicas[name].share.fill_(shares[name])
 
+    # ---------------------------------------------------------------- the scale of the features
+
+    @property
+    def follows_scale(self) -> bool:
+        """Whether clients learn the scale of all their features, once a round."""
+        return getattr(self, self.scale_argument) == "mean"
+
+    def learn_scale_(self, sources: Sequence[Client], features: Mapping[str, Tensor]) -> bool:
+        """In a round's first step, everyone learns the mean squared distance between samples of all batches.
+
+        It stays in the replicas' ``reference``. Whether it is known, which is equal on all processes.
+        """
+        federation, heard = self.federation, [*sources, self.target]
+        if not federation.senders("scale", among=heard):
+            return False
+        if federation.batch_idx == 0:
+            sizes = self.samples_in_step(heard)
+            sent = {
+                name: {"mean": own.mean(dim=0), "square": own.square().mean()}
+                for name, own in ((name, own.detach().double()) for name, own in features.items() if name in sizes)
+            }
+            for name, told in federation.mean("scale", sent, heard, heard, weights=sizes).items():
+                distance = mean_pair_distance(told["mean"], told["square"], sum(sizes.values()))
+                if distance == 0:
+                    federation.fail(
+                        DivergedError(
+                            f"the features of all samples of {[*sizes]} are alike in round {federation.round_idx}, "
+                            f"and have no scale: give {self.scale_argument}, a smaller mmd_weight, or more "
+                            "warmup_rounds"
+                        )
+                    )
+                self.replicas[name].reference.fill_(distance or 1.0)
+        return True
+
+    def pair_distance(self, client: str) -> float:
+        """Mean squared distance between all clients' features, as this local client learned it last; positive."""
+        return float(self.replicas[client].reference)
+
     # ---------------------------------------------------------------- what a subclass says
 
-    def numbers(self) -> tuple[int, int]:
-        """How many numbers M a mean has, and what clients agree on before (see `agree_`)."""
+    def num_moments(self) -> int:
+        """How many numbers M a mean has."""
         raise NotImplementedError
 
     def mean(self, client: str, features: Tensor) -> Tensor:
@@ -208,10 +259,6 @@ class MomentMatching(FederatedModule):
         """The loss of a difference of means, shape (M,), a scalar."""
         return gap.square().sum()
 
-    def agree_(self, sources: Sequence[Client], features: Mapping[str, Tensor]) -> bool:
-        """Agree on what means depend on, before they are exchanged; whether it was told, equal on all processes."""
-        return True
-
     def corrections(self, sources: Sequence[Client]) -> dict[str, float]:
         """What the means of all that are heard are multiplied by, by name."""
         return dict.fromkeys((client.name for client in (*sources, self.target)), 1.0)
@@ -220,7 +267,7 @@ class MomentMatching(FederatedModule):
 
     def build_replica(self) -> nn.Module:
         """Copies of extractor and classifier, and room for what is heard."""
-        return MatchingReplica(*copy.deepcopy(self.originals), *self.numbers())
+        return MatchingReplica(*copy.deepcopy(self.originals), self.num_moments())
 
     def on_round_start(self, round_idx: int) -> None:
         """A client that was away fetches the current model first."""

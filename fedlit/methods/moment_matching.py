@@ -17,7 +17,7 @@ both losses are the papers'.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, ClassVar, Literal
@@ -25,11 +25,10 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedlit.federation import Channel, Client, DivergedError, Summed
+from fedlit.federation import Channel, Client
 from fedlit.functional import (
     bandwidth_ladder,
     central_moments,
-    mean_pair_distance,
     mixture_frequencies,
     random_fourier_features,
     sample_frequencies,
@@ -60,6 +59,7 @@ class FedDAN(MomentMatching):
     """
 
     contents: ClassVar[str] = "mean random feature of a batch"
+    scale_argument: ClassVar[str] = "bandwidth"
 
     def __init__(
         self,
@@ -80,51 +80,19 @@ class FedDAN(MomentMatching):
             )
         if not 1 < bandwidth_factor < math.inf:
             raise ValueError(f"bandwidth_factor must be above 1 and finite, got {bandwidth_factor}")
-        if bandwidth != "mean" and (isinstance(bandwidth, str) or not 0 < bandwidth < math.inf):
-            raise ValueError(
-                f"bandwidth (b) must be 'mean', or a positive and finite squared length, got {bandwidth!r}"
-            )
+        self.check_scale("b", bandwidth, "squared length")
         self.num_frequencies = num_frequencies
         self.num_kernels = num_kernels
         self.bandwidth_factor = bandwidth_factor
         self.bandwidth = bandwidth
 
-    @property
-    def channels(self) -> tuple[Channel, ...]:
-        """The scale of the features, where the bandwidth follows it, means and weights."""
-        scale = Summed("scale", "mean feature of a batch and its mean square", too_few="skip")
-        return (scale, *super().channels) if self.bandwidth == "mean" else super().channels
-
-    def numbers(self) -> tuple[int, int]:
-        """A cosine and a sine of each frequency, and a bandwidth."""
-        return 2 * self.num_frequencies, 1
-
-    def agree_(self, sources: Sequence[Client], features: Mapping[str, Tensor]) -> bool:
-        """In a round's first step, everyone learns the mean squared distance between samples of all batches."""
-        federation, heard = self.federation, [*sources, self.target]
-        if self.bandwidth == "mean" and not federation.senders("scale", among=heard):
-            return False
-        if self.bandwidth == "mean" and federation.batch_idx == 0:
-            sizes = self.samples_in_step(heard)
-            sent = {
-                name: {"mean": own.mean(dim=0), "square": own.square().mean()}
-                for name, own in ((name, own.detach().double()) for name, own in features.items())
-            }
-            for name, told in federation.mean("scale", sent, heard, heard, weights=sizes).items():
-                middle = mean_pair_distance(told["mean"], told["square"], sum(sizes.values()))
-                if middle == 0:
-                    federation.fail(
-                        DivergedError(
-                            f"the features of all samples of {[*sizes]} are alike in round {federation.round_idx}, "
-                            "and no bandwidth fits them: give bandwidth, a smaller mmd_weight, or more warmup_rounds"
-                        )
-                    )
-                self.replicas[name].reference.fill_(middle or 1.0)
-        return True
+    def num_moments(self) -> int:
+        """A cosine and a sine of each frequency."""
+        return 2 * self.num_frequencies
 
     def mean(self, client: str, features: Tensor) -> Tensor:
         """Mean random feature, shape (2N,)."""
-        middle = float(self.replicas[client].reference) if self.bandwidth == "mean" else float(self.bandwidth)
+        middle = self.pair_distance(client) if self.bandwidth == "mean" else float(self.bandwidth)
         frequencies = _frequencies(
             self.num_frequencies, self.width, self.federation.seed, middle, self.num_kernels, self.bandwidth_factor
         )
@@ -150,15 +118,28 @@ class FedCORAL(MomentMatching):
     the covariance of pooled sources is a difference of moments.
 
     Args:
-        mmd_weight: Weight lambda of the loss, at least 0. The loss has the fourth power of the features' unit.
+        mmd_weight: Weight lambda of the loss, at least 0.
+        feature_variance: Unit v of the covariances, C / v in their place: a positive number, 1 for the paper's loss,
+            which has the fourth power of the features' unit; or ``"mean"``, the mean variance of all clients' features,
+            which is found anew in the first step of every round, so that the unit of the features plays no part.
+
+    Raises:
+        ValueError: If an argument is out of range.
 
     Notes:
         Pooled, everyone learns the sources' mean feature over their batches, and the difference of their second moments
-        and the target's covariance.
+        and the target's covariance. With ``feature_variance="mean"`` everyone learns once a round, too, the mean
+        feature over all clients' batches, and the mean of its squared entries.
     """
 
     contents: ClassVar[str] = "covariance of a batch"
+    scale_argument: ClassVar[str] = "feature_variance"
     fewest_samples: ClassVar[int] = 2
+
+    def __init__(self, *args: Any, feature_variance: Literal["mean"] | float = 1.0, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.check_scale("v", feature_variance, "variance")
+        self.feature_variance = feature_variance
 
     @property
     def pools(self) -> bool:
@@ -168,17 +149,20 @@ class FedCORAL(MomentMatching):
     @property
     def channels(self) -> tuple[Channel, ...]:
         """Covariances, or second moments and means of pooled sources; and weights."""
-        moments, *others = super().channels
         contents = "second moments and mean of a batch, the target's covariance negative"
-        return (replace(moments, contents=contents) if self.pools else moments, *others)
+        return tuple(
+            replace(channel, contents=contents) if self.pools and channel.name == "moments" else channel
+            for channel in super().channels
+        )
 
-    def numbers(self) -> tuple[int, int]:
-        """An upper triangle, and nothing that clients agree on before."""
+    def num_moments(self) -> int:
+        """An upper triangle."""
         width = self.width + self.pools
-        return width * (width + 1) // 2, 0
+        return width * (width + 1) // 2
 
     def mean(self, client: str, features: Tensor) -> Tensor:
         """Second moments about one's own mean; a pooled source's of features and a 1, about 0, shape (M,)."""
+        features = features / math.sqrt(self.variance(client))
         if not self.pools:
             return second_moments(features, features.mean(dim=0))
         if client == self.target.name:
@@ -187,6 +171,12 @@ class FedCORAL(MomentMatching):
             beside = features.new_ones(len(features), 1)
         wider = torch.cat([features, beside], dim=1)
         return second_moments(wider, torch.zeros_like(wider[0]))
+
+    def variance(self, client: str) -> float:
+        """v, as this local client knows it: half the mean squared distance is the trace of the covariance of all."""
+        if self.feature_variance == "mean":
+            return self.pair_distance(client) / (2 * self.width)
+        return float(self.feature_variance)
 
     def corrections(self, sources: Sequence[Client]) -> dict[str, float]:
         """From the mean over n samples to the unbiased n / (n - 1); of pooled sources, that of all their samples.

@@ -15,22 +15,21 @@ class MatchingReplica(Replica):
     """A client's own network, and a difference of means as far as its own is not in it.
 
     The difference is ``others + share * own``, with the client's mean ``own``. It is in the state, as is the reference,
-    so that a checkpoint within a round has both.
+    the scale of the features that its mean refers to, so that a checkpoint within a round has both.
 
     Args:
         extractor: Turns a batch of inputs into features, shape (batch, width).
         classifier: Turns features into logits, shape (batch, num_classes).
         num_moments: Numbers in a mean.
-        num_references: Numbers that clients have agreed on for their means, such as a bandwidth.
     """
 
     others: Tensor
     share: Tensor
     reference: Tensor
 
-    def __init__(self, extractor: nn.Module, classifier: nn.Module, num_moments: int, num_references: int) -> None:
+    def __init__(self, extractor: nn.Module, classifier: nn.Module, num_moments: int) -> None:
         super().__init__(extractor, classifier)
         dtype = torch.promote_types(next(extractor.parameters()).dtype, torch.float32)
         self.register_buffer("others", torch.zeros(num_moments, dtype=dtype))
         self.register_buffer("share", torch.zeros((), dtype=dtype))  # 0 where nothing was heard
-        self.register_buffer("reference", torch.zeros(num_references, dtype=dtype))
+        self.register_buffer("reference", torch.zeros(1, dtype=dtype))

@@ -22,6 +22,7 @@ from fedlit.federation.documents import document, fingerprint, read_document
 from fedlit.privacy import DecodeError
 from fedlit.training.method import Method
 from fedlit.training.parts import PROCESS
+from fedlit.training.warmup import is_share
 
 REPLICAS = "replicas."
 """Prefix of the clients' weights in a module's state dict: ``replicas.NAME.…``."""
@@ -80,6 +81,8 @@ def load(method: Method, checkpoint: dict[str, Any]) -> None:
     """
     federation = method.federation
     federation.roster.check(checkpoint["federation"]["roster"])
+    if is_share(method.warmup):
+        method.warmup_rounds = (checkpoint.get("plan") or {}).get("warmup_rounds", method.warmup_rounds)
     local = [client.name for client in federation.local_clients]
     trainer = method._trainer
     predicting = trainer is not None and trainer.state.fn == TrainerFn.PREDICTING

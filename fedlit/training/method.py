@@ -34,6 +34,7 @@ class Method(Protocol):
     optimizer: OptimizerCallable
     reset_optimizer: bool
     trust_region: float | None
+    warmup: int | float
     warmup_rounds: int
     refine: bool | Literal["network"]
     target_temperature: float

@@ -35,13 +35,18 @@ class RoundRecord:
             RosterError: If it goes on from a checkpoint of other data or rounds.
         """
         saved, self.plan = self.plan, plan
-        changed = {} if saved is None else {key: (saved[key], new) for key, new in plan.items() if saved[key] != new}
+        before = {} if saved is None else saved
+        changed = {key: (before[key], new) for key, new in plan.items() if before.get(key, new) != new}
         if self._planned and changed:
             detail = ", ".join(f"{name} was {before} and is {now}" for name, (before, now) in changed.items())
             raise RosterError(
                 f"the checkpoint cannot go on with other data or rounds: {detail}. Give the same seed, data, strategy"
             )
         self._planned = False
+
+    def of_checkpoint(self, name: str) -> Any:
+        """What the run was planned with whose checkpoint is gone on from; ``None`` without one, or if it has none."""
+        return (self.plan or {}).get(name) if self._planned else None
 
     def restore_plan_(self, plan: dict[str, Any] | None) -> None:
         """Take the plan of a checkpoint, which the run that goes on from it must have."""

@@ -33,6 +33,7 @@ from fedlit.training.refinement import refine_
 from fedlit.training.replicas import check_local_norm
 from fedlit.training.returns import adapts, come_together, welcome
 from fedlit.training.tasks import Classification
+from fedlit.training.warmup import is_share, warmup_of
 
 
 def plan_rounds(
@@ -43,7 +44,8 @@ def plan_rounds(
     Raises:
         RosterError: On every process, if clients' data do not fit together, or are not those of the checkpoint, or
             BatchNorm would have to train on a batch of one sample.
-        ValueError: If clients would keep normalisation layers that never saw data.
+        ValueError: If clients would keep normalisation layers that never saw data, or a warm-up is a share of a run
+            without a planned end.
     """
     federation, target, trainer = method.federation, method.target, method.trainer
     loader.guarded = None if target.labelled else target.name
@@ -52,6 +54,8 @@ def plan_rounds(
     federation.introduce(facts)
     endless = trainer.max_epochs is None or trainer.max_epochs < 0
     num_rounds = 1000 if endless else int(trainer.max_epochs or 0) * rounds_per_epoch
+    kept = method.record.of_checkpoint("warmup_rounds") if is_share(method.warmup) else None
+    method.warmup_rounds = warmup_of(method.warmup, None if endless else num_rounds) if kept is None else kept
     if 0 < num_rounds <= method.warmup_rounds and not trainer.fast_dev_run:  # type: ignore[attr-defined]
         rank_zero_warn(
             f"{type(method).__name__} never starts: all of {num_rounds} rounds (max_epochs) are of its warm-up, FedAvg "
@@ -62,9 +66,8 @@ def plan_rounds(
     if method.local_norm:
         check_local_norm(method.originals, [client.name for client in method.clients if client.name not in ever])
     samples = {client.name: client.num_samples or 0 for client in federation.clients}
-    method.record.plan_(
-        {"seed": loader.seed, "local_steps": local_steps, "rounds_per_epoch": rounds_per_epoch, "samples": samples}
-    )
+    plan = {"seed": loader.seed, "local_steps": local_steps, "rounds_per_epoch": rounds_per_epoch, "samples": samples}
+    method.record.plan_(plan | ({"warmup_rounds": method.warmup_rounds} if is_share(method.warmup) else {}))
 
     warn_of_unequal_classes(method, loader)
     if isinstance(method.task, Classification) and method.task.balanced:

@@ -39,7 +39,10 @@ WIDTH = 3
 METHODS: dict[str, tuple[type[MomentMatching], dict[str, Any]]] = {
     "FedDAN": (FedDAN, {"num_frequencies": 20}),
     "FedCORAL": (FedCORAL, {}),
+    "FedCORAL, scaled": (FedCORAL, {"feature_variance": "mean"}),
 }
+ASKS = ("FedDAN", "FedCORAL, scaled")
+"""Those that learn the scale of the features."""
 
 
 class Linear(nn.Linear):
@@ -104,6 +107,9 @@ def distance(name: str, match: str, features: list[Tensor], seed: int) -> Tensor
         if match == "pooled":
             return torch.stack(gaps).mean(0).square().sum()
         return torch.stack([gap.square().sum() for gap in gaps]).mean()
+    if name == "FedCORAL, scaled":
+        variance = torch.cov(torch.cat(features).detach().T).trace() / WIDTH
+        return distance("FedCORAL", match, [z / variance.sqrt() for z in features], seed)
     if match == "pairwise":
         return torch.stack([coral_loss(z, target) for z in sources]).mean()
     # torch's covariance of samples with weights: sources count alike, whatever the size of their batches
@@ -136,7 +142,7 @@ def test_all_clients_gradients_together_are_that_of_the_joint_loss(name: str, ma
     told = float(module.trainer.callback_metrics["target/loss"])
     if match == "pooled" or len(sizes) == 2:
         assert told == pytest.approx(3.0 * float(joint), rel=1e-6)
-    if name == "FedDAN":
+    if name in ASKS:
         z = torch.cat(features).detach()
         middle = kernel_ladder(z, z[:0], num_kernels=1)
         torch.testing.assert_close(module.replicas["c0"].reference, middle, rtol=1e-12, atol=0)
@@ -272,7 +278,7 @@ def test_pooled_nobody_hears_another_client(name: str) -> None:
     fit(module, data)
     talk = {(entry.channel, entry.sender, entry.receiver) for entry in module.federation.ledger}
     assert not [entry for entry in talk if {entry[1], entry[2]} <= set(data)]
-    asked = {"scale"} if name == "FedDAN" else set()
+    asked = {"scale"} if name in ASKS else set()
     assert {entry[0] for entry in talk} == {"moments", "weights", "metrics"} | asked
 
 
@@ -367,12 +373,45 @@ def test_a_batch_of_one_sample_has_a_mean() -> None:
     assert all(float(snapshots.rounds[0][client]["share"]) for client in data)
 
 
-def test_features_that_are_all_alike_have_no_bandwidth() -> None:
+@pytest.mark.parametrize(("name", "argument"), [("FedDAN", "bandwidth"), ("FedCORAL, scaled", "feature_variance")])
+def test_features_that_are_all_alike_have_no_scale(name: str, argument: str) -> None:
     data = {name: TensorDataset(torch.ones_like(d.tensors[0]), d.tensors[1]) for name, d in shifted(6, 6, 6).items()}
-    with pytest.raises(
-        DivergedError, match=r"the features of all samples of \['c0', 'c1', 'c2'\] are alike in round 0"
-    ):
-        fit(build("FedDAN", list(data)), data)
+    message = (
+        rf"the features of all samples of \['c0', 'c1', 'c2'\] are alike in round 0, .* give {argument}, a smaller"
+    )
+    with pytest.raises(DivergedError, match=message):
+        fit(build(name, list(data)), data)
+
+
+@pytest.mark.parametrize("match", ["pooled", "pairwise"])
+def test_scaled_covariances_do_not_know_the_unit_of_the_features(match: Any) -> None:
+    """The loss of features a hundred times as long, and the gradient by the extractor a hundredth of what it was."""
+    data, told = shifted(12, 7, 9), []
+    arguments: dict[str, Any] = {"feature_variance": "mean", "match": match, "average": "classifier"}
+    arguments["optimizer"] = lambda params: SGD(params, lr=LR)
+    for factor in (1.0, 100.0):
+        extractor, classifier = build("FedCORAL", list(data)).originals
+        with torch.no_grad():
+            for param in extractor.parameters():
+                param.mul_(factor)
+        start = extractor.weight.detach().clone()
+        module = FedCORAL(list(data), "c2", 2, extractor, classifier, **arguments)
+        fit(module, data)
+        moved = module.replicas["c2"].extractor.weight.detach() - start
+        told.append((float(module.trainer.callback_metrics["target/loss"]), moved))
+    assert told[0][0] > 1e-3
+    assert told[1][0] == pytest.approx(told[0][0], rel=1e-6)
+    torch.testing.assert_close(100 * told[1][1], told[0][1], rtol=1e-6, atol=1e-9)
+
+
+def test_a_client_with_one_sample_is_not_in_the_scale() -> None:
+    """It sits out the step, in which the others are matched."""
+    data = shifted(6, 1, 6)
+    module = build("FedCORAL, scaled", list(data))
+    with pytest.warns(UserWarning, match=r"\['c1'\] have a batch of 1 sample"):
+        snapshots = fit(module, data)
+    z = torch.cat([snapshots.start[name].extractor(data[name].tensors[0]).detach() for name in ("c0", "c2")])
+    assert module.pair_distance("c0") == pytest.approx(2 * float(torch.cov(z.T).trace()), rel=1e-12)
 
 
 def test_what_a_backend_cannot_hide_is_not_sent() -> None:
@@ -421,6 +460,8 @@ def test_a_labelled_target_learns_from_its_labels_too() -> None:
         ("FedDAN", {"bandwidth_factor": 1.0}, "bandwidth_factor must be above 1 and finite, got 1.0"),
         ("FedDAN", {"bandwidth": 0.0}, r"bandwidth \(b\) must be 'mean', or a positive and finite .* got 0.0"),
         ("FedDAN", {"bandwidth": "median"}, r"bandwidth \(b\) must be 'mean', .* got 'median'"),
+        ("FedCORAL", {"feature_variance": -1.0}, r"feature_variance \(v\) must be 'mean', .* variance, got -1.0"),
+        ("FedCORAL", {"feature_variance": "max"}, r"feature_variance \(v\) must be 'mean', .* got 'max'"),
     ],
 )
 def test_bad_arguments_are_named(name: str, arguments: dict[str, Any], message: str) -> None:
