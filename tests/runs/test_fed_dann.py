@@ -215,7 +215,8 @@ def test_fade_is_feddann_with_averaged_discriminators_and_squared_losses() -> No
     data = shifted()
     fade, spelled = federated(FADE), federated(sync="round", squared=True)
     for module in (fade, spelled):
-        fit(module, data, batch_size=8, rounds=2)
+        with pytest.warns(UserWarning, match=f"{type(module).__name__} with sync='round' averages discriminators"):
+            fit(module, data, batch_size=8, rounds=2)
     assert all(same(state, states(spelled)[name]) for name, state in states(fade).items())
     assert [channel.name for channel in fade.channels] == ["weights", "discriminator"]
 
