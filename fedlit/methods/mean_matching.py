@@ -212,7 +212,7 @@ class MomentMatching(FederatedModule):
     @property
     def follows_scale(self) -> bool:
         """Whether clients learn the scale of all their features, once a round."""
-        return getattr(self, self.scale_argument) == "mean"
+        return bool(getattr(self, self.scale_argument) == "mean")
 
     def learn_scale_(self, sources: Sequence[Client], features: Mapping[str, Tensor]) -> bool:
         """In a round's first step, everyone learns the mean squared distance between samples of all batches.
