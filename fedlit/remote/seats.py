@@ -31,6 +31,61 @@ class Seat(ABC):
 
 
 @final
+class CarriedServer(Seat):
+    """The server's seat over a carrier that is there.
+
+    Args:
+        listener: The carrier's end.
+        sites: Clients of each site, by its name.
+        wait_for: See `Server`.
+        patience: See `Server`.
+    """
+
+    is_server = True
+
+    def __init__(self, listener: Listener, sites: Mapping[str, list[str]], wait_for: float, patience: float) -> None:
+        self._listener, self._sites, self._times = listener, sites, (wait_for, patience)
+        self.star: ServerStar | None = None
+
+    def open(self, facts: Mapping[str, Any]) -> ServerStar:
+        """See `Seat`."""
+        self.star = star = ServerStar(self._listener, self._sites, facts, *self._times)
+        try:
+            star.open()
+        except BaseException as error:
+            star.close(f"{type(error).__name__}: {error}")
+            raise
+        return star
+
+
+@final
+class CarriedSite(Seat):
+    """A site's seat over a carrier that is there.
+
+    Args:
+        caller: The carrier's end.
+        clients: See `Site`.
+        wait_for: See `Site`.
+        patience: See `Site`.
+    """
+
+    is_server = False
+
+    def __init__(self, caller: Caller, clients: list[str] | None, wait_for: float, patience: float) -> None:
+        self._caller, self._clients, self._times = caller, clients, (wait_for, patience)
+
+    def open(self, facts: Mapping[str, Any]) -> SiteStar:
+        """See `Seat`."""
+        star = SiteStar(self._caller, facts, self._clients, *self._times)
+        try:
+            star.open()
+        except BaseException as error:
+            star.close(type(error).__name__)
+            raise
+        return star
+
+
+@final
 class Server(Seat):
     """The server of sites that come over gRPC with mutual TLS; it has no client, no data, and no model.
 
@@ -77,13 +132,7 @@ class Server(Seat):
         from fedlit.remote.grpc_carrier import GrpcListener
 
         listener: Listener = GrpcListener(self.address, *self.files, names=list(self.sites))
-        star = ServerStar(listener, self.sites, facts, self.wait_for, self.patience)
-        try:
-            star.open()
-        except BaseException as error:
-            star.close(f"{type(error).__name__}: {error}")
-            raise
-        return star
+        return CarriedServer(listener, self.sites, self.wait_for, self.patience).open(facts)
 
 
 @final
@@ -126,13 +175,7 @@ class Site(Seat):
         from fedlit.remote.grpc_carrier import GrpcCaller
 
         caller: Caller = GrpcCaller(self.server, *self.files)
-        star = SiteStar(caller, facts, self.clients, self.wait_for, self.patience)
-        try:
-            star.open()
-        except BaseException as error:
-            star.close(type(error).__name__)
-            raise
-        return star
+        return CarriedSite(caller, self.clients, self.wait_for, self.patience).open(facts)
 
 
 def _checked_address(argument: str, address: str) -> str:

@@ -245,6 +245,8 @@ class ServerStar(Transport):
         """Wait until ``missing()`` is empty, and say now and then who is; called with the lock."""
         ends, reminds = time.monotonic() + self._wait_for, time.monotonic() + min(_REMIND, self._wait_for / 2)
         while lacking := missing():
+            if self._ended is not None:
+                raise FederationError(self._ended)
             names = [self._names[rank] for rank in sorted(lacking)]
             now = time.monotonic()
             if now >= ends:

@@ -1,0 +1,125 @@
+"""``fedlit flare``: writes the job by which NVIDIA FLARE trains an experiment's run across its sites."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from fedlit.cli.arguments import find_config, normalise, refuse_linked, refuse_nameless
+from fedlit.cli.experiment import Experiment, all_clients
+from fedlit.cli.seats import check_one_run
+from fedlit.data import DatasetLayoutError, DatasetNotFoundError
+
+COMPONENTS = "fedlit.flare.components"
+"""Where the classes are that a job names, as it stands in ``class_allow_list`` of a party's resources."""
+
+_DESCRIPTION = (
+    "Write a job folder for NVIDIA FLARE, which its own tools submit: nvflare job submit -j JOB. All other options are "
+    "those of fedlit fit. See docs/flare.md."
+)
+
+
+def flare(args: list[str]) -> None:
+    """Write a job."""
+    parser = argparse.ArgumentParser("fedlit flare", description=_DESCRIPTION, allow_abbrev=False)
+    parser.add_argument("--sites", required=True, help="as FLARE names them: north,south, or north:client+client,south")
+    parser.add_argument("--out", required=True, type=Path, help="folder of the job, made if need be")
+    parser.add_argument("--wait_for", type=float, default=600.0, help="seconds to wait for sites (default: 600)")
+    parser.add_argument("--patience", type=float, default=20.0, help="seconds that one may be silent (default: 20)")
+    parser.add_argument("--config", action="append", default=[], help="of the experiment; may be given several times")
+    given, others = parser.parse_known_args(args)
+    sites = read_sites(given.sites)
+    for name in ("wait_for", "patience"):
+        if not 0 < getattr(given, name) < 1e9:
+            sys.exit(f"fedlit: --{name} must be positive seconds, got {getattr(given, name)}")
+    if given.out.exists() and (not given.out.is_dir() or any(given.out.iterdir())):
+        sys.exit(f"fedlit: --out '{given.out}' is there already: give a new folder, or remove it")
+    files = [Path(find_config(name)) for name in given.config]
+    for name, file in zip(given.config, files, strict=True):
+        if not file.is_file():
+            sys.exit(f"fedlit: --config {name} is no file and no installed configuration: fedlit list")
+    check(files, others, sites)
+    texts = {f"{place}-{file.name}": file.read_text() for place, file in enumerate(files)}
+    arguments = [f"--config={name}" for name in texts] + normalise(others)
+    write(given.out, sites, texts, arguments, {"wait_for": given.wait_for, "patience": given.patience})
+    print(f"fedlit: the job is in '{given.out}'; submit it with: nvflare job submit -j {given.out}")
+    print(f"Each party needs fedlit, and {COMPONENTS!r} in class_allow_list of its local/resources.json; a site says")
+    print("where its data are in its local/fedlit.yaml. See docs/flare.md.")
+
+
+def read_sites(text: str) -> dict[str, list[str]]:
+    """Clients of each site, from ``north,south`` or ``north:client+client,south``."""
+    sites: dict[str, list[str]] = {}
+    for part in text.split(","):
+        name, _, clients = part.strip().partition(":")
+        if not name or name in sites or name == "server":
+            what = "a site without a name" if not name else f"{name!r} twice" if name in sites else "'server'"
+            sys.exit(f"fedlit: --sites must be names, each once and none 'server', as in north,south, got {what}")
+        sites[name] = [client.strip() for client in clients.split("+") if client.strip()] or [name]
+    all_of_them = [client for of in sites.values() for client in of]
+    twice = sorted({client for client in all_of_them if all_of_them.count(client) > 1})
+    if twice:
+        sys.exit(f"fedlit: --sites has client {twice[0]!r} at two sites, and a client is at one")
+    return sites
+
+
+def check(files: list[Path], others: list[str], sites: dict[str, list[str]]) -> None:
+    """End the command if the experiment is none, or has other clients than the sites."""
+    args = normalise(["fit", *(f"--config={file}" for file in files), *others])
+    refuse_linked(args)
+    refuse_nameless(args)
+    experiment = Experiment.parse(args)
+    check_one_run(experiment, "a job of FLARE")
+    try:
+        clients = all_clients(experiment.parsed)
+    except (DatasetNotFoundError, DatasetLayoutError, FileNotFoundError):
+        return  # they are at the sites, which say so themselves
+    at_sites = {client for of in sites.values() for client in of}
+    if {*clients} != at_sites:
+        sys.exit(
+            f"fedlit: --sites has the clients {sorted(at_sites)}, but the experiment's are {sorted(clients)}: name the "
+            "site of each, as in --sites north:client+client,south:client"
+        )
+
+
+def write(
+    folder: Path, sites: dict[str, list[str]], texts: dict[str, str], arguments: list[str], times: dict[str, float]
+) -> None:
+    """Write a job's files."""
+    configs = folder / "app" / "config"
+    configs.mkdir(parents=True)
+    for name, text in texts.items():
+        (configs / name).write_text(text)
+    controller = {"sites": sites, "arguments": arguments, **times}
+    files: dict[Path, dict[str, Any]] = {
+        folder / "meta.json": {
+            "name": folder.name,
+            "resource_spec": {},
+            "min_clients": len(sites),
+            "mandatory_clients": list(sites),
+            "deploy_map": {"app": ["server", *sites]},
+        },
+        configs / "config_fed_server.json": {
+            "format_version": 2,
+            "workflows": [{"id": "fedlit", "path": f"{COMPONENTS}.FedlitController", "args": controller}],
+            "components": [],
+        },
+        configs / "config_fed_client.json": {
+            "format_version": 2,
+            "executors": [
+                {
+                    "tasks": ["fedlit"],
+                    "executor": {
+                        "path": f"{COMPONENTS}.FedlitExecutor",
+                        "args": {"arguments": arguments, **times},
+                    },
+                }
+            ],
+            "components": [],
+        },
+    }
+    for file, content in files.items():
+        file.write_text(json.dumps(content, indent=2) + "\n")

@@ -1,0 +1,260 @@
+"""A controller and an executor of NVIDIA FLARE that train one run of fedlit, each in its process.
+
+FLARE has provisioned the parties, admits jobs and connects them; its auxiliary messages carry what the parties of the
+run tell each other. The run itself is that of ``fedlit serve`` and ``fedlit join``: same weights, checkpoints, ledger.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from nvflare.apis.controller_spec import Task
+from nvflare.apis.executor import Executor
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.impl.controller import Controller
+from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.apis.signal import Signal
+
+from fedlit.cli.arguments import normalise
+from fedlit.cli.experiment import Experiment
+from fedlit.cli.seats import check_one_run, take_seat
+from fedlit.federation import FederationError
+from fedlit.flare.site import TIMES
+from fedlit.remote import Seat
+from fedlit.remote.message_carrier import Message, MessageListener
+from fedlit.remote.relay import Relay
+from fedlit.remote.seats import CarriedServer
+
+_log = logging.getLogger("fedlit.remote")
+
+TASK = "fedlit"
+"""The one task of a job: to take part in the run."""
+
+TOPIC = "fedlit"
+"""Of the messages."""
+
+_MESSAGE = "message"
+
+OWN = "fedlit.yaml"
+"""In the folder ``local`` of a party's workspace: what is its own of the configuration, its data above all."""
+
+_MOST_STARTS = 5
+"""Of a site's process in one job."""
+
+_PATIENCE = 30
+"""Seconds that a process has to end once it is told to."""
+
+_TOLD = 15
+"""Lines of a failed process that are told."""
+
+
+class FedlitController(Controller):  # type: ignore[misc]
+    """The server's part: it has no client and no data, and takes the seat that ``fedlit serve`` takes.
+
+    Args:
+        sites: Clients of each site, by the name that FLARE knows it by; of a list, each is the client of its name.
+        arguments: Of ``fedlit fit``; configurations are files of the job's folder ``config``.
+        wait_for: Seconds to wait for sites.
+        patience: Seconds of silence after which a site is lost, and the others go on.
+    """
+
+    def __init__(
+        self,
+        sites: list[str] | dict[str, list[str]],
+        arguments: list[str],
+        wait_for: float = 600.0,
+        patience: float = 20.0,
+    ) -> None:
+        super().__init__()
+        self.sites = dict(sites) if isinstance(sites, dict) else {name: [name] for name in sites}
+        self.arguments, self.wait_for, self.patience = list(arguments), wait_for, patience
+        self._listener: MessageListener | None = None
+
+    def start_controller(self, fl_ctx: FLContext) -> None:
+        """Nothing: all is done in `control_flow`."""
+
+    def stop_controller(self, fl_ctx: FLContext) -> None:
+        """Nothing."""
+
+    def process_result_of_unknown_task(
+        self, client: Any, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
+    ) -> None:
+        """A site ends that was started anew; its run has told already."""
+
+    def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
+        """Ask the sites to take part, and serve them until the run has ended."""
+        engine = fl_ctx.get_engine()
+        listener = self._listener = MessageListener(partial(_register, engine), f"FLARE job {fl_ctx.get_job_id()}")
+        seat = CarriedServer(listener, self.sites, self.wait_for, self.patience)
+        task = Task(TASK, Shareable())
+        self.broadcast(task, fl_ctx, targets=list(self.sites), min_responses=len(self.sites))
+        over = threading.Event()
+        threading.Thread(target=_end_with, args=(abort_signal, seat, over), daemon=True).start()
+        try:
+            reason = _attempt(partial(_serve, fl_ctx, self.arguments, seat))
+        finally:
+            over.set()
+        if reason is not None and not abort_signal.triggered:
+            self.system_panic(reason, fl_ctx)
+            return
+        while not abort_signal.triggered and task.completion_status is None:
+            time.sleep(0.2)
+
+
+class FedlitExecutor(Executor):  # type: ignore[misc]
+    """A site's part: it trains its clients on its own data, and takes the seat that ``fedlit join`` takes.
+
+    It trains in a process of its own, which is started again if it dies, and takes part from the next round.
+
+    The file ``fedlit.yaml`` in the folder ``local`` of the site's workspace, if there is one, comes after the job's
+    configuration: the site's data are there, and no job can say where they are.
+
+    Args:
+        arguments: Of ``fedlit fit``; configurations are files of the job's folder ``config``.
+        wait_for: Seconds to wait for the server.
+        patience: Seconds that the server may be silent before this site gives up.
+    """
+
+    def __init__(self, arguments: list[str], wait_for: float = 600.0, patience: float = 20.0) -> None:
+        super().__init__()
+        self.arguments, self.wait_for, self.patience = list(arguments), wait_for, patience
+
+    def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
+        """Take part in the run."""
+        if task_name != TASK:
+            return make_reply(ReturnCode.TASK_UNKNOWN)
+        relay = Relay(partial(_send, fl_ctx.get_engine()))
+        environment = {**os.environ, **relay.environment, TIMES: f"{self.wait_for} {self.patience}"}
+        command = [sys.executable, "-P", "-m", "fedlit.flare.site", *_words(fl_ctx, self.arguments)]
+        code, told = self._watch(command, environment, abort_signal)
+        for _ in range(_MOST_STARTS):
+            if code >= 0 or abort_signal.triggered:  # it has ended by itself, and said why
+                break
+            self.log_warning(fl_ctx, f"the process of this site was killed (signal {-code}): it is started again")
+            code, told = self._watch(command, environment, abort_signal)
+        if abort_signal.triggered:
+            return make_reply(ReturnCode.TASK_ABORTED)
+        if code == 0:
+            return make_reply(ReturnCode.OK)
+        self.log_error(fl_ctx, f"this site has ended with code {code}: {told}")
+        return make_reply(ReturnCode.EXECUTION_EXCEPTION)
+
+    def _watch(self, command: list[str], environment: Mapping[str, str], abort_signal: Signal) -> tuple[int, str]:
+        """Run a process to its end, or FLARE's; its code, and the last words that it said."""
+        process = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
+        )
+        assert process.stdout is not None
+        lines = iter(process.stdout)
+        last = deque[str](maxlen=_TOLD)
+
+        def tell() -> None:
+            for line in lines:
+                words = line.decode(errors="replace").rstrip()
+                if words:
+                    last.append(words)
+                    self.logger.info(words)
+
+        teller = threading.Thread(target=tell, daemon=True)
+        teller.start()
+        while process.poll() is None:
+            if abort_signal.triggered:
+                process.terminate()
+                try:
+                    process.wait(_PATIENCE)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+                break
+            time.sleep(0.1)
+        teller.join(1.0)
+        return process.returncode, "\n".join(last)
+
+
+# ---------------------------------------------------------------- one run
+
+
+def _words(fl_ctx: FLContext, arguments: Sequence[str]) -> list[str]:
+    """A job's arguments at this party, with its own configuration, and the folder of the job for what it writes."""
+    workspace, job = fl_ctx.get_engine().get_workspace(), fl_ctx.get_job_id()
+    configs, own = Path(workspace.get_app_config_dir(job)), Path(workspace.get_file_path_in_site_config(OWN))
+    words = []
+    for word in arguments:
+        key, is_assigned, name = word.partition("=")
+        words.append(f"{key}={configs / name}" if is_assigned and key == "--config" else word)
+    words += [f"--config={own}"] if own.is_file() else []
+    words.append(f"--trainer.default_root_dir={Path(workspace.get_run_dir(job)) / 'fedlit'}")
+    return words
+
+
+def _serve(fl_ctx: FLContext, arguments: Sequence[str], seat: Seat) -> None:
+    """Take the server's seat in the job's run."""
+    experiment = Experiment.parse(normalise(["fit", *_words(fl_ctx, arguments)]))
+    check_one_run(experiment, "a job of FLARE")
+    take_seat(experiment, seat)
+
+
+def _attempt(run: Callable[[], None]) -> str | None:
+    """Why a run failed, in words; ``None`` if it did not."""
+    try:
+        run()
+    except SystemExit as error:
+        return None if not error.code else str(error.code)
+    except FederationError as error:
+        return f"{type(error).__name__}: {error}"
+    except Exception as error:
+        _log.exception("the run failed")
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def _end_with(abort_signal: Signal, seat: CarriedServer, over: threading.Event) -> None:
+    """End the run at the server when FLARE ends the job."""
+    while not over.wait(0.2):
+        if abort_signal.triggered:
+            if seat.star is not None:
+                seat.star.close("the job was ended from outside")
+            return
+
+
+# ---------------------------------------------------------------- messages
+
+
+def _register(engine: Any, handle: Callable[[str, Message], dict[str, Any]]) -> None:
+    """Let FLARE's server give us the messages of sites."""
+
+    def answer(topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
+        peer = fl_ctx.get_peer_context()
+        name = None if peer is None else peer.get_identity_name()
+        message = request.get(_MESSAGE)
+        reply = make_reply(ReturnCode.OK)
+        if not isinstance(name, str) or not isinstance(message, Mapping):
+            return make_reply(ReturnCode.BAD_REQUEST_DATA)
+        reply[_MESSAGE] = handle(name, message)
+        return reply
+
+    engine.register_aux_message_handler(TOPIC, answer)
+
+
+def _send(engine: Any, message: Message, seconds: float) -> Message | None:
+    """Send a message to FLARE's server, and return its answer."""
+    request = Shareable()
+    request[_MESSAGE] = dict(message)
+    with engine.new_context() as fl_ctx:
+        replies = engine.send_aux_request("server", TOPIC, request, seconds, fl_ctx)
+    for reply in replies.values():
+        if isinstance(reply, Shareable) and reply.get_return_code() == ReturnCode.OK:
+            answer = reply.get(_MESSAGE)
+            return answer if isinstance(answer, Mapping) else None
+    return None

@@ -1,0 +1,294 @@
+"""A carrier over single messages and their answers, which an engine brings that organisations run already.
+
+Such an engine, NVIDIA FLARE say, knows who is there, encrypts, and tells the server which site a message is from. It
+answers each message within seconds; a call may take hours, and be of any size. So a call is cut into messages: some
+that put the request, in order, and some that take the reply, each of which waits a while for it. A site says now and
+then that it is there.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, final
+
+from fedlit.remote.carrier import BrokenError, Caller, Listener, Pieces, RefusedError
+
+_log = logging.getLogger("fedlit.remote")
+
+Message = Mapping[str, Any]
+"""Of text, whole numbers, truth values, bytes, and lists of bytes."""
+
+MESSAGE_BYTES = 4 << 20
+"""Of pieces in one message at most; a single piece may be longer than that by itself never."""
+
+POLL = 5.0
+"""Seconds that a message waits for its answer, before it is told to ask again."""
+
+ALIVE = 2.0
+"""Seconds between a site's signs of life."""
+
+SILENCE = 10.0
+"""Seconds without any message after which a site counts as gone, or a call as broken off."""
+
+_MOST_CALLS = 6
+"""Of one site at once: a call, and some that broke off and have not been noticed."""
+
+_WAITING = 8
+"""Messages of a call that wait to be read at most."""
+
+
+@dataclass
+class _Call:
+    """A call under way, at the server."""
+
+    requests: queue.Queue[tuple[list[bytes], bool]] = field(default_factory=lambda: queue.Queue(_WAITING))
+    replies: queue.Queue[dict[str, Any]] = field(default_factory=lambda: queue.Queue(_WAITING))
+    heard: float = field(default_factory=time.monotonic)
+    over: bool = False
+
+
+@final
+class MessageListener(Listener):
+    """The server's end: an engine gives it each message, with the name of the site that it is from.
+
+    Args:
+        register: Lets the engine know the function that answers messages.
+        address: In words, for logs.
+    """
+
+    def __init__(self, register: Callable[[Callable[[str, Message], dict[str, Any]]], None], address: str) -> None:
+        self._register, self._address = register, address
+        self._calls: dict[tuple[str, str], _Call] = {}
+        self._seen: dict[tuple[str, str], float] = {}
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._answer: Callable[[str, Pieces], Pieces] | None = None
+        self._came: Callable[[str], None] = lambda name: None
+        self._gone: Callable[[str], None] = lambda name: None
+
+    def listen(
+        self, answer: Callable[[str, Pieces], Pieces], came: Callable[[str], None], gone: Callable[[str], None]
+    ) -> str:
+        """See `Listener`."""
+        self._answer, self._came, self._gone = answer, came, gone
+        threading.Thread(target=self._watch, name="fedlit-presence", daemon=True).start()
+        self._register(self.handle)
+        return self._address
+
+    def lose(self, name: str) -> None:
+        """The engine says that a site is gone."""
+        self._forget([key for key in [*self._seen] if key[0] == name])
+
+    def handle(self, name: str, message: Message) -> dict[str, Any]:
+        """Answer one message of a site."""
+        if self._closed.is_set() or self._answer is None:
+            return {"state": "broken", "words": "the server does not listen any more"}
+        kind, session, call = (message.get(key) for key in ("kind", "session", "call"))
+        if not isinstance(session, str) or not 16 <= len(session) <= 64:
+            return {"state": "refused", "words": "a message of a site has a session"}
+        if kind == "bye":
+            self._forget([(name, session)])
+            return {"state": "ok"}
+        self._see((name, session))
+        if kind == "alive":
+            return {"state": "ok"}
+        if not isinstance(call, str) or not 16 <= len(call) <= 64 or kind not in ("put", "take"):
+            return {"state": "refused", "words": f"there is no message of kind {str(kind)[:50]!r}"}
+        if kind == "take":
+            return self._take((name, call))
+        pieces = message.get("pieces")
+        if not isinstance(pieces, list) or not all(isinstance(piece, bytes) for piece in pieces):
+            return {"state": "refused", "words": "a part of a request is a list of bytes"}
+        last = bool(message.get("last"))
+        if not self._put((name, call), pieces, bool(message.get("first")), last):
+            return {"state": "full"}
+        return self._take((name, call)) if last else {"state": "ok"}
+
+    def _put(self, key: tuple[str, str], pieces: list[bytes], first: bool, last: bool) -> bool:
+        """Take a part of a request; whether there was room."""
+        with self._lock:
+            if first and key not in self._calls:
+                if sum(name == key[0] and not call.over for (name, _), call in self._calls.items()) >= _MOST_CALLS:
+                    return False
+                self._calls[key] = _Call()
+                worker = threading.Thread(target=self._serve, args=(key, self._calls[key]), daemon=True)
+                worker.start()
+            call = self._calls.get(key)
+        if call is None:
+            return True  # it is over, as its reply says
+        call.heard = time.monotonic()
+        try:
+            call.requests.put((pieces, last), timeout=POLL)
+        except queue.Full:
+            return False
+        return True
+
+    def _take(self, key: tuple[str, str]) -> dict[str, Any]:
+        """The next part of a reply, if it comes soon."""
+        call = self._calls.get(key)
+        if call is None:
+            return {"state": "broken", "words": "the server knows no such call, or has given it up"}
+        call.heard = time.monotonic()
+        try:
+            part = call.replies.get(timeout=POLL)
+        except queue.Empty:
+            return {"state": "wait"}
+        if part["state"] != "ok" or part["last"]:
+            with self._lock:
+                self._calls.pop(key, None)
+        return part
+
+    def _serve(self, key: tuple[str, str], call: _Call) -> None:
+        """Answer a call, in a thread of its own."""
+        name, _ = key
+        assert self._answer is not None
+        try:
+            for pieces, last in _batches(self._answer(name, _requested(call))):
+                self._reply(call, {"state": "ok", "pieces": pieces, "last": last})
+        except RefusedError as error:
+            self._reply(call, {"state": "refused", "words": str(error)})
+        except BrokenError as error:
+            self._reply(call, {"state": "broken", "words": str(error)})
+        except Exception as error:
+            _log.exception("a call of site %s failed", name)
+            # its words may tell what is no business of a site
+            words = f"the server failed ({type(error).__name__}): see its log"
+            self._reply(call, {"state": "broken", "words": words})
+        finally:
+            call.over = True
+
+    def _reply(self, call: _Call, part: dict[str, Any]) -> None:
+        """Leave a part of a reply to be taken, unless nobody has asked for it for long."""
+        while not self._closed.is_set():
+            try:
+                call.replies.put(part, timeout=1.0)
+                return
+            except queue.Full:
+                if time.monotonic() - call.heard > SILENCE:
+                    return
+
+    # ------------------------------------------------ who is there
+
+    def _see(self, key: tuple[str, str]) -> None:
+        with self._lock:
+            new = key not in self._seen
+            self._seen[key] = time.monotonic()
+        if new:
+            self._came(key[0])
+
+    def _forget(self, keys: list[tuple[str, str]]) -> None:
+        for key in keys:
+            with self._lock:
+                known = self._seen.pop(key, None) is not None
+            if known:
+                self._gone(key[0])
+
+    def _watch(self) -> None:
+        """Notice who is silent, and calls that nobody asks for any more."""
+        while not self._closed.wait(0.5):
+            now = time.monotonic()
+            self._forget([key for key, at in [*self._seen.items()] if now - at > SILENCE])
+            with self._lock:
+                over = [key for key, call in self._calls.items() if call.over and now - call.heard > SILENCE]
+                for key in over:
+                    del self._calls[key]
+
+    def close(self) -> None:
+        """See `Listener`."""
+        time.sleep(0.1)  # until replies that wait have been asked for
+        self._closed.set()
+
+
+def _requested(call: _Call) -> Pieces:
+    """Pieces of a request as they come."""
+    while True:
+        try:
+            pieces, last = call.requests.get(timeout=SILENCE)
+        except queue.Empty:
+            raise BrokenError("the request was cut off") from None
+        yield from pieces
+        if last:
+            return
+
+
+def _batches(pieces: Pieces) -> Iterator[tuple[list[bytes], bool]]:
+    """Pieces in lists of at most `MESSAGE_BYTES`, and whether each is the last."""
+    batch: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        if batch and size + len(piece) > MESSAGE_BYTES:
+            yield batch, False
+            batch, size = [], 0
+        batch.append(piece)
+        size += len(piece)
+    yield batch, True
+
+
+@final
+class MessageCaller(Caller):
+    """A site's end.
+
+    Args:
+        send: Sends a message to the server, and returns its answer; ``None`` if none came within so many seconds.
+        stopped: Whether the engine has been told to end the run.
+    """
+
+    def __init__(
+        self, send: Callable[[Message, float], Message | None], stopped: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._send, self._stopped = send, stopped
+        self._session = secrets.token_hex(16)
+        self._closed = threading.Event()
+        self._signs: threading.Thread | None = None
+
+    def call(self, request: Pieces) -> Pieces:
+        """See `Caller`."""
+        if self._signs is None:
+            self._signs = threading.Thread(target=self._show, name="fedlit-alive", daemon=True)
+            self._signs.start()
+        call, first = secrets.token_hex(16), True
+        answer: Message = {}
+        for pieces, last in _batches(request):
+            answer = self._ask(kind="put", call=call, first=first, last=last, pieces=pieces)
+            first = False
+        while True:
+            if answer["state"] == "ok":
+                yield from answer["pieces"]
+                if answer["last"]:
+                    return
+            answer = self._ask(kind="take", call=call)
+
+    def _ask(self, **message: Any) -> Message:
+        """Send one message until it is taken."""
+        while True:
+            if self._stopped():
+                raise RefusedError("the run was ended from outside")
+            answer = self._send({**message, "session": self._session}, POLL + SILENCE)
+            if answer is None:
+                raise BrokenError("the server did not answer a message")
+            state = answer.get("state")
+            if state == "full":
+                continue
+            if state == "refused":
+                raise RefusedError(str(answer.get("words")))
+            if state not in ("ok", "wait"):
+                raise BrokenError(str(answer.get("words", answer)))
+            return answer
+
+    def _show(self) -> None:
+        """Say now and then that this site is there."""
+        while not self._closed.wait(ALIVE):
+            self._send({"kind": "alive", "session": self._session}, SILENCE)
+
+    def close(self) -> None:
+        """See `Caller`."""
+        if not self._closed.is_set():
+            self._closed.set()
+            if self._signs is not None:
+                self._send({"kind": "bye", "session": self._session}, SILENCE)
