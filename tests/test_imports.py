@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 FLOORS = {
+    "flare": 9,
     "cli": 8,
     "callbacks": 7,
     "methods": 6,

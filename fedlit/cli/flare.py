@@ -1,20 +1,31 @@
-"""``fedlit flare``: writes the job by which NVIDIA FLARE trains an experiment's run across its sites."""
+"""``fedlit flare``: writes the job by which NVIDIA FLARE trains an experiment's run across its sites.
+
+``fedlit flare site`` is the process of a site in that job, which FLARE's starts: apart from it, so that one that dies
+of its data or of its memory is started again, and takes part again.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 from fedlit.cli.arguments import find_config, normalise, refuse_linked, refuse_nameless
 from fedlit.cli.experiment import Experiment, all_clients
-from fedlit.cli.seats import check_one_run
+from fedlit.cli.seats import AGAIN, check_one_run, start_again, take_seat, tell_who_comes
 from fedlit.data import DatasetLayoutError, DatasetNotFoundError
+from fedlit.remote.message_carrier import MessageCaller
+from fedlit.remote.relay import RelayedSender
+from fedlit.remote.seats import CarriedSite
 
-COMPONENTS = "fedlit.flare.components"
+COMPONENTS = "fedlit.flare"
 """Where the classes are that a job names, as it stands in ``class_allow_list`` of a party's resources."""
+
+TIMES = "FEDLIT_TIMES"
+"""In the environment of a site's process: the seconds ``wait_for`` and ``patience``."""
 
 _DESCRIPTION = (
     "Write a job folder for NVIDIA FLARE, which its own tools submit: nvflare job submit -j JOB. All other options are "
@@ -23,7 +34,10 @@ _DESCRIPTION = (
 
 
 def flare(args: list[str]) -> None:
-    """Write a job."""
+    """Write a job, or be a site's process in one."""
+    if args[:1] == ["site"]:
+        _site(args[1:])
+        return
     parser = argparse.ArgumentParser("fedlit flare", description=_DESCRIPTION, allow_abbrev=False)
     parser.add_argument("--sites", required=True, help="as FLARE names them: north,south, or north:client+client,south")
     parser.add_argument("--out", required=True, type=Path, help="folder of the job, made if need be")
@@ -83,6 +97,22 @@ def check(files: list[Path], others: list[str], sites: dict[str, list[str]]) -> 
             f"fedlit: --sites has the clients {sorted(at_sites)}, but the experiment's are {sorted(clients)}: name the "
             "site of each, as in --sites north:client+client,south:client"
         )
+
+
+def _site(args: list[str]) -> None:
+    """Take part in the run of a job."""
+    tell_who_comes()
+    experiment = Experiment.parse(normalise(["fit", *args]))
+    check_one_run(experiment, "a job of FLARE")
+    times = os.environ.get(TIMES)
+    if times is None:
+        sys.exit("fedlit: flare site is started by NVIDIA FLARE, in a job that fedlit flare has written")
+    wait_for, patience = map(float, times.split())
+    seat = CarriedSite(MessageCaller(RelayedSender()), None, wait_for, patience)
+    try:
+        take_seat(experiment, seat)
+    except AGAIN as error:
+        start_again(error)
 
 
 def write(

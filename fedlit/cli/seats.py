@@ -65,7 +65,7 @@ def join(args: list[str]) -> None:
     try:
         _take("join", args)
     except AGAIN as error:
-        start_again(error, "fedlit.cli")
+        start_again(error)
 
 
 def tell_who_comes() -> None:
@@ -162,8 +162,8 @@ def _beside(file: str, folder: Path | None) -> str:
     return file
 
 
-def start_again(error: FederationError, module: str) -> None:
-    """Replace this process by a new one of the same command, which is that of a module."""
+def start_again(error: FederationError) -> None:
+    """Replace this process by a new one of the same command."""
     now = time.time()
     starts = [float(each) for each in os.environ.get(_STARTS, "").split()]
     starts = [each for each in starts if now - each < _WITHIN]
@@ -176,4 +176,4 @@ def start_again(error: FederationError, module: str) -> None:
     time.sleep(1)
     sys.stdout.flush()
     # -P: no file of the folder takes the place of a library's
-    os.execv(sys.executable, [sys.executable, "-P", "-m", module, *sys.argv[1:]])
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "fedlit.cli", *sys.argv[1:]])

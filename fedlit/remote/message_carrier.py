@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, final
 
-from fedlit.remote.carrier import BrokenError, Caller, Listener, Pieces, RefusedError
+from fedlit.remote.carrier import PIECE_BYTES, BrokenError, Caller, Listener, Pieces, RefusedError
 
 _log = logging.getLogger("fedlit.remote")
 
@@ -25,7 +25,7 @@ Message = Mapping[str, Any]
 """Of text, whole numbers, truth values, bytes, and lists of bytes."""
 
 MESSAGE_BYTES = 4 << 20
-"""Of pieces in one message at most; a single piece may be longer than that by itself never."""
+"""Of pieces in one message at most."""
 
 POLL = 5.0
 """Seconds that a message waits for its answer, before it is told to ask again."""
@@ -103,8 +103,10 @@ class MessageListener(Listener):
         if kind == "take":
             return self._take((name, call))
         pieces = message.get("pieces")
-        if not isinstance(pieces, list) or not all(isinstance(piece, bytes) for piece in pieces):
-            return {"state": "refused", "words": "a part of a request is a list of bytes"}
+        if not isinstance(pieces, list) or not all(
+            isinstance(piece, bytes) and len(piece) <= PIECE_BYTES for piece in pieces
+        ):
+            return {"state": "refused", "words": f"a part of a request is a list of at most {PIECE_BYTES} bytes each"}
         last = bool(message.get("last"))
         if not self._put((name, call), pieces, bool(message.get("first")), last):
             return {"state": "full"}
@@ -254,32 +256,33 @@ class MessageCaller(Caller):
             self._signs.start()
         call, first = secrets.token_hex(16), True
         answer: Message = {}
+        early: list[Message] = []
         for pieces, last in _batches(request):
-            answer = self._ask(kind="put", call=call, first=first, last=last, pieces=pieces)
+            part = {"kind": "put", "call": call, "first": first, "last": last, "pieces": pieces}
+            while (answer := self._ask(part))["state"] == "full":  # a server that answers meanwhile reads no further
+                early.append(self._ask({"kind": "take", "call": call}))
             first = False
-        while True:
+        for each in (*early, answer):
+            if each["state"] == "ok":
+                yield from each["pieces"]
+        while answer["state"] != "ok" or not answer["last"]:
+            answer = self._ask({"kind": "take", "call": call})
             if answer["state"] == "ok":
                 yield from answer["pieces"]
-                if answer["last"]:
-                    return
-            answer = self._ask(kind="take", call=call)
 
-    def _ask(self, **message: Any) -> Message:
-        """Send one message until it is taken."""
-        while True:
-            if self._stopped():
-                raise RefusedError("the run was ended from outside")
-            answer = self._send({**message, "session": self._session}, POLL + SILENCE)
-            if answer is None:
-                raise BrokenError("the server did not answer a message")
-            state = answer.get("state")
-            if state == "full":
-                continue
-            if state == "refused":
-                raise RefusedError(str(answer.get("words")))
-            if state not in ("ok", "wait"):
-                raise BrokenError(str(answer.get("words", answer)))
-            return answer
+    def _ask(self, message: Message) -> Message:
+        """Send one message, and look at its answer."""
+        if self._stopped():
+            raise RefusedError("the run was ended from outside")
+        answer = self._send({**message, "session": self._session}, POLL + SILENCE)
+        if answer is None:
+            raise BrokenError("the server did not answer a message")
+        state = answer.get("state")
+        if state == "refused":
+            raise RefusedError(str(answer.get("words")))
+        if state not in ("ok", "wait", "full"):
+            raise BrokenError(str(answer.get("words", answer)))
+        return answer
 
     def _show(self) -> None:
         """Say now and then that this site is there."""

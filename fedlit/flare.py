@@ -1,7 +1,8 @@
-"""A controller and an executor of NVIDIA FLARE that train one run of fedlit, each in its process.
+"""A controller and an executor of NVIDIA FLARE (the extra ``nvflare``), which train one run of fedlit across its sites.
 
 FLARE has provisioned the parties, admits jobs and connects them; its auxiliary messages carry what the parties of the
 run tell each other. The run itself is that of ``fedlit serve`` and ``fedlit join``: same weights, checkpoints, ledger.
+``fedlit flare`` writes the job that names them.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from nvflare.apis.signal import Signal
 
 from fedlit.cli.arguments import normalise
 from fedlit.cli.experiment import Experiment
+from fedlit.cli.flare import TIMES
 from fedlit.cli.seats import check_one_run, take_seat
 from fedlit.federation import FederationError
-from fedlit.flare.site import TIMES
 from fedlit.remote import Seat
 from fedlit.remote.message_carrier import Message, MessageListener
 from fedlit.remote.relay import Relay
@@ -136,7 +137,7 @@ class FedlitExecutor(Executor):  # type: ignore[misc]
             return make_reply(ReturnCode.TASK_UNKNOWN)
         relay = Relay(partial(_send, fl_ctx.get_engine()))
         environment = {**os.environ, **relay.environment, TIMES: f"{self.wait_for} {self.patience}"}
-        command = [sys.executable, "-P", "-m", "fedlit.flare.site", *_words(fl_ctx, self.arguments)]
+        command = [sys.executable, "-P", "-m", "fedlit.cli", "flare", "site", *_words(fl_ctx, self.arguments)]
         code, told = self._watch(command, environment, abort_signal)
         for _ in range(_MOST_STARTS):
             if code >= 0 or abort_signal.triggered:  # it has ended by itself, and said why
@@ -186,7 +187,10 @@ class FedlitExecutor(Executor):  # type: ignore[misc]
 
 
 def _words(fl_ctx: FLContext, arguments: Sequence[str]) -> list[str]:
-    """A job's arguments at this party, with its own configuration, and the folder of the job for what it writes."""
+    """A job's arguments at this party, with its own configuration, and the folder for what it writes.
+
+    That folder is the party's and not the job's: a job that is submitted again goes on from the checkpoints in it.
+    """
     workspace, job = fl_ctx.get_engine().get_workspace(), fl_ctx.get_job_id()
     configs, own = Path(workspace.get_app_config_dir(job)), Path(workspace.get_file_path_in_site_config(OWN))
     words = []
@@ -194,7 +198,7 @@ def _words(fl_ctx: FLContext, arguments: Sequence[str]) -> list[str]:
         key, is_assigned, name = word.partition("=")
         words.append(f"{key}={configs / name}" if is_assigned and key == "--config" else word)
     words += [f"--config={own}"] if own.is_file() else []
-    words.append(f"--trainer.default_root_dir={Path(workspace.get_run_dir(job)) / 'fedlit'}")
+    words.append(f"--trainer.default_root_dir={Path(workspace.get_root_dir()) / 'fedlit'}")
     return words
 
 
