@@ -523,6 +523,21 @@ def across_rounds(results: Results) -> str:
     return grid("a round", methods, rows)
 
 
+def flare_ways(results: Results) -> str:
+    """Milliseconds a round, and seconds of a command besides, by method and way to run."""
+    found = results["equal"]
+    methods = list(dict.fromkeys(row["method"] for row in found))
+    ways = list(dict.fromkeys(row["way"] for row in found))
+    rows = []
+    for way in ways:
+        of = {row["method"]: row for row in found if row["way"] == way}
+        cells = [f"{1000 * of[name]['round_s']:.0f}" for name in methods]
+        besides = max(of[name]["other_s"] for name in methods)
+        equal = "yes" if all(of[name]["equal"] for name in methods) else "no"
+        rows.append((way, [*cells, f"{besides:.0f}", equal]))
+    return grid("", [*(f"{name}, ms a round" for name in methods), "start and end, s", "equal"], rows)
+
+
 def across_memory(results: Results) -> str:
     """Of one masked mean."""
     rows = [
@@ -581,6 +596,7 @@ TABLES: dict[str, dict[str, Callable[[Results], str]]] = {
     "defaults": {"gains": default_gains},
     "refine": {"accuracy": refined, "settings": refinement_settings},
     "across": {"rounds": across_rounds, "memory": across_memory},
+    "flare": {"ways": flare_ways},
     "vanishing": {"faults": vanishing},
     "batchnorm": {"methods": batchnorm_methods},
     "small_tables": {"auc": small_tables_auc, "calibration": small_tables_calibration},

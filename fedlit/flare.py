@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import nvflare
 from nvflare.apis.controller_spec import Task
 from nvflare.apis.executor import Executor
 from nvflare.apis.fl_constant import ReturnCode
@@ -37,6 +38,15 @@ from fedlit.remote.message_carrier import Message, MessageListener
 from fedlit.remote.relay import Relay
 from fedlit.remote.seats import CarriedServer
 
+SUPPORTED = (2, 9)
+"""The oldest version of FLARE whose messages were tried, and the major version that is taken."""
+
+if not (*SUPPORTED,) <= tuple(int(part) for part in nvflare.__version__.split(".")[:2]) < (SUPPORTED[0] + 1,):
+    raise ImportError(
+        f"fedlit runs in NVIDIA FLARE {SUPPORTED[0]}.{SUPPORTED[1]} or a later {SUPPORTED[0]}.x, and this is "
+        f"{nvflare.__version__}: pip install 'fedlit[nvflare]' at every party"
+    )
+
 _log = logging.getLogger("fedlit.remote")
 
 TASK = "fedlit"
@@ -45,7 +55,7 @@ TASK = "fedlit"
 TOPIC = "fedlit"
 """Of the messages."""
 
-_MESSAGE = "message"
+_MESSAGE, _WORDS = "message", "words"
 
 OWN = "fedlit.yaml"
 """In the folder ``local`` of a party's workspace: what is its own of the configuration, its data above all."""
@@ -98,7 +108,7 @@ class FedlitController(Controller):  # type: ignore[misc]
         engine = fl_ctx.get_engine()
         listener = self._listener = MessageListener(partial(_register, engine), f"FLARE job {fl_ctx.get_job_id()}")
         seat = CarriedServer(listener, self.sites, self.wait_for, self.patience)
-        task = Task(TASK, Shareable())
+        task = Task(TASK, Shareable(), result_received_cb=partial(self._hear, seat))
         self.broadcast(task, fl_ctx, targets=list(self.sites), min_responses=len(self.sites))
         over = threading.Event()
         threading.Thread(target=_end_with, args=(abort_signal, seat, over), daemon=True).start()
@@ -111,6 +121,15 @@ class FedlitController(Controller):  # type: ignore[misc]
             return
         while not abort_signal.triggered and task.completion_status is None:
             time.sleep(0.2)
+
+    def _hear(self, seat: CarriedServer, client_task: Any, fl_ctx: FLContext) -> None:
+        """Tell why a site has ended; before the first round all end then, as none begins without it."""
+        result = client_task.result
+        if isinstance(result, Shareable) and result.get_return_code() == ReturnCode.EXECUTION_EXCEPTION:
+            words = f"site {client_task.client.name!r} has ended: {str(result.get(_WORDS))[-2000:]}"
+            self.log_error(fl_ctx, words)
+            if seat.star is not None and not seat.star.begun:
+                seat.star.close(words)
 
 
 class FedlitExecutor(Executor):  # type: ignore[misc]
@@ -149,7 +168,9 @@ class FedlitExecutor(Executor):  # type: ignore[misc]
         if code == 0:
             return make_reply(ReturnCode.OK)
         self.log_error(fl_ctx, f"this site has ended with code {code}: {told}")
-        return make_reply(ReturnCode.EXECUTION_EXCEPTION)
+        reply = make_reply(ReturnCode.EXECUTION_EXCEPTION)
+        reply[_WORDS] = told
+        return reply
 
     def _watch(self, command: list[str], environment: Mapping[str, str], abort_signal: Signal) -> tuple[int, str]:
         """Run a process to its end, or FLARE's; its code, and the last words that it said."""

@@ -16,7 +16,6 @@ from typing import Any
 from fedlit.cli.arguments import find_config, normalise, refuse_linked, refuse_nameless
 from fedlit.cli.experiment import Experiment, all_clients
 from fedlit.cli.seats import AGAIN, check_one_run, start_again, take_seat, tell_who_comes
-from fedlit.data import DatasetLayoutError, DatasetNotFoundError
 from fedlit.remote.message_carrier import MessageCaller
 from fedlit.remote.relay import RelayedSender
 from fedlit.remote.seats import CarriedSite
@@ -87,11 +86,7 @@ def check(files: list[Path], others: list[str], sites: dict[str, list[str]]) -> 
     refuse_nameless(args)
     experiment = Experiment.parse(args)
     check_one_run(experiment, "a job of FLARE")
-    try:
-        clients = all_clients(experiment.parsed)
-    except (DatasetNotFoundError, DatasetLayoutError, FileNotFoundError):
-        return  # they are at the sites, which say so themselves
-    at_sites = {client for of in sites.values() for client in of}
+    clients, at_sites = all_clients(experiment.parsed), {client for of in sites.values() for client in of}
     if {*clients} != at_sites:
         sys.exit(
             f"fedlit: --sites has the clients {sorted(at_sites)}, but the experiment's are {sorted(clients)}: name the "

@@ -228,6 +228,11 @@ class ServerStar(Transport):
         """See `Transport`."""
         return self._number
 
+    @property
+    def begun(self) -> bool:
+        """Whether the first round has begun, or is about to."""
+        return self._begun
+
     # ------------------------------------------------ who comes, and goes
 
     def open(self) -> None:

@@ -1,0 +1,173 @@
+"""``fedlit flare``: the job that it writes, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedlit.cli.command import main
+
+HEARTS = """
+data: {class_path: fedlit.data.HeartDisease, init_args: {target: va_long_beach}}
+model:
+  class_path: fedlit.methods.FedAvg
+  init_args: {extractor: {class_path: fedlit.models.MLP, init_args: {in_features: 38, hidden: [8]}}}
+trainer: {max_epochs: 2, accelerator: cpu, strategy: {class_path: fedlit.FederatedStrategy}}
+"""
+SITES = "north:cleveland+hungary,south:switzerland,west:va_long_beach"
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> str:
+    file = tmp_path / "hearts.yaml"
+    file.write_text(HEARTS)
+    return str(file)
+
+
+def test_a_job_has_what_its_parties_need(tmp_path: Path, experiment: str, capsys: pytest.CaptureFixture[str]) -> None:
+    more = tmp_path / "more.yaml"
+    more.write_text("trainer: {max_epochs: 3}")
+    out = tmp_path / "jobs" / "hearts"
+    words = ["--sites", SITES, "--out", str(out), "--patience=5", "--model.weighting", "uniform"]
+    main(["flare", "--config", experiment, f"--config={more}", *words])
+    assert f"nvflare job submit -j {out}" in capsys.readouterr().out
+    meta = json.loads((out / "meta.json").read_text())
+    assert meta["name"] == "hearts"
+    assert meta["deploy_map"] == {"app": ["server", "north", "south", "west"]}
+    configs = out / "app" / "config"
+    assert (configs / "0-hearts.yaml").read_text() == HEARTS
+    assert (configs / "1-more.yaml").read_text() == more.read_text()
+    (workflow,) = json.loads((configs / "config_fed_server.json").read_text())["workflows"]
+    assert workflow["path"] == "fedlit.flare.FedlitController"
+    arguments = ["--config=0-hearts.yaml", "--config=1-more.yaml", "--model.weighting", "uniform"]
+    assert workflow["args"] == {
+        "sites": {"north": ["cleveland", "hungary"], "south": ["switzerland"], "west": ["va_long_beach"]},
+        "arguments": arguments,
+        "wait_for": 600.0,
+        "patience": 5.0,
+    }
+    (executor,) = json.loads((configs / "config_fed_client.json").read_text())["executors"]
+    assert executor["tasks"] == ["fedlit"]
+    assert executor["executor"] == {
+        "path": "fedlit.flare.FedlitExecutor",
+        "args": {"arguments": arguments, "wait_for": 600.0, "patience": 5.0},
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--sites", "north,north"], r"--sites must be names, each once .* got 'north' twice"),
+        (["--sites", "north,,south"], "got a site without a name"),
+        (["--sites", "server,north"], "got 'server'"),
+        (["--sites", "north:a+b,south:b"], "has client 'b' at two sites"),
+        (["--sites", "north,south"], r"has the clients \['north', 'south'\], but the experiment's are \['cleveland', "),
+        (["--sites", SITES, "--seeds=[0, 1]"], "a job of FLARE is for one run, but this is 2"),
+        (["--sites", SITES, "--patience=0"], "--patience must be positive seconds, got 0.0"),
+        (["--sites", SITES, "--config=nowhere"], "--config nowhere is no file and no installed configuration"),
+        (["--sites", SITES, "--model.target=x"], "model.target: clients, target, .* are taken from the data module"),
+    ],
+)
+def test_what_is_no_job_is_refused(tmp_path: Path, experiment: str, words: list[str], message: str) -> None:
+    with pytest.raises(SystemExit, match=message):
+        main(["flare", "--config", experiment, *words, "--out", str(tmp_path / "job")])
+    assert not (tmp_path / "job").exists()
+
+
+def test_a_folder_that_is_there_is_not_written_over(tmp_path: Path, experiment: str) -> None:
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "mine").touch()
+    with pytest.raises(SystemExit, match="is there already: give a new folder"):
+        main(["flare", "--config", experiment, "--sites", SITES, "--out", str(tmp_path / "job")])
+
+
+def test_data_that_are_at_the_sites_alone_need_not_be_here(tmp_path: Path) -> None:
+    """As the experiment of examples/three_hospitals: it names clients and classes, and each site its table."""
+    tables = "data: {class_path: CSVDomains, init_args: {clients: [a, b], classes: [n, y], label: y, target: b}}\n"
+    file = tmp_path / "tables.yaml"
+    file.write_text(tables + "model:" + HEARTS.partition("model:")[2])
+    with pytest.raises(SystemExit, match=r"has the clients \['a', 'c'\], but the experiment's are \['a', 'b'\]"):
+        main(["flare", "--config", str(file), "--sites", "a,c", "--out", str(tmp_path / "job")])
+    main(["flare", "--config", str(file), "--sites", "a,b", "--out", str(tmp_path / "job")])
+    assert (tmp_path / "job" / "meta.json").is_file()
+
+
+def test_a_site_outside_flare_says_who_starts_it(experiment: str) -> None:
+    with pytest.raises(SystemExit, match="flare site is started by NVIDIA FLARE"):
+        main(["flare", "site", "--config", experiment])
+
+
+# -------------------------------------------------------------------- what FLARE runs
+
+
+def test_the_executor_starts_a_killed_process_again_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("nvflare")
+    from nvflare.apis.fl_constant import ReturnCode
+    from nvflare.apis.fl_context import FLContext
+    from nvflare.apis.shareable import Shareable
+    from nvflare.apis.signal import Signal
+
+    from fedlit import flare
+
+    class Context(FLContext):  # type: ignore[misc]
+        def get_engine(self) -> None:
+            return None
+
+    monkeypatch.setattr(flare, "_words", lambda fl_ctx, arguments: [])
+    for codes, expected in (
+        ([0], ReturnCode.OK),
+        ([-9, -11, 0], ReturnCode.OK),
+        ([1], ReturnCode.EXECUTION_EXCEPTION),
+        ([-9, 2], ReturnCode.EXECUTION_EXCEPTION),
+        ([-9] * 20, ReturnCode.EXECUTION_EXCEPTION),
+    ):
+        left = list(codes)
+        executor = flare.FedlitExecutor([])
+        monkeypatch.setattr(executor, "_watch", lambda *_, left=left: (left.pop(0), "words"))
+        assert executor.execute(flare.TASK, Shareable(), Context(), Signal()).get_return_code() == expected
+        assert len(left) == (14 if len(codes) == 20 else 0)
+    assert executor.execute("train", Shareable(), Context(), Signal()).get_return_code() == ReturnCode.TASK_UNKNOWN
+
+
+def test_a_process_is_watched_to_its_end_or_to_that_of_the_job(capfd: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("nvflare")
+    from nvflare.apis.signal import Signal
+
+    from fedlit.flare import FedlitExecutor
+
+    executor, signal = FedlitExecutor([]), Signal()
+    command = [sys.executable, "-c", "import sys; print('one'); print('two', file=sys.stderr); sys.exit(3)"]
+    code, told = executor._watch(command, os.environ, signal)
+    assert code == 3
+    assert sorted(told.split()) == ["one", "two"]
+    signal.trigger(True)
+    code, _ = executor._watch([sys.executable, "-c", "import time; time.sleep(60)"], os.environ, signal)
+    assert code == -15
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["FedAvg", "FedMMD"])
+def test_a_job_in_the_simulator_ends_in_the_model_of_one_process(tmp_path: Path, experiment: str, method: str) -> None:
+    """With masked sums, and a server without data."""
+    pytest.importorskip("nvflare")
+    words = ["--trainer.strategy.init_args.privacy=PairwiseMasking", "--trainer.strategy.init_args.local_steps=3"]
+    words += [] if method == "FedAvg" else ["--model=FedMMD", "--model.warmup_rounds=1"]
+    main(["fit", "--config", experiment, *words, f"--trainer.default_root_dir={tmp_path / 'one'}"])
+    main(["flare", "--config", experiment, *words, "--sites", SITES, "--out", str(tmp_path / "job")])
+    place = tmp_path / "workspace"
+    (place / "local").mkdir(parents=True)
+    (place / "local" / "resources.json").write_text('{"format_version": 2, "class_allow_list": ["fedlit.flare"]}')
+    nvflare = Path(sys.executable).with_name("nvflare")
+    command = [str(nvflare), "simulator", str(tmp_path / "job"), "-w", str(place), "-c", "north,south,west", "-t", "3"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    hashes = []
+    for folder in (tmp_path / "one", place / "west"):
+        (summary,) = folder.rglob("summary.json")
+        hashes.append(json.loads(summary.read_text())["target_sha256"])
+    assert hashes[0] == hashes[1]
