@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -47,6 +48,9 @@ METHODS: dict[str, list[str]] = {
     "FedMMD": ["--model=FedMMD", "--model.warmup_rounds=0.5"],
     "FedDaDiL": ["--model=FedDaDiL", "--model.warmup_rounds=0.5", "--model.atom_size=40"],
 }
+Way = Callable[[Path, list[str]], Path]
+"""Runs an experiment of these words in a folder, and says where the target's run is."""
+
 BIN = Path(sys.executable).parent
 FEDLIT = [sys.executable, "-m", "fedlit.cli"]
 
@@ -170,18 +174,15 @@ class ProofOfConcept:
         return line.split()[2]
 
     def run(self, job: Path) -> Path:
-        """Run a job to its end; the folder of the target's site."""
+        """Run a job to its end, and no other before; the folder of the target's site."""
+        for party in ("server", *SITES):
+            shutil.rmtree(self.parties / party / "fedlit", ignore_errors=True)
         name = self.submit(job)
         while not (state := self.state(name)).startswith("FINISHED"):
             time.sleep(0.5)
         if state != "FINISHED:COMPLETED":
             raise RuntimeError(f"the job ended as {state}")
         return self.parties / "west"
-
-    def forget(self) -> None:
-        """Runs of jobs so far."""
-        for name in ("server", *SITES):
-            shutil.rmtree(self.parties / name / "fedlit", ignore_errors=True)
 
     def stop(self) -> None:
         """End all: what starts processes again first."""
@@ -194,43 +195,42 @@ class ProofOfConcept:
 
 
 def measure_equal(folder: Path) -> list[dict[str, Any]]:
-    """A row for each method and way."""
-    rows = []
-    poc = ProofOfConcept(folder / "poc")
+    """A row for each way and method."""
+    ways: dict[str, Way] = {
+        "one process": one_process,
+        "three processes over gloo": over_gloo,
+        "server and three sites over gRPC": over_grpc,
+        "FLARE, simulator": in_simulator,
+    }
+    rows: list[dict[str, Any]] = []
+    for way, run in ways.items():
+        rows += measured(folder, way, run, rows)
+    poc = ProofOfConcept(folder / "poc")  # after the simulator, which does not run beside it
     try:
-        ways: dict[str, Callable[[Path, list[str]], Path]] = {
-            "one process": one_process,
-            "three processes over gloo": over_gloo,
-            "server and three sites over gRPC": over_grpc,
-            "FLARE, simulator": in_simulator,
-            "FLARE, proof of concept": lambda place, words: poc.run(write_job(place, words)),
-        }
-        for method, own in METHODS.items():
-            first = ""
-            for way, run in ways.items():
-                place = folder / f"{method} {way}"
-                place.mkdir()
-                begun = time.time()
-                poc.forget()
-                told = summary(run(place, words_of(folder, [*own, f"--trainer.max_epochs={ROUNDS}"])))
-                wall = time.time() - begun
-                first = first or told["target_sha256"]
-                seconds = told["seconds_total"]
-                row = {
-                    "method": method,
-                    "way": way,
-                    "equal": told["target_sha256"] == first,
-                    "round_s": seconds / ROUNDS,
-                    "other_s": wall - seconds,
-                }
-                rows.append(row)
-                print(
-                    f"{method:8} {way:34} equal {row['equal']!s:5} {1000 * row['round_s']:7.1f} ms a round, "
-                    f"{row['other_s']:5.1f} s besides",
-                    flush=True,
-                )
+        rows += measured(folder, "FLARE, proof of concept", lambda place, words: poc.run(write_job(place, words)), rows)
     finally:
         poc.stop()
+    return rows
+
+
+def measured(folder: Path, way: str, run: Way, before: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A row for each method, run one way."""
+    rows = []
+    for method, own in METHODS.items():
+        place = folder / re.sub(r"\W+", "-", f"{method} {way}")  # FLARE's simulator takes no space in a path
+        place.mkdir()
+        begun = time.time()
+        told = summary(run(place, words_of(folder, [*own, f"--trainer.max_epochs={ROUNDS}"])))
+        wall, seconds = time.time() - begun, told["seconds_total"]
+        model = told["target_sha256"]
+        first = next((row["target_sha256"] for row in before if row["method"] == method), model)
+        times = {"round_s": seconds / ROUNDS, "other_s": wall - seconds}
+        rows.append({"method": method, "way": way, "target_sha256": model, "equal": model == first, **times})
+        print(
+            f"{method:8} {way:34} equal {model == first!s:5} {1000 * times['round_s']:7.1f} ms a round, "
+            f"{times['other_s']:5.1f} s besides",
+            flush=True,
+        )
     return rows
 
 

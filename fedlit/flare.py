@@ -7,8 +7,10 @@ run tell each other. The run itself is that of ``fedlit serve`` and ``fedlit joi
 
 from __future__ import annotations
 
+import hmac
 import logging
 import os
+import secrets
 import subprocess
 import sys
 import threading
@@ -55,7 +57,7 @@ TASK = "fedlit"
 TOPIC = "fedlit"
 """Of the messages."""
 
-_MESSAGE, _WORDS = "message", "words"
+_MESSAGE, _WORDS, _KEY = "message", "words", "key"
 
 OWN = "fedlit.yaml"
 """In the folder ``local`` of a party's workspace: what is its own of the configuration, its data above all."""
@@ -90,7 +92,6 @@ class FedlitController(Controller):  # type: ignore[misc]
         super().__init__()
         self.sites = dict(sites) if isinstance(sites, dict) else {name: [name] for name in sites}
         self.arguments, self.wait_for, self.patience = list(arguments), wait_for, patience
-        self._listener: MessageListener | None = None
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         """Nothing: all is done in `control_flow`."""
@@ -105,11 +106,16 @@ class FedlitController(Controller):  # type: ignore[misc]
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         """Ask the sites to take part, and serve them until the run has ended."""
-        engine = fl_ctx.get_engine()
-        listener = self._listener = MessageListener(partial(_register, engine), f"FLARE job {fl_ctx.get_job_id()}")
+        keys = {name: secrets.token_hex(16) for name in self.sites}
+        register = partial(_register, fl_ctx.get_engine(), keys)
+        listener = MessageListener(register, f"FLARE job {fl_ctx.get_job_id()}")
         seat = CarriedServer(listener, self.sites, self.wait_for, self.patience)
-        task = Task(TASK, Shareable(), result_received_cb=partial(self._hear, seat))
-        self.broadcast(task, fl_ctx, targets=list(self.sites), min_responses=len(self.sites))
+        tasks = []
+        for name, key in keys.items():
+            told = Shareable()
+            told[_KEY] = key
+            tasks.append(Task(TASK, told, result_received_cb=partial(self._hear, seat)))
+            self.broadcast(tasks[-1], fl_ctx, targets=[name], min_responses=1)
         over = threading.Event()
         threading.Thread(target=_end_with, args=(abort_signal, seat, over), daemon=True).start()
         try:
@@ -119,17 +125,23 @@ class FedlitController(Controller):  # type: ignore[misc]
         if reason is not None and not abort_signal.triggered:
             self.system_panic(reason, fl_ctx)
             return
-        while not abort_signal.triggered and task.completion_status is None:
+        ends = time.monotonic() + _PATIENCE  # a site that is gone has no result
+        while not abort_signal.triggered and time.monotonic() < ends:
+            if all(task.completion_status is not None for task in tasks):
+                break
             time.sleep(0.2)
+        self.cancel_all_tasks()
 
     def _hear(self, seat: CarriedServer, client_task: Any, fl_ctx: FLContext) -> None:
         """Tell why a site has ended; before the first round all end then, as none begins without it."""
         result = client_task.result
-        if isinstance(result, Shareable) and result.get_return_code() == ReturnCode.EXECUTION_EXCEPTION:
-            words = f"site {client_task.client.name!r} has ended: {str(result.get(_WORDS))[-2000:]}"
+        code = result.get_return_code() if isinstance(result, Shareable) else ReturnCode.ERROR
+        if code not in (ReturnCode.OK, ReturnCode.TASK_ABORTED):
+            said = str(result.get(_WORDS, code))[-2000:] if isinstance(result, Shareable) else code
+            words = f"site {client_task.client.name!r} has ended: {said}"
             self.log_error(fl_ctx, words)
-            if seat.star is not None and not seat.star.begun:
-                seat.star.close(words)
+            if not seat.begun:
+                seat.end(words)
 
 
 class FedlitExecutor(Executor):  # type: ignore[misc]
@@ -154,15 +166,18 @@ class FedlitExecutor(Executor):  # type: ignore[misc]
         """Take part in the run."""
         if task_name != TASK:
             return make_reply(ReturnCode.TASK_UNKNOWN)
-        relay = Relay(partial(_send, fl_ctx.get_engine()))
+        relay = Relay(partial(_send, fl_ctx.get_engine(), str(shareable.get(_KEY))))
         environment = {**os.environ, **relay.environment, TIMES: f"{self.wait_for} {self.patience}"}
         command = [sys.executable, "-P", "-m", "fedlit.cli", "flare", "site", *_words(fl_ctx, self.arguments)]
-        code, told = self._watch(command, environment, abort_signal)
-        for _ in range(_MOST_STARTS):
-            if code >= 0 or abort_signal.triggered:  # it has ended by itself, and said why
-                break
-            self.log_warning(fl_ctx, f"the process of this site was killed (signal {-code}): it is started again")
+        try:
             code, told = self._watch(command, environment, abort_signal)
+            for _ in range(_MOST_STARTS):
+                if code >= 0 or abort_signal.triggered:  # it has ended by itself, and said why
+                    break
+                self.log_warning(fl_ctx, f"the process of this site was killed (signal {-code}): it is started again")
+                code, told = self._watch([*command, "--fresh=false"], environment, abort_signal)
+        finally:
+            relay.close()
         if abort_signal.triggered:
             return make_reply(ReturnCode.TASK_ABORTED)
         if code == 0:
@@ -201,7 +216,8 @@ class FedlitExecutor(Executor):  # type: ignore[misc]
                 break
             time.sleep(0.1)
         teller.join(1.0)
-        return process.returncode, "\n".join(last)
+        said = "\n".join(last)
+        return process.returncode, said[said.rfind("\nfedlit: ") + 1 :]
 
 
 # ---------------------------------------------------------------- one run
@@ -248,34 +264,39 @@ def _end_with(abort_signal: Signal, seat: CarriedServer, over: threading.Event) 
     """End the run at the server when FLARE ends the job."""
     while not over.wait(0.2):
         if abort_signal.triggered:
-            if seat.star is not None:
-                seat.star.close("the job was ended from outside")
+            seat.end("the job was ended from outside")
             return
 
 
 # ---------------------------------------------------------------- messages
 
 
-def _register(engine: Any, handle: Callable[[str, Message], dict[str, Any]]) -> None:
-    """Let FLARE's server give us the messages of sites."""
+def _register(engine: Any, keys: Mapping[str, str], handle: Callable[[str, Message], dict[str, Any]]) -> None:
+    """Let FLARE's server give us the messages of sites.
+
+    The name in a message is what its sender says. That it is this site's the key shows, which it was given with its
+    task: FLARE gives a task to the site that it is for, by the token that this has been given when it was admitted.
+    """
 
     def answer(topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
         peer = fl_ctx.get_peer_context()
         name = None if peer is None else peer.get_identity_name()
-        message = request.get(_MESSAGE)
+        message, key = request.get(_MESSAGE), request.get(_KEY)
         reply = make_reply(ReturnCode.OK)
-        if not isinstance(name, str) or not isinstance(message, Mapping):
+        if not isinstance(message, Mapping) or not isinstance(key, str):
             return make_reply(ReturnCode.BAD_REQUEST_DATA)
+        if name not in keys or not hmac.compare_digest(keys[name].encode(), key.encode()):
+            return make_reply(ReturnCode.UNAUTHENTICATED)
         reply[_MESSAGE] = handle(name, message)
         return reply
 
     engine.register_aux_message_handler(TOPIC, answer)
 
 
-def _send(engine: Any, message: Message, seconds: float) -> Message | None:
+def _send(engine: Any, key: str, message: Message, seconds: float) -> Message | None:
     """Send a message to FLARE's server, and return its answer."""
     request = Shareable()
-    request[_MESSAGE] = dict(message)
+    request[_MESSAGE], request[_KEY] = dict(message), key
     with engine.new_context() as fl_ctx:
         replies = engine.send_aux_request("server", TOPIC, request, seconds, fl_ctx)
     for reply in replies.values():

@@ -47,6 +47,9 @@ FORBIDDEN = {
 }
 ONLY = {"functional": {"torch", "numpy", "scipy", "ot", "fedlit"} | sys.stdlib_module_names}
 
+OF_ANOTHER = {"fedlit.flare": {"nvflare"}}
+"""Modules that another software imports, and nothing of fedlit does; it may be imported there at once."""
+
 # names under which distributions are imported, where they differ
 IMPORTED_AS = {
     "scikit-learn": "sklearn",
@@ -169,7 +172,7 @@ def undeclared(source: str, module: str) -> list[str]:
     found: list[str] = []
     for item in imported(source, module):
         root = item.name.split(".")[0]
-        if root not in required | (set() if item.early else extras):
+        if root not in required | OF_ANOTHER.get(module, set()) | (set() if item.early else extras):
             found.append(
                 f"{module}:{item.line} imports {root}, which "
                 + ("is an extra: import it where it is used" if root in extras else "pyproject.toml does not require")

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fedlit.cli.arguments import find_config, normalise, refuse_linked, refuse_nameless
+from fedlit.cli.arguments import find_config, normalise, options, refuse_linked, refuse_nameless
 from fedlit.cli.experiment import Experiment, all_clients
 from fedlit.cli.seats import AGAIN, check_one_run, start_again, take_seat, tell_who_comes
 from fedlit.remote.message_carrier import MessageCaller
@@ -42,7 +42,8 @@ def flare(args: list[str]) -> None:
     parser.add_argument("--out", required=True, type=Path, help="folder of the job, made if need be")
     parser.add_argument("--wait_for", type=float, default=600.0, help="seconds to wait for sites (default: 600)")
     parser.add_argument("--patience", type=float, default=20.0, help="seconds that one may be silent (default: 20)")
-    parser.add_argument("--config", action="append", default=[], help="of the experiment; may be given several times")
+    help_ = "of the experiment; may be given several times"
+    parser.add_argument("--config", "-c", action="append", default=[], help=help_)
     given, others = parser.parse_known_args(args)
     sites = read_sites(given.sites)
     for name in ("wait_for", "patience"):
@@ -54,6 +55,11 @@ def flare(args: list[str]) -> None:
     for name, file in zip(given.config, files, strict=True):
         if not file.is_file():
             sys.exit(f"fedlit: --config {name} is no file and no installed configuration: fedlit list")
+    for key, value in options(others):
+        if value is not None and Path(value).is_file():
+            sys.exit(
+                f"fedlit: --{key} {value} is a file of this machine, which a job does not have: give it by --config"
+            )
     check(files, others, sites)
     texts = {f"{place}-{file.name}": file.read_text() for place, file in enumerate(files)}
     arguments = [f"--config={name}" for name in texts] + normalise(others)
@@ -123,8 +129,7 @@ def write(
         folder / "meta.json": {
             "name": folder.name,
             "resource_spec": {},
-            "min_clients": len(sites),
-            "mandatory_clients": list(sites),
+            "min_clients": 1,  # else FLARE ends the job when it finds one dead; the run says itself whom it needs
             "deploy_map": {"app": ["server", *sites]},
         },
         configs / "config_fed_server.json": {

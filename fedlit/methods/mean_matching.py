@@ -162,6 +162,9 @@ class MomentMatching(FederatedModule):
         sources = self.heard_sources()
         if not sources or (self.follows_scale and not self.learn_scale_(sources, features)):
             return {}
+        sources = self.large_enough(sources)
+        if not sources:
+            return {}
         heard = {self.target.name, *(client.name for client in sources)}
         means = {name: self.mean(name, own) for name, own in able.items() if name in heard}
         self.exchange_(sources, means)
@@ -175,7 +178,11 @@ class MomentMatching(FederatedModule):
         sources = [client for client in sources if client.name in there]
         if self.match == "pooled" and self.target.name not in there:
             return []
-        if not sources or self.fewest_samples == 1:
+        return sources
+
+    def large_enough(self, sources: list[Client]) -> list[Client]:
+        """Those of the sources whose batch has samples enough; none if the target's has not."""
+        if self.fewest_samples == 1:
             return sources
         sizes = self.samples_in_step([*sources, self.target])
         small = [name for name, size in sizes.items() if size < self.fewest_samples]

@@ -24,7 +24,7 @@ _log = logging.getLogger("fedlit.remote")
 Message = Mapping[str, Any]
 """Of text, whole numbers, truth values, bytes, and lists of bytes."""
 
-MESSAGE_BYTES = 4 << 20
+MESSAGE_BYTES = 1 << 20
 """Of pieces in one message at most."""
 
 POLL = 5.0
@@ -34,7 +34,10 @@ ALIVE = 2.0
 """Seconds between a site's signs of life."""
 
 SILENCE = 10.0
-"""Seconds without any message after which a site counts as gone, or a call as broken off."""
+"""Seconds without any message after which a site counts as gone."""
+
+BREAKS = 60.0
+"""Seconds after which a message without an answer is lost, and a call of which nothing comes has broken off."""
 
 _MOST_CALLS = 6
 """Of one site at once: a call, and some that broke off and have not been noticed."""
@@ -80,10 +83,6 @@ class MessageListener(Listener):
         threading.Thread(target=self._watch, name="fedlit-presence", daemon=True).start()
         self._register(self.handle)
         return self._address
-
-    def lose(self, name: str) -> None:
-        """The engine says that a site is gone."""
-        self._forget([key for key in [*self._seen] if key[0] == name])
 
     def handle(self, name: str, message: Message) -> dict[str, Any]:
         """Answer one message of a site."""
@@ -152,7 +151,8 @@ class MessageListener(Listener):
         assert self._answer is not None
         try:
             for pieces, last in _batches(self._answer(name, _requested(call))):
-                self._reply(call, {"state": "ok", "pieces": pieces, "last": last})
+                if not self._reply(call, {"state": "ok", "pieces": pieces, "last": last}):
+                    break
         except RefusedError as error:
             self._reply(call, {"state": "refused", "words": str(error)})
         except BrokenError as error:
@@ -165,15 +165,18 @@ class MessageListener(Listener):
         finally:
             call.over = True
 
-    def _reply(self, call: _Call, part: dict[str, Any]) -> None:
-        """Leave a part of a reply to be taken, unless nobody has asked for it for long."""
+    def _reply(self, call: _Call, part: dict[str, Any]) -> bool:
+        """Leave a part of a reply to be taken; ``False`` if nobody has asked for long, and the call is given up."""
         while not self._closed.is_set():
             try:
                 call.replies.put(part, timeout=1.0)
-                return
+                return True
             except queue.Full:
-                if time.monotonic() - call.heard > SILENCE:
-                    return
+                if time.monotonic() - call.heard > BREAKS:
+                    break
+        with self._lock:
+            self._calls = {key: each for key, each in self._calls.items() if each is not call}
+        return False
 
     # ------------------------------------------------ who is there
 
@@ -197,7 +200,7 @@ class MessageListener(Listener):
             now = time.monotonic()
             self._forget([key for key, at in [*self._seen.items()] if now - at > SILENCE])
             with self._lock:
-                over = [key for key, call in self._calls.items() if call.over and now - call.heard > SILENCE]
+                over = [key for key, call in self._calls.items() if call.over and now - call.heard > BREAKS]
                 for key in over:
                     del self._calls[key]
 
@@ -211,7 +214,7 @@ def _requested(call: _Call) -> Pieces:
     """Pieces of a request as they come."""
     while True:
         try:
-            pieces, last = call.requests.get(timeout=SILENCE)
+            pieces, last = call.requests.get(timeout=BREAKS)
         except queue.Empty:
             raise BrokenError("the request was cut off") from None
         yield from pieces
@@ -261,6 +264,11 @@ class MessageCaller(Caller):
             part = {"kind": "put", "call": call, "first": first, "last": last, "pieces": pieces}
             while (answer := self._ask(part))["state"] == "full":  # a server that answers meanwhile reads no further
                 early.append(self._ask({"kind": "take", "call": call}))
+                if early[-1].get("last"):
+                    break
+            if answer["state"] == "full":
+                answer = early.pop()
+                break
             first = False
         for each in (*early, answer):
             if each["state"] == "ok":
@@ -274,7 +282,7 @@ class MessageCaller(Caller):
         """Send one message, and look at its answer."""
         if self._stopped():
             raise RefusedError("the run was ended from outside")
-        answer = self._send({**message, "session": self._session}, POLL + SILENCE)
+        answer = self._send({**message, "session": self._session}, BREAKS)
         if answer is None:
             raise BrokenError("the server did not answer a message")
         state = answer.get("state")

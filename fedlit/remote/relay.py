@@ -5,10 +5,12 @@ What starts a process is not trusted less than that process; what passes is plai
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import threading
 from collections.abc import Callable, Mapping
+from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener
 from typing import Any, final
 
@@ -17,6 +19,8 @@ import torch
 from fedlit.federation.documents import document, read_document
 from fedlit.remote.carrier import RefusedError
 from fedlit.remote.message_carrier import Message
+
+_log = logging.getLogger("fedlit.remote")
 
 _ADDRESS, _KEY = "FEDLIT_RELAY", "FEDLIT_RELAY_KEY"
 
@@ -32,6 +36,7 @@ class Relay:
     def __init__(self, send: Callable[[Message, float], Message | None]) -> None:
         self._send, self._key = send, secrets.token_bytes(16)
         self._listener = Listener(authkey=self._key)
+        self._closed = False
         threading.Thread(target=self._accept, name="fedlit-relay", daemon=True).start()
 
     @property
@@ -39,15 +44,16 @@ class Relay:
         """By which a process that is started finds this end."""
         return {_ADDRESS: str(self._listener.address), _KEY: self._key.hex()}
 
+    def close(self) -> None:
+        """Let nobody in any more."""
+        self._closed = True
+        self._listener.close()
+
     def _accept(self) -> None:
-        while True:
+        while not self._closed:
             try:
                 connection = self._listener.accept()
-            except (OSError, EOFError):  # it is closed, or who knocked has gone
-                if self._listener is None:
-                    return
-                continue
-            except Exception:  # of another key
+            except (OSError, EOFError, AuthenticationError):  # closed, or who knocked has gone, or has another key
                 continue
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
@@ -55,7 +61,12 @@ class Relay:
         try:
             while True:
                 message, seconds = _read(connection.recv_bytes())
-                connection.send_bytes(_bytes([self._send(message, seconds)]))
+                try:
+                    answer = self._send(message, seconds)
+                except Exception:  # of what hands on: the process that was started tries again
+                    _log.exception("a message could not be handed on")
+                    answer = None
+                connection.send_bytes(_bytes([answer]))
         except (OSError, EOFError):
             connection.close()
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, final
 
+from fedlit.federation.errors import FederationError
 from fedlit.remote.carrier import Caller, Listener
 from fedlit.remote.star import ServerStar, SiteStar
 
@@ -45,11 +46,25 @@ class CarriedServer(Seat):
 
     def __init__(self, listener: Listener, sites: Mapping[str, list[str]], wait_for: float, patience: float) -> None:
         self._listener, self._sites, self._times = listener, sites, (wait_for, patience)
-        self.star: ServerStar | None = None
+        self._star: ServerStar | None = None
+        self._ended: str | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether the first round has begun."""
+        return self._star is not None and self._star.begun
+
+    def end(self, why: str) -> None:
+        """End the run, now or as soon as it starts; sites are told why."""
+        self._ended = why
+        if self._star is not None:
+            self._star.close(why)
 
     def open(self, facts: Mapping[str, Any]) -> ServerStar:
         """See `Seat`."""
-        self.star = star = ServerStar(self._listener, self._sites, facts, *self._times)
+        self._star = star = ServerStar(self._listener, self._sites, facts, *self._times)
+        if self._ended is not None:
+            raise FederationError(self._ended)
         try:
             star.open()
         except BaseException as error:

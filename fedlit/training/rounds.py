@@ -54,6 +54,11 @@ def plan_rounds(
     federation.introduce(facts)
     endless = trainer.max_epochs is None or trainer.max_epochs < 0
     num_rounds = 1000 if endless else int(trainer.max_epochs or 0) * rounds_per_epoch
+    if is_share(method.warmup) and trainer.max_steps > 0 and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+        raise ValueError(
+            f"warmup_rounds={method.warmup} is a share of max_epochs' rounds, and max_steps={trainer.max_steps} may "
+            "end the run before: leave max_steps out, or give warmup_rounds as a number of rounds"
+        )
     kept = method.record.of_checkpoint("warmup_rounds") if is_share(method.warmup) else None
     method.warmup_rounds = warmup_of(method.warmup, None if endless else num_rounds) if kept is None else kept
     if 0 < num_rounds <= method.warmup_rounds and not trainer.fast_dev_run:  # type: ignore[attr-defined]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 
 def check_warmup(warmup: int | float) -> None:
     """Raise a `ValueError` unless it is a number of rounds, or a share of the planned ones."""
@@ -34,4 +36,4 @@ def warmup_of(warmup: int | float, planned: int | None) -> int:
             f"warmup_rounds={warmup} is a share of the planned rounds, and a run with max_epochs=-1 has no planned "
             "end: give max_epochs, or warmup_rounds as a number of rounds"
         )
-    return int(warmup * planned)
+    return math.floor(warmup * planned + 1e-9)  # 0.29 of 100 are 29

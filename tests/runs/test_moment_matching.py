@@ -404,14 +404,25 @@ def test_scaled_covariances_do_not_know_the_unit_of_the_features(match: Any) -> 
     torch.testing.assert_close(100 * told[1][1], told[0][1], rtol=1e-6, atol=1e-9)
 
 
-def test_a_client_with_one_sample_is_not_in_the_scale() -> None:
+def test_a_client_with_one_sample_is_in_the_scale_though_it_has_no_covariance() -> None:
     """It sits out the step, in which the others are matched."""
     data = shifted(6, 1, 6)
     module = build("FedCORAL, scaled", list(data))
     with pytest.warns(UserWarning, match=r"\['c1'\] have a batch of 1 sample"):
         snapshots = fit(module, data)
-    z = torch.cat([snapshots.start[name].extractor(data[name].tensors[0]).detach() for name in ("c0", "c2")])
+    z = torch.cat([snapshots.start[name].extractor(data[name].tensors[0]).detach() for name in data])
     assert module.pair_distance("c0") == pytest.approx(2 * float(torch.cov(z.T).trace()), rel=1e-12)
+
+
+@pytest.mark.parametrize("small", [0, 1, 2])
+def test_a_round_that_begins_with_a_batch_of_one_sample_has_a_scale_in_its_other_steps(small: int) -> None:
+    """Batches of 3 of 7 samples: the third has one, and is the first of the round after the warm-up."""
+    data = shifted(*(7 if place == small else 12 for place in range(3)))
+    module = build("FedCORAL, scaled", list(data), warmup_rounds=1)
+    with pytest.warns(UserWarning, match=rf"\['c{small}'\] have a batch of 1 sample"):
+        fit(module, data, rounds=2, batch_size=3, strategy={"local_steps": 2})
+    assert all(bool(value.isfinite().all()) for name in data for value in weights(module, name).values())
+    assert all(module.pair_distance(name) > 0 for name in data)
 
 
 def test_what_a_backend_cannot_hide_is_not_sent() -> None:

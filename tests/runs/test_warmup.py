@@ -38,6 +38,7 @@ def fitted(folder: Path, rounds: int, warmup: int | float, method: Any = methods
 
 def test_a_share_is_the_whole_rounds_in_it() -> None:
     assert [warmup_of(0.5, rounds) for rounds in (1, 2, 3, 30)] == [0, 1, 1, 15]
+    assert warmup_of(0.29, 100) == 29
     assert warmup_of(0.999, 30) == 29  # a round is left for the method
     assert [warmup_of(rounds, None) for rounds in (0, 3, 5.0)] == [0, 3, 5]
 
@@ -82,6 +83,14 @@ def test_what_is_no_number_of_rounds_and_no_share_is_refused(value: float) -> No
 def test_a_share_of_a_run_without_an_end_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"warmup_rounds=0\.5 is a share of the planned rounds, .* give max_epochs"):
         fitted(tmp_path, -1, 0.5)
+
+
+def test_a_share_of_a_run_that_steps_may_end_is_refused(tmp_path: Path) -> None:
+    module = build(methods.FedMMD, warmup_rounds=0.5)
+    with pytest.raises(
+        ValueError, match=r"warmup_rounds=0\.5 is a share of max_epochs' rounds, and max_steps=8 may end"
+    ):
+        trainer(4, [], tmp_path, limit_val_batches=0, max_steps=8).fit(module, Blobs())
 
 
 def test_a_whole_float_is_a_number_of_rounds() -> None:
