@@ -280,7 +280,7 @@ def _register(engine: Any, keys: Mapping[str, str], handle: Callable[[str, Messa
 
     def answer(topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
         peer = fl_ctx.get_peer_context()
-        name = None if peer is None else peer.get_identity_name()
+        name = "" if peer is None else str(peer.get_identity_name())
         message, key = request.get(_MESSAGE), request.get(_KEY)
         reply = make_reply(ReturnCode.OK)
         if not isinstance(message, Mapping) or not isinstance(key, str):
