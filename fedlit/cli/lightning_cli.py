@@ -201,8 +201,8 @@ class FedlitCLI(LightningCLI):
                 "description": "Federated domain adaptation on PyTorch Lightning.",
                 "epilog": "Besides: fedlit list (what configurations can name), fedlit report RUN_DIR (a page on "
                 "runs), fedlit export RUN_DIR (the target's model by itself), fedlit features (of a fixed network, for "
-                "FeatureDomains), fedlit serve, join and certificates (across organisations), fedlit benchmark (tables "
-                "again); each has --help.",
+                "FeatureDomains), fedlit serve, join and certificates (across organisations), fedlit flare (a job of "
+                "NVIDIA FLARE), fedlit benchmark (tables again); each has --help.",
                 **{subcommand: {"usage": _USAGE} for subcommand in self.subcommands()},
             },
             seed_everything_default=0,

@@ -748,7 +748,7 @@ def test_local_steps_count_optimiser_steps_and_wrap_around_small_clients() -> No
     ("arguments", "message"),
     [
         ({"num_classes": 1}, "num_classes must be at least 2"),
-        ({"warmup_rounds": -1}, "warmup_rounds must be at least 0"),
+        ({"warmup_rounds": -1}, "warmup_rounds must be a number of rounds, at least 0"),
         ({"weighting": "size"}, "weighting must be"),
         ({"schedule_interval": "epoch"}, "schedule_interval must be"),
     ],
