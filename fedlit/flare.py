@@ -31,9 +31,9 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
 from fedlit.cli.arguments import normalise
-from fedlit.cli.experiment import Experiment
-from fedlit.cli.flare import TIMES
-from fedlit.cli.seats import check_one_run, take_seat
+from fedlit.cli.flare import JOB, TIMES
+from fedlit.cli.schedule import TOLD, await_end
+from fedlit.cli.seats import read_run, take_seat
 from fedlit.federation import FederationError
 from fedlit.remote import Seat
 from fedlit.remote.message_carrier import Message, MessageListener
@@ -66,10 +66,7 @@ _MOST_STARTS = 5
 """Of a site's process in one job."""
 
 _PATIENCE = 30
-"""Seconds that a process has to end once it is told to."""
-
-_TOLD = 15
-"""Lines of a failed process that are told."""
+"""Seconds to wait for the results of sites when the run has ended."""
 
 
 class FedlitController(Controller):  # type: ignore[misc]
@@ -150,7 +147,7 @@ class FedlitExecutor(Executor):  # type: ignore[misc]
     It trains in a process of its own, which is started again if it dies, and takes part from the next round.
 
     The file ``fedlit.yaml`` in the folder ``local`` of the site's workspace, if there is one, comes after the job's
-    configuration: the site's data are there, and no job can say where they are.
+    configuration: the site's data are there, and what it sets is set.
 
     Args:
         arguments: Of ``fedlit fit``; configurations are files of the job's folder ``config``.
@@ -194,7 +191,7 @@ class FedlitExecutor(Executor):  # type: ignore[misc]
         )
         assert process.stdout is not None
         lines = iter(process.stdout)
-        last = deque[str](maxlen=_TOLD)
+        last = deque[str](maxlen=TOLD)
 
         def tell() -> None:
             for line in lines:
@@ -208,11 +205,7 @@ class FedlitExecutor(Executor):  # type: ignore[misc]
         while process.poll() is None:
             if abort_signal.triggered:
                 process.terminate()
-                try:
-                    process.wait(_PATIENCE)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.wait()
+                await_end(process)
                 break
             time.sleep(0.1)
         teller.join(1.0)
@@ -241,9 +234,7 @@ def _words(fl_ctx: FLContext, arguments: Sequence[str]) -> list[str]:
 
 def _serve(fl_ctx: FLContext, arguments: Sequence[str], seat: Seat) -> None:
     """Take the server's seat in the job's run."""
-    experiment = Experiment.parse(normalise(["fit", *_words(fl_ctx, arguments)]))
-    check_one_run(experiment, "a job of FLARE")
-    take_seat(experiment, seat)
+    take_seat(read_run(normalise(["fit", *_words(fl_ctx, arguments)]), JOB), seat)
 
 
 def _attempt(run: Callable[[], None]) -> str | None:

@@ -13,15 +13,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fedlit.cli.arguments import find_config, normalise, options, refuse_linked, refuse_nameless
-from fedlit.cli.experiment import Experiment, all_clients
-from fedlit.cli.seats import AGAIN, check_one_run, start_again, take_seat, tell_who_comes
+from fedlit.cli.arguments import find_config, normalise, options, refuse_nameless
+from fedlit.cli.experiment import all_clients
+from fedlit.cli.seats import AGAIN, read_run, start_again, take_seat, tell_who_comes
 from fedlit.remote.message_carrier import MessageCaller
 from fedlit.remote.relay import RelayedSender
 from fedlit.remote.seats import CarriedSite
 
 COMPONENTS = "fedlit.flare"
 """Where the classes are that a job names, as it stands in ``class_allow_list`` of a party's resources."""
+
+JOB = "a job of FLARE"
+"""In words, for errors."""
 
 TIMES = "FEDLIT_TIMES"
 """In the environment of a site's process: the seconds ``wait_for`` and ``patience``."""
@@ -88,10 +91,8 @@ def read_sites(text: str) -> dict[str, list[str]]:
 def check(files: list[Path], others: list[str], sites: dict[str, list[str]]) -> None:
     """End the command if the experiment is none, or has other clients than the sites."""
     args = normalise(["fit", *(f"--config={file}" for file in files), *others])
-    refuse_linked(args)
     refuse_nameless(args)
-    experiment = Experiment.parse(args)
-    check_one_run(experiment, "a job of FLARE")
+    experiment = read_run(args, JOB)
     clients, at_sites = all_clients(experiment.parsed), {client for of in sites.values() for client in of}
     if {*clients} != at_sites:
         sys.exit(
@@ -103,8 +104,7 @@ def check(files: list[Path], others: list[str], sites: dict[str, list[str]]) -> 
 def _site(args: list[str]) -> None:
     """Take part in the run of a job."""
     tell_who_comes()
-    experiment = Experiment.parse(normalise(["fit", *args]))
-    check_one_run(experiment, "a job of FLARE")
+    experiment = read_run(normalise(["fit", *args]), JOB)
     times = os.environ.get(TIMES)
     if times is None:
         sys.exit("fedlit: flare site is started by NVIDIA FLARE, in a job that fedlit flare has written")

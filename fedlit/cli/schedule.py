@@ -31,8 +31,8 @@ _ONE = "FEDLIT_RUN"
 _PATIENCE = 30
 """Seconds that a run has to end once it is told to."""
 
-_TOLD = 15
-"""Lines of a failed run's output that are shown."""
+TOLD = 15
+"""Lines of a failed process's output that are shown."""
 
 
 def run_all(experiment: Experiment, args: list[str]) -> None:
@@ -178,7 +178,7 @@ def _side_by_side(experiment: Experiment, args: list[str], waiting: Sequence[int
                 process = running.pop(number)
                 if process.returncode or folder.finished(number) is None:
                     lines = folder.log(number).read_text(encoding="utf-8", errors="replace").splitlines()
-                    told = "\n".join(lines[-_TOLD:])
+                    told = "\n".join(lines[-TOLD:])
                     sys.exit(
                         f"fedlit: run {number + 1} of {clock.total} ({experiment.runs[number]}) failed; "
                         f"'{folder.log(number)}' ends with:\n{told}"
@@ -189,10 +189,16 @@ def _side_by_side(experiment: Experiment, args: list[str], waiting: Sequence[int
         for process in running.values():
             process.terminate()
         for process in running.values():
-            try:
-                process.wait(_PATIENCE)
-            except subprocess.TimeoutExpired:
-                process.kill()
+            await_end(process)
+
+
+def await_end(process: subprocess.Popen[bytes]) -> None:
+    """Wait until a process has ended that was told to, and kill it if it takes too long."""
+    try:
+        process.wait(_PATIENCE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _end_with(parent: int) -> None:

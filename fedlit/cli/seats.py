@@ -81,21 +81,26 @@ def tell_who_comes() -> None:
 
 def _take(word: str, args: list[str]) -> None:
     args = normalise(["fit", *args])
+    experiment = read_run(args, word)
+    if not _asks(args):
+        take_seat(experiment, make_seat(word, experiment.parsed.arguments.get("seat"), args))
+
+
+def _asks(args: Sequence[str]) -> bool:
+    """Whether the user asks what there is, and nothing is to be run."""
+    return bool({"-h", "--help", "--print_config"} & {arg.split("=")[0] for arg in args})
+
+
+def read_run(args: list[str], word: str) -> Experiment:
+    """The experiment of normalised arguments of ``fedlit fit``; ends the command if it stands for several runs."""
     refuse_linked(args)
     experiment = Experiment.parse(args)
-    if {"-h", "--help", "--print_config"} & {arg.split("=")[0] for arg in args}:
-        return
-    check_one_run(experiment, word)
-    take_seat(experiment, make_seat(word, experiment.parsed.arguments.get("seat"), args))
-
-
-def check_one_run(experiment: Experiment, word: str) -> None:
-    """End the command if it stands for several runs."""
-    if len(experiment.runs) > 1:
+    if not _asks(args) and len(experiment.runs) > 1:
         sys.exit(
             f"fedlit: {word} is for one run, but this is {len(experiment.runs)} (seeds, targets, compare): give "
             "--seeds=null --targets=null --compare=null, and a seed_everything and data.target that all have alike"
         )
+    return experiment
 
 
 def take_seat(experiment: Experiment, seat: Seat) -> None:

@@ -241,13 +241,10 @@ class MessageCaller(Caller):
 
     Args:
         send: Sends a message to the server, and returns its answer; ``None`` if none came within so many seconds.
-        stopped: Whether the engine has been told to end the run.
     """
 
-    def __init__(
-        self, send: Callable[[Message, float], Message | None], stopped: Callable[[], bool] = lambda: False
-    ) -> None:
-        self._send, self._stopped = send, stopped
+    def __init__(self, send: Callable[[Message, float], Message | None]) -> None:
+        self._send = send
         self._session = secrets.token_hex(16)
         self._closed = threading.Event()
         self._signs: threading.Thread | None = None
@@ -280,8 +277,6 @@ class MessageCaller(Caller):
 
     def _ask(self, message: Message) -> Message:
         """Send one message, and look at its answer."""
-        if self._stopped():
-            raise RefusedError("the run was ended from outside")
         answer = self._send({**message, "session": self._session}, BREAKS)
         if answer is None:
             raise BrokenError("the server did not answer a message")

@@ -63,6 +63,13 @@ class Echo:
             yield piece
 
 
+def replying(engine: Engine, reply: list[bytes]) -> MessageListener:
+    """A listener that reads nothing, and has one reply for all."""
+    listener = MessageListener(engine.register, "an engine")
+    listener.listen(lambda name, pieces: iter(reply), lambda name: None, lambda name: None)
+    return listener
+
+
 @pytest.fixture
 def engine() -> Engine:
     return Engine()
@@ -131,9 +138,8 @@ def test_a_reply_that_is_whole_before_the_request_is_ends_the_call(
     """As that of a step which is asked for again: the server has it, and reads nothing."""
     monkeypatch.setattr(carrier, "POLL", 0.05)
     monkeypatch.setattr(carrier, "MESSAGE_BYTES", 10)
-    listener = MessageListener(engine.register, "an engine")
     reply = [bytes([place]) * 10 for place in range(4)]
-    listener.listen(lambda name, pieces: iter(reply), lambda name: None, lambda name: None)
+    listener = replying(engine, reply)
     north = MessageCaller(engine.sender("north"))
     assert list(north.call(iter([b"ten bytes!"] * 60))) == reply
     assert engine.kinds.count("put") < 60
@@ -147,9 +153,8 @@ def test_a_reply_that_nobody_takes_is_given_up_as_a_whole(
     """A site that was frozen for longer has its call broken off, and never parts of a reply without others."""
     monkeypatch.setattr(carrier, "BREAKS", 0.5)
     monkeypatch.setattr(carrier, "MESSAGE_BYTES", 10)
-    listener = MessageListener(engine.register, "an engine")
     reply = [bytes([place]) * 10 for place in range(40)]
-    listener.listen(lambda name, pieces: iter(reply), lambda name: None, lambda name: None)
+    listener = replying(engine, reply)
     assert engine.handle is not None
     take = {"kind": "take", "session": 32 * "s", "call": 32 * "c"}
     told = engine.handle("north", {**take, "kind": "put", "pieces": [b"x"], "first": True, "last": True})
@@ -213,16 +218,6 @@ def test_a_site_that_says_nothing_for_long_is_gone_and_one_that_shows_signs_of_l
     assert "gone north" not in echo.noted
     north.close()
     assert echo.noted[-1] == "gone north"
-
-
-def test_an_engine_that_is_told_to_end_ends_the_calls(echo: Echo, engine: Engine) -> None:
-    stop = threading.Event()
-    north = MessageCaller(engine.sender("north"), stop.is_set)
-    assert list(north.call(iter([b"x"]))) == [b"north", b"x"]
-    stop.set()
-    with pytest.raises(RefusedError, match="ended from outside"):
-        list(north.call(iter([b"x"])))
-    north.close()
 
 
 @pytest.mark.parametrize(
