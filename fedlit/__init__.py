@@ -10,8 +10,18 @@ if TYPE_CHECKING:
     from fedlit.federation import Client, Federation
     from fedlit.module import FederatedModule
     from fedlit.strategy import FederatedStrategy
+    from fedlit.wrapped import Federated, FederatedCORAL, FederatedDAN, FederatedProx
 
-__all__ = ["Client", "FederatedModule", "FederatedStrategy", "Federation"]
+__all__ = [
+    "Client",
+    "Federated",
+    "FederatedCORAL",
+    "FederatedDAN",
+    "FederatedModule",
+    "FederatedProx",
+    "FederatedStrategy",
+    "Federation",
+]
 
 __version__ = version("fedlit")
 
@@ -20,6 +30,7 @@ _HOMES = {
     "Federation": "fedlit.federation",
     "FederatedModule": "fedlit.module",
     "FederatedStrategy": "fedlit.strategy",
+    **dict.fromkeys(("Federated", "FederatedCORAL", "FederatedDAN", "FederatedProx"), "fedlit.wrapped"),
 }
 
 

@@ -227,7 +227,7 @@ class FederatedModule(ClientOptimisation):
         self.vectorize = vectorize
         self.replicas = Replicas()
         self.save_hyperparameters(
-            ignore=["clients", "extractor", "classifier", "optimizer", "lr_scheduler"], logger=False
+            ignore=["clients", "extractor", "classifier", "optimizer", "lr_scheduler", "module"], logger=False
         )
         self.save_hyperparameters({"clients": [client.name for client in self.clients]}, logger=False)
         self.target_temperature = 1.0
@@ -259,7 +259,11 @@ class FederatedModule(ClientOptimisation):
         return tuple(client for client in self.clients if client.labelled)
 
     def loss(self, client: Client, batch: Sequence[Any]) -> Tensor:
-        """Loss of one client on its batch, a scalar; default: the task's on its labelled samples."""
+        """Loss of one client on its batch, a scalar; default: `label_loss`."""
+        return self.label_loss(client, batch)
+
+    def label_loss(self, client: Client, batch: Sequence[Any]) -> Tensor:
+        """What a warm-up lowers, too, a scalar; default: the task's loss on the client's labelled samples."""
         return self.task.loss(client, self.replicas[client](batch[0]), batch[1])
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:

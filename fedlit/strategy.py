@@ -444,7 +444,11 @@ class FederatedStrategy(DDPStrategy):
     def _federated_module(self) -> FederatedModule:
         module = self.lightning_module
         if not isinstance(module, FederatedModule):
-            raise TypeError(f"FederatedStrategy trains a FederatedModule, got {type(module).__name__}")
+            raise TypeError(
+                f"FederatedStrategy trains a federated method, got {type(module).__name__}: to have every client train "
+                "a LightningModule of your own, give the Trainer fedlit.Federated(module, clients, target, "
+                "num_classes)"
+            )
         return module
 
     # ---------------------------------------------------------------- checkpoints

@@ -90,7 +90,7 @@ class MomentMatching(FederatedModule):
                 f"{type(self).__name__} moves features, and the extractor has nothing to train: put a layer behind it, "
                 "as fedlit.models.Bottleneck does"
             )
-        self.width = feature_width(self.originals[0])
+        self.width = self.matched_width()
         self.mmd_weight = mmd_weight
         self.match = match
         self.every = every
@@ -131,22 +131,33 @@ class MomentMatching(FederatedModule):
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         """Exchange means, and each client's loss."""
-        features = {
-            client.name: self.replicas[client].extractor(samples[0]) for client, samples in self.in_streams(batch)
-        }
+        features = {client.name: self.features(client, samples) for client, samples in self.in_streams(batch)}
         means = self.matched_means(features)
         losses = {}
         for client, samples in self.in_streams(batch, "classify"):
             replica, name = self.replicas[client], client.name
             parts = []
             if client.labelled:
-                parts.append(self.task.loss(client, replica.classifier(features[name]), samples[1]))
+                parts.append(self.loss_of_features(client, features[name], samples))
             if name in means and replica.share:
                 gap = replica.others + replica.share * means[name]
                 parts.append(self.mmd_weight * self.squared_length(gap))
             if parts:
                 losses[name] = torch.stack(parts).sum()
         return losses
+
+    def features(self, client: Client, batch: Sequence[Any]) -> Tensor:
+        """Features of a local client's batch, which are matched, shape (n, width)."""
+        features: Tensor = self.replicas[client].extractor(batch[0])
+        return features
+
+    def loss_of_features(self, client: Client, features: Tensor, batch: Sequence[Any]) -> Tensor:
+        """Loss on labels of a local client that has any, a scalar, from the features of its batch."""
+        return self.task.loss(client, self.replicas[client].classifier(features), batch[1])
+
+    def matched_width(self) -> int:
+        """Width of the features that are matched."""
+        return feature_width(self.originals[0])
 
     def matched_means(self, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Means of local clients that know others', with a graph; in a step in which they are exchanged, of all heard.

@@ -82,7 +82,7 @@ def with_schedules(
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedules, "interval": "step"}}  # type: ignore[return-value]
 
 
-class _ClientView(Optimizer):
+class ClientView(Optimizer):
     """One client's parameter groups, seen as an optimiser by a scheduler; shares the groups, never steps."""
 
     def __init__(self, optimizer: Optimizer, client: str) -> None:
@@ -93,6 +93,7 @@ class _ClientView(Optimizer):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """The client's own."""
         # Looked up afresh each time: loading a checkpoint gives the optimiser new groups.
         return [group for group in self.optimizer.param_groups if group["client"] == self.client]
 
@@ -106,14 +107,14 @@ class ClientSchedules:
     Args:
         optimizer: With parameter groups that carry a ``"client"`` key.
         build: Makes a scheduler for one client's groups.
-        interval: ``"round"`` or ``"step"``: what advances a schedule.
+        interval: ``"round"`` or ``"step"``: what advances a schedule; else it is advanced by others.
     """
 
-    def __init__(self, optimizer: Optimizer, build: Callable[[Optimizer], LRScheduler], interval: str) -> None:
+    def __init__(self, optimizer: Optimizer, build: Callable[[ClientView], LRScheduler], interval: str) -> None:
         self.optimizer = optimizer
         self.interval = interval
         clients = dict.fromkeys(group["client"] for group in optimizer.param_groups)
-        self.views = {client: _ClientView(optimizer, client) for client in clients}
+        self.views = {client: ClientView(optimizer, client) for client in clients}
         self.schedules = {client: build(view) for client, view in self.views.items()}
 
     def step(self, clients: Collection[str], losses: Mapping[str, float]) -> None:

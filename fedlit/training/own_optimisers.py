@@ -1,0 +1,195 @@
+"""Optimisers and schedules that each client's own module makes, put together as a federated module has them.
+
+All clients of a process share an optimiser, as in `fedlit.training.optimisation`: the first that each of their modules
+makes is one, the second another. A client's parameter groups keep what its module gave them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.core.optimizer import (
+    _configure_optimizers,
+    _configure_schedulers_automatic_opt,
+    _configure_schedulers_manual_opt,
+)
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import nn
+from torch.optim import LBFGS, Optimizer
+
+from fedlit.training.optimisation import ClientSchedules, ClientView
+
+
+@dataclass(frozen=True)
+class OwnOptimisers:
+    """What one client's module makes.
+
+    Args:
+        optimizers: As ``configure_optimizers`` has them.
+        schedules: Lightning's descriptions of its learning-rate schedules.
+    """
+
+    optimizers: list[Optimizer]
+    schedules: list[Any]
+
+    @classmethod
+    def of(cls, module: pl.LightningModule) -> OwnOptimisers:
+        """What ``configure_optimizers`` gives, in any form that Lightning knows.
+
+        Raises:
+            ValueError: If it gives nothing, or what clients cannot have each by itself.
+        """
+        name = type(module).__name__
+        given = module.configure_optimizers()
+        if given is None:
+            raise ValueError(f"{name}.configure_optimizers gives None, and clients have nothing to train with")
+        optimizers, schedules, monitor = _configure_optimizers(cast(Any, given))
+        if module.automatic_optimization:
+            made = _configure_schedulers_automatic_opt(schedules, monitor)
+        else:
+            made = _configure_schedulers_manual_opt(schedules)
+        if module.automatic_optimization and len(optimizers) > 1:
+            raise ValueError(
+                f"{name}.configure_optimizers gives {len(optimizers)} optimizers, which Lightning steps in no order of "
+                "its own: set automatic_optimization = False in the module, and step each in training_step"
+            )
+        own = {id(param) for param in module.parameters()}
+        for optimizer in optimizers:
+            if isinstance(optimizer, LBFGS):
+                raise ValueError(
+                    f"{name}.configure_optimizers gives LBFGS, which takes one parameter group alone, and clients have "
+                    "one each: take an optimizer with groups, such as torch.optim.Adam"
+                )
+            if any(id(param) not in own for group in optimizer.param_groups for param in group["params"]):
+                raise ValueError(
+                    f"{name}.configure_optimizers gives an optimizer of parameters that are not its own: each client "
+                    "trains a copy of the module, so take self.parameters() when it is called"
+                )
+        for schedule in made:
+            if schedule.frequency != 1:
+                raise ValueError(
+                    f"{name}.configure_optimizers gives a schedule with frequency={schedule.frequency}; clients "
+                    "advance theirs after every round or step: give frequency=1, and the schedule the longer period"
+                )
+            if getattr(schedule, "reduce_on_plateau", False) and schedule.monitor not in ("loss", "train_loss"):
+                raise ValueError(
+                    f"{name}.configure_optimizers gives a schedule that monitors {schedule.monitor!r}; each client's "
+                    "watches the mean of what its own training_step returns: give monitor='train_loss', or a schedule "
+                    "that monitors nothing"
+                )
+        return cls(optimizers, made)
+
+
+class ClientOptimizer(ClientView):
+    """One client's parameter groups, as an optimiser that steps them alone: what its module steps by itself."""
+
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
+        """A step of the client's parameters that have a gradient."""
+        everybody = self.optimizer.param_groups
+        self.optimizer.param_groups = self.param_groups
+        try:
+            return self.optimizer.step() if closure is None else self.optimizer.step(closure)
+        finally:
+            self.optimizer.param_groups = everybody
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the client's gradients to None; to 0 is not possible, as absent clients would be stepped."""
+        for group in self.param_groups:
+            for param in group["params"]:
+                param.grad = None
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        """By parameter, of all clients'."""
+        return self.optimizer.state
+
+
+def together(made: Mapping[str, OwnOptimisers], automatic: bool) -> OptimizerLRScheduler:
+    """One optimiser over clients for each that their modules made, and a schedule for each of theirs.
+
+    Args:
+        made: By client, in roster order; at least one.
+        automatic: Whether Lightning steps it, rather than the modules.
+
+    Raises:
+        ValueError: If clients' modules do not all make as many, of the same classes.
+    """
+    first = next(iter(made.values()))
+    kinds = [[type(each) for each in own.optimizers] for own in made.values()]
+    counts = [len(own.schedules) for own in made.values()]
+    if any(kind != kinds[0] for kind in kinds) or len(set(counts)) > 1:
+        raise ValueError(
+            "configure_optimizers gives clients other optimizers or schedules than each other: "
+            f"{dict(zip(made, ([kind.__name__ for kind in each] for each in kinds), strict=True))}, and "
+            f"{dict(zip(made, counts, strict=True))} schedules; give all the same"
+        )
+    merged = [_over_clients({name: own.optimizers[i] for name, own in made.items()}) for i in range(len(kinds[0]))]
+    places = [_place_of(schedule.scheduler, first.optimizers) for schedule in first.schedules]
+    schedules = [
+        _schedules_of({name: own.schedules[i] for name, own in made.items()}, merged[place], automatic)
+        for i, place in enumerate(places)
+    ]
+    if automatic:
+        each = {"lr_scheduler": {"scheduler": schedules[0], "interval": "step"}} if schedules else {}
+        return cast(OptimizerLRScheduler, {"optimizer": merged[0], **each})
+    return cast(OptimizerLRScheduler, (merged, schedules))
+
+
+def _over_clients(own: Mapping[str, Optimizer]) -> Optimizer:
+    (first, merged), *others = own.items()
+    for group in merged.param_groups:
+        group["client"] = first
+    for name, optimizer in others:
+        for group in optimizer.param_groups:
+            merged.add_param_group({**group, "client": name})
+        merged.state.update(optimizer.state)  # of those that have one from the start
+    return merged
+
+
+def _place_of(schedule: Any, optimizers: Sequence[Optimizer]) -> int:
+    return next(place for place, optimizer in enumerate(optimizers) if optimizer is schedule.optimizer)
+
+
+def _schedules_of(own: Mapping[str, Any], optimizer: Optimizer, automatic: bool) -> ClientSchedules:
+    """The clients' schedules, which from now on write into the groups of an optimiser that they share."""
+
+    def taken_over(view: ClientView) -> Any:
+        schedule = own[view.client].scheduler
+        for each in _with_parts(schedule):
+            each.optimizer = view
+        _mark_as_stepped(view)
+        return schedule
+
+    interval = next(iter(own.values())).interval
+    advanced = {"step": "step", "epoch": "round"}[interval] if automatic else "by the module"
+    return ClientSchedules(optimizer, taken_over, advanced)
+
+
+def _with_parts(schedule: Any) -> Iterator[Any]:
+    """A schedule, and those that it is made of."""
+    yield schedule
+    for part in getattr(schedule, "_schedulers", ()):
+        yield from _with_parts(part)
+
+
+def _mark_as_stepped(view: ClientView) -> None:
+    """Tell torch, which asks a schedule's optimiser, that there are steps: they are those of the shared one."""
+
+    def step(closure: Any = None) -> None:
+        pass
+
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    view.step = step  # type: ignore[method-assign]
+    view._opt_called = True  # type: ignore[attr-defined]
+
+
+def nobodys(own: OwnOptimisers, client: str) -> OwnOptimisers:
+    """The same of a single number each: what a process without clients has, which trains nothing."""
+    for optimizer in own.optimizers:
+        del optimizer.param_groups[1:]
+        optimizer.param_groups[0] |= {"params": [nn.Parameter(torch.zeros(()))], "client": client}
+    return own

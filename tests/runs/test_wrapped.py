@@ -1,0 +1,502 @@
+"""A LightningModule of one's own in a federation: against a loop by hand, fedlit's own methods, and itself resumed."""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import SGD, Adam
+
+import fedlit
+import processes
+from fedlit import methods
+from fedlit.export import target_model
+from fedlit.models import MLP
+from fedlit.privacy import PairwiseMasking
+from helpers import QUIET, trainer, weights
+from own_modules import MODULES, Net, Turns, build, run
+from small_federation import CLIENTS, NUM_CLASSES, TARGET, Blobs
+
+SOURCES = [name for name in CLIENTS if name != TARGET]
+
+
+class Still(Net):
+    """`Net` without dropout, by which a loop by hand draws no random numbers; it keeps what it was given."""
+
+    def __init__(self, seen: dict[int, list[Any]], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.backbone[2] = nn.Identity()
+        self.seen = seen
+
+    def __deepcopy__(self, memo: Any) -> Still:
+        copied = type(self)(self.seen, interval=self.interval)
+        copied.load_state_dict(self.state_dict())
+        return copied
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.seen[id(self)].append((batch_idx, batch[0].clone(), batch[1].clone()))
+        return super().training_step(batch, batch_idx)
+
+
+def unlogged(module: Net) -> Net:
+    module.log = lambda *args, **kwargs: None
+    return module
+
+
+@pytest.mark.parametrize("interval", ["epoch", "step"])
+def test_fedavg_of_a_wrapped_module_is_a_loop_by_hand_to_the_bit(interval: str) -> None:
+    seen: dict[int, list[Any]] = defaultdict(list)
+    torch.manual_seed(0)
+    module = Still(seen, interval=interval)
+    method = fedlit.Federated(module, CLIENTS, TARGET, NUM_CLASSES)
+    trainer(3).fit(method, Blobs())
+    by_client = {name: seen[id(method.replicas[name].extractor)] for name in SOURCES}
+    assert [len(batches) for batches in by_client.values()] == [12] * 3  # 30 samples in batches of 8, 3 rounds
+    assert [index for index, *_ in by_client["dslr"]] == [0, 1, 2, 3] * 3
+
+    copies = {name: unlogged(copy.deepcopy(module)) for name in SOURCES}
+    made = {name: own.configure_optimizers() for name, own in copies.items()}
+    for round_idx in range(3):
+        for name, own in copies.items():
+            optimizer, schedule = made[name]["optimizer"], made[name]["lr_scheduler"]["scheduler"]
+            for index, x, y in by_client[name][4 * round_idx : 4 * round_idx + 4]:
+                loss = own.training_step((x, y), index)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                if interval == "step":
+                    schedule.step()
+            if interval == "epoch":
+                schedule.step()
+        with torch.no_grad():  # all have 30 samples
+            for params in zip(*(own.parameters() for own in copies.values()), strict=True):
+                mean = sum(params) / 3  # in the clients' order, as float addition is not associative
+                for param in params:
+                    param.copy_(mean)
+    for name, expected in copies["amazon"].named_parameters():
+        assert torch.equal(method.replicas["amazon"].get_parameter(f"extractor.{name}"), expected)
+        assert torch.equal(method.replicas[TARGET].get_parameter(f"extractor.{name}"), expected)
+    assert not any(param.grad is not None for param in module.parameters())  # the one given has not been trained
+
+
+def test_a_module_that_steps_by_itself_is_a_loop_by_hand_to_the_bit() -> None:
+    """Two optimisers, clipping, a schedule, toggling; clients do not step each other."""
+
+    class Seen(Turns):
+        def training_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
+            taken.append((batch[0].clone(), batch[1].clone()))
+            return super().training_step(batch, batch_idx)
+
+    taken: list[Any] = []
+    torch.manual_seed(0)
+    module = Seen()
+    module.backbone[2] = nn.Identity()
+    method = fedlit.Federated(module, CLIENTS, TARGET, NUM_CLASSES)
+    fitted = trainer(2)
+    fitted.fit(method, Blobs())
+    assert fitted.global_step == 8  # whatever number of clients step how many optimisers
+
+    copies = {name: copy.deepcopy(module) for name in SOURCES}
+    made = {name: own.configure_optimizers() for name, own in copies.items()}
+    for step in range(8):
+        for place, (name, own) in enumerate(copies.items()):  # in each local step, clients take turns
+            (first, second), (schedule,) = made[name]
+            x, y = taken[3 * step + place]
+            for optimizer, part, other in ((first, own.backbone, own.head), (second, own.head, own.backbone)):
+                part.requires_grad_(True)
+                other.requires_grad_(False)
+                loss = F.cross_entropy(own(x), y)
+                optimizer.zero_grad()
+                loss.backward()
+                torch.nn.utils.clip_grad_norm_(part.parameters(), 0.5)
+                optimizer.step()
+            schedule.step()
+        if step in (3, 7):
+            with torch.no_grad():
+                for params in zip(*(own.parameters() for own in copies.values()), strict=True):
+                    mean = sum(params) / 3  # in the clients' order, as float addition is not associative
+                    for param in params:
+                        param.copy_(mean)
+    for name, expected in copies["amazon"].named_parameters():
+        assert torch.equal(method.replicas[TARGET].get_parameter(f"extractor.{name}"), expected)
+
+
+PLAIN = {
+    "FedAvg": (methods.FedAvg, {}),
+    "FedProx": (methods.FedProx, {"mu": 0.5}),
+    "FedDAN": (methods.FedDAN, {"num_frequencies": 20, "warmup_rounds": 1}),
+    "FedCORAL": (methods.FedCORAL, {}),
+}
+
+
+@pytest.mark.parametrize("kind", PLAIN)
+def test_wrapped_and_split_in_two_are_the_same(kind: str) -> None:
+    """Where its loss is cross-entropy, a module's parts can be given to a method of fedlit, which trains as well."""
+
+    class Simple(Net):
+        def configure_optimizers(self) -> Any:
+            return SGD(self.parameters(), lr=0.1, momentum=0.9)
+
+    torch.manual_seed(0)
+    net = Simple()
+    net.backbone[2] = nn.Identity()
+    wrapped = build(kind, copy.deepcopy(net))
+    trainer(3).fit(wrapped, Blobs())
+    net.backbone.out_features = 8
+    method, given = PLAIN[kind]
+    split = method(
+        *(CLIENTS, TARGET, NUM_CLASSES, net.backbone, net.head),
+        optimizer=lambda params: SGD(params, lr=0.1, momentum=0.9),
+        **given,
+    )
+    trainer(3).fit(split, Blobs())
+    for client in CLIENTS:
+        ours, theirs = weights(wrapped, client), weights(split, client)
+        for part, place in (("backbone", "extractor"), ("head", "classifier")):
+            for name in dict(getattr(net, part).named_parameters()):
+                assert torch.equal(ours[f"extractor.{part}.{name}"], theirs[f"{place}.{name}"]), (client, part, name)
+
+
+@pytest.mark.parametrize("kind", MODULES)
+def test_resumed_is_straight(kind: str, tmp_path: Path) -> None:
+    path = str(tmp_path / "half.ckpt")
+    straight = run(kind, 4)
+    run(kind, 2, save=path)
+    resumed = run(kind, 4, resume=path)
+    assert resumed["weights"] == straight["weights"]
+    assert resumed["rates"] == straight["rates"]
+    for ours, theirs in zip(resumed["logged"], straight["logged"][2:], strict=True):
+        assert ours == {name: theirs[name] for name in ours}  # before an evaluation, there is none of the one before
+        assert any(name.endswith("/loss") for name in ours)
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("kind", MODULES)
+def test_one_process_and_several_are_the_same(kind: str) -> None:
+    alone = run(kind)
+    several = processes.results(run, kind, 4, 3, ranks=3)
+    assert {name: each for one in several for name, each in one["weights"].items()} == alone["weights"]
+    for one in several:
+        assert one["logged"] == alone["logged"]
+        assert one["steps"] == alone["steps"]
+
+
+def test_what_a_module_logs_is_told_by_client_as_the_mean_over_a_round() -> None:
+    logged = run("FedAvg", 1)["logged"][0]
+    for name in SOURCES:
+        assert logged[f"source/{name}/size"] == pytest.approx((8 + 8 + 8 + 6) / 4)
+        assert logged[f"source/{name}/batch_loss"] == pytest.approx(logged[f"source/{name}/loss"])
+        assert 0 <= logged[f"source/{name}/hits"] * 30 <= 30
+        assert logged[f"source/{name}/hits"] * 30 == pytest.approx(round(logged[f"source/{name}/hits"] * 30), abs=1e-4)
+    assert not any(name.startswith("target/") for name in logged)
+
+
+def test_names_that_fedlit_logs_under_are_not_written_over() -> None:
+    class Twice(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            loss = super().training_step(batch, batch_idx)
+            self.log("loss", 7.0)
+            return loss
+
+    fitted = trainer(1)
+    fitted.fit(build("FedAvg", Twice()), Blobs())
+    assert fitted.callback_metrics["source/dslr/own_loss"] == 7
+    assert fitted.callback_metrics["source/dslr/loss"] < 7
+
+
+@pytest.mark.parametrize("kind", ["FedDAN", "FedCORAL"])
+def test_a_target_without_labels_takes_no_training_step_and_moves_all_the_same(kind: str) -> None:
+    class Watched(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            assert isinstance(batch[1], Tensor)  # and not the guard of the target's labels
+            return super().training_step(batch, batch_idx)
+
+    method = build(kind, Watched())
+    trainer(2).fit(method, Blobs())
+    moving = trainer(1, strategy={"local_steps": 1})
+    alone = build(kind, Watched(), average="classifier", **({"warmup_rounds": 0} if kind == "FedDAN" else {}))
+    before = copy.deepcopy(alone.originals[0].state_dict())
+    moving.fit(alone, Blobs())
+    assert not torch.equal(alone.replicas[TARGET].extractor.backbone[0].weight, before["backbone.0.weight"])
+
+
+def test_hooks_of_a_round_are_each_copys_own() -> None:
+    class Counting(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("called", torch.zeros(4))
+
+        def on_train_start(self) -> None:
+            self.called[0] += 1
+
+        def on_train_epoch_start(self) -> None:
+            self.called[1] += self.current_epoch + 1
+
+        def on_train_epoch_end(self) -> None:
+            self.called[2] += 1
+
+        def on_train_end(self) -> None:
+            self.called[3] += 1
+
+    method = build("FedAvg", Counting())
+    trainer(2).fit(method, Blobs())
+    for client in CLIENTS:
+        assert method.replicas[client].extractor.called.tolist() == [1, 3, 2, 1]
+
+
+def test_masked_sums_train_what_plain_sums_do() -> None:
+    plain, masked = build("FedAvg"), build("FedAvg")
+    trainer(2).fit(plain, Blobs())
+    trainer(2, strategy={"privacy": PairwiseMasking()}).fit(masked, Blobs())
+    ours, theirs = weights(plain, TARGET), weights(masked, TARGET)
+    for name, tensor in ours.items():
+        torch.testing.assert_close(tensor, theirs[name], atol=1e-4, rtol=0)
+
+
+def test_the_targets_copy_is_exported_without_the_federation() -> None:
+    method, data = build("FedAvg"), Blobs()
+    trainer(1).fit(method, data)
+    x = data.parts["test"][TARGET].tensors[0]
+    with torch.no_grad():
+        expected = method.replicas[TARGET].extractor.eval()(x).softmax(dim=1)
+    exported = torch.export.export(target_model(method), (x,)).module()
+    torch.testing.assert_close(exported(x), expected)
+
+
+def test_one_logit_of_two_classes_will_do() -> None:
+    class Binary(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(8, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).squeeze(1)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return F.binary_cross_entropy_with_logits(self(batch[0]), (batch[1] % 2).float())
+
+    method = fedlit.Federated(Binary(), CLIENTS, TARGET, 2)
+    data = Blobs()
+    for part in data.parts.values():
+        for dataset in part.values():
+            dataset.tensors[1].remainder_(2)
+    fitted = trainer(2)
+    fitted.fit(method, data)
+    x = data.parts["test"][TARGET].tensors[0]
+    with torch.no_grad():
+        logit = method.replicas[TARGET].extractor.eval()(x)
+        torch.testing.assert_close(method(x).softmax(dim=1)[:, 1], logit.sigmoid())
+    assert fitted.callback_metrics["source/acc"] > 0.4
+
+
+def test_regression_has_r2() -> None:
+    class Numbers(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(8, 1)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return F.mse_loss(self(batch[0]).squeeze(1), batch[1].float())
+
+    fitted = trainer(1)
+    fitted.fit(fedlit.Federated(Numbers(), CLIENTS, TARGET, 1, task="regression"), Blobs())
+    assert "source/r2" in fitted.callback_metrics
+
+
+# ---------------------------------------------------------------- what cannot be wrapped
+
+
+def overriding(hook: str) -> Net:
+    return type("Mine", (Net,), {hook: lambda self, *args, **kwargs: None})()
+
+
+@pytest.mark.parametrize(
+    ("hook", "advice"),
+    [
+        ("optimizer_step", "do it in training_step"),
+        ("configure_gradient_clipping", "do it in training_step"),
+        ("on_train_batch_end", "do it in training_step"),
+        ("on_after_batch_transfer", "change samples in the dataset"),
+        ("setup", "build the network in __init__"),
+        ("on_save_checkpoint", "keep the state in buffers"),
+        ("configure_callbacks", "give the callbacks to the Trainer"),
+    ],
+)
+def test_a_hook_that_copies_would_not_have_is_named_with_a_way_out(hook: str, advice: str) -> None:
+    with pytest.raises(ValueError, match=rf"Mine overrides {hook}, .*: {advice}"):
+        build("FedAvg", overriding(hook))
+
+
+def with_optimizers(given: Any, automatic: bool = True) -> Net:
+    class Mine(Net):
+        def configure_optimizers(self) -> Any:
+            return given(self)
+
+    module = Mine()
+    module.automatic_optimization = automatic
+    return module
+
+
+def plateau(module: Net) -> Any:
+    optimizer = SGD(module.parameters(), lr=0.1)
+    return {
+        "optimizer": optimizer,
+        "lr_scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer),
+        "monitor": "val_loss",
+    }
+
+
+def every_second(module: Net) -> Any:
+    optimizer = SGD(module.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "frequency": 2}}
+
+
+ELSEWHERE = nn.Linear(2, 2)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (lambda module: None, "gives None"),
+        (lambda module: torch.optim.LBFGS(module.parameters()), "gives LBFGS"),
+        (lambda module: SGD(ELSEWHERE.parameters(), lr=0.1), "parameters that are not its own"),
+        (lambda module: [SGD(module.parameters(), lr=0.1), Adam(module.head.parameters())], "set automatic_opt"),
+        (plateau, "monitors 'val_loss'.*monitor='train_loss'"),
+        (every_second, "frequency=2"),
+    ],
+)
+def test_optimizers_that_clients_cannot_have_each_are_named(given: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        trainer(1).fit(build("FedAvg", with_optimizers(given)), Blobs())
+
+
+def test_a_plateau_is_each_clients_own() -> None:
+    def given(module: Net) -> Any:
+        return plateau(module) | {"monitor": "train_loss"}
+
+    fitted = trainer(2)
+    fitted.fit(build("FedAvg", with_optimizers(given)), Blobs())
+    schedules = fitted.lr_scheduler_configs[0].scheduler.schedules
+    assert {schedule.last_epoch for name, schedule in schedules.items() if name != TARGET} == {2}
+    assert len({schedule.best for name, schedule in schedules.items() if name != TARGET}) == 3
+
+
+def test_a_schedule_of_schedules_survives_a_checkpoint(tmp_path: Path) -> None:
+    def given(module: Net) -> Any:
+        optimizer = SGD(module.parameters(), lr=0.1)
+        warm = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=2)
+        then = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 4)
+        return [optimizer], [torch.optim.lr_scheduler.SequentialLR(optimizer, [warm, then], [2])]
+
+    def rates(rounds: int, path: Path | None) -> list[float]:
+        fitted = trainer(rounds)
+        fitted.fit(build("FedAvg", with_optimizers(given)), Blobs(), ckpt_path=path, weights_only=False)
+        fitted.save_checkpoint(tmp_path / "last.ckpt")
+        return [group["lr"] for group in fitted.optimizers[0].param_groups if group["client"] == "dslr"]
+
+    straight = rates(5, None)
+    alone = given(Net())
+    for _ in range(5):
+        alone[0][0].step()
+        alone[1][0].step()
+    assert straight == [group["lr"] for group in alone[0][0].param_groups]
+    rates(3, None)
+    assert rates(5, tmp_path / "last.ckpt") == straight
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"optimizer": lambda params: SGD(params, lr=0.1)}, "takes no optimizer"),
+        ({"lr_scheduler": lambda optimizer: None}, "takes no lr_scheduler"),
+        ({"class_weights": "balanced"}, "takes no class_weights"),
+        ({"vectorize": True}, "takes no vectorize"),
+        ({"refine": True}, "takes no refine.*as extractor and classifier"),
+    ],
+)
+def test_what_the_module_has_its_own_of_is_not_taken(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build("FedAvg", **arguments)
+
+
+def test_a_module_that_steps_by_itself_has_no_loss_to_add_to() -> None:
+    with pytest.raises(ValueError, match=r"FederatedProx cannot add to its loss: take fedlit\.Federated"):
+        build("FedProx", Turns())
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (MLP(5, [8]), "module must be a LightningModule .* got MLP: a network without a training_step"),
+        (pl.LightningModule(), "has no training_step"),
+        ("Net", "got str"),
+    ],
+)
+def test_what_is_no_module_with_a_training_step_is_refused(module: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        fedlit.Federated(module, CLIENTS, TARGET, NUM_CLASSES)
+
+
+def test_a_federated_method_needs_no_wrapper() -> None:
+    with pytest.raises(TypeError, match="Federated is a federated method, and needs no wrapper"):
+        fedlit.Federated(build("FedAvg"), CLIENTS, TARGET, NUM_CLASSES)
+
+
+def test_the_strategy_points_to_the_wrapper() -> None:
+    with pytest.raises(TypeError, match=r"got Net: .*fedlit\.Federated\(module, clients, target, num_classes\)"):
+        trainer(1).fit(Net(), Blobs())
+
+
+@pytest.mark.parametrize("given", [lambda x: {"logits": x}, lambda x: x[:, :3], lambda x: x[:, :, None]])
+def test_outputs_of_another_form_are_named(given: Any) -> None:
+    class Other(Net):
+        def forward(self, x: Tensor) -> Any:
+            return given(super().forward(x))
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return self.backbone(batch[0]).square().mean()
+
+    with pytest.raises(TypeError, match=r"Other\.forward gives .* logits of shape \(batch, 4\)"):
+        trainer(1).fit(build("FedAvg", Other()), Blobs())
+
+
+@pytest.mark.parametrize("given", [None, 3.0, torch.zeros(2)])
+def test_a_step_that_gives_no_loss_is_named(given: Any) -> None:
+    class Silent(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return given
+
+    with pytest.raises(TypeError, match=r"Silent\.training_step must give the loss"):
+        trainer(1).fit(build("FedAvg", Silent()), Blobs())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"features": "bone"}, r"features='bone' is no part of Net, which has \['backbone', 'head', 'accuracy'\]"),
+        ({"width": None}, "does not tell how many features it gives: give width"),
+    ],
+)
+def test_a_part_that_gives_no_features_is_named_at_once(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build("FedCORAL", **arguments)
+
+
+def test_another_number_of_features_than_said_is_named() -> None:
+    with pytest.raises(ValueError, match=r"features='backbone' gave \(8, 8\) .* shape \(8, 7\)"):
+        trainer(1).fit(build("FedCORAL", width=7), Blobs())
+
+
+def test_under_lightnings_own_strategy_it_trains_too() -> None:
+    ours, theirs = build("FedAvg"), build("FedAvg")
+    trainer(2).fit(ours, Blobs())
+    pl.Trainer(**QUIET, max_epochs=2, devices=1).fit(theirs, Blobs())
+    assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
