@@ -26,11 +26,9 @@ from fedlit.methods import FedAvg, FedCORAL, FedDAN, FedProx
 from fedlit.methods.mean_matching import MomentMatching
 from fedlit.models import feature_width
 from fedlit.module import Batch, FederatedModule
+from fedlit.training.checkpoints import class_path
 from fedlit.training.optimisation import default_optimizer
 from fedlit.training.own_optimisers import ClientOptimizer, OwnOptimisers, nobodys, together
-
-_CALLED = ("on_train_start", "on_train_epoch_start", "on_train_epoch_end", "on_train_end")
-"""Hooks of the module that each client's copy is called by."""
 
 _REFUSED = {
     **dict.fromkeys(
@@ -122,6 +120,8 @@ class Wrapped(FederatedModule):
             task=task,
             **kwargs,
         )
+        # what the other processes and a checkpoint's next run compare
+        self.save_hyperparameters({"module": f"{class_path(module)}({dict(module.hparams)})"}, logger=False)
         self._refuse_what_the_module_has()
         if not module.automatic_optimization and self.adds_to_the_loss:
             raise ValueError(

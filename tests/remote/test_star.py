@@ -45,6 +45,7 @@ METHODS = [
     "TargetOnly",
     "CoMDA",
     "KD3A",
+    "Wrapped",
 ]
 CASES: dict[str, tuple[str, ...]] = {method: ("--method", method) for method in METHODS}
 CASES |= {

@@ -20,7 +20,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 import fedlit.methods
 import fedlit.privacy
 from faults import Fault
-from fedlit import Client
+from fedlit import Client, Federated
 from fedlit.data import Digits, FeatureDomains
 from fedlit.federation import Everyone, FederatedLoader, Fraction, Schedule, Summed
 from fedlit.methods import FedAvg, FedRFTCA
@@ -28,6 +28,7 @@ from fedlit.models import MLP
 from fedlit.privacy import PrivacyWarning
 from fedlit.remote import Server, Site
 from helpers import STATEFUL, build, digits, fingerprint, normalised_head, trainer, weights
+from own_modules import Net
 from processes import LAUNCHED
 from relay import relayed
 
@@ -186,10 +187,13 @@ def run(arguments: Sequence[str]) -> dict[str, Any]:
     if options.own:
         names = ["clean", "blended", Client("fonts", role="target", labelled=True)]
         data = SimpleNamespace(clients=names, target="fonts", num_classes=10)
-    given = {"OutOfStep": OutOfStep, "Voting": FedRFTCA}
+    given = {"OutOfStep": OutOfStep, "Voting": FedRFTCA, "Wrapped": Federated}
     method = given.get(options.method) or getattr(fedlit.methods, options.method.split()[0].rstrip(","))
     torch.manual_seed(options.seed)
-    module = build(method, data, **STATEFUL, **ARGUMENTS.get(options.method, {}))
+    if options.method == "Wrapped":
+        module = Federated(Net("step", 64, 10), data.clients, data.target, data.num_classes)
+    else:
+        module = build(method, data, **STATEFUL, **ARGUMENTS.get(options.method, {}))
     module.originals[0].requires_grad_(not options.frozen)
     if options.trouble == "init" and os.environ.get("LOCAL_RANK") == "1":
         next(module.originals[0].parameters()).data.add_(1)

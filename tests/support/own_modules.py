@@ -19,12 +19,13 @@ from small_federation import CLIENTS, NUM_CLASSES, TARGET, Blobs
 class Net(pl.LightningModule):
     """A classifier with a rate for each of its two parts, a schedule, dropout, and numbers that it logs."""
 
-    def __init__(self, interval: str = "epoch") -> None:
+    def __init__(self, interval: str = "epoch", inputs: int = 5, classes: int = NUM_CLASSES) -> None:
         super().__init__()
+        self.save_hyperparameters()
         self.interval = interval
-        self.backbone = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Dropout(0.1))
-        self.head = nn.Linear(8, NUM_CLASSES)
-        self.accuracy = MulticlassAccuracy(NUM_CLASSES, average="micro")
+        self.backbone = nn.Sequential(nn.Linear(inputs, 8), nn.ReLU(), nn.Dropout(0.1))
+        self.head = nn.Linear(8, classes)
+        self.accuracy = MulticlassAccuracy(classes, average="micro")
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.backbone(x))
