@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from plant_monitor import federated, few_labels
-from plant_monitor.detector import Spectrum
+from plant_monitor import federated, few_labels, whole_module
+from plant_monitor.detector import FaultDetector, Spectrum
 from plant_monitor.shared_baseline import healthy_spectrum, secure_mean
 from plant_monitor.signals import PLANTS, record
 
@@ -36,6 +36,15 @@ def test_a_federation_adapts_without_records_or_labels_of_turin(source_only, acc
     assert method.federation.channels["moments"].description.backend == "PairwiseMasking"
     (tested,) = trainer.test(method, data, verbose=False)
     assert tested["source/acc"] > 0.8
+
+
+def test_the_projects_own_module_is_trained_by_every_plant_as_it_is(source_only, accuracy) -> None:
+    torch.manual_seed(0)
+    method, data, trainer = whole_module.make_method(), federated.FederatedPlantData(), federated.make_trainer()
+    trainer.fit(method, data)
+    assert isinstance(method.replicas["turin"].get_submodule("extractor"), FaultDetector)
+    assert accuracy(method) > source_only["accuracy"] + 0.05
+    assert {"weights", "moments"} <= method.federation.ledger.bytes_by_channel().keys()
 
 
 def test_the_federation_is_tested_on_other_machines_than_it_is_trained_on() -> None:
