@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, TypeAlias, cast
 
@@ -18,7 +17,6 @@ from fedlit.federation import (
     Channel,
     Client,
     Everyone,
-    FederatedLoader,
     Federation,
     Participation,
     RosterError,
@@ -42,12 +40,13 @@ from fedlit.training.local import (
     training_inputs,
 )
 from fedlit.training.optimisation import ClientOptimisation, default_optimizer, with_schedules
+from fedlit.training.progress import progress, rounds_of_run
 from fedlit.training.record import RoundRecord
 from fedlit.training.refinement import CHANNELS as REFINEMENT
 from fedlit.training.replicas import Replicas, SharedWeights
 from fedlit.training.rounds import Rounds
 from fedlit.training.tasks import make_task
-from fedlit.training.trust_region import ENDLESS, check_trust_region, copy_weights, hold_back_, step_limit
+from fedlit.training.trust_region import check_trust_region, copy_weights, hold_back_, limit_now
 from fedlit.training.vectorisation import stack
 from fedlit.training.warmup import check_warmup, is_share
 
@@ -367,10 +366,21 @@ class FederatedModule(ClientOptimisation):
 
     def planned_rounds(self) -> int | None:
         """Rounds of the run after its warm-up; ``None`` if it has no planned end."""
-        loader, epochs = self.trainer.train_dataloader, self.trainer.max_epochs
-        if not isinstance(loader, FederatedLoader) or epochs is None or epochs < 0:
-            return None
-        return epochs * math.ceil(self.trainer.num_training_batches / loader.batches_per_round) - self.warmup_rounds
+        rounds = rounds_of_run(self.trainer)
+        return None if rounds is None else rounds - self.warmup_rounds
+
+    @property
+    def progress(self) -> float:
+        """Share of the planned rounds after the warm-up that are over, from 0 to 1, equal on all processes.
+
+        It stays the same within a round: 0 in the warm-up and in the first round after it, (R - 1)/R in the last of R.
+        A run that ``max_steps`` ends earlier does not get there. A schedule of rates by it, with ``schedule_interval``
+        "round": ``lr_scheduler=lambda optimizer: LambdaLR(optimizer, lambda _: annealing(module.progress))``.
+
+        Raises:
+            ValueError: If the run has no planned end.
+        """
+        return progress(self)
 
     def present_learners(self) -> tuple[Client, ...]:
         """Clients that take local steps in this round."""
@@ -538,15 +548,8 @@ class FederatedModule(ClientOptimisation):
         before = copy_weights(extractor)
         super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
         if self._target_batch is not None:
-            loader: Any = self.trainer.train_dataloader
-            rounds = max(1, self.planned_rounds() or ENDLESS)
-            each = (
-                loader.batches_per_round if isinstance(loader, FederatedLoader) else self.trainer.num_training_batches
-            )
-            round_idx = self.federation.round_idx - self.warmup_rounds
-            limit = step_limit(self.trust_region, round_idx, rounds, int(each))
             with self.trainer.precision_plugin.forward_context():
-                hold_back_(extractor, before, self._target_batch[0], limit)
+                hold_back_(extractor, before, self._target_batch[0], limit_now(self, self.trust_region))
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Outputs of the target's replica, shape (batch, num_classes): logits, or in regression the numbers."""

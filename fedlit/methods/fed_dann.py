@@ -30,6 +30,7 @@ from fedlit.federation import Client
 from fedlit.functional import domain_loss, entropy_weights, loss_from_gradient, multilinear_map
 from fedlit.functional import reversal_weight as scheduled
 from fedlit.methods.domain_adversarial import DomainAdversarial, check_weight, domain_shares
+from fedlit.training.progress import share_over
 from fedlit.training.tasks import Classification
 
 
@@ -137,7 +138,7 @@ class FedDANN(DomainAdversarial):
         rounds = self.planned_rounds() if isinstance(self.schedule_rounds, str) else self.schedule_rounds
         if rounds is None:
             return self.reversal_weight
-        return self.reversal_weight * scheduled(min(1.0, (self.federation.round_idx - self.warmup_rounds) / rounds))
+        return self.reversal_weight * scheduled(share_over(self, rounds))
 
     def client_param_groups(self) -> list[dict[str, Any]]:
         """Two per local client: of the network that predicts, and of D."""
