@@ -40,6 +40,7 @@ from fedlit.training.local import (
     training_inputs,
 )
 from fedlit.training.optimisation import ClientOptimisation, default_optimizer, with_schedules
+from fedlit.training.param_groups import check_param_groups, check_parts, make
 from fedlit.training.progress import progress, rounds_of_run
 from fedlit.training.record import RoundRecord
 from fedlit.training.refinement import CHANNELS as REFINEMENT
@@ -79,6 +80,10 @@ class FederatedModule(ClientOptimisation):
             ``"balanced"``: each client weighs by its own labelled training samples, so that all classes that it has
             count alike, and nobody has to be told how many there are.
         optimizer: Makes the optimiser from parameter groups.
+        param_groups: Settings of the optimiser for a client, for a part of its networks or for both, such as
+            ``[{"part": "classifier", "lr": 0.1}, {"client": "webcam", "weight_decay": 0.0}]``; a part is a module of
+            the replicas, such as ``"extractor"``, or one within it. Of entries that meet the same parameters the later
+            one counts. A client's schedule goes by the rates of its parts.
         reset_optimizer: Clear momenta and other optimiser state when a round starts, as where clients remember nothing
             between rounds; learning-rate schedules go on. ``False`` keeps each client's state. With Adam it makes a
             difference: its first steps are as long as its learning rate, and weights grow faster.
@@ -133,6 +138,9 @@ class FederatedModule(ClientOptimisation):
     several_models: ClassVar[bool] = False
     """Whether a client's parameter groups are different models, whose gradients are clipped each by itself."""
 
+    own_rates: ClassVar[Mapping[str, str]] = {}
+    """Parts of a replica that the method steps without the optimiser, each with the argument that is its rate."""
+
     stays_local: ClassVar[tuple[str, ...]] = ()
     """Beginnings of names in a replica's state that never leave the client."""
 
@@ -169,6 +177,7 @@ class FederatedModule(ClientOptimisation):
         task: TaskName = "classification",
         class_weights: Literal["balanced"] | list[float] | None = None,
         optimizer: OptimizerCallable = default_optimizer,
+        param_groups: list[dict[str, Any]] | None = None,
         reset_optimizer: bool = False,
         lr_scheduler: LRSchedulerCallable | None = None,
         schedule_interval: Literal["round", "step"] = "round",
@@ -213,7 +222,8 @@ class FederatedModule(ClientOptimisation):
         self.num_classes = num_classes
         # In a tuple, so that the originals are not registered: only clients' copies belong in the checkpoint.
         self.originals = (extractor, make_classifier(extractor, num_classes) if classifier is None else classifier)
-        self.optimizer = optimizer
+        check_param_groups(param_groups, [client.name for client in self.clients], self.own_rates, type(self).__name__)
+        self.optimizer, self.param_groups = optimizer, param_groups
         self.reset_optimizer = reset_optimizer
         self.lr_scheduler, self.schedule_interval = lr_scheduler, schedule_interval
         self.weighting = weighting
@@ -327,7 +337,9 @@ class FederatedModule(ClientOptimisation):
         """One optimiser over all local clients."""
         # torch makes no optimiser of nothing, which is what a process of the server alone trains
         nothing = {"params": [nn.Parameter(torch.zeros(()))], "client": SERVER}
-        return self.optimizer(self.client_param_groups() or [nothing])
+        groups = self.client_param_groups()
+        check_parts(self, groups)
+        return make(self, groups) if groups else self.optimizer([nothing])
 
     # ---------------------------------------------------------------- what a method uses
 

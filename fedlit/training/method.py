@@ -32,6 +32,7 @@ class Method(Protocol):
     task: Classification | Regression
     local_norm: bool
     optimizer: OptimizerCallable
+    param_groups: list[dict[str, Any]] | None
     reset_optimizer: bool
     trust_region: float | None
     warmup: int | float

@@ -207,6 +207,12 @@ class Rounds(Callback):
                     "each parameter group of an optimizer needs the key 'client' with a client's name: build the "
                     "groups with client_param_groups(), or as it does"
                 )
+            own = bool(method.federation.local_clients)
+            if own and method.param_groups and not any("model" in group for group in optimizer.param_groups):
+                raise ValueError(
+                    f"param_groups would do nothing, as {type(method).__name__} configures an optimizer without "
+                    "make_optimizer(): give the settings there"
+                )
         self._run_closed, self._called = False, False
         self.batches_per_round = int(whole)
         if isinstance(loader, FederatedLoader):
