@@ -44,6 +44,7 @@ from fedlit.training.param_groups import check_param_groups, check_parts, make
 from fedlit.training.progress import progress, rounds_of_run
 from fedlit.training.record import RoundRecord
 from fedlit.training.refinement import CHANNELS as REFINEMENT
+from fedlit.training.refusals import check_trainer
 from fedlit.training.replicas import Replicas, SharedWeights
 from fedlit.training.rounds import Rounds
 from fedlit.training.tasks import make_task
@@ -514,7 +515,9 @@ class FederatedModule(ClientOptimisation):
             build(self)
 
     def configure_callbacks(self) -> list[pl.Callback]:
-        """Run rounds, and evaluate."""
+        """Run rounds, and evaluate; refuse a Trainer that does not go with them."""
+        if self._trainer is not None:
+            check_trainer(self.trainer)
         attached = [] if self._trainer is None else self.trainer.callbacks  # type: ignore[attr-defined]
         return [kind() for kind in (Rounds, Evaluation) if not any(isinstance(each, kind) for each in attached)]
 

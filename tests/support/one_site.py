@@ -27,7 +27,7 @@ from fedlit.methods import FedAvg, FedRFTCA
 from fedlit.models import MLP
 from fedlit.privacy import PrivacyWarning
 from fedlit.remote import Server, Site
-from helpers import STATEFUL, build, digits, fingerprint, normalised_head, trainer, weights
+from helpers import QUIET, STATEFUL, build, digits, fingerprint, normalised_head, trainer, weights
 from processes import LAUNCHED
 from relay import relayed
 
@@ -141,6 +141,16 @@ def with_anothers_data(stage: str) -> None:
     part = "train" if stage == "fit" else "test"
     loader = FederatedLoader({name: data.dataset(name, part) for name in names}, 64, training=stage == "fit")
     getattr(fitted, stage)(build(FedAvg, data), loader)
+
+
+def under_ddp(stage: str, ranks: int) -> str:
+    """Fingerprint of a client's weights after two rounds, if so many processes of Lightning's own strategy run them."""
+    torch.set_num_threads(1)
+    data = digits()
+    module = build(FedAvg, data)
+    fitted = pl.Trainer(**QUIET, max_epochs=2, devices=ranks, strategy="ddp_find_unused_parameters_true")
+    getattr(fitted, stage)(module, data)
+    return fingerprint(weights(module, "clean"))
 
 
 def on_features(folder: str, ranks: int) -> dict[str, str]:
