@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, TypeAlias, cast
 
@@ -18,7 +17,6 @@ from fedlit.federation import (
     Channel,
     Client,
     Everyone,
-    FederatedLoader,
     Federation,
     Participation,
     RosterError,
@@ -42,12 +40,15 @@ from fedlit.training.local import (
     training_inputs,
 )
 from fedlit.training.optimisation import ClientOptimisation, default_optimizer, with_schedules
+from fedlit.training.param_groups import check_param_groups, check_parts, make
+from fedlit.training.progress import progress, rounds_of_run
 from fedlit.training.record import RoundRecord
 from fedlit.training.refinement import CHANNELS as REFINEMENT
+from fedlit.training.refusals import check_trainer
 from fedlit.training.replicas import Replicas, SharedWeights
 from fedlit.training.rounds import Rounds
 from fedlit.training.tasks import make_task
-from fedlit.training.trust_region import ENDLESS, check_trust_region, copy_weights, hold_back_, step_limit
+from fedlit.training.trust_region import check_trust_region, copy_weights, hold_back_, limit_now
 from fedlit.training.vectorisation import stack
 from fedlit.training.warmup import check_warmup, is_share
 
@@ -80,6 +81,10 @@ class FederatedModule(ClientOptimisation):
             ``"balanced"``: each client weighs by its own labelled training samples, so that all classes that it has
             count alike, and nobody has to be told how many there are.
         optimizer: Makes the optimiser from parameter groups.
+        param_groups: Settings of the optimiser for a client, for a part of its networks or for both, such as
+            ``[{"part": "classifier", "lr": 0.1}, {"client": "webcam", "weight_decay": 0.0}]``; a part is a module of
+            the replicas, such as ``"extractor"``, or one within it. Of entries that meet the same parameters the later
+            one counts. A client's schedule goes by the rates of its parts.
         reset_optimizer: Clear momenta and other optimiser state when a round starts, as where clients remember nothing
             between rounds; learning-rate schedules go on. ``False`` keeps each client's state. With Adam it makes a
             difference: its first steps are as long as its learning rate, and weights grow faster.
@@ -134,6 +139,9 @@ class FederatedModule(ClientOptimisation):
     several_models: ClassVar[bool] = False
     """Whether a client's parameter groups are different models, whose gradients are clipped each by itself."""
 
+    own_rates: ClassVar[Mapping[str, str]] = {}
+    """Parts of a replica that the method steps without the optimiser, each with the argument that is its rate."""
+
     stays_local: ClassVar[tuple[str, ...]] = ()
     """Beginnings of names in a replica's state that never leave the client."""
 
@@ -170,6 +178,7 @@ class FederatedModule(ClientOptimisation):
         task: TaskName = "classification",
         class_weights: Literal["balanced"] | list[float] | None = None,
         optimizer: OptimizerCallable = default_optimizer,
+        param_groups: list[dict[str, Any]] | None = None,
         reset_optimizer: bool = False,
         lr_scheduler: LRSchedulerCallable | None = None,
         schedule_interval: Literal["round", "step"] = "round",
@@ -214,7 +223,8 @@ class FederatedModule(ClientOptimisation):
         self.num_classes = num_classes
         # In a tuple, so that the originals are not registered: only clients' copies belong in the checkpoint.
         self.originals = (extractor, make_classifier(extractor, num_classes) if classifier is None else classifier)
-        self.optimizer = optimizer
+        check_param_groups(param_groups, [client.name for client in self.clients], self.own_rates, type(self).__name__)
+        self.optimizer, self.param_groups = optimizer, param_groups
         self.reset_optimizer = reset_optimizer
         self.lr_scheduler, self.schedule_interval = lr_scheduler, schedule_interval
         self.weighting = weighting
@@ -332,7 +342,9 @@ class FederatedModule(ClientOptimisation):
         """One optimiser over all local clients."""
         # torch makes no optimiser of nothing, which is what a process of the server alone trains
         nothing = {"params": [nn.Parameter(torch.zeros(()))], "client": SERVER}
-        return self.optimizer(self.client_param_groups() or [nothing])
+        groups = self.client_param_groups()
+        check_parts(self, groups)
+        return make(self, groups) if groups else self.optimizer([nothing])
 
     # ---------------------------------------------------------------- what a method uses
 
@@ -371,10 +383,21 @@ class FederatedModule(ClientOptimisation):
 
     def planned_rounds(self) -> int | None:
         """Rounds of the run after its warm-up; ``None`` if it has no planned end."""
-        loader, epochs = self.trainer.train_dataloader, self.trainer.max_epochs
-        if not isinstance(loader, FederatedLoader) or epochs is None or epochs < 0:
-            return None
-        return epochs * math.ceil(self.trainer.num_training_batches / loader.batches_per_round) - self.warmup_rounds
+        rounds = rounds_of_run(self.trainer)
+        return None if rounds is None else rounds - self.warmup_rounds
+
+    @property
+    def progress(self) -> float:
+        """Share of the planned rounds after the warm-up that are over, from 0 to 1, equal on all processes.
+
+        It stays the same within a round: 0 in the warm-up and in the first round after it, (R - 1)/R in the last of R.
+        A run that ``max_steps`` ends earlier does not get there. A schedule of rates by it, with ``schedule_interval``
+        "round": ``lr_scheduler=lambda optimizer: LambdaLR(optimizer, lambda _: annealing(module.progress))``.
+
+        Raises:
+            ValueError: If the run has no planned end.
+        """
+        return progress(self)
 
     def present_learners(self) -> tuple[Client, ...]:
         """Clients that take local steps in this round."""
@@ -496,7 +519,9 @@ class FederatedModule(ClientOptimisation):
             build(self)
 
     def configure_callbacks(self) -> list[pl.Callback]:
-        """Run rounds, and evaluate."""
+        """Run rounds, and evaluate; refuse a Trainer that does not go with them."""
+        if self._trainer is not None:
+            check_trainer(self.trainer)
         attached = [] if self._trainer is None else self.trainer.callbacks  # type: ignore[attr-defined]
         return [kind() for kind in (Rounds, Evaluation) if not any(isinstance(each, kind) for each in attached)]
 
@@ -542,15 +567,8 @@ class FederatedModule(ClientOptimisation):
         before = copy_weights(extractor)
         super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
         if self._target_batch is not None:
-            loader: Any = self.trainer.train_dataloader
-            rounds = max(1, self.planned_rounds() or ENDLESS)
-            each = (
-                loader.batches_per_round if isinstance(loader, FederatedLoader) else self.trainer.num_training_batches
-            )
-            round_idx = self.federation.round_idx - self.warmup_rounds
-            limit = step_limit(self.trust_region, round_idx, rounds, int(each))
             with self.trainer.precision_plugin.forward_context():
-                hold_back_(extractor, before, self._target_batch[0], limit)
+                hold_back_(extractor, before, self._target_batch[0], limit_now(self, self.trust_region))
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Outputs of the target's replica, shape (batch, num_classes): logits, or in regression the numbers."""

@@ -136,6 +136,7 @@ class Wrapped(FederatedModule):
         name = type(self).__name__
         own: dict[str, tuple[bool, str]] = {
             "optimizer": (self.optimizer is not default_optimizer, "configure_optimizers of the module makes it"),
+            "param_groups": (self.param_groups is not None, "configure_optimizers of the module makes them"),
             "lr_scheduler": (self.lr_scheduler is not None, "configure_optimizers of the module makes it"),
             "schedule_interval": (self.schedule_interval != "round", "configure_optimizers of the module has interval"),
             "class_weights": (self.hparams.get("class_weights") is not None, "training_step of the module weighs"),

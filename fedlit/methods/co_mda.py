@@ -135,7 +135,7 @@ class CoMDA(TaughtTarget):
 
     def own_share(self) -> float:
         """a: what a network's own predictions count, 0 in the first half of a run and then up to 1."""
-        return max(0.0, 2 * self.progress() - 1)
+        return max(0.0, 2 * self.share_over() - 1)
 
     def kept_share(self) -> float:
         """Share of a batch on which a network trains: less in later rounds, and all again towards the end."""

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from fedlit.federation import Client, FederatedLoader, RosterError
 from fedlit.models import RoundMemory
 from fedlit.module import Batch, FederatedModule
+from fedlit.training.param_groups import check_ratio
 
 Update = dict[str, Tensor]
 
@@ -40,6 +41,7 @@ class CombinedUpdates(FederatedModule):
         super().__init__(*args, **kwargs)
         if not 0 < target_lr_ratio < math.inf:
             raise ValueError(f"target_lr_ratio must be positive and finite, got {target_lr_ratio}")
+        check_ratio(self.param_groups, "target_lr_ratio", target_lr_ratio, client=self.target.name)
         self.target_lr_ratio = target_lr_ratio
         self.align_magnitudes = align_magnitudes
         self._memories: dict[str, RoundMemory] = {}

@@ -83,6 +83,7 @@ class FADA(CombinedUpdates):
     matches_distributions: ClassVar[bool] = True
     adaptation_weight: ClassVar[str] = "identifier_weight"
     classes_only: ClassVar[bool] = True
+    own_rates: ClassVar[Mapping[str, str]] = {"discriminator": "identifier_lr"}
     stays_local: ClassVar[tuple[str, ...]] = ("discriminator.", *DISENTANGLING)
 
     def __init__(

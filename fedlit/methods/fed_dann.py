@@ -30,6 +30,8 @@ from fedlit.federation import Client
 from fedlit.functional import domain_loss, entropy_weights, loss_from_gradient, multilinear_map
 from fedlit.functional import reversal_weight as scheduled
 from fedlit.methods.domain_adversarial import DomainAdversarial, check_weight, domain_shares
+from fedlit.training.param_groups import check_ratio
+from fedlit.training.progress import share_over
 from fedlit.training.tasks import Classification
 
 
@@ -99,6 +101,7 @@ class FedDANN(DomainAdversarial):
         self.schedule_rounds = schedule_rounds
         self.conditional = conditional
         self.squared = squared
+        check_ratio(self.param_groups, "discriminator_lr_ratio", discriminator_lr_ratio, part="discriminator")
         self.discriminator_lr_ratio = discriminator_lr_ratio
 
     def judged_width(self) -> int:
@@ -137,7 +140,7 @@ class FedDANN(DomainAdversarial):
         rounds = self.planned_rounds() if isinstance(self.schedule_rounds, str) else self.schedule_rounds
         if rounds is None:
             return self.reversal_weight
-        return self.reversal_weight * scheduled(min(1.0, (self.federation.round_idx - self.warmup_rounds) / rounds))
+        return self.reversal_weight * scheduled(share_over(self, rounds))
 
     def client_param_groups(self) -> list[dict[str, Any]]:
         """Two per local client: of the network that predicts, and of D."""
@@ -150,8 +153,11 @@ class FedDANN(DomainAdversarial):
     def make_optimizer(self) -> Optimizer:
         """As configured, with D's learning rate scaled."""
         optimizer = super().make_optimizer()
-        for group in optimizer.param_groups[1::2]:
-            group["lr"] = group["lr"] * self.discriminator_lr_ratio
+        replicas = [self.replicas[client] for client in self.federation.local_clients]
+        scaled = {id(param) for replica in replicas for param in replica.discriminator.parameters()}
+        for group in optimizer.param_groups:
+            if any(id(param) in scaled for param in group["params"]):
+                group["lr"] = group["lr"] * self.discriminator_lr_ratio
         return optimizer
 
 

@@ -52,6 +52,7 @@ class FedWDGRL(DomainAdversarial):
         Who learns what is as with `FedDANN`: everybody the sum of the critic's gradients in each of its steps.
     """
 
+    own_rates: ClassVar[Mapping[str, str]] = {"discriminator": "critic_lr"}
     gradient_channel: ClassVar[str] = "critic_gradient"
     adaptation_weight: ClassVar[str] = "wasserstein_weight"
     model_channel: ClassVar[str] = "critic"

@@ -159,7 +159,7 @@ class KD3A(TaughtTarget):
         teachers = self.teachers()
         if not teachers:
             return
-        gate = self.gates[0] + (self.gates[1] - self.gates[0]) * self.progress()
+        gate = self.gates[0] + (self.gates[1] - self.gates[0]) * self.share_over()
         answers = self.ask_(teachers)
         ballots = {name: self.ballot(own, confident_votes(own, gate)) for name, own in answers.items()}
         added = self.add_("votes", ballots, teachers)

@@ -91,12 +91,9 @@ class TaughtTarget(FederatedModule):
         """The task's loss of one of the target's networks on those samples of a batch that have labels; 0 without."""
         return self.task.loss(self.target, network(batch[0]), batch[1]) if self.target.labelled else 0.0
 
-    def progress(self) -> float:
-        """Share of a run's rounds after its warm-up that lie before this one, in [0, 1); 0 if nobody said how many."""
-        epochs, plan, before = self.trainer.max_epochs, self.record.plan, self.warmup_rounds
-        if epochs is None or plan is None or (rounds := epochs * int(plan["rounds_per_epoch"])) <= before:
-            return 0.0
-        return (self.federation.round_idx - before) / (rounds - before)
+    def share_over(self) -> float:
+        """The run's `progress`; 0 if it has no planned end."""
+        return 0.0 if self.planned_rounds() is None else self.progress
 
     # ---------------------------------------------------------------- rounds
 

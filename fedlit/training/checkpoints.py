@@ -130,10 +130,15 @@ def _tell_of_changes(method: Method, checkpoint: Mapping[str, Any]) -> None:
     changed = [
         f"{name} was {before[name]!r} and is {now[name]!r}"
         for name in now
-        if name in before and isinstance(now[name], _PLAIN) and before[name] != now[name]
+        if name in before and isinstance(now[name], _PLAIN) and before[name] != now[name] and name != "param_groups"
     ]
     if changed:
         rank_zero_warn(f"training goes on with other arguments than the checkpoint's: {'; '.join(changed)}")
+    if "param_groups" in before and before["param_groups"] != method.param_groups:  # as rates of the optimizer are
+        rank_zero_warn(
+            f"param_groups was {before['param_groups']} and is {method.param_groups}: an optimizer goes on with the "
+            "settings that the checkpoint has"
+        )
 
 
 def complete(method: Method, checkpoint: dict[str, Any], clients: Sequence[str]) -> None:
@@ -294,9 +299,20 @@ def arrange(optimizer: Optimizer, state: Mapping[str, Any]) -> dict[str, Any]:
 
     It may have groups of other clients too. A client may have several groups (one per part of its network); the n-th of
     a client meets the n-th of that client.
+
+    Raises:
+        RosterError: If a client's groups have other numbers of parameters.
     """
     names = [group.get("client") for group in optimizer.param_groups]
     saved = {name: _groups_of(name, state) for name in names}
+    for name, groups in saved.items():
+        own = [len(group["params"]) for group in optimizer.param_groups if group.get("client") == name]
+        before = [len(group["params"]) for group in groups]
+        if own != before:
+            raise RosterError(
+                f"the checkpoint has parameter groups of {before} parameters for client {name!r}, and the optimizer of "
+                f"this run has groups of {own}: go on with the same networks, param_groups and frozen parts"
+            )
     return _numbered([saved[name].pop(0) for name in names])
 
 

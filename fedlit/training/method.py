@@ -32,6 +32,7 @@ class Method(Protocol):
     task: Classification | Regression
     local_norm: bool
     optimizer: OptimizerCallable
+    param_groups: list[dict[str, Any]] | None
     reset_optimizer: bool
     trust_region: float | None
     warmup: int | float
@@ -63,6 +64,8 @@ class Method(Protocol):
     def build_replica(self) -> nn.Module: ...
 
     def build_target(self, replica: Any) -> nn.Module: ...
+
+    def planned_rounds(self) -> int | None: ...
 
     def learners(self, round_idx: int) -> tuple[Client, ...]: ...
 

@@ -45,14 +45,14 @@ def clip_client_gradients(
         optimizer: With parameter groups that carry a ``"client"`` key.
         clip_val: Greatest norm, or greatest absolute entry.
         algorithm: ``"norm"`` or ``"value"``.
-        by_group: Clip each parameter group of a client by itself too, where they are different models.
+        by_group: Clip each parameter group of a client by itself too, where they are different models. Groups that a
+            division by ``param_groups`` has made of one model carry its number under ``"model"``, and stay one.
 
     Returns:
         Each client's gradient norm before clipping, over all of its groups; clients without a gradient are left out.
     """
     norms = client_norms(optimizer)
-    groups = [(group["client"], group["params"]) for group in optimizer.param_groups]
-    for client, params in groups if by_group else _by_client(optimizer).items():
+    for client, params in _by_model(optimizer) if by_group else _by_client(optimizer).items():
         gradients = [param.grad for param in params if param.grad is not None]
         if gradients and algorithm == "value":
             torch.nn.utils.clip_grad_value_(params, clip_val)
@@ -67,6 +67,13 @@ def _by_client(optimizer: Optimizer) -> dict[str, list[Tensor]]:
     for group in optimizer.param_groups:
         params.setdefault(group["client"], []).extend(group["params"])
     return params
+
+
+def _by_model(optimizer: Optimizer) -> list[tuple[str, list[Tensor]]]:
+    models: dict[tuple[str, int], list[Tensor]] = {}
+    for place, group in enumerate(optimizer.param_groups):
+        models.setdefault((group["client"], group.get("model", place)), []).extend(group["params"])
+    return [(client, params) for (client, _), params in models.items()]
 
 
 def with_schedules(

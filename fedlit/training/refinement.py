@@ -32,6 +32,7 @@ from fedlit.functional import information_maximisation_loss, neighbour_graph, re
 from fedlit.training.local import evaluating, labelled_samples, shuffled_inputs, training_inputs
 from fedlit.training.method import Method
 from fedlit.training.optimisation import clip_client_gradients
+from fedlit.training.param_groups import make
 from fedlit.training.tasks import Classification
 
 LEAST_SAMPLES = 50
@@ -229,7 +230,7 @@ def train_on_(
     params = [param for param in network.parameters() if param.requires_grad and id(param) not in fixed]
     if not params:
         raise NoRefinementError("its network has nothing to train below the classifier: give refine=True")
-    optimizer = method.optimizer([{"params": params, "client": target.name}])
+    optimizer = make(method, [{"params": params, "client": target.name}])
     rates, steps = [group["lr"] for group in optimizer.param_groups], 0
     features = torch.zeros(0)
     with torch_streams(method.device), torch.enable_grad():

@@ -29,6 +29,7 @@ from fedlit.training.label_shift import warn_of_unequal_classes
 from fedlit.training.local import present_learners
 from fedlit.training.method import Method, metric_names
 from fedlit.training.optimisation import ClientSchedules
+from fedlit.training.progress import rounds_of_run
 from fedlit.training.refinement import refine_
 from fedlit.training.replicas import check_local_norm
 from fedlit.training.returns import adapts, come_together, welcome
@@ -206,6 +207,12 @@ class Rounds(Callback):
                     "each parameter group of an optimizer needs the key 'client' with a client's name: build the "
                     "groups with client_param_groups(), or as it does"
                 )
+            own = bool(method.federation.local_clients)
+            if own and method.param_groups and not any("model" in group for group in optimizer.param_groups):
+                raise ValueError(
+                    f"param_groups would do nothing, as {type(method).__name__} configures an optimizer without "
+                    "make_optimizer(): give the settings there"
+                )
         self._run_closed, self._called = False, False
         self.batches_per_round = int(whole)
         if isinstance(loader, FederatedLoader):
@@ -294,14 +301,14 @@ class Rounds(Callback):
             method.on_round_end(round_idx)
             if self._is_last(trainer, round_idx):
                 self._finish(method, round_idx)
-        for config in trainer.lr_scheduler_configs:
-            if isinstance(config.scheduler, ClientSchedules) and config.scheduler.interval == "round":
-                config.scheduler.step(list(losses), losses)
         metrics = metric_names(method, told)
         if told:
             metrics["train/loss"] = sum(row["loss"] for row in told.values()) / len(told)
         method.log_everywhere({**metrics, "round": float(round_idx)})
         federation.round_idx, federation.batch_idx = round_idx + 1, 0
+        for config in trainer.lr_scheduler_configs:  # from here on, as one may go by the progress of the next round
+            if isinstance(config.scheduler, ClientSchedules) and config.scheduler.interval == "round":
+                config.scheduler.step(list(losses), losses)
         _notify("on_round_end", trainer, method, round_idx)
 
     def _finish(self, method: Method, round_idx: int) -> None:
@@ -315,11 +322,7 @@ class Rounds(Callback):
         """Whether a round is the last one of the run, as far as it was planned."""
         if 0 <= trainer.max_steps <= trainer.global_step:
             return True
-        planned = isinstance(trainer.train_dataloader, FederatedLoader)
-        if trainer.max_epochs is None or trainer.max_epochs < 0 or not planned:
-            return False
-        per_epoch = math.ceil(trainer.num_training_batches / self.batches_per_round)
-        return round_idx + 1 == trainer.max_epochs * per_epoch
+        return round_idx + 1 == rounds_of_run(trainer)
 
 
 def _talking(method: Method) -> float:

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fedlit.federation import FederatedLoader
 from fedlit.functional import annealing
 from fedlit.training.local import evaluating
+from fedlit.training.method import Method
+from fedlit.training.progress import share_over
 
 ENDLESS = 1000
 """Rounds that a run without a planned end is taken to have."""
@@ -36,19 +40,27 @@ def check_trust_region(value: float | None, method: str, uses_unlabelled_target:
         )
 
 
-def step_limit(trust_region: float, round_idx: int, rounds: int, steps: int) -> float:
+def limit_now(method: Method, trust_region: float) -> float:
+    """Share of a trust region that a step in the round under way may use, in units of the features' spread."""
+    loader: Any = method.trainer.train_dataloader
+    steps = loader.batches_per_round if isinstance(loader, FederatedLoader) else method.trainer.num_training_batches
+    rounds = max(1, method.planned_rounds() or ENDLESS)
+    return step_limit(trust_region, share_over(method, rounds), rounds, int(steps))
+
+
+def step_limit(trust_region: float, progress: float, rounds: int, steps: int) -> float:
     """Share of a trust region that one step may use, in units of the features' spread.
 
     Shares fall from round to round by `fedlit.functional.annealing`, and add up to the whole.
 
     Args:
         trust_region: For all rounds.
-        round_idx: Of the round, from 0, of those that have a share.
-        rounds: How many have one, at least 1.
+        progress: Share of the rounds that are over, from 0 to 1.
+        rounds: How many rounds have a share, at least 1.
         steps: In each of them, at least 1.
     """
     total = math.fsum(annealing(each / rounds) for each in range(rounds))
-    return trust_region * annealing(min(1.0, round_idx / rounds)) / (total * steps)
+    return trust_region * annealing(progress) / (total * steps)
 
 
 def copy_weights(network: nn.Module) -> dict[str, Tensor]:

@@ -57,10 +57,10 @@ def test_looking_at_features_leaves_modes_and_statistics_alone() -> None:
 
 
 def test_shares_of_all_steps_are_the_whole_and_fall() -> None:
-    shares = [step_limit(0.7, round_idx, rounds=5, steps=3) for round_idx in range(5)]
+    shares = [step_limit(0.7, round_idx / 5, rounds=5, steps=3) for round_idx in range(5)]
     assert 3 * math.fsum(shares) == pytest.approx(0.7)
     assert [share / shares[0] for share in shares] == pytest.approx([(1 + 2 * each) ** -0.75 for each in range(5)])
-    assert step_limit(0.7, 9, rounds=5, steps=3) == pytest.approx(shares[0] * 11**-0.75)  # beyond what was planned
+    assert step_limit(0.7, 1.0, rounds=5, steps=3) == pytest.approx(shares[0] * 11**-0.75)  # beyond what was planned
 
 
 @pytest.mark.parametrize("progress", [-0.1, 1.1])

@@ -417,6 +417,7 @@ def test_a_schedule_of_schedules_survives_a_checkpoint(tmp_path: Path) -> None:
     [
         ({"optimizer": lambda params: SGD(params, lr=0.1)}, "takes no optimizer"),
         ({"lr_scheduler": lambda optimizer: None}, "takes no lr_scheduler"),
+        ({"param_groups": [{"part": "extractor", "lr": 0.1}]}, "takes no param_groups"),
         ({"class_weights": "balanced"}, "takes no class_weights"),
         ({"vectorize": True}, "takes no vectorize"),
         ({"refine": True}, "takes no refine.*as extractor and classifier"),

@@ -27,7 +27,7 @@ from fedlit.methods import FedAvg, FedRFTCA
 from fedlit.models import MLP
 from fedlit.privacy import PrivacyWarning
 from fedlit.remote import Server, Site
-from helpers import STATEFUL, build, digits, fingerprint, normalised_head, trainer, weights
+from helpers import QUIET, STATEFUL, build, digits, fingerprint, normalised_head, trainer, weights
 from own_modules import Net
 from processes import LAUNCHED
 from relay import relayed
@@ -57,12 +57,21 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "FADA, disentangling": {"attention_samples": 50, "disentangle": True, "mi_weight": 0.1},
     "FADE": {"schedule_rounds": 2},
     "FedDANN": {"schedule_rounds": 2, "trust_region": 0.5},
+    "FedDANN, groups": {
+        "schedule_rounds": 2,
+        "param_groups": [
+            {"part": "extractor", "lr": 0.003},
+            {"part": "discriminator", "lr": 0.03, "weight_decay": 0.01},
+            {"client": "fonts", "part": "classifier", "lr": 0.02},
+        ],
+    },
     "FedWDGRL": {"critic_steps": 2},
     "FedDaDiL": {"num_atoms": 2, "atom_size": 20, "atom_batch_size": 10, "penalty": 0.1},
     "FedMMD": {"degree": 1, "warmup_rounds": 0},
     "FedMMD, pairwise": {"degree": 1, "exchange": "pairwise", "warmup_rounds": 0},
     "CoMDA": {"warmup_rounds": 0},
     "CoMDA, models": {"warmup_rounds": 0, "exchange": "models"},
+    "CoMDA, groups": {"warmup_rounds": 0, "param_groups": [{"part": "peer", "lr": 0.02}]},
     "KD3A": {"gate": 0.3},
     "KD3A, soft": {"gate": 0.3, "vote": "soft"},
     "KD3A, models": {"gate": 0.3, "exchange": "models", "focus": "shapley"},
@@ -133,6 +142,16 @@ def with_anothers_data(stage: str) -> None:
     part = "train" if stage == "fit" else "test"
     loader = FederatedLoader({name: data.dataset(name, part) for name in names}, 64, training=stage == "fit")
     getattr(fitted, stage)(build(FedAvg, data), loader)
+
+
+def under_ddp(stage: str, ranks: int) -> str:
+    """Fingerprint of a client's weights after two rounds, if so many processes of Lightning's own strategy run them."""
+    torch.set_num_threads(1)
+    data = digits()
+    module = build(FedAvg, data)
+    fitted = pl.Trainer(**QUIET, max_epochs=2, devices=ranks, strategy="ddp_find_unused_parameters_true")
+    getattr(fitted, stage)(module, data)
+    return fingerprint(weights(module, "clean"))
 
 
 def on_features(folder: str, ranks: int) -> dict[str, str]:

@@ -1,0 +1,42 @@
+"""How far a run has come: the share of its rounds that are over, by which schedules go."""
+
+from __future__ import annotations
+
+import math
+
+from lightning.pytorch import Trainer
+
+from fedlit.federation import FederatedLoader
+from fedlit.training.method import Method
+
+
+def rounds_of_run(trainer: Trainer) -> int | None:
+    """Rounds in the ``max_epochs`` of a run, its warm-up among them; ``None`` if it has no planned end.
+
+    It has none before its training data are read, nor on other data than a `FederatedLoader`'s.
+    """
+    loader, epochs = trainer.train_dataloader, trainer.max_epochs
+    if not isinstance(loader, FederatedLoader) or epochs is None or epochs < 0:
+        return None
+    return epochs * math.ceil(trainer.num_training_batches / loader.batches_per_round)
+
+
+def share_over(method: Method, rounds: int) -> float:
+    """Share of so many rounds after the warm-up that lie before the one under way, from 0 (as in the warm-up) to 1."""
+    over = method.federation.round_idx - method.warmup_rounds
+    return min(1.0, over / rounds) if over > 0 and rounds > 0 else float(over > 0)
+
+
+def progress(method: Method) -> float:
+    """See `FederatedModule.progress`."""
+    trainer = method.trainer
+    if trainer.max_epochs is not None and trainer.max_epochs >= 0 and trainer.train_dataloader is None:
+        return 0.0  # optimisers and their schedules are made before data are read
+    rounds = method.planned_rounds()
+    if rounds is None:
+        raise ValueError(
+            f"progress is a share of the planned rounds, and a run with max_epochs={trainer.max_epochs} on a "
+            f"{type(trainer.train_dataloader).__name__} has no planned end: give max_epochs, and train on a "
+            "fedlit.data.DomainDataModule or a FederatedLoader"
+        )
+    return share_over(method, rounds)

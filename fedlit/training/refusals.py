@@ -1,0 +1,62 @@
+"""What of a Trainer does not go with rounds: it is refused when a run starts, with what to do instead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import lightning.pytorch as pl
+from lightning.pytorch import callbacks
+from lightning.pytorch.trainer.states import TrainerFn
+
+_AVERAGES = (
+    "averages weights of local steps, and ends with clients whose models differ where the method has made them equal; "
+    "its checkpoint keeps all clients' weights under no client's name"
+)
+_INSTEAD = (
+    "leave it out, as rounds average clients' weights, and let an lr_scheduler lower the rates of the last rounds"
+)
+
+REFUSED: Mapping[str, tuple[str, str]] = {
+    "WeightAveraging": (_AVERAGES, _INSTEAD),
+    "StochasticWeightAveraging": (
+        "has one schedule of its own in place of the clients', adds an epoch without training where there is "
+        "BatchNorm, and keeps all clients' weights under no client's name in checkpoints",
+        _INSTEAD,
+    ),
+    "LearningRateFinder": (
+        "tries rates on steps without rounds, in which no client hears of another, by the sum of local clients' losses",
+        "run short trainings with several rates, such as a sweep, and compare target/score or source/acc",
+    ),
+    "BatchSizeFinder": (
+        "tries sizes on steps without rounds, in which no client hears of another",
+        "give the data module's batch_size, and try whether it fits with Trainer(fast_dev_run=True)",
+    ),
+}
+"""Lightning's callbacks by name, with what each does to a federation, and the way out."""
+
+_WHILE_FITTING = ("WeightAveraging", "StochasticWeightAveraging")
+"""Those that do nothing in evaluation."""
+
+
+def check_trainer(trainer: pl.Trainer) -> None:
+    """Refuse another strategy on several processes, and callbacks that do not go by rounds.
+
+    Raises:
+        ValueError: On every process, before anything is trained.
+    """
+    strategy = trainer.strategy
+    if trainer.world_size > 1 and not hasattr(strategy, "federation"):
+        raise ValueError(
+            f"{type(strategy).__name__} on {trainer.world_size} processes would train all clients on each of them: "
+            "give Trainer(strategy=FederatedStrategy()), which puts clients on processes, or devices=1 and num_nodes=1"
+        )
+    for callback in list(trainer.callbacks):  # type: ignore[attr-defined]
+        for name, (why, instead) in REFUSED.items():
+            kind = getattr(callbacks, name, None)  # Lightning 2.5 lacks some
+            if kind is None or not isinstance(callback, kind):
+                continue
+            if name in _WHILE_FITTING and trainer.state.fn != TrainerFn.FITTING:
+                continue
+            if getattr(callback, "_early_exit", False):  # a Tuner's, which would leave it in the Trainer
+                trainer.callbacks.remove(callback)  # type: ignore[attr-defined]
+            raise ValueError(f"{type(callback).__name__} {why}: {instead}")
