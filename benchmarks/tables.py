@@ -1,10 +1,10 @@
-"""Tables of accuracies in the README and in RESULTS.md, made from the benchmarks' JSON files.
+"""Tables of the pages in docs/ and of RESULTS.md, made from the benchmarks' JSON files.
 
 Run from the repository root: python benchmarks/tables.py [NAME ...] [--results FILE] [--write]
 
 Prints the tables of the benchmarks NAME (all of them if none is given). ``--results`` has newer figures of one
-benchmark, which take the place of the repository's, figure by figure. ``--write`` puts every table into README.md and
-benchmarks/RESULTS.md, below the comment ``<!-- table: NAME/TABLE -->`` that belongs to it.
+benchmark, which take the place of the repository's, figure by figure. ``--write`` puts every table into its page,
+below the comment ``<!-- table: NAME/TABLE -->`` that belongs to it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import leaderboard
 from refine import FORMS
 
 HERE = Path(__file__).parent
-PAGES = (HERE.parent / "README.md", HERE / "RESULTS.md")
+PAGES = (HERE.parent / "README.md", HERE / "RESULTS.md", *sorted((HERE.parent / "docs").rglob("*.md")))
 OFFICE = ("amazon", "caltech10", "dslr", "webcam")
 SELECTION = {"round_by_score": "round by score", "round_by_oracle": "round by oracle"}
 DADIL = ("FedAvg", "FedProx", "FedRFTCA", "FedDaDiL, E", "FedDaDiL, R")
@@ -188,7 +188,7 @@ def fed_rf_tca_remedies(results: Results) -> str:
 
 
 def accuracy(results: Results) -> str:
-    """Experiments of the README's first table."""
+    """By experiment and method."""
     rows = []
     for experiment, found in results.items():
         for method, row in found["target_accuracy_percent"].items():
@@ -575,6 +575,120 @@ def vanishing(results: Results) -> str:
     return grid("fault", ("finished as scheduled", "stopped, by name", "else", "noticed after, at most"), rows)
 
 
+def rounds_cost(results: Results) -> str:
+    """CPU milliseconds of a round, and times those of the plain loop."""
+    rows = [
+        (
+            name,
+            [
+                *(f"{case[way]:.1f}" for way in ("plain_ms", "plain_fused_ms", "fedlit_ms")),
+                f"{case['ratio']:.2f} ({case['ratio_min']:.2f} to {case['ratio_max']:.2f})",
+            ],
+        )
+        for name, case in results["cases"].items()
+    ]
+    return grid("case", ["plain loop", "the same, fused SGD", "fedlit", "fedlit / plain loop"], rows)
+
+
+LENGTHS = {"1000": "1,000", "1000000": "1e6"}
+
+
+def privacy_cost(results: Results) -> str:
+    """Each backend next to what it is measured against."""
+    masking, affine, rows = results["masking"], results["paillier_affine"], []
+    for bits, case in results["paillier"].items():
+        rows.append(
+            (
+                f"Paillier {bits} bit, one number of a secure mean, all parties",
+                [
+                    f"{case['us_per_number']:.0f} µs",
+                    f"naive phe, one ciphertext per float: {case['naive_us_per_number'] / 1000:.0f} ms",
+                    f"{case['times_faster']:.0f}x faster",
+                    f"{case['bytes_per_number']:.2f} (naive {case['naive_bytes_per_number']:.0f})",
+                ],
+            )
+        )
+    plain = f"plain sum: {masking['plain_sum_ms']:.1f} ms"
+    for name, key, beside, ratio, sent in (
+        (
+            "1e6 floats: protect, one client",
+            "protect_ms",
+            f"AES-256-CTR of the same masks: {masking['keystream_ms']:.1f} ms",
+            f"{masking['protect_over_keystream']:.2f}x",
+            f"{masking['bytes_per_number']:.2f}",
+        ),
+        (
+            "closing the round with 1 of 10 vanished",
+            "recover_one_dropped_ms",
+            f"with nobody vanished: {masking['recover_ms']:.1f} ms",
+            f"{masking['recovery_with_one_dropped_over_without']:.2f}x",
+            "",
+        ),
+        ("the server's addition", "add_ms", plain, f"{masking['add_over_plain_sum']:.2f}x", ""),
+        (
+            "the same with the check of all tags",
+            "check_and_add_ms",
+            plain,
+            f"{masking['check_and_add_over_plain_sum']:.2f}x",
+            "",
+        ),
+    ):
+        rows.append((f"masking{',' if sent else ':'} {name}", [f"{masking[key]:.1f} ms", beside, ratio, sent]))
+    rows.append(
+        (
+            "masking: a whole round, all parties",
+            [
+                f"{masking['all_ms']:.0f} ms",
+                f"through `Plain`: {masking['plain_all_ms']:.0f} ms",
+                f"{masking['all_ms'] / masking['plain_all_ms']:.0f}x",
+                "",
+            ],
+        )
+    )
+    for length, case in results["thresholds"].items():
+        ours, majority = (f"(bears {case[f'colluders_borne_{way}']}" for way in ("default", "majority"))
+        rows.append(
+            (
+                f"masking, {LENGTHS[length]} floats: a round with 1 of 10 vanished, {case['shares_default']} shares "
+                f"{ours} colluders)",
+                [
+                    f"{case['default_ms']:.1f} ms",
+                    f"a majority of {case['shares_majority']} {majority}): {case['majority_ms']:.1f} ms",
+                    f"{case['ratio']:.2f}x",
+                    "",
+                ],
+            )
+        )
+    for length, case in results["sealing"].items():
+        rows.append(
+            (
+                f"one client to nine, {LENGTHS[length]} floats: encrypted between them",
+                [
+                    f"{case['sealed_ms']:.1f} ms",
+                    f"in the clear: {case['clear_ms']:.1f} ms",
+                    f"{case['ratio']:.1f}x",
+                    f"{case['bytes_more']:.0f} bytes more each",
+                ],
+            )
+        )
+    for name, case in results["lattices"].items():
+        exact = "; exact on the grid" if not case["error_against_grid"] else f"; error {case['error']:.1e}"
+        rows.append(
+            (
+                f"{name}, one number, all parties{exact}",
+                [
+                    f"{case['us_per_number']:.1f} µs",
+                    f"bare TenSEAL, public-key CKKS: {case['public_key_ckks_us_per_number']:.1f} µs",
+                    f"{case['over_public_key_ckks']:.2f}x",
+                    f"{case['bytes_per_number']:.2f}",
+                ],
+            )
+        )
+    cells = [f"{affine['cpu_s']:.2f} s", "", "", f"{affine['bytes'] / 1000:.1f} kB in all"]
+    rows.append(("Paillier affine, 21 moments, 256 outputs, 3072 bit", cells))
+    return grid("case", ["CPU", "next to", "ratio", "bytes per number, up"], rows)
+
+
 TABLES: dict[str, dict[str, Callable[[Results], str]]] = {
     ALL: {"headlines": headlines},
     "accuracy": {"experiments": accuracy},
@@ -598,6 +712,8 @@ TABLES: dict[str, dict[str, Callable[[Results], str]]] = {
     "across": {"rounds": across_rounds, "memory": across_memory},
     "flare": {"ways": flare_ways},
     "vanishing": {"faults": vanishing},
+    "rounds": {"cost": rounds_cost},
+    "privacy": {"cost": privacy_cost},
     "batchnorm": {"methods": batchnorm_methods},
     "small_tables": {"auc": small_tables_auc, "calibration": small_tables_calibration},
     "fed_mmd_accuracy": {"office": fed_mmd_office, "hearts": fed_mmd_hearts},
@@ -618,7 +734,7 @@ TABLES: dict[str, dict[str, Callable[[Results], str]]] = {
     "office_caltech_shallow": {"accuracy": shallow},
     "validators": {"all": validators("all methods"), "unlabelled": validators_lost},
 }
-"""By benchmark and table; each takes what the benchmark's JSON has under "results"."""
+"""By benchmark and table; each takes the benchmark's `figures_in` its JSON."""
 
 
 def merged(old: Any, new: Any) -> Any:
@@ -628,12 +744,18 @@ def merged(old: Any, new: Any) -> Any:
     return {**old, **{key: merged(old.get(key), value) for key, value in new.items()}}
 
 
+def figures_in(path: Path) -> Results:
+    """What a benchmark's file has under "results"; those of costs have nothing else around it."""
+    found: Results = json.loads(path.read_text())
+    return found.get("results", found)
+
+
 def results_of(benchmark: str, newer: Path | None = None) -> Results:
     """A benchmark's results, with newer ones in their place."""
     if benchmark == ALL:
         return {name: results_of(name) for name in {name for _, name, *_ in HEADLINES}}
-    kept = json.loads((HERE / f"{benchmark}.json").read_text())["results"]
-    found: Results = kept if newer is None else merged(kept, json.loads(newer.read_text())["results"])
+    kept = figures_in(HERE / f"{benchmark}.json")
+    found = kept if newer is None else merged(kept, figures_in(newer))
     return found
 
 
@@ -652,7 +774,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"One of {', '.join(TABLES)}.")
     parser.add_argument("--results", type=Path, help="Newer figures of the one benchmark that is named.")
-    parser.add_argument("--write", action="store_true", help="Write the tables into README.md and RESULTS.md.")
+    parser.add_argument("--write", action="store_true", help="Write the tables into their pages.")
     options = parser.parse_args()
     if unknown := sorted(set(options.names) - set(TABLES)):
         parser.error(f"NAME must be one of {', '.join(TABLES)}, got {unknown[0]!r}")

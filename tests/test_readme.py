@@ -1,4 +1,4 @@
-"""The README and RESULTS.md: their tables are those of the benchmarks' results."""
+"""The README, the pages of docs/ and RESULTS.md: their tables are those of the benchmarks' results."""
 
 from __future__ import annotations
 

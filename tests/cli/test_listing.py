@@ -47,9 +47,9 @@ def test_every_data_module_is_listed() -> None:
     }  # less DomainDataModule itself
 
 
-def test_every_backend_is_listed_that_the_readme_has() -> None:
-    """The README's two tables of backends are compared with the code by another test."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_every_backend_is_listed_that_the_page_of_backends_has() -> None:
+    """Its two tables are compared with the code by another test."""
+    text = (ROOT / "docs" / "privacy.md").read_text(encoding="utf-8")
     tables = re.findall(r"^\| (?:backend|exchange) \| adversary .*\n(?:\|.*\n)+", text, re.MULTILINE)
     assert len(tables) == 2
     assert names("privacy") == {name for table in tables for name in re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)}
@@ -120,8 +120,8 @@ def test_methods_are_listed_with_their_channels_in_the_clear_and_summed() -> Non
     assert "target_features" in shown.get()
 
 
-def test_the_readmes_table_of_methods_says_what_goes_in_the_clear_and_what_is_summed() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_table_of_methods_says_what_goes_in_the_clear_and_what_is_summed() -> None:
+    text = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
     table = text.split("| class | source | sends | configuration |\n|---|---|---|---|\n")[1].split("\n\n")[0]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
     assert {name.strip("`"): sends for name, _, sends, _ in cells} == {row.name: row.sends for row in rows("methods")}

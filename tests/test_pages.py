@@ -1,0 +1,191 @@
+"""Pages as a reader takes them: their Python runs, their commands are ones that fedlit has, their tutorials work."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import yaml
+from PIL import Image
+
+from fedlit.cli.command import COMMANDS
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = {str(path.relative_to(ROOT)): path for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))}
+FENCE = re.compile(
+    r"(?:<!-- (?P<mark>[^\n]*?) -->\n)?^(?P<indent> *)```(?P<language>\w*)\n(?P<code>.*?)^ *```$", re.M | re.S
+)
+TUTORIALS = [name for name in PAGES if name.startswith("docs/tutorials/")]
+
+
+class Block(NamedTuple):
+    """Code of a page, in which language, and what the comment right before it says."""
+
+    language: str
+    code: str
+    mark: str
+
+
+def blocks(name: str) -> list[Block]:
+    """In their order; those of a list's entry without its indent."""
+    found = FENCE.finditer(PAGES[name].read_text(encoding="utf-8"))
+    return [Block(m["language"], re.sub(f"^{m['indent']}", "", m["code"], flags=re.M), m["mark"] or "") for m in found]
+
+
+def commands(name: str) -> list[list[str]]:
+    """The words of each command of fedlit in a page, without comments, variables in front and what follows."""
+    found = []
+    for block in blocks(name):
+        if block.language not in ("", "bash"):
+            continue
+        for line in block.code.replace("\\\n", " ").splitlines():
+            for part in re.split(r"&&|;|\|", re.sub(r"(?<=\s)#.*|^#.*", "", line)):
+                words = shlex.split(part) if re.search(r"(^|[\s/])fedlit\s", part) else []
+                places = [place for place, word in enumerate(words) if Path(word).name == "fedlit"]
+                if places and "pip" not in words[: places[0]] and len(words) > places[0] + 1:
+                    found.append(words[places[0] + 1 :])
+    return found
+
+
+def test_the_readme_is_short() -> None:
+    assert len(PAGES["README.md"].read_text(encoding="utf-8").splitlines()) <= 160
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_python_runs(name: str, tmp_path: Path) -> None:
+    """A page's blocks one after the other, in one process; those of tutorials with files between are run elsewhere."""
+    code = [block.code for block in blocks(name) if block.language == "python"]
+    if not code or (name in TUTORIALS and name != "docs/tutorials/lightning.md"):
+        pytest.skip("no Python, or a tutorial with commands between")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", "\n".join(code)]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_yaml_of_pages_is_read() -> None:
+    read = 0
+    for name in PAGES:
+        for block in blocks(name):
+            if block.language == "yaml":
+                one_by_one = block.code.startswith("privacy: ")  # ways to say the same, each a line
+                for text in block.code.splitlines() if one_by_one else [block.code]:
+                    assert isinstance(yaml.safe_load(text), dict), text
+                    read += 1
+    assert read >= 8
+
+
+def test_commands_of_pages_are_found() -> None:
+    found = [words for name in PAGES for words in commands(name)]
+    assert len(found) > 40
+    assert {words[0] for words in found} >= {"fit", "features", "predict", "export", "report", "list", "serve", "join"}
+    assert ["fit", "--model.help", "FedProx"] in found
+
+
+@pytest.mark.parametrize("name", [name for name in PAGES if commands(name)])
+def test_commands_of_pages_are_fedlits(name: str) -> None:
+    """Each subcommand is there, and so is each configuration that a command takes from the package."""
+    for words in commands(name):
+        assert words[0] in (*COMMANDS, "fit", "validate", "test", "predict"), words
+        given = [each.removeprefix("--config=") for each in words if each.startswith("--config=")]
+        given += [words[place + 1] for place, word in enumerate(words) if word == "--config"]
+        for config in given:
+            shipped = config.removeprefix("configs/").removesuffix(".yaml")
+            if "/" in shipped and "_DIR" not in shipped and not shipped.startswith(("runs/", "WORKSPACE")):
+                assert (ROOT / "configs" / f"{shipped}.yaml").is_file(), config
+
+
+OPTIONS = {
+    "fit": ["fit", "--help"],
+    "features": ["features", "--help"],
+    "export": ["export", "--help"],
+    "report": ["report", "--help"],
+    "certificates": ["certificates", "--help"],
+    "flare": ["flare", "--help"],
+}
+
+
+@pytest.mark.parametrize("command", OPTIONS)
+def test_options_of_commands_in_pages_are_in_their_help(command: str) -> None:
+    """Options without a point, and the Trainer's; those of data and model are of classes, and tutorials run them."""
+    environment = {**os.environ, "COLUMNS": "200"}
+    words = [sys.executable, "-m", "fedlit.cli", *OPTIONS[command]]
+    shown = subprocess.run(words, env=environment, capture_output=True, text=True, check=True).stdout
+    listed = set(re.findall(r"--[\w.]+", shown))
+    used = {
+        word.partition("=")[0].rstrip("+")
+        for name in PAGES
+        for words in commands(name)
+        if words[0] == command
+        for word in words[1:]
+        if word.startswith("--")
+    }
+    plain = {word for word in used if "." not in word}
+    assert plain, "no page has it with an option"
+    assert plain - listed == set()
+    settings = {word for word in used if word.startswith("--trainer.")} if command == "fit" else set()
+    assert {word for word in settings if not word.startswith("--trainer.strategy")} - listed == set()
+
+
+def test_links_lead_to_files_and_headings() -> None:
+    """Of the README; those of docs/ are checked when the site is built."""
+    text = PAGES["README.md"].read_text(encoding="utf-8")
+    links = re.findall(r"\]\((?!\w+:)([^)#\s]+)(?:#([^)\s]*))?\)", text)
+    assert len(links) > 15
+    for path, anchor in links:
+        assert (ROOT / path).exists(), path
+        headings = re.findall(r"^#+ (.*)$", (ROOT / path).read_text(encoding="utf-8"), re.M) if anchor else []
+        assert not anchor or anchor in {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
+
+
+@pytest.mark.parametrize("name", [name for name in PAGES if name.startswith("docs/") and "/api/" not in name])
+def test_pages_start_with_what_the_reader_gets(name: str) -> None:
+    first = PAGES[name].read_text(encoding="utf-8").split("\n\n")[1]
+    assert first.startswith("What you get here: ") or name in ("docs/index.md", *OLDER), first
+
+
+OLDER = ("docs/across.md", "docs/flare.md", "docs/refinement.md", "docs/sweeps.md")
+"""Their first paragraph says what they are for in words of its own."""
+
+
+def test_the_picture_is_drawn_from_the_results() -> None:
+    spec = importlib.util.spec_from_file_location("gain", ROOT / "docs" / "scripts" / "gain.py")
+    assert spec is not None
+    assert spec.loader is not None
+    gain = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(gain)
+    with Image.open(gain.PICTURE) as picture:
+        drawn = json.loads(picture.info["Description"])
+    assert drawn == gain.figures(), "run `python docs/scripts/gain.py`"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in TUTORIALS if name != "docs/tutorials/lightning.md"])
+def test_a_tutorial_works_in_an_empty_folder(name: str, tmp_path: Path) -> None:
+    for library in ("onnxruntime", "onnx", "pandas", "efficientnet_lite_pytorch"):
+        pytest.importorskip(library)
+    place = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = {**os.environ, "PATH": place, "OMP_NUM_THREADS": "1"}
+    ran = 0
+    for block in blocks(name):
+        if block.mark.startswith("file: "):
+            (tmp_path / block.mark.removeprefix("file: ")).write_text(block.code, encoding="utf-8")
+            continue
+        if block.mark == "not run" or block.language not in ("bash", "python"):
+            continue
+        command = ["bash", "-euo", "pipefail", "-c"] if block.language == "bash" else [sys.executable, "-c"]
+        done = subprocess.run(
+            [*command, block.code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, block.code + done.stdout + done.stderr
+        ran += 1
+    assert ran >= 6
+    assert (tmp_path / "report.html").is_file()
