@@ -62,6 +62,9 @@ _MESSAGE, _WORDS, _KEY = "message", "words", "key"
 OWN = "fedlit.yaml"
 """In the folder ``local`` of a party's workspace: what is its own of the configuration, its data above all."""
 
+RUNS = "fedlit-runs"
+"""The folder of a party's runs in its workspace; ``fedlit`` would be taken for the package by who starts there."""
+
 _MOST_STARTS = 5
 """Of a site's process in one job."""
 
@@ -228,7 +231,7 @@ def _words(fl_ctx: FLContext, arguments: Sequence[str]) -> list[str]:
         key, is_assigned, name = word.partition("=")
         words.append(f"{key}={configs / name}" if is_assigned and key == "--config" else word)
     words += [f"--config={own}"] if own.is_file() else []
-    words.append(f"--trainer.default_root_dir={Path(workspace.get_root_dir()) / 'fedlit'}")
+    words.append(f"--trainer.default_root_dir={Path(workspace.get_root_dir()) / RUNS}")
     return words
 
 
