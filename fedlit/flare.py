@@ -30,14 +30,11 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
-from fedlit.cli.arguments import normalise
-from fedlit.cli.flare import JOB, TIMES
-from fedlit.cli.schedule import TOLD, await_end
-from fedlit.cli.seats import read_run, take_seat
 from fedlit.federation import FederationError
 from fedlit.remote import Seat
 from fedlit.remote.message_carrier import Message, MessageListener
-from fedlit.remote.relay import Relay
+from fedlit.remote.processes import TOLD, await_end
+from fedlit.remote.relay import TIMES, Relay
 from fedlit.remote.seats import CarriedServer
 
 SUPPORTED = (2, 9)
@@ -237,6 +234,11 @@ def _words(fl_ctx: FLContext, arguments: Sequence[str]) -> list[str]:
 
 def _serve(fl_ctx: FLContext, arguments: Sequence[str], seat: Seat) -> None:
     """Take the server's seat in the job's run."""
+    # at the server alone: a site's job process, which hands messages on, does without Lightning and starts sooner
+    from fedlit.cli.arguments import normalise
+    from fedlit.cli.flare import JOB
+    from fedlit.cli.seats import read_run, take_seat
+
     take_seat(read_run(normalise(["fit", *_words(fl_ctx, arguments)]), JOB), seat)
 
 

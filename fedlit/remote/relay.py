@@ -10,7 +10,7 @@ import logging
 import os
 import secrets
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener
 from typing import Any, final
@@ -21,6 +21,9 @@ from fedlit.remote.message_carrier import Message
 _log = logging.getLogger("fedlit.remote")
 
 _ADDRESS, _KEY = "FEDLIT_RELAY", "FEDLIT_RELAY_KEY"
+
+TIMES = "FEDLIT_TIMES"
+"""In the environment of a process that is started: its seconds ``wait_for`` and ``patience``."""
 
 _SECONDS = "seconds"
 """Key of a message's patience, on its way."""
