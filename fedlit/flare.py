@@ -290,7 +290,13 @@ def _register(engine: Any, keys: Mapping[str, str], handle: Callable[[str, Messa
 
 
 def _send(engine: Any, key: str, message: Message, seconds: float) -> Message | None:
-    """Send a message to FLARE's server, and return its answer."""
+    """Send a message to FLARE's server, and return its answer.
+
+    A call is cut into messages of 1 MB, which FLARE brings best. It cuts longer ones itself: one of 16 MB took 772 ms
+    to the server and back, where sixteen of 1 MB took 170. Its object streamers (`nvflare.apis.streaming`) send each
+    chunk as such a message, too, and wait for the answer. A message without pieces takes 5 ms, half of it CPU time of
+    this process. (FLARE 2.9, simulator, 2 busy cores.)
+    """
     request = Shareable()
     request[_MESSAGE], request[_KEY] = dict(message), key
     with engine.new_context() as fl_ctx:
