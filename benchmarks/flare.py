@@ -176,7 +176,7 @@ class ProofOfConcept:
     def run(self, job: Path) -> Path:
         """Run a job to its end, and no other before; the folder of the target's site."""
         for party in ("server", *SITES):
-            shutil.rmtree(self.parties / party / "fedlit", ignore_errors=True)
+            shutil.rmtree(self.parties / party / "fedlit-runs", ignore_errors=True)
         name = self.submit(job)
         while not (state := self.state(name)).startswith("FINISHED"):
             time.sleep(0.5)
@@ -280,7 +280,7 @@ def measure_faults(folder: Path) -> dict[str, Any]:
 
 def newest(poc: ProofOfConcept, party: str) -> int:
     """Round of a party's newest checkpoint; -1 if it has none."""
-    names = [file.name for file in (poc.parties / party / "fedlit").rglob("*.ckpt")]
+    names = [file.name for file in (poc.parties / party / "fedlit-runs").rglob("*.ckpt")]
     return max((int(name.partition("epoch=")[2].partition("-")[0]) for name in names), default=-1)
 
 

@@ -17,7 +17,7 @@ from fedlit.cli.arguments import find_config, normalise, options, refuse_nameles
 from fedlit.cli.experiment import all_clients
 from fedlit.cli.seats import AGAIN, read_run, start_again, take_seat, tell_who_comes
 from fedlit.remote.message_carrier import MessageCaller
-from fedlit.remote.relay import RelayedSender
+from fedlit.remote.relay import TIMES, RelayedSender
 from fedlit.remote.seats import CarriedSite
 
 COMPONENTS = "fedlit.flare"
@@ -25,9 +25,6 @@ COMPONENTS = "fedlit.flare"
 
 JOB = "a job of FLARE"
 """In words, for errors."""
-
-TIMES = "FEDLIT_TIMES"
-"""In the environment of a site's process: the seconds ``wait_for`` and ``patience``."""
 
 _DESCRIPTION = (
     "Write a job folder for NVIDIA FLARE, which its own tools submit: nvflare job submit -j JOB. All other options are "

@@ -24,15 +24,10 @@ from fedlit.callbacks.tables import write_tables
 from fedlit.cli.experiment import Experiment
 from fedlit.cli.folders import ExperimentFolder, first_process
 from fedlit.remote import Seat
+from fedlit.remote.processes import PATIENCE, TOLD, await_end
 
 _ONE = "FEDLIT_RUN"
 """Set in the environment of a process that trains one run of the experiment: its number."""
-
-_PATIENCE = 30
-"""Seconds that a run has to end once it is told to."""
-
-TOLD = 15
-"""Lines of a failed process's output that are shown."""
 
 
 def run_all(experiment: Experiment, args: list[str]) -> None:
@@ -192,22 +187,13 @@ def _side_by_side(experiment: Experiment, args: list[str], waiting: Sequence[int
             await_end(process)
 
 
-def await_end(process: subprocess.Popen[bytes]) -> None:
-    """Wait until a process has ended that was told to, and kill it if it takes too long."""
-    try:
-        process.wait(_PATIENCE)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
 def _end_with(parent: int) -> None:
     """End this process if the one that has started it was killed, or else nobody would know of it."""
     while os.getppid() == parent:
         time.sleep(1)
     print("fedlit: the command that has started this run is gone: it ends, too", flush=True)
     os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(_PATIENCE)
+    time.sleep(PATIENCE)
     os._exit(1)
 
 

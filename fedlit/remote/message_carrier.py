@@ -42,7 +42,7 @@ BREAKS = 60.0
 _MOST_CALLS = 6
 """Of one site at once: a call, and some that broke off and have not been noticed."""
 
-_WAITING = 8
+_WAITING = 2
 """Messages of a call that wait to be read at most."""
 
 

@@ -134,6 +134,21 @@ def test_the_executor_starts_a_killed_process_again_and_no_other(monkeypatch: py
     assert executor.execute("train", Shareable(), Context(), Signal()).get_return_code() == ReturnCode.TASK_UNKNOWN
 
 
+def test_a_process_that_hands_messages_on_has_no_lightning() -> None:
+    """Each site has one of FLARE's for the job, besides the one that trains; it starts in a third of the time then."""
+    pytest.importorskip("nvflare")
+    code = "import sys, fedlit.flare; sys.exit('lightning' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_folder_of_runs_has_no_name_of_a_package() -> None:
+    """FLARE starts parties in their workspaces, where a folder ``fedlit`` hides a package that is installed to edit."""
+    pytest.importorskip("nvflare")
+    from fedlit.flare import RUNS
+
+    assert not RUNS.isidentifier()
+
+
 def test_a_process_is_watched_to_its_end_or_to_that_of_the_job(capfd: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("nvflare")
     from nvflare.apis.signal import Signal
@@ -150,8 +165,10 @@ def test_a_process_is_watched_to_its_end_or_to_that_of_the_job(capfd: pytest.Cap
     assert code == -15
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["FedAvg", "FedMMD"])
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param("FedAvg", marks=pytest.mark.packaging), pytest.param("FedMMD", marks=pytest.mark.slow)],
+)
 def test_a_job_in_the_simulator_ends_in_the_model_of_one_process(tmp_path: Path, experiment: str, method: str) -> None:
     """With masked sums, and a server without data."""
     pytest.importorskip("nvflare")

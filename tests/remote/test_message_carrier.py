@@ -282,8 +282,8 @@ def test_what_a_closed_server_is_told_breaks_off(echo: Echo, north: MessageCalle
 CHILD = """
 from fedlit.remote.relay import RelayedSender
 send = RelayedSender()
-answer = send({"kind": "put", "pieces": [b"one", bytes(300000)], "last": True}, 3.5)
-assert answer == {"state": "ok", "pieces": [b"two"]}, answer
+answer = send({"kind": "put", "pieces": [b"one\\n", b"", bytes(300000)], "last": True, "call": "\\n\u00e9"}, 3.5)
+assert answer == {"state": "ok", "pieces": [b"\\n", b"two"], "none": [], "words": "a\\nb"}, answer
 assert send({"kind": "alive"}, 1.0) is None
 print("done")
 """
@@ -294,7 +294,8 @@ def test_a_process_that_was_started_sends_through_the_one_that_started_it() -> N
 
     def send(message: Message, seconds: float) -> Message | None:
         told.append((message, seconds))
-        return {"state": "ok", "pieces": [b"two"]} if message["kind"] == "put" else None
+        answer = {"state": "ok", "pieces": [b"\n", b"two"], "none": [], "words": "a\nb"}
+        return answer if message["kind"] == "put" else None
 
     relay = Relay(send)
     done = subprocess.run(
@@ -302,7 +303,8 @@ def test_a_process_that_was_started_sends_through_the_one_that_started_it() -> N
     )
     assert done.stdout.decode().strip() == "done", done.stderr.decode()
     assert [seconds for _, seconds in told] == [3.5, 1.0]
-    assert told[0][0]["pieces"] == [b"one", bytes(300000)]
+    pieces = [b"one\n", b"", bytes(300000)]
+    assert told[0][0] == {"kind": "put", "pieces": pieces, "last": True, "call": "\n\u00e9"}
 
 
 def test_a_process_of_another_key_is_not_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
