@@ -43,7 +43,7 @@ _MOST_CALLS = 6
 """Of one site at once: a call, and some that broke off and have not been noticed."""
 
 _WAITING = 2
-"""Messages of a call that wait to be read at most."""
+"""Messages of a call that wait to be read at most: two, so that one comes while another is read."""
 
 
 @dataclass

@@ -181,7 +181,7 @@ def test_a_job_in_the_simulator_ends_in_the_model_of_one_process(tmp_path: Path,
     (place / "local" / "resources.json").write_text('{"format_version": 2, "class_allow_list": ["fedlit.flare"]}')
     nvflare = Path(sys.executable).with_name("nvflare")
     command = [str(nvflare), "simulator", str(tmp_path / "job"), "-w", str(place), "-c", "north,south,west", "-t", "3"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=600, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     hashes = []
     for folder in (tmp_path / "one", place / "west"):
