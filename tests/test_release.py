@@ -116,11 +116,15 @@ def test_the_wheel_is_installed_where_there_is_nothing_else(distributions: Path,
     python = tmp_path / "venv" / "bin" / "python"
     (wheel,) = distributions.glob("*.whl")
     call([*PIP, "--python", python, "install", "-q", "--no-deps", "--no-index", wheel], tmp_path)
-    code = (
-        "import fedlit, fedlit.configs; from importlib.metadata import metadata; from importlib.resources import files; "
-        "print(fedlit.__version__, (files('fedlit.configs') / 'experiments' / 'first.yaml').is_file(), "
-        "(files('fedlit') / 'data' / 'heart_disease_uci.csv').is_file()); print(metadata('fedlit'))"
-    )
+    code = """
+import fedlit, fedlit.configs
+from importlib.metadata import metadata
+from importlib.resources import files
+configuration = files("fedlit.configs") / "experiments" / "first.yaml"
+table = files("fedlit") / "data" / "heart_disease_uci.csv"
+print(fedlit.__version__, configuration.is_file(), table.is_file())
+print(metadata("fedlit"))
+"""
     first, told = call([python, "-c", code], tmp_path).split("\n", 1)
     assert first == f"{VERSION} True True"
     says = email.message_from_string(told)
