@@ -42,6 +42,7 @@ from fedlit.federation.choices import Reports, check_choices
 from fedlit.federation.client import names_of, place
 from fedlit.federation.documents import fingerprint
 from fedlit.federation.leaks import seen_by_the_server, told_beside
+from fedlit.federation.roster import under_new_names
 from fedlit.federation.streams import global_seed
 from fedlit.federation.transport import OneProcess, ProcessGroup, Transport
 from fedlit.module import FederatedModule
@@ -114,8 +115,8 @@ class FederatedStrategy(DDPStrategy):
         seat: Place of this process in a federation across organisations, `fedlit.remote.Server` or
             `fedlit.remote.Site`, which trains by an ordinary Trainer of one device; ``None`` is none. Every process
             then writes its own checkpoint, of its own clients alone.
-        drops: Old name of ``heard``.
-        nested_drops: Old name of ``nested_heard``.
+        drops: Old name of ``heard``; fedlit 0.4 takes the new one only.
+        nested_drops: Old name of ``nested_heard``; fedlit 0.4 takes the new one only.
 
     Attributes:
         stays_joined: Whether this process stays in a federation across organisations when a run ends, as for
@@ -124,7 +125,7 @@ class FederatedStrategy(DDPStrategy):
     Raises:
         RosterError: When a run starts, if there are more processes than clients.
         ChannelError: When a run starts, if a choice does not fit the channels that the method declares.
-        ValueError: If a number is out of range, or, when a run starts, if ``drops`` is given beside ``heard``.
+        ValueError: If a number is out of range, or if ``drops`` is given beside ``heard``.
     """
 
     strategy_name = "federated"
@@ -165,8 +166,7 @@ class FederatedStrategy(DDPStrategy):
         self.local_steps = local_steps
         self.rounds_per_epoch = rounds_per_epoch
         self.participation = participation
-        self.heard, self.drops = heard, drops
-        self.nested_heard, self.nested_drops = nested_heard, nested_drops
+        self.heard, self.nested_heard = under_new_names(heard, nested_heard, drops, nested_drops)
         self.privacy = privacy
         self.two_party = two_party
         self.differential_privacy = differential_privacy
@@ -212,8 +212,6 @@ class FederatedStrategy(DDPStrategy):
             participation=module.default_participation if self.participation is None else self.participation,
             heard=self.heard,
             nested_heard=self.nested_heard,
-            drops=self.drops,
-            nested_drops=self.nested_drops,
             privacy=self.privacy,
             two_party=self.two_party,
             differential_privacy=self.differential_privacy,

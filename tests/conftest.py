@@ -75,6 +75,14 @@ def shared_data() -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the sdist of this checkout, and the wheel that is built from it."""
+    from distributions import build
+
+    return build(tmp_path_factory.mktemp("distributions"))
+
+
 def pytest_collection_finish() -> None:
     """Keep the garbage collector away from what was imported: looking through it takes a tenth of the time.
 

@@ -24,7 +24,7 @@ from fedlit.federation.messenger import KINDS, Messenger
 from fedlit.federation.metrics import tell
 from fedlit.federation.participation import Participation
 from fedlit.federation.release import Releases
-from fedlit.federation.roster import Roster
+from fedlit.federation.roster import Roster, under_new_names
 from fedlit.federation.streams import global_seed
 from fedlit.federation.transport import OneProcess, Transport
 from fedlit.federation.two_party import TwoPartyExchange
@@ -64,8 +64,8 @@ class Federation:
         encrypted: Whether messages from client to client are encrypted between the two (`Seals`); ``None`` is where a
             backend or protocol protects others.
         seed: Of participation and random streams; ``None`` takes the one given to ``seed_everything``.
-        drops: Old name of ``heard``.
-        nested_drops: Old name of ``nested_heard``.
+        drops: Old name of ``heard``; fedlit 0.4 takes the new one only.
+        nested_drops: Old name of ``nested_heard``; fedlit 0.4 takes the new one only.
 
     Attributes:
         channels: By name, each with the backend, protocol and mechanism that it has in this run.
@@ -104,9 +104,8 @@ class Federation:
         nested_drops: bool = True,
     ) -> None:
         self.transport = OneProcess() if transport is None else transport
-        if heard is not None and drops is not None:
-            raise ValueError("drops is the old name of heard, and both are given: give heard alone")
-        heard, nested, seed = heard or drops, nested_heard and nested_drops, global_seed() if seed is None else seed
+        heard, nested = under_new_names(heard, nested_heard, drops, nested_drops)
+        seed = global_seed() if seed is None else seed
         self.roster = Roster(clients, target, self.transport, placement, participation, heard, nested, seed)
         learning = None if learners is None else names_of(learners)
         choices = {"privacy": privacy, "two_party": two_party, "differential_privacy": differential_privacy}

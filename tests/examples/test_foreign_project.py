@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import os
 import shutil
-import subprocess
 import sys
 import venv
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+
+from distributions import PIP, call, no_isolation
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -20,36 +18,19 @@ NAMES = ["foreign_project", "extension_template"]
 pytestmark = pytest.mark.packaging
 
 
-def call(command: Sequence[str | Path], folder: Path) -> str:
-    """What a command prints; nothing of this checkout lends it a package."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PL_", "PYTEST"))}
-    done = subprocess.run(command, cwd=folder, env=kept, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout + done.stderr
-
-
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def environment(distributions: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A virtual environment with wheels of fedlit and the examples, which borrows all libraries from this one."""
     folder = tmp_path_factory.mktemp("elsewhere")
-    sources = folder / "sources"
-    unwanted = shutil.ignore_patterns("__pycache__", "*.egg-info", "build")
-    for name in ("fedlit", "callbacks", "privacy", "configs"):
-        shutil.copytree(ROOT / name, sources / "fedlit" / name, ignore=unwanted)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, sources / "fedlit")
     for name in NAMES:
-        shutil.copytree(EXAMPLES / name, sources / name, ignore=unwanted)
-    # where it is too old here, pip fetches the one that pyproject.toml asks for
-    recent = int(importlib.metadata.version("setuptools").split(".")[0]) >= 77
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-    isolation = ["--no-build-isolation"] if recent else []
-    packages = [sources / name for name in ("fedlit", *NAMES)]
-    call([*pip, "wheel", "-q", "--no-deps", *isolation, "-w", folder / "wheels", *packages], folder)
+        unwanted = shutil.ignore_patterns("__pycache__", "*.egg-info", "build")
+        shutil.copytree(EXAMPLES / name, folder / "sources" / name, ignore=unwanted)
+    packages = [folder / "sources" / name for name in NAMES]
+    call([*PIP, "wheel", "-q", "--no-deps", *no_isolation(), "-w", folder / "wheels", *packages], folder)
     place = folder / "venv"
     venv.create(place, with_pip=False)
-    wheels = sorted((folder / "wheels").glob("*.whl"))
-    call([*pip, "--python", place / "bin" / "python", "install", "-q", "--no-deps", "--no-index", *wheels], folder)
+    wheels = [*distributions.glob("*.whl"), *sorted((folder / "wheels").glob("*.whl"))]
+    call([*PIP, "--python", place / "bin" / "python", "install", "-q", "--no-deps", "--no-index", *wheels], folder)
     (site,) = place.glob("lib/python*/site-packages")
     borrowed = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
     (site / "borrowed.pth").write_text("\n".join(borrowed))  # comes after what is installed there itself

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import runpy
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedlit import FederatedStrategy
 from fedlit.federation import (
     Channel,
     ChannelError,
@@ -28,6 +31,7 @@ from fedlit.federation.choices import Channels
 from fedlit.federation.leaks import seen_by_the_server
 from fedlit.federation.transport import OneProcess, Transport
 from fedlit.privacy import CKKSAffine, GaussianMechanism, Paillier, PairwiseMasking, Plain, PlainAffine
+from fedlit.training.optimisation import default_optimizer
 from thread_transport import on_ranks
 
 NAMES = ["a", "b", "c", "t"]
@@ -229,15 +233,47 @@ def test_without_declarations_any_name_may_be_sent_over() -> None:
 # ---------------------------------------------------------------- old names
 
 
+RULES = {"weights": Fraction(0.5), "features": Fraction(0.4)}
+OLD_NAMES = (
+    "drops is now called heard; fedlit 0.4 takes the new name only",
+    "nested_drops is now called nested_heard; fedlit 0.4 takes the new name only",
+)
+
+
 def test_drops_is_the_old_name_of_heard() -> None:
-    rules = {"weights": Fraction(0.5), "features": Fraction(0.4)}
-    new = Federation(NAMES, "t", channels=[WEIGHTS, FEATURES], heard=rules, nested_heard=False, seed=3)
-    old = Federation(NAMES, "t", channels=[WEIGHTS, FEATURES], drops=rules, nested_drops=False, seed=3)
+    new = Federation(NAMES, "t", channels=[WEIGHTS, FEATURES], heard=RULES, nested_heard=False, seed=3)
+    with pytest.warns(FutureWarning) as told:
+        old = Federation(NAMES, "t", channels=[WEIGHTS, FEATURES], drops=RULES, nested_drops=False, seed=3)
+    assert [str(each.message) for each in told] == [*OLD_NAMES]
+    assert {each.filename for each in told} == {__file__}  # the line that is to be changed
+    differs = False
+    nested = Federation(NAMES, "t", channels=[WEIGHTS, FEATURES], heard=RULES, seed=3)
     for round_idx in range(20):
-        new.round_idx = old.round_idx = round_idx
-        assert [new.present(name) for name in rules] == [old.present(name) for name in rules]
+        new.round_idx = old.round_idx = nested.round_idx = round_idx
+        assert [new.present(name) for name in RULES] == [old.present(name) for name in RULES]
+        differs |= [new.present(name) for name in RULES] != [nested.present(name) for name in RULES]
+    assert differs
     with pytest.raises(ValueError, match="drops is the old name of heard, and both are given: give heard alone"):
-        Federation(NAMES, "t", heard=rules, drops=rules)
+        Federation(NAMES, "t", heard=RULES, drops=RULES)
+
+
+def test_the_strategy_takes_old_names_once_and_says_so_where_they_are_given() -> None:
+    with pytest.warns(FutureWarning) as told:
+        strategy = FederatedStrategy(drops=RULES, nested_drops=False)
+    assert [str(each.message) for each in told] == [*OLD_NAMES]
+    assert {each.filename for each in told} == {__file__}
+    assert (strategy.heard, strategy.nested_heard) == (RULES, False)
+    with pytest.raises(ValueError, match="drops is the old name of heard, and both are given: give heard alone"):
+        FederatedStrategy(heard=RULES, drops=RULES)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        FederatedStrategy(drops=None, nested_drops=True)  # as config.yaml of an earlier run has them
+
+
+def test_the_old_place_of_the_default_optimizer_says_where_it_is_now() -> None:
+    with pytest.warns(FutureWarning, match=r"fedlit.optim is now called fedlit.training.optimisation; fedlit 0\.4"):
+        old = runpy.run_module("fedlit.optim")
+    assert old["default_optimizer"] is default_optimizer
 
 
 # ---------------------------------------------------------------- a payload for each receiver
