@@ -29,6 +29,7 @@ from fedlit.cli.plugins import load_plugins
 from fedlit.cli.report import report
 from fedlit.cli.schedule import print_table, run_all
 from fedlit.cli.seats import certificates, join, serve
+from fedlit.cli.sweep import sweep
 from fedlit.data import DatasetLayoutError, DatasetNotFoundError
 from fedlit.federation import FederationError, RosterError
 from fedlit.privacy import PrivacyError
@@ -65,6 +66,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "serve": serve,
     "join": join,
     "certificates": certificates,
+    "sweep": sweep,
 }
 """What ``fedlit`` does besides running a Trainer: by its word, what takes the words after it."""
 
