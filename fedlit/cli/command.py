@@ -25,6 +25,7 @@ from fedlit.cli.features import features
 from fedlit.cli.flare import flare
 from fedlit.cli.lightning_cli import INSTALL, FedlitCLI, causes, in_sweep, quieten
 from fedlit.cli.listing import list_command
+from fedlit.cli.new import new
 from fedlit.cli.plugins import load_plugins
 from fedlit.cli.report import report
 from fedlit.cli.schedule import print_table, run_all
@@ -62,6 +63,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "features": features,
     "flare": flare,
     "list": list_command,
+    "new": new,
     "report": report,
     "serve": serve,
     "join": join,
