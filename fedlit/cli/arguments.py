@@ -42,7 +42,7 @@ def normalise(args: list[str]) -> list[str]:
 
 def find_config(name: str) -> str:
     """A file, or one of the configurations installed with fedlit: ``experiments/digits`` from any directory."""
-    if Path(name).exists() or "\n" in name:
+    if "\n" in name or name.startswith("{") or Path(name).exists():  # whole configurations are longer than names can be
         return name
     for candidate in (name.removeprefix("configs/"), f"{name.removeprefix('configs/')}.yaml"):
         installed = files("fedlit.configs").joinpath(candidate)

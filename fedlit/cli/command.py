@@ -25,10 +25,12 @@ from fedlit.cli.features import features
 from fedlit.cli.flare import flare
 from fedlit.cli.lightning_cli import INSTALL, FedlitCLI, causes, in_sweep, quieten
 from fedlit.cli.listing import list_command
+from fedlit.cli.new import new
 from fedlit.cli.plugins import load_plugins
 from fedlit.cli.report import report
 from fedlit.cli.schedule import print_table, run_all
 from fedlit.cli.seats import certificates, join, serve
+from fedlit.cli.sweep import sweep
 from fedlit.data import DatasetLayoutError, DatasetNotFoundError
 from fedlit.federation import FederationError, RosterError
 from fedlit.privacy import PrivacyError
@@ -61,10 +63,12 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "features": features,
     "flare": flare,
     "list": list_command,
+    "new": new,
     "report": report,
     "serve": serve,
     "join": join,
     "certificates": certificates,
+    "sweep": sweep,
 }
 """What ``fedlit`` does besides running a Trainer: by its word, what takes the words after it."""
 

@@ -42,9 +42,13 @@ class ExperimentFolder:
     """
 
     def __init__(self, root: Path, configurations: Sequence[str]) -> None:
-        self.fingerprints = [_fingerprint(each) for each in configurations]
+        self._fingerprints = [fingerprint(each) for each in configurations]
         self.root = root
-        self.path = root / f"experiment_{_fingerprint(*self.fingerprints)[:12]}"
+        self.path = root / f"experiment_{fingerprint(*self._fingerprints)[:12]}"
+
+    def fingerprint(self, number: int) -> str:
+        """Of what a run is trained with."""
+        return self._fingerprints[number]
 
     def forget(self) -> None:
         """Start afresh; folders of runs stay."""
@@ -71,7 +75,7 @@ class ExperimentFolder:
             return None
         folder: Path = self.root / json.loads(file.read_text(encoding="utf-8"))["folder"]
         mark = folder / _MARK
-        return folder if mark.is_file() and mark.read_text(encoding="utf-8") == self.fingerprints[number] else None
+        return folder if mark.is_file() and mark.read_text(encoding="utf-8") == self.fingerprint(number) else None
 
     def checkpoint(self, number: int, until: int | None = None) -> Path | None:
         """The latest one that an interrupted run has left whole, with the state of all clients.
@@ -110,7 +114,7 @@ class ExperimentFolder:
         folder = self.folder_of(number)
         if folder is None or folder.parent != parent:
             folder = claim(parent)
-            write_whole(folder / _MARK, self.fingerprints[number])
+            write_whole(folder / _MARK, self.fingerprint(number))
             write_whole(self._file(number), json.dumps({"folder": os.path.relpath(folder, self.root)}))
         elif self.checkpoint(number) is None:
             for each in folder.iterdir():
@@ -128,7 +132,8 @@ class ExperimentFolder:
         return self.path / f"{number + 1:03d}.json"
 
 
-def _fingerprint(*texts: str) -> str:
+def fingerprint(*texts: str) -> str:
+    """The same of the same texts in the same order."""
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""All runs of an experiment: one after the other or side by side, from where the same command was last ended."""
+"""Runs of an experiment, or of a sweep: one after the other or side by side, from where the same command was ended."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import IO
+from pathlib import Path
+from typing import IO, Protocol, TypeVar
 
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -23,11 +24,42 @@ from fedlit.callbacks.selection import as_json, select
 from fedlit.callbacks.tables import write_tables
 from fedlit.cli.experiment import Experiment
 from fedlit.cli.folders import ExperimentFolder, first_process
+from fedlit.cli.lightning_cli import Parsed, causes
 from fedlit.remote import Seat
 from fedlit.remote.processes import PATIENCE, TOLD, await_end
 
 _ONE = "FEDLIT_RUN"
 """Set in the environment of a process that trains one run of the experiment: its number."""
+
+_HOPELESS = 3
+"""Failed runs, and none that did not fail, after which others are not tried."""
+
+_T = TypeVar("_T")
+
+
+class Runs(Protocol[_T]):
+    """What is trained one after the other or side by side: runs of an experiment, or trials of a sweep."""
+
+    @property
+    def parsed(self) -> Parsed:
+        """Of all, what ``jobs``, ``fresh`` and the number of hosts are taken from."""
+
+    @property
+    def runs(self) -> Sequence[_T]:
+        """Each has a name as its text."""
+
+    @property
+    def folder(self) -> ExperimentFolder:
+        """Where it is kept what is finished."""
+
+    def start(
+        self,
+        run: _T,
+        place: Callable[[Path], Path] | None = None,
+        checkpoint: Path | None = None,
+        seat: Seat | None = None,
+    ) -> RunSummary:
+        """Train and evaluate one of ``runs``."""
 
 
 def run_all(experiment: Experiment, args: list[str]) -> None:
@@ -38,45 +70,87 @@ def run_all(experiment: Experiment, args: list[str]) -> None:
         args: Of the command line, for processes that train single runs.
     """
     experiment.check()
-    one = os.environ.get(_ONE)  # left there for further processes of the same run
-    if one is not None:
-        threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-        train(experiment, int(one))
+    if trains_one(experiment):
         return
-    jobs, folder = experiment.parsed.arguments.jobs, experiment.folder
-    if jobs < 1:
-        sys.exit(f"fedlit: jobs must be at least 1, got {jobs}: it is how many runs are trained side by side")
-    if jobs > 1 and "LOCAL_RANK" in os.environ:
-        sys.exit("fedlit: jobs starts processes by itself: leave torchrun out, or give --jobs 1")
-    runs = experiment.runs
-    waiting = [*range(len(runs))]
-    if not _afresh(experiment):
-        waiting = [number for number in waiting if folder.finished(number) is None]
-    elif first_process():
-        folder.forget()
-    if len(waiting) < len(runs):
-        say(
-            f"{len(runs) - len(waiting)} of {len(runs)} runs are finished already, in '{folder.root}': --fresh true "
-            "trains them again"
-        )
+    folder, total = experiment.folder, len(experiment.runs)
+    waiting = still_to_train(experiment)
     try:
-        clock = Clock(len(runs), len(waiting), min(jobs, max(1, len(waiting))))
-        if jobs > 1:
-            _side_by_side(experiment, args, waiting, clock)
-        else:
-            for number in waiting:
-                say(clock.line(number, str(runs[number])) + _taken(folder, number))
-                train(experiment, number)
-                clock.tick()
+        train_all(experiment, args, waiting)
     finally:  # a run that fails does not take the others' results with it
-        done = [summary for number in range(len(runs)) if (summary := folder.finished(number)) is not None]
+        done = [summary for number in range(total) if (summary := folder.finished(number)) is not None]
         if done:
             print_table(done)
             if first_process():
                 paths = write_tables(done, folder.path)
                 say(f"tables: {', '.join(map(str, paths))}")
                 if experiment.parsed.arguments.select is not None:
-                    _select(folder, len(runs))
+                    _select(folder, total)
+
+
+def trains_one(experiment: Runs[_T]) -> bool:
+    """Train the one run that this process was started for; ``False`` if it was started by the user."""
+    one = os.environ.get(_ONE)  # left there for further processes of the same run
+    if one is None:
+        return False
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    train(experiment, int(one))
+    return True
+
+
+def still_to_train(experiment: Runs[_T]) -> list[int]:
+    """Numbers of the runs that are not finished, and a sentence on those that are."""
+    jobs, folder, total = experiment.parsed.arguments.jobs, experiment.folder, len(experiment.runs)
+    if jobs < 1:
+        sys.exit(f"fedlit: jobs must be at least 1, got {jobs}: it is how many runs are trained side by side")
+    if jobs > 1 and "LOCAL_RANK" in os.environ:
+        sys.exit("fedlit: jobs starts processes by itself: leave torchrun out, or give --jobs 1")
+    waiting = [*range(total)]
+    if not _afresh(experiment):
+        waiting = [number for number in waiting if folder.finished(number) is None]
+    elif first_process():
+        folder.forget()
+    if len(waiting) < total:
+        say(
+            f"{total - len(waiting)} of {total} runs are finished already, in '{folder.root}': --fresh true "
+            "trains them again"
+        )
+    return waiting
+
+
+def train_all(
+    experiment: Runs[_T], args: list[str], waiting: Sequence[int], failed: dict[int, str] | None = None
+) -> None:
+    """Train runs.
+
+    Args:
+        experiment: Of which.
+        args: Of the command line, for processes that train single runs.
+        waiting: Numbers of the runs.
+        failed: Filled with what runs failed of, by number, while others go on; ``None`` ends with the first.
+    """
+    jobs = experiment.parsed.arguments.jobs
+    clock = Clock(len(experiment.runs), len(waiting), min(jobs, max(1, len(waiting))))
+    if jobs > 1:
+        _side_by_side(experiment, args, waiting, clock, failed)
+        return
+    for number in waiting:
+        say(clock.line(number, str(experiment.runs[number])) + _taken(experiment.folder, number))
+        try:
+            train(experiment, number)
+        except (Exception, SystemExit) as error:
+            if failed is None or any(isinstance(each, KeyboardInterrupt | SIGTERMException) for each in causes(error)):
+                raise
+            told = str(error) if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}"
+            _go_on(failed, number, f"run {number + 1} of {clock.total} ({experiment.runs[number]}) failed: {told}")
+        clock.tick(failed)
+
+
+def _go_on(failed: dict[int, str] | None, number: int, text: str) -> None:
+    """Note what a run failed of, or end with it where others do not go on."""
+    if failed is None:
+        sys.exit(f"fedlit: {text}")
+    failed[number] = text
+    say(f"fedlit: {text}")
 
 
 def _select(folder: ExperimentFolder, number: int) -> None:
@@ -108,9 +182,11 @@ class Clock:
     def __post_init__(self) -> None:
         self._start, self._done = time.monotonic(), 0
 
-    def tick(self) -> None:
-        """One more is finished."""
+    def tick(self, failed: dict[int, str] | None = None) -> None:
+        """One more has ended; end with it if it is one of several that failed, and none is finished."""
         self._done += 1
+        if failed and len(failed) == self._done == _HOPELESS and self.left == self.total:
+            sys.exit(f"fedlit: the first {_HOPELESS} runs failed, and others are not tried")
 
     def line(self, number: int, run: str) -> str:
         """For the run of this number that starts."""
@@ -127,14 +203,14 @@ def _taken(folder: ExperimentFolder, number: int) -> str:
     return "; another command trains it, and this one waits for its end" if folder.busy(number) else ""
 
 
-def _afresh(experiment: Experiment) -> bool:
+def _afresh(experiment: Runs[_T]) -> bool:
     """Whether to train all runs, whatever there is: also if hosts, which would have to agree, each have a disk."""
     arguments = experiment.parsed.arguments
     hosts = max(arguments.trainer.num_nodes or 1, int(os.environ.get("GROUP_WORLD_SIZE", "1")))  # as of torchrun
     return bool(arguments.fresh) or hosts > 1
 
 
-def train(experiment: Experiment, number: int, seat: Seat | None = None, until: int | None = None) -> None:
+def train(experiment: Runs[_T], number: int, seat: Seat | None = None, until: int | None = None) -> None:
     """Train one run, unless another command has done so by now.
 
     Args:
@@ -154,7 +230,9 @@ def train(experiment: Experiment, number: int, seat: Seat | None = None, until: 
         experiment.start(experiment.runs[number], partial(folder.place, number), checkpoint, seat)
 
 
-def _side_by_side(experiment: Experiment, args: list[str], waiting: Sequence[int], clock: Clock) -> None:
+def _side_by_side(
+    experiment: Runs[_T], args: list[str], waiting: Sequence[int], clock: Clock, failed: dict[int, str] | None
+) -> None:
     """Train runs in processes of their own, each with its share of the cores."""
     folder, queue = experiment.folder, [*waiting]
     folder.path.mkdir(parents=True, exist_ok=True)
@@ -174,11 +252,9 @@ def _side_by_side(experiment: Experiment, args: list[str], waiting: Sequence[int
                 if process.returncode or folder.finished(number) is None:
                     lines = folder.log(number).read_text(encoding="utf-8", errors="replace").splitlines()
                     told = "\n".join(lines[-TOLD:])
-                    sys.exit(
-                        f"fedlit: run {number + 1} of {clock.total} ({experiment.runs[number]}) failed; "
-                        f"'{folder.log(number)}' ends with:\n{told}"
-                    )
-                clock.tick()
+                    run = f"run {number + 1} of {clock.total} ({experiment.runs[number]})"
+                    _go_on(failed, number, f"{run} failed; '{folder.log(number)}' ends with:\n{told}")
+                clock.tick(failed)
     finally:
         signal.signal(signal.SIGTERM, before)
         for process in running.values():

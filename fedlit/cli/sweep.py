@@ -1,0 +1,94 @@
+"""``fedlit sweep FILE``: a sweep file of W&B on this machine, without W&B."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+
+from fedlit.cli.arguments import find_config
+from fedlit.cli.sweep_file import SweepFile
+
+_DESCRIPTION = """
+Run the trials of a W&B sweep file here, without W&B and its service: the same parameters, combinations, distributions
+and command, which must be fedlit fit. A table ranks settings by the metric of the file, which must need
+no label of the target. Trials that the same command, or the file with other values, has finished are taken as they are,
+interrupted ones go on, and one that fails does not end the others.
+"""
+
+
+def sweep(args: list[str]) -> None:
+    """Run the trials of a sweep file, and print what they came to."""
+    parser = argparse.ArgumentParser(
+        "fedlit sweep",
+        description=_DESCRIPTION,
+        epilog="Words after a lone -- are added to each trial: fedlit sweep FILE -- --trainer.max_epochs=2",
+        allow_abbrev=False,
+    )
+    parser.add_argument("file", metavar="FILE", help="sweep file, or an installed one: sweeps/fedprox_digits")
+    parser.add_argument(
+        "--method", choices=("grid", "random"), help="all combinations, or random ones, whatever the file says"
+    )
+    parser.add_argument("--trials", type=_count, metavar="N", help="most trials; random ones need it, or run_cap there")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of random trials (default: 0); more trials of a seed begin with the same"
+    )
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="trials that are trained side by side")
+    parser.add_argument(
+        "--fresh", nargs="?", const="true", default="false", choices=("true", "false"), help="train all trials again"
+    )
+    parser.add_argument(
+        "--wandb", action="store_true", help="keep W&B's logger, which is left out otherwise; see docs/sweeps.md"
+    )
+    parser.add_argument("--list", action="store_true", dest="only_list", help="print the trials, and train none")
+    own, more = _split(args)
+    given = parser.parse_args(own)
+    path = find_config(given.file)
+    try:
+        file = SweepFile.read(path)
+        method = _method(file, given)
+        found = file.trials(method, given.trials or file.run_cap, given.seed)
+        file.words(found[0])
+    except FileNotFoundError as error:
+        sys.exit(f"fedlit: {error}")
+    except ValueError as error:
+        sys.exit(f"fedlit: {path}: {error}")
+    if given.only_list:
+        for number, values in enumerate(found):
+            print(f"{number + 1}: {shlex.join(['fedlit', 'fit', *file.words(values), *more])}")
+        return
+    from fedlit.cli.trials import Sweep, run_sweep  # which takes torch, and seconds
+
+    asked = given.trials or file.run_cap
+    if method == "random" and asked is not None and len(found) < asked:
+        print(f"{asked - len(found)} of {asked} random trials equal others, and are left out", flush=True)
+    if file.stops_early:
+        print("early_terminate is for W&B's service: every trial is trained to its end", flush=True)
+    run_sweep(Sweep(file, found, more, given.jobs, given.fresh == "true", given.wandb), ["sweep", *args])
+
+
+def _method(file: SweepFile, given: argparse.Namespace) -> str:
+    """How trials are chosen; raises a `ValueError` where it takes more to know that."""
+    if file.method == "bayes" and given.method is None:
+        raise ValueError(
+            "method bayes chooses each trial by what others came to, which W&B's service does (wandb sweep): give "
+            "--method random --trials N, which draws from the same parameters, or --method grid if all have values"
+        )
+    method = str(given.method or file.method)
+    if method == "random" and given.trials is None and file.run_cap is None:
+        raise ValueError("random trials have no end: give --trials N, or run_cap in the file")
+    return method
+
+
+def _split(args: list[str]) -> tuple[list[str], list[str]]:
+    """The words for this command, and those after a lone ``--`` for each trial."""
+    if "--" not in args:
+        return args, []
+    place = args.index("--")
+    return args[:place], args[place + 1 :]
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1 trial, got {text!r}")
+    return int(text)
