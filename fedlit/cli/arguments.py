@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from fedlit.callbacks.report.run_folder import flat
+from fedlit.configs import flat
 
 LINKED = ("clients", "target", "num_classes", "task")
 """Arguments of the model that come from the data module."""

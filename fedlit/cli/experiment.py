@@ -18,10 +18,10 @@ import yaml
 from lightning.fabric.utilities.seed import max_seed_value
 
 from fedlit.callbacks import RunSummary
-from fedlit.callbacks.report.run_folder import flat
 from fedlit.cli.arguments import content_of, find_config, options, refuse_linked
 from fedlit.cli.folders import ExperimentFolder
 from fedlit.cli.lightning_cli import FedlitCLI, Parsed, WarnOfRepeats, in_plain_words
+from fedlit.configs import flat
 from fedlit.remote import Seat
 
 _ENTRY = ("class_path", "init_args", "name", "data", "trainer")

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Literal
 import torch
 import yaml
 from jsonargparse import Namespace
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
@@ -43,18 +44,24 @@ from fedlit.callbacks import (
 )
 from fedlit.callbacks.run_record import RunLogger, claim
 from fedlit.cli.arguments import LINKED
+from fedlit.cli.command import INSTALL, causes
 from fedlit.cli.folders import first_process
-from fedlit.data import DomainDataModule
+from fedlit.cli.plugins import load_plugins
+from fedlit.data import DatasetLayoutError, DatasetNotFoundError, DomainDataModule
+from fedlit.federation import FederationError, RosterError
 from fedlit.federation.client import names_of
 from fedlit.federation.leaks import hidden_senders, over_other_senders, over_other_targets
 from fedlit.module import FederatedModule
-from fedlit.privacy import PrivacyWarning
+from fedlit.privacy import PrivacyError, PrivacyWarning
 from fedlit.remote import Seat
 from fedlit.strategy import FederatedStrategy
 from fedlit.training.parts import files_of
 
-INSTALL = "pip install 'fedlit["
-"""How an `ImportError` of fedlit names the extra that is missing."""
+SAID = (
+    *(RosterError, FederationError, PrivacyError, DatasetNotFoundError, DatasetLayoutError),
+    MisconfigurationException,  # of Lightning
+)
+"""Errors whose message says all that a user can do."""
 
 _REASON = re.compile(r"^ *- (?:Problem with given class_path .*:\n *)?(.+)$", re.MULTILINE)
 """Why one of an argument's types was not taken, in the words of jsonargparse or of a constructor."""
@@ -182,6 +189,8 @@ class FedlitCLI(LightningCLI):
         checkpoint: Path | None = None,
         seat: Seat | None = None,
     ) -> None:
+        quieten()
+        load_plugins()
         self._seat = seat
         self._run_classes = run_classes
         self._place = place
@@ -199,10 +208,6 @@ class FedlitCLI(LightningCLI):
             auto_configure_optimizers=False,
             parser_kwargs={
                 "description": "Federated domain adaptation on PyTorch Lightning.",
-                "epilog": "Besides: fedlit list (what configurations can name), fedlit report RUN_DIR (a page on "
-                "runs), fedlit export RUN_DIR (the target's model by itself), fedlit features (of a fixed network, for "
-                "FeatureDomains), fedlit serve, join and certificates (across organisations), fedlit flare (a job of "
-                "NVIDIA FLARE), fedlit benchmark (tables again); each has --help.",
                 **{subcommand: {"usage": _USAGE} for subcommand in self.subcommands()},
             },
             seed_everything_default=0,
@@ -451,13 +456,6 @@ def in_plain_words(config: Namespace) -> Iterator[None]:
             raise missing from error
         key = _key_of(text, config)
         sys.exit(f"fedlit: {type(error).__name__}: {text}{'' if key is None else f' ({key})'}")
-
-
-def causes(error: BaseException | None) -> Iterator[BaseException]:
-    """An error, and those in whose course it came to be."""
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 def _plain_words(error: Exception) -> str:

@@ -753,11 +753,11 @@ def test_words_of_other_commands_are_left_as_they_are() -> None:
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["--help"])
-    printed = capsys.readouterr().out
-    for command in (*COMMANDS, "fit", "predict"):
-        assert command in printed
+    for words in (["--help"], ["-h"], []):
+        main(words)
+        printed = capsys.readouterr().out
+        for command in (*COMMANDS, "fit", "validate", "test", "predict"):
+            assert f"\n  {command} " in printed
 
 
 def in_a_process(words: list[str]) -> None:
