@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any, get_args
 
 import yaml
-from jsonargparse import ArgumentParser
 
 import fedlit
 from fedlit.callbacks import Validators
 from fedlit.callbacks.validators import FROM_SOURCES, Validator
 from fedlit.cli.known import FILE, Row
 from fedlit.cli.plugins import KINDS, load_plugins
+from fedlit.cli.reports import arguments_of
 from fedlit.federation import Client, Summed
 from fedlit.models import Bottleneck, SmallCNN
 from fedlit.module import FederatedModule
@@ -81,13 +81,6 @@ def arguments() -> dict[str, list[str]]:
             if isinstance(thing, type) and not inspect.isabstract(thing) and not issubclass(thing, Exception):
                 found[f"{package.__name__}.{name}"] = arguments_of(thing)
     return found
-
-
-def arguments_of(thing: type) -> list[str]:
-    """Names of what a class is made with, those that it hands on to its bases included."""
-    return [
-        name.removeprefix("made.") for name in ArgumentParser().add_class_arguments(thing, "made", fail_untyped=False)
-    ]
 
 
 def made() -> str:

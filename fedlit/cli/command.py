@@ -18,6 +18,7 @@ from typing import Any
 
 from fedlit.cli.arguments import normalise, refuse_linked, refuse_nameless
 from fedlit.cli.loading import load
+from fedlit.cli.mistakes import check
 from fedlit.cli.nearest import did_you_mean
 
 INSTALL = "pip install 'fedlit["
@@ -190,6 +191,7 @@ def _main(args: list[str]) -> None:
         sys.exit(
             "fedlit: --config must come after fit, which reads seeds, targets and compare: fedlit fit --config FILE"
         )
+    check(args)
     load("fedlit.cli.fit:run_trainer")(args)
 
 

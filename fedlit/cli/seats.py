@@ -13,6 +13,7 @@ from typing import Any, cast
 
 from fedlit.cli.arguments import content_of, find_config, normalise, options, refuse_linked
 from fedlit.cli.experiment import Experiment
+from fedlit.cli.mistakes import check
 from fedlit.cli.schedule import print_table, train
 from fedlit.federation import FederationError
 from fedlit.remote import AheadOfServerError, DismissedError, Seat, Server, ServerLostError, Site
@@ -70,6 +71,7 @@ def _asks(args: Sequence[str]) -> bool:
 def read_run(args: list[str], word: str) -> Experiment:
     """The experiment of normalised arguments of ``fedlit fit``; ends the command if it stands for several runs."""
     refuse_linked(args)
+    check(args)
     experiment = Experiment.parse(args)
     if not _asks(args) and len(experiment.runs) > 1:
         sys.exit(
