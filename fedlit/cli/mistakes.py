@@ -6,12 +6,16 @@ The others are found by jsonargparse; see `fedlit.cli.reports`.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NoReturn
+
+import yaml
 
 from fedlit.cli.arguments import content_of, options
 from fedlit.cli.known import known, offered
@@ -60,12 +64,13 @@ class Given:
         sources: list[tuple[str, dict[str, Any]]] = []
         for key, value in options(args):
             if key in ("config", "c"):
-                if value is not None and not any(sign in value for sign in ("\n", "{", "://")):
+                if value is not None and _is_read(value):
                     sources.append((value, _whole(value)))
                 continue
             tree: Any = value
             if value is not None and value.startswith(("{", "[")):
-                tree = content_of(value)
+                with suppress(yaml.YAMLError):  # as [*.csv], which jsonargparse takes for text
+                    tree = yaml.safe_load(value)
             for part in reversed(key.removesuffix("+").split(".")):
                 tree = {part: tree}
             sources.append((f"--{key}", tree))
@@ -114,7 +119,7 @@ def refuse(where: str, key: str, text: str) -> NoReturn:
         key: That is wrong.
         text: What is wrong, and what to write.
     """
-    place = where if where.startswith("--") else ": ".join(filter(None, [where, key]))
+    place = where if short(key) == where.lstrip("-") else ": ".join(filter(None, [where, key]))
     sys.exit(f"fedlit: {place}: {text}" if place else f"fedlit: {text}")
 
 
@@ -139,9 +144,9 @@ class _Walk:
     where: str
 
     def _refuse(self, key: str, text: str) -> NoReturn:
-        refuse(self.where, self._whole(key), text)
+        refuse(self.where, self._long(key), text)
 
-    def _whole(self, key: str) -> str:
+    def _long(self, key: str) -> str:
         """A key as configurations have it, with ``init_args`` below those at which a class was named."""
         parts: list[str] = []
         for part in short(key).split("."):
@@ -172,7 +177,7 @@ class _Walk:
         found = MEANT.get(key) or nearest(key, TOP)
         if found is not None:  # what is near none may be of another version of Lightning, or of a class
             self._refuse(key, f"there is no {key!r}: did you mean {found!r}?")
-        of = [part for part in ("data", "model") if key in (self._arguments(self.given.classes.get(part, "")) or ())]
+        of = [part for part in ("data", "model") if key in (self._takes(part) or ())]
         if of:
             self._refuse(key, f"there is no {key!r}: did you mean '{of[0]}.{key}'?")
 
@@ -189,9 +194,9 @@ class _Walk:
             elif isinstance(entry, dict) and isinstance(entry.get("class_path"), str):
                 self._name(key, entry["class_path"], "methods")
                 self._beside(key, entry, _ENTRY)
+                self._keys(f"{key}.data", self.given.classes.get("data", ""), entry.get("data"))
                 self.given.classes[key] = entry["class_path"]
                 self._keys(key, entry["class_path"], entry.get("init_args"))
-                self._keys(f"{key}.data", self.given.classes.get("data", ""), entry.get("data"))
 
     def value(self, key: str, value: Any) -> None:
         """What stands at a key, which may name a class, or give arguments to one that was named before."""
@@ -199,7 +204,7 @@ class _Walk:
         if isinstance(value, str):
             if key in classes or kind is not None or self._arguments(value) is not None:
                 self._forget(key)
-                if not Path(value).exists():  # a file has the class
+                if re.fullmatch(r"[A-Za-z_][\w.]*", value) and not Path(value).exists():  # or a text or a file has it
                     self._name(key, value, kind)
                     classes[key] = value
         elif isinstance(value, list):
@@ -215,6 +220,8 @@ class _Walk:
                 self._beside(key, value, _CLASS)
             elif key == "trainer.callbacks" and not self.where.startswith("--"):
                 self._refuse(key, f"must be a list, got the mapping {value}: write - class_path: NAME below it")
+            elif value and all(map(_names_a_class, value.values())) and not {*value} & {*(self._takes(key) or ())}:
+                self._forget(key)  # no arguments of a class, but a class for each channel
             arguments = value.get("init_args", None if path is not None else value)
             if key in classes:
                 self._keys(key, classes[key], arguments)
@@ -228,7 +235,7 @@ class _Walk:
         if word is not None:
             name = value["class_path"].rpartition(".")[2]
             text = f"stands beside class_path: put it below init_args, which has the arguments of {name}"
-            refuse(self.where, f"{self._whole(key)}.{word}", text)
+            refuse(self.where, f"{self._long(key)}.{word}", text)
 
     def _keys(self, key: str, cls: str, arguments: Any) -> None:
         """What a class is given."""
@@ -243,6 +250,10 @@ class _Walk:
     def _forget(self, key: str) -> None:
         for each in [each for each in self.given.classes if each == key or each.startswith(f"{key}.")]:
             del self.given.classes[each]
+
+    def _takes(self, key: str) -> Sequence[str] | None:
+        """Arguments of the class that was named at a key."""
+        return self._arguments(self.given.classes.get(key, ""))
 
     @staticmethod
     def _arguments(cls: str) -> Sequence[str] | None:
@@ -271,6 +282,10 @@ class _Walk:
                 )
 
 
+def _names_a_class(value: object) -> bool:
+    return isinstance(value, dict) and "class_path" in value
+
+
 def _offered() -> set[str]:
     return {name for kind in ("methods", "data", "privacy", "models") for name in offered(kind)}
 
@@ -281,15 +296,21 @@ def short(key: str) -> str:
     return ".".join(parts[1:] if parts and parts[0] in SUBCOMMANDS else parts)
 
 
+def _is_read(name: str) -> bool:
+    """Whether a configuration is a file, or should be one: no text, no address, nothing that can be read but once."""
+    path, is_other = Path(name).expanduser(), any(sign in name for sign in ("\n", "{", "://"))
+    return not is_other and (path.is_file() or path.is_dir() or not path.exists())
+
+
 def _whole(name: str) -> dict[str, Any]:
     """A configuration's content."""
-    path = Path(name)
+    path = Path(name).expanduser()
     if path.is_dir():
         sys.exit(f"fedlit: --config {name} is a folder: give a file in it")
     if not path.is_file():
         guess = did_you_mean(name.removeprefix("configs/").removesuffix(".yaml"), installed())
         sys.exit(f"fedlit: --config {name} is no file and no installed configuration{guess} fedlit list has more")
-    content = content_of(name)
+    content = content_of(str(path))
     if not isinstance(content, dict):
         got = "nothing" if content is None else f"{type(content).__name__} {str(content)[:40]!r}"
         sys.exit(f"fedlit: {name} must have keys, such as data:, model: and trainer:, got {got}")

@@ -83,7 +83,7 @@ def explain(
         key += f".init_args.{lacking[1]}"
     text = _reason(chain, key, given)
     where = given.where(key)
-    place = where if where.startswith("--") and short(key) == where[2:] else ": ".join(filter(None, [where, key]))
+    place = where if short(key) == where.lstrip("-") else ": ".join(filter(None, [where, key]))
     return f"{place}: {text}"
 
 

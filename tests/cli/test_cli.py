@@ -392,7 +392,10 @@ def test_what_wandb_agents_write_is_understood() -> None:
         (["--model=fedlit.methods.Oracle"], "target_labels"),
         (["--compare=[fedlit.methods.Nothing]"], "Nothing"),
         (["--compare=[{init_args: {mu: 0.1}}]"], "an entry of compare must be a class path or a mapping with"),
-        (["--compare=[{class_path: fedlit.methods.FedProx, mu: 0.1}]"], "mu: stands beside class_path: put it below init_args"),
+        (
+            ["--compare=[{class_path: fedlit.methods.FedProx, mu: 0.1}]"],
+            "mu: stands beside class_path: put it below init_args",
+        ),
         (["--compare=[{class_path: fedlit.methods.FedProx, init_args: {mu: -1}}]"], "mu"),
         (["--compare=[{class_path: FedProx, init_args: {target: a}}]"], "taken from the data module"),
         (["--compare=[{class_path: FedProx, data: {target_labels: 9}}, {class_path: FedProx}]"], "called 'FedProx'"),

@@ -199,6 +199,21 @@ def test_no_shipped_configuration_has_a_mistake(path: Path) -> None:
         check(normalise(["fit", "--config=experiments/digits", data, f"--config={path}"]))
 
 
+def test_what_is_none_is_left_to_the_parser(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts that are no YAML, backends by channel in place of one, a home folder, and classes of others."""
+    monkeypatch.setenv("HOME", str(Path.cwd()))
+    Path("one.yaml").write_text(yaml.safe_dump({STRATEGY: strategy(privacy={"class_path": "fedlit.privacy.Plain"})}))
+    by_channel = {"update": {"class_path": "fedlit.privacy.CKKS"}}
+    Path("two.yaml").write_text(yaml.safe_dump({STRATEGY: strategy(privacy=by_channel)}))
+    check(["fit", "--config=~/one.yaml", "--config=two.yaml", f"--{STRATEGY}.privacy.update.class_path=BFV"])
+    check(["fit", "--data=CSVDomains", "--data.files=[*.csv]", "--data.seed", "-1", "--trainer.strategy=federated"])
+    check(["fit", "--model", "class_path: mine.Method\ninit_args: {anything: 3}", "--data", "class_path: Mine"])
+    check(["fit", "--model=mine.Method", "--model.anything=3", f"--{STRATEGY}=ddp", f"--{STRATEGY}.anything=3"])
+    check(["fit", '--config={"model": {"class_path": "FedAvgg"}}', "--config=s3://bucket/config.yaml"])
+    with pytest.raises(SystemExit, match="Plain has no argument 'bits'"):
+        check(["fit", "--config=one.yaml", f"--{STRATEGY}.privacy.bits=3"])
+
+
 def test_the_help_of_a_method_says_what_the_data_give(capsys: pytest.CaptureFixture[str]) -> None:
     """Each of these is needed by the constructor, and the command refuses it."""
     with pytest.raises(SystemExit) as done:
