@@ -11,7 +11,8 @@ from pathlib import Path
 from lightning.pytorch import Callback, LightningModule, Trainer
 from rich.table import Table
 
-from fedlit.callbacks.shared import check_fields, federated, megabytes, show, watched
+from fedlit.callbacks.shared import check_fields, federated, megabytes, watched
+from fedlit.console import show
 from fedlit.federation import SERVER, LedgerEntry
 from fedlit.module import FederatedModule
 

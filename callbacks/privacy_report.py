@@ -15,7 +15,8 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from fedlit.callbacks.shared import LOGGING_CHANNELS, check_fields, federated, show
+from fedlit.callbacks.shared import LOGGING_CHANNELS, check_fields, federated
+from fedlit.console import show
 from fedlit.federation import KEYS, Federation
 from fedlit.privacy import Accountant, Description
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import types
 from dataclasses import is_dataclass
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -10,7 +9,6 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 import torch
 import torch.nn.functional as F
 from lightning.pytorch import LightningModule, Trainer
-from rich.console import Console, RenderableType
 from torch import Tensor
 
 from fedlit.federation import KEYS
@@ -135,12 +133,3 @@ def megabytes(num_bytes: float) -> str:
     if amount >= 0.001:
         return f"{amount:#.3g}"
     return f"{amount:.6f}" if num_bytes else "0"
-
-
-def show(what: RenderableType) -> None:
-    """Print a table; in a file or a pipe as wide as it needs, as there is no screen to fit it to."""
-    console = Console()
-    if not sys.stdout.isatty():
-        wide = Console(width=10_000)
-        console = Console(width=max(80, wide.measure(what).maximum))
-    console.print(what)

@@ -35,6 +35,7 @@ FLOORS = {
     "shallow": 1,
     "privacy": 0,
     "functional": 0,
+    "console": 0,
     "configs": 0,
 }
 """Of folders in fedlit, and of its files."""

@@ -21,6 +21,7 @@ from fedlit.callbacks.embeddings import HEADER, MOST
 from fedlit.callbacks.privacy_report import Report
 from fedlit.callbacks.run_record import EMBEDDINGS, METRICS, SETTINGS, SUMMARY
 from fedlit.callbacks.summary import RunSummary
+from fedlit.configs import flat
 from fedlit.federation import LedgerEntry
 
 _MOST_BYTES = 1 << 28
@@ -228,24 +229,6 @@ def _mapping(text: str) -> dict[str, Any]:
         place = places.pop()
         places += place.values() if isinstance(place, dict) else place if isinstance(place, list) else []
     raise ValueError(f"it has more than {_MOST_ENTRIES} entries, counted as often as aliases repeat them")
-
-
-def flat(tree: object, prefix: str = "") -> dict[str, object]:
-    """Leaves of nested mappings and lists of mappings by dotted key: ``{"a": [{"b": 1}]}`` has ``"a.0.b"``.
-
-    A list without mappings is a leaf, as is what is empty.
-    """
-    if isinstance(tree, dict) and tree:
-        items = tree.items()
-    elif isinstance(tree, list) and any(isinstance(item, dict) for item in tree):
-        items = dict(enumerate(tree)).items()
-    else:
-        return {prefix: tree}
-    return {
-        key: leaf
-        for name, branch in items
-        for key, leaf in flat(branch, f"{prefix}.{name}" if prefix else str(name)).items()
-    }
 
 
 def differences(configs: Sequence[Mapping[str, object]]) -> dict[str, list[str]]:

@@ -2,20 +2,24 @@
 
 ``fedlit fit`` also runs small experiments: every combination of ``--seeds``, ``--targets`` and ``--compare`` is trained
 one after the other, and one closing table has them all. ``fedlit {list,report,export,benchmark}`` run no Trainer.
+
+What needs neither torch nor Lightning answers without them: importing both takes seconds.
 """
 
-import atexit
-import gc
+from __future__ import annotations
 
-# What libraries make when they are imported stays: looking through it for garbage again and again takes seconds.
-_enabled = gc.isenabled()
-gc.disable()
-from fedlit.cli.command import main, run  # noqa: E402
-from fedlit.cli.lightning_cli import FedlitCLI, quieten  # noqa: E402
+from typing import TYPE_CHECKING, Any
 
-gc.freeze()
-atexit.register(gc.unfreeze)  # or extensions would tell of leaks when the process ends
-if _enabled:
-    gc.enable()
+from fedlit.cli.command import main, run
+from fedlit.cli.loading import load
+
+if TYPE_CHECKING:
+    from fedlit.cli.lightning_cli import FedlitCLI, quieten
 
 __all__ = ["FedlitCLI", "main", "quieten", "run"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("FedlitCLI", "quieten"):
+        return load(f"fedlit.cli.lightning_cli:{name}")
+    raise AttributeError(f"module 'fedlit.cli' has no attribute {name!r}")

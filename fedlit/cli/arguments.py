@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from fedlit.callbacks.report.run_folder import flat
+from fedlit.configs import flat
 
 LINKED = ("clients", "target", "num_classes", "task")
 """Arguments of the model that come from the data module."""
@@ -111,4 +111,9 @@ def content_of(text: str) -> Any:
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
-        sys.exit(f"fedlit: {where} has what is no YAML, and must be mended: {' '.join(str(error).split())}")
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+        place = where if mark is None else f"{where}, line {mark.line + 1}, column {mark.column + 1}"
+        if problem is not None and "'\\t'" in problem:
+            sys.exit(f"fedlit: {place}: there is a tab, and YAML indents by spaces: write spaces in its place")
+        context = f"{getattr(error, 'context', None) or ''}: ".removeprefix(": ")
+        sys.exit(f"fedlit: {place}: this is no YAML, and must be mended: {context}{problem or error}")

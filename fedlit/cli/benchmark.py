@@ -16,7 +16,7 @@ from typing import Any
 
 from rich.table import Table
 
-from fedlit.callbacks.shared import show
+from fedlit.console import show
 
 
 @dataclass(frozen=True)

@@ -8,38 +8,21 @@ import os
 import re
 import signal
 import sys
+import textwrap
 import threading
-from collections.abc import Callable
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
 from itertools import pairwise
-from typing import TextIO
-
-from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.utilities import rank_zero_only
-from lightning.pytorch.utilities.exceptions import SIGTERMException
+from typing import Any
 
 from fedlit.cli.arguments import normalise, refuse_linked, refuse_nameless
-from fedlit.cli.benchmark import benchmark
-from fedlit.cli.experiment import Experiment
-from fedlit.cli.export import export
-from fedlit.cli.features import features
-from fedlit.cli.flare import flare
-from fedlit.cli.lightning_cli import INSTALL, FedlitCLI, causes, in_sweep, quieten
-from fedlit.cli.listing import list_command
-from fedlit.cli.new import new
-from fedlit.cli.plugins import load_plugins
-from fedlit.cli.report import report
-from fedlit.cli.schedule import print_table, run_all
-from fedlit.cli.seats import certificates, join, serve
-from fedlit.cli.sweep import sweep
-from fedlit.data import DatasetLayoutError, DatasetNotFoundError
-from fedlit.federation import FederationError, RosterError
-from fedlit.privacy import PrivacyError
+from fedlit.cli.loading import load
+from fedlit.cli.mistakes import check
+from fedlit.cli.nearest import did_you_mean
 
-_SAID = (
-    *(RosterError, FederationError, PrivacyError, DatasetNotFoundError, DatasetLayoutError),
-    MisconfigurationException,  # of Lightning
-)
-"""Errors whose message says all that a user can do."""
+INSTALL = "pip install 'fedlit["
+"""How an `ImportError` of fedlit names the extra that is missing."""
 
 _EXTRAS = {
     "wandb": "wandb",
@@ -57,52 +40,72 @@ _EXTRAS = {
 """Optional libraries, and the extra that installs each."""
 
 
-COMMANDS: dict[str, Callable[[list[str]], None]] = {
-    "benchmark": benchmark,
-    "export": export,
-    "features": features,
-    "flare": flare,
-    "list": list_command,
-    "new": new,
-    "report": report,
-    "serve": serve,
-    "join": join,
-    "certificates": certificates,
-    "sweep": sweep,
+@dataclass(frozen=True)
+class Command:
+    """One word after ``fedlit``.
+
+    Args:
+        place: ``module:function`` that takes the words after it; imported when it is called.
+        what: It does, in half a line.
+    """
+
+    place: str
+    what: str
+
+    def __call__(self, args: list[str]) -> None:
+        """Run it."""
+        load(self.place)(args)
+
+
+COMMANDS: dict[str, Command] = {
+    "new": Command("fedlit.cli.new:new", "a folder with a configuration and a README that run: fedlit new csv DIR"),
+    "sweep": Command("fedlit.cli.sweep:sweep", "the grid or random search of a W&B sweep file, on this machine"),
+    "list": Command(
+        "fedlit.cli.listing:list_command", "what configurations can name, with its paper and what it sends"
+    ),
+    "report": Command("fedlit.cli.report:report", "a page on runs: fedlit report RUN_DIR ..."),
+    "export": Command("fedlit.cli.export:export", "the target's model of a run, in a file that needs no fedlit"),
+    "features": Command(
+        "fedlit.cli.features:features", "what a fixed network makes of all samples, for FeatureDomains"
+    ),
+    "serve": Command("fedlit.cli.seats:serve", "take the server's seat in a federation across organisations"),
+    "join": Command("fedlit.cli.seats:join", "take a site's seat in it"),
+    "certificates": Command("fedlit.cli.certificates:certificates", "certificates of a server and sites, for a trial"),
+    "flare": Command("fedlit.cli.flare:flare", "write a job for NVIDIA FLARE"),
+    "benchmark": Command("fedlit.cli.benchmark:benchmark", "run again what the README's tables were made from"),
 }
-"""What ``fedlit`` does besides running a Trainer: by its word, what takes the words after it."""
+"""What ``fedlit`` does besides running a Trainer."""
+
+TRAINER = {
+    "fit": "train and evaluate, one run or an experiment: fedlit fit --config experiments/first",
+    "validate": "evaluate a checkpoint on validation samples: fedlit validate --config FILE --ckpt_path CHECKPOINT",
+    "test": "evaluate a checkpoint on test samples",
+    "predict": "predict the target's samples with a checkpoint",
+}
+"""What runs a Trainer, by Lightning's CLI."""
 
 
 def main(args: list[str] | None = None) -> None:
     """Entry point of the ``fedlit`` command; ``args`` are by default those of the process."""
-    quieten()
     args = sys.argv[1:] if args is None else args
     try:
         _main(args)
-    except _SAID as error:
-        sys.exit(f"fedlit: {type(error).__name__}: {error}")
-    except ImportError as error:
-        advice = _what_to_install(error)
-        if advice is None:
+    except Exception as error:
+        text = _in_words(error)
+        if text is None:
             raise
-        sys.exit(f"fedlit: {advice}")
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        place = f" for '{error.filename}'" if error.filename else f" in or below '{os.getcwd()}'"
-        sys.exit(
-            f"fedlit: there is no space left{place} ({error.strerror}): make some, and give the same command again"
-        )
+        sys.exit(f"fedlit: {text}")
     except (KeyboardInterrupt, SystemExit) as error:
         by = _ended_by(error)
         if by is None:
             raise
         advice = (
             "; the same command goes on with an experiment, and --ckpt_path with a run that has left a checkpoint"
-            if _subcommand(args) == "fit"
+            if _subcommand(args) in ("fit", "sweep")
             else ""
         )
-        _say(f"fedlit: ended by {by.name}{advice}", sys.stderr)
+        if _is_first_process():
+            print(f"fedlit: ended by {by.name}{advice}", file=sys.stderr, flush=True)
         sys.exit(128 + by)  # as shells have it
 
 
@@ -122,14 +125,38 @@ def run() -> None:
     os._exit(status if isinstance(status, int) else 1)
 
 
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, and those in whose course it came to be."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _in_words(error: Exception) -> str | None:
+    """All that a user can do about an error; ``None`` of one that is fedlit's own."""
+    if isinstance(error, ImportError):
+        return _what_to_install(error)
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        place = f" for '{error.filename}'" if error.filename else f" in or below '{os.getcwd()}'"
+        return f"there is no space left{place} ({error.strerror}): make some, and give the same command again"
+    said: tuple[type[Exception], ...] = load("fedlit.cli.lightning_cli:SAID")
+    return f"{type(error).__name__}: {error}" if isinstance(error, said) else None
+
+
 def _ended_by(error: BaseException) -> signal.Signals | None:
     """The signal that Lightning made an end of; ``None`` if there was none."""
     for each in causes(error):
-        if isinstance(each, SIGTERMException):
+        if type(each).__name__ == "SIGTERMException":  # of Lightning, which is not imported to see that it was not
             return signal.SIGTERM
         if isinstance(each, KeyboardInterrupt):
             return signal.SIGINT
     return None
+
+
+def _is_first_process() -> bool:
+    """Whether this is the process of a run that speaks; without Lightning there is but one."""
+    utilities: Any = sys.modules.get("lightning.pytorch.utilities")
+    return getattr(getattr(utilities, "rank_zero_only", None), "rank", 0) == 0
 
 
 def _what_to_install(error: ImportError) -> str | None:
@@ -146,10 +173,19 @@ def _what_to_install(error: ImportError) -> str | None:
 
 
 def _main(args: list[str]) -> None:
-    load_plugins()
-    if args and args[0] in COMMANDS:
+    if not args or args[0] in ("-h", "--help"):
+        print(_help())
+        return
+    if args[0] == "--version":
+        print(f"fedlit {version('fedlit')}")
+        return
+    if args[0] in COMMANDS:
         COMMANDS[args[0]](args[1:])
         return
+    if not args[0].startswith("-") and args[0] not in TRAINER:
+        sys.exit(
+            f"fedlit: {args[0]!r} is no command{did_you_mean(args[0], [*TRAINER, *COMMANDS])} fedlit --help has all"
+        )
     args = normalise(args)
     refuse_linked(args)
     refuse_nameless(args)
@@ -157,35 +193,26 @@ def _main(args: list[str]) -> None:
         sys.exit(
             "fedlit: --config must come after fit, which reads seeds, targets and compare: fedlit fit --config FILE"
         )
-    if "fit" not in args[:1] or {"-h", "--help", "--print_config"} & {arg.split("=")[0] for arg in args}:
-        FedlitCLI(args)
-        return
-    experiment = Experiment.parse(args)
-    if experiment.parsed.arguments.get("seat") is not None:
-        sys.exit("fedlit: fit has no seat: take it with fedlit serve (the server's) or fedlit join (a site's)")
-    runs = experiment.runs
-    if len(runs) > 1 and any(each.arguments.get("ckpt_path") for each in experiment.by_method.values()):
-        sys.exit(
-            f"fedlit: ckpt_path resumes one run, but this is {len(runs)} runs (seeds, targets, compare): resume "
-            "each by itself, with --seeds null --targets null --compare null"
-        )
-    if len(runs) > 1 and in_sweep():
-        sys.exit(
-            f"fedlit: a trial of a W&B sweep is one run, but this is {len(runs)} (seeds, targets, compare): sweep over "
-            "data.target, seed_everything and config, and give --seeds=null --targets=null --compare=null"
-        )
-    if len(runs) == 1:
-        print_table([experiment.start(runs[0])])
-        return
-    run_all(experiment, args)
+    check(args)
+    load("fedlit.cli.fit:run_trainer")(args)
+
+
+def _help() -> str:
+    """What ``fedlit --help`` prints."""
+    lines = ["usage: fedlit COMMAND ...", "", "Federated domain adaptation on PyTorch Lightning.", ""]
+    for title, commands in (
+        ("With a Trainer", TRAINER),
+        ("Besides", {word: command.what for word, command in COMMANDS.items()}),
+    ):
+        lines.append(f"{title}:")
+        width = max(map(len, [*TRAINER, *COMMANDS])) + 4
+        for word, what in commands.items():
+            lines += textwrap.wrap(what, 100, initial_indent=f"  {word}".ljust(width), subsequent_indent=" " * width)
+        lines.append("")
+    return "\n".join([*lines, "Each has --help; a class is explained by fedlit fit --model.help FedAvg."])
 
 
 def _subcommand(args: list[str]) -> str | None:
     """The first word that is neither an option nor a configuration's name."""
     words = (arg for before, arg in pairwise(["", *args]) if before not in ("--config", "-c"))
     return next((word for word in words if not word.startswith("-")), None)
-
-
-@rank_zero_only
-def _say(text: str, file: TextIO | None = None) -> None:
-    print(text, file=file, flush=True)

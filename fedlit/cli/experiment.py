@@ -18,10 +18,12 @@ import yaml
 from lightning.fabric.utilities.seed import max_seed_value
 
 from fedlit.callbacks import RunSummary
-from fedlit.callbacks.report.run_folder import flat
 from fedlit.cli.arguments import content_of, find_config, options, refuse_linked
 from fedlit.cli.folders import ExperimentFolder
 from fedlit.cli.lightning_cli import FedlitCLI, Parsed, WarnOfRepeats, in_plain_words
+from fedlit.cli.mistakes import installed
+from fedlit.cli.nearest import did_you_mean
+from fedlit.configs import flat
 from fedlit.remote import Seat
 
 _ENTRY = ("class_path", "init_args", "name", "data", "trainer")
@@ -60,7 +62,8 @@ class Method:
             if os.path.isfile(file):
                 return cls._configured(file, explicit)
             if "/" in entry or entry.endswith((".yaml", ".yml")):
-                sys.exit(f"fedlit: compare has {entry!r}, which is no file and no installed configuration: fedlit list")
+                guess = did_you_mean(entry.removeprefix("configs/").removesuffix(".yaml"), installed())
+                sys.exit(f"fedlit: compare: {entry!r} is no file and no installed configuration{guess} fedlit list")
             shipped = _shipped(entry if "." in entry else f"fedlit.methods.{entry}")
             init_args = {} if shipped is None else _model_of(shipped).get("init_args", {})
             own = (

@@ -5,38 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
 
-import torch
-
-from fedlit.cli.arguments import normalise
-from fedlit.cli.lightning_cli import FedlitCLI
-from fedlit.export.target import check_path, export_target
-from fedlit.federation import RosterError
-from fedlit.module import FederatedModule
-from fedlit.training.checkpoints import (
-    check_there,
-    class_path,
-    complete,
-    join,
-    restore_data,
-    restore_temperature,
-)
-from fedlit.training.parts import files_of, read
-
-
-class _StoredCLI(FedlitCLI):
-    """Data and module of a stored configuration, without a Trainer, whose devices and libraries may be elsewhere."""
-
-    def before_instantiate_classes(self) -> None:
-        super().before_instantiate_classes()
-        self.config[self.subcommand].pop("trainer")
-
-    def instantiate_trainer(self, **kwargs: Any) -> Any:
-        return None
-
-    def _run_subcommand(self, subcommand: str) -> None:
-        pass
+from fedlit.cli.loading import load
 
 
 def export(args: list[str]) -> None:
@@ -74,77 +44,4 @@ def export(args: list[str]) -> None:
             "runs/FedAvg/version_0, or the configuration of the run (--config). A script exports its model itself: "
             "RunRecord(export='target.onnx'), or fedlit.export.export_target"
         )
-    try:
-        output = check_path(given.output or given.run_dir / "target.pt2")
-    except (ValueError, FileNotFoundError) as error:
-        sys.exit(f"fedlit: {error}")
-    path = _newest(given.run_dir / "checkpoints") if given.ckpt_path is None else given.ckpt_path
-    if not files_of(path):
-        sys.exit(f"fedlit: ckpt_path '{path}' is not a file: give the path of a checkpoint")
-    words = [word for config in configs for word in ("--config", config)]
-    stored = _StoredCLI(normalise(["fit", *words]))
-    module = stored.model
-    assert isinstance(module, FederatedModule)
-    num_rounds = _load(module, path, stored.datamodule)
-    print(f"checkpoint: {path}, after {num_rounds} rounds", flush=True)
-    try:
-        export_target(module, output, stored.datamodule)
-    except TypeError as error:
-        sys.exit(f"fedlit: {error}")
-    raw = stored.datamodule.raw_inputs()
-    sizes = ", ".join(map(str, ("n", *(stored.datamodule.input_shape if raw is None else raw.sample.shape[1:]))))
-    print(f"model of target {module.target.name!r}: {output}, from ({sizes}) to (n, {module.num_classes})")
-    print(f"what it takes and gives: {output}.md", flush=True)
-
-
-def _newest(folder: Path) -> Path:
-    """The checkpoint that has trained for most rounds."""
-    # of several processes each has files of its own, of which only .part may lie here
-    found = [*dict.fromkeys(files_of(path)[0] for path in sorted(folder.glob("*.ckpt*")))]
-    if not found:
-        sys.exit(f"fedlit: '{folder}' has no checkpoint: give --ckpt_path, or train with enable_checkpointing true")
-    return found[0] if len(found) == 1 else max(found, key=_progress)
-
-
-def _progress(path: Path) -> tuple[int, int, float]:
-    federation = _read(path)["federation"]
-    try:
-        return int(federation.get("round_idx", 0)), int(federation.get("batch_idx", 0)), path.stat().st_mtime
-    except (ValueError, TypeError, OverflowError) as error:
-        sys.exit(f"fedlit: '{path}' does not say how many rounds it has trained for: take it away ({error})")
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        checkpoint: object = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:  # at bytes of another format, of any kind
-        sys.exit(f"fedlit: '{path}' cannot be read as a checkpoint: give one that fedlit fit has written ({error})")
-    if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("federation"), dict):
-        sys.exit(f"fedlit: '{path}' is no checkpoint of a federation: give one that fedlit fit has written")
-    return checkpoint
-
-
-def _load(module: FederatedModule, path: Path, data: Any) -> int:
-    """Give a module and its data what a checkpoint has; returns the number of rounds that the weights have trained."""
-    clients = [client.name for client in module.clients]
-    try:
-        checkpoint = read(path, _read)
-        check_there(checkpoint, [module.target.name])
-        module.federation.roster.check(checkpoint["federation"]["roster"])
-        if checkpoint["method"] != class_path(module):
-            sys.exit(
-                f"fedlit: '{path}' is a checkpoint of {checkpoint['method']}, the run's config.yaml has "
-                f"{class_path(module)}: give one of the same run"
-            )
-        restore_data(data, checkpoint, clients)
-        module.configure_model()
-        join(checkpoint, clients)
-        complete(module, checkpoint, clients)
-        module.load_state_dict(checkpoint["state_dict"])
-        restore_temperature(module, checkpoint)
-        module.federation.round_idx = int(checkpoint["federation"]["round_idx"])
-        return module.federation.round_idx
-    except RosterError as error:
-        sys.exit(f"fedlit: {error}")
-    except (RuntimeError, ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
-        sys.exit(f"fedlit: '{path}' does not fit the run's config.yaml: give a checkpoint of the same run ({error})")
+    load("fedlit.cli.stored:write")(given.run_dir, configs, given.ckpt_path, given.output)

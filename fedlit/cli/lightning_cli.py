@@ -17,9 +17,11 @@ from pathlib import Path
 from pydoc import locate
 from typing import Any, ClassVar, Literal
 
+import lightning
 import torch
 import yaml
-from jsonargparse import Namespace
+from jsonargparse import ActionConfigFile, ArgumentError, Namespace
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
@@ -43,18 +45,26 @@ from fedlit.callbacks import (
 )
 from fedlit.callbacks.run_record import RunLogger, claim
 from fedlit.cli.arguments import LINKED
+from fedlit.cli.command import INSTALL, causes
 from fedlit.cli.folders import first_process
-from fedlit.data import DomainDataModule
+from fedlit.cli.mistakes import Given
+from fedlit.cli.plugins import load_plugins
+from fedlit.cli.reports import explain
+from fedlit.data import DatasetLayoutError, DatasetNotFoundError, DomainDataModule
+from fedlit.federation import FederationError, RosterError
 from fedlit.federation.client import names_of
 from fedlit.federation.leaks import hidden_senders, over_other_senders, over_other_targets
 from fedlit.module import FederatedModule
-from fedlit.privacy import PrivacyWarning
+from fedlit.privacy import PrivacyError, PrivacyWarning
 from fedlit.remote import Seat
 from fedlit.strategy import FederatedStrategy
 from fedlit.training.parts import files_of
 
-INSTALL = "pip install 'fedlit["
-"""How an `ImportError` of fedlit names the extra that is missing."""
+SAID = (
+    *(RosterError, FederationError, PrivacyError, DatasetNotFoundError, DatasetLayoutError),
+    MisconfigurationException,  # of Lightning
+)
+"""Errors whose message says all that a user can do."""
 
 _REASON = re.compile(r"^ *- (?:Problem with given class_path .*:\n *)?(.+)$", re.MULTILINE)
 """Why one of an argument's types was not taken, in the words of jsonargparse or of a constructor."""
@@ -119,6 +129,21 @@ class WarnOfRepeats(Callback):
             rank_zero_warn(sentence, category=PrivacyWarning)
 
 
+class _Parser(LightningArgumentParser):
+    """Says in the help of a method which of its arguments the data give, though its constructor needs them."""
+
+    def format_help(self) -> str:
+        """The text of ``--help`` and of ``--model.help``."""
+        for action in self._actions:
+            part, _, name = action.dest.rpartition(".")
+            if part in ("model", "model.init_args") and name in LINKED:
+                action.required = False
+                action.default = "what the data have"
+                action.help = f"{action.help or ''} Taken from the data module, and not given here."
+        text: str = super().format_help()
+        return text
+
+
 class Parsed:
     """A command line that its subcommand's parser has parsed once, for any number of runs."""
 
@@ -148,7 +173,8 @@ class Parsed:
     def instead(self, args: list[str]) -> Parsed:
         """What other words after the same subcommand say."""
         config = self.config.clone()
-        config[config.subcommand] = self.parser.parse_args(args)
+        with in_a_line(self.parser, args):
+            config[config.subcommand] = self.parser.parse_args(args)
         return Parsed(self.parser, config)
 
     def on(self, target: str | None, seed: int | None) -> Parsed:
@@ -182,6 +208,8 @@ class FedlitCLI(LightningCLI):
         checkpoint: Path | None = None,
         seat: Seat | None = None,
     ) -> None:
+        quieten()
+        load_plugins()
         self._seat = seat
         self._run_classes = run_classes
         self._place = place
@@ -199,11 +227,8 @@ class FedlitCLI(LightningCLI):
             auto_configure_optimizers=False,
             parser_kwargs={
                 "description": "Federated domain adaptation on PyTorch Lightning.",
-                "epilog": "Besides: fedlit list (what configurations can name), fedlit report RUN_DIR (a page on "
-                "runs), fedlit export RUN_DIR (the target's model by itself), fedlit features (of a fixed network, for "
-                "FeatureDomains), fedlit serve, join and certificates (across organisations), fedlit flare (a job of "
-                "NVIDIA FLARE), fedlit benchmark (tables again); each has --help.",
-                **{subcommand: {"usage": _USAGE} for subcommand in self.subcommands()},
+                "exit_on_error": False,
+                **{subcommand: {"usage": _USAGE, "exit_on_error": False} for subcommand in self.subcommands()},
             },
             seed_everything_default=0,
             trainer_defaults={
@@ -216,6 +241,12 @@ class FedlitCLI(LightningCLI):
             },
             args=args,  # type: ignore[arg-type]  # goes to `parse_arguments` as it is
         )
+
+    def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
+        """As Lightning's, of fedlit's class."""
+        parser = _Parser(allow_abbrev=False, dump_header=[f"lightning.pytorch=={lightning.__version__}"], **kwargs)
+        parser.add_argument("-c", "--config", action=ActionConfigFile, help="Configuration, as YAML or JSON.")
+        return parser
 
     def setup_parser(self, *args: Any) -> None:
         """Build the parsers once in a process: they are the same for all runs, and take longer than a short run."""
@@ -230,7 +261,8 @@ class FedlitCLI(LightningCLI):
         if isinstance(args, Parsed):
             self.config, self.config_dump = args.config, args.dump
         else:
-            super().parse_arguments(parser, args)
+            with in_a_line(self._subcommand_parsers.get(args[0] if args else "", parser), args):
+                super().parse_arguments(parser, args)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Link the data's roster into the model; add the experiment's axes."""
@@ -277,7 +309,7 @@ class FedlitCLI(LightningCLI):
         """Say so if no data or model was chosen, which jsonargparse would leave for a later, darker error."""
         for key, example in (("model", "FedAvg"), ("data", "fedlit.data.Digits")):
             if self._get(self.config, key) is None:
-                self.parser.error(f"no {key} was given: add --{key} {example}, or a --config that has it")
+                sys.exit(f"fedlit: no {key} was given: add --{key} {example}, or a --config that has it")
 
     def _set_seed(self) -> None:
         try:
@@ -438,6 +470,16 @@ def in_sweep() -> bool:
 
 
 @contextmanager
+def in_a_line(parser: LightningArgumentParser, args: Sequence[str]) -> Iterator[None]:
+    """Say in one line what a parser refuses, and end."""
+    try:
+        yield
+    except ArgumentError as error:
+        keys = [action.dest for action in parser._actions]
+        sys.exit(f"fedlit: {explain(str(error), Given.of(args), keys)}")
+
+
+@contextmanager
 def in_plain_words(config: Namespace) -> Iterator[None]:
     """Say in one line why something could not be made of a configuration, and under which key of it, and end."""
     try:
@@ -449,15 +491,8 @@ def in_plain_words(config: Namespace) -> Iterator[None]:
         missing = next((item for item in causes(error) if isinstance(item, ModuleNotFoundError)), None)
         if missing is not None:
             raise missing from error
-        key = _key_of(text, config)
-        sys.exit(f"fedlit: {type(error).__name__}: {text}{'' if key is None else f' ({key})'}")
-
-
-def causes(error: BaseException | None) -> Iterator[BaseException]:
-    """An error, and those in whose course it came to be."""
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
+        place = _place_of(text, config)
+        sys.exit(f"fedlit: {type(error).__name__}: {text}{'' if place is None else f' ({place})'}")
 
 
 def _plain_words(error: Exception) -> str:
@@ -469,10 +504,21 @@ def _plain_words(error: Exception) -> str:
     return reasons[-1] if reasons else text
 
 
-def _key_of(text: str, config: Any) -> str | None:
-    """Where the configuration has the argument that an error begins with; ``None`` if in no place, or in several."""
-    keys = [key for key in config.keys() if key.split(".")[-1] == text.split(" ")[0]]  # noqa: SIM118 (no mapping)
-    return keys[0] if len(keys) == 1 else None
+def _place_of(text: str, config: Any) -> str | None:
+    """Where the configuration has the argument that an error begins with; ``None`` if in no place, or in several.
+
+    The file is told, too, if it has the value that counts, which an option may have replaced.
+    """
+    word = re.match(r"\w*", text)
+    assert word is not None
+    linked = [f"model.init_args.{name}" for name in LINKED]
+    keys = [key for key in config.keys() if key.split(".")[-1] == word[0] and key not in linked]  # noqa: SIM118 (no mapping)
+    if len(keys) != 1:
+        return None
+    files = [str(getattr(each, "relative", each)) for each in config.get("config") or ()]
+    given = Given.of([f"--config={file}" for file in files if os.path.isfile(file)])
+    file = given.where(keys[0])
+    return f"{file}: {keys[0]}" if file and given.value(keys[0]) == config[keys[0]] else keys[0]
 
 
 def quieten() -> None:

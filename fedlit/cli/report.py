@@ -6,7 +6,7 @@ import sys
 from argparse import ArgumentParser
 from pathlib import Path
 
-from fedlit.callbacks.report import read_runs, write_report
+from fedlit.cli.loading import load
 
 _DESCRIPTION = """
 Make one HTML page of what runs of fedlit fit left in their folders, and the same as Markdown. The page has the closing
@@ -38,6 +38,7 @@ def report(args: list[str]) -> None:
     given = parser.parse_args(args)
     if given.output.suffix != ".html":
         parser.error(f"--output must end in .html, as the Markdown page goes beside it as .md, got '{given.output}'")
+    read_runs, write_report = (load(f"fedlit.callbacks.report:{name}") for name in ("read_runs", "write_report"))
     try:
         paths = write_report(read_runs(given.runs), given.output)
     except (OSError, ValueError) as error:

@@ -22,9 +22,10 @@ from fedlit.callbacks.report.run_folder import read_runs
 from fedlit.callbacks.run_record import write_whole
 from fedlit.callbacks.selection import as_json, select
 from fedlit.callbacks.tables import write_tables
+from fedlit.cli.command import causes
 from fedlit.cli.experiment import Experiment
 from fedlit.cli.folders import ExperimentFolder, first_process
-from fedlit.cli.lightning_cli import Parsed, causes
+from fedlit.cli.lightning_cli import Parsed
 from fedlit.remote import Seat
 from fedlit.remote.processes import PATIENCE, TOLD, await_end
 

@@ -1,8 +1,7 @@
-"""``fedlit serve``, ``join`` and ``certificates``: a federation across organisations, from each one's command line."""
+"""``fedlit serve`` and ``join``: a federation across organisations, from each one's command line."""
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import logging
 import os
@@ -14,10 +13,10 @@ from typing import Any, cast
 
 from fedlit.cli.arguments import content_of, find_config, normalise, options, refuse_linked
 from fedlit.cli.experiment import Experiment
+from fedlit.cli.mistakes import check
 from fedlit.cli.schedule import print_table, train
 from fedlit.federation import FederationError
 from fedlit.remote import AheadOfServerError, DismissedError, Seat, Server, ServerLostError, Site
-from fedlit.remote.certificates import make_certificates
 
 _SEATS: dict[str, type[Server] | type[Site]] = {"serve": Server, "join": Site}
 _FILES = ("certificate", "key", "ca")
@@ -29,28 +28,6 @@ _MOST_STARTS, _WITHIN = 5, 120.0
 
 AGAIN = (DismissedError, ServerLostError, AheadOfServerError)
 """Errors after which a site starts again."""
-
-
-def certificates(args: list[str]) -> None:
-    """Make certificates for a trial."""
-    parser = argparse.ArgumentParser(
-        "fedlit certificates",
-        description="Make a certificate authority, and certificates and keys of a server and sites, for a trial.",
-    )
-    parser.add_argument("--sites", required=True, help="names of the sites, as in north,south")
-    parser.add_argument("--server", required=True, help="host by which sites call the server")
-    parser.add_argument("--out", required=True, type=Path, help="folder for the files, made if need be")
-    parser.add_argument("--days", type=int, default=365, help="for which they are valid (default: 365)")
-    given = parser.parse_args(args)
-    sites = [name.strip() for name in given.sites.split(",")]
-    try:
-        make_certificates(given.out, given.server, sites, given.days)
-    except ValueError as error:
-        sys.exit(f"fedlit: {error}")
-    print(f"The server gets  '{given.out / 'server.crt'}', '{given.out / 'server.key'}' and '{given.out / 'ca.crt'}'.")
-    for name in sites:
-        print(f"Site {name} gets  '{given.out / name}.crt', '{given.out / name}.key' and '{given.out / 'ca.crt'}'.")
-    print(f"Nobody gets '{given.out / 'ca.key'}': who has it can make certificates in any name.")
 
 
 def serve(args: list[str]) -> None:
@@ -94,6 +71,7 @@ def _asks(args: Sequence[str]) -> bool:
 def read_run(args: list[str], word: str) -> Experiment:
     """The experiment of normalised arguments of ``fedlit fit``; ends the command if it stands for several runs."""
     refuse_linked(args)
+    check(args)
     experiment = Experiment.parse(args)
     if not _asks(args) and len(experiment.runs) > 1:
         sys.exit(

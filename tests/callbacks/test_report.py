@@ -17,7 +17,8 @@ from fedlit.callbacks import RunSummary
 from fedlit.callbacks.report import report_on, write_report
 from fedlit.callbacks.report.charts import Line, Panel
 from fedlit.callbacks.report.pages import Heading, Pictures, Table, Text, to_html, to_markdown
-from fedlit.callbacks.report.run_folder import as_yaml, differences, flat, read_runs, rounds_of
+from fedlit.callbacks.report.run_folder import as_yaml, differences, read_runs, rounds_of
+from fedlit.configs import flat
 from fedlit.privacy import Plain
 from read_page import Page, markdown_tables
 

@@ -369,7 +369,7 @@ def test_the_file_adds_up_to_the_ledger(tmp_path: Path, federated: bool, capsys:
 
 def test_messages_between_clients_have_their_own_column(capsys: pytest.CaptureFixture[str]):
     from fedlit.callbacks.communication_ledger import ledger_table
-    from fedlit.callbacks.shared import show
+    from fedlit.console import show
 
     ledger = Ledger()
     for round_idx in range(4):

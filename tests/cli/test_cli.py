@@ -392,7 +392,10 @@ def test_what_wandb_agents_write_is_understood() -> None:
         (["--model=fedlit.methods.Oracle"], "target_labels"),
         (["--compare=[fedlit.methods.Nothing]"], "Nothing"),
         (["--compare=[{init_args: {mu: 0.1}}]"], "an entry of compare must be a class path or a mapping with"),
-        (["--compare=[{class_path: fedlit.methods.FedProx, mu: 0.1}]"], "got {'class_path': 'fedlit.methods.FedProx'"),
+        (
+            ["--compare=[{class_path: fedlit.methods.FedProx, mu: 0.1}]"],
+            "mu: stands beside class_path: put it below init_args",
+        ),
         (["--compare=[{class_path: fedlit.methods.FedProx, init_args: {mu: -1}}]"], "mu"),
         (["--compare=[{class_path: FedProx, init_args: {target: a}}]"], "taken from the data module"),
         (["--compare=[{class_path: FedProx, data: {target_labels: 9}}, {class_path: FedProx}]"], "called 'FedProx'"),
@@ -403,7 +406,7 @@ def test_what_wandb_agents_write_is_understood() -> None:
             "version 'mine' of WandbLogger (trainer.logger or WANDB_RUN_ID) names one run",
         ),
         (["--ckpt_path=nowhere.ckpt", "--compare=null"], "'nowhere.ckpt' is not a file"),
-        (["--model=FedProxx"], "what keys can name: fedlit list"),
+        (["--model=FedProxx"], "there is no class 'FedProxx': did you mean 'FedProx'?"),
         (["--seeds=[1,0,1]"], "fedlit: seeds has 1 twice"),
         (["--seeds=[-1]"], "fedlit: seeds must be between 0 and 4294967295, got -1"),
         (["--seed_everything=-1"], "fedlit: seed_everything: -1 is not in bounds"),
@@ -424,11 +427,11 @@ def test_mistakes_are_told_by_name(arguments: list[str], message: str, capsys: p
 
 
 def test_a_mistake_prints_what_matters_and_not_all_keys(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit) as caught:
         main(["fit", "--config=data/digits", "--model=FedProxx"])
-    printed = capsys.readouterr().err
+    printed = capsys.readouterr().err + str(caught.value)
     assert "FedProxx" in printed
-    assert len(printed.splitlines()) < 15
+    assert len(printed.splitlines()) < 3
 
 
 @pytest.mark.parametrize(
@@ -522,13 +525,12 @@ def test_a_signal_ends_a_run_with_a_word_and_the_status_of_shells(
     assert not [*Path("runs").rglob("summary.json")]
 
 
-def test_a_typo_in_a_file_is_told_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_typo_in_a_file_is_told_by_name() -> None:
     config = yaml.safe_load((CONFIGS / "data" / "digits.yaml").read_text())
     config["model"]["init_args"]["optimiser"] = None
     Path("typo.yaml").write_text(yaml.safe_dump(config))
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit, match=r"typo.yaml: .*'optimiser': did you mean 'optimizer'"):
         main(["fit", "--config", "typo.yaml"])
-    assert "optimiser" in capsys.readouterr().err
 
 
 def test_what_the_data_say_is_refused_wherever_a_file_has_it() -> None:
@@ -561,7 +563,7 @@ def test_a_model_may_be_a_long_text() -> None:
 
 def test_a_file_that_is_no_yaml_is_told_by_name() -> None:
     Path("broken.yaml").write_text("model: [")
-    with pytest.raises(SystemExit, match=r"fedlit: broken.yaml has what is no YAML, and must be mended: .* line 1"):
+    with pytest.raises(SystemExit, match=r"fedlit: broken.yaml, line 1, column 9: this is no YAML, and must be mended"):
         main(["fit", "--config", "broken.yaml"])
 
 
@@ -753,11 +755,11 @@ def test_words_of_other_commands_are_left_as_they_are() -> None:
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["--help"])
-    printed = capsys.readouterr().out
-    for command in (*COMMANDS, "fit", "predict"):
-        assert command in printed
+    for words in (["--help"], ["-h"], []):
+        main(words)
+        printed = capsys.readouterr().out
+        for command in (*COMMANDS, "fit", "validate", "test", "predict"):
+            assert f"\n  {command} " in printed
 
 
 def in_a_process(words: list[str]) -> None:

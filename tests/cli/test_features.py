@@ -100,7 +100,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, most: float = float("inf")) -> list
 def test_a_killed_run_goes_on_and_the_file_is_the_same_to_the_last_byte(
     monkeypatch: pytest.MonkeyPatch, survived: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("fedlit.cli.features._CHUNK", 4)  # rounded up to 6, two batches of 3
+    monkeypatch.setattr("fedlit.cli.extraction._CHUNK", 4)  # rounded up to 6, two batches of 3
     write(*SMALL, out="straight.npz")
     with monkeypatch.context() as patch:
         assert len(counted(patch, survived)) == 0
@@ -186,7 +186,7 @@ def test_features_of_other_data_or_another_network_are_not_mixed(
     monkeypatch: pytest.MonkeyPatch, change: Callable[[], None], words: list[str], which: str
 ) -> None:
     write(*SMALL, out="whole.npz")
-    monkeypatch.setattr("fedlit.cli.features._CHUNK", 4)
+    monkeypatch.setattr("fedlit.cli.extraction._CHUNK", 4)
     with monkeypatch.context() as patch:
         counted(patch, 4)
         with pytest.raises(Killed):

@@ -16,8 +16,8 @@ import fedlit.data
 import fedlit.methods
 import fedlit.models
 from fedlit.callbacks import Validators
-from fedlit.cli import listing, main
-from fedlit.cli.listing import rows
+from fedlit.cli import catalogue, known, listing, main
+from fedlit.cli.catalogue import rows
 from fedlit.cli.plugins import KINDS, PlugIn
 from fedlit.data import DomainDataModule
 from fedlit.methods import FedAvg
@@ -29,7 +29,25 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(autouse=True)
 def _no_plug_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is installed beside fedlit where the tests run."""
-    monkeypatch.setattr(listing, "load_plugins", lambda: ())
+    monkeypatch.setattr(listing, "offered", lambda kind: ())
+    listing._plug_ins.cache_clear()
+
+
+def test_what_is_printed_without_the_classes_is_what_they_say() -> None:
+    again = "it is made again with python -m fedlit.cli.catalogue"
+    assert Path(str(known.FILE)).read_text(encoding="utf-8") == catalogue.made(), again
+    assert set(known.KINDS) == set(KINDS)
+    for kind in KINDS:
+        assert listing.rows(kind) == rows(kind)
+
+
+def test_every_class_that_a_shipped_configuration_names_is_known_with_its_arguments() -> None:
+    named = 0
+    for path in (ROOT / "configs").rglob("*.yaml"):
+        for found in re.findall(r"class_path: (fedlit\.[\w.]+)", path.read_text()):
+            assert found in known.known().arguments, (path, found)
+            named += 1
+    assert named > 100
 
 
 def names(kind: str) -> set[str]:
@@ -155,8 +173,10 @@ def test_plug_ins_are_listed_with_the_package_that_they_are_from(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = (PlugIn("validators", Watch, "their-package"), PlugIn("models", nn.Linear, "another"))
-    monkeypatch.setattr(listing, "load_plugins", lambda: found)
+    monkeypatch.setattr(listing, "offered", lambda kind: ("Watch",))
+    monkeypatch.setattr(catalogue, "load_plugins", lambda: found)
     main(["list"])
+    listing._plug_ins.cache_clear()
     printed = capsys.readouterr().out
     (watch,) = [line for line in printed.splitlines() if "their-package" in line]
     assert "Watch" in watch

@@ -1,0 +1,163 @@
+"""What a configuration can name, read from the classes, their docstrings and the configurations.
+
+`fedlit.cli.known` keeps it in a file, as ``fedlit list`` need not import torch to print it. After a change in classes::
+
+    python -m fedlit.cli.catalogue
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import asdict
+from importlib import import_module
+from importlib.resources import files
+from inspect import cleandoc, getmodule
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+
+import fedlit
+from fedlit.callbacks import Validators
+from fedlit.callbacks.validators import FROM_SOURCES, Validator
+from fedlit.cli.known import FILE, Row
+from fedlit.cli.plugins import KINDS, load_plugins
+from fedlit.cli.reports import arguments_of
+from fedlit.federation import Client, Summed
+from fedlit.models import Bottleneck, SmallCNN
+from fedlit.module import FederatedModule
+from fedlit.training.tasks import Classification
+
+_NAMED = ("methods", "data", "models", "privacy", "callbacks", "federation")
+"""Packages whose classes configurations name."""
+
+_CITATION = re.compile(r"\(([^()]*\b\d{4}\b[^()]*)\)")
+"""Brackets with a year, or with a number of arXiv."""
+_REFERENCE = re.compile(r"^References:\n +(.+?)[.:;](?:\s|\Z)", re.DOTALL | re.MULTILINE)
+_EXPLAINED = re.compile(r"``([\w/]+)`` \(([^()]+)\)")
+
+
+def rows(kind: str) -> list[Row]:
+    """What fedlit has itself of a kind."""
+    if kind == "validators":
+        return _scores()
+    own = KINDS[kind].own()
+    if kind == "models":  # what can be an extractor; the others are what methods make of it
+        own = {name: thing for name, thing in own.items() if "out_features" in thing.__annotations__}
+    configurations = _configurations(kind)
+    home = KINDS[kind].home.__name__
+    return [
+        Row(name, summary(thing), _citation(thing), "\n".join(configurations.get(f"{home}.{name}", ())), sends(thing))
+        for name, thing in own.items()
+    ]
+
+
+def plugin_rows() -> list[tuple[str, Row]]:
+    """Each class of another package that can be used, after its kind."""
+    return [
+        (
+            plug_in.kind,
+            Row(
+                plug_in.thing.__name__,
+                summary(plug_in.thing),
+                f"from {plug_in.distribution}",
+                "",
+                sends(plug_in.thing),
+            ),
+        )
+        for plug_in in load_plugins()
+    ]
+
+
+def arguments() -> dict[str, list[str]]:
+    """Names of the arguments of each class of fedlit's own that a configuration may name, by its public path."""
+    found: dict[str, list[str]] = {}
+    for package in (fedlit, *(import_module(f"fedlit.{name}") for name in _NAMED)):
+        for name in package.__all__:
+            thing = getattr(package, name)
+            if isinstance(thing, type) and not inspect.isabstract(thing) and not issubclass(thing, Exception):
+                found[f"{package.__name__}.{name}"] = arguments_of(thing)
+    return found
+
+
+def made() -> str:
+    """What `fedlit.cli.known` reads, as JSON: each row and each class in a line of its own."""
+    listed = {kind: [asdict(row) for row in rows(kind)] for kind in KINDS}
+    text = json.dumps({"listed": listed, "arguments": arguments()}, indent=1, ensure_ascii=False)
+    return re.sub(r"\n(?: {4,}|   (?=\})|   (?=\")| {2}(?=\]))", " ", text) + "\n"
+
+
+def sends(thing: type) -> str:
+    """Channels that a method declares with its default arguments, without a warm-up, by how their messages go.
+
+    Of another class, or of a method that needs more arguments, nothing is told.
+    """
+    if not issubclass(thing, FederatedModule):
+        return ""
+    clients: list[Client | str] = ["source", "another", Client("target", "target", labelled=True)]
+    try:
+        method = thing(clients, "target", 2, Bottleneck(SmallCNN(width=4), 2))  # narrow, and with BatchNorm
+    except (TypeError, ValueError):
+        return ""
+    by_kind: dict[str, list[str]] = {}
+    for channel in method.channels:
+        singly = isinstance(channel, Summed) and channel.singly
+        by_kind.setdefault("summed by a backend that hides" if singly else channel.kind, []).append(channel.name)
+    return "; ".join(f"{kind}: {', '.join(names)}" for kind, names in by_kind.items()) or "nothing"
+
+
+def summary(thing: object) -> str:
+    """First line of the docstring of a class or module, without markup."""
+    return _plain(cleandoc(thing.__doc__ or "").partition("\n")[0])
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.replace("`", "").split())
+
+
+def _citation(thing: type) -> str:
+    """Where a class is from, as its docstring or that of its module says; empty if they do not."""
+    text = cleandoc(thing.__doc__ or "")
+    for place, pattern in ((summary(thing), _CITATION), (summary(getmodule(thing)), _CITATION), (text, _REFERENCE)):
+        found = pattern.search(place)
+        if found is not None:
+            return _plain(found.group(1))
+    return ""
+
+
+def _configurations(kind: str) -> dict[str, list[str]]:
+    """Installed configurations by the class paths that they have, such as ``methods/fedavg``."""
+    found: dict[str, list[str]] = {}
+    folder = files("fedlit.configs").joinpath(kind)
+    for file in sorted(folder.iterdir(), key=lambda file: file.name) if folder.is_dir() else ():
+        for path in _class_paths(yaml.safe_load(file.read_text(encoding="utf-8"))):
+            found.setdefault(path, []).append(f"{kind}/{file.name.removesuffix('.yaml')}")
+    return found
+
+
+def _class_paths(config: Any) -> Iterator[str]:
+    if isinstance(config, dict):
+        for key, value in config.items():
+            if key == "class_path":
+                yield value
+            else:
+                yield from _class_paths(value)
+
+
+def _scores() -> list[Row]:
+    """Scores that need no target labels; what they are is told in brackets after their names in the docstrings."""
+    always = dict(_EXPLAINED.findall(FederatedModule.__doc__ or ""))
+    chosen = dict(_EXPLAINED.findall(Validators.__doc__ or ""))
+    quality, _, score = Classification.metrics
+    logged = (f"source/{quality}", f"target/{score}")
+    return [Row(name, _plain(always[name]), "every run", "no") for name in logged] + [
+        Row(f"validator/{name}", _plain(chosen[name]), "callback Validators", "yes" if name in FROM_SOURCES else "no")
+        for name in get_args(Validator)
+    ]
+
+
+if __name__ == "__main__":
+    Path(str(FILE)).write_text(made(), encoding="utf-8")

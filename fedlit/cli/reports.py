@@ -1,0 +1,241 @@
+"""What jsonargparse says of a mistake, on all types that an argument might have had, in a line.
+
+Its report is read as text, as its errors keep no more. What is not understood stays as it is.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from pydoc import locate
+
+from jsonargparse import ArgumentParser
+
+from fedlit.cli.mistakes import MEANT, Given, no_such_argument, short
+from fedlit.cli.nearest import did_you_mean, nearest
+
+_WORDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "text",
+    "dict": "a mapping",
+    "NoneType": "null",
+    **dict.fromkeys(("list", "tuple", "Sequence", "Iterable", "Iterator"), "a list"),
+}
+_SIMPLE = ("int", "float", "bool")
+_MANY = {"int": "whole numbers", "float": "numbers", "str": "texts"}
+
+_KEY = re.compile(r'Parser key "([^"]+)":(.*)')
+_PROBLEM = re.compile(r"Problem with given class_path '([^']+)':(.*)")
+_CALLABLE = re.compile(r"Type (.*?) expects a function or a callable class: (.*)")
+_GOT_CLASS = re.compile(r"Got value: Namespace\(class_path='([^']+)'")
+_LACKING = re.compile(r"the following arguments are required: (.*)")
+_EXPECTED = re.compile(r"Expected an? (?:<class '(?:[\w.]*\.)?(\w+)'>|typing\.(Literal\[.*?\]))")
+
+
+@dataclass
+class _Place:
+    """Where in a report a reason stands: at a key, or at a class that was tried there."""
+
+    indent: int
+    key: str = ""
+    cls: str = ""
+    types: str = ""
+    """Those that the key might have had."""
+    value: str = ""
+    reasons: list[str] = field(default_factory=list)
+
+
+def explain(
+    message: str,
+    given: Given,
+    keys: Collection[str],
+) -> str:
+    """The first line of what is told for a report of jsonargparse.
+
+    Args:
+        message: The report.
+        given: What it is on.
+        keys: Of the parser, all that it takes by itself.
+    """
+    unknown = re.search(
+        r"(?:does not accept option|Option) '([^']+)'(?: is not accepted)?|unrecognized arguments: (\S+)", message
+    )
+    if unknown is not None and "Parser key" not in message:
+        return _unknown_key(unknown[1] or unknown[2], given, keys)
+    lacking = re.match(_LACKING, message)
+    if lacking is not None:
+        names = " and no ".join(name.split(".")[-1] for name in lacking[1].split(", "))
+        return f"no {names} was given: add --config experiments/first, or another, or --model FedAvg --data Digits"
+    option = re.match(r"argument (\S+): expected", message)
+    if option is not None:
+        return f"{option[1]}: its value is missing: write {option[1]} VALUE"
+    chains = [chain for chain in _chains(message) if chain[-1].reasons]
+    if not chains:
+        return message
+    chain = max(chains, key=len)
+    key = _key_of(chain)
+    lacking = next(filter(None, (re.match(_LACKING, reason) for reason in chain[-1].reasons)), None)
+    if lacking is not None:
+        key += f".init_args.{lacking[1]}"
+    text = _reason(chain, key, given)
+    where = given.where(key)
+    place = where if short(key) == where.lstrip("-") else ": ".join(filter(None, [where, key]))
+    return f"{place}: {text}"
+
+
+def _unknown_key(word: str, given: Given, keys: Collection[str]) -> str:
+    if not word.startswith("-") and not given.where(word):
+        return f"{word!r} belongs to no option: write --config {word} for a configuration"
+    key = word.lstrip("-").partition("=")[0]
+    where = "" if word.startswith("-") else given.where(key)
+    place = f"--{key}" if not where or where.startswith("--") else f"{where}: {key}"
+    parent, _, last = key.rpartition(".")
+    there = {each.rpartition(".")[2]: each for each in keys if each.rpartition(".")[0] == parent}
+    anywhere = {each.rpartition(".")[2]: each for each in keys}
+    found = MEANT.get(last) or there.get(nearest(last, there) or "") or anywhere.get(nearest(last, anywhere) or "")
+    what = f"Lightning's Trainer has no argument {last!r}" if parent == "trainer" else f"there is no {key!r}"
+    return f"{place}: {what}: " + ("fedlit fit --help has all" if found is None else f"did you mean {found!r}?")
+
+
+def _chains(message: str) -> Iterator[list[_Place]]:
+    """Every place of a report with those above it."""
+    stack: list[_Place] = []
+    seen: list[list[_Place]] = []
+    pending = [(len(line) - len(line.lstrip(" -")), line.lstrip(" -")) for line in message.splitlines()]
+    while pending:
+        indent, line = pending.pop(0)
+        if not line:
+            continue
+        key, problem, called = _KEY.match(line), _PROBLEM.match(line), _CALLABLE.match(line)
+        if key or problem or called:
+            while stack and stack[-1].indent >= indent:
+                stack.pop()
+            rest = ""
+            if key:
+                stack.append(_Place(indent, key=key[1]))
+                rest = key[2]
+            elif problem:
+                stack.append(_Place(indent, cls=problem[1]))
+                rest = problem[2]
+            elif called:
+                cls = _GOT_CLASS.search(message[message.index(called[2][:20]) :])
+                stack.append(_Place(indent, cls="" if cls is None else cls[1], types=called[1]))
+                rest = called[2]
+            seen.append([*stack])
+            if rest.strip():
+                pending.insert(0, (indent + 1, rest.strip()))
+            continue
+        while len(stack) > 1 and stack[-1].indent > indent:
+            stack.pop()
+        if not stack:
+            continue
+        if line.startswith("Subtypes: "):
+            stack[-1].types = line.removeprefix("Subtypes: ")
+        elif line.startswith("Given value: "):
+            holder = next((each for each in reversed(stack) if each.key), stack[-1])
+            holder.value = holder.value or line.removeprefix("Given value: ")
+        elif not line.startswith(
+            ("Errors:", "Given value type:", "Does not validate", "Subclass types", "a class path", "a dict")
+        ):
+            stack[-1].reasons.append(line)
+    yield from seen
+
+
+def _key_of(chain: Sequence[_Place]) -> str:
+    key = ""
+    for before, place in zip([None, *chain], chain, strict=False):
+        if place.key:
+            key += (".init_args." if before is not None and not before.key else "." if key else "") + place.key
+    return key
+
+
+def _reason(
+    chain: Sequence[_Place],
+    key: str,
+    given: Given,
+) -> str:
+    place = chain[-1]
+    types = place.types or next((each.types for each in reversed(chain) if each.types), "")
+    found = given.value(key)
+    value = place.value if found is None else str(found)
+    is_simple = not value.startswith("{") and any(
+        match[1] in _SIMPLE or match[2] for match in map(_EXPECTED.match, place.reasons) if match
+    )
+    for reason in [] if is_simple else place.reasons:
+        option = re.match(r"Option '([^']+)' is not accepted", reason)
+        if option is not None:
+            return no_such_argument(place.cls, f"{key}.{option[1]}", arguments_of(place.cls), given)
+        if re.match(_LACKING, reason) is not None:
+            name, above = place.cls.split(".")[-1], short(key.rpartition(".init_args.")[0])
+            return f"is missing, and {name} needs it: fedlit fit --{above}.help {name} tells what it takes"
+        attribute = re.match(r"module '([^']+)' has no attribute '([^']+)'", reason)
+        if attribute is not None:
+            found = nearest(attribute[2], names_of(attribute[1]))
+            guess = ": fedlit list has fedlit's own" if found is None else f": did you mean '{attribute[1]}.{found}'?"
+            return f"{attribute[1]} has no class {attribute[2]!r}{guess}"
+        module = re.match(r"No module named '([^']+)'", reason)
+        if module is not None:
+            return f"there is no module {module[1]!r}, where {place.cls!r} should be: mend the path, or install it"
+        path = re.match(r"Expected a dot import path string: (\S+?)(?:\. Got value.*)?$", reason)
+        if path is not None:
+            return f"there is no class {path[1]!r}{did_you_mean(path[1], names_of(types))} fedlit list has fedlit's own"
+        other = re.match(r"Import path (\S+) does not correspond to a subclass of (\w+)", reason)
+        if other is not None:
+            return f"{other[1]} is no {other[2]}{did_you_mean(other[1].split('.')[-1], names_of(types))} fedlit list"
+    return _of_another_type(place, types, value[:80])
+
+
+def _of_another_type(place: _Place, types: str, value: str) -> str:
+    got = re.search(r"Got value: (.*)", "\n".join(place.reasons))
+    if got is not None and not value:
+        value = got[1][:80]
+    choices = [
+        word
+        for reason in place.reasons
+        for expected in _EXPECTED.finditer(reason)
+        for word in re.findall(r"'([^']*)'", expected[2] or "")
+    ]
+    if choices:
+        return f"must be one of {', '.join(choices)}, got {value!r}{did_you_mean(value, choices).removesuffix(':')}"
+    lists = [f"a list of {_MANY[each]}" for each in re.findall(r"list\[(\w+)\]", types) if each in _MANY]
+    plain = [] if lists else [match[1] for reason in place.reasons for match in _EXPECTED.finditer(reason) if match[1]]
+    if lists and "NoneType" in types:
+        plain = ["NoneType"]
+    wanted = [*lists, *dict.fromkeys(_WORDS.get(each, f"a {each}") for each in plain)]
+    if not wanted:
+        return place.reasons[0].partition(". Got value")[0]
+    advice = ""
+    if any("a list" in each for each in wanted) and value[:1] not in "[{":
+        advice = f": write [{value}]"
+    got_text = f"got {value}" if value[:1] in ("[", "{") or re.fullmatch(r"-?[\d.]+", value) else f"got {value!r}"
+    return f"must be {' or '.join(wanted)}, {got_text}{advice}"
+
+
+def arguments_of(cls: str | type) -> list[str]:
+    """Names of what a class, or that of a path, is made with, those that it hands on to its bases included."""
+    thing = locate(cls) if isinstance(cls, str) else cls
+    if not isinstance(thing, type):
+        return []
+    added = ArgumentParser(exit_on_error=False).add_class_arguments(thing, "made", fail_untyped=False)
+    # parameters are what a method gives an optimizer
+    return [name.removeprefix("made.") for name in added if name != "made.params"]
+
+
+def names_of(types: str) -> list[str]:
+    """Names of imported classes that would do for types as jsonargparse prints them, or of the classes of a module."""
+    names: list[str] = []
+    for path in re.findall(r"[A-Za-z_]\w*(?:\.\w+)+", types):
+        thing = locate(path)
+        if inspect.ismodule(thing):
+            names += [name for name, each in vars(thing).items() if isinstance(each, type)]
+        elif isinstance(thing, type):
+            todo = [thing]
+            while todo:
+                each = todo.pop()
+                todo += each.__subclasses__()
+                names.append(each.__name__)
+    return [name for name in dict.fromkeys(names) if not name.startswith("_")]

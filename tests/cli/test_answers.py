@@ -1,0 +1,110 @@
+"""What the command answers without a run: at once, which is without torch, and with what is wrong in the first line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedlit.cli import main
+from fedlit.cli.command import COMMANDS, TRAINER
+from fedlit.cli.nearest import nearest
+
+HEAVY = {"torch", "lightning", "torchvision", "torchmetrics", "numpy", "scipy", "sklearn", "matplotlib"}
+
+AT_ONCE: dict[str, str] = {
+    "": "usage: fedlit COMMAND",
+    "--help": "usage: fedlit COMMAND",
+    "--version": "fedlit ",
+    "list": "FedAvg",
+    "list models": "SmallCNN",
+    "list method": "invalid choice: 'method'",
+    "fitt": "fedlit: 'fitt' is no command: did you mean 'fit'?",
+    "lst": "fedlit: 'lst' is no command: did you mean 'list'?",
+    "experiments/first": "fedlit: 'experiments/first' is no command: ",
+    "fit --confg x": "fedlit: --confg: there is no 'confg': did you mean 'config'?",
+    "fit --config nonexistent": "fedlit: --config nonexistent is no file and no installed configuration",
+    "fit --config experiments/frist": "did you mean 'experiments/first'?",
+    "fit --config experiments/first --model.lr 3": "fedlit: --model.lr: SourceOnly has no argument 'lr': did you mean "
+    "'model.optimizer.lr'?",
+    "fit --config experiments/first --data.targt x": "Digits has no argument 'targt': did you mean 'target'?",
+    "fit --model FedProxx": "fedlit: --model: there is no class 'FedProxx': did you mean 'FedProx'?",
+    "fit --model FedAvg --data Digitz": "fedlit: --data: there is no class 'Digitz': did you mean 'Digits'?",
+    "report --help": "RUN_DIR",
+    "report nothing --output page.txt": "--output must end in .html",
+    "export --help": "RUN_DIR",
+    "export nowhere": "fedlit: RUN_DIR must be a folder that fedlit fit left",
+    "features --help": "--extractor",
+    "certificates --help": "--sites",
+    "benchmark": "fedlit benchmark must be run in a clone",
+    "benchmark --help": "fedlit benchmark",
+}
+"""What is written after ``fedlit``, and what the answer has."""
+
+
+def test_what_needs_no_torch_answers_without_it(tmp_path: Path) -> None:
+    """All in one process, which imports nothing heavy, and so each costs no more than all of them."""
+    code = """
+import contextlib, io, json, resource, sys
+from fedlit.cli import main
+told = {}
+for line in json.loads(sys.argv[1]):
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        try:
+            main(line.split())
+        except SystemExit as end:
+            print(end.code)
+    told[line] = [out.getvalue(), sorted({name.split(".")[0] for name in sys.modules})]
+print(json.dumps([told, sum(resource.getrusage(resource.RUSAGE_SELF)[:2])]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, json.dumps([*AT_ONCE])], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    told, seconds = json.loads(done.stdout)
+    for line, answer in AT_ONCE.items():
+        text, modules = told[line]
+        assert answer in text, line
+        assert not HEAVY & set(modules), line
+    assert seconds < 1.5
+
+
+@pytest.mark.parametrize(
+    ("word", "known", "found"),
+    [
+        ("fitt", ["fit", "list"], "fit"),
+        ("fedavg", ["FedAvg", "FedAdam"], "FedAvg"),
+        ("max_epoch", ["max_epochs", "max_steps"], "max_epochs"),
+        ("unlike", ["fit", "list"], None),
+        ("", ["fit"], None),
+        ("fit", [], None),
+    ],
+)
+def test_the_nearest_word_is_found_whatever_its_capitals(word: str, known: list[str], found: str | None) -> None:
+    assert nearest(word, known) == found
+
+
+def test_features_help_without_classes_has_all_options(capsys: pytest.CaptureFixture[str]) -> None:
+    from fedlit.cli.features import make_parser
+    from fedlit.data import DomainDataModule
+
+    with pytest.raises(SystemExit) as done:
+        main(["features", "--help"])
+    assert done.value.code == 0
+    printed = capsys.readouterr().out
+    whole = make_parser(DomainDataModule)
+    options = {name for action in whole._actions for name in action.option_strings} - {"--print_config", "--data.help"}
+    assert {"--data", "--extractor", "--out"} <= options
+    assert not [name for name in options if name not in printed]
+
+
+@pytest.mark.parametrize("word", COMMANDS)
+def test_each_command_leads_to_a_function(word: str) -> None:
+    from importlib import import_module
+
+    module, _, name = COMMANDS[word].place.partition(":")
+    assert callable(getattr(import_module(module), name))
+    assert word not in TRAINER

@@ -1,0 +1,229 @@
+"""A newcomer's mistakes, each told in its first line: in which file, at which key, what is wrong, what to write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fedlit.cli import main
+from fedlit.cli.arguments import normalise
+from fedlit.cli.mistakes import check
+
+BASE = """
+data: {class_path: fedlit.data.Digits, init_args: {target: fonts, flatten: true}}
+model:
+  class_path: fedlit.methods.FedAvg
+  init_args:
+    extractor: {class_path: fedlit.models.MLP, init_args: {in_features: 64}}
+    optimizer: {class_path: torch.optim.SGD, init_args: {lr: 0.1}}
+trainer: {max_epochs: 1}
+"""
+STRATEGY = "trainer.strategy"
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def told(*args: str) -> str:
+    """The first line that a refused command prints; nothing else goes before it."""
+    with pytest.raises(SystemExit) as done:
+        main([*args])
+    assert isinstance(done.value.code, str)
+    return done.value.code.splitlines()[0]
+
+
+def write(key: str, value: Any) -> None:
+    """A configuration that trains but for one key."""
+    tree = branch = yaml.safe_load(BASE)
+    *above, last = key.split(".")
+    for part in above:
+        branch = branch.setdefault(part, {})
+    branch[last] = value
+    Path("a.yaml").write_text(yaml.safe_dump(tree))
+
+
+def strategy(**init_args: Any) -> dict[str, Any]:
+    return {"class_path": "fedlit.FederatedStrategy", "init_args": init_args}
+
+
+IN_A_FILE: list[tuple[str, Any, str]] = [
+    ("model.class_path", "FedAvgg", "model: there is no class 'FedAvgg': did you mean 'FedAvg'?"),
+    ("model.class_path", "fedlit.methods.FedAvgg", "model: fedlit.methods has no class 'FedAvgg': did you mean"
+     " 'fedlit.methods.FedAvg'?"),
+    ("model.init_args.warmup_round", 3, "model.init_args.warmup_round: FedAvg has no argument 'warmup_round': did you"
+     " mean 'warmup_rounds'?"),
+    ("model.init_args.warmup_rounds", "many", "model.init_args.warmup_rounds: must be a whole number or a number, got"
+     " 'many'"),
+    ("model.init_args.weighting", "size", "model.init_args.weighting: must be one of samples, uniform, got 'size'"),
+    ("model", {"class_path": "FedProx", "mu": 0.1}, "model.mu: stands beside class_path: put it below init_args"),
+    ("model", ["FedAvg"], "model: must be one class, got the list ['FedAvg']: write model: and below it class_path"),
+    ("model", {"class_path": "FedAvg"}, "model.init_args.extractor: is missing, and FedAvg needs it: fedlit fit"
+     " --model.help FedAvg tells what it takes"),
+    ("model.init_args.extractor.class_path", "fedlit.models.MPL", "model.init_args.extractor: fedlit.models has no"
+     " class 'MPL': did you mean 'fedlit.models.MLP'?"),
+    ("model.init_args.extractor.init_args.hiden", [3], "model.init_args.extractor.init_args.hiden: MLP has no argument"
+     " 'hiden': did you mean 'hidden'?"),
+    ("model.init_args.extractor.init_args.hidden", 3, "model.init_args.extractor.init_args.hidden: must be a list, got"
+     " 3: write [3]"),
+    ("model.init_args.extractor", "resnet18", "model.init_args.extractor: there is no class 'resnet18'"),
+    ("model.init_args.optimizer.class_path", "torch.optim.SDG", "model.init_args.optimizer: torch.optim has no class"
+     " 'SDG': did you mean 'torch.optim.SGD'?"),
+    ("model.init_args.optimizer.init_args.learning_rate", 1, "model.init_args.optimizer: SGD has no argument"
+     " 'learning_rate': did you mean 'lr'?"),
+    ("model.init_args.optimizer.init_args.lr", "fast", "model.init_args.optimizer.init_args.lr: must be a number, got"
+     " 'fast'"),
+    ("data.class_path", "fedlit.data.Digit", "data: fedlit.data has no class 'Digit': did you mean"
+     " 'fedlit.data.Digits'?"),
+    ("data.init_args.flatten", "maybe", "data.init_args.flatten: must be true or false, got 'maybe'"),
+    ("trainer.max_epoch", 3, "trainer.max_epoch: Lightning's Trainer has no argument 'max_epoch': did you mean"
+     " 'trainer.max_epochs'?"),
+    ("trainer.rounds", 3, "trainer.rounds: Lightning's Trainer has no argument 'rounds': did you mean"
+     " 'trainer.max_epochs'?"),
+    ("trainer.max_epochs", "three", "trainer.max_epochs: must be a whole number or null, got 'three'"),
+    ("trainer.callbacks", {"Validators": None}, "trainer.callbacks: must be a list, got the mapping"),
+    ("trainer.callbacks", [{"class_path": "Validator"}], "trainer.callbacks: there is no class 'Validator': did you"
+     " mean 'Validators'?"),
+    ("trainer.callbacks", [{"class_path": "fedlit.callbacks.Validators", "init_args": {"name": ["trust"]}}],
+     "trainer.callbacks.0.init_args.name: Validators has no argument 'name': did you mean 'names'?"),
+    ("trainer.callbacks", [{"class_path": "EarlyStopping", "init_args": {"monitr": "x"}}],
+     "trainer.callbacks: EarlyStopping has no argument 'monitr': did you mean 'monitor'?"),
+    ("trainer.logger", {"class_path": "WandLogger"}, "trainer.logger: there is no class 'WandLogger': did you mean"
+     " 'WandbLogger'?"),
+    (STRATEGY, strategy(privacy={"class_path": "PairwiseMaskin"}), f"{STRATEGY}.init_args.privacy: there is no class"
+     " 'PairwiseMaskin': did you mean 'PairwiseMasking'?"),
+    (STRATEGY, strategy(privacy={"class_path": "fedlit.privacy.PairwiseMasking", "init_args": {"codek": None}}),
+     f"{STRATEGY}.init_args.privacy.init_args.codek: PairwiseMasking has no argument 'codek': did you mean 'codec'?"),
+    (STRATEGY, strategy(participation={"class_path": "Fractio"}), f"{STRATEGY}.init_args.participation: there is no"
+     " class 'Fractio': did you mean 'Fraction'?"),
+    (STRATEGY, strategy(local_step=3), f"{STRATEGY}.init_args.local_step: FederatedStrategy has no argument"
+     " 'local_step': did you mean 'local_steps'?"),
+    ("compare", {"class_path": "FedProx"}, "compare: must be a list of methods, got a mapping: put a hyphen"),
+    ("compare", [{"class_path": "FedProx", "init_args": {"muu": 1}}], "compare.0.init_args.muu: FedProx has no argument"
+     " 'muu': did you mean 'mu'?"),
+    ("compare", ["FedAvg", {"class_path": "FedProx", "mu": 1}], "compare.1.mu: stands beside class_path"),
+    ("compare", [{"class_path": "FedProx", "data": {"targt": "clean"}}], "compare.0.data.targt: Digits has no argument"
+     " 'targt': did you mean 'target'?"),
+    ("targets", "fonts", "targets: must be a list of texts or null, got 'fonts': write [fonts]"),
+    ("seeds", 3, "seeds: must be a list of whole numbers or null, got 3: write [3]"),
+    ("seeds", ["one"], "seeds: must be a list of whole numbers or null, got ['one']"),
+    ("seeds", {"a": 1}, "seeds: must be a list of whole numbers or null, got {'a': 1}"),
+    ("select", "bst", "select: must be one of best, got 'bst': did you mean 'best'?"),
+    ("jobs", "two", "jobs: must be a whole number, got 'two'"),
+    ("seed", 1, "seed: there is no 'seed': did you mean 'seeds'?"),
+    ("trainr", {"max_epochs": 1}, "trainr: there is no 'trainr': did you mean 'trainer'?"),
+]  # fmt: skip
+"""A key, what a configuration has there, and what is told after the file's name."""
+
+
+@pytest.mark.parametrize(("key", "value", "line"), IN_A_FILE)
+def test_a_mistake_in_a_file_is_told_with_its_place_and_what_to_write(key: str, value: Any, line: str) -> None:
+    write(key, value)
+    assert told("fit", "--config", "a.yaml").startswith(f"fedlit: a.yaml: {line}")
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (["--model.lr=3"], "--model.lr: FedAvg has no argument 'lr': did you mean 'model.optimizer.lr'?"),
+        (["--model.extractor.hiddn", "[3]"], "--model.extractor.hiddn: MLP has no argument 'hiddn': did you mean"),
+        (["--trainer.max_epoch=3"], "--trainer.max_epoch: Lightning's Trainer has no argument 'max_epoch': did you"),
+        (["--trainer.max_epochs=x"], "--trainer.max_epochs: must be a whole number or null, got 'x'"),
+        (["--trainer.max_epochs"], "--trainer.max_epochs: its value is missing"),
+        (["--epochs=3"], "--epochs: there is no 'epochs': did you mean 'trainer.max_epochs'?"),
+        (["--max_epochs=3"], "--max_epochs: there is no 'max_epochs': did you mean 'trainer.max_epochs'?"),
+        (["--batch_size=3"], "--batch_size: there is no 'batch_size': did you mean 'data.batch_size'?"),
+        (["--model=FedProxx"], "--model: there is no class 'FedProxx': did you mean 'FedProx'?"),
+        (["--compare=[methods/fedprx]"], "compare: 'methods/fedprx' is no file and no installed configuration: did you"
+         " mean 'methods/fedprox'?"),
+        (["--targets=[fonts,font]"], "targets ['font'] are not among the clients ['clean', 'blended', 'fonts'"),
+        (["experiments/first"], "'experiments/first' belongs to no option: write --config experiments/first"),
+        (["--config", "experiments/frist"], "--config experiments/frist is no file and no installed configuration: did"
+         " you mean 'experiments/first'?"),
+        (["--config", "."], "--config . is a folder: give a file in it"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_an_option_is_told_by_its_name(options: list[str], line: str) -> None:
+    write("trainer.max_epochs", 1)
+    assert told("fit", "--config", "a.yaml", *options).startswith(f"fedlit: {line}")
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("model: {class_path: FedAvg\ndata: x\n", "a.yaml, line 2, column 5: this is no YAML"),
+        ("model:\n\tclass_path: FedAvg\n", "a.yaml, line 2, column 1: there is a tab, and YAML indents by spaces"),
+        ("- a\n- b\n", "a.yaml must have keys, such as data:, model: and trainer:, got list"),
+        ("hello", "a.yaml must have keys, such as data:, model: and trainer:, got str 'hello'"),
+        ("", "a.yaml must have keys, such as data:, model: and trainer:, got nothing"),
+    ],
+)
+def test_a_file_that_is_no_configuration_is_told_with_the_line(text: str, line: str) -> None:
+    Path("a.yaml").write_text(text)
+    assert told("fit", "--config", "a.yaml").startswith(f"fedlit: {line}")
+
+
+def test_what_a_constructor_refuses_is_told_with_the_file_that_has_it_unless_an_option_replaced_it() -> None:
+    write("data.init_args.target", "font")
+    refused = "fedlit: ValueError: target 'font' is not among the domains of Digits"
+    line = told("fit", "--config", "a.yaml")
+    assert line.startswith(refused)
+    assert line.endswith("(a.yaml: data.init_args.target)")
+    write("data.init_args.target", "fonts")
+    assert told("fit", "--config", "a.yaml", "--data.target=font").endswith("(data.init_args.target)")
+
+
+def test_nothing_given_at_all_is_told_with_a_way_to_begin() -> None:
+    assert told("fit") == (
+        "fedlit: no data and no model was given: add --config experiments/first, or another, or --model FedAvg --data "
+        "Digits"
+    )
+
+
+def test_keys_with_dots_and_below_their_subcommand_are_no_mistakes() -> None:
+    """As jsonargparse takes them: what is wrong is found in them, and nothing else."""
+    Path("a.yaml").write_text("fit:\n  data.class_path: Digits\n  model.class_path: FedAvg\n  model.init_args.muu: 3\n")
+    assert told("fit", "--config", "a.yaml").startswith("fedlit: a.yaml: model.init_args.muu: FedAvg has no argument")
+
+
+@pytest.mark.parametrize(
+    "path", sorted((Path(__file__).parents[2] / "configs").rglob("*.yaml")), ids=lambda path: path.stem
+)
+def test_no_shipped_configuration_has_a_mistake(path: Path) -> None:
+    data = "--data=FeatureDomains" if path.stem == "features" else "--data=Digits"
+    if path.parent.name != "sweeps":
+        check(normalise(["fit", "--config=experiments/digits", data, f"--config={path}"]))
+
+
+def test_what_is_none_is_left_to_the_parser(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts that are no YAML, backends by channel in place of one, a home folder, and classes of others."""
+    monkeypatch.setenv("HOME", str(Path.cwd()))
+    Path("one.yaml").write_text(yaml.safe_dump({STRATEGY: strategy(privacy={"class_path": "fedlit.privacy.Plain"})}))
+    by_channel = {"update": {"class_path": "fedlit.privacy.CKKS"}}
+    Path("two.yaml").write_text(yaml.safe_dump({STRATEGY: strategy(privacy=by_channel)}))
+    check(["fit", "--config=~/one.yaml", "--config=two.yaml", f"--{STRATEGY}.privacy.update.class_path=BFV"])
+    check(["fit", "--data=CSVDomains", "--data.files=[*.csv]", "--data.seed", "-1", "--trainer.strategy=federated"])
+    check(["fit", "--model", "class_path: mine.Method\ninit_args: {anything: 3}", "--data", "class_path: Mine"])
+    check(["fit", "--model=mine.Method", "--model.anything=3", f"--{STRATEGY}=ddp", f"--{STRATEGY}.anything=3"])
+    check(["fit", '--config={"model": {"class_path": "FedAvgg"}}', "--config=s3://bucket/config.yaml"])
+    with pytest.raises(SystemExit, match="Plain has no argument 'bits'"):
+        check(["fit", "--config=one.yaml", f"--{STRATEGY}.privacy.bits=3"])
+
+
+def test_the_help_of_a_method_says_what_the_data_give(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each of these is needed by the constructor, and the command refuses it."""
+    with pytest.raises(SystemExit) as done:
+        main(["fit", "--model.help", "FedProx"])
+    assert done.value.code == 0
+    printed = capsys.readouterr().out
+    options = {part.split()[0]: " ".join(part.split()) for part in printed.split("\n  --model.")[1:]}
+    for name in ("clients", "target", "num_classes", "task"):
+        assert f"[--model.{name} " in printed  # brackets: need not be given
+        assert "required" not in options[name]
+        assert "Taken from the data module, and not given here." in options[name]
+    assert "(required," in options["extractor"]
+    assert "[--model.extractor " not in printed
