@@ -84,7 +84,7 @@ def explain(
     text = _reason(chain, key, given)
     where = given.where(key)
     place = where if short(key) == where.lstrip("-") else ": ".join(filter(None, [where, key]))
-    return f"{place}: {text}"
+    return ": ".join(filter(None, [place, text]))
 
 
 def _unknown_key(word: str, given: Given, keys: Collection[str]) -> str:
