@@ -26,7 +26,6 @@ from fedlit.methods import FedAvg, FedCORAL, FedDAN, FedProx
 from fedlit.methods.mean_matching import MomentMatching
 from fedlit.models import feature_width
 from fedlit.module import Batch, FederatedModule
-from fedlit.training.checkpoints import class_path
 from fedlit.training.optimisation import default_optimizer
 from fedlit.training.own_optimisers import ClientOptimizer, OwnOptimisers, nobodys, together
 
@@ -121,7 +120,9 @@ class Wrapped(FederatedModule):
             **kwargs,
         )
         # what the other processes and a checkpoint's next run compare
-        self.save_hyperparameters({"module": f"{class_path(module)}({dict(module.hparams)})"}, logger=False)
+        kind = type(module)
+        described = f"{kind.__module__}.{kind.__qualname__}({dict(module.hparams)})"
+        self.save_hyperparameters({"module": described}, logger=False)
         self._refuse_what_the_module_has()
         if not module.automatic_optimization and self.adds_to_the_loss:
             raise ValueError(

@@ -20,7 +20,6 @@ from rich.text import Text
 
 from fedlit.callbacks import RunSummary
 from fedlit.callbacks.run_record import METRICS
-from fedlit.callbacks.shared import show
 from fedlit.callbacks.summary import accuracies
 from fedlit.callbacks.tables import write_tables
 from fedlit.cli.arguments import find_config, normalise, refuse_linked, refuse_nameless
@@ -29,6 +28,7 @@ from fedlit.cli.folders import ExperimentFolder, fingerprint, first_process
 from fedlit.cli.lightning_cli import FedlitCLI, Parsed, WarnOfRepeats
 from fedlit.cli.schedule import print_table, say, still_to_train, train_all, trains_one
 from fedlit.cli.sweep_file import SweepFile
+from fedlit.console import show
 from fedlit.remote import Seat
 
 _LOGGER = "WandbLogger"
