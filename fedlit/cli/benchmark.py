@@ -1,4 +1,4 @@
-"""``fedlit benchmark``: run again what the README's tables were made from, and say where the figures stand."""
+"""``fedlit benchmark``: run again what the tables were made from, and say where the figures stand."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ COMMANDS: dict[str, Command] = {
     "join": Command("fedlit.cli.seats:join", "take a site's seat in it"),
     "certificates": Command("fedlit.cli.certificates:certificates", "certificates of a server and sites, for a trial"),
     "flare": Command("fedlit.cli.flare:flare", "write a job for NVIDIA FLARE"),
-    "benchmark": Command("fedlit.cli.benchmark:benchmark", "run again what the README's tables were made from"),
+    "benchmark": Command("fedlit.cli.benchmark:benchmark", "run again what the tables were made from"),
 }
 """What ``fedlit`` does besides running a Trainer."""
 
