@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal
 import lightning
 import torch
 import yaml
-from jsonargparse import ActionConfigFile, ArgumentError, Namespace
+from jsonargparse import ArgumentError, Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
@@ -132,7 +132,7 @@ class WarnOfRepeats(Callback):
 class _Parser(LightningArgumentParser):
     """Says in the help of a method which of its arguments the data give, though its constructor needs them."""
 
-    def format_help(self) -> str:
+    def format_help(self, *args: Any) -> str:
         """The text of ``--help`` and of ``--model.help``."""
         for action in self._actions:
             part, _, name = action.dest.rpartition(".")
@@ -140,7 +140,7 @@ class _Parser(LightningArgumentParser):
                 action.required = False
                 action.default = "what the data have"
                 action.help = f"{action.help or ''} Taken from the data module, and not given here."
-        text: str = super().format_help()
+        text: str = super().format_help(*args)
         return text
 
 
@@ -245,7 +245,7 @@ class FedlitCLI(LightningCLI):
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         """As Lightning's, of fedlit's class."""
         parser = _Parser(allow_abbrev=False, dump_header=[f"lightning.pytorch=={lightning.__version__}"], **kwargs)
-        parser.add_argument("-c", "--config", action=ActionConfigFile, help="Configuration, as YAML or JSON.")
+        parser.add_argument("-c", "--config", action="config", help="Configuration, as YAML or JSON.")
         return parser
 
     def setup_parser(self, *args: Any) -> None:
