@@ -168,7 +168,9 @@ def _reason(
     for reason in [] if is_simple else place.reasons:
         option = re.match(r"Option '([^']+)' is not accepted", reason)
         if option is not None:
-            return no_such_argument(place.cls, f"{key}.{option[1]}", arguments_of(place.cls), given)
+            # params are what a method gives an optimizer
+            takes = [name for name in arguments_of(place.cls) if name != "params"]
+            return no_such_argument(place.cls, f"{key}.{option[1]}", takes, given)
         if re.match(_LACKING, reason) is not None:
             name, above = place.cls.split(".")[-1], short(key.rpartition(".init_args.")[0])
             return f"is missing, and {name} needs it: fedlit fit --{above}.help {name} tells what it takes"
@@ -221,8 +223,7 @@ def arguments_of(cls: str | type) -> list[str]:
     if not isinstance(thing, type):
         return []
     added = ArgumentParser(exit_on_error=False).add_class_arguments(thing, "made", fail_untyped=False)
-    # parameters are what a method gives an optimizer
-    return [name.removeprefix("made.") for name in added if name != "made.params"]
+    return [name.removeprefix("made.") for name in added]
 
 
 def names_of(types: str) -> list[str]:
