@@ -312,7 +312,7 @@ def test_methods_are_compared_by_their_configurations(tmp_path: Path) -> None:
         assert [text["target_labels"] for text in texts] == [20] * 4
         assert [text.get("target_batch_size") for text in texts] == [None, 16, None, None]
     for entry in ("methods/fed_mdm", "other.yaml"):
-        with pytest.raises(SystemExit, match=f"'{entry}', which is no file and no installed configuration"):
+        with pytest.raises(SystemExit, match=f"'{entry}' is no file and no installed configuration"):
             Experiment.parse(normalise(["fit", *TINY, f"--compare=[{entry}]"]))
     (tmp_path / "text.yaml").write_text("nothing")
     with pytest.raises(SystemExit, match=r"text\.yaml in compare must be a configuration"):
