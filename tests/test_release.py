@@ -42,7 +42,7 @@ def test_every_library_has_a_lowest_version() -> None:
     extras = PROJECT["optional-dependencies"].items()
     named = [
         *PROJECT["dependencies"],
-        *(line for extra, lines in extras if extra not in ("all", "dev") for line in lines),
+        *(line for extra, lines in extras if extra not in ("all", "dev", "docs") for line in lines),
     ]
     assert len(named) > 25
     assert [line for line in named if not re.match(r"[\w-]+(\[\w+\])?>=\d[\d.]*\d(,<\d+)?$", line)] == []

@@ -91,7 +91,7 @@ COMPARED = ("fashion_mnist_noise_0.4_fedgp", "fashion_mnist_label_shift_0.0_fedg
 
 LONG = (
     *("fashion_mnist_label_shift_0.0_fedgp", "digits_baselines"),
-    *("office_caltech_styles_baselines", "office_caltech_surf_baselines"),
+    *("office_caltech_styles_baselines", "office_caltech_surf_baselines", "heart_baselines"),
 )
 """Experiments that take long and are much like another."""
 

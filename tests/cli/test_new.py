@@ -94,7 +94,9 @@ TRUTH: dict[str, Callable[[dict[str, Any]], dict[str, str]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", ["features", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("csv", "images"))]
+)
 def test_the_commands_of_the_readme_run_as_they_are_written(
     kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -106,7 +106,7 @@ def collect(loader):
     return [{name: (x, y) for name, (x, y) in batch.items()} for batch in loader]
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_cached_images_equal_those_decoded_on_the_fly(root, num_workers):
     cached = ImageDomains(str(root), image_size=20, batch_size=5, eval_batch_size=7, num_workers=num_workers)
     lazy = ImageDomains(

@@ -63,6 +63,7 @@ def test_all_end_when_one_hospital_cannot_start(tmp_path: Path) -> None:
     assert "none of files={'hungary': 'patients.csv'} is there" in done.stderr
 
 
+@pytest.mark.slow
 def test_each_folder_has_one_table(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, EXAMPLE / "make_sites.py", tmp_path], capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
