@@ -130,7 +130,6 @@ class Wrapped(FederatedModule):
                 f"{type(self).__name__} cannot add to its loss: take fedlit.Federated, which is FedAvg"
             )
         self.automatic_optimization = module.automatic_optimization
-        self._schedules: list[Any] = []
         self._logged: dict[str, dict[str, list[Any]]] = {}
 
     def _refuse_what_the_module_has(self) -> None:

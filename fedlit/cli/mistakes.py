@@ -119,8 +119,12 @@ def refuse(where: str, key: str, text: str) -> NoReturn:
         key: That is wrong.
         text: What is wrong, and what to write.
     """
-    place = where if short(key) == where.lstrip("-") else ": ".join(filter(None, [where, key]))
-    sys.exit(f"fedlit: {place}: {text}" if place else f"fedlit: {text}")
+    sys.exit(f"fedlit: {told(where, key, text)}")
+
+
+def told(where: str, key: str, text: str) -> str:
+    """A mistake after its place; an option that is the key is named once."""
+    return ": ".join(filter(None, [where, "" if short(key) == where.lstrip("-") else key, text]))
 
 
 def no_such_argument(cls: str, key: str, takes: Collection[str], given: Given) -> str:

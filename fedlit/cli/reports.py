@@ -13,7 +13,7 @@ from pydoc import locate
 
 from jsonargparse import ArgumentParser
 
-from fedlit.cli.mistakes import MEANT, Given, no_such_argument, short
+from fedlit.cli.mistakes import MEANT, Given, no_such_argument, short, told
 from fedlit.cli.nearest import did_you_mean, nearest
 
 _WORDS = {
@@ -81,10 +81,7 @@ def explain(
     lacking = next(filter(None, (re.match(_LACKING, reason) for reason in chain[-1].reasons)), None)
     if lacking is not None:
         key += f".init_args.{lacking[1]}"
-    text = _reason(chain, key, given)
-    where = given.where(key)
-    place = where if short(key) == where.lstrip("-") else ": ".join(filter(None, [where, key]))
-    return ": ".join(filter(None, [place, text]))
+    return told(given.where(key), key, _reason(chain, key, given))
 
 
 def _unknown_key(word: str, given: Given, keys: Collection[str]) -> str:
