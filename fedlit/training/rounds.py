@@ -60,8 +60,14 @@ def plan_rounds(
             f"warmup_rounds={method.warmup} is a share of max_epochs' rounds, and max_steps={trainer.max_steps} may "
             "end the run before: leave max_steps out, or give warmup_rounds as a number of rounds"
         )
+    samples = {client.name: client.num_samples or 0 for client in federation.clients}
     kept = method.record.of_checkpoint("warmup_rounds") if is_share(method.warmup) else None
-    method.warmup_rounds = warmup_of(method.warmup, None if endless else num_rounds) if kept is None else kept
+    if kept is None:
+        batches = [math.ceil(samples[source.name] / loader.batch_size_of(source.name)) for source in method.sources]
+        steps = local_steps or math.ceil(max(batches) / trainer.accumulate_grad_batches)
+        method.warmup_rounds = warmup_of(method.warmup, None if endless else num_rounds, max(1, steps))
+    else:
+        method.warmup_rounds = kept
     if 0 < num_rounds <= method.warmup_rounds and not trainer.fast_dev_run:  # type: ignore[attr-defined]
         rank_zero_warn(
             f"{type(method).__name__} never starts: all of {num_rounds} rounds (max_epochs) are of its warm-up, FedAvg "
@@ -71,7 +77,6 @@ def plan_rounds(
     ever |= {client.name for client in method.sources} if method.warmup_rounds else set()
     if method.local_norm:
         check_local_norm(method.originals, [client.name for client in method.clients if client.name not in ever])
-    samples = {client.name: client.num_samples or 0 for client in federation.clients}
     plan = {"seed": loader.seed, "local_steps": local_steps, "rounds_per_epoch": rounds_per_epoch, "samples": samples}
     method.record.plan_(plan | ({"warmup_rounds": method.warmup_rounds} if is_share(method.warmup) else {}))
 

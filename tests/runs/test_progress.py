@@ -44,7 +44,7 @@ class Seen(pl.Callback):
     [
         ({}, {"rounds": 4}, {}, [0, 1 / 4, 2 / 4, 3 / 4]),
         ({"warmup_rounds": 2}, {"rounds": 5}, {}, [0, 0, 0, 1 / 3, 2 / 3]),
-        ({"warmup_rounds": 0.5}, {"rounds": 4}, {}, [0, 0, 0, 1 / 2]),
+        ({"warmup_rounds": 0.5}, {"rounds": 8}, {"local_steps": 1}, [*[0] * 7, 1 / 2]),
         ({"warmup_rounds": 3}, {"rounds": 3}, {}, [0, 0, 0]),
         ({}, {"rounds": 2}, {"local_steps": 1, "rounds_per_epoch": 3}, [each / 6 for each in range(6)]),
         # two of the three rounds of an epoch

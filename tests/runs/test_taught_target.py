@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -475,6 +476,15 @@ def test_after_a_warm_up_both_networks_start_from_it() -> None:
     twins = module.replicas[TARGET]
     assert same(twins.extractor.state_dict(), shared)
     assert same(twins.peer.extractor.state_dict(), shared)
+
+
+def test_a_run_too_short_for_the_two_networks_is_told() -> None:
+    said = "two networks of the target begin to learn after the warm-up.* have 14 local steps.* Plan more rounds"
+    with pytest.warns(UserWarning, match=said):
+        fitted(CoMDA, 4, strategy={"local_steps": 7}, warmup_rounds=1)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="CoMDA")
+        fitted(CoMDA, 3, strategy={"local_steps": 100})
 
 
 def test_the_share_that_is_left_out_rises_and_falls() -> None:

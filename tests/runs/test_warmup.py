@@ -37,16 +37,25 @@ def fitted(folder: Path, rounds: int, warmup: int | float, method: Any = methods
 
 
 def test_a_share_is_the_whole_rounds_in_it() -> None:
-    assert [warmup_of(0.5, rounds) for rounds in (1, 2, 3, 30)] == [0, 1, 1, 15]
-    assert warmup_of(0.29, 100) == 29
-    assert warmup_of(0.999, 30) == 29  # a round is left for the method
-    assert [warmup_of(rounds, None) for rounds in (0, 3, 5.0)] == [0, 3, 5]
+    assert [warmup_of(0.5, rounds, steps=100) for rounds in (1, 2, 3, 30)] == [0, 1, 1, 15]
+    assert warmup_of(0.29, 100, steps=100) == 29
+    assert warmup_of(0.999, 30, steps=100) == 29  # a round is left for the method
+    assert [warmup_of(rounds, None, steps=1) for rounds in (0, 3, 5.0)] == [0, 3, 5]
+
+
+def test_a_share_has_a_hundred_local_steps_or_three_quarters_of_the_rounds() -> None:
+    assert [warmup_of(0.5, rounds, steps=10) for rounds in (15, 16, 18, 20, 30)] == [10, 10, 10, 10, 15]
+    assert [warmup_of(0.5, rounds, steps=1) for rounds in (1, 2, 3, 4, 15, 133, 200, 300)] == [
+        0, 1, 2, 3, 11, 99, 100, 150
+    ]  # fmt: skip
+    assert warmup_of(0.1, 20, steps=30) == 4  # 120 steps; 3 rounds have 90
+    assert warmup_of(0.9, 10, steps=1) == 9  # more than three quarters, as the user said
 
 
 @pytest.mark.parametrize("method", [methods.FedMMD, methods.FedDaDiL, methods.KD3A])
 def test_a_share_trains_as_that_number_of_rounds_does(tmp_path: Path, method: type[FederatedModule]) -> None:
-    (share, warm), (number, _) = fitted(tmp_path, 5, 0.5, method), fitted(tmp_path, 5, 2, method)
-    assert warm == [True, True, False, False, False]
+    (share, warm), (number, _) = fitted(tmp_path, 5, 0.5, method), fitted(tmp_path, 5, 3, method)
+    assert warm == [True, True, True, False, False]  # three quarters: so few rounds have fewer than 100 local steps
     for name, value in number.state_dict().items():
         assert torch.equal(share.state_dict()[name], value), name
 
@@ -56,20 +65,20 @@ def test_a_run_of_one_round_has_no_warm_up(tmp_path: Path) -> None:
 
 
 def test_a_run_that_goes_on_for_longer_keeps_its_warm_up(tmp_path: Path) -> None:
-    """4 rounds were planned, 2 of them warm; after round 1 the run is told of 8."""
+    """4 rounds were planned, 3 of them warm; after round 1 the run is told of 8."""
     saved = ModelCheckpoint(dirpath=tmp_path, every_n_epochs=1, save_top_k=-1, filename="{epoch}")
     fitted(tmp_path, 4, 0.5, callbacks=[saved])
     _, warm = fitted(tmp_path, 8, 0.5, ckpt_path=str(tmp_path / "epoch=0.ckpt"))
-    assert warm == [True, False, False, False, False, False, False]
+    assert warm == [True, True, False, False, False, False, False]
 
 
 def test_a_dictionary_of_a_checkpoint_is_there_after_its_warm_up(tmp_path: Path) -> None:
-    """Loading knows the warm-up of the run: 3 of 6 rounds."""
+    """Loading knows the warm-up of the run: 4 of 6 rounds."""
     saved = ModelCheckpoint(dirpath=tmp_path, every_n_epochs=1, save_top_k=-1, filename="{epoch}")
     trained, _ = fitted(tmp_path, 6, 0.5, methods.FedDaDiL, callbacks=[saved])
     again, warm = fitted(tmp_path, 6, 0.5, methods.FedDaDiL, ckpt_path=str(tmp_path / "epoch=4.ckpt"))
     assert warm == [False]
-    assert again.warmup_rounds == 3
+    assert again.warmup_rounds == 4
     for got, expected in zip(again.reconstruct(again.target), trained.reconstruct(trained.target), strict=True):
         assert torch.equal(got, expected)
 
