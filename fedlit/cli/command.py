@@ -58,7 +58,9 @@ class Command:
 
 
 COMMANDS: dict[str, Command] = {
-    "new": Command("fedlit.cli.new:new", "a folder with a configuration and a README that run: fedlit new csv DIR"),
+    "new": Command(
+        "fedlit.cli.new.command:new", "a folder with a configuration and a README that run: fedlit new csv DIR"
+    ),
     "sweep": Command("fedlit.cli.sweep:sweep", "the grid or random search of a W&B sweep file, on this machine"),
     "list": Command(
         "fedlit.cli.listing:list_command", "what configurations can name, with its paper and what it sends"

@@ -48,6 +48,7 @@ from fedlit.methods.mean_messages import Message, exchange_means, heard_sources
 from fedlit.models import Committee, MomentReplica, feature_width, part_of
 from fedlit.models.committee import STAYS_LOCAL
 from fedlit.module import Batch, FederatedModule
+from fedlit.training.progress import warn_of_few_steps
 from fedlit.training.replicas import Replicas
 from fedlit.training.tasks import Classification
 
@@ -439,4 +440,6 @@ class FedMMD(FederatedModule):
     def on_train_start(self) -> None:
         """Nobody has sent a classifier in this run yet."""
         super().on_train_start()
+        if self.warmup_rounds:
+            warn_of_few_steps(self, "with 50, and standardised inputs, it ended up to 6 points below SourceOnly")
         self._classified_in = self.federation.round_idx - 1

@@ -33,6 +33,7 @@ from fedlit.methods.mean_messages import exchange_means
 from fedlit.models import AlignedReplica, VotingReplica, feature_width, part_of
 from fedlit.models.aligned import STAYS_LOCAL, check_widths
 from fedlit.module import Batch, FederatedModule
+from fedlit.training.progress import warn_of_few_steps
 from fedlit.training.replicas import NORMS, Replicas
 
 
@@ -311,8 +312,13 @@ class FedRFTCA(FederatedModule):
         self._classified_in = self.federation.round_idx - 1
 
     def on_train_start(self) -> None:
-        """Nobody has voted yet; not called where a finished run is resumed, which keeps its votes."""
+        """Nobody has voted yet; not called where a finished run is resumed, which keeps its votes.
+
+        Extractors of their own move apart the more, the less they have learnt together in the warm-up.
+        """
         super().on_train_start()
+        if self.warmup_rounds:
+            warn_of_few_steps(self, "with 50, and standardised inputs, it ended up to 8 points below SourceOnly")
         for client in self.federation.local_clients:
             if self.replicas[client].votes:
                 self.replicas[client].informed.fill_(False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from lightning.pytorch import Trainer
+from lightning.pytorch.utilities import rank_zero_warn
 
 from fedlit.federation import FederatedLoader
 from fedlit.training.method import Method
@@ -19,6 +20,31 @@ def rounds_of_run(trainer: Trainer) -> int | None:
     if not isinstance(loader, FederatedLoader) or epochs is None or epochs < 0:
         return None
     return epochs * math.ceil(trainer.num_training_batches / loader.batches_per_round)
+
+
+def steps_after_warmup(method: Method) -> int | None:
+    """Local steps of a client that misses none, in the rounds after the warm-up; ``None`` without a planned end."""
+    rounds, loader = method.planned_rounds(), method.trainer.train_dataloader
+    if rounds is None or not isinstance(loader, FederatedLoader):
+        return None
+    return max(0, rounds) * loader.batches_per_round // method.trainer.accumulate_grad_batches
+
+
+def warn_of_few_steps(method: Method, seen: str, least: int = 100) -> None:
+    """Warn if a run has fewer local steps after its warm-up than a method needs to hold what SourceOnly reaches.
+
+    Args:
+        method: Whose run it is.
+        seen: What fewer came to, in a sentence.
+        least: Steps from which on nothing is said.
+    """
+    steps = steps_after_warmup(method)
+    if steps is None or steps >= least or method.trainer.fast_dev_run:  # type: ignore[attr-defined]
+        return
+    rank_zero_warn(
+        f"{type(method).__name__} has {steps} local steps after its warm-up, which may be too few: {seen}. Plan more "
+        "rounds (max_epochs) or more steps (local_steps), or compare with SourceOnly (--compare)"
+    )
 
 
 def share_over(method: Method, rounds: int) -> float:

@@ -1,0 +1,1 @@
+"""``fedlit new``: a folder with a configuration and a README that run."""

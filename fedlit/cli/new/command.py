@@ -1,0 +1,162 @@
+"""``fedlit new csv|images|features DIR``: a configuration that runs, with data of one's own or with an example."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from fedlit.cli.new import features, images, tables
+from fedlit.cli.new.study import Study, Writers, flow
+
+_DESCRIPTION = """
+Write a folder with experiment.yaml, which trains and compares methods, and README.md, which has the commands from
+training to an exported model. Without --data it comes with a small example, so that all of it runs as it is; with
+--data it reads your files. Nothing that is there is written over.
+"""
+
+_FEW = 20
+"""Labels of the target that FedAvg is given beside methods that are given none."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of data.
+
+    Args:
+        what: They are.
+        depths: How deep files lie in a folder of them.
+        suffixes: Of their files.
+        options: Adds what is to be told of one's own.
+        own: What a study of one's own data says.
+        example: What the study of an example in a folder says, and what writes its files.
+        method: Class of the recommended method, which names the folder of its runs.
+    """
+
+    what: str
+    depths: Sequence[str]
+    suffixes: Sequence[str]
+    options: Callable[[argparse.ArgumentParser], None]
+    own: Callable[[argparse.Namespace], Study]
+    example: Callable[[Path, Writers], Study]
+    method: str = "SourceOnly"
+
+
+KINDS = {
+    "csv": Kind(
+        "tables, a CSV or Parquet file for each client, or one file and --site",
+        ["*"], tables.SUFFIXES, tables.options, tables.own, tables.example,
+    ),
+    "images": Kind(
+        "images in folders, DIR/CLIENT/CLASS/*.jpg",
+        ["*/*", "*/*/*"], images.SUFFIXES, images.options, images.own, images.example, "FedAvg",
+    ),
+    "features": Kind(
+        "feature vectors in an .npz file, NAME_x and NAME_y for each client",
+        ["*"], features.SUFFIXES, features.options, features.own, features.example,
+    ),
+}  # fmt: skip
+
+
+def new(args: list[str]) -> None:
+    """Write the folder, and say what to do with it."""
+    parser = argparse.ArgumentParser("fedlit new", description=_DESCRIPTION)
+    kinds = parser.add_subparsers(dest="kind", required=True, metavar="|".join(KINDS))
+    for name, kind in KINDS.items():
+        one = kinds.add_parser(name, help=kind.what, description=f"A study of {kind.what}.")
+        one.add_argument("dir", type=Path, metavar="DIR", help="folder that is made, or that has your data already")
+        one.add_argument("--data", type=Path, metavar="PATH", help="your data; without it an example is written")
+        one.add_argument("--target", metavar="NAME", help="client without labels, which is adapted to; with --data")
+        kind.options(one)
+    given = parser.parse_args(args)
+    _check(given)
+    writers: Writers = []
+    kind = KINDS[given.kind]
+    study = kind.own(given) if given.data is not None else kind.example(given.dir, writers)
+    texts = {"experiment.yaml": _configuration(given.kind, study), "README.md": _readme(given.kind, given.dir, study)}
+    given.dir.mkdir(parents=True, exist_ok=True)
+    for write in writers:
+        write()
+    for name, text in texts.items():
+        (given.dir / name).write_text(text, encoding="utf-8")
+    print(f"wrote {given.dir / 'experiment.yaml'} and {given.dir / 'README.md'}: {study.about}")
+    print(f"next: cd {given.dir} && fedlit fit --config experiment.yaml    # README.md has what follows")
+
+
+def _check(given: argparse.Namespace) -> None:
+    """Refuse what would write over something, and options that belong to one's own data."""
+    folder: Path = given.dir
+    if folder.exists() and not folder.is_dir():
+        sys.exit(f"fedlit: DIR must be a folder, or a new name, and '{folder}' is a file: give another")
+    there = [name for name in ("experiment.yaml", "README.md") if (folder / name).exists()]
+    if there:
+        sys.exit(
+            f"fedlit: '{folder}' has {' and '.join(there)} already, and nothing is written over: give another DIR, or "
+            "move it away"
+        )
+    if given.data is not None:
+        if not given.data.exists():
+            sys.exit(f"fedlit: --data '{given.data}' is not there (looked for '{given.data.absolute()}')")
+        return
+    own = [key for key in vars(given) if key not in ("kind", "dir", "data") and getattr(given, key) is not None]
+    if own:
+        sys.exit(f"fedlit: --{own[0]} is of your own data: give --data PATH, too, or leave it out for the example")
+    found = _data_in(folder, given.kind)
+    if found:
+        sys.exit(
+            f"fedlit: '{folder}' has data already ({', '.join(found[:3])}{', ...' if len(found) > 3 else ''}): give "
+            f"--data {folder} to use them, or another DIR for an example"
+        )
+    for name in ("data", "features.npz"):
+        if (folder / name).exists():
+            sys.exit(
+                f"fedlit: '{folder / name}' is there, where the example would be, and nothing is written over: give "
+                f"--data {folder / name} if these are your data, or another DIR"
+            )
+
+
+def _data_in(folder: Path, kind: str) -> list[str]:
+    """Names of what looks like one's own data."""
+    found = (file for depth in KINDS[kind].depths for file in folder.glob(depth))
+    return sorted({file.relative_to(folder).parts[0] for file in found if file.suffix.lower() in KINDS[kind].suffixes})
+
+
+# ---------------------------------------------------------------- what is written
+
+
+def _configuration(kind: str, study: Study) -> str:
+    few = min(_FEW, study.labelled // 4)
+    own = f'name: "FedAvg, {few} target labels", data: {{target_labels: {few}}}'
+    fedavg = f"  - {{class_path: fedlit.methods.FedAvg, {own}}}\n"
+    if not few:
+        fedavg = (
+            "  # FedAvg needs labels of the target: {class_path: fedlit.methods.FedAvg, data: {target_labels: 20}}\n"
+        )
+    values = {"files": flow(study.files), "target": flow(study.target), "fedavg": fedavg}
+    values["compare"] = "compare:" if few else "compare: []"  # where nothing follows
+    return _filled("regression.yaml" if study.regression else f"{kind}.yaml", values | study.more)
+
+
+def _readme(kind: str, folder: Path, study: Study) -> str:
+    values = {
+        "name": folder.absolute().name or "Study",
+        "about": study.about,
+        "listing": study.listing,
+        "place": study.place,
+        "root": study.files,
+        "run": "runs/SourceOnly/version_0" if study.regression else f"runs/recommended/{KINDS[kind].method}/version_0",
+        "score": "R2 (share of variance explained)" if study.regression else "accuracy",
+        "predicted": "what is predicted for" if study.regression else "the class and the probabilities of",
+        "report": "" if study.regression else ", errors by class",
+    }
+    return _filled(f"{kind}.md", values)
+
+
+def _filled(template: str, values: dict[str, Any]) -> str:
+    text = files("fedlit.cli").joinpath("templates", template).read_text(encoding="utf-8")
+    return Template(text).substitute(values)

@@ -1,0 +1,60 @@
+"""What a configuration and its README say of the data they are for."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+
+Writers = list[Callable[[], None]]
+"""What writes the files of an example, once nothing is left to refuse."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """What is particular to some data.
+
+    Args:
+        files: Where they are, as the configuration has it.
+        target: The client that is adapted to.
+        labelled: Samples of the target whose label is known.
+        about: What the data are, in a sentence.
+        place: Where to put one's own data, in sentences.
+        listing: Entries of the README's list, for what is written besides.
+        regression: Whether labels are numbers to predict.
+        more: Placeholders of this kind of data.
+    """
+
+    files: object
+    target: str
+    labelled: int
+    about: str
+    place: str
+    listing: str = ""
+    regression: bool = False
+    more: dict[str, object] = field(default_factory=dict)
+
+
+def flow(value: object) -> str:
+    """A value in one line of YAML."""
+    text: str = yaml.safe_dump(value, default_flow_style=True, width=math.inf, allow_unicode=True, sort_keys=False)
+    return text.removesuffix("\n").removesuffix("\n...")
+
+
+def seen_from(folder: Path, path: Path) -> str:
+    """A path as it is written in a configuration in a folder: relative to it, if it lies in it."""
+    path, folder = path.resolve(), folder.resolve()
+    return path.relative_to(folder).as_posix() if path.is_relative_to(folder) else str(path)
+
+
+def check_target(target: str | None, names: Sequence[str]) -> None:
+    """End the command unless there are sources and the target is a client."""
+    if len(names) < 2:
+        sys.exit(f"fedlit: --data must have at least 2 clients, a source and the target, and has {[*names]}")
+    if target not in names:
+        got = "" if target is None else f", got {target!r}"
+        sys.exit(f"fedlit: --target must name the client that is adapted to, one of {[*names]}{got}")
