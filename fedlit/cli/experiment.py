@@ -45,22 +45,23 @@ class Method:
     preset: tuple[str, ...] = ()
 
     @classmethod
-    def parse(cls, entry: str | dict[str, Any], explicit: Collection[str] = ()) -> Method:
+    def parse(cls, entry: str | dict[str, Any], explicit: Collection[str] = (), given: Collection[str] = ()) -> Method:
         """Read a configuration, a class, or a mapping that has one.
 
         Args:
             explicit: Keys that the experiment sets.
+            given: Those of them that are options of the command line.
             entry: A configuration is one that is installed, such as ``methods/fed_mmd``, or a file, and is called by
                 its file, or by its class if it is what is shipped for that; what the experiment sets in data and
-                trainer stays. A class gets the arguments of its shipped configuration, as far as the experiment says
-                nothing else. A mapping has ``class_path`` and may have ``init_args``, ``name`` (by default the class
-                and those ``init_args`` that are no mappings) and, in ``data`` and ``trainer``, arguments that differ
-                from the configuration's.
+                trainer stays, and what the command line sets in model. A class gets the arguments of its shipped
+                configuration, as far as the experiment says nothing else. A mapping has ``class_path`` and may have
+                ``init_args``, ``name`` (by default the class and those ``init_args`` that are no mappings) and, in
+                ``data`` and ``trainer``, arguments that differ from the configuration's.
         """
         if isinstance(entry, str):
             file = find_config(entry)
             if os.path.isfile(file):
-                return cls._configured(file, explicit)
+                return cls._configured(file, explicit, given)
             if "/" in entry or entry.endswith((".yaml", ".yml")):
                 guess = did_you_mean(entry.removeprefix("configs/").removesuffix(".yaml"), installed())
                 sys.exit(f"fedlit: compare: {entry!r} is no file and no installed configuration{guess} fedlit list")
@@ -90,14 +91,13 @@ class Method:
         return cls(str(entry.get("name") or name), arguments, tuple(chain.from_iterable(given.values())))
 
     @classmethod
-    def _configured(cls, file: str, explicit: Collection[str]) -> Method:
+    def _configured(cls, file: str, explicit: Collection[str], given: Collection[str]) -> Method:
         content = content_of(file)
         if not isinstance(content, dict):
             sys.exit(f"fedlit: {file} in compare must be a configuration, with model and so on, got {content!r}")
-        own = {
-            key: _unless(explicit, value, key) if key in ("data", "trainer") else value
-            for key, value in content.items()
-        }
+        of_model = {key for key in given if key.startswith("model.") and key != "model.class_path"}
+        stays = {"data": explicit, "trainer": explicit, "model": of_model}
+        own = {key: _unless(stays[key], value, key) if key in stays else value for key, value in content.items()}
         path = (content.get("model") or {}).get("class_path")
         name = path.split(".")[-1] if path and _shipped(path) == file else Path(file).stem
         return cls(name, (f"--config={file if own == content else json.dumps(own)}",))
@@ -143,7 +143,7 @@ def _unless(explicit: Collection[str], tree: Any, above: str) -> Any:
     return {
         name: _unless(explicit, branch, f"{above}.{name}")
         for name, branch in tree.items()
-        if isinstance(branch, dict) or _short(f"{above}.{name}") not in explicit
+        if isinstance(branch, dict) or not any(_within(_short(f"{above}.{name}"), key) for key in explicit)
     }
 
 
@@ -228,7 +228,7 @@ class Experiment:
                 sys.exit(f"fedlit: targets {unknown} are not among the clients {list(known)}")
         given, explicit = {_short(key) for key, _ in options(args)}, _explicit(args)
         entries = parsed.arguments.compare or ()
-        methods = (Method(), *(Method.parse(entry, explicit).beside(given) for entry in entries))
+        methods = (Method(), *(Method.parse(entry, explicit, given).beside(given) for entry in entries))
         names = [method.name or method.arguments[0].split(".")[-1].split("=")[-1] for method in methods[1:]]
         names.append(parsed.arguments.model.class_path.split(".")[-1])
         twice = sorted({name for name in names if names.count(name) > 1})

@@ -311,6 +311,13 @@ def test_methods_are_compared_by_their_configurations(tmp_path: Path) -> None:
         texts = [yaml.safe_load(each.text)["data"]["init_args"] for each in found.by_method.values()]
         assert [text["target_labels"] for text in texts] == [20] * 4
         assert [text.get("target_batch_size") for text in texts] == [None, 16, None, None]
+    own = ["--model.optimizer=SGD", "--model.optimizer.init_args.lr=0.5", "--model.warmup_rounds=0.25"]  # for all
+    found = Experiment.parse(normalise(["fit", *TINY, *own, "--compare=[methods/fedrf_tca]"]))
+    given = [yaml.safe_load(each.text)["model"]["init_args"] for each in found.by_method.values()]
+    assert [each["warmup_rounds"] for each in given] == [0.25] * 2
+    assert [each["optimizer"]["init_args"]["lr"] for each in given] == [0.5] * 2
+    assert given[1]["optimizer"]["class_path"] == "torch.optim.SGD"
+    assert given[1]["trust_region"] == 1.0
     for entry in ("methods/fed_mdm", "other.yaml"):
         with pytest.raises(SystemExit, match=f"'{entry}' is no file and no installed configuration"):
             Experiment.parse(normalise(["fit", *TINY, f"--compare=[{entry}]"]))
