@@ -47,10 +47,12 @@ class TargetPredictions(Callback):
         self.costs = costs
         self._path = Path()
         self._batches: list[Tensor] = []
+        self._wrote = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuse other modules; decide where the file will be."""
         federated(pl_module, self)
+        self._wrote = False
         if stage == "predict":
             # log_dir is a broadcast: all processes ask for it, and one without samples to predict only comes this far
             self._path = Path(self.csv or Path(trainer.log_dir or trainer.default_root_dir, "predictions.csv"))
@@ -95,10 +97,8 @@ class TargetPredictions(Callback):
         if not module.federation.is_local(target) or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         if not self._batches:
-            raise ValueError(
-                f"no sample of target {target.name!r} was predicted, so there is nothing to write: give "
-                "trainer.predict a loader that has the target's samples, or remove TargetPredictions"
-            )
+            return
+        self._wrote = True
         predicted = torch.cat(self._batches)
         rows, names, ids = predicted.tolist(), class_names(trainer, module), _ids(trainer, target.name, len(predicted))
         first: list[list[str]] = [ids]
@@ -112,6 +112,18 @@ class TargetPredictions(Callback):
             writer.writerow([*self._first_columns(module), *names])
             writer.writerows([*own, *row] for *own, row in zip(*first, rows, strict=True))
         print(f"predictions of {len(rows)} samples of {target.name!r} are in {self._path}", flush=True)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Refuse to end without a file; Lightning goes through no loop, and says nothing, where there is no sample."""
+        module = federated(pl_module, self)
+        if stage != "predict" or self._wrote or trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        if module.federation.is_local(module.target):
+            raise ValueError(
+                f"no sample of target {module.target.name!r} was predicted, so there is nothing to write: give "
+                "trainer.predict a loader that has the target's samples (a data module has its test samples: "
+                "test_fraction, or transductive for all), or remove TargetPredictions"
+            )
 
     def _first_columns(self, module: FederatedModule) -> list[str]:
         """What the columns before those of classes, or numbers, are called."""

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedlit.callbacks import TargetPredictions
-from fedlit.data import FederatedLoader, HeartDisease
+from fedlit.data import Digits, FederatedLoader, HeartDisease
 from fedlit.methods import FedAvg
 from fedlit.models import MLP
 from small_federation import CLIENTS, NUM_CLASSES, TARGET, Blobs, build, trainer
@@ -109,6 +109,16 @@ def test_predictions_without_the_target_are_refused(tmp_path: Path):
     sources = {name: data.parts["test"][name] for name in CLIENTS if name != TARGET}
     with pytest.raises(ValueError, match=f"no sample of target '{TARGET}' was predicted"):
         run.predict(module, FederatedLoader(sources, training=False))
+
+
+def test_a_target_without_test_samples_is_told(tmp_path: Path):
+    """Lightning skips the loop, and would end as if all was well."""
+    data = Digits(target="fonts", flatten=True, test_fraction=0.0, batch_size=512)
+    module = FedAvg(data.clients, data.target, data.num_classes, MLP(64, [8]))
+    run = trainer(1, [TargetPredictions()], tmp_path, limit_train_batches=1)
+    run.fit(module, data)
+    with pytest.raises(ValueError, match=r"no sample of target 'fonts' was predicted.* test_fraction"):
+        run.predict(module, data)
 
 
 def test_fast_dev_run_writes_no_file(tmp_path: Path):
