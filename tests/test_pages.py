@@ -10,7 +10,6 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import yaml
@@ -18,33 +17,18 @@ from PIL import Image
 
 from fedlit.cli import main
 from fedlit.cli.command import COMMANDS
-
-ROOT = Path(__file__).resolve().parents[1]
-PAGES = {str(path.relative_to(ROOT)): path for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))}
-FENCE = re.compile(
-    r"(?:<!-- (?P<mark>[^\n]*?) -->\n)?^(?P<indent> *)```(?P<language>\w*)\n(?P<code>.*?)^ *```$", re.M | re.S
-)
-TUTORIALS = [name for name in PAGES if name.startswith("docs/tutorials/")]
+from pages import PAGES, ROOT, TUTORIALS, Block, blocks, steps
 
 
-class Block(NamedTuple):
-    """Code of a page, in which language, and what the comment right before it says."""
-
-    language: str
-    code: str
-    mark: str
-
-
-def blocks(name: str) -> list[Block]:
-    """In their order; those of a list's entry without its indent."""
-    found = FENCE.finditer(PAGES[name].read_text(encoding="utf-8"))
-    return [Block(m["language"], re.sub(f"^{m['indent']}", "", m["code"], flags=re.M), m["mark"] or "") for m in found]
+def blocks_of(name: str) -> list[Block]:
+    """Of a page."""
+    return blocks(PAGES[name].read_text(encoding="utf-8"))
 
 
 def commands(name: str) -> list[list[str]]:
     """The words of each command of fedlit in a page, without comments, variables in front and what follows."""
     found = []
-    for block in blocks(name):
+    for block in blocks_of(name):
         if block.language not in ("", "bash"):
             continue
         for line in block.code.replace("\\\n", " ").splitlines():
@@ -63,7 +47,7 @@ def test_the_readme_is_short() -> None:
 @pytest.mark.parametrize("name", PAGES)
 def test_python_runs(name: str, tmp_path: Path) -> None:
     """A page's blocks one after the other, in one process; those of tutorials with files between are run elsewhere."""
-    code = [block.code for block in blocks(name) if block.language == "python"]
+    code = [block.code for block in blocks_of(name) if block.language == "python"]
     if not code or (name in TUTORIALS and name != "docs/tutorials/lightning.md"):
         pytest.skip("no Python, or a tutorial with commands between")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -75,7 +59,7 @@ def test_python_runs(name: str, tmp_path: Path) -> None:
 def test_yaml_of_pages_is_read() -> None:
     read = 0
     for name in PAGES:
-        for block in blocks(name):
+        for block in blocks_of(name):
             if block.language == "yaml":
                 one_by_one = block.code.startswith("privacy: ")  # ways to say the same, each a line
                 for text in block.code.splitlines() if one_by_one else [block.code]:
@@ -166,11 +150,9 @@ def test_a_tutorial_works_in_an_empty_folder(name: str, tmp_path: Path) -> None:
     place = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = {**os.environ, "PATH": place, "OMP_NUM_THREADS": "1"}
     ran = 0
-    for block in blocks(name):
-        if block.mark.startswith("file: "):
-            (tmp_path / block.mark.removeprefix("file: ")).write_text(block.code, encoding="utf-8")
-            continue
-        if block.mark == "not run" or block.language not in ("bash", "python"):
+    for block in steps(PAGES[name].read_text(encoding="utf-8")):
+        if block.file is not None:
+            (tmp_path / block.file).write_text(block.code, encoding="utf-8")
             continue
         command = ["bash", "-euo", "pipefail", "-c"] if block.language == "bash" else [sys.executable, "-c"]
         done = subprocess.run(
