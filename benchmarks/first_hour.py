@@ -30,7 +30,7 @@ WORDS = 230
 """Read in a minute."""
 
 KINDS = ("csv", "images", "features")
-NAMES = ("README", *(Path(name).stem for name in TUTORIALS), *(f"fedlit new {kind}" for kind in KINDS))
+NAMES = ("README", *(Path(name).stem for name in TUTORIALS), "fedlit new")
 
 
 @dataclass
@@ -102,13 +102,16 @@ def travel(name: str, folder: Path, wheel: Path) -> dict[str, Any]:
         text = PAGES["README.md"].read_text(encoding="utf-8")
         journey.install(wheel)
         journey.give("fedlit fit --config experiments/first")
-    elif name.startswith("fedlit new"):
-        kind = name.rpartition(" ")[2]
-        journey.install(wheel, "[tables]" if kind == "csv" else "")
-        journey.give(f"fedlit new {kind} mine")
-        journey.folder = folder / "mine"
-        text = (journey.folder / "README.md").read_text(encoding="utf-8")
-        journey.follow(steps(text))
+    elif name == "fedlit new":
+        text = ""
+        journey.install(wheel, "[tables]")
+        for kind in KINDS:
+            journey.folder = folder
+            journey.give(f"fedlit new {kind} {kind}")
+            journey.folder = folder / kind
+            found = (journey.folder / "README.md").read_text(encoding="utf-8")
+            journey.follow(steps(found))
+            text += found
     else:
         text = PAGES[f"docs/tutorials/{name}.md"].read_text(encoding="utf-8")
         journey.install(wheel, *extras_of(text))

@@ -466,13 +466,34 @@ def leaderboard_of(name: str) -> Callable[[Results], str]:
 
 
 def default_gains(results: Results) -> str:
-    """Points above SourceOnly, by method and cell; the method whose worst cell is best comes first."""
+    """Points above SourceOnly, by cell and method; the method whose worst cell is best comes first."""
     least = {method: min(row[method] for row in results.values()) for method in next(iter(results.values()))}
-    rows = [
-        (method, [*(f"{row[method]:+.1f}" for row in results.values()), f"{least[method]:+.1f}"])
-        for method in sorted(least, key=lambda name: -least[name])
-    ]
-    return grid("points above SourceOnly", [*results, "worst"], rows)
+    methods = sorted(least, key=lambda name: -least[name])
+    cells = sorted(results, key=lambda name: (name.split(", ")[:-1], int(name.split(", ")[-1].split()[0])))
+    rows = [(each, [f"{results[each][method]:+.1f}" for method in methods]) for each in cells]
+    return grid("points above SourceOnly", methods, [*rows, ("worst", [f"{least[name]:+.1f}" for name in methods])])
+
+
+def first_hours(results: Results) -> str:
+    """By journey: minutes of installing, of all other commands and of reading, CPU seconds, and the longest command."""
+    rows = []
+    for name, found in results.items():
+        install, *others = found["steps"]
+        longest = max(others, key=lambda step: step["wall_s"])
+        cells = [f"{install['wall_s'] / 60:.1f}", f"{sum(step['wall_s'] for step in others) / 60:.1f}"]
+        cells += [
+            f"{sum(step['cpu_s'] for step in others):.0f}",
+            f"{found['reading_min']:.1f}",
+            f"{found['minutes']:.0f}",
+        ]
+        rows.append((name, [*cells, f"`{shortened(longest['step'])}`, {longest['wall_s']:.0f} s"]))
+    columns = ["install, min", "commands, min", "CPU s", "reading, min", "all, min", "longest command"]
+    return grid("from an empty folder", columns, rows)
+
+
+def shortened(command: str) -> str:
+    """The first words of a command."""
+    return command if len(command) <= 60 else f"{command[:57]}..."
 
 
 def image_accuracy(results: Results) -> str:
@@ -705,9 +726,10 @@ TABLES: dict[str, dict[str, Callable[[Results], str]]] = {
         "hearts": baselines("hearts", ("cleveland", "hungary", "switzerland", "va_long_beach")),
         "privacy": baselines_privacy,
     },
-    "leaderboard": {"no_labels": leaderboard_of("no labels")},
+    "leaderboard": {"no_labels": leaderboard_of("no labels"), "few_labels": leaderboard_of("few labels")},
     "images": {"accuracy": image_accuracy},
     "defaults": {"gains": default_gains},
+    "first_hour": {"journeys": first_hours},
     "refine": {"accuracy": refined, "settings": refinement_settings},
     "across": {"rounds": across_rounds, "memory": across_memory},
     "flare": {"ways": flare_ways},
