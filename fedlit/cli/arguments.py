@@ -103,17 +103,42 @@ def refuse_nameless(args: list[str]) -> None:
                 named.add(part)
 
 
+class _Twice(yaml.constructor.ConstructorError):
+    """A key that a mapping has twice."""
+
+
+class _Once(yaml.SafeLoader):
+    """Refuses a key that a mapping has twice, of which YAML takes the last without a word."""
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._seen: set[int] = set()
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Called for each mapping before it is made, and again by those that merge it: then it has others' keys."""
+        first = {} if id(node) not in self._seen else None
+        self._seen.add(id(node))
+        for key, _ in node.value if first is not None else ():
+            if isinstance(key, yaml.ScalarNode) and first.setdefault(key.value, key) is not key:
+                line = first[key.value].start_mark.line + 1
+                problem = f"{key.value!r} is in line {line} too, and only the last would count: keep one"
+                raise _Twice(None, None, problem, key.start_mark)
+        super().flatten_mapping(node)
+
+
 def content_of(text: str) -> Any:
     """What YAML says, or the file that it names."""
     where = "the command line"
     if os.path.isfile(text):  # which takes long texts, too
         where, text = text, Path(text).read_text()
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, _Once)  # a SafeLoader
     except yaml.YAMLError as error:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
         place = where if mark is None else f"{where}, line {mark.line + 1}, column {mark.column + 1}"
         if problem is not None and "'\\t'" in problem:
             sys.exit(f"fedlit: {place}: there is a tab, and YAML indents by spaces: write spaces in its place")
+        if isinstance(error, _Twice):
+            sys.exit(f"fedlit: {place}: {problem}")
         context = f"{getattr(error, 'context', None) or ''}: ".removeprefix(": ")
         sys.exit(f"fedlit: {place}: this is no YAML, and must be mended: {context}{problem or error}")

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from fedlit.cli import main
+from fedlit.cli.arguments import content_of
 from fedlit.cli.arguments import normalise
 from fedlit.cli.mistakes import check
 
@@ -156,6 +157,10 @@ def test_a_mistake_in_an_option_is_told_by_its_name(options: list[str], line: st
     ("text", "line"),
     [
         ("model: {class_path: FedAvg\ndata: x\n", "a.yaml, line 2, column 5: this is no YAML"),
+        (
+            "seeds: [0]\ndata: Digits\nseeds: [1]\n",
+            "a.yaml, line 3, column 1: 'seeds' is in line 1 too, and only the last",
+        ),
         ("model:\n\tclass_path: FedAvg\n", "a.yaml, line 2, column 1: there is a tab, and YAML indents by spaces"),
         ("- a\n- b\n", "a.yaml must have keys, such as data:, model: and trainer:, got list"),
         ("hello", "a.yaml must have keys, such as data:, model: and trainer:, got str 'hello'"),
@@ -165,6 +170,12 @@ def test_a_mistake_in_an_option_is_told_by_its_name(options: list[str], line: st
 def test_a_file_that_is_no_configuration_is_told_with_the_line(text: str, line: str) -> None:
     Path("a.yaml").write_text(text)
     assert told("fit", "--config", "a.yaml").startswith(f"fedlit: {line}")
+
+
+def test_keys_of_a_merged_mapping_may_be_given_anew() -> None:
+    Path("a.yaml").write_text("a: &a {x: 1, y: 2}\nb: &b\n  <<: *a\n  x: 3\nc:\n  <<: *b\n  x: 4\nd: *b\n")
+    a, b, c = {"x": 1, "y": 2}, {"x": 3, "y": 2}, {"x": 4, "y": 2}
+    assert content_of("a.yaml") == {"a": a, "b": b, "c": c, "d": b}
 
 
 def test_what_a_constructor_refuses_is_told_with_the_file_that_has_it_unless_an_option_replaced_it() -> None:
