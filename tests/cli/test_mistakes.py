@@ -9,8 +9,7 @@ import pytest
 import yaml
 
 from fedlit.cli import main
-from fedlit.cli.arguments import content_of
-from fedlit.cli.arguments import normalise
+from fedlit.cli.arguments import content_of, normalise
 from fedlit.cli.mistakes import check
 
 BASE = """
