@@ -157,7 +157,7 @@ class Parsed:
         """Arguments of model and data as plain values, which checkpoints keep."""
         arguments = self.arguments.clone()
         arguments.pop("trainer")
-        how = {"skip_link_targets": False, "skip_none": False, "skip_check": True}  # checked when they were parsed
+        how = {"skip_link_targets": False, "skip_none": False, "skip_validation": True}  # checked when they were parsed
         values = yaml.safe_load(self.parser.dump(arguments, format="yaml", **how))
         return {key: values[key] for key in ("model", "data")}
 
@@ -167,7 +167,7 @@ class Parsed:
         arguments = self.arguments.clone()
         for key in (*_OF_EXPERIMENTS, "seat", "config", "trainer.default_root_dir", "trainer.enable_progress_bar"):
             arguments.pop(key, None)
-        text: str = self.parser.dump(arguments, format="json", skip_none=True, skip_check=True)
+        text: str = self.parser.dump(arguments, format="json", skip_none=True, skip_validation=True)
         return text
 
     def instead(self, args: list[str]) -> Parsed:
