@@ -3,9 +3,10 @@
 Run from the repository root: PYTHONPATH=tests/support python benchmarks/first_hour.py [--wheel FILE] [--only NAME ...]
 
 Each journey starts in an empty folder, with a virtual environment of its own, in which the wheel is installed as the
-page says; without ``--wheel`` one is built of HEAD. Then its files are saved and its commands given, in their order
-and word for word. Told are seconds of wall clock and of CPU for each command, and how long its words take to read, at
-WORDS a minute. A command that fails ends the benchmark.
+page says; without ``--wheel`` one is built of HEAD. Then its files are saved and its commands given, in their order and
+word for word; the README's names its configuration as it is installed, as there is no clone. Told are seconds of wall
+clock and of CPU for each command, and how long the page's words take to read, at WORDS a minute. A command that fails
+ends the benchmark.
 """
 
 from __future__ import annotations

@@ -122,7 +122,8 @@ class TargetPredictions(Callback):
             raise ValueError(
                 f"no sample of target {module.target.name!r} was predicted, so there is nothing to write: give "
                 "trainer.predict a loader that has the target's samples (a data module has its test samples: "
-                "test_fraction, or transductive for all), or remove TargetPredictions"
+                "test_fraction, or transductive for all) and a limit_predict_batches above 0, or remove "
+                "TargetPredictions"
             )
 
     def _first_columns(self, module: FederatedModule) -> list[str]:

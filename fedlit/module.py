@@ -97,8 +97,8 @@ class FederatedModule(ClientOptimisation):
             ``"moments"`` is just that variance. Second moments are larger: the bound of a fixed-point grid holds for
             var + mean^2 then.
         warmup_rounds: Rounds of FedAvg over the sources before the method proper starts; a number below 1 is their
-            share of the planned rounds; it comes to at least 100 local steps, as far as three quarters of the rounds
-            have them. As an attribute, a share stands as 1 until a run is planned.
+            share of the planned rounds; it comes to at least 100 local steps of the largest source, as far as three
+            quarters of the rounds have them. As an attribute, a share stands as 1 until a run is planned.
         refine: When the run ends, let the target's own samples correct its predictions: neighbours are alike, and each
             class has its share. A linear classifier that is fitted to what comes of it takes the place of the target's,
             unless, of two classifiers that the target sends, the one fitted to its refined classes gets less than four

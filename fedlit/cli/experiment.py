@@ -50,7 +50,7 @@ class Method:
 
         Args:
             explicit: Keys that the experiment sets.
-            given: Those of them that are options of the command line.
+            given: Those of them that options of the command line set.
             entry: A configuration is one that is installed, such as ``methods/fed_mmd``, or a file, and is called by
                 its file, or by its class if it is what is shipped for that; what the experiment sets in data and
                 trainer stays, and what the command line sets in model. A class gets the arguments of its shipped
@@ -95,10 +95,14 @@ class Method:
         content = content_of(file)
         if not isinstance(content, dict):
             sys.exit(f"fedlit: {file} in compare must be a configuration, with model and so on, got {content!r}")
-        of_model = {key for key in given if key.startswith("model.") and key != "model.class_path"}
-        stays = {"data": explicit, "trainer": explicit, "model": of_model}
-        own = {key: _unless(stays[key], value, key) if key in stays else value for key, value in content.items()}
-        path = (content.get("model") or {}).get("class_path")
+        own = {
+            key: _unless(explicit, value, key) if key in ("data", "trainer") else value
+            for key, value in content.items()
+        }
+        model = content.get("model")
+        if isinstance(model, dict):
+            own["model"] = _unless({*given} - {"model.class_path"}, model, "model", branches=True)
+        path = model.get("class_path") if isinstance(model, dict) else model
         name = path.split(".")[-1] if path and _shipped(path) == file else Path(file).stem
         return cls(name, (f"--config={file if own == content else json.dumps(own)}",))
 
@@ -136,27 +140,29 @@ def _model_of(file: str) -> dict[str, Any]:
     return model
 
 
-def _unless(explicit: Collection[str], tree: Any, above: str) -> Any:
-    """What a configuration has below a key, without leaves that are set already."""
+def _unless(explicit: Collection[str], tree: Any, above: str, branches: bool = False) -> Any:
+    """What a configuration has below a key, without leaves that are set already, and if so without branches."""
     if not isinstance(tree, dict):
         return tree
     return {
-        name: _unless(explicit, branch, f"{above}.{name}")
+        name: _unless(explicit, branch, f"{above}.{name}", branches)
         for name, branch in tree.items()
-        if isinstance(branch, dict) or not any(_within(_short(f"{above}.{name}"), key) for key in explicit)
+        if (isinstance(branch, dict) and not branches) or _short(f"{above}.{name}") not in explicit
     }
 
 
-def _explicit(args: Sequence[str]) -> set[str]:
-    """Leaves that command line and configuration files set, without ``init_args``."""
+def _explicit(args: Sequence[str], configurations: bool = True) -> set[str]:
+    """Leaves that options set, and configuration files or not, without ``init_args``."""
     found: set[str] = set()
     for key, value in options(args):
         content: object = {key: None}
         if key in ("config", "c") and value is not None:
-            content = content_of(value)
+            content = content_of(value) if configurations else {}
         elif key in ("model", "data", "trainer") and value is not None:
             whole = content_of(value)
             content = {key: whole if isinstance(whole, dict) else {"class_path": whole}}
+        elif key.endswith("init_args") and value is not None:
+            content = {key: content_of(value)}
         found.update(map(_short, flat(content)))
     return found
 
@@ -228,7 +234,8 @@ class Experiment:
                 sys.exit(f"fedlit: targets {unknown} are not among the clients {list(known)}")
         given, explicit = {_short(key) for key, _ in options(args)}, _explicit(args)
         entries = parsed.arguments.compare or ()
-        methods = (Method(), *(Method.parse(entry, explicit, given).beside(given) for entry in entries))
+        options_set = _explicit(args, configurations=False)
+        methods = (Method(), *(Method.parse(entry, explicit, options_set).beside(given) for entry in entries))
         names = [method.name or method.arguments[0].split(".")[-1].split("=")[-1] for method in methods[1:]]
         names.append(parsed.arguments.model.class_path.split(".")[-1])
         twice = sorted({name for name in names if names.count(name) > 1})

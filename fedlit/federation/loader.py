@@ -157,7 +157,7 @@ class FederatedLoader:
         if plan.local_steps is not None and plan.local_steps < 1:
             raise ValueError(f"local_steps must be at least 1 optimiser step, got {plan.local_steps}")
         for name, size in plan.sizes.items():
-            if self._num_batches(size, name) == 0:
+            if self.num_batches(size, name) == 0:
                 raise RosterError(
                     f"client {name!r} has {size} samples, fewer than one batch of {self.batch_size_of(name)}, and "
                     "drop_last leaves it none: lower batch_size or set drop_last=False"
@@ -170,14 +170,15 @@ class FederatedLoader:
         """Whether a strategy has cut the data into rounds."""
         return self._plan is not None
 
-    def _num_batches(self, size: int, client: str) -> int:
+    def num_batches(self, size: int, client: str) -> int:
+        """Batches of one pass over so many samples of ``client``."""
         batches = size / self.batch_size_of(client)
         return math.floor(batches) if self.drop_last else math.ceil(batches)
 
     def batches_per_pass(self, client: str) -> int:
         """Batches of one pass over what a client trains on; before a strategy has cut rounds, of a local client."""
         sizes = self.sizes() if self._plan is None else self._plan.sizes
-        return self._num_batches(sizes[client], client)
+        return self.num_batches(sizes[client], client)
 
     def batches_of(self, client: str) -> int:
         """Batches of a client in a round that it takes part in, wherever it is hosted: the first of its steps."""
@@ -205,7 +206,7 @@ class FederatedLoader:
         if plan is not None and plan.local_steps is not None:
             return plan.local_steps * plan.accumulate
         sizes = self.sizes() if plan is None else plan.sizes
-        longest = max((self._num_batches(size, name) for name, size in sizes.items()), default=self.least_batches)
+        longest = max((self.num_batches(size, name) for name, size in sizes.items()), default=self.least_batches)
         accumulate = 1 if plan is None else plan.accumulate
         return math.ceil(longest / accumulate) * accumulate
 
@@ -311,7 +312,7 @@ class _Reader:
         self.seed = loader.seed
         self.training = loader.training
         self.size = loader.batch_size_of(client)
-        self.per_pass = loader._num_batches(len(pool), client)
+        self.per_pass = loader.num_batches(len(pool), client)
         dataset = loader.datasets[client]
         self.augments = getattr(dataset, "augments", True) and not isinstance(dataset, TensorDataset)
         self.fetch: Callable[[Tensor], Any] | None = None

@@ -312,9 +312,9 @@ class FedRFTCA(FederatedModule):
         self._classified_in = self.federation.round_idx - 1
 
     def on_train_start(self) -> None:
-        """Nobody has voted yet; not called where a finished run is resumed, which keeps its votes.
+        """Nobody has voted yet; not called where a finished run is resumed, which keeps its votes. Warn of short runs.
 
-        Extractors of their own move apart the more, the less they have learnt together in the warm-up.
+        After the warm-up every extractor moves on its own, and the classifier follows those of the sources.
         """
         super().on_train_start()
         if self.warmup_rounds:

@@ -23,11 +23,17 @@ def rounds_of_run(trainer: Trainer) -> int | None:
 
 
 def steps_after_warmup(method: Method) -> int | None:
-    """Local steps of a client that misses none, in the rounds after the warm-up; ``None`` without a planned end."""
-    rounds, loader = method.planned_rounds(), method.trainer.train_dataloader
+    """Local steps of a target that misses none, in the rounds after the warm-up; ``None`` without a planned end."""
+    trainer, rounds = method.trainer, method.planned_rounds()
+    loader = trainer.train_dataloader
     if rounds is None or not isinstance(loader, FederatedLoader):
         return None
-    return max(0, rounds) * loader.batches_per_round // method.trainer.accumulate_grad_batches
+    if rounds <= 0:
+        return 0
+    batches = min(loader.batches_of(method.target.name), int(trainer.num_training_batches))
+    steps = batches // trainer.accumulate_grad_batches
+    most = rounds if trainer.max_steps < 0 else trainer.max_steps // max(1, steps) - method.warmup_rounds
+    return max(0, min(rounds, most)) * steps
 
 
 def warn_of_few_steps(method: Method, seen: str, least: int = 100) -> None:
@@ -39,11 +45,11 @@ def warn_of_few_steps(method: Method, seen: str, least: int = 100) -> None:
         least: Steps from which on nothing is said.
     """
     steps = steps_after_warmup(method)
-    if steps is None or steps >= least or method.trainer.fast_dev_run:  # type: ignore[attr-defined]
+    if not steps or steps >= least or method.trainer.fast_dev_run:  # type: ignore[attr-defined]
         return
     rank_zero_warn(
-        f"{type(method).__name__} has {steps} local steps after its warm-up, which may be too few: {seen}. Plan more "
-        "rounds (max_epochs) or more steps (local_steps), or compare with SourceOnly (--compare)"
+        f"the target of {type(method).__name__} has {steps} local steps after the warm-up, which may be too few: "
+        f"{seen}. Plan more rounds (max_epochs) or steps (local_steps), or compare with SourceOnly (--compare)"
     )
 
 

@@ -63,7 +63,7 @@ def plan_rounds(
     samples = {client.name: client.num_samples or 0 for client in federation.clients}
     kept = method.record.of_checkpoint("warmup_rounds") if is_share(method.warmup) else None
     if kept is None:
-        batches = [math.ceil(samples[source.name] / loader.batch_size_of(source.name)) for source in method.sources]
+        batches = [loader.num_batches(samples[source.name], source.name) for source in method.sources]
         steps = local_steps or math.ceil(max(batches) / trainer.accumulate_grad_batches)
         method.warmup_rounds = warmup_of(method.warmup, None if endless else num_rounds, max(1, steps))
     else:

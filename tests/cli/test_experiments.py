@@ -384,3 +384,26 @@ def test_the_readmes_first_experiment_shows_what_adaptation_gains() -> None:
     assert sources + 0.015 < labelled
     assert labelled + 0.1 < refined
     assert sources + 0.15 < refined
+
+
+def test_an_option_takes_the_place_of_what_a_compared_configuration_sets(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(
+        "model: {class_path: FedProx, init_args: {mu: 3.0, optimizer: {class_path: Adam, init_args: {lr: 0.1}}}}\n"
+        "data: {init_args: {target_labels: 20}}\n"
+    )
+    (tmp_path / "text.yaml").write_text("model: fedlit.methods.FedDAN")
+
+    def told(*words: str, entry: str = "mine.yaml") -> dict[str, Any]:
+        return trained_with(*TINY, *words, f"--compare=[{entry}]")
+
+    assert told()["mu"] == 3.0
+    for words in (["--model.optimizer=null"], ["--model.init_args.optimizer=null"]):
+        assert "lr: 0.1" not in yaml.safe_dump(told(*words)["optimizer"])
+    for words in (["--model.local_norm=true"], ['--model.init_args={"local_norm": true}']):
+        assert told(*words)["local_norm"] is True
+        assert told(*words)["mu"] == 3.0
+    whole = Experiment.parse(normalise(["fit", *TINY, '--data.init_args={"batch_size": 7}', "--compare=[mine.yaml]"]))
+    given = [yaml.safe_load(each.text)["data"]["init_args"] for each in whole.by_method.values()]
+    assert [each["batch_size"] for each in given] == [7, 7]
+    assert given[1]["target_labels"] == 20
+    assert "mmd_weight" in told(entry="text.yaml")

@@ -152,6 +152,7 @@ def _readme(kind: str, folder: Path, study: Study) -> str:
         "run": "runs/SourceOnly/version_0" if study.regression else f"runs/recommended/{KINDS[kind].method}/version_0",
         "score": "R2 (share of variance explained)" if study.regression else "accuracy",
         "predicted": "what is predicted for" if study.regression else "the class and the probabilities of",
+        "compares": "" if study.regression else "The target's score needs none; it compares rounds, not methods.",
         "report": "" if study.regression else ", errors by class",
     }
     return _filled(f"{kind}.md", values)

@@ -45,6 +45,8 @@ def own(given: argparse.Namespace) -> Study:
 
     told_of = ("id", "leave_out", "categories", "classes", "task", "missing_values", "separator", "decimal", "encoding")
     arguments = {key: getattr(given, key) for key in (*told_of, "site") if getattr(given, key) is not None}
+    if given.task == "regression" and given.classes:
+        sys.exit("fedlit: --classes names the classes of a label, and --task regression has none: leave one out")
     if given.data.is_file() and given.site is None:
         sys.exit(
             f"fedlit: --data '{given.data}' is one file: give --site COLUMN, the column that says whose a row is, or a "
