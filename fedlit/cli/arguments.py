@@ -116,13 +116,14 @@ class _Once(yaml.SafeLoader):
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         """Called for each mapping before it is made, and again by those that merge it: then it has others' keys."""
-        first = {} if id(node) not in self._seen else None
+        keys = [] if id(node) in self._seen else [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
         self._seen.add(id(node))
-        for key, _ in node.value if first is not None else ():
-            if isinstance(key, yaml.ScalarNode) and first.setdefault(key.value, key) is not key:
-                line = first[key.value].start_mark.line + 1
-                problem = f"{key.value!r} is in line {line} too, and only the last would count: keep one"
+        lines: dict[str, int] = {}
+        for key in keys:
+            if key.value in lines:
+                problem = f"{key.value!r} is in line {lines[key.value]} too, and only the last would count: keep one"
                 raise _Twice(None, None, problem, key.start_mark)
+            lines[key.value] = key.start_mark.line + 1
         super().flatten_mapping(node)
 
 
