@@ -47,7 +47,7 @@ def objection(server: str, certificate: Path, key: Path, ca: Path) -> str | None
                         raise EndedError
             except ssl.SSLCertVerificationError as error:
                 return f"the server's certificate is not trusted here: {error.verify_message}"
-            except ssl.SSLEOFError as error:
+            except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:  # cut off, or closed with a goodbye
                 raise EndedError from error
             except ssl.SSLError as error:
                 reason = (error.reason or str(error)).replace("_", " ").lower()

@@ -24,16 +24,16 @@ def rounds_of_run(trainer: Trainer) -> int | None:
 
 def steps_after_warmup(method: Method) -> int | None:
     """Local steps of a target that misses none, in the rounds after the warm-up; ``None`` without a planned end."""
-    trainer, rounds = method.trainer, method.planned_rounds()
+    trainer, target, rounds = method.trainer, method.target, rounds_of_run(method.trainer)
     loader = trainer.train_dataloader
     if rounds is None or not isinstance(loader, FederatedLoader):
         return None
-    if rounds <= 0:
+    learns = sum(target in method.learners(round_idx) for round_idx in range(method.warmup_rounds, rounds))
+    if not learns:
         return 0
-    batches = min(loader.batches_of(method.target.name), int(trainer.num_training_batches))
-    steps = batches // trainer.accumulate_grad_batches
-    most = rounds if trainer.max_steps < 0 else trainer.max_steps // max(1, steps) - method.warmup_rounds
-    return max(0, min(rounds, most)) * steps
+    steps = min(loader.batches_of(target.name), int(trainer.num_training_batches)) // trainer.accumulate_grad_batches
+    most = learns if trainer.max_steps < 0 else trainer.max_steps // max(1, steps) - method.warmup_rounds
+    return max(0, min(learns, most)) * steps
 
 
 def warn_of_few_steps(method: Method, seen: str, least: int = 100) -> None:
@@ -45,7 +45,8 @@ def warn_of_few_steps(method: Method, seen: str, least: int = 100) -> None:
         least: Steps from which on nothing is said.
     """
     steps = steps_after_warmup(method)
-    if not steps or steps >= least or method.trainer.fast_dev_run:  # type: ignore[attr-defined]
+    never = method.planned_rounds() == 0  # which is said where rounds are planned
+    if steps is None or steps >= least or never or method.trainer.fast_dev_run:  # type: ignore[attr-defined]
         return
     rank_zero_warn(
         f"the target of {type(method).__name__} has {steps} local steps after the warm-up, which may be too few: "

@@ -479,12 +479,12 @@ def test_after_a_warm_up_both_networks_start_from_it() -> None:
 
 
 def test_a_run_too_short_for_the_two_networks_is_told() -> None:
-    said = r"the target of CoMDA has 21 local steps after the warm-up, which may be too few: .* Plan more rounds"
+    said = r"the target of CoMDA has 14 local steps after the warm-up, which may be too few: .* Plan more rounds"
     with pytest.warns(UserWarning, match=said):
         fitted(CoMDA, 4, strategy={"local_steps": 7}, warmup_rounds=1)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="CoMDA")
-        fitted(CoMDA, 2, strategy={"local_steps": 100}, warmup_rounds=0)
+        fitted(CoMDA, 3, strategy={"local_steps": 100}, warmup_rounds=0)
 
 
 def test_the_share_that_is_left_out_rises_and_falls() -> None:
