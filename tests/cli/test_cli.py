@@ -53,7 +53,26 @@ def needs_files(config: Path) -> None:
         pytest.skip(f"{config.name} reads {place}, which is not there: see data/README in the shared folder")
 
 
-@pytest.mark.parametrize("name", METHODS)
+VARIANTS = (
+    *(
+        "adabn_autodial",
+        "apfl",
+        "co_mda",
+        "fade",
+        "fed_da_auto",
+        "fed_dan_one_kernel",
+        "fed_wdgrl",
+        "fedprox",
+        "fedrep",
+    ),
+    *("finetune_offline", "oracle", "target_only"),
+)
+"""Methods that are much like another in what their configurations say."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in VARIANTS else []) for name in METHODS]
+)
 def test_every_method_configuration_runs_two_batches(name: str) -> None:
     main(["fit", "--config", "data/digits", "--config", f"methods/{name}", *TWO_BATCHES])
 
@@ -75,7 +94,13 @@ UNLIKE = {path.stem for path in (CONFIGS / "data").glob("*.yaml")} - {"digits", 
 """Without the digits, on which every method is trained, and what differs from PACS in its folders alone."""
 
 
-@pytest.mark.parametrize("name", sorted(UNLIKE))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in ("pacs", "heart_disease") else pytest.mark.slow)
+        for name in sorted(UNLIKE)
+    ],
+)
 def test_data_configurations_run_one_batch(name: str) -> None:
     """Those that are like no other; test_data_configs.py builds them all."""
     config = CONFIGS / "data" / f"{name}.yaml"
@@ -89,11 +114,11 @@ def test_data_configurations_run_one_batch(name: str) -> None:
 COMPARED = ("fashion_mnist_noise_0.4_fedgp", "fashion_mnist_label_shift_0.0_fedgp")
 """Those of Fashion-MNIST that are run with all methods; their neighbours differ from them in one number."""
 
-LONG = (
-    *("fashion_mnist_label_shift_0.0_fedgp", "digits_baselines"),
-    *("office_caltech_styles_baselines", "office_caltech_surf_baselines", "heart_baselines"),
+SHOWN = (
+    *("first", "digits_feddadil", "digit_five_fedrftca", "heart_fed_mmd", "heart_fedgp"),
+    *("office_caltech_fedrftca", "office_caltech_images_lite0"),
 )
-"""Experiments that take long and are much like another."""
+"""Experiments of the default run: one of each kind of data, and of what methods send."""
 
 ELSEWHERE = ("digits", "digits_fedavg")
 """Experiments that other tests of this file run, with all that they compare."""
@@ -102,7 +127,7 @@ ELSEWHERE = ("digits", "digits_fedavg")
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(path.stem, marks=[pytest.mark.slow] if path.stem in LONG else [])
+        pytest.param(path.stem, marks=[] if path.stem in SHOWN else [pytest.mark.slow])
         for path in sorted((CONFIGS / "experiments").glob("*.yaml"))
         if path.stem not in ELSEWHERE
     ],
@@ -150,7 +175,9 @@ def needs_extra(privacy: str) -> None:
         pytest.importorskip(NEEDS[privacy])
 
 
-@pytest.mark.parametrize("name", PRIVACY)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in ("masking", "ckks") else [pytest.mark.slow]) for name in PRIVACY]
+)
 def test_every_privacy_configuration_trains_and_says_what_it_hides(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -722,6 +749,7 @@ def test_help_prints_the_class_docstrings(capsys: pytest.CaptureFixture[str]) ->
     assert "Rounds of FedAvg over the sources" in printed
 
 
+@pytest.mark.slow
 @pytest.mark.multiprocess
 def test_the_command_runs_on_several_processes(capsys: pytest.CaptureFixture[str]) -> None:
     """As it does in one, which is this one; each is an interpreter of its own, with its own seed of string hashes."""

@@ -221,6 +221,7 @@ def test_own_tables_run_at_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     check_followed("csv")
 
 
+@pytest.mark.slow
 def test_a_target_without_labels_has_no_method_that_needs_them(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pandas")
     machines(Path("plants"), labelled=False)
@@ -229,6 +230,7 @@ def test_a_target_without_labels_has_no_method_that_needs_them(monkeypatch: pyte
     check_followed("csv", labelled=False)
 
 
+@pytest.mark.slow
 def test_numbers_are_predicted_as_by_linear_regression(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the pooled tables of the sources, on which scikit-learn fits the same; the target's labels are hidden."""
     pytest.importorskip("pandas")

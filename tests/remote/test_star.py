@@ -71,7 +71,6 @@ CASES |= {
 QUICK = {
     "FedAvg",
     "FedRFTCA",
-    "FedRFTCAClosedForm",
     "FedGP auto",
     "FedDaDiL",
     "FedMMD",
@@ -79,7 +78,7 @@ QUICK = {
     "two parties",
 }
 QUICK |= {"FedAvg, masked", "FedDaDiL, masked"}
-QUICK |= {"FedAvg, BFV", "FedMMD, Paillier", "fractions, masked"}
+QUICK |= {"FedMMD, Paillier", "fractions, masked"}
 """Those of the default run: one of each way to talk."""
 
 

@@ -626,7 +626,7 @@ def test_bad_arguments_are_refused_at_construction(
 
 @pytest.mark.multiprocess
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in ("Ditto", "KNNPer") else pytest.mark.slow) for name in METHODS]
+    "name", [pytest.param(name, marks=() if name == "KNNPer" else pytest.mark.slow) for name in METHODS]
 )
 def test_several_processes_equal_one_and_resume_on_other_numbers_of_them(name: str, tmp_path: Path) -> None:
     path = str(tmp_path / "half.ckpt")

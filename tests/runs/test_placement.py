@@ -41,11 +41,11 @@ def test_placement_changes_neither_weights_nor_ledger_nor_metrics(
 @pytest.mark.parametrize(
     "method",
     [
-        *("FedRFTCA", "FedJDA", "FedRFTCAClosedForm", "FedGP auto", "FedMMD, pairwise", "FedDAN", "KD3A"),
-        *("FedDANN", "FedAvg, refined"),
+        *("FedRFTCA", "FedGP auto", "FedMMD, pairwise", "FedDANN", "FedAvg, refined"),
         *(
             pytest.param(name, marks=pytest.mark.slow)
             for name in (
+                *("FedJDA", "FedRFTCAClosedForm", "FedDAN", "KD3A"),
                 *("Voting", "FedDA", "FedDA auto", "FedGP", "FedMMD", "FedDAN, pairwise", "FedCORAL", "CoMDA"),
                 *("FedCORAL, pairwise", "CoMDA, models", "KD3A, soft", "KD3A, models", "AdaBN", "FedAvg, moments"),
                 *("FedMME", "FADA", "FADA, disentangling", "FADE", "FedWDGRL", "FedDaDiL", "AdaBN, mixing"),
@@ -152,8 +152,8 @@ def test_masked_training_on_three_processes_equals_one_and_the_plain_grid(on_gri
         ("FedRFTCA", "masking"),
         pytest.param("FedRFTCA", "bfv", marks=pytest.mark.slow),
         pytest.param("FedRFTCA", "paillier", marks=pytest.mark.slow),
-        ("FedJDA", "masking"),
-        ("FedRFTCAClosedForm", "masking"),
+        pytest.param("FedJDA", "masking", marks=pytest.mark.slow),
+        pytest.param("FedRFTCAClosedForm", "masking", marks=pytest.mark.slow),
         pytest.param("FedDAN", "masking", marks=pytest.mark.slow),
         pytest.param("FedCORAL", "masking", marks=pytest.mark.slow),
         pytest.param("KD3A", "masking", marks=pytest.mark.slow),
@@ -174,7 +174,9 @@ def test_hidden_messages_train_the_same_on_three_processes_and_on_the_plain_grid
     assert all(result["metrics"] == clear["metrics"] for result in results)
 
 
-@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == "masking" else [pytest.mark.slow]) for name in BACKENDS]
+)
 def test_exact_backends_resume_on_other_processes_with_new_keys(on_grid: dict, name: str, tmp_path: Path) -> None:
     """Clients that were away before the checkpoint catch up after it, though the old keys are gone."""
     backend, library = BACKENDS[name]

@@ -17,10 +17,12 @@ APART = ["--devices", "3", "--placement", "[[], ['clean', 'blended'], ['fonts']]
 @pytest.mark.parametrize(
     "method",
     [
-        *("FedProx", "FedRFTCA", "FedGP auto", "FedMMD, pairwise", "FedDaDiL"),
+        *("FedGP auto", "FedMMD, pairwise", "FedDaDiL"),
         *(
             pytest.param(name, marks=pytest.mark.slow)
             for name in (
+                "FedProx",
+                "FedRFTCA",
                 "Voting",
                 "FedJDA",
                 "FedRFTCAClosedForm",
