@@ -225,7 +225,7 @@ def validators_lost(results: Results) -> str:
     for name in results["digits"][pool]:
         found = [results[each][pool][name] for each in VALIDATORS_DATA]
         rank = sum(row["correlation"]["mean"] for row in found) / len(found)
-        cells = [f"{row['lost']['mean']:.1f} ({row['worst']:.1f})" for row in found]
+        cells = [f"{cell(row['lost'])} ({row['worst']:.1f})" for row in found]
         rounds = sum(row["lost, rounds"]["mean"] for row in found) / len(found)
         rows.append((name, [*cells, f"{rank:.2f}", f"{rounds:.1f}"]))
     return grid("lost (worst)", [*VALIDATORS_DATA.values(), "correlation", "lost, rounds"], rows)
