@@ -80,13 +80,13 @@ def run_as_agent(
 def told_wandb(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[dict[str, Any], set[str]]]:
     """By run, what W&B was told of its configuration, and the names of its metrics, when it was finished."""
     told = {}
-    finish = wandb.Run.finish
+    finish = wandb.sdk.wandb_run.Run.finish
 
     def listen(run: Any, *args: Any, **kwargs: Any) -> None:
         told[run.id] = (dict(run.config), set(run.summary.keys()))
         finish(run, *args, **kwargs)
 
-    monkeypatch.setattr(wandb.Run, "finish", listen)
+    monkeypatch.setattr(wandb.sdk.wandb_run.Run, "finish", listen)
     return told
 
 
