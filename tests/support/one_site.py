@@ -190,7 +190,7 @@ def run(arguments: Sequence[str]) -> dict[str, Any]:
     parser.add_argument("--two-party", default="None", help="another one")
     parser.add_argument("--star", help="folder of certificates, for a server and a process for each client")
     parser.add_argument("--patience", type=float, default=1.0)
-    parser.add_argument("--wait-for", type=float, default=120.0)  # processes start slowly on a busy machine
+    parser.add_argument("--wait-for", type=float, default=30.0)
     parser.add_argument("--latency", type=float, help="milliseconds that a relay adds between server and sites")
     parser.add_argument("--fault", help="see faults.py")
     parser.add_argument("--schedule", help="in JSON: who is there in each round")
@@ -295,7 +295,7 @@ RANKS: dict[Any, int] = {}
 RANKS_NAMED: dict[Any, str] = {}
 
 
-def seated(folder: str, patience: float, latency: float | None = None, wait_for: float = 120.0) -> Server | Site:
+def seated(folder: str, patience: float, latency: float | None = None, wait_for: float = 30.0) -> Server | Site:
     """The seat of this process, which its rank tells: the server's, or that of a site for each client."""
     rank, port = int(os.environ["LOCAL_RANK"]), os.environ["MASTER_PORT"]
     for name in LAUNCHED:  # no launcher has started it
