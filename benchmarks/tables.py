@@ -480,12 +480,9 @@ def first_hours(results: Results) -> str:
     for name, found in results.items():
         install, *others = found["steps"]
         longest = max(others, key=lambda step: step["wall_s"])
-        cells = [f"{install['wall_s'] / 60:.1f}", f"{sum(step['wall_s'] for step in others) / 60:.1f}"]
-        cells += [
-            f"{sum(step['cpu_s'] for step in others):.0f}",
-            f"{found['reading_min']:.1f}",
-            f"{found['minutes']:.0f}",
-        ]
+        wall, cpu = (sum(step[unit] for step in others) for unit in ("wall_s", "cpu_s"))
+        minutes = (f"{install['wall_s'] / 60:.1f}", f"{wall / 60:.1f}")
+        cells = [*minutes, f"{cpu:.0f}", f"{found['reading_min']:.1f}", f"{found['minutes']:.0f}"]
         rows.append((name, [*cells, f"`{shortened(longest['step'])}`, {longest['wall_s']:.0f} s"]))
     columns = ["install, min", "commands, min", "CPU s", "reading, min", "all, min", "longest command"]
     return grid("from an empty folder", columns, rows)

@@ -47,19 +47,17 @@ class TargetPredictions(Callback):
         self.costs = costs
         self._path = Path()
         self._batches: list[Tensor] = []
-        self._wrote = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Refuse other modules; decide where the file will be."""
+        """Refuse other modules; start afresh, and decide where the file will be."""
         federated(pl_module, self)
-        self._wrote = False
+        self._batches = []
         if stage == "predict":
             # log_dir is a broadcast: all processes ask for it, and one without samples to predict only comes this far
             self._path = Path(self.csv or Path(trainer.log_dir or trainer.default_root_dir, "predictions.csv"))
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start afresh; refuse names and costs that do not fit before anything is predicted."""
-        self._batches = []
+        """Refuse names and costs that do not fit before anything is predicted."""
         module = federated(pl_module, self)
         names, first = class_names(trainer, module), self._first_columns(module)
         twice = [name for name in names if name in first]
@@ -94,11 +92,8 @@ class TargetPredictions(Callback):
         """Write the file."""
         module = federated(pl_module, self)
         target = module.target
-        if not module.federation.is_local(target) or trainer.fast_dev_run:  # type: ignore[attr-defined]
-            return
-        if not self._batches:
-            return
-        self._wrote = True
+        if not self._batches or trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return  # another process hosts the target; or it has no samples, which `teardown` refuses
         predicted = torch.cat(self._batches)
         rows, names, ids = predicted.tolist(), class_names(trainer, module), _ids(trainer, target.name, len(predicted))
         first: list[list[str]] = [ids]
@@ -116,7 +111,7 @@ class TargetPredictions(Callback):
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuse to end without a file; Lightning goes through no loop, and says nothing, where there is no sample."""
         module = federated(pl_module, self)
-        if stage != "predict" or self._wrote or trainer.fast_dev_run:  # type: ignore[attr-defined]
+        if stage != "predict" or self._batches or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         if module.federation.is_local(module.target):
             raise ValueError(

@@ -23,10 +23,13 @@ def rounds_of_run(trainer: Trainer) -> int | None:
 
 
 def steps_after_warmup(method: Method) -> int | None:
-    """Local steps of a target that misses none, in the rounds after the warm-up; ``None`` without a planned end."""
+    """Local steps of a target that misses none, in the rounds after the warm-up.
+
+    ``None`` if the run has no planned end, or no such round, which is said where rounds are planned.
+    """
     trainer, target, rounds = method.trainer, method.target, rounds_of_run(method.trainer)
     loader = trainer.train_dataloader
-    if rounds is None or not isinstance(loader, FederatedLoader):
+    if rounds is None or rounds <= method.warmup_rounds or not isinstance(loader, FederatedLoader):
         return None
     learns = sum(target in method.learners(round_idx) for round_idx in range(method.warmup_rounds, rounds))
     if not learns:
@@ -45,8 +48,7 @@ def warn_of_few_steps(method: Method, seen: str, least: int = 100) -> None:
         least: Steps from which on nothing is said.
     """
     steps = steps_after_warmup(method)
-    never = method.planned_rounds() == 0  # which is said where rounds are planned
-    if steps is None or steps >= least or never or method.trainer.fast_dev_run:  # type: ignore[attr-defined]
+    if steps is None or steps >= least or method.trainer.fast_dev_run:  # type: ignore[attr-defined]
         return
     rank_zero_warn(
         f"the target of {type(method).__name__} has {steps} local steps after the warm-up, which may be too few: "
