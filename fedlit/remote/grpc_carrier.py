@@ -44,6 +44,9 @@ _OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 1000),
 ]
 
+_CONNECTS = 0.5
+"""Seconds to wait for a connection: before version 1.80, gRPC goes on making one only while somebody waits for it."""
+
 _UNTRUSTED = 5.0
 """Seconds for which a connection that ends as soon as it stands is tried again: so does a server without TLS."""
 
@@ -248,10 +251,19 @@ class GrpcCaller(Caller):
             self._channel = self._grpc.secure_channel(f"dns:///{self._server}", self._credentials, options=_OPTIONS)
         channel = self._channel
         if self._presence is None or not self._presence.is_active():
+            self._wait_to_connect(channel)
             presence = channel.unary_stream(f"/{_SERVICE}/{_PRESENCE}")(b"")
             next(presence)
             self._presence, self._met, self._shut = presence, True, None
         return channel
+
+    def _wait_to_connect(self, channel: Any) -> None:
+        """Until there is a connection, or for `_CONNECTS` seconds: the call after it says why there is none."""
+        ready = self._grpc.channel_ready_future(channel)
+        try:
+            ready.result(timeout=_CONNECTS)
+        except self._grpc.FutureTimeoutError:
+            ready.cancel()
 
     def _told(self, error: Any) -> Exception:
         """What an error of gRPC comes to."""

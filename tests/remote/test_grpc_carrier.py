@@ -20,8 +20,10 @@ from fedlit.remote.carrier import PIECE_BYTES, Pieces
 from fedlit.remote.certificates import make_certificates
 from fedlit.remote.star import ServerStar, SiteStar
 from loopback import Loopback, around_a_star
+from processes import results
 
 grpc = pytest.importorskip("grpc")
+import late_server  # noqa: E402
 from fedlit.remote.grpc_carrier import GrpcCaller, GrpcListener  # noqa: E402
 
 
@@ -94,6 +96,14 @@ def test_a_site_has_come_before_its_first_call_and_is_gone_when_it_closes(echo: 
     assert soon(lambda: echo.noted[-1] == "gone north")
     list(north.call(iter([b"x"])))
     assert echo.noted[-2:] == ["came north", "call north"], "and may come again"
+
+
+def test_a_site_that_is_there_before_its_server_finds_it(files: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    tries = results(late_server.run, files, port, 1.5, ranks=2, timeout=30)[1]
+    assert 1 < tries < 8, "one at least was in vain, and the server was found soon after it came"
 
 
 def test_two_sites_are_told_apart(echo: Echo, north: GrpcCaller, files: Path) -> None:
