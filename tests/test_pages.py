@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import markdown
 import pytest
 import yaml
 from PIL import Image
@@ -42,6 +43,15 @@ def commands(name: str) -> list[list[str]]:
 
 def test_the_readme_is_short() -> None:
     assert len(PAGES["README.md"].read_text(encoding="utf-8").splitlines()) <= 160
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_list_is_one_on_the_site_too(name: str) -> None:
+    """The site's Markdown ends a list where that of a repository's page goes on, as before a block of three spaces."""
+    text = PAGES[name].read_text(encoding="utf-8")
+    shown = markdown.markdown(text, extensions=["tables", "admonition", "pymdownx.superfences"])
+    plain = re.sub(r"^( *)```.*?^\1```", "", text, flags=re.MULTILINE | re.DOTALL)
+    assert shown.count("<li>") == len(re.findall(r"^ *(?:[-*]|\d+\.) ", plain, flags=re.MULTILINE))
 
 
 @pytest.mark.parametrize("name", PAGES)
