@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -188,3 +190,12 @@ def test_a_job_in_the_simulator_ends_in_the_model_of_one_process(tmp_path: Path,
         (summary,) = folder.rglob("summary.json")
         hashes.append(json.loads(summary.read_text())["target_sha256"])
     assert hashes[0] == hashes[1]
+
+
+@pytest.mark.parametrize("version", ["2.8.1", "3.0.0"])
+def test_another_flare_is_refused_with_its_version(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvflare = pytest.importorskip("nvflare")
+    monkeypatch.setattr(nvflare, "__version__", version)
+    monkeypatch.delitem(sys.modules, "fedlit.flare", raising=False)
+    with pytest.raises(ImportError, match=rf"2\.9 or a later 2\.x, and this is {re.escape(version)}: pip install"):
+        importlib.import_module("fedlit.flare")
