@@ -48,8 +48,10 @@ def test_the_readme_is_short() -> None:
 @pytest.mark.parametrize("name", PAGES)
 def test_a_list_is_one_on_the_site_too(name: str) -> None:
     """The site's Markdown ends a list where that of a repository's page goes on, as before a block of three spaces."""
+    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    extensions = [one if isinstance(one, str) else next(iter(one)) for one in site["markdown_extensions"]]
     text = PAGES[name].read_text(encoding="utf-8")
-    shown = markdown.markdown(text, extensions=["tables", "admonition", "pymdownx.superfences"])
+    shown = markdown.markdown(text, extensions=extensions)
     plain = re.sub(r"^( *)```.*?^\1```", "", text, flags=re.MULTILINE | re.DOTALL)
     assert shown.count("<li>") == len(re.findall(r"^ *(?:[-*]|\d+\.) ", plain, flags=re.MULTILINE))
 

@@ -11,9 +11,9 @@ from fedlit.remote import BrokenError
 from fedlit.remote.grpc_carrier import GrpcCaller, GrpcListener
 
 
-def run(files: Path, port: int, late: float) -> int:
+def run(files: Path, late: float) -> int:
     """Tries that the site, rank 1, needed; the server, rank 0, listens ``late`` seconds after it has begun."""
-    own = "server" if os.environ["LOCAL_RANK"] == "0" else "north"
+    own, port = "server" if os.environ["LOCAL_RANK"] == "0" else "north", os.environ["MASTER_PORT"]
     papers = files / f"{own}.crt", files / f"{own}.key", files / "ca.crt"
     if own == "server":
         time.sleep(late)
