@@ -18,7 +18,7 @@ from typing import Any
 
 import fedgp
 import leaderboard
-from refine import FORMS
+from refine import FORMS, OTHERS
 
 HERE = Path(__file__).parent
 PAGES = (HERE.parent / "README.md", HERE / "RESULTS.md", *sorted((HERE.parent / "docs").rglob("*.md")))
@@ -225,10 +225,10 @@ def validators_lost(results: Results) -> str:
     for name in results["digits"][pool]:
         found = [results[each][pool][name] for each in VALIDATORS_DATA]
         rank = sum(row["correlation"]["mean"] for row in found) / len(found)
-        cells = [f"{cell(row['lost'])} ({row['worst']:.1f})" for row in found]
+        cells = [f"{cell(row['lost'])} ({row['worst']:.1f}), {cell(row['lost, of 8'])}" for row in found]
         rounds = sum(row["lost, rounds"]["mean"] for row in found) / len(found)
         rows.append((name, [*cells, f"{rank:.2f}", f"{rounds:.1f}"]))
-    return grid("lost (worst)", [*VALIDATORS_DATA.values(), "correlation", "lost, rounds"], rows)
+    return grid("lost (worst), of 8", [*VALIDATORS_DATA.values(), "correlation", "lost, rounds"], rows)
 
 
 OFFICE_FEATURES = "Office-Caltech features, average accuracy"
@@ -429,7 +429,7 @@ def baselines(part: str, targets: tuple[str, ...], papers: bool = False) -> Call
 
 def refined(results: Results) -> str:
     """Averages over targets, as they are and refined."""
-    parts = [part for part in results if part != "settings"]
+    parts = [part for part in results if part not in OTHERS]
     found = dict.fromkeys(name for part in parts for name in results[part])
     plain = [name for name in found if not name.endswith(tuple(filter(None, FORMS.values())))]
     names = [name + form for name in plain for form in FORMS.values() if name + form in found]
@@ -437,11 +437,16 @@ def refined(results: Results) -> str:
     return grid("average over targets", [part.replace("_", " ") for part in parts], rows)
 
 
-def refinement_settings(results: Results) -> str:
+def in_targets_place(part: str) -> Callable[[Results], str]:
     """With sources in the target's place."""
-    found = results["settings"]
-    labels = list(next(iter(found.values())))
-    return grid("sources", labels, [(name, [f"{row[label]:.1f}" for label in labels]) for name, row in found.items()])
+
+    def make(results: Results) -> str:
+        found = results[part]
+        labels = list(next(iter(found.values())))
+        rows = [(name.replace("_", " "), [f"{row[label]:.1f}" for label in labels]) for name, row in found.items()]
+        return grid("sources", labels, rows)
+
+    return make
 
 
 def leaderboard_of(name: str) -> Callable[[Results], str]:
@@ -727,7 +732,7 @@ TABLES: dict[str, dict[str, Callable[[Results], str]]] = {
     "images": {"accuracy": image_accuracy},
     "defaults": {"gains": default_gains},
     "first_hour": {"journeys": first_hours},
-    "refine": {"accuracy": refined, "settings": refinement_settings},
+    "refine": {"accuracy": refined, "settings": in_targets_place("settings"), "weights": in_targets_place("weights")},
     "across": {"rounds": across_rounds, "memory": across_memory},
     "flare": {"ways": flare_ways},
     "vanishing": {"faults": vanishing},

@@ -82,7 +82,7 @@ class Validators(Callback):
     ``calibrated`` (``information`` at the temperature that makes the labels of the sources' samples likeliest) and
     ``class_means`` (how alike means of predicted classes are to the means of the sources' classes, by angle). To
     compare models of different methods: ``trust`` (the product of these three, ``calibrated``, ``neighbourhood`` and
-    ``class_means``).
+    ``class_means``, and of the sources' accuracy).
 
     By themselves ``diversity`` also rewards models that are sure of nothing, and ``density`` those that predict
     everything alike, as untrained ones do. ``information`` rewards methods whose networks are sure; ``trust`` does not,
@@ -98,8 +98,9 @@ class Validators(Callback):
     Of what sources send the target receives the mean, through the privacy backend of the channel. Each source counts
     equally, however many samples it has. Over "source_moments" go for ``iwv`` and ``dev`` 4 N^2 + 6 N numbers for N
     frequencies, which tell the mean of random features of a source's samples, and how often it errs; for
-    ``calibrated`` and ``trust`` the mean loss at 41 temperatures from 0.1 to 10. Over "class_means" go for
-    ``class_means`` and ``trust`` the means of classes and their shares, 129 numbers for each class. Never a sample.
+    ``calibrated`` and ``trust`` the mean loss at 41 temperatures from 0.1 to 10; for ``trust`` accuracy too. Over
+    "class_means" go for ``class_means`` and ``trust`` the means of classes and their shares, 129 numbers for each
+    class. Never a sample.
     Under differential privacy of all channels every validation spends of the privacy budget, and scores of clipped and
     noisy statistics mean little: name only those there that need none.
 
@@ -150,6 +151,8 @@ class Validators(Callback):
             contents.append("mean random features of validation samples, and how often the source errs")
         if self._calibrates:
             contents.append("mean loss on validation samples at 41 temperatures")
+        if "trust" in self.names:
+            contents.append("their accuracy")
         moments = Summed(SOURCE_MOMENTS, ", and ".join(contents), "sources", "target", "every validation", watched=True)
         inputs = "means and shares of classes of validation samples, standardised"
         means = Summed(CLASS_MEANS, inputs, "sources", "target", "every validation", watched=True, fixed=True)
@@ -191,6 +194,7 @@ class Validators(Callback):
                 self._logits.append(logits.double())
             elif self._calibrates:
                 self._losses.setdefault(name, []).append(losses_at(logits, samples[1], self._temperatures))
+                self._right.setdefault(name, []).append((logits.argmax(dim=1) == samples[1]).double())
             if self._matches or (self._looks and name == module.target.name):
                 self._inputs.setdefault(name, []).append(_flat(samples[0]))
                 if name != module.target.name:
@@ -230,6 +234,7 @@ class Validators(Callback):
         self._inputs: dict[str, list[Tensor]] = {}
         self._labels: dict[str, list[Tensor]] = {}
         self._losses: dict[str, list[Tensor]] = {}
+        self._right: dict[str, list[Tensor]] = {}
         self._features: dict[str, list[Tensor]] = {}
         self._errors: dict[str, list[Tensor]] = {}
 
@@ -267,6 +272,9 @@ class Validators(Callback):
         message: dict[str, Tensor] = {}
         if self._calibrates:
             message["losses"] = torch.zeros_like(self._temperatures) if losses is None else losses.mean(dim=0).cpu()
+        if "trust" in self.names:
+            right = torch.cat(self._right[source]).mean().cpu() if source in self._right else torch.zeros(())
+            message["accuracy"] = right.double()
         seen = source in self._losses or source in self._errors
         if self._weighs:
             size = self._basis.size
@@ -346,7 +354,7 @@ class Validators(Callback):
             found["class_means"] = class_mean_match(*own, received["sums"].cpu(), received["shares"].cpu())
         if "trust" in self.names:
             parts = (found[name].cpu() for name in ("calibrated", "neighbourhood", "class_means"))
-            found["trust"] = trust_score(*parts)
+            found["trust"] = trust_score(*parts, received["accuracy"].cpu())
         return {name: float(found[name]) for name in self.names}
 
 

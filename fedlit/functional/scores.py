@@ -309,23 +309,24 @@ def class_mean_match(class_sums: Tensor, counts: Tensor, source_sums: Tensor, so
     return cosines[source_counts > 0].mean()
 
 
-def trust_score(calibrated: Tensor, neighbourhood: Tensor, match: Tensor) -> Tensor:
-    """How far a model can be trusted at a target without labels, whichever method it is of: a product of three scores.
+def trust_score(calibrated: Tensor, neighbourhood: Tensor, match: Tensor, source_accuracy: Tensor) -> Tensor:
+    """How far a model can be trusted at a target without labels, whichever method it is of: a product of four scores.
 
-    Each of them is low for models that another takes for good ones: `calibrated_information` for those that fail on the
-    sources, `neighbourhood_information` for those that tell apart what is alike, and `class_mean_match` for those that
-    mix classes up.
+    Each of them is low for models that another takes for good ones: `calibrated_information` for those whose sureness
+    means nothing on the sources, `neighbourhood_information` for those that tell apart what is alike,
+    `class_mean_match` for those that mix classes up, and accuracy for those that forget what the sources taught them.
 
     Args:
         calibrated: Of `calibrated_information`, a scalar.
         neighbourhood: Of `neighbourhood_information`, a scalar.
         match: Of `class_mean_match`, a scalar.
+        source_accuracy: Share of the sources' validation samples that are predicted right, a scalar in [0, 1].
 
     Returns:
         A scalar in [0, 1]; 0 where ``match`` is below 0. It is no accuracy, and depends on the data: compare models of
         one target with it.
     """
-    return calibrated * neighbourhood * match.clamp(min=0.0)
+    return calibrated * neighbourhood * match.clamp(min=0.0) * source_accuracy
 
 
 @dataclass(frozen=True)

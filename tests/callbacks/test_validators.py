@@ -96,10 +96,11 @@ def by_hand(
     entropy = torch.special.entr(p).sum(dim=1).mean()
     pooled = SourceMoments.of(torch.cat([phi[name] for name in sources]), torch.cat([errors[name] for name in sources]))
     iwv, dev = importance_weighted_scores(pooled, phi[TARGET].mean(dim=0), ridge)
+    right = 1 - torch.cat([errors[name] for name in sources]).mean()
     found: list[Tensor] = [
         certainty_score(entropy, 4), diversity_score(p.mean(dim=0)), information_score(p.mean(dim=0), entropy),
         soft_neighbourhood_density(p, temperature), iwv, dev,
-        calibrated, neighbourhood, calibrated * neighbourhood * max(match, 0), match,
+        calibrated, neighbourhood, calibrated * neighbourhood * max(match, 0) * right, match,
     ]  # fmt: skip
     return {name: float(score) for name, score in zip(NAMES, found, strict=True)}
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedlit.cli import main
 from fedlit.data import HeartDisease
+from fedlit.functional import normal_scores
 
 DECAY = 5e-4
 """Weight decay of the recipes."""
@@ -47,7 +48,7 @@ def test_features_of_another_scale_at_the_target_are_told_apart() -> None:
     main(["fit", *words, "--config=recipes/features"])
     found = summary()
     assert found["oracle_accuracy"] > 0.95
-    assert found["rounds"] == 60
+    assert found["rounds"] == 200
     assert "reverse_accuracy" in found["bytes_by_channel"]
 
 
@@ -73,6 +74,31 @@ def test_the_classifier_of_all_sources_is_that_of_their_pooled_samples() -> None
     least = objective(torch.from_numpy(oracle.coef_[0]))
     assert least < objective(difference) < least + 2e-3
     assert objective(torch.zeros(39, dtype=torch.float64)) > least + 0.2
+
+
+def test_sources_of_features_and_their_classes_count_alike() -> None:
+    """scikit-learn as oracle, with samples weighted by hand: 1 for each source, 1/2 for each of its two classes."""
+    generator = torch.Generator().manual_seed(0)
+    labels = {"a": [0] * 90 + [1] * 10, "b": [0] * 8 + [1] * 12, "c": [0, 1] * 30}
+    arrays = {}
+    for name, own in labels.items():
+        y = torch.tensor(own)
+        x = torch.randn(len(y), 8, generator=generator) + F.one_hot(y, 8)
+        arrays |= {f"{name}_x": x.numpy(), f"{name}_y": y.numpy()}
+    np.savez("domains.npz", **arrays)
+    words = ["--data=fedlit.data.FeatureDomains", "--data.path=domains.npz", "--data.target=c"]
+    main(["fit", *words, "--config=recipes/features", "--model.refine=false"])
+    (path,) = Path("runs").rglob("*.ckpt")
+    state = torch.load(path, weights_only=False)["clients"]["c"]["weights"]
+    weight, bias = state["classifier.weight"], state["classifier.bias"]
+    x = torch.cat([F.normalize(normal_scores(torch.from_numpy(arrays[f"{name}_x"])), dim=1) for name in "ab"]).double()
+    y = torch.tensor(labels["a"] + labels["b"])
+    shares = torch.tensor([1 / 180] * 90 + [1 / 20] * 10 + [1 / 16] * 8 + [1 / 24] * 12) / 2
+    ones = torch.cat([x, torch.ones(len(x), 1)], dim=1)  # the bias is penalised, too
+    oracle = LogisticRegression(C=2 / DECAY, fit_intercept=False, tol=1e-10, max_iter=10_000)
+    oracle.fit(ones.numpy(), y.numpy(), sample_weight=shares.numpy())
+    difference = torch.cat([weight[1] - weight[0], (bias[1] - bias[0])[None]]).double()
+    torch.testing.assert_close(difference, torch.from_numpy(oracle.coef_[0]), atol=0.01, rtol=0.01)
 
 
 def test_a_network_trains_on_when_the_run_ends() -> None:

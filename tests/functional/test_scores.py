@@ -248,8 +248,9 @@ def test_mixed_up_classes_are_seen_by_their_means_alone() -> None:
 
 
 def test_trust_is_a_product_and_none_in_mixed_up_classes() -> None:
-    assert float(trust_score(torch.tensor(0.5), torch.tensor(0.4), torch.tensor(0.3))) == pytest.approx(0.06)
-    assert float(trust_score(torch.tensor(0.5), torch.tensor(0.4), torch.tensor(-0.3))) == 0
+    half, two_fifths, accuracy = torch.tensor(0.5), torch.tensor(0.4), torch.tensor(0.9)
+    assert float(trust_score(half, two_fifths, torch.tensor(0.3), accuracy)) == pytest.approx(0.054)
+    assert float(trust_score(half, two_fifths, torch.tensor(-0.3), accuracy)) == 0
 
 
 def test_hashed_features_keep_inner_products_on_average() -> None:
