@@ -11,7 +11,7 @@ over targets:
 
 correlation  Spearman's rank correlation of a score with the oracle accuracy, over the pool.
 lost         Accuracy in points that is lost by taking the pool's model with the highest score, next to the best one.
-lost, of 8    The same where 8 methods are compared, on average over 200 draws of 8; it varies less.
+lost, of 8   The same where 8 methods are compared, on average over 200 draws of 8; it varies less.
 lost, rounds  The same where the method is given and the score chooses the round; averaged over methods.
 worst  The most that is lost on a target and seed by choosing in the pool: what a collapsed model would show in.
 

@@ -152,7 +152,7 @@ class Validators(Callback):
         if self._calibrates:
             contents.append("mean loss on validation samples at 41 temperatures")
         if "trust" in self.names:
-            contents.append("their accuracy")
+            contents.append("accuracy on them")
         moments = Summed(SOURCE_MOMENTS, ", and ".join(contents), "sources", "target", "every validation", watched=True)
         inputs = "means and shares of classes of validation samples, standardised"
         means = Summed(CLASS_MEANS, inputs, "sources", "target", "every validation", watched=True, fixed=True)
@@ -194,16 +194,15 @@ class Validators(Callback):
                 self._logits.append(logits.double())
             elif self._calibrates:
                 self._losses.setdefault(name, []).append(losses_at(logits, samples[1], self._temperatures))
-                self._right.setdefault(name, []).append((logits.argmax(dim=1) == samples[1]).double())
             if self._matches or (self._looks and name == module.target.name):
                 self._inputs.setdefault(name, []).append(_flat(samples[0]))
                 if name != module.target.name:
                     self._labels.setdefault(name, []).append(samples[1])
             if self._weighs:
                 self._features.setdefault(name, []).append(self._basis.of(module, name, samples[0]))
-                if name != module.target.name:
-                    wrong = logits.argmax(dim=1) != samples[1]
-                    self._errors.setdefault(name, []).append(wrong.double())
+            if name != module.target.name:
+                wrong = logits.argmax(dim=1) != samples[1]
+                self._errors.setdefault(name, []).append(wrong.double())
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Share and log the scores."""
@@ -234,7 +233,6 @@ class Validators(Callback):
         self._inputs: dict[str, list[Tensor]] = {}
         self._labels: dict[str, list[Tensor]] = {}
         self._losses: dict[str, list[Tensor]] = {}
-        self._right: dict[str, list[Tensor]] = {}
         self._features: dict[str, list[Tensor]] = {}
         self._errors: dict[str, list[Tensor]] = {}
 
@@ -273,9 +271,9 @@ class Validators(Callback):
         if self._calibrates:
             message["losses"] = torch.zeros_like(self._temperatures) if losses is None else losses.mean(dim=0).cpu()
         if "trust" in self.names:
-            right = torch.cat(self._right[source]).mean().cpu() if source in self._right else torch.zeros(())
-            message["accuracy"] = right.double()
-        seen = source in self._losses or source in self._errors
+            errors = torch.cat(self._errors[source]) if source in self._errors else torch.ones(1).double()
+            message["accuracy"] = 1 - errors.mean().cpu()
+        seen = source in self._errors
         if self._weighs:
             size = self._basis.size
             own = (
