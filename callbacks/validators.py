@@ -351,8 +351,8 @@ class Validators(Callback):
             own = _by_class(standardised_directions(inputs), classes, module.num_classes)
             found["class_means"] = class_mean_match(*own, received["sums"].cpu(), received["shares"].cpu())
         if "trust" in self.names:
-            parts = (found[name].cpu() for name in ("calibrated", "neighbourhood", "class_means"))
-            found["trust"] = trust_score(*parts, received["accuracy"].cpu())
+            information, near, match = (found[name].cpu() for name in ("calibrated", "neighbourhood", "class_means"))
+            found["trust"] = trust_score(information, near, match, received["accuracy"].cpu())
         return {name: float(found[name]) for name in self.names}
 
 
