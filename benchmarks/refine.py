@@ -12,8 +12,8 @@ their samples. With ``--folder`` runs stay there, and a part that was stopped go
 settings  What `doubt` was chosen by: each source in the target's place, by the labels that it has. Of every data set
     and target, a classifier of all sources but one (penalised multinomial logistic regression), refined at that one.
     Accuracy in per cent, averaged over all such pairs.
-weights  What the weights of the recipes were chosen by: the same, where each sample counts alike, each source, each of
-    a source's classes, or both; and with half of the classes of the source in the target's place cut to a quarter.
+weights  What the recipes' weights of sources were chosen by: the same, where a source counts by its samples, by the
+    square root of these, or as much as any other; and where all sources but the largest are in PIECES of few samples.
 
 The guard's share was loosened after accuracies of styles, SURF features and digits had been seen.
 """
@@ -25,7 +25,7 @@ import statistics
 from collections.abc import Iterator
 from itertools import permutations
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -34,15 +34,18 @@ from torch import Tensor
 from baselines_accuracy import EXPERIMENTS, kept_in
 from experiments import Results, by_method, fit, options_of, show
 from fedlit.data import FeatureDomains, HeartDisease
-from fedlit.functional import refine_labels, softmax_regression
+from fedlit.functional import normal_scores, refine_labels, softmax_regression
 from leaderboard import RECIPES
 
 DOUBTS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)
 FORMS = {"false": "", "true": ", refined", "network": ", trained on"}
 """Of ``refine``, and what their rows are called."""
 
-CUT = ", classes cut"
-WEIGHTS = ("samples alike", "sources alike", "classes alike", "both alike")
+POWERS = {"samples": 1.0, "sqrt": 0.5, "uniform": 0.0}
+"""By name of a ``weighting``, of the samples that a source has."""
+PIECES, SAMPLES = 8, 15
+"""Into which a source is cut, and how many samples each has."""
+CUT = ", in pieces"
 PATHS = {
     "styles": "../shared/data/office_caltech10_styles_efficientnet_lite0.npz",
     "office_caltech": "../shared/data/office_caltech10_efficientnet_lite0.npz",
@@ -88,10 +91,10 @@ def compare(
             yield label, row
 
 
-def samples(name: str) -> dict[str, tuple[Tensor, Tensor]]:
-    """All of every domain: inputs as the recipes have them, and classes."""
+def samples(name: str, normalise: Literal["ranks", "none"] = "ranks") -> dict[str, tuple[Tensor, Tensor]]:
+    """All of every domain: inputs, of tables as the recipe has them, and classes."""
     whole: dict[str, Any] = {"transductive": True, "val_fraction": 0.0, "test_fraction": 0.0}
-    data = FeatureDomains(PATHS[name], normalise="ranks", **whole) if name in PATHS else HeartDisease(**whole)
+    data = FeatureDomains(PATHS[name], normalise=normalise, **whole) if name in PATHS else HeartDisease(**whole)
     data.setup("fit")
     found = {}
     for domain in data.domain_names():
@@ -106,20 +109,27 @@ Labelled = list[tuple[Tensor, Tensor]]
 
 def in_targets_place(name: str) -> Iterator[tuple[Labelled, Tensor, Tensor, int]]:
     """Of every target, each source in its place: the other sources, its inputs and classes, and how many there are."""
-    domains = samples(name)
+    domains = samples(name.removesuffix(CUT))
+    raw = samples(name.removesuffix(CUT), "none") if name.endswith(CUT) else {}
+    generator = torch.Generator().manual_seed(0)
     classes = int(max(each.max() for _, each in domains.values())) + 1
     for target, held_out in permutations(domains, 2):
-        yield [domains[each] for each in domains if each not in (target, held_out)], *domains[held_out], classes
+        others = [each for each in domains if each not in (target, held_out)]
+        largest = max(others, key=lambda each: len(domains[each][1]))
+        sources = [domains[each] for each in others if not raw or each == largest]
+        for each in (each for each in others if raw and each != largest):
+            x, y = raw[each]
+            order = torch.randperm(len(y), generator=generator)[: PIECES * SAMPLES]
+            sources += [(F.normalize(normal_scores(x[own]), dim=1), y[own]) for own in order.split(SAMPLES)]
+        yield sources, *domains[held_out], classes
 
 
-def predicted(sources: Labelled, own: Tensor, classes: int, weights: str = "samples alike") -> Tensor:
-    """Class probabilities by a classifier of the sources, whose samples are weighted."""
+def predicted(sources: Labelled, own: Tensor, classes: int, power: float = 1.0) -> Tensor:
+    """Class probabilities by a classifier of the sources, which count by a power of their numbers of samples."""
     x = torch.cat([each for each, _ in sources])
-    labels = [F.one_hot(y, classes).double() for _, y in sources]
-    if weights in ("classes alike", "both alike"):  # with a mean of 1 over a source's samples
-        labels = [y * (len(y) / (y.any(dim=0).sum() * (y @ y.sum(dim=0))))[:, None] for y in labels]
-    if weights in ("sources alike", "both alike"):
-        labels = [y * len(x) / (len(labels) * len(y)) for y in labels]
+    shares = torch.tensor([len(y) ** power for _, y in sources])
+    each = shares / shares.sum() * len(x) / torch.tensor([len(y) for _, y in sources])
+    labels = [F.one_hot(y, classes).double() * one for (_, y), one in zip(sources, each, strict=True)]
     weight, bias = softmax_regression(x, torch.cat(labels), PENALTY)
     return (own @ weight.T + bias).softmax(dim=1)
 
@@ -142,16 +152,12 @@ def settings(name: str) -> dict[str, float]:
 
 
 def weights(name: str) -> dict[str, float]:
-    """Accuracy by the weights of samples, refined, with sources in the target's place."""
-    accuracies: dict[str, list[float]] = {label: [] for label in WEIGHTS}
-    generator = torch.Generator().manual_seed(0)
-    for sources, whole, answers, classes in in_targets_place(name.removesuffix(CUT)):
-        fewer = torch.randperm(classes, generator=generator)[: classes // 2]
-        stays = ~torch.isin(answers, fewer) | (torch.rand(len(answers), generator=generator) < 0.25)
-        own, labels = (whole[stays], answers[stays]) if name.endswith(CUT) else (whole, answers)
-        for label, found in accuracies.items():
-            refined = refine_labels(predicted(sources, own, classes, label), own - own.mean(dim=0))
-            found.append(right(refined, labels))
+    """Accuracy by what sources count by, refined, with sources in the target's place."""
+    accuracies: dict[str, list[float]] = {label: [] for label in POWERS}
+    for sources, own, labels, classes in in_targets_place(name):
+        for label, power in POWERS.items():
+            refined = refine_labels(predicted(sources, own, classes, power), own - own.mean(dim=0))
+            accuracies[label].append(right(refined, labels))
     return {label: round(statistics.fmean(each), 2) for label, each in accuracies.items()}
 
 

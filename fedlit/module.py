@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal, TypeAlias, cast
+from typing import Any, ClassVar, Literal, TypeAlias, cast, get_args
 
 import lightning.pytorch as pl
 import torch
@@ -55,6 +56,9 @@ from fedlit.training.warmup import check_warmup, is_share
 Batch: TypeAlias = Mapping[str, Sequence[Any]]
 """``{client: (inputs, labels)}`` of local clients; those that sit out a step are missing."""
 
+Weighting: TypeAlias = Literal["samples", "sqrt", "uniform"]
+"""What clients count by in a mean: their training samples, the square root of these, or alike."""
+
 
 class FederatedModule(ClientOptimisation):
     """Base of all methods: supervised local training, and the hooks in which a method communicates.
@@ -90,7 +94,8 @@ class FederatedModule(ClientOptimisation):
             difference: its first steps are as long as its learning rate, and weights grow faster.
         lr_scheduler: Makes a learning-rate schedule from an optimiser; each client has its own.
         schedule_interval: What advances a client's schedule: the ``"round"`` s or ``"step"`` s it took part in.
-        weighting: Weights of clients in a mean: by number of training ``"samples"``, or ``"uniform"``.
+        weighting: Weights of clients in a mean: by number of training ``"samples"``; by its square root
+            (``"sqrt"``), so that small ones are heard beside large ones; or ``"uniform"``.
         local_norm: Keep normalisation layers local, parameters and statistics (FedBN, Li et al., ICLR 2021).
         batchnorm_average: How clients' BatchNorm statistics are averaged. The mean of their ``"variances"`` lacks the
             spread of their means, and is smaller than the variance of all their data; that of their second
@@ -183,7 +188,7 @@ class FederatedModule(ClientOptimisation):
         reset_optimizer: bool = False,
         lr_scheduler: LRSchedulerCallable | None = None,
         schedule_interval: Literal["round", "step"] = "round",
-        weighting: Literal["samples", "uniform"] = "samples",
+        weighting: Weighting = "samples",
         local_norm: bool = False,
         batchnorm_average: Literal["variances", "moments"] = "variances",
         warmup_rounds: int | float = 0,
@@ -209,8 +214,8 @@ class FederatedModule(ClientOptimisation):
             raise ValueError(
                 f"refine={refine!r} refines class probabilities, which task={task!r} lacks: give refine=False"
             )
-        if weighting not in ("samples", "uniform"):
-            raise ValueError(f"weighting must be 'samples' or 'uniform', got {weighting!r}")
+        if weighting not in get_args(Weighting):
+            raise ValueError(f"weighting must be one of {list(get_args(Weighting))}, got {weighting!r}")
         if batchnorm_average not in ("variances", "moments"):
             raise ValueError(f"batchnorm_average must be 'variances' or 'moments', got {batchnorm_average!r}")
         if local_norm and batchnorm_average == "moments":
@@ -457,8 +462,15 @@ class FederatedModule(ClientOptimisation):
         }
         payloads = {name: self.shared.to_average(name, state) for name, state in states.items()}
         around = {name: self.shared.to_average(name, state) for name, state in self.shared.received.items()}
-        weights = federation.weights if self.weighting == "samples" else None
-        self.load_shared_(federation.mean(channel, payloads, among, to, weights, around, absent_too))
+        self.load_shared_(federation.mean(channel, payloads, among, to, self.mean_weights, around, absent_too))
+
+    @property
+    def mean_weights(self) -> Mapping[str, float] | None:
+        """Weights of clients in a mean, by name, as ``weighting`` says; ``None`` where all count alike."""
+        if self.weighting == "uniform":
+            return None
+        sizes = self.federation.weights
+        return sizes if self.weighting == "samples" else {name: math.sqrt(size) for name, size in sizes.items()}
 
     def shared_state(self, client: str, frozen_too: bool = False) -> dict[str, Tensor]:
         """Weights of a local client that leave it, by name: see `SharedWeights`.

@@ -187,8 +187,7 @@ class AdaBN(SourceOnly):
         """The target takes the moments of the mixture of all sources."""
         federation = self.federation
         sent = {client.name: self.moments(client) for client in self.sources if federation.is_local(client)}
-        weights = federation.weights if self.weighting == "samples" else None
-        self.hear_(federation.mean("statistics", sent, weights=weights))
+        self.hear_(federation.mean("statistics", sent, weights=self.mean_weights))
 
     def tell_sources_(self) -> None:
         """The sources take the target's."""

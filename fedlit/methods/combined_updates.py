@@ -225,7 +225,8 @@ class CombinedUpdates(FederatedModule):
 
     def shares(self, names: Sequence[str]) -> list[float]:
         """Weights w_i of sources, of sum 1."""
-        weights = [float(self.federation.weights[name]) if self.weighting == "samples" else 1.0 for name in names]
+        known = self.mean_weights
+        weights = [1.0 if known is None else float(known[name]) for name in names]
         return [weight / sum(weights) for weight in weights]
 
     # ---------------------------------------------------------------- those who come back, and checkpoints

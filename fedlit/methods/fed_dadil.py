@@ -33,7 +33,7 @@ from fedlit.functional import balanced_weights, joint_ot_loss, nearest_class_mea
 from fedlit.functional.wasserstein import LabelCost, check_entropy, check_label_cost
 from fedlit.models import Dictionary, DictionaryReplica, feature_width
 from fedlit.models.dictionary import STAYS_LOCAL
-from fedlit.module import Batch, FederatedModule
+from fedlit.module import Batch, FederatedModule, Weighting
 from fedlit.training.replicas import Replicas
 
 
@@ -105,7 +105,7 @@ class FedDaDiL(FederatedModule):
         predict_with: Literal["reconstruction", "ensemble"] = "reconstruction",
         penalty: float = 1e-3,
         unit_norm: bool = True,
-        weighting: Literal["samples", "uniform"] = "uniform",
+        weighting: Weighting = "uniform",
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, weighting=weighting, **kwargs)

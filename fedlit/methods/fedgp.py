@@ -48,6 +48,7 @@ from fedlit.functional import (
 )
 from fedlit.functional.updates import check_granularity
 from fedlit.methods.combined_updates import CombinedUpdates, Update, times
+from fedlit.module import Weighting
 
 _DROWNED = (
     "the numbers sent beside an update would be drowned in its noise, so that it needs a fixed beta and "
@@ -160,7 +161,7 @@ class FedDA(CombinedUpdates):
         *args: Any,
         beta: float | dict[str, float] | Literal["auto"] = 0.5,
         align_magnitudes: bool | None = None,
-        weighting: Literal["samples", "uniform"] = "uniform",
+        weighting: Weighting = "uniform",
         **kwargs: Any,
     ) -> None:
         align_magnitudes = beta == "auto" if align_magnitudes is None else align_magnitudes
@@ -244,9 +245,7 @@ class FedDA(CombinedUpdates):
             contributions[client.name] = self.contribution(update, products, weight.beta)
             if self.auto:
                 contributions[client.name]["beta"] = torch.tensor(weight.beta)
-        received = federation.mean(
-            "update", contributions, among=sources, weights=federation.weights if self.weighting == "samples" else None
-        )
+        received = federation.mean("update", contributions, among=sources, weights=self.mean_weights)
         if not federation.is_local(self.target):
             return {}, {}
         own = self.update(self.target)

@@ -32,7 +32,7 @@ from fedlit.functional import Kernel, alignment_loss, sample_frequencies
 from fedlit.methods.mean_messages import exchange_means
 from fedlit.models import AlignedReplica, VotingReplica, feature_width, part_of
 from fedlit.models.aligned import STAYS_LOCAL, check_widths
-from fedlit.module import Batch, FederatedModule
+from fedlit.module import Batch, FederatedModule, Weighting
 from fedlit.training.progress import warn_of_few_steps
 from fedlit.training.replicas import NORMS, Replicas
 
@@ -116,7 +116,7 @@ class FedRFTCA(FederatedModule):
         constraint: Literal["none", "relative", "orthogonal"] = "relative",
         train_extractor: Literal["all", "norm", "none"] = "all",
         classifier_period: int | None = 50,
-        weighting: Literal["samples", "uniform"] = "uniform",
+        weighting: Weighting = "uniform",
         **kwargs: Any,
     ) -> None:
         check_widths(num_frequencies, num_components, bandwidth, kernel)
@@ -195,7 +195,7 @@ class FedRFTCA(FederatedModule):
             ("features", "target_features"),
             {name: {"mean": mean} for name, mean in means.items()},
             [client for client in federation.present("features") if not client.is_target],
-            weights=federation.weights if self.weighting == "samples" else None,
+            weights=self.mean_weights,
         )
         for client in federation.local_clients:
             replica = self.replicas[client]

@@ -12,7 +12,7 @@ import copy
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +23,7 @@ from fedlit.federation import Channel, Client, DivergedError, Open, RosterError,
 from fedlit.functional import Kernel, RandomFeatureSums, linear_discriminant, rf_tca_from_sums, sample_frequencies
 from fedlit.models import AlignedReplica, feature_width
 from fedlit.models.aligned import STAYS_LOCAL, check_widths
-from fedlit.module import Batch, FederatedModule
+from fedlit.module import Batch, FederatedModule, Weighting
 from fedlit.training.replicas import Replicas
 
 
@@ -49,7 +49,7 @@ class FedRFTCAClosedForm(FederatedModule):
         gamma: Weight of RF-TCA's regularisation, positive; ``None`` takes its useful scale, the squared distance
             between the domains' mean features.
         shrinkage: Of the classifier's covariance: see `linear_discriminant`.
-        weighting: Weights of sources in the mean: by ``"samples"`` (pooled data), or ``"uniform"``.
+        weighting: Weights of sources in the mean: by ``"samples"`` (pooled data), ``"sqrt"`` or ``"uniform"``.
         kwargs: See `FederatedModule`.
 
     Raises:
@@ -92,7 +92,7 @@ class FedRFTCAClosedForm(FederatedModule):
         unit_norm: bool = True,
         gamma: float | None = None,
         shrinkage: float = 0.1,
-        weighting: Literal["samples", "uniform"] = "samples",
+        weighting: Weighting = "samples",
         **kwargs: Any,
     ) -> None:
         check_widths(num_frequencies, num_components, bandwidth, kernel)
@@ -170,7 +170,7 @@ class FedRFTCAClosedForm(FederatedModule):
         received = federation.mean(
             "moments",
             {client.name: self.moments(client) for client in self.sources if client.name in self._sums},
-            weights=federation.weights if self.weighting == "samples" else None,
+            weights=self.mean_weights,
         )
         solved: dict[str, dict[str, Tensor]] = {}
         try:

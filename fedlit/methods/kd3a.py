@@ -98,7 +98,13 @@ class KD3A(TaughtTarget):
         super().__init__(*args, exchange=exchange, weighting=weighting, **kwargs)
         self.gates = first_and_last_gate(gate)
         bns = ("moments", "mean")
-        options = (("vote", vote, ("hard", "soft")), ("focus", focus, get_args(FocusRule)), ("bn", bn, bns))
+        sizes = ("samples", "uniform")
+        options = (
+            ("vote", vote, ("hard", "soft")),
+            ("focus", focus, get_args(FocusRule)),
+            ("bn", bn, bns),
+            ("weighting", weighting, sizes),
+        )
         for name, chosen, choices in options:
             if chosen not in choices:
                 raise ValueError(f"{name} must be one of {choices}, got {chosen!r}")

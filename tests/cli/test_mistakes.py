@@ -59,7 +59,8 @@ IN_A_FILE: list[tuple[str, Any, str]] = [
      " mean 'warmup_rounds'?"),
     ("model.init_args.warmup_rounds", "many", "model.init_args.warmup_rounds: must be a whole number or a number, got"
      " 'many'"),
-    ("model.init_args.weighting", "size", "model.init_args.weighting: must be one of samples, uniform, got 'size'"),
+    ("model.init_args.weighting", "size", "model.init_args.weighting: must be one of samples, sqrt, uniform, got"
+     " 'size'"),
     ("model", {"class_path": "FedProx", "mu": 0.1}, "model.mu: stands beside class_path: put it below init_args"),
     ("model", ["FedAvg"], "model: must be one class, got the list ['FedAvg']: write model: and below it class_path"),
     ("model", {"class_path": "FedAvg"}, "model.init_args.extractor: is missing, and FedAvg needs it: fedlit fit"

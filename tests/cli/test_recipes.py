@@ -76,10 +76,10 @@ def test_the_classifier_of_all_sources_is_that_of_their_pooled_samples() -> None
     assert objective(torch.zeros(39, dtype=torch.float64)) > least + 0.2
 
 
-def test_sources_of_features_and_their_classes_count_alike() -> None:
-    """scikit-learn as oracle, with samples weighted by hand: 1 for each source, 1/2 for each of its two classes."""
+def test_sources_of_features_count_by_the_square_root_of_their_samples() -> None:
+    """scikit-learn as oracle, with samples weighted by hand: sources of 100 and 25 count 10 to 5."""
     generator = torch.Generator().manual_seed(0)
-    labels = {"a": [0] * 90 + [1] * 10, "b": [0] * 8 + [1] * 12, "c": [0, 1] * 30}
+    labels = {"a": [0] * 90 + [1] * 10, "b": [0] * 10 + [1] * 15, "c": [0, 1] * 30}
     arrays = {}
     for name, own in labels.items():
         y = torch.tensor(own)
@@ -93,7 +93,7 @@ def test_sources_of_features_and_their_classes_count_alike() -> None:
     weight, bias = state["classifier.weight"], state["classifier.bias"]
     x = torch.cat([F.normalize(normal_scores(torch.from_numpy(arrays[f"{name}_x"])), dim=1) for name in "ab"]).double()
     y = torch.tensor(labels["a"] + labels["b"])
-    shares = torch.tensor([1 / 180] * 90 + [1 / 20] * 10 + [1 / 16] * 8 + [1 / 24] * 12) / 2
+    shares = torch.tensor([2 / 300] * 100 + [1 / 75] * 25)
     ones = torch.cat([x, torch.ones(len(x), 1)], dim=1)  # the bias is penalised, too
     oracle = LogisticRegression(C=2 / DECAY, fit_intercept=False, tol=1e-10, max_iter=10_000)
     oracle.fit(ones.numpy(), y.numpy(), sample_weight=shares.numpy())

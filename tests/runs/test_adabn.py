@@ -123,12 +123,12 @@ def layers(module: AdaBN, client: str) -> dict[str, MixedBatchNorm]:
 @pytest.mark.parametrize(
     "privacy", [None, PairwiseMasking(FixedPoint(20, 256.0), colluders=0)], ids=["plain", "masking"]
 )
-@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+@pytest.mark.parametrize("weighting", ["samples", "sqrt", "uniform"])
 def test_each_side_hears_the_moments_of_the_other(privacy: Any, weighting: Any) -> None:
     data = shifted()
     data["c1"] = TensorDataset(*(tensor[:24] for tensor in data["c1"].tensors))
     module = fit(mixing=0.8, data=data, strategy={"privacy": privacy}, weighting=weighting)
-    shares = torch.tensor([40.0, 24.0] if weighting == "samples" else [1.0, 1.0])
+    shares = torch.tensor([40.0, 24.0]) ** {"samples": 1.0, "sqrt": 0.5, "uniform": 0.0}[weighting]
     for name, target in layers(module, "c2").items():
         sources = [layers(module, client)[name] for client in ("c0", "c1")]
         for source in sources:

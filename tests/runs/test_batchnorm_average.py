@@ -70,11 +70,12 @@ def mixture(shares: dict[str, float]) -> tuple[Tensor, Tensor]:
     ],
     ids=["plain", "grid", "masking", "noise"],
 )
-@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+@pytest.mark.parametrize("weighting", ["samples", "sqrt", "uniform"])
 def test_moments_give_the_variance_of_all_clients_data_together(
     strategy: dict[str, Any], tolerance: float, weighting: Any
 ) -> None:
-    shares = {name: float(size) if weighting == "samples" else 1.0 for name, size in SIZES.items()}
+    power = {"samples": 1.0, "sqrt": 0.5, "uniform": 0.0}[weighting]
+    shares = {name: size**power for name, size in SIZES.items()}
     state = weights(fit(strategy=strategy, weighting=weighting), "c0")
     mean, variance = mixture(shares)
     torch.testing.assert_close(state[MEAN], mean, atol=tolerance, rtol=tolerance)

@@ -530,6 +530,7 @@ def test_images_with_batchnorm_train_with_both() -> None:
         (KD3A, {"mixup": -1.0}, r"mixup \(beta\) must be at least 0 and finite, got -1.0"),
         (KD3A, {"momentum": 1.0}, r"momentum must be in \[0, 1\), got 1.0"),
         (KD3A, {"bn": "none"}, r"bn must be one of \('moments', 'mean'\), got 'none'"),
+        (KD3A, {"weighting": "sqrt"}, r"weighting must be one of \('samples', 'uniform'\), got 'sqrt'"),
         (KD3A, {"exchange": "letters"}, "exchange must be 'models' or 'votes', got 'letters'"),
         (KD3A, {"exchange": "models", "local_norm": True}, "exchange='models' needs whole models at the target"),
         (CoMDA, {"ensemble": 1.0}, r"ensemble must be in \[0, 1\), got 1.0"),

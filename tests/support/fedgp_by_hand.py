@@ -229,7 +229,8 @@ def estimates_by_hand(
 
 def shares_of(sources: Sequence[str], settings: Settings) -> dict[str, float]:
     sizes = dict(zip(NAMES, SIZES, strict=True))
-    raw = {name: float(sizes[name]) if settings.weighting == "samples" else 1.0 for name in sources}
+    power = {"samples": 1.0, "sqrt": 0.5, "uniform": 0.0}[settings.weighting]
+    raw = {name: sizes[name] ** power for name in sources}
     return {name: weight / sum(raw.values()) for name, weight in raw.items()}
 
 
@@ -239,6 +240,7 @@ FAST = {"target_lr_ratio": 0.4, "align_magnitudes": True}
 FIXED = {
     "FedDA": Settings(FedDA),
     "FedDA, samples": Settings(FedDA, weighting="samples", target_lr_ratio=0.4),
+    "FedDA, square roots": Settings(FedDA, weighting="sqrt"),
     "FedDA, a beta per source": Settings(FedDA, beta=PER_SOURCE, weighting="samples"),
     "FedDA, aligned": Settings(FedDA, beta=0.7, **FAST),
     "FedGP by layer": Settings(FedGP),
