@@ -15,8 +15,8 @@ lost, of 8   The same where 8 methods are compared, on average over 200 draws of
 lost, rounds  The same where the method is given and the score chooses the round; averaged over methods.
 worst  The most that is lost on a target and seed by choosing in the pool: what a collapsed model would show in.
 
-"chance" takes any model of the pool, and "last" the last round of any method. Choose between scores on DEVELOPMENT; that
-``trust`` has the sources' accuracy in it was chosen with all four in view.
+"chance" takes any model of the pool, and "last" the last round of any method. Choose between scores on DEVELOPMENT;
+that ``trust`` has the sources' accuracy in it was chosen with all four in view.
 """
 
 from __future__ import annotations
