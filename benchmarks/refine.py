@@ -34,7 +34,8 @@ from torch import Tensor
 from baselines_accuracy import EXPERIMENTS, kept_in
 from experiments import Results, by_method, fit, options_of, show
 from fedlit.data import FeatureDomains, HeartDisease
-from fedlit.functional import normal_scores, refine_labels, softmax_regression
+from fedlit.data.raw_inputs import RankNetwork
+from fedlit.functional import refine_labels, softmax_regression
 from leaderboard import RECIPES
 
 DOUBTS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)
@@ -68,12 +69,10 @@ def rows(part: str) -> dict[str, tuple[str, ...]]:
 
 
 def compare(
-    part: str, names: list[str] | None, forms: list[str], seeds: list[int], folder: Path | None, jobs: int
+    part: str, names: list[str], forms: list[str], seeds: list[int], folder: Path | None, jobs: int
 ) -> Iterator[tuple[str, Row]]:
-    """Rows of these names (``None``: all) and what they are called, by form of ``refine``."""
-    for name, words in rows(part).items():
-        if names is not None and name not in names:
-            continue
+    """Rows of these names and what they are called, by form of ``refine``."""
+    for name, words in ((name, words) for name, words in rows(part).items() if name in names):
         for refine in (form for form in forms if form != "network" or name != "recipe"):
             label = f"{name}{FORMS[refine]}"
             with kept_in(folder, f"{part}-{label}".replace(", ", "-")) as place:
@@ -120,7 +119,7 @@ def in_targets_place(name: str) -> Iterator[tuple[Labelled, Tensor, Tensor, int]
         for each in (each for each in others if raw and each != largest):
             x, y = raw[each]
             order = torch.randperm(len(y), generator=generator)[: PIECES * SAMPLES]
-            sources += [(F.normalize(normal_scores(x[own]), dim=1), y[own]) for own in order.split(SAMPLES)]
+            sources += [(RankNetwork(x[own])(x[own]).double(), y[own]) for own in order.split(SAMPLES)]
         yield sources, *domains[held_out], classes
 
 
@@ -173,7 +172,8 @@ def main() -> None:
     parser = options_of(__doc__, __file__)
     parts = [*EXPERIMENTS, *OTHERS]
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts)
-    parser.add_argument("--rows", nargs="+", help="such as recipe, without the form; others stay as they were")
+    names = dict.fromkeys(name for part in EXPERIMENTS for name in rows(part))
+    parser.add_argument("--rows", nargs="+", choices=list(names), default=list(names), help="others stay as they were")
     parser.add_argument("--forms", nargs="+", choices=list(FORMS), default=list(FORMS), help="others stay as they were")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     options = parser.parse_args()
@@ -181,8 +181,8 @@ def main() -> None:
     results = Results(options.out, "torch", "lightning", "scipy")
     for part in options.parts:
         if part in OTHERS:
-            found, names = OTHERS[part]
-            for name in names:
+            found, data = OTHERS[part]
+            for name in data:
                 results.keep(found(name), part, name)
                 print(f"{part}, {name}, sources in the target's place:", results.found[part][name], flush=True)
         else:

@@ -192,17 +192,12 @@ class Validators(Callback):
             logits = outputs[name].detach()
             if name == module.target.name:
                 self._logits.append(logits.double())
-            elif self._calibrates:
-                self._losses.setdefault(name, []).append(losses_at(logits, samples[1], self._temperatures))
+            else:
+                self._note_answers(name, logits, samples[1])
             if self._matches or (self._looks and name == module.target.name):
                 self._inputs.setdefault(name, []).append(_flat(samples[0]))
-                if name != module.target.name:
-                    self._labels.setdefault(name, []).append(samples[1])
             if self._weighs:
                 self._features.setdefault(name, []).append(self._basis.of(module, name, samples[0]))
-            if name != module.target.name:
-                wrong = logits.argmax(dim=1) != samples[1]
-                self._errors.setdefault(name, []).append(wrong.double())
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Share and log the scores."""
@@ -225,6 +220,15 @@ class Validators(Callback):
         metrics = {f"validator/{name}": value for name, value in told.items()}
         module.log_everywhere(metrics)
         self._start_afresh()
+
+    def _note_answers(self, source: str, logits: Tensor, labels: Tensor) -> None:
+        """What a source's model makes of a batch, as far as the scores are of it."""
+        if self._calibrates:
+            self._losses.setdefault(source, []).append(losses_at(logits, labels, self._temperatures))
+        if self._calibrates or self._weighs:
+            self._errors.setdefault(source, []).append((logits.argmax(dim=1) != labels).double())
+        if self._matches:
+            self._labels.setdefault(source, []).append(labels)
 
     def _start_afresh(self) -> None:
         self._unready = False
