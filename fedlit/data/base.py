@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset
 
 from fedlit.data.raw_inputs import RawInputs
-from fedlit.data.splits import balanced_choice, stratified_split
+from fedlit.data.splits import balanced_choice, random_choice, stratified_split
 from fedlit.federation import Federation
 from fedlit.federation.client import Client, make_roster
 from fedlit.federation.errors import RosterError
@@ -30,6 +31,9 @@ Transform = Callable[[Tensor], Tensor]
 
 POOLED = "sources"
 """Name of the client that all sources make together."""
+
+_log = logging.getLogger("lightning.pytorch.fedlit.data")
+"""Below Lightning's logger, whose handler prints on every rank: the target is seldom on rank 0."""
 
 
 class DatasetNotFoundError(FileNotFoundError):
@@ -128,9 +132,13 @@ class DomainDataModule(L.LightningDataModule, ABC):
         eval_batch_size: Validation, test and prediction samples per client and batch.
         val_fraction: Share of each client's samples held out for validation, in [0, 1); 0 means no validation.
         test_fraction: Share of each client's samples held out for testing, in [0, 1); 0 means no test.
-        target_labels: Training samples of the target that keep their labels, as balanced over classes as possible:
-            a number (an integer from 1) or a share of those that have one (a float in (0, 1]). 0 makes the target
-            unlabelled. Note that 1 is one sample and 1.0 is all of them.
+        target_labels: Training samples of the target that keep their labels: a number (an integer from 1) or a share
+            of those that have one (a float in (0, 1]). 0 makes the target unlabelled. Note that 1 is one sample and
+            1.0 is all of them.
+        target_label_draw: How these samples are chosen: at ``"random"``, so that their classes have the target's
+            shares up to chance, or ``"balanced"``, with class counts as equal as possible. Published experiments draw
+            at random (FedGP, Jiang et al., 2024, appendices C.3 and C.11). Balanced labels of a target whose classes
+            are unequal are a label shift of their own.
         transductive: Train and test on all samples of the target, as adaptation benchmarks do; its labels stay hidden
             in training. Samples whose labels are kept (``target_labels``) are left out of its test set.
         pool_sources: Let all sources be one client, ``"sources"``: the baseline of data that could be pooled. Each
@@ -167,6 +175,7 @@ class DomainDataModule(L.LightningDataModule, ABC):
         val_fraction: float = 0.1,
         test_fraction: float = 0.2,
         target_labels: int | float = 0,
+        target_label_draw: Literal["random", "balanced"] = "random",
         transductive: bool = False,
         pool_sources: bool = False,
         drop_last: bool = False,
@@ -199,12 +208,15 @@ class DomainDataModule(L.LightningDataModule, ABC):
                 "target_labels must be a number of samples (an integer, at least 0) or a share of them (a float in "
                 f"(0, 1]), got {target_labels!r}"
             )
+        if target_label_draw not in ("random", "balanced"):
+            raise ValueError(f"target_label_draw must be 'random' or 'balanced', got {target_label_draw!r}")
         self.batch_size = batch_size
         self.target_batch_size = target_batch_size
         self.eval_batch_size = eval_batch_size
         self.val_fraction = val_fraction
         self.test_fraction = test_fraction
         self.target_labels = target_labels
+        self.target_label_draw = target_label_draw
         self.transductive = transductive
         self.pool_sources = pool_sources
         self.drop_last = drop_last
@@ -256,6 +268,10 @@ class DomainDataModule(L.LightningDataModule, ABC):
     def check_roster(self) -> tuple[Client, ...]:
         """The domains that take part, without sample counts; a subclass calls this at the end of its constructor."""
         if self._roster is None:
+            if self.target_label_draw == "balanced" and self.task == "regression":
+                raise ValueError(
+                    "target_label_draw='balanced' needs classes, and task='regression' has none: leave it out"
+                )
             known = self.domain_names()
             names = known if self._client_names is None else list(self._client_names)
             unknown = [name for name in names if name not in known]
@@ -521,7 +537,10 @@ class DomainDataModule(L.LightningDataModule, ABC):
         candidates = candidates[known[candidates]]
         wanted = self._num_target_labels(len(train), int(known[train].sum()), len(candidates))
         generator = torch.Generator().manual_seed(stable_seed(self.seed, "target_labels", name))
-        labelled = balanced_choice(y, candidates, wanted, generator)
+        if self.target_label_draw == "balanced":
+            labelled = balanced_choice(y, candidates, wanted, generator)
+        else:
+            labelled = random_choice(candidates, wanted, generator)
         if self.transductive:
             test = test[~torch.isin(test, labelled)]
         return Split(train, val, test, labelled)
@@ -595,6 +614,8 @@ class DomainDataModule(L.LightningDataModule, ABC):
         """Shuffled training batches of the local clients."""
         if self._federation() is None:
             self.check_facts({name: self.facts(name) for name in self._local_names()})
+        if self.target_labels and self.target in self._local_names():
+            _log.info(self._kept_labels())
         sizes: int | dict[str, int] = self.batch_size
         if self.target_batch_size is not None:
             sizes = {c.name: self.target_batch_size if c.is_target else self.batch_size for c in self._roster_of_run()}
@@ -606,6 +627,20 @@ class DomainDataModule(L.LightningDataModule, ABC):
             num_workers=self.num_workers,
             guarded=None if self.target_labels else self.target,
             seed=self.seed,
+        )
+
+    def _kept_labels(self) -> str:
+        """Say how many of the target's labels are used in training: ``1`` and ``1.0`` are easily taken for another."""
+        split = self.split(self.target)
+        labels, number = self.labels(self.target)[split.labelled], len(split.labelled)
+        how = "all that it has"
+        if number < int(known_labels(self.labels(self.target)[split.train]).sum()):
+            how = f"drawn {'at random' if self.target_label_draw == 'random' else 'balanced over classes'}"
+        if self.task == "classification":
+            how += f"; {len(torch.unique(labels))} of {self.num_classes} classes have one"
+        return (
+            f"target {self.target!r} keeps the labels of {number} of its {len(split.train)} training samples "
+            f"(target_labels={self.target_labels!r}: {how})"
         )
 
     def val_dataloader(self) -> FederatedLoader | list[Any]:

@@ -49,6 +49,11 @@ def apportion(counts: Tensor, fraction: float, room: Tensor) -> Tensor:
     return seats
 
 
+def random_choice(candidates: Tensor, number: int, generator: torch.Generator) -> Tensor:
+    """``number`` of the ``candidates`` (int64, shape (n,)), ascending, each equally likely."""
+    return candidates[torch.randperm(len(candidates), generator=generator)[:number]].sort().values
+
+
 def balanced_choice(y: Tensor, candidates: Tensor, number: int, generator: torch.Generator) -> Tensor:
     """``number`` of the ``candidates`` (positions in ``y``), ascending, with as equal class counts as possible."""
     order = candidates[torch.randperm(len(candidates), generator=generator)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from types import SimpleNamespace
 from typing import Any
 
@@ -140,8 +141,36 @@ def test_target_labels_is_a_number_or_a_share(wanted, number):
     assert module.num_samples("c") == number
 
 
-def test_kept_labels_are_balanced_as_far_as_classes_allow():
-    module = Blobs(target="c", target_labels=12)
+def test_kept_labels_are_drawn_at_random():
+    """Of 900 and 100 samples 60 labels are 54 and 6 on average, and every sample is as likely as any other."""
+    shares = {"a": [900, 100, 0], "b": [900, 100, 0]}
+    kept, times = torch.zeros(1000), 400
+    for seed in range(times):
+        module = Blobs(shares, target="b", target_labels=60, val_fraction=0.0, test_fraction=0.0, seed=seed)
+        kept[module.split("b").labelled] += 1
+    rare = kept[900:].sum() / times
+    assert rare == pytest.approx(6, abs=5 * (60 * 0.1 * 0.9 / times) ** 0.5)
+    assert kept.sum() == 60 * times
+    # each count is binomial (400, .06): 1,000 of them have a variance of 22.6 up to chance, and no strangers
+    assert kept.var() == pytest.approx(times * 0.06 * 0.94, rel=0.25)
+    assert kept.max() < 24 + 6 * 22.6**0.5
+
+
+def test_a_run_says_how_many_labels_it_keeps(monkeypatch):
+    said = []
+    monkeypatch.setattr(logging.getLogger("lightning.pytorch.fedlit.data"), "info", said.append)
+    for wanted, words in (
+        (1, "keeps the labels of 1 of its 42 training samples (target_labels=1: drawn at random; 1 of 3 classes"),
+        (1.0, "keeps the labels of 42 of its 42 training samples (target_labels=1.0: all that it has; 3 of 3 classes"),
+    ):
+        Blobs(target="c", target_labels=wanted).train_dataloader()
+        assert words in said.pop()
+    Blobs(target="c").train_dataloader()
+    assert said == []
+
+
+def test_balanced_labels_are_an_option():
+    module = Blobs(target="c", target_labels=12, target_label_draw="balanced")
     y = module.dataset("c", "train").y
     assert torch.bincount(y[y >= 0]).tolist() == [4, 4, 4]
     y = torch.tensor([0] * 2 + [1] * 50 + [2] * 50)
@@ -152,8 +181,10 @@ def test_kept_labels_are_balanced_as_far_as_classes_allow():
 
 
 def test_more_kept_labels_contain_fewer():
-    few = Blobs(target="c", target_labels=5).split("c").labelled.tolist()
-    assert set(few) < set(Blobs(target="c", target_labels=20).split("c").labelled.tolist())
+    for draw in ("random", "balanced"):
+        few = Blobs(target="c", target_labels=5, target_label_draw=draw).split("c").labelled.tolist()
+        more = Blobs(target="c", target_labels=20, target_label_draw=draw).split("c").labelled.tolist()
+        assert set(few) < set(more)
 
 
 def test_transductive_target_trains_and_tests_on_all_its_samples():
@@ -346,6 +377,7 @@ BAD_NUMBERS = [
     ({"target_labels": 1.5}, "target_labels must be a number"),
     ({"target_labels": float("nan")}, "target_labels must be a number"),
     ({"target_labels": True}, "target_labels must be a number"),
+    ({"target_label_draw": "stratified"}, "target_label_draw must be 'random' or 'balanced', got 'stratified'"),
 ]
 
 
