@@ -41,7 +41,7 @@ from fedlit.federation.channel import declared_by
 from fedlit.federation.choices import Reports, check_choices
 from fedlit.federation.client import names_of, place
 from fedlit.federation.documents import fingerprint
-from fedlit.federation.leaks import seen_by_the_server, told_beside
+from fedlit.federation.leaks import seen_by_the_server, told_beside, with_samples
 from fedlit.federation.roster import under_new_names
 from fedlit.federation.streams import global_seed
 from fedlit.federation.transport import OneProcess, ProcessGroup, Transport
@@ -286,6 +286,7 @@ class FederatedStrategy(DDPStrategy):
         """Say what is told although something was chosen to protect it, and what is not told for that reason."""
         for sentence in (
             *seen_by_the_server(federation.channels, federation.roster.rank_of),
+            *with_samples(federation.channels),
             *told_beside(federation.channels),
         ):
             rank_zero_warn(sentence, category=PrivacyWarning)

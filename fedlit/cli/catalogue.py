@@ -105,7 +105,8 @@ def sends(thing: type) -> str:
     by_kind: dict[str, list[str]] = {}
     for channel in method.channels:
         singly = isinstance(channel, Summed) and channel.singly
-        by_kind.setdefault("summed by a backend that hides" if singly else channel.kind, []).append(channel.name)
+        kind = "summed by a backend that hides" if singly else channel.kind
+        by_kind.setdefault(f"single samples, {kind}" if channel.samples else kind, []).append(channel.name)
     return "; ".join(f"{kind}: {', '.join(names)}" for kind, names in by_kind.items()) or "nothing"
 
 

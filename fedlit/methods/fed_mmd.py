@@ -169,7 +169,9 @@ class FedMMD(FederatedModule):
                 Pairwise("moments", f"linear functions of {contents}", how_often=step, otherwise=summed),
                 Open("center", "squared distance that the kernel is expanded around", "target", "sources"),
             ),
-            "open": (Open("moments", "features of a batch", how_often=step, otherwise=summed),),
+            "open": (
+                Open("moments", "features of each sample of a batch", how_often=step, otherwise=summed, samples=True),
+            ),
         }  # fmt: skip
         period = "at the end" if self.classifier_period is None else f"every {self.classifier_period} rounds"
         return (*ways[self.exchange], Open("classifier", "classifier of a source", "sources", "target", period))
