@@ -80,7 +80,7 @@ class FederatedStrategy(DDPStrategy):
     """Hosts the clients on ``devices`` processes, or all of them on one; neither wraps nor syncs the module.
 
     Every process trains its own clients; they meet in exchanges only. Results do not depend on the number of
-    processes: to the last bit on CPU with `Plain` sums and the same ``num_threads``.
+    processes: to the last bit on CPUs of one type, with the same libraries, `Plain` sums and the same ``num_threads``.
 
     Args:
         local_steps: Optimiser steps per client and round; ``None`` is one local epoch, in which clients with less

@@ -36,6 +36,8 @@ _NAMED = ("methods", "data", "models", "privacy", "callbacks", "federation")
 
 _CITATION = re.compile(r"\(([^()]*\b\d{4}\b[^()]*)\)")
 """Brackets with a year, or with a number of arXiv."""
+_SOURCE = re.compile(r" \([^()]*\b\d{4}\b[^()]*\)\.$")
+"""The same at the end of a line, where it is not part of the sentence."""
 _REFERENCE = re.compile(r"^References:\n +(.+?)[.:;](?:\s|\Z)", re.DOTALL | re.MULTILINE)
 _EXPLAINED = re.compile(r"``([\w/]+)`` \(([^()]+)\)")
 
@@ -50,7 +52,13 @@ def rows(kind: str) -> list[Row]:
     configurations = _configurations(kind)
     home = KINDS[kind].home.__name__
     return [
-        Row(name, summary(thing), _citation(thing), "\n".join(configurations.get(f"{home}.{name}", ())), sends(thing))
+        Row(
+            name,
+            _SOURCE.sub(".", summary(thing)),
+            _citation(thing),
+            "\n".join(configurations.get(f"{home}.{name}", ())),
+            sends(thing),
+        )
         for name, thing in own.items()
     ]
 

@@ -39,7 +39,7 @@ RAMP = 10
 
 
 class CoMDA(TaughtTarget):
-    r"""Two networks of the target learn from a weighted mean of its sources' answers, each what the other finds easy.
+    r"""Two networks of the target learn from the sources' predictions (Liu et al., IEEE TCSVT 2023, by its code).
 
     .. math:: M = \frac{\sum_k e_k z_k}{\sum_k e_k}, \qquad e_k = \exp(\sigma \, O_k)
 

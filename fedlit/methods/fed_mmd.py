@@ -59,7 +59,7 @@ Features of length 1 are left as they are."""
 
 
 class FedMMD(FederatedModule):
-    r"""Align each source's features with the target's through moments of mini-batches.
+    r"""Align features by a Taylor-expanded MMD of mini-batches (Kang et al., IEEE TPDS 2022).
 
     .. math:: L_i = L_C + \lambda \, (L_{p1}^{(i)} + L_{p3}^{(i)}), \qquad
               L_t = \lambda \, (L_{p2} + \tfrac{1}{S} \textstyle\sum_i L_{p3}^{(i)})

@@ -43,7 +43,7 @@ from fedlit.training.batchnorm import as_second_moments, variances_of
 
 
 class KD3A(TaughtTarget):
-    r"""Teach the target what its confident sources agree on, and average extractors by what each source adds to that.
+    r"""The target learns what confident sources agree on (Feng et al., ICML 2021, Algorithm 1).
 
     .. math:: \theta \leftarrow \alpha_T \theta_T + (1 - \alpha_T) \sum_k \frac{CF_k}{\sum_j CF_j} \theta_k
 
