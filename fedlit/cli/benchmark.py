@@ -121,7 +121,7 @@ def comparison(kept: list[Figure], now: list[Figure]) -> Table | str:
     are told with explains.
     """
     if not now:
-        return "This benchmark tells no figures with a spread over seeds: compare what it printed with benchmarks/RESULTS.md."
+        return "This benchmark has no figures with a spread over seeds: compare its output with benchmarks/RESULTS.md."
     before = {figure.path: figure for figure in kept}
     agree = 0
     table = Table(title="this run next to the repository's figures")
