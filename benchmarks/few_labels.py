@@ -3,11 +3,12 @@
 Run from the repository root: python benchmarks/few_labels.py [--parts hearts styles office_caltech surf digits]
 [--seeds 0 1 2] [--folder runs] [--jobs 2]
 
-For each target of a data set (the experiments of ``benchmarks/leaderboard.py``) it is left out, and each of its sources
-takes its place with LABELS labels, next to the other sources. So the sources' labels choose, and no label of a target is
-looked at. Besides the methods of ``configs/methods`` that take target labels there are the recipes: without the labels
-("recipe"), and with the target as one more client of the recipe's regression ("recipe, FedAvg"). Data are prepared as the
-recipe has them. Accuracy is on the other samples of the source in the target's place, after the last round.
+For each target of a data set (the experiments of ``benchmarks/leaderboard.py``) it is left out, and each of its
+sources takes its place with LABELS labels, next to the other sources. So the sources' labels choose, and no label of a
+target is looked at. Besides the methods of ``configs/methods`` that take target labels there are the recipes: without
+the labels ("recipe"), and with the target as one more client of the recipe's regression ("recipe, FedAvg"). Data are
+prepared as the recipe has them. Accuracy is on the other samples of the source in the target's place, after the last
+round.
 """
 
 from __future__ import annotations
