@@ -277,9 +277,9 @@ def test_folders_that_are_no_domains_can_be_left_out(root):
 
 
 def test_other_files_in_a_class_folder_give_a_warning(root):
-    (root / "art" / "cat" / "notes.tif").write_text("x")
+    (root / "art" / "cat" / "notes.gif").write_text("x")
     (root / "art" / "cat" / "Thumbs.db").write_text("x")
-    with pytest.warns(UserWarning, match=r"left out 1 entries of '.*cat' .*notes.tif"):
+    with pytest.warns(UserWarning, match=r"left out 1 entries of '.*cat' .*notes.gif"):
         assert len(ImageDomains(str(root)).load("art").y) == 20
 
 
