@@ -273,8 +273,8 @@ class _Features:
         if str(read_npz(self.out).get(_MARK)) != mark["all"]:
             shutil.rmtree(self.parts, ignore_errors=True)
             sys.exit(
-                f"fedlit: out '{self.out}' is there, with features of other data or another network: give another "
-                "--out, or remove it"
+                f"fedlit: out '{self.out}' is there, with features of other data or another network, or decoded by "
+                "another version of fedlit: give another --out, or remove it"
             )
         shutil.rmtree(self.parts, ignore_errors=True)
         return True

@@ -273,7 +273,8 @@ class ImageDomains(DomainDataModule):
         """As the base class; and refuse images that are not what a pretrained network of the model was trained on.
 
         Raises:
-            ValueError: If a network has ``preprocessing`` that differs from values that were not given here.
+            DatasetLayoutError: If a network has ``preprocessing`` that differs from values that were not given here, or
+                as the base class.
         """
         module = getattr(self.trainer, "lightning_module", None)
         roots = [*getattr(module, "originals", ()), *([] if module is None else [module])]
@@ -288,7 +289,7 @@ class ImageDomains(DomainDataModule):
         other = {key: value for key, value in expected.items() if key in self._by_default and value != reading[key]}
         if other:
             arguments = ", ".join(f"{key}={value!r}" for key, value in other.items())
-            raise ValueError(
+            raise DatasetLayoutError(
                 f"network {name!r} was trained on images with {arguments}, but {type(self).__name__} has "
                 f"{', '.join(f'{key}={reading[key]!r}' for key in other)} by default: give it {arguments}, or what "
                 "the weights were trained with"

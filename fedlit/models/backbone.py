@@ -212,22 +212,23 @@ def _torchvision(name: str, path: Path | None) -> _Made:
 
 
 def _timm(name: str, path: Path | None) -> _Made:
+    library: Any  # whose functions have no types
     try:
-        import timm
+        import timm as library
     except ImportError as error:
         raise ImportError(
             f"networks of timm need an optional library: pip install 'fedlit[timm]' ({error})", name="timm"
         ) from error
-    if not timm.is_model(name):
+    if not library.is_model(name):
         raise ValueError(f"name must be one of timm's networks after {TIMM!r}, got {name!r}: see timm.list_models()")
     try:
-        network = timm.create_model(name, pretrained=False, num_classes=0)
+        network = library.create_model(name, pretrained=False, num_classes=0)
     except Exception as error:  # at versions that it does not have, and classifiers that cannot be left out
         raise ValueError(
             f"name must be one of timm's networks that can be made without classifier (num_classes=0), but {name!r} "
             f"fails ({error}): see timm.list_models() and timm.list_pretrained()"
         ) from error
-    config = timm.data.resolve_model_data_config(network)
+    config = library.data.resolve_model_data_config(network)
     classifiers = network.pretrained_cfg.get("classifier") or ()
     names = (classifiers,) if isinstance(classifiers, str) else tuple(classifiers)
     _, height, width = config["input_size"]
