@@ -183,6 +183,8 @@ def _grey(image: Image, path: Path, tags: Any) -> Image:
     bits = int(np.atleast_1d(tags.get(_BITS, 16))[0])
     values = np.asarray(image).astype(np.int32)
     transparent = values == image.info.get("transparency", -1)
+    if tags.get(_PHOTOMETRIC) == 0:  # white is 0, which Pillow sees to in images of 8 bits alone
+        values = (1 << bits) - 1 - values
     if 0 < values.max() < 1 << (bits - 2) and path.parent not in _dark_folders:
         _dark_folders.add(path.parent)
         warnings.warn(
@@ -192,8 +194,6 @@ def _grey(image: Image, path: Path, tags: Any) -> Image:
             "bits",
             stacklevel=2,
         )
-    if tags.get(_PHOTOMETRIC) == 0:  # white is 0, which Pillow sees to in images of 8 bits alone
-        values = (1 << bits) - 1 - values
     pixels = (values >> (bits - 8)).astype(np.uint8)
     pixels[transparent] = 255
     return Image.fromarray(pixels).convert("RGB")

@@ -133,6 +133,10 @@ def test_bits_of_16_are_read_in_both_orders_of_bytes(tmp_path: Path) -> None:
 def test_tiffs_in_which_white_is_0_are_not_negatives(tmp_path: Path) -> None:
     tiff(tmp_path / "8.tif", 255 - GREY, 8, photometric=0)
     tiff(tmp_path / "16.tif", 65535 - DEEP, 16, photometric=0)
+    tiff(tmp_path / "bright.tif", DEEP >> 4, 16, photometric=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # it is not dark
+        assert read(tmp_path / "bright.tif").min() == 240
     assert np.array_equal(read(tmp_path / "8.tif"), three(GREY))
     assert np.array_equal(read(tmp_path / "16.tif"), three((DEEP >> 8).astype(np.uint8)))
 
