@@ -48,7 +48,7 @@ def extract(args: list[str]) -> None:
     given = parser.parse_args([*_data_alone(normalise(args))])
     with in_plain_words(given):
         network = _network(given)
-        _read_as_trained(given.data.init_args, network)
+        _read_as_trained(given.data.get("init_args") or Namespace(), network)
         data = parser.instantiate_classes(given).data
     assert isinstance(data, DomainDataModule)
     out = Path(given.out)
@@ -123,7 +123,9 @@ def _read_as_trained(arguments: Namespace, network: nn.Module) -> None:
     trained = next(({**each} for each in found if isinstance(each, Mapping) and each), {})
     size = arguments.get("image_size")
     if size is not None and {"image_size", "resized_side"} <= trained.keys():  # the same share is cut off
-        trained["resized_side"] = size * trained["resized_side"] // trained["image_size"]
+        whole, side = trained.pop("resized_side"), trained["image_size"]
+        if 7 * whole != 8 * side:  # the share by default, which the data round
+            trained["resized_side"] = size * whole // side
     trained = {name: value for name, value in trained.items() if name in arguments}
     differ = {name: value for name, value in trained.items() if arguments[name] not in (None, value)}
     for name in trained.keys() - differ.keys():

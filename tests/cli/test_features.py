@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 import torch
 from filelock import FileLock
+from jsonargparse import Namespace
 from PIL import Image
 from torch import Tensor, nn
 
 from fedlit.cli import main
+from fedlit.cli.extraction import _read_as_trained
 from fedlit.data import FeatureDomains, image_domains
 from fedlit.data.decoding import VERSION
 from fedlit.models import SmallCNN
@@ -218,6 +220,25 @@ def test_what_data_gives_counts_before_what_a_network_was_trained_on(
     assert "mean=[0.4, 0.5, 0.6], not [0.5, 0.5, 0.5]; std=[0.2, 0.3, 0.4], not" in said
     expected = timm_network.forward_head(timm_network.forward_features(x), pre_logits=True)
     torch.testing.assert_close(torch.from_numpy(written["art_x"][:7]), expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("trained", "given", "expected"),
+    [
+        ((224, 256), None, (224, 256)),
+        ((224, 256), 64, (64, None)),  # 72 by default, of even margins
+        ((224, 232), 112, (112, 116)),
+        ((384, 384), 64, (64, 64)),
+    ],
+)
+def test_of_another_size_the_share_that_is_cut_off_stays(
+    trained: tuple[int, int], given: int | None, expected: tuple[int, int | None]
+) -> None:
+    made = network()
+    made.preprocessing = dict(zip(("image_size", "resized_side"), trained, strict=True))  # type: ignore[assignment]
+    arguments = Namespace(root="images", image_size=given, resized_side=None)
+    _read_as_trained(arguments, made)
+    assert (arguments.image_size, arguments.resized_side) == expected
 
 
 def test_a_size_that_a_network_cannot_take_is_told(timm_network: nn.Module) -> None:
