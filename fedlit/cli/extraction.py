@@ -48,7 +48,7 @@ def extract(args: list[str]) -> None:
     given = parser.parse_args([*_data_alone(normalise(args))])
     with in_plain_words(given):
         network = _network(given)
-        _read_as_trained(given.data.get("init_args") or Namespace(), network)
+        _read_as_trained(given.data.get("init_args") or {}, network)
         data = parser.instantiate_classes(given).data
     assert isinstance(data, DomainDataModule)
     out = Path(given.out)
@@ -117,7 +117,7 @@ def _network(given: Namespace) -> nn.Module:
     return network.eval().requires_grad_(False)
 
 
-def _read_as_trained(arguments: Namespace, network: nn.Module) -> None:
+def _read_as_trained(arguments: Namespace | dict[str, Any], network: nn.Module) -> None:
     """Set arguments of the data that were not given to what a pretrained network was trained on, and say so."""
     found = (getattr(part, "preprocessing", None) for part in network.modules())
     trained = next(({**each} for each in found if isinstance(each, Mapping) and each), {})
