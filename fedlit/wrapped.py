@@ -117,6 +117,7 @@ class Wrapped(FederatedModule):
             extractor=module,
             classifier=outputs,
             task=task,
+            scale_labels=False,  # its training_step reads labels as they are
             **kwargs,
         )
         # what the other processes and a checkpoint's next run compare
@@ -315,7 +316,9 @@ class Federated(Wrapped, FedAvg):
         clients: The roster, at least two names or `Client` objects.
         target: Name of the client adapted to.
         num_classes: Number of classes; in regression, of numbers to predict.
-        task: ``"classification"`` or ``"regression"``: how clients are evaluated.
+        task: ``"classification"`` or ``"regression"``: how clients are evaluated. Numbers are learnt and predicted in
+            the unit in which ``training_step`` has them: it is given labels as they are, and ``forward`` gives their
+            unit.
         kwargs: See `FederatedModule`: ``weighting``, ``local_norm``, ``batchnorm_average`` and ``reset_optimizer``.
 
     Raises:

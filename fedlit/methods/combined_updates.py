@@ -102,12 +102,11 @@ class CombinedUpdates(FederatedModule):
         """Whether the target's batch gradients of a round are remembered, one copy of the parameters each."""
         return False
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
         """As the base class; the target sees each of its batches from the round's start as well, for its variance."""
-        learners = {client.name for client in self.present_learners()}
-        if not self.warming_up and self.target.name in batch.keys() & learners:
+        if self.target.name in batch:
             self.observe_(batch[self.target.name])
-        return super().training_step(batch, batch_idx)
+        return super().losses(batch)
 
     def observe_(self, samples: Sequence[Any]) -> None:
         """Note the target's gradient over a batch at the weights that the round started from.

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from fedlit.federation import UNLABELLED, Client, FederatedLoader, RosterError, RoundPlan
+from fedlit.federation import Client, FederatedLoader, RosterError, RoundPlan
+from fedlit.federation.labels import known_labels
 from fedlit.federation.streams import enter_stream, torch_streams
 from fedlit.training.method import Method
 
@@ -117,7 +118,7 @@ def labelled_samples(method: Method, clients: Sequence[Client]) -> Iterator[tupl
     """All labelled training samples of local clients, once and always in one order, on the device.
 
     Yields:
-        Name of a client, and inputs and labels of a batch of its samples.
+        Name of a client, and inputs and labels of a batch of its samples; in regression as losses read them.
 
     Raises:
         TypeError: If training data come from another loader than a `FederatedLoader`.
@@ -125,8 +126,9 @@ def labelled_samples(method: Method, clients: Sequence[Client]) -> Iterator[tupl
     loader = _federated(method)
     for batch in _on_device(method, loader.in_order([client.name for client in clients])):
         for name, (inputs, labels, *_) in batch.items():
-            known = labels != UNLABELLED
-            yield name, inputs[known], labels[known]
+            known = known_labels(labels)
+            x, y = method.task.standardised(name, (inputs[known], labels[known]))
+            yield name, x, y
 
 
 def training_inputs(method: Method, client: Client) -> Iterator[Tensor]:

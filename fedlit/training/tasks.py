@@ -15,6 +15,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from fedlit.federation import UNLABELLED, Client
 from fedlit.federation.labels import TaskName, known_labels
 from fedlit.functional import information_score
+from fedlit.training.label_scale import LabelScale
 
 ClassWeights: TypeAlias = Literal["balanced"] | Sequence[float] | None
 
@@ -90,6 +91,14 @@ class Classification:
         total = F.cross_entropy(outputs, labels, ignore_index=UNLABELLED, reduction="sum")
         return torch.div(total, (labels != UNLABELLED).sum().clamp(min=1))
 
+    def standardised(self, client: str, samples: Sequence[Any]) -> Sequence[Any]:
+        """Inputs and labels of a client as its loss reads them: classes as they are."""
+        return samples
+
+    def in_unit(self, client: str, outputs: Tensor) -> Tensor:
+        """What a client's network gives, in the labels' unit: logits have none."""
+        return outputs
+
     def predictions(self, outputs: Tensor, temperature: float = 1.0) -> Tensor:
         """Class probabilities, shape (batch, C), of logits that are divided by a positive temperature."""
         return (outputs if temperature == 1 else outputs / temperature).softmax(dim=1)
@@ -102,11 +111,14 @@ class Classification:
 class Regression:
     """Numbers.
 
+    Networks learn them standardised, and predictions are in the labels' unit, where a client has a `LabelScale`.
+
     Args:
         num_outputs: How many are predicted for a sample, at least 1.
 
     Attributes:
         metrics: As of `Classification`.
+        scales: By local client, the scale of labels of its run; none before, or with ``scale_labels=False``.
 
     Raises:
         ValueError: If it is less.
@@ -121,9 +133,13 @@ class Regression:
                 f"{num_outputs}"
             )
         self.num_outputs = num_outputs
+        self.scales: dict[str, LabelScale] = {}
 
     def loss(self, client: Client, outputs: Tensor, labels: Tensor) -> Tensor:
-        """As `Classification.loss`, of squared errors, and a mean over outputs; labels are (batch,) or (batch, k)."""
+        """As `Classification.loss`, of squared errors, and a mean over outputs; labels are (batch,) or (batch, k).
+
+        Labels are those of a training step, `standardised` as outputs are, so that the loss has no unit.
+        """
         labels = labels.reshape(outputs.shape).to(outputs.dtype)
         if not client.is_target:
             return F.mse_loss(outputs, labels)
@@ -131,8 +147,22 @@ class Regression:
         errors = torch.where(known[:, None], outputs - labels, 0.0)  # 0 before squaring: no NaN reaches a gradient
         return errors.square().mean(dim=1).sum() / known.sum().clamp(min=1)
 
+    def standardised(self, client: str, samples: Sequence[Any]) -> Sequence[Any]:
+        """Inputs and labels of a client, labels less their mean in the run, over their deviation.
+
+        Without a scale, or where labels are hidden, they are as they are.
+        """
+        inputs, labels, *others = samples
+        if client not in self.scales or not isinstance(labels, Tensor):
+            return samples
+        return (inputs, self.scales[client].standardised(labels), *others)
+
+    def in_unit(self, client: str, outputs: Tensor) -> Tensor:
+        """What a client's network gives, shape (batch, k), in the labels' unit, float64; as it is without a scale."""
+        return self.scales[client].in_unit(outputs) if client in self.scales else outputs
+
     def predictions(self, outputs: Tensor, temperature: float = 1.0) -> Tensor:
-        """The outputs, shape (batch, k), which have no temperature."""
+        """Outputs in the labels' unit, shape (batch, k), which have no temperature."""
         return outputs
 
     def meter(self, is_target: bool, device: torch.device) -> Meter:
@@ -156,10 +186,10 @@ def make_task(name: TaskName, num_outputs: int, class_weights: ClassWeights = No
 
 
 class NumberMeter:
-    """R2 and mean squared error, means over outputs.
+    """R2 and mean squared error of outputs in the labels' unit, means over outputs.
 
     R2 is the share of the labels' variance that predictions explain: at most 1, and below 0 if their mean does better.
-    It is missing where fewer than two samples were seen.
+    It is missing where fewer than two samples were seen. The squared error has the square of the labels' unit.
 
     Args:
         device: Of the outputs.
@@ -168,14 +198,17 @@ class NumberMeter:
     def __init__(self, device: torch.device) -> None:
         # Other processes have other clients: torchmetrics' own synchronisation would wait for them for ever.
         self.samples = 0
+        self.centre: Tensor | None = None  # torchmetrics' sums of squares lose what is small beside the labels' mean
         self.r2 = R2Score(sync_on_compute=False).set_dtype(torch.float64).to(device)
         self.loss = MeanMetric(sync_on_compute=False).to(device)
 
     def update(self, outputs: Tensor, labels: Tensor) -> None:
         """Count a batch, all of whose labels are known."""
         labels = labels.reshape(outputs.shape).double()
-        self.r2.update(outputs.detach().double().squeeze(1), labels.squeeze(1))
-        self.loss.update(F.mse_loss(outputs.detach().double(), labels), weight=len(labels))
+        self.centre = labels.mean(dim=0) if self.centre is None else self.centre
+        predicted, labels = outputs.detach().double() - self.centre, labels - self.centre
+        self.r2.update(predicted.squeeze(1), labels.squeeze(1))
+        self.loss.update(F.mse_loss(predicted, labels), weight=len(labels))
         self.samples += len(labels)
 
     def compute(self) -> dict[str, float]:

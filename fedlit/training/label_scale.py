@@ -1,0 +1,189 @@
+"""The scale of labels in regression: networks learn numbers of mean 0 and deviation 1, and predict in the labels' unit.
+
+A squared error and its gradient grow with the unit of the labels: no learning rate fits lengths in metres and in
+millimetres alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fedlit.federation import Client, FederatedLoader, RosterError, Summed
+from fedlit.federation.labels import known_labels
+from fedlit.functional.table_moments import agree_on_moments, own_moments
+
+if TYPE_CHECKING:
+    from fedlit.training.method import Method
+
+CHANNEL = Summed(
+    "label_statistics",
+    "mean and deviation of the sources' labels, unless scale_labels is false",
+    up="sources",
+    how_often="once",
+    fixed=True,
+    unblurred="the mean and deviation of labels are exact: give the model scale_labels=False and scale labels in the "
+    "data, or let a mechanism blur other channels alone",
+)
+
+ROUNDING = 0.01
+"""Share of the labels' deviation by which a Trainer's precision may round them: more shows in what is predicted."""
+
+
+@dataclass(frozen=True, eq=False)
+class LabelScale:
+    """Mean and deviation that the labels of a client have in the run, for k numbers to predict.
+
+    Args:
+        mean: In the labels' unit, float64, shape (k,).
+        deviation: In the labels' unit, positive, float64, shape (k,).
+    """
+
+    mean: Tensor
+    deviation: Tensor
+
+    def standardised(self, labels: Tensor) -> Tensor:
+        """Labels of shape (n,) or (n, k) less the mean, over the deviation; floating, unknown ones stay NaN."""
+        numbers = labels.reshape(len(labels), -1).double()
+        scaled = ((numbers - self.mean.to(labels.device)) / self.deviation.to(labels.device)).reshape(labels.shape)
+        return scaled.to(labels.dtype if labels.is_floating_point() else torch.get_default_dtype())
+
+    def in_unit(self, outputs: Tensor) -> Tensor:
+        """Outputs of a network, shape (n, k), in the labels' unit.
+
+        They are float64: float32 has steps of 64 at 1e9, whatever the labels' deviation.
+        """
+        return outputs.double() * self.deviation.to(outputs.device) + self.mean.to(outputs.device)
+
+    def state(self) -> dict[str, list[float]]:
+        """For a checkpoint, in plain data."""
+        return {"mean": self.mean.tolist(), "deviation": self.deviation.tolist()}
+
+    @classmethod
+    def from_state(cls, state: Any, num_outputs: int) -> LabelScale:
+        """What `state` gave.
+
+        Raises:
+            RosterError: If it is something else, or of another number of outputs.
+        """
+        mean, deviation = (state.get(key) if isinstance(state, Mapping) else None for key in ("mean", "deviation"))
+        if not _numbers(mean, num_outputs, -inf) or not _numbers(deviation, num_outputs, 0.0):
+            raise RosterError(
+                f"the checkpoint's scale of labels must have the mean and the positive deviation of {num_outputs} "
+                f"numbers (num_classes), got {str(state)[:200]}"
+            )
+        return cls(torch.tensor(mean, dtype=torch.float64), torch.tensor(deviation, dtype=torch.float64))
+
+    @classmethod
+    def of(cls, mean: Tensor, deviation: Tensor) -> LabelScale:
+        """From statistics, each of shape (k,); labels that are all alike keep their unit."""
+        return cls(mean, torch.where(deviation > 0, deviation, 1.0))
+
+
+def _numbers(given: object, number: int, above: float) -> bool:
+    return (
+        isinstance(given, list)
+        and len(given) == number
+        and all(isinstance(each, float) and above < each < inf for each in given)
+    )
+
+
+def label_scales(
+    method: Method, loader: FederatedLoader, num_outputs: int, resumes: bool, kept: Mapping[str, LabelScale]
+) -> dict[str, LabelScale]:
+    """The scale of labels at each local client in a run that starts; all clients that have one have the same.
+
+    It is that of all training samples of the sources together, from sums over the channel "label_statistics", whoever
+    takes part in the first round. A target that trains alone has that of its labelled training samples.
+
+    Args:
+        method: That trains.
+        loader: Training data of local clients.
+        num_outputs: Numbers k to predict for a sample.
+        resumes: Whether the run goes on from a checkpoint, which had ``kept``.
+        kept: Scales with which the networks of local clients were trained before.
+
+    Raises:
+        RosterError: On every process, if a source's labels are not k finite numbers for each sample, or the Trainer's
+            precision would round them coarsely.
+    """
+    federation = method.federation
+    if not scales_by_sources(method):
+        labels = _labels_here(method, loader, [method.target], num_outputs)
+        alone = {name: LabelScale.of(*own_moments(_known(own))) for name, own in labels.items()}
+        _check_rounding(method, labels, alone)
+        return dict(kept) if resumes or kept else alone
+    local = [client.name for client in federation.local_clients]
+    complete, losable = resumes or kept.keys() >= {*local}, federation.transport.losable
+    if not losable:  # else a process that comes back without a scale must find the steps that it takes to get one
+        federation.settle()
+        told = federation.transport.tell_all(complete, "whether labels have a scale")
+        if all(each is True for each in told):
+            return dict(kept)
+    labels = _labels_here(method, loader, method.sources, num_outputs)
+    samples = {client.name: client.num_samples or 0 for client in federation.clients if not client.is_target}
+
+    def total(_: str, message: Callable[[str], Tensor]) -> Tensor | None:
+        payloads = {name: {"moments": message(name)} for name in labels}
+        received = federation.mean(CHANNEL.name, payloads, absent_too=True)
+        mean = next(iter(received.values()), None)
+        return None if mean is None else len(samples) * mean["moments"].double().cpu()
+
+    scale = LabelScale.of(*agree_on_moments(num_outputs, lambda name: labels[name].double(), samples, total))
+    _check_rounding(method, labels, dict.fromkeys(labels, scale))
+    return dict(kept) if complete and losable else dict.fromkeys(local, scale)
+
+
+def scales_by_sources(method: Method) -> bool:
+    """Whether the scale of labels is that of the sources' labels, as sources train."""
+    return method.trains_sources or method.warmup_rounds > 0
+
+
+def _known(labels: Tensor) -> Tensor:
+    """Those of shape (n, k) that are known, float64."""
+    return labels[known_labels(labels)].double()
+
+
+def _labels_here(
+    method: Method, loader: FederatedLoader, clients: Sequence[Client], num_outputs: int
+) -> dict[str, Tensor]:
+    """Training labels of those of these clients that are hosted here, each of shape (n, k)."""
+    labels: dict[str, Tensor] = {}
+    error: RosterError | None = None
+    for client in (each for each in clients if each.name in loader.datasets):
+        batches = loader.in_order([client.name], labelled_only=client.is_target)
+        own = torch.cat([torch.as_tensor(batch[client.name][1]) for batch in batches])
+        labels[client.name] = own = own.reshape(len(own), -1)
+        unknown = len(own) - int(own.isfinite().all(dim=1).sum())
+        if own.shape[1] != num_outputs:
+            error = error or RosterError(
+                f"training samples of client {client.name!r} have {own.shape[1]} numbers as labels each, and the model "
+                f"predicts {num_outputs}: give it num_classes={own.shape[1]}, or mend the labels"
+            )
+        elif unknown and not client.is_target:
+            error = error or RosterError(
+                f"labels of {unknown} of {len(own)} training samples of source {client.name!r} are NaN or infinite, "
+                f"and only those of the target ({method.target.name!r}) may be unknown: leave these samples out, or "
+                f"make {client.name!r} the target"
+            )
+    method.federation.check("labels", error)
+    return labels
+
+
+def _check_rounding(method: Method, labels: Mapping[str, Tensor], scales: Mapping[str, LabelScale]) -> None:
+    """Refuse a Trainer's precision in which labels come coarsely rounded to training steps and evaluation."""
+    error: RosterError | None = None
+    plugin = method.trainer.precision_plugin
+    for name, own in labels.items():
+        lost = ((plugin.convert_input(own).double() - own.double()).abs() / scales[name].deviation).nan_to_num(0.0)
+        if len(lost) and float(lost.max()) > ROUNDING:
+            error = error or RosterError(
+                f"precision={plugin.precision!r} rounds labels of client {name!r} by up to {float(lost.max()):.2g} of "
+                "their deviation: give the Trainer precision='bf16-mixed' or '32-true', or scale the labels in the data"
+            )
+    method.federation.check("rounded labels", error)
