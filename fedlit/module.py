@@ -30,8 +30,7 @@ from fedlit.federation.metrics import METRICS
 from fedlit.models import Replica, make_classifier, part_of
 from fedlit.training import checkpoints
 from fedlit.training.evaluation import Evaluation, log_everywhere
-from fedlit.training.label_scale import CHANNEL as LABEL_STATISTICS
-from fedlit.training.label_scale import scales_by_sources
+from fedlit.training.label_scale import label_channels
 from fedlit.training.local import (
     batch_positions,
     build,
@@ -50,7 +49,7 @@ from fedlit.training.refinement import CHANNELS as REFINEMENT
 from fedlit.training.refusals import check_trainer
 from fedlit.training.replicas import Replicas, SharedWeights
 from fedlit.training.rounds import Rounds
-from fedlit.training.tasks import Regression, make_task
+from fedlit.training.tasks import make_task
 from fedlit.training.trust_region import check_trust_region, copy_weights, hold_back_, limit_now
 from fedlit.training.vectorisation import stack
 from fedlit.training.warmup import check_warmup, is_share
@@ -85,10 +84,10 @@ class FederatedModule(ClientOptimisation):
             ``extractor.out_features``.
         task: ``"classification"`` (cross-entropy) or ``"regression"`` (mean squared error).
         scale_labels: In regression, let networks learn labels that are standardised: less the mean of all training
-            labels of the sources, over their deviation, so that a learning rate means the same whatever the labels'
-            unit is. Both are summed over the channel "label_statistics" when a run starts, and kept in its checkpoint;
-            a module that was trained keeps its. What is predicted is in the labels' unit. ``False`` sends nothing, and
-            leaves labels as the data have them.
+            labels, over their deviation, so that a learning rate means the same whatever the labels' unit is. These are
+            the sources' labels, and the target's if it trains on them; sums over the channel "label_statistics" give
+            both numbers when a run starts. A checkpoint keeps them, and a module that is trained again. What is
+            predicted is in the labels' unit. ``False`` sends nothing, and leaves labels as the data have them.
         class_weights: What losses of samples of each class are multiplied by, ``num_classes`` numbers; or
             ``"balanced"``: each client weighs by its own labelled training samples, so that all classes that it has
             count alike, and nobody has to be told how many there are.
@@ -172,7 +171,7 @@ class FederatedModule(ClientOptimisation):
     """Whether the method cannot do without labels of the target; a run without them is refused at its start."""
 
     trains_sources: ClassVar[bool] = True
-    """Whether sources train; if the target alone does, the scale of labels is that of its labels, and not sent."""
+    """Whether sources train; where the target does alone, labels are standardised by its own, and nothing is sent."""
 
     matches_distributions: ClassVar[bool] = False
     """Whether the method makes the features of all clients alike as a whole, whatever their classes: a run says so at
@@ -385,8 +384,7 @@ class FederatedModule(ClientOptimisation):
         """
         warmup = [Summed("weights", "weights, while warming up", up="sources")] if self.warmup_rounds else []
         refinement = REFINEMENT if self.refine else ()
-        scaled = isinstance(self.task, Regression) and self.scale_labels and scales_by_sources(self)
-        labels = [LABEL_STATISTICS] if scaled else []
+        labels = label_channels(self)
         channels = [*self.channels, *warmup, *labels, *refinement, METRICS, *choices.pop("channels", ())]
         train = any("learners" in (channel.up, channel.to) for channel in channels)
         learners = self.learners(self.warmup_rounds) if train else None
@@ -600,7 +598,7 @@ class FederatedModule(ClientOptimisation):
                 hold_back_(extractor, before, self._target_batch[0], limit_now(self, self.trust_region))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Outputs of the target, shape (batch, num_classes): logits, or in regression numbers in the labels' unit."""
+        """Outputs of the target, shape (batch, num_classes): logits, or numbers in the labels' unit, float64."""
         return self.task.in_unit(self.target.name, self.replicas[self.target](inputs))
 
     def validation_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:

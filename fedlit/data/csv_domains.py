@@ -315,7 +315,7 @@ class CSVDomains(DomainDataModule):
                 raise DatasetLayoutError(
                     f"{self.where(client)} has infinite numbers in {self.label!r} (label): mend them"
                 )
-            return torch.tensor([*numbers.astype(float)], dtype=torch.float32)
+            return torch.tensor([*numbers.astype(float)], dtype=torch.float64)
         texts = self._label_texts(client)
         number_of = {name: place for place, name in enumerate(self.class_names())}
         unknown = [*dict.fromkeys(text for text in texts.dropna() if text not in number_of)]

@@ -34,7 +34,7 @@ class TargetModel(nn.Module):
         network: From inputs of shape (n, ...) to outputs of shape (n, C).
         task: What the outputs are.
         temperature: What logits are divided by, positive.
-        client: Name of the client whose scale of labels numbers have; ``None`` leaves them as they are.
+        client: Name of the client in whose unit of labels numbers are; ``None`` leaves them as they are.
     """
 
     def __init__(

@@ -14,22 +14,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fedlit.federation import Client, FederatedLoader, RosterError, Summed
+from fedlit.federation import FederatedLoader, RosterError, Summed
 from fedlit.federation.labels import known_labels
 from fedlit.functional.table_moments import agree_on_moments, own_moments
+from fedlit.training.tasks import Regression
 
 if TYPE_CHECKING:
     from fedlit.training.method import Method
 
-CHANNEL = Summed(
-    "label_statistics",
-    "mean and deviation of the sources' labels, unless scale_labels is false",
-    up="sources",
-    how_often="once",
-    fixed=True,
-    unblurred="the mean and deviation of labels are exact: give the model scale_labels=False and scale labels in the "
-    "data, or let a mechanism blur other channels alone",
-)
+NAME = "label_statistics"
+"""Of the channel."""
 
 ROUNDING = 0.01
 """Share of the labels' deviation by which a Trainer's precision may round them: more shows in what is predicted."""
@@ -93,84 +87,96 @@ def _numbers(given: object, number: int, above: float) -> bool:
     )
 
 
-def label_scales(
-    method: Method, loader: FederatedLoader, num_outputs: int, resumes: bool, kept: Mapping[str, LabelScale]
-) -> dict[str, LabelScale]:
+def label_channels(method: Method) -> list[Summed]:
+    """The channel over which clients sum their labels' statistics, or none where nothing is sent.
+
+    Senders are the sources, and the target if it trains on labels, too. One that trains alone keeps its statistics.
+    """
+    scaled = isinstance(method.task, Regression) and method.scale_labels
+    if not scaled or not (method.trains_sources or method.warmup_rounds):
+        return []
+    learners = {client.name for client in method.learners(method.warmup_rounds)}
+    return [
+        Summed(
+            NAME,
+            "mean and deviation of labels, unless scale_labels is false",
+            up="everyone" if method.target.labelled and method.target.name in learners else "sources",
+            how_often="once",
+            fixed=True,
+            unblurred="statistics of labels are exact: give the model scale_labels=False and scale labels in the data, "
+            "or let a mechanism blur other channels alone",
+        )
+    ]
+
+
+def label_scales(method: Method, task: Regression, loader: FederatedLoader, resumes: bool) -> dict[str, LabelScale]:
     """The scale of labels at each local client in a run that starts; all clients that have one have the same.
 
-    It is that of all training samples of the sources together, from sums over the channel "label_statistics", whoever
-    takes part in the first round. A target that trains alone has that of its labelled training samples.
+    It is that of all training labels of the senders of `label_channels` together, whoever takes part in the first
+    round. A target that trains alone has that of its labels.
 
     Args:
         method: That trains.
+        task: Of the method, for k numbers; its scales are those with which networks of local clients were trained.
         loader: Training data of local clients.
-        num_outputs: Numbers k to predict for a sample.
-        resumes: Whether the run goes on from a checkpoint, which had ``kept``.
-        kept: Scales with which the networks of local clients were trained before.
+        resumes: Whether the run goes on from a checkpoint, which had these scales, or none.
 
     Raises:
-        RosterError: On every process, if a source's labels are not k finite numbers for each sample, or the Trainer's
-            precision would round them coarsely.
+        RosterError: On every process, if labels are not k finite numbers for each sample, or the Trainer's precision
+            would round them coarsely.
     """
-    federation = method.federation
-    if not scales_by_sources(method):
-        labels = _labels_here(method, loader, [method.target], num_outputs)
-        alone = {name: LabelScale.of(*own_moments(_known(own))) for name, own in labels.items()}
+    federation, kept, num_outputs = method.federation, dict(task.scales), task.num_outputs
+    if NAME not in federation.channels:
+        labels = _labels_here(method, loader, [method.target.name], num_outputs)
+        alone = {name: LabelScale.of(*own_moments(own.double())) for name, own in labels.items()}
         _check_rounding(method, labels, alone)
-        return dict(kept) if resumes or kept else alone
+        return kept if resumes or kept else alone
     local = [client.name for client in federation.local_clients]
     complete, losable = resumes or kept.keys() >= {*local}, federation.transport.losable
     if not losable:  # else a process that comes back without a scale must find the steps that it takes to get one
         federation.settle()
         told = federation.transport.tell_all(complete, "whether labels have a scale")
         if all(each is True for each in told):
-            return dict(kept)
-    labels = _labels_here(method, loader, method.sources, num_outputs)
-    samples = {client.name: client.num_samples or 0 for client in federation.clients if not client.is_target}
+            return kept
+    senders = federation.channels[NAME].senders
+    labels = _labels_here(method, loader, senders, num_outputs)
+    samples = {client.name: client.num_samples or 0 for client in federation.clients if client.name in senders}
 
     def total(_: str, message: Callable[[str], Tensor]) -> Tensor | None:
         payloads = {name: {"moments": message(name)} for name in labels}
-        received = federation.mean(CHANNEL.name, payloads, absent_too=True)
+        received = federation.mean(NAME, payloads, absent_too=True)
         mean = next(iter(received.values()), None)
-        return None if mean is None else len(samples) * mean["moments"].double().cpu()
+        return None if mean is None else len(senders) * mean["moments"].double().cpu()
 
     scale = LabelScale.of(*agree_on_moments(num_outputs, lambda name: labels[name].double(), samples, total))
     _check_rounding(method, labels, dict.fromkeys(labels, scale))
-    return dict(kept) if complete and losable else dict.fromkeys(local, scale)
-
-
-def scales_by_sources(method: Method) -> bool:
-    """Whether the scale of labels is that of the sources' labels, as sources train."""
-    return method.trains_sources or method.warmup_rounds > 0
-
-
-def _known(labels: Tensor) -> Tensor:
-    """Those of shape (n, k) that are known, float64."""
-    return labels[known_labels(labels)].double()
+    return kept if complete and losable else dict.fromkeys(local, scale)
 
 
 def _labels_here(
-    method: Method, loader: FederatedLoader, clients: Sequence[Client], num_outputs: int
+    method: Method, loader: FederatedLoader, clients: Sequence[str], num_outputs: int
 ) -> dict[str, Tensor]:
-    """Training labels of those of these clients that are hosted here, each of shape (n, k)."""
+    """Training labels of those of these clients that are hosted here, each of shape (n, k), unknown ones NaN."""
     labels: dict[str, Tensor] = {}
     error: RosterError | None = None
-    for client in (each for each in clients if each.name in loader.datasets):
-        batches = loader.in_order([client.name], labelled_only=client.is_target)
-        own = torch.cat([torch.as_tensor(batch[client.name][1]) for batch in batches])
-        labels[client.name] = own = own.reshape(len(own), -1)
-        unknown = len(own) - int(own.isfinite().all(dim=1).sum())
+    target = method.target.name
+    for name in (each for each in clients if each in loader.datasets):
+        batches = loader.in_order([name], labelled_only=name == target and not method.uses_unlabelled_target)
+        own = torch.cat([torch.as_tensor(batch[name][1]) for batch in batches])
+        own = own.reshape(len(own), -1)
+        known = known_labels(own)
         if own.shape[1] != num_outputs:
             error = error or RosterError(
-                f"training samples of client {client.name!r} have {own.shape[1]} numbers as labels each, and the model "
+                f"training samples of client {name!r} have {own.shape[1]} numbers as labels each, and the model "
                 f"predicts {num_outputs}: give it num_classes={own.shape[1]}, or mend the labels"
             )
-        elif unknown and not client.is_target:
+        elif name != target and not known.all():
             error = error or RosterError(
-                f"labels of {unknown} of {len(own)} training samples of source {client.name!r} are NaN or infinite, "
-                f"and only those of the target ({method.target.name!r}) may be unknown: leave these samples out, or "
-                f"make {client.name!r} the target"
+                f"labels of {int((~known).sum())} of {len(own)} training samples of source {name!r} are NaN or "
+                f"infinite, and only those of the target ({target!r}) may be unknown: leave these samples out, or make "
+                f"{name!r} the target"
             )
+        labels[name] = own if known.all() else torch.where(known[:, None], own, torch.nan)
     method.federation.check("labels", error)
     return labels
 

@@ -91,8 +91,7 @@ def plan_rounds(
                 method.task.balance_(client.name, count_labels(loader, client.name, method.task.num_classes))
 
     if isinstance(method.task, Regression) and method.scale_labels:
-        kept = method.task.scales
-        method.task.scales = label_scales(method, loader, method.task.num_outputs, resumes, kept)
+        method.task.scales = label_scales(method, method.task, loader, resumes)
 
     sizes = {name: size for name, size in samples.items() if name in ever}
     num_batches = None if local_steps is None else num_rounds * local_steps * trainer.accumulate_grad_batches

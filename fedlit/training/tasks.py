@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torchmetrics import MeanMetric, R2Score
+from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy
 
 from fedlit.federation import UNLABELLED, Client
 from fedlit.federation.labels import TaskName, known_labels
 from fedlit.functional import information_score
-from fedlit.training.label_scale import LabelScale
+
+if TYPE_CHECKING:
+    from fedlit.training.label_scale import LabelScale
 
 ClassWeights: TypeAlias = Literal["balanced"] | Sequence[float] | None
 
@@ -158,8 +160,8 @@ class Regression:
         return (inputs, self.scales[client].standardised(labels), *others)
 
     def in_unit(self, client: str, outputs: Tensor) -> Tensor:
-        """What a client's network gives, shape (batch, k), in the labels' unit, float64; as it is without a scale."""
-        return self.scales[client].in_unit(outputs) if client in self.scales else outputs
+        """What a client's network gives, shape (batch, k), in the labels' unit, float64."""
+        return self.scales[client].in_unit(outputs) if client in self.scales else outputs.double()
 
     def predictions(self, outputs: Tensor, temperature: float = 1.0) -> Tensor:
         """Outputs in the labels' unit, shape (batch, k), which have no temperature."""
@@ -167,7 +169,7 @@ class Regression:
 
     def meter(self, is_target: bool, device: torch.device) -> Meter:
         """Share of variance explained, and mean squared error, of a source; nothing is known of the target."""
-        return _Nothing() if is_target else NumberMeter(device)
+        return _Nothing() if is_target else NumberMeter()
 
 
 def make_task(name: TaskName, num_outputs: int, class_weights: ClassWeights = None) -> Classification | Regression:
@@ -189,32 +191,34 @@ class NumberMeter:
     """R2 and mean squared error of outputs in the labels' unit, means over outputs.
 
     R2 is the share of the labels' variance that predictions explain: at most 1, and below 0 if their mean does better.
-    It is missing where fewer than two samples were seen. The squared error has the square of the labels' unit.
+    Where labels are all alike, it is 1 for predictions of just that, and else 0. It is missing where fewer than two
+    samples were seen. The squared error has the square of the labels' unit.
 
-    Args:
-        device: Of the outputs.
+    Sums are of what labels differ by from the first one, so that their mean and unit cost no digits. (torchmetrics'
+    R2Score sums squares of labels, and takes a sum of squared errors below 1e-4 for 0.)
     """
 
-    def __init__(self, device: torch.device) -> None:
-        # Other processes have other clients: torchmetrics' own synchronisation would wait for them for ever.
+    def __init__(self) -> None:
         self.samples = 0
-        self.centre: Tensor | None = None  # torchmetrics' sums of squares lose what is small beside the labels' mean
-        self.r2 = R2Score(sync_on_compute=False).set_dtype(torch.float64).to(device)
-        self.loss = MeanMetric(sync_on_compute=False).to(device)
+        self._first: Tensor | None = None
+        self._sums: Tensor | float = 0.0  # of differences, their squares, and squared errors; shape (3, k)
 
     def update(self, outputs: Tensor, labels: Tensor) -> None:
         """Count a batch, all of whose labels are known."""
         labels = labels.reshape(outputs.shape).double()
-        self.centre = labels.mean(dim=0) if self.centre is None else self.centre
-        predicted, labels = outputs.detach().double() - self.centre, labels - self.centre
-        self.r2.update(predicted.squeeze(1), labels.squeeze(1))
-        self.loss.update(F.mse_loss(predicted, labels), weight=len(labels))
+        if self._first is None:
+            self._first = labels[0]
+        differences, errors = labels - self._first, outputs.detach().double() - labels
+        self._sums = self._sums + torch.stack([differences, differences.square(), errors.square()]).sum(dim=1)
         self.samples += len(labels)
 
     def compute(self) -> dict[str, float]:
         """R2, where it is defined, and loss."""
-        known = {"r2": float(self.r2.compute())} if self.samples > 1 else {}
-        return {**known, "eval_loss": float(self.loss.compute())}
+        first, second, squared_errors = torch.as_tensor(self._sums)
+        variance = second - first.square() / self.samples
+        r2 = torch.where(variance > 0, 1 - squared_errors / variance, (squared_errors == 0).double())
+        known = {"r2": float(r2.mean())} if self.samples > 1 else {}
+        return {**known, "eval_loss": float(squared_errors.mean()) / self.samples}
 
 
 class _ClassMeter:
