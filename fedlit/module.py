@@ -287,7 +287,10 @@ class FederatedModule(ClientOptimisation):
         return tuple(client for client in self.clients if client.labelled)
 
     def loss(self, client: Client, batch: Sequence[Any]) -> Tensor:
-        """Loss of one client on its batch, a scalar; default: `label_loss`."""
+        """Loss of one client on its batch, a scalar; default: `label_loss`.
+
+        Its labels are those of the data; in regression they are standardised, as outputs of networks are.
+        """
         return self.label_loss(client, batch)
 
     def label_loss(self, client: Client, batch: Sequence[Any]) -> Tensor:

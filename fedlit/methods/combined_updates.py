@@ -102,11 +102,12 @@ class CombinedUpdates(FederatedModule):
         """Whether the target's batch gradients of a round are remembered, one copy of the parameters each."""
         return False
 
-    def losses(self, batch: Batch) -> dict[str, Tensor]:
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """As the base class; the target sees each of its batches from the round's start as well, for its variance."""
-        if self.target.name in batch:
-            self.observe_(batch[self.target.name])
-        return super().losses(batch)
+        learners = {client.name for client in self.present_learners()}
+        if not self.warming_up and self.target.name in batch.keys() & learners:
+            self.observe_(self.task.standardised(self.target.name, batch[self.target.name]))
+        return super().training_step(batch, batch_idx)
 
     def observe_(self, samples: Sequence[Any]) -> None:
         """Note the target's gradient over a batch at the weights that the round started from.

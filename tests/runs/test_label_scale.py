@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import fedlit
 from fedlit import Client, FederatedModule
 from fedlit.callbacks import OracleAccuracy, TargetPredictions
-from fedlit.data import FederatedLoader, HeartDisease
+from fedlit.data import CSVDomains, FederatedLoader, HeartDisease
 from fedlit.data.base import Domain
 from fedlit.export import export_target, target_model
 from fedlit.federation import ChannelError, RosterError
@@ -149,6 +149,26 @@ def test_whole_numbers_are_labels_too() -> None:
     module = fitted(data, 60)
     x, y = data["c1"].tensors
     assert r2_score(y.numpy(), module(x).detach()[:, 0].numpy()) > 0.8
+
+
+@pytest.mark.parametrize(("level", "spread"), [(5e3, 1500.0), (1e9, 1.0)])
+def test_a_network_learns_labels_of_tables_in_any_unit(level: float, spread: float, tmp_path: Path) -> None:
+    """As they are, labels of thousands end at R2 below -8, or by a training loss of infinity."""
+    pd = pytest.importorskip("pandas")
+    rng = np.random.default_rng(0)
+    for name in NAMES:
+        x = rng.standard_normal((80, 3))
+        table = pd.DataFrame(x, columns=["x0", "x1", "x2"])
+        table.assign(price=level + spread * (x[:, 0] - 0.5 * x[:, 1])).to_csv(tmp_path / f"{name}.csv", index=False)
+    data = CSVDomains(str(tmp_path), label="price", task="regression", target="c2", batch_size=40, seed=0)
+    torch.manual_seed(0)
+    optimizer = {"optimizer": lambda params: Adam(params, lr=0.02)}
+    module = SourceOnly(data.clients, data.target, 1, MLP(hidden=[8]), task="regression", **optimizer)
+    run = trainer(60, [OracleAccuracy()])
+    run.fit(module, data)
+    run.test(module, data, verbose=False)
+    assert float(run.callback_metrics["oracle/target/r2"]) > 0.9
+    assert float(run.callback_metrics["source/r2"]) > 0.9
 
 
 # ---------------------------------------------------------------- the same training in any unit
