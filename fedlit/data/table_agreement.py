@@ -1,4 +1,4 @@
-"""What clients with tables agree on by sums alone: levels of categories. Means and deviations are `table_moments`'s."""
+"""Levels of categories, on which clients with tables agree by sums alone."""
 
 from __future__ import annotations
 

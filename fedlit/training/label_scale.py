@@ -6,6 +6,7 @@ millimetres alike.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -15,7 +16,6 @@ import torch
 from torch import Tensor
 
 from fedlit.federation import FederatedLoader, RosterError, Summed
-from fedlit.federation.labels import known_labels
 from fedlit.functional.table_moments import agree_on_moments, own_moments
 from fedlit.training.tasks import Regression
 
@@ -74,8 +74,19 @@ class LabelScale:
         return cls(torch.tensor(mean, dtype=torch.float64), torch.tensor(deviation, dtype=torch.float64))
 
     @classmethod
-    def of(cls, mean: Tensor, deviation: Tensor) -> LabelScale:
-        """From statistics, each of shape (k,); labels that are all alike keep their unit."""
+    def of(cls, mean: Tensor, deviation: Tensor, labels: Mapping[str, Tensor]) -> LabelScale:
+        """From statistics, each of shape (k,); labels that are all alike keep their unit.
+
+        Labels are those of clients hosted here, each of shape (n, k).
+        """
+        for name, numbers in labels.items():
+            known = numbers[numbers.isfinite().all(dim=1)]
+            if bool(((deviation == 0) & (known != known[:1]).any(dim=0)).any()):
+                warnings.warn(
+                    f"labels of client {name!r} differ by too little, or by too little of their size, for their "
+                    "deviation to be found: they are learnt in their unit. Give them in another one, or less an offset",
+                    stacklevel=2,
+                )
         return cls(mean, torch.where(deviation > 0, deviation, 1.0))
 
 
@@ -88,9 +99,9 @@ def _numbers(given: object, number: int, above: float) -> bool:
 
 
 def label_channels(method: Method) -> list[Summed]:
-    """The channel over which clients sum their labels' statistics, or none where nothing is sent.
+    """The channel for statistics of labels; none in classification, without ``scale_labels``, or for a lone target.
 
-    Senders are the sources, and the target if it trains on labels, too. One that trains alone keeps its statistics.
+    Senders are the sources, and the target if it trains on labels. A target that trains alone sends nothing.
     """
     scaled = isinstance(method.task, Regression) and method.scale_labels
     if not scaled or not (method.trains_sources or method.warmup_rounds):
@@ -110,36 +121,37 @@ def label_channels(method: Method) -> list[Summed]:
 
 
 def label_scales(method: Method, task: Regression, loader: FederatedLoader, resumes: bool) -> dict[str, LabelScale]:
-    """The scale of labels at each local client in a run that starts; all clients that have one have the same.
+    """Find the scale of labels at the start of a run, by local client; it is equal at all clients.
 
-    It is that of all training labels of the senders of `label_channels` together, whoever takes part in the first
-    round. A target that trains alone has that of its labels.
+    It is computed from all training labels of the channel's senders, including clients that are absent in the first
+    round. A target that trains alone computes it from its labels, and the sources have none.
 
     Args:
         method: That trains.
-        task: Of the method, for k numbers; its scales are those with which networks of local clients were trained.
+        task: Of the method, for k outputs, with the scales from a checkpoint or an earlier run, which are kept.
         loader: Training data of local clients.
-        resumes: Whether the run goes on from a checkpoint, which had these scales, or none.
+        resumes: Whether the run goes on from a checkpoint; one without scales goes on without.
 
     Raises:
         RosterError: On every process, if labels are not k finite numbers for each sample, or the Trainer's precision
-            would round them coarsely.
+            rounds them by more than `ROUNDING`.
     """
     federation, kept, num_outputs = method.federation, dict(task.scales), task.num_outputs
     if NAME not in federation.channels:
-        labels = _labels_here(method, loader, [method.target.name], num_outputs)
-        alone = {name: LabelScale.of(*own_moments(own.double())) for name, own in labels.items()}
+        labels = _local_labels(method, loader, [method.target.name], num_outputs)
+        alone = {name: LabelScale.of(*own_moments(each.double()), {name: each}) for name, each in labels.items()}
         _check_rounding(method, labels, alone)
         return kept if resumes or kept else alone
     local = [client.name for client in federation.local_clients]
     complete, losable = resumes or kept.keys() >= {*local}, federation.transport.losable
-    if not losable:  # else a process that comes back without a scale must find the steps that it takes to get one
+    # A site may return later without a checkpoint, and replays the messages from here: there must be some every time.
+    if not losable:
         federation.settle()
-        told = federation.transport.tell_all(complete, "whether labels have a scale")
-        if all(each is True for each in told):
+        answers = federation.transport.tell_all(complete, "whether labels have a scale")
+        if all(each is True for each in answers):
             return kept
     senders = federation.channels[NAME].senders
-    labels = _labels_here(method, loader, senders, num_outputs)
+    labels = _local_labels(method, loader, senders, num_outputs)
     samples = {client.name: client.num_samples or 0 for client in federation.clients if client.name in senders}
 
     def total(_: str, message: Callable[[str], Tensor]) -> Tensor | None:
@@ -148,45 +160,46 @@ def label_scales(method: Method, task: Regression, loader: FederatedLoader, resu
         mean = next(iter(received.values()), None)
         return None if mean is None else len(senders) * mean["moments"].double().cpu()
 
-    scale = LabelScale.of(*agree_on_moments(num_outputs, lambda name: labels[name].double(), samples, total))
+    scale = LabelScale.of(*agree_on_moments(num_outputs, lambda name: labels[name].double(), samples, total), labels)
     _check_rounding(method, labels, dict.fromkeys(labels, scale))
     return kept if complete and losable else dict.fromkeys(local, scale)
 
 
-def _labels_here(
+def _local_labels(
     method: Method, loader: FederatedLoader, clients: Sequence[str], num_outputs: int
 ) -> dict[str, Tensor]:
-    """Training labels of those of these clients that are hosted here, each of shape (n, k), unknown ones NaN."""
+    """Training labels of the local ones among these clients, each of shape (n, k); unknown ones are NaN."""
     labels: dict[str, Tensor] = {}
     error: RosterError | None = None
     target = method.target.name
     for name in (each for each in clients if each in loader.datasets):
         batches = loader.in_order([name], labelled_only=name == target and not method.uses_unlabelled_target)
-        own = torch.cat([torch.as_tensor(batch[name][1]) for batch in batches])
-        own = own.reshape(len(own), -1)
-        known = known_labels(own)
-        if own.shape[1] != num_outputs:
+        numbers = torch.cat([torch.as_tensor(batch[name][1]) for batch in batches])
+        numbers = numbers.reshape(len(numbers), -1)
+        known = numbers.isfinite().all(dim=1)
+        if numbers.shape[1] != num_outputs:
             error = error or RosterError(
-                f"training samples of client {name!r} have {own.shape[1]} numbers as labels each, and the model "
-                f"predicts {num_outputs}: give it num_classes={own.shape[1]}, or mend the labels"
+                f"training samples of client {name!r} have {numbers.shape[1]} numbers as labels each, and the model "
+                f"predicts {num_outputs}: give it num_classes={numbers.shape[1]}, or mend the labels"
             )
         elif name != target and not known.all():
             error = error or RosterError(
-                f"labels of {int((~known).sum())} of {len(own)} training samples of source {name!r} are NaN or "
+                f"labels of {int((~known).sum())} of {len(numbers)} training samples of source {name!r} are NaN or "
                 f"infinite, and only those of the target ({target!r}) may be unknown: leave these samples out, or make "
                 f"{name!r} the target"
             )
-        labels[name] = own if known.all() else torch.where(known[:, None], own, torch.nan)
+        labels[name] = numbers if known.all() else torch.where(known[:, None], numbers, torch.nan)
     method.federation.check("labels", error)
     return labels
 
 
 def _check_rounding(method: Method, labels: Mapping[str, Tensor], scales: Mapping[str, LabelScale]) -> None:
-    """Refuse a Trainer's precision in which labels come coarsely rounded to training steps and evaluation."""
+    """Refuse a Trainer's precision that rounds labels coarsely before training steps and evaluation receive them."""
     error: RosterError | None = None
     plugin = method.trainer.precision_plugin
-    for name, own in labels.items():
-        lost = ((plugin.convert_input(own).double() - own.double()).abs() / scales[name].deviation).nan_to_num(0.0)
+    for name, exact in labels.items():
+        rounded = plugin.convert_input(exact).double()
+        lost = ((rounded - exact.double()).abs() / scales[name].deviation).nan_to_num(0.0)
         if len(lost) and float(lost.max()) > ROUNDING:
             error = error or RosterError(
                 f"precision={plugin.precision!r} rounds labels of client {name!r} by up to {float(lost.max()):.2g} of "

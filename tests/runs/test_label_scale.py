@@ -144,8 +144,12 @@ def test_neither_weighting_nor_pooling_changes_the_scale(weighting: str, pool: b
     np.testing.assert_allclose([float(scale.mean), float(scale.deviation)], [y.mean(), y.std()], rtol=1e-9)
 
 
-def test_whole_numbers_are_labels_too() -> None:
-    data = {name: TensorDataset(each.tensors[0], each.tensors[1].round().long()) for name, each in numbers().items()}
+def test_whole_numbers_are_labels_too_and_minus_one_is_one_of_them() -> None:
+    data = {
+        name: TensorDataset(each.tensors[0], each.tensors[1].round().long())
+        for name, each in numbers(0.0, 10.0).items()
+    }
+    assert bool((data["c0"].tensors[1] == -1).any())
     module = fitted(data, 60)
     x, y = data["c1"].tensors
     assert r2_score(y.numpy(), module(x).detach()[:, 0].numpy()) > 0.8
@@ -566,6 +570,20 @@ def test_a_module_of_ones_own_is_given_labels_as_they_are_and_its_numbers_are_ta
     assert float(run.callback_metrics["source/r2"]) > 0.8
 
 
+def test_a_module_of_ones_own_is_loaded_again_and_takes_no_scale(tmp_path: Path) -> None:
+    data, path = numbers(), tmp_path / "run.ckpt"
+    module, run = fedlit.Federated(Numbers(), NAMES, "c2", 1, task="regression"), trainer(1)
+    run.fit(module, loader(dict(data), 16))
+    run.save_checkpoint(path)
+    again = fedlit.Federated.load_from_checkpoint(path, clients=NAMES, module=Numbers(), weights_only=True)
+    x = data["c2"].tensors[0]
+    torch.testing.assert_close(again(x), module(x))
+    with pytest.raises(
+        ValueError, match=r"Federated takes no scale_labels: training_step of the module is given label"
+    ):
+        fedlit.Federated(Numbers(), NAMES, "c2", 1, task="regression", scale_labels=True)
+
+
 def test_a_loader_of_another_kind_is_warned_of() -> None:
     data = numbers(0.0, 1.0)
     from lightning.pytorch.utilities import CombinedLoader
@@ -586,6 +604,11 @@ def test_unknown_labels_of_a_source_are_refused_by_its_name() -> None:
         RosterError, match=r"labels of 1 of 40 training samples of source 'c1' are NaN or infinite, .*make 'c1' the"
     ):
         fitted(data)
+
+
+def test_labels_whose_deviation_is_too_small_to_be_found_are_warned_of() -> None:
+    with pytest.warns(UserWarning, match=r"labels of client 'c0' differ by too little, .* Give them in another one"):
+        fitted(numbers(0.0, 1e-25))
 
 
 def test_labels_of_another_width_are_refused() -> None:
