@@ -110,7 +110,8 @@ def test_equal_weights_are_none_with_any_method(name: str, tmp_path: Path):
     states = []
     for weights in (None, [1.0] * 10, [1.0] * 9 + [5.0]):
         torch.manual_seed(0)
-        data = Digits(target="fonts", flatten=True, seed=0, **of_data)
+        every_class = {"target_label_draw": "balanced"}  # the last one too, which is weighed
+        data = Digits(target="fonts", flatten=True, seed=0, **every_class, **of_data)
         module: FederatedModule = method(
             data.clients, data.target, 10, MLP(64, [16]), class_weights=weights,
             optimizer=lambda groups: SGD(groups, lr=0.1), **arguments,
