@@ -13,6 +13,10 @@ class ChannelError(RosterError):
     """A channel is not declared, or used otherwise than declared, or was given what it cannot take."""
 
 
+class SampleError(RosterError):
+    """A client's samples are not what the run can take: their inputs, or their labels."""
+
+
 class OutOfStepError(FederationError):
     """Two processes asked for different exchanges at the same time."""
 
