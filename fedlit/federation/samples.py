@@ -81,13 +81,15 @@ def check_map_style(client: str, dataset: Any) -> None:
     """
     kind = type(dataset).__name__
     sized = hasattr(type(dataset), "__len__") and not isinstance(dataset, IterableDataset)
-    if not sized or not (hasattr(type(dataset), "__getitem__") or hasattr(dataset, "batch")):
-        way_out = "read its samples into a TensorDataset(x, y), or give a dataset with __len__ and __getitem__"
-        if hasattr(dataset, "dataset"):
-            way_out = f"give the dataset of the {kind}; batch_size is an argument of FederatedLoader"
-        raise TypeError(
-            f"client {client!r} has {_a(kind)}, and a FederatedLoader reads samples by their number: {way_out}"
-        )
+    if sized and (hasattr(type(dataset), "__getitem__") or hasattr(dataset, "batch")):
+        return
+    way_out = "read its samples into a TensorDataset(x, y), or give a dataset that has both"
+    if hasattr(dataset, "dataset"):
+        way_out = f"give the dataset of the {kind}; batch_size is an argument of FederatedLoader"
+    raise TypeError(
+        f"the dataset of client {client!r} must give samples by their number (__len__ and __getitem__), got {kind}: "
+        f"{way_out}"
+    )
 
 
 def check_entries(client: str, samples: Any) -> None:
@@ -99,7 +101,7 @@ def check_entries(client: str, samples: Any) -> None:
     entries = isinstance(samples, list | tuple)
     if entries and len(samples) >= 2:
         return
-    given = f"{_a(type(samples).__name__)}{f' of {len(samples)}' if entries else ''}"
+    given = type(samples).__name__ + (f" of {len(samples)}" if entries else "")
     raise TypeError(
         f"samples of client {client!r} must be (inputs, labels, ...), got {given}: give a TensorDataset(x, y), or let "
         "the dataset's __getitem__ give such tuples. Inputs may be a dictionary of tensors; the second entry is the "
@@ -138,7 +140,7 @@ def check_labels(
     """
     whose = f"labels of {word} {client!r}"
     if not isinstance(labels, Tensor):
-        raise error(f"{whose} must be a tensor, got {_a(type(labels).__name__)}: give one of shape (n,)")
+        raise error(f"{whose} must be a tensor, got {type(labels).__name__}: give one of shape (n,)")
     given = f"{labels.dtype} of shape {tuple(labels.shape)}"
     counts = task == "regression" and not labels.is_floating_point()  # of which -1 is a number like others
     known = torch.ones(len(labels), dtype=torch.bool) if counts else known_labels(labels)
@@ -225,7 +227,3 @@ def _named(rows: Tensor) -> str:
     if len(rows) > _NAMED:
         return f"rows {', '.join(first)} and {len(rows) - _NAMED} more"
     return f"row {first[0]}" if len(first) == 1 else f"rows {', '.join(first[:-1])} and {first[-1]}"
-
-
-def _a(kind: str) -> str:
-    return f"{'an' if kind[:1].lower() in tuple('aeiou') else 'a'} {kind}"
