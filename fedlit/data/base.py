@@ -25,6 +25,7 @@ from fedlit.federation.nested import (
     Rows,
     Shape,
     concatenate,
+    in_words,
     leaves,
     mapped,
     num_samples,
@@ -365,8 +366,8 @@ class DomainDataModule(L.LightningDataModule, ABC):
         shape = self._sample_shape()
         if not all(isinstance(size, int) for size in shape):
             raise TypeError(
-                f"samples of {type(self).__name__} have several tensors, {dict(shape)}, and no input_shape: "  # type: ignore[arg-type]
-                "give the network its widths, and export it by target_model()"
+                f"samples of {type(self).__name__} have several tensors ({in_words(shape)}) and no single input_shape: "
+                "give the network its widths, and take target_model() in place of an export"
             )
         return shape  # type: ignore[return-value]
 
@@ -680,7 +681,7 @@ class DomainDataModule(L.LightningDataModule, ABC):
         sizes = {name: str(self.num_samples(name)) for name in here}
         clients = ", ".join(f"{each.name} ({each.role}, {sizes.get(each.name, 'elsewhere')})" for each in self.clients)
         what = "classes" if self.task == "classification" else "numbers to predict"
-        shape = f", input {self.input_shape}" if here else ""
+        shape = f", input {in_words(self._sample_shape())}" if here else ""
         return f"{type(self).__name__}: {clients}; {self.num_classes} {what}{shape}"
 
     # A look at the data.

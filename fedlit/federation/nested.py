@@ -59,6 +59,13 @@ def sample_shape(inputs: Inputs) -> Shape:
     return tuple(sorted((path, _shape(leaf)) for path, leaf in _walk(inputs)))
 
 
+def in_words(shape: Shape) -> str:
+    """A shape as errors have it: ``(3, 8, 8)``, or ``['age'] (1,), ['image'] (3, 8, 8)``."""
+    if any(isinstance(part, tuple) for part in shape):
+        return ", ".join(f"{path} {own}" for path, own in shape)  # type: ignore[misc]
+    return str(shape)
+
+
 def layout(sample: Any) -> list[tuple[str, Any]]:
     """Paths of a single sample's leaves, each with its shape, or its type if it has none."""
     return [(path, tuple(getattr(leaf, "shape", None) or ()) or type(leaf).__name__) for path, leaf in _walk(sample)]

@@ -177,6 +177,15 @@ def drawn_inputs(method: Method, client: Client, number: int) -> Inputs:
     return next(_on_device(method, _alone(method, client, number, num_workers=0)))[client.name][0]
 
 
+def first_inputs(method: Method, client: Client) -> Inputs:
+    """Inputs of a local client's first training sample, as a batch of one, as the dataset gives them.
+
+    Raises:
+        TypeError: If training data come from another loader than a `FederatedLoader`.
+    """
+    return _federated(method).samples(client.name)[0]
+
+
 def batch_positions(method: Method, client: Client) -> Tensor:
     """See `FederatedModule.batch_positions`."""
     federation = method.federation
