@@ -422,7 +422,8 @@ class FederatedStrategy(DDPStrategy):
         """Tell the others across organisations why this process leaves."""
         super().on_exception(exception)
         stopped = isinstance(exception, KeyboardInterrupt | SIGTERMException)
-        self._leave(f"{type(exception).__name__}: {exception}"[:500], stopped)
+        public = getattr(exception, "public", exception)  # words about data stay here
+        self._leave(f"{type(exception).__name__}: {public}"[:500], stopped)
 
     def teardown(self) -> None:
         """End the part in a federation across organisations, unless this process ``stays_joined``."""

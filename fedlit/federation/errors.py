@@ -14,7 +14,13 @@ class ChannelError(RosterError):
 
 
 class SampleError(RosterError):
-    """A client's samples are not what the run can take: their inputs, or their labels."""
+    """A client's samples are not what the run can take: their inputs, or their labels.
+
+    Attributes:
+        public: What other processes are told, without the words that are about data.
+    """
+
+    public = "a client has samples that the run cannot take: the message of its own process says which"
 
 
 class OutOfStepError(FederationError):

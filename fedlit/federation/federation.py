@@ -507,6 +507,10 @@ class Federation:
         """Keep a local failure until the next exchange, which then raises it on every process."""
         self._messenger.fail(error)
 
+    def raise_left(self) -> None:
+        """Raise a failure that is kept still, where no exchange has followed it."""
+        self._messenger.raise_left()
+
     def check(self, about: str, error: FederationError | RosterError | PrivacyError | None) -> None:
         """Raise a local ``error`` on every process; all of them call it, those without an error give ``None``.
 

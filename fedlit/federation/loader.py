@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from fedlit.federation.client import Facts
 from fedlit.federation.errors import RosterError, SampleError
 from fedlit.federation.labels import guard
-from fedlit.federation.nested import layout, sample_shape
+from fedlit.federation.nested import layout, sample_shape, take
 from fedlit.federation.samples import check_entries, check_map_style, reads_tensors
 from fedlit.federation.streams import enter_stream, global_seed, stable_seed, torch_streams
 
@@ -49,7 +49,7 @@ class SampleCheck(Protocol):
         """Raise an error if a batch has samples that the run cannot take; positions are theirs in the dataset."""
 
     def fail(self, client: str, error: SampleError) -> None:
-        """Raise an error on every process."""
+        """Raise an error here, or have the next exchange raise it on every process: until then others go on."""
 
 
 @dataclass(frozen=True)
@@ -321,17 +321,24 @@ class FederatedLoader:
             yield step if self.guarded is None else dict(guard(step, self.guarded, keep=not self.training))
 
     def _next(self, client: str, reader: Iterator[Any], round_idx: int, batch_idx: int) -> Any:
-        """A client's next batch, which is looked at; ``None`` if it has run out of samples."""
+        """A client's next batch, which is looked at; ``None`` if it has run out of samples.
+
+        Of one that is refused, where other processes are still to hear of it, the client's first sample takes the place
+        of all: this process steps along with them to the exchange that ends the run.
+        """
         check = self.check
         if check is None or not check.due(client):
             return next(reader, None)
+        positions = self.positions(client, round_idx, batch_idx)
         try:
             batch = next(reader, None)
             if batch is not None:
-                check(client, batch, self.positions(client, round_idx, batch_idx))
+                check(client, batch, positions)
+            return batch
         except SampleError as error:
             check.fail(client, error)
-        return batch
+        first = self.samples(client)
+        return [take(entry, torch.zeros(len(positions), dtype=torch.int64)) for entry in first]
 
     def _pool(self, client: str, labelled_only: Collection[str]) -> Tensor:
         dataset = self.datasets[client]

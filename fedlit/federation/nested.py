@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -28,11 +29,13 @@ Rows: TypeAlias = Tensor | slice
 def leaves(inputs: Inputs) -> dict[str, Tensor]:
     """The tensors of inputs by their path, such as ``"['image']"`` or ``"[0]"``; a tensor by itself has ``""``.
 
+    They are sorted by path, as one client's dictionary may be in another order than another's.
+
     Raises:
         TypeError: If something else is among them, such as texts.
     """
     found: dict[str, Tensor] = {}
-    for path, leaf in _walk(inputs):
+    for path, leaf in sorted(_walk(inputs), key=_path):
         if not isinstance(leaf, Tensor):
             raise TypeError(
                 f"inputs{path} must be a tensor, got {type(leaf).__name__}: give tensors, or dictionaries, lists, "
@@ -44,7 +47,7 @@ def leaves(inputs: Inputs) -> dict[str, Tensor]:
 
 def tensors_of(inputs: Inputs) -> dict[str, Tensor]:
     """As `leaves`, without what is no tensor."""
-    return {path: leaf for path, leaf in _walk(inputs) if isinstance(leaf, Tensor)}
+    return {path: leaf for path, leaf in sorted(_walk(inputs), key=_path) if isinstance(leaf, Tensor)}
 
 
 def num_samples(inputs: Inputs) -> int:
@@ -125,7 +128,7 @@ def pieces(inputs: Inputs, size: int) -> Iterator[Inputs]:
 
 def vectors(inputs: Inputs) -> Tensor | None:
     """A batch whose tensors are floating and of shape (n, d) each, side by side, shape (n, sum of d); else ``None``."""
-    found = [leaf for _, leaf in _walk(inputs)]
+    found = [leaf for _, leaf in sorted(_walk(inputs), key=_path)]
     if not all(isinstance(leaf, Tensor) and leaf.dim() == 2 and leaf.is_floating_point() for leaf in found):
         return None
     return found[0] if len(found) == 1 else torch.cat(found, dim=1)
@@ -143,6 +146,9 @@ def _parts(value: Any) -> list[tuple[str, Any]] | None:
     if isinstance(value, list | tuple) and any(isinstance(each, Tensor) or _parts(each) for each in value[:1]):
         return [(f"[{place}]", item) for place, item in enumerate(value)]
     return None
+
+
+_path = itemgetter(0)
 
 
 def _shape(leaf: Any) -> tuple[int, ...]:

@@ -161,12 +161,11 @@ def check_labels(
         wrong = known & ((labels < 0) | (labels >= num_outputs))
         if bool(wrong.any()):
             low, high = int(labels[known].min()), int(labels[known].max())
-            way_out = "renumber them from 0, or name all classes (num_classes)"
-            if low >= 1 and high == num_outputs:
-                way_out = "they count from 1, give y - 1"
+            values = ", ".join(map(str, labels[wrong].unique()[:_NAMED].tolist()))
             raise error(
-                f"{whose} must lie in 0..{num_outputs - 1} ({num_outputs} classes), got {low}..{high} "
-                f"({int(labels[wrong][0])} in {_rows(wrong, positions)}): {way_out}"
+                f"{whose} must lie in 0..{num_outputs - 1} ({num_outputs} classes), got {low}..{high} ({values} in "
+                f"{_rows(wrong, positions)}): renumber them from 0 (y - 1 if they count from 1), or name all classes "
+                "(num_classes)"
             )
     if not may_lack and not bool(known.all()):
         nothing, else_way = ("NaN", "") if task == "regression" else ("-1", "; if -1 is a class, number them from 0")
@@ -223,7 +222,7 @@ def _rows(wrong: Tensor, positions: Tensor | None) -> str:
 
 
 def _named(rows: Tensor) -> str:
-    first = [str(row) for row in rows[:_NAMED].tolist()]
+    first = [str(row) for row in sorted(rows.tolist())[:_NAMED]]
     if len(rows) > _NAMED:
         return f"rows {', '.join(first)} and {len(rows) - _NAMED} more"
     return f"row {first[0]}" if len(first) == 1 else f"rows {', '.join(first[:-1])} and {first[-1]}"

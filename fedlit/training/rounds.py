@@ -313,6 +313,7 @@ class Rounds(Callback):
         metrics = metric_names(method, told)
         if told:
             metrics["train/loss"] = sum(row["loss"] for row in told.values()) / len(told)
+        federation.raise_left()
         method.log_everywhere({**metrics, "round": float(round_idx)})
         federation.round_idx, federation.batch_idx = round_idx + 1, 0
         for config in trainer.lr_scheduler_configs:  # from here on, as one may go by the progress of the next round

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 
-from fedlit.federation import FederatedLoader, FederationError, SampleError
+from fedlit.federation import FederatedLoader, SampleError
 from fedlit.federation.labels import known_labels
 from fedlit.federation.nested import Inputs, sample_shape, take, tensors_of
 from fedlit.federation.samples import check_labels, not_finite, refuse_inputs, stored
@@ -59,7 +60,9 @@ class SampleCheck:
         if whole is None or not whole.final:
             self._unseen[client] = torch.ones(size, dtype=torch.bool)
         if whole is None:
-            self._check_labels(client, labels, torch.tensor([0]))
+            first = torch.tensor([0])
+            self._check_labels(client, labels, first)
+            self._check_finite(client, inputs, first, 1)
             return
         labels, bad = whole.look(size)
         self._check_labels(client, labels, torch.arange(size))
@@ -91,16 +94,17 @@ class SampleCheck:
         if not bool(unseen.any()):
             del self._unseen[client]
 
-    def fail(self, client: str, error: SampleError) -> NoReturn:
-        """Raise an error here, and one that tells nothing of the client's data on all other processes."""
-        told = SampleError(f"client {client!r} has samples that the run cannot take: its own message says which")
-        try:
-            self.method.federation.check("samples", told)
-        except FederationError as found:  # others are gone
-            raise error from found
-        except SampleError:
-            raise error from None
-        raise error
+    def fail(self, client: str, error: SampleError) -> None:
+        """Raise an error here, or while other processes train let the next exchange raise it on all of them.
+
+        They meet in every batch, in Lightning's loop too, and would wait for this one for ever.
+        """
+        method = self.method
+        if method.federation.transport.world_size == 1 or method.trainer.state.fn != TrainerFn.FITTING:
+            raise error
+        error.public = f"client {client!r} has samples that the run cannot take: its own message says which"
+        method.federation.fail(error)
+        self._unseen.clear()
 
     # ---------------------------------------------------------------- rules
 
