@@ -507,8 +507,13 @@ class Federation:
         """Keep a local failure until the next exchange, which then raises it on every process."""
         self._messenger.fail(error)
 
+    @property
+    def failed(self) -> bool:
+        """Whether a local failure waits for the next exchange."""
+        return self._messenger.failed
+
     def raise_left(self) -> None:
-        """Raise a failure that is kept still, where no exchange has followed it."""
+        """Raise a local failure here alone, where no exchange follows that would raise it everywhere."""
         self._messenger.raise_left()
 
     def check(self, about: str, error: FederationError | RosterError | PrivacyError | None) -> None:

@@ -174,7 +174,6 @@ class Evaluation(Callback):
         if trainer.state.fn == TrainerFn.FITTING and "score" in values.get(module.target.name, {}):
             self._warn_of_collapse(trainer, module, values[module.target.name]["score"])
         told = module.federation.report(values, list(module.task.metrics))
-        module.federation.raise_left()
         metrics = metric_names(module, told)
         quality = module.task.metrics[0]
         of_sources = [row[quality] for row in told.values() if quality in row]

@@ -270,6 +270,7 @@ class Rounds(Callback):
             self._close(trainer, method)
         if method.federation.round_idx > method.warmup_rounds and not self._run_closed:
             self._finish(method, method.federation.round_idx - 1)
+        method.federation.raise_left()
 
     def _open(self, trainer: Trainer, method: Method) -> None:
         federation = method.federation
@@ -289,6 +290,7 @@ class Rounds(Callback):
     def _close(self, trainer: Trainer, method: Method) -> None:
         """Check and log the losses, communicate, advance schedules and the counter."""
         federation, round_idx = method.federation, method.federation.round_idx
+        failed = federation.failed  # an exchange of this round's end raises it everywhere, if there is one
         losses = method.record.mean_losses()
         for name, loss in losses.items():
             if not math.isfinite(loss):
@@ -313,7 +315,8 @@ class Rounds(Callback):
         metrics = metric_names(method, told)
         if told:
             metrics["train/loss"] = sum(row["loss"] for row in told.values()) / len(told)
-        federation.raise_left()
+        if failed:
+            federation.raise_left()
         method.log_everywhere({**metrics, "round": float(round_idx)})
         federation.round_idx, federation.batch_idx = round_idx + 1, 0
         for config in trainer.lr_scheduler_configs:  # from here on, as one may go by the progress of the next round

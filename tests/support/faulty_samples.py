@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
-from fedlit import Client, FederatedModule
+from fedlit import Client, FederatedModule, methods
 from fedlit.data import FederatedLoader
 from fedlit.methods import FedAvg
 from fedlit.models import MLP
@@ -117,9 +117,12 @@ def load(data: Parts, in_memory: bool = True, training: bool = True, **kwargs: A
     return FederatedLoader({name: kind(*own) for name, own in data.items()}, 8, training=training, seed=0, **kwargs)
 
 
-def fit(fault: str, in_memory: bool = True, federated: bool = True, devices: int = 1) -> FederatedModule:
-    """Train on data with a fault."""
-    data, module = parts(), build()
+def fit(
+    fault: str, in_memory: bool = True, federated: bool = True, devices: int = 1, method: str = "FedAvg"
+) -> FederatedModule:
+    """Train on data with a fault; other methods than FedAvg of a target without labels."""
+    data, labelled, network = parts(), method == "FedAvg", MLP(WIDTH, [8], batch_norm=method == "AdaBN")
+    module = build(getattr(methods, method), labelled=labelled, extractor=network)
     FAULTS[fault][0](data)
     trainer(2, federated=federated, devices=devices).fit(module, load(data, in_memory))
     return module
