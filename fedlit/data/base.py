@@ -814,14 +814,17 @@ class PooledDataset(Dataset[Any]):
         """Transformed samples and labels at ``indices`` (int64, shape (b,))."""
         return self._gathered(indices, "batch")
 
-    def stored(self, rows: Rows) -> tuple[Inputs, Tensor]:
-        """Samples before they are transformed, and labels."""
-        return self._gathered(torch.arange(len(self))[rows], "stored")
+    @property
+    def stored(self) -> Callable[[Rows], tuple[Inputs, Tensor]] | None:
+        """Reads samples before they are transformed, and labels; ``None`` if a part cannot."""
+        able = all(hasattr(part, "stored") for part in self.parts)
+        return (lambda rows: self._gathered(torch.arange(len(self))[rows], "stored")) if able else None
 
     @property
     def transform(self) -> Transform | None:
         """That of a part which has one."""
-        return next((part.transform for part in self.parts if part.transform is not None), None)
+        found = (getattr(part, "transform", None) for part in self.parts)
+        return next((transform for transform in found if transform is not None), None)
 
     def _gathered(self, indices: Tensor, how: Literal["batch", "stored"]) -> tuple[Inputs, Tensor]:
         owner = torch.searchsorted(self.ends, indices, right=True)

@@ -102,9 +102,11 @@ def introductions(told: Sequence[object], rank_of: Mapping[str, int]) -> dict[st
 def _sizes(shape: object) -> tuple[object, ...]:
     """All numbers in a shape that was received; what is none has -1."""
     if isinstance(shape, tuple) and any(isinstance(part, tuple) for part in shape):
-        pairs = [part if isinstance(part, tuple) and len(part) == 2 else (None, None) for part in shape]
-        fits = all(isinstance(path, str) and isinstance(own, tuple) for path, own in pairs)
-        return tuple(size for _, own in pairs for size in own) if fits else (-1,)
+        sizes: list[object] = []
+        for part in shape:
+            path, own = part if isinstance(part, tuple) and len(part) == 2 else (None, None)
+            sizes += own if isinstance(path, str) and isinstance(own, tuple) else (-1,)
+        return tuple(sizes)
     return shape if isinstance(shape, tuple) else (-1,)
 
 

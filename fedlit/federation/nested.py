@@ -178,7 +178,7 @@ def _remade(like: Any, made: Iterator[Any]) -> Any:
         for field, item in zip(fields(like), items, strict=True):
             object.__setattr__(changed, field.name, item)  # frozen ones too
         return changed
-    return type(like)(*items) if hasattr(like, "_fields") else type(like)(items)  # type: ignore[call-arg]
+    return type(like)(*items) if hasattr(like, "_fields") else type(like)(items)
 
 
 def _taken(leaf: Any, rows: Rows, path: str) -> Any:
@@ -192,7 +192,7 @@ def _taken(leaf: Any, rows: Rows, path: str) -> Any:
         if isinstance(rows, slice):
             return leaf[rows]
         positions = rows.nonzero().squeeze(1) if rows.dtype == torch.bool else rows
-        return type(leaf)([leaf[place] for place in positions.tolist()])  # type: ignore[call-arg]
+        return type(leaf)([leaf[place] for place in positions.tolist()])
     raise TypeError(
         f"samples{path} are of type {type(leaf).__name__}, of which no samples can be taken: give tensors, or "
         "dictionaries, lists, tuples or dataclasses of tensors"

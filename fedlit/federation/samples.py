@@ -161,7 +161,7 @@ def check_labels(
         wrong = known & ((labels < 0) | (labels >= num_outputs))
         if bool(wrong.any()):
             low, high = int(labels[known].min()), int(labels[known].max())
-            values = ", ".join(map(str, labels[wrong].unique()[:_NAMED].tolist()))
+            values = ", ".join(map(str, sorted({*labels[wrong].tolist()})[:_NAMED]))
             raise error(
                 f"{whose} must lie in 0..{num_outputs - 1} ({num_outputs} classes), got {low}..{high} ({values} in "
                 f"{_rows(wrong, positions)}): renumber them from 0 (y - 1 if they count from 1), or name all classes "

@@ -27,10 +27,10 @@ _CONVERTED = {torch.float32: "x.float()", torch.float64: "x.double()"}
 class SampleCheck:
     """Refuses samples of local clients that a method cannot use, each of them once.
 
-    Samples in memory are looked at when a run starts, all of them; others, which are made when they are read, as they
-    are read for the first time: they are not read twice for it. Inputs must be finite and of a type that the network
-    takes. Whether it does is seen by trying it: one may fill in missing values itself. Labels are looked at where the
-    method reads them as classes or numbers.
+    All samples in memory are looked at when a run starts. Others, which are made when they are read, are looked at when
+    they are read for the first time. Inputs must be finite, and of a type and structure that the network takes. In
+    doubt the network is tried on the samples, as it may convert inputs or fill in missing values. Labels are looked at
+    where the method reads them as classes or numbers.
 
     Args:
         method: That trains or is evaluated.
@@ -41,6 +41,7 @@ class SampleCheck:
         self.method = method
         self.loader = loader
         self._unseen: dict[str, Tensor] = {}  # by client, which samples have not been looked at, bool
+        self._taken: set[str] = set()  # types and shapes of inputs that a network has taken
 
     # ---------------------------------------------------------------- when a run starts
 
@@ -179,10 +180,14 @@ class SampleCheck:
         own = next((kind for kind in _types(method, client) if kind.is_floating_point), None)
         if not several and (own is None or kinds == {own}):
             return
+        described = _described(inputs)
+        if described in self._taken:  # by another client's network, which is of the same form
+            return
         others = {kind for kind in kinds if kind.is_floating_point and kind != own}
         try:
             features = self._features(client, inputs)
             if not (others and own and isinstance(features, Tensor) and features.dtype in others):
+                self._taken.add(described)
                 return
             reason = f"its features are {features.dtype}"
         except Exception as error:
@@ -194,7 +199,7 @@ class SampleCheck:
                 way_out += ", or train in double precision (Trainer(precision='64-true'))"
         raise SampleError(
             f"the network, whose parameters are {own}, does not take the inputs of client {client!r}, "
-            f"{_described(inputs)} ({reason}): {way_out}"
+            f"{described} ({reason}): {way_out}"
         )
 
     def _network(self, client: str) -> nn.Module | None:
