@@ -386,7 +386,7 @@ class FederatedModule(ClientOptimisation):
     def own_labels(self) -> bool:
         """Whether labels may be of any form in training, as where a loss from outside of fedlit reads them."""
         readers = (type(self).label_loss, type(self).loss, type(self).losses, type(self).training_step)
-        return any(not str(reader.__module__).startswith("fedlit.") for reader in readers)
+        return any(not str(getattr(reader, "__module__", "")).startswith("fedlit.") for reader in readers)
 
     @property
     def warming_up(self) -> bool:

@@ -40,14 +40,14 @@ class Evaluation(Callback):
         self._watch = CollapseWatch()
         self._meters: dict[str, Meter] = {}
         self._classes: list[Tensor] = []  # predicted at the target, batch by batch
-        self._not_finite = 0  # of these predictions, those with NaN or infinity
+        self._predictions = self._undefined = 0  # for the target, and those of them that are NaN
         self._inputs: list[Tensor] = []  # of the target, in the first validation of a run
         self._neighbours: Tensor | None = None  # of these
 
     def _start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._meters.clear()
         self._classes.clear()
-        self._not_finite = 0
+        self._predictions = self._undefined = 0
         self._inputs.clear()
         self._check_samples(trainer, cast(Method, pl_module))
         cast(Method, pl_module).prepare_predictions()
@@ -93,9 +93,13 @@ class Evaluation(Callback):
     ) -> None:
         module = cast(Method, pl_module)
         predicted = outputs.get(module.target.name) if isinstance(outputs, Mapping) else None
-        if isinstance(predicted, torch.Tensor) and isinstance(module.task, Classification):
-            finite = predicted.detach().isfinite().all(dim=1)
-            self._not_finite += int((~finite).sum())
+        if not isinstance(predicted, torch.Tensor):
+            return
+        # of classes, a logit of -inf rules one out
+        numbers = predicted.detach().softmax(dim=1) if isinstance(module.task, Classification) else predicted.detach()
+        self._undefined += int(numbers.isnan().any(dim=1).sum())
+        self._predictions += len(numbers)
+        if isinstance(module.task, Classification):
             self._classes.append(predicted.detach().argmax(dim=1).cpu())
 
     def _predicted(self) -> Counter[int]:
@@ -122,10 +126,10 @@ class Evaluation(Callback):
     def _warn(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Say what nobody sees in an accuracy of a target that has mostly one class, or in none at all."""
         predicted = self._predicted()
-        if self._not_finite:
+        if self._undefined:
             warnings.warn(
-                f"{self._not_finite} of {sum(predicted.values())} predictions for target "
-                f"{cast(Method, pl_module).target.name!r} are NaN or infinite: its network has diverged. Lower the "
+                f"{self._undefined} of {self._predictions} predictions for target "
+                f"{cast(Method, pl_module).target.name!r} are NaN: its network has diverged. Lower the "
                 "learning rate, clip gradients (Trainer(gradient_clip_val=...)), or scale inputs that are large",
                 stacklevel=2,
             )
