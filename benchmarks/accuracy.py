@@ -1,4 +1,4 @@
-"""Target accuracies of the experiments in configs/experiments, as the README shows them.
+"""Target accuracies of the experiments in configs/experiments, as benchmarks/RESULTS.md has them.
 
 Run from the repository root: python benchmarks/accuracy.py [--out benchmarks/accuracy.json]
 

@@ -59,10 +59,12 @@ def some(name: str, methods: Sequence[str]) -> list[str]:
     return words
 
 
-def experiment(name: str, methods: Sequence[str], folder: Path | None, jobs: int) -> dict[str, dict[str, Any]]:
-    """A row for each method, or for some."""
+def experiment(
+    name: str, methods: Sequence[str], folder: Path | None, jobs: int, *more: str
+) -> dict[str, dict[str, Any]]:
+    """A row for each method, or for some, with ``more`` arguments of the command."""
     with kept_in(folder, "-".join([name, *methods])) as place:
-        return by_method(list(fit(place, *some(name, methods), f"--jobs={jobs}").values()))
+        return by_method(list(fit(place, *some(name, methods), *more, f"--jobs={jobs}").values()))
 
 
 def privacy(methods: Sequence[str], folder: Path | None, jobs: int) -> dict[str, dict[str, dict[str, float]]]:

@@ -4,9 +4,11 @@ Run from the repository root: python benchmarks/leaderboard.py [--parts office_c
 [--again] [--few-labels] [--folder runs] [--jobs 2]
 
 Every part is an experiment ``configs/experiments/*_baselines.yaml``: one backbone, as many rounds and the same batches
-for all methods, each domain in turn as the target. Rows of methods are those of ``benchmarks/baselines_accuracy.json``;
-``--again`` trains them anew. The row "recommended" is a configuration of ``configs/recipes`` on the same data, with its
-own rounds. With ``--few-labels`` the methods are those that take labels of the target, and have LABELS of them.
+for all methods, each domain in turn as the target. The row "recommended" is a configuration of ``configs/recipes`` on
+the same data, with its own rounds. What it does to the data (features by each client's ranks) is done for all methods,
+so that rows differ by what is trained alone. Rows of digits and hearts, whose data it takes as they are, are those of
+``benchmarks/baselines_accuracy.json``; ``--again`` trains the methods of these parts anew, too. With ``--few-labels``
+the methods are those that take labels of the target, and have LABELS of them.
 
 Accuracies are those of the last round on all samples of the target, whose labels are hidden: an oracle, and nothing is
 chosen by it. "round_by_score" is the round that the label-free score chooses and "round_by_oracle" the best one, both
@@ -45,6 +47,9 @@ RECIPES: dict[str, tuple[str, ...]] = {
 }
 """By part, a configuration and what fits it to the data."""
 
+PREPARED = dict.fromkeys(("office_caltech", "styles", "surf"), ("--data.normalise=ranks",))
+"""By part, what its recipe does to the data, for the methods that it is compared with."""
+
 LABELS = 50
 FEW_LABELS = (
     *("fedavg", "fed_da", "fed_da_auto", "fedgp", "fedgp_auto", "fed_mme", "finetune_offline", "target_only", "ditto"),
@@ -80,6 +85,7 @@ def few_labels(part: str, seeds: Sequence[int], folder: Path | None, jobs: int) 
             f"--config=configs/experiments/{EXPERIMENTS[part]}.yaml",
             f"--compare=[{', '.join(f'methods/{name}' for name in FEW_LABELS)}]",
             f"--data.target_labels={LABELS}",
+            *PREPARED.get(part, ()),
             f"--seeds=[{', '.join(map(str, seeds))}]",
             f"--jobs={jobs}",
         )
@@ -160,7 +166,11 @@ def main() -> None:
         if options.few_labels:
             rows = few_labels(part, options.seeds, options.folder, options.jobs)
         else:
-            rows = experiment(part, (), options.folder, options.jobs) if options.again else dict(kept[part])
+            prepared = PREPARED.get(part, ())
+            rows = kept[part]
+            if prepared or options.again:
+                rows = experiment(part, (), options.folder, options.jobs, *prepared)
+            rows = dict(rows)
             rows[RECOMMENDED] = recommended(part, options.seeds, options.folder, options.jobs)
         results.keep(rows, "few labels" if options.few_labels else "no labels", part)
         for method, row in rows.items():

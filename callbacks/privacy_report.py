@@ -21,6 +21,8 @@ from fedlit.federation import KEYS, Federation
 from fedlit.privacy import Accountant, Description
 
 _ALWAYS = (
+    "The server is trusted to follow the protocol: one that deviates from it, by other sample counts, totals or keys "
+    "for some clients or by a repeated round, reads single vectors whatever the backend.",
     "What a sum itself tells, round after round, is not hidden by any backend: only differential privacy limits it.",
     "Who takes part, in which round, and the number of training samples of each client are known to all.",
     "Sums of the same messages over different clients, in another round or run, tell their difference.",

@@ -41,7 +41,7 @@ from fedlit.federation.channel import declared_by
 from fedlit.federation.choices import Reports, check_choices
 from fedlit.federation.client import names_of, place
 from fedlit.federation.documents import fingerprint
-from fedlit.federation.leaks import seen_by_the_server, told_beside
+from fedlit.federation.leaks import seen_by_the_server, told_beside, with_samples
 from fedlit.federation.roster import under_new_names
 from fedlit.federation.streams import global_seed
 from fedlit.federation.transport import OneProcess, ProcessGroup, Transport
@@ -81,7 +81,7 @@ class FederatedStrategy(DDPStrategy):
     """Hosts the clients on ``devices`` processes, or all of them on one; neither wraps nor syncs the module.
 
     Every process trains its own clients; they meet in exchanges only. Results do not depend on the number of
-    processes: to the last bit on CPU with `Plain` sums and the same ``num_threads``.
+    processes: to the last bit on CPUs of one type, with the same libraries, `Plain` sums and the same ``num_threads``.
 
     Args:
         local_steps: Optimiser steps per client and round; ``None`` is one local epoch, in which clients with less
@@ -287,6 +287,7 @@ class FederatedStrategy(DDPStrategy):
         """Say what is told although something was chosen to protect it, and what is not told for that reason."""
         for sentence in (
             *seen_by_the_server(federation.channels, federation.roster.rank_of),
+            *with_samples(federation.channels),
             *told_beside(federation.channels),
         ):
             rank_zero_warn(sentence, category=PrivacyWarning)

@@ -35,7 +35,10 @@ cut the survivors into groups, of a threshold or more, and learn the sum of each
 likewise). In a federation, clients compare the weight in a mean with that of the clients that announced a vector,
 and refuse a mean in which it differs: see `Aggregation`.
 
-Nothing vouches for identity keys when they are pinned: a server that swaps them in enrolment is everybody's peer.
+This is about one sum. A server that deviates between sums is not prevented here from reading single vectors: nothing
+binds masks to the sample counts, weights or totals that each client received, or keeps a sum from being repeated over
+other clients. Nor does anything vouch for identity keys when they are pinned: a server that swaps them in enrolment is
+everybody's peer.
 """
 
 from __future__ import annotations
@@ -283,14 +286,15 @@ class PairwiseMasking(SecureAggregation):
         refused = f": refused where not even {self.colluders} may collude" if self.colluders else ""
         return Description(
             backend="PairwiseMasking",
-            adversary="a server that tells clients different things or swaps keys, rosters or messages: the round ends "
-            "by an error, but for keys swapped in enrolment, which are trusted on first use",
+            adversary="the server, honest but curious. Not a server that deviates: it reads single vectors if it gives "
+            "clients different sample counts or totals, repeats a round, or swaps keys when clients enrol, which are "
+            "trusted on first use",
             hidden="every client's vector, and sums of fewer than q of n clients, where q must confirm who survived",
-            revealed="to the server: the sum and who is in it; if it tells all that clients vanished whose vectors it "
-            "has, the sum of the others, at least q; in a sparse graph (beyond 20 clients), then also sums of as few "
+            revealed="to the server: the sum and who is in it; if it reports clients as dropped whose vectors it has, "
+            "the sum of the others, at least q; in a sparse graph (beyond 20 clients), then also sums of as few "
             "clients as restore a secret",
             collusion=f"the server with {threshold} of those who hold shares of a client's secrets, or with all others "
-            f"in a sum; if it lies, with 2q - n of the n clients, or with q - 1{refused}",
+            f"in a sum; if it reports false dropouts, with 2q - n of the n clients, or with q - 1{refused}",
             dropouts=f"clients may vanish while {threshold} of those who hold shares of each one's secrets stay",
             bytes_per_number=self.modulus_bits / 8,
             error=self.codec.error_text(),

@@ -48,7 +48,7 @@ def benchmark(args: list[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="fedlit benchmark",
         description="Run a benchmark of the repository again, and say of each figure with a spread whether it lies "
-        "within that of the README. Without a name: list them. Arguments after the name are the benchmark's own "
+        "within theirs. Without a name: list them. Arguments after the name are the benchmark's own "
         "(fedlit benchmark NAME --help).",
     )
     parser.add_argument("name", nargs="?", help="Of a file in benchmarks/, such as fedgp.")
@@ -79,10 +79,10 @@ def benchmark(args: list[str]) -> None:
         now = list(figures(json.loads(out.read_text()).get("results", {})))
         tables = [sys.executable, str(folder / "tables.py"), options.name, f"--results={out}"]
         made = subprocess.run(tables, capture_output=True, text=True, check=False)
-        if made.returncode == 0:  # the README's tables of this benchmark, with this run's figures
+        if made.returncode == 0:  # the tables of this benchmark on the repository's pages, with this run's figures
             print(f"\n{made.stdout}", end="")
         else:
-            print(f"no table for the README: {(made.stderr.strip().splitlines() or ['?'])[-1]}", flush=True)
+            print(f"no table for the pages: {(made.stderr.strip().splitlines() or ['?'])[-1]}", flush=True)
     kept = list(figures(json.loads(script.with_suffix(".json").read_text()).get("results", {})))
     show(comparison(kept, now))
 
@@ -121,7 +121,7 @@ def comparison(kept: list[Figure], now: list[Figure]) -> Table | str:
     are told with explains.
     """
     if not now:
-        return "This benchmark tells no figures with a spread over seeds: compare what it printed with the README."
+        return "This benchmark has no figures with a spread over seeds: compare its output with benchmarks/RESULTS.md."
     before = {figure.path: figure for figure in kept}
     agree = 0
     table = Table(title="this run next to the repository's figures")

@@ -36,6 +36,8 @@ _NAMED = ("methods", "data", "models", "privacy", "callbacks", "federation")
 
 _CITATION = re.compile(r"\(([^()]*\b\d{4}\b[^()]*)\)")
 """Brackets with a year, or with a number of arXiv."""
+_SOURCE = re.compile(r" \([^()]*\b\d{4}\b[^()]*\)\.$")
+"""The same at the end of a line, where it is not part of the sentence."""
 _REFERENCE = re.compile(r"^References:\n +(.+?)[.:;](?:\s|\Z)", re.DOTALL | re.MULTILINE)
 _EXPLAINED = re.compile(r"``([\w/]+)`` \(([^()]+)\)")
 
@@ -50,7 +52,13 @@ def rows(kind: str) -> list[Row]:
     configurations = _configurations(kind)
     home = KINDS[kind].home.__name__
     return [
-        Row(name, summary(thing), _citation(thing), "\n".join(configurations.get(f"{home}.{name}", ())), sends(thing))
+        Row(
+            name,
+            _SOURCE.sub(".", summary(thing)),
+            _citation(thing),
+            "\n".join(configurations.get(f"{home}.{name}", ())),
+            sends(thing),
+        )
         for name, thing in own.items()
     ]
 
@@ -105,7 +113,8 @@ def sends(thing: type) -> str:
     by_kind: dict[str, list[str]] = {}
     for channel in method.channels:
         singly = isinstance(channel, Summed) and channel.singly
-        by_kind.setdefault("summed by a backend that hides" if singly else channel.kind, []).append(channel.name)
+        kind = "summed by a backend that hides" if singly else channel.kind
+        by_kind.setdefault(f"single samples, {kind}" if channel.samples else kind, []).append(channel.name)
     return "; ".join(f"{kind}: {', '.join(names)}" for kind, names in by_kind.items()) or "nothing"
 
 

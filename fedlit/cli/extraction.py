@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,8 +47,9 @@ def extract(args: list[str]) -> None:
     parser = make_parser(DomainDataModule)
     given = parser.parse_args([*_data_alone(normalise(args))])
     with in_plain_words(given):
-        data = parser.instantiate_classes(given).data
         network = _network(given)
+        _read_as_trained(given.data.get("init_args") or {}, network)
+        data = parser.instantiate_classes(given).data
     assert isinstance(data, DomainDataModule)
     out = Path(given.out)
     if out.suffix != ".npz":
@@ -114,6 +115,27 @@ def _network(given: Namespace) -> nn.Module:
         if weights is not None:
             _load(network, Path(weights))
     return network.eval().requires_grad_(False)
+
+
+def _read_as_trained(arguments: Namespace | dict[str, Any], network: nn.Module) -> None:
+    """Set arguments of the data that were not given to what a pretrained network was trained on, and say so."""
+    found = (getattr(part, "preprocessing", None) for part in network.modules())
+    trained = next(({**each} for each in found if isinstance(each, Mapping) and each), {})
+    size = arguments.get("image_size")
+    if size is not None and {"image_size", "resized_side"} <= trained.keys():  # the same share is cut off
+        whole, side = trained.pop("resized_side"), trained["image_size"]
+        if 7 * whole != 8 * side:  # the share by default, which the data round
+            trained["resized_side"] = size * whole // side
+    trained = {name: value for name, value in trained.items() if name in arguments}
+    differ = {name: value for name, value in trained.items() if arguments[name] not in (None, value)}
+    for name in trained.keys() - differ.keys():
+        arguments[name] = trained[name]
+    taken = [f"{name}={value}" for name, value in trained.items() if name not in differ]
+    given = [f"{name}={arguments[name]}, not {value}" for name, value in differ.items()]
+    if taken:
+        print(f"images as the network was trained on: {', '.join(taken)}", flush=True)
+    if given:
+        print(f"images as data gives them: {'; '.join(given)}, which the network was trained on", flush=True)
 
 
 def _load(network: nn.Module, path: Path) -> None:
@@ -212,7 +234,11 @@ class _Features:
         device = next(self.network.parameters(), torch.empty(0)).device
         found = []
         for x in self._batches(samples, positions):
-            y = self.network(x.to(device))
+            try:
+                y = self.network(x.to(device))
+            except (AssertionError, RuntimeError, ValueError) as error:
+                shape, words = tuple(x.shape), " ".join(str(error).split())
+                sys.exit(f"fedlit: {type(self.network).__name__} fails at samples of shape {shape}: {words}")
             if not isinstance(y, Tensor) or y.dim() != 2 or len(y) != len(x):
                 got = f"shape {tuple(y.shape)}" if isinstance(y, Tensor) else type(y).__name__
                 sys.exit(
@@ -249,8 +275,8 @@ class _Features:
         if str(read_npz(self.out).get(_MARK)) != mark["all"]:
             shutil.rmtree(self.parts, ignore_errors=True)
             sys.exit(
-                f"fedlit: out '{self.out}' is there, with features of other data or another network: give another "
-                "--out, or remove it"
+                f"fedlit: out '{self.out}' is there, with features of other data or another network, or decoded by "
+                "another version of fedlit: give another --out, or remove it"
             )
         shutil.rmtree(self.parts, ignore_errors=True)
         return True

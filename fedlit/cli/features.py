@@ -36,7 +36,8 @@ def make_parser(base: type | None) -> ArgumentParser:
         "--extractor",
         required=True,
         help="The network: a name of torchvision's, such as resnet50, timm/NAME (extra timm), efficientnet_lite0 "
-        "(extra backbones; brings its weights), or a class such as fedlit.models.ResNet or my_package.MyNetwork.",
+        "(extra backbones; brings its weights), or a class such as fedlit.models.ResNet or my_package.MyNetwork. A "
+        "pretrained network gets images as it was trained on, where --data leaves that open.",
     )
     parser.add_argument("--extractor_args", type=dict[str, Any], default={}, help="Arguments of a class, as YAML.")
     parser.add_argument("--weights", type=str | None, default=None, help="File of the network's state dict.")

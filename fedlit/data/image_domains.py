@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -20,15 +21,14 @@ from fedlit.data.base import (
     DomainDataModule,
     DomainDataset,
     Transform,
+    agreed,
     labelled_positions,
 )
+from fedlit.data.decoding import SUFFIXES, VERSION, Interpolation, decode
 from fedlit.data.raw_inputs import PixelNetwork, RawInputs
 from fedlit.federation.labels import UNLABELLED
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 _CLUTTER = ("thumbs.db", "desktop.ini")
-_MOST_PIXELS = 1 << 27
-"""Of one image once it is resized."""
 # Of the photographs that nearly all published extractors were trained on.
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -38,17 +38,29 @@ class ImageDomains(DomainDataModule):
     """Images in folders ``root/domain/class/*``: Office-Caltech, Office-Home, PACS, VLCS, VisDA, DomainNet, Office-31.
 
     Also reads Office-31 as it is published, with one more folder: ``root/domain/images/class/*``. Files are JPEG, PNG,
-    BMP or WebP. Hidden files and folders (``.name``) and files beside the folders are not looked at; other files in a
-    class folder give a warning. A target without class folders (``root/domain/*.jpg``) is unlabelled. Domains of
+    BMP, WebP or TIFF. Hidden files and folders (``.name``) and files beside the folders are not looked at; other files
+    among the images give a warning. A target without class folders (``root/domain/*.jpg``) is unlabelled. Domains of
     clients that another process hosts need not be there; then give ``clients``.
 
-    Images are scaled so that the shorter side is 8/7 of ``image_size`` (256 for 224), cut to the middle square, and
-    normalised with ImageNet's mean and standard deviation. They are decoded once and kept in memory as bytes, or, if
-    they do not fit ``cache_limit_mb``, decoded each time by ``num_workers`` processes; the pixels are the same.
+    An image is turned upright by its EXIF orientation, laid over white where it is transparent, and converted to 8 bits
+    of red, green and blue: grey values of 12 or 16 bits by their full range, colours without their profiles (ICC).
+    Values of 32 bits or with a sign and files of several pages or frames are refused. Then images are scaled so that
+    the shorter side is ``resized_side``, cut to the middle square, and normalised. They are decoded once and kept in
+    memory as bytes, or, if they do not fit ``cache_limit_mb``, decoded each time by ``num_workers`` processes; the
+    pixels are the same.
+
+    A pretrained network needs images as it was trained on them. ``fedlit features`` takes what is not given here from
+    networks that it knows by name; `Backbone` has it in ``preprocessing``, and training with other values than those
+    is refused unless they are given here.
 
     Args:
         root: Folder of the domains.
-        image_size: Side of the square that a model sees, in pixels.
+        image_size: Side of the square that a model sees, in pixels; ``None`` is 224.
+        resized_side: Pixels of an image's shorter side before the square is cut out, at least ``image_size``; ``None``
+            is 8/7 of it (256 for 224).
+        interpolation: Of scaling: ``"bilinear"`` or ``"bicubic"``; ``None`` is bilinear.
+        mean: What is subtracted from red, green and blue, which are in [0, 1]; ``None`` is ImageNet's mean.
+        std: What they are divided by then, positive; ``None`` is ImageNet's standard deviation.
         augment: Cut the square out at a random place and mirror half of the images, in training.
         classes: Names of the classes to keep, in the order of their labels. ``None`` keeps all, which must be the same
             in each labelled domain. Images of other classes are left out.
@@ -68,7 +80,11 @@ class ImageDomains(DomainDataModule):
         self,
         root: str,
         *,
-        image_size: int = 224,
+        image_size: int | None = None,
+        resized_side: int | None = None,
+        interpolation: Interpolation | None = None,
+        mean: list[float] | None = None,
+        std: list[float] | None = None,
         augment: bool = False,
         classes: list[str] | None = None,
         cache_limit_mb: int = 2048,
@@ -76,28 +92,35 @@ class ImageDomains(DomainDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(target=target, **kwargs)
-        if image_size < 1:
+        self.image_size = 224 if image_size is None else image_size
+        if self.image_size < 1:
             raise ValueError(f"image_size must be at least 1 pixel, got {image_size}")
+        # without an argument: so that the margins are even, and cutting twice gives the same pixels as cutting once
+        margin = max(4, 4 * round(self.image_size / 28))
+        self.resized_side = self.image_size + margin if resized_side is None else resized_side
+        if self.resized_side < self.image_size:
+            raise ValueError(
+                f"resized_side must be at least image_size ({self.image_size} pixels), got {resized_side}: the square "
+                "is cut out of what it leaves"
+            )
+        if interpolation not in (None, *get_args(Interpolation)):
+            raise ValueError(f"interpolation must be one of {get_args(Interpolation)}, got {interpolation!r}")
+        self.interpolation: Interpolation = "bilinear" if interpolation is None else interpolation
+        self.mean = _channels("mean", IMAGENET_MEAN if mean is None else mean)
+        self.std = _channels("std", IMAGENET_STD if std is None else std)
+        given = {"interpolation": interpolation, "mean": mean, "std": std}
+        self._by_default = [name for name, value in given.items() if value is None]
         if cache_limit_mb < 0:
             raise ValueError(f"cache_limit_mb must be at least 0 MiB, got {cache_limit_mb}")
         if classes is not None and len(set(classes)) < max(2, len(classes)):
             raise ValueError(f"classes must name at least 2 classes, each once, got {classes}")
         self.root = Path(root)
-        self.image_size = image_size
         self.augment = augment
         self.cache_limit_mb = cache_limit_mb
         self._wanted = classes
         self._decoded: dict[tuple[str, int, bytes], Tensor] = {}
         self.check_roster()
         self.class_names()
-
-    @property
-    def resized_side(self) -> int:
-        """Shorter side of an image before the square is cut out: 8/7 of ``image_size``.
-
-        Rounded so that the margins are even, and cutting twice gives the same pixels as cutting once.
-        """
-        return self.image_size + max(4, 4 * round(self.image_size / 28))
 
     @cached_property
     def _folders(self) -> dict[str, dict[str, Path]]:
@@ -206,7 +229,7 @@ class ImageDomains(DomainDataModule):
 
     def transform(self, training: bool) -> Transform:
         """Normalise; in training, augment first if asked to."""
-        return ImageTransform(self.image_size, training and self.augment)
+        return ImageTransform(self.image_size, training and self.augment, self.mean, self.std)
 
     def make_dataset(self, client: str, positions: Tensor, y: Tensor, training: bool) -> Dataset[Any]:
         """Decoded images if they fit in memory, else files that are decoded on the fly."""
@@ -224,31 +247,80 @@ class ImageDomains(DomainDataModule):
         return self._files(domain, torch.arange(len(y)), y, training=False)
 
     def identity(self, domain: str) -> list[Any]:
-        """Files by class and name, with their sizes and times of change."""
+        """How images are decoded, and the files by class and name, with their sizes and times of change."""
         paths: list[Path] = self._domain(domain).x
-        return [(*path.parts[-2:], path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+        files = [(*path.parts[-2:], path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+        return [VERSION, self._reading(), *files]
+
+    def _reading(self) -> dict[str, Any]:
+        """How files become inputs of a model, in plain data."""
+        sizes = {"image_size": self.image_size, "resized_side": self.resized_side}
+        return sizes | {"interpolation": self.interpolation, "mean": [*self.mean], "std": [*self.std]}
 
     def raw_inputs(self) -> RawInputs:
         """Images that have been read, scaled and cut, and the network that normalises them."""
         side = self.image_size
         words = (
-            f"Pixels of images, red, green and blue, from 0 to 255: scaled so that the shorter side has "
-            f"{self.resized_side}, then cut to the middle square of {side} (bilinear, with antialiasing, as "
-            "torchvision's resize and center_crop of a Pillow image). The model normalises them by itself."
+            "Pixels of images, red, green and blue, from 0 to 255: turned upright by their EXIF orientation, over "
+            "white where they are transparent, of more than 8 bits the high 8; then scaled so that the shorter side "
+            f"has {self.resized_side}, and cut to the middle square of {side} ({self.interpolation}, with "
+            "antialiasing, as torchvision's resize and center_crop of a Pillow image). The model normalises them by "
+            "itself."
         )
-        return RawInputs(
-            PixelNetwork(IMAGENET_MEAN, IMAGENET_STD), torch.zeros(1, 3, side, side, dtype=torch.uint8), words
-        )
+        return RawInputs(PixelNetwork(self.mean, self.std), torch.zeros(1, 3, side, side, dtype=torch.uint8), words)
+
+    def setup(self, stage: str | None = None) -> None:
+        """As the base class; and refuse images that are not what a pretrained network of the model was trained on.
+
+        Raises:
+            DatasetLayoutError: If a network has ``preprocessing`` that differs from values that were not given here, or
+                as the base class.
+        """
+        module = getattr(self.trainer, "lightning_module", None)
+        roots = [*getattr(module, "originals", ()), *([] if module is None else [module])]
+        for network in (part for root in roots for part in root.modules()):
+            expected = getattr(network, "preprocessing", None)
+            if isinstance(expected, Mapping):
+                self._check_network(expected, getattr(network, "name", type(network).__name__))
+        super().setup(stage)
+
+    def _check_network(self, expected: Mapping[str, Any], name: str) -> None:
+        reading = self._reading()
+        other = {key: value for key, value in expected.items() if key in self._by_default and value != reading[key]}
+        if other:
+            arguments = ", ".join(f"{key}={value!r}" for key, value in other.items())
+            raise DatasetLayoutError(
+                f"network {name!r} was trained on images with {arguments}, but {type(self).__name__} has "
+                f"{', '.join(f'{key}={reading[key]!r}' for key in other)} by default: give it {arguments}, or what "
+                "the weights were trained with"
+            )
+
+    def facts(self, client: str) -> dict[str, Any]:
+        """What a client tells of its data: as the base class, and how images become inputs."""
+        return super().facts(client) | {"reading": self._reading()}
+
+    def check_facts(self, told: Mapping[str, Any]) -> None:
+        """As the base class; and all clients must read their images alike."""
+        super().check_facts(told)
+        agreed("reading", told, f"give {', '.join(self._reading())} alike in the configuration of each client")
 
     def _files(self, client: str, positions: Tensor, y: Tensor, training: bool) -> ImageFiles:
         paths: list[Path] = [self._domain(client).x[i] for i in positions.tolist()]
-        augments = training and self.augment
-        return ImageFiles(paths, y, self.resized_side, self._side(training), self.transform(training), augments)
+        side, augments = self._side(training), training and self.augment
+        return ImageFiles(paths, y, self.resized_side, side, self.transform(training), augments, self.interpolation)
 
     def pixels(self, client: str, positions: Tensor) -> Tensor:
         """Images to look at, before normalisation: floats in [0, 1], shape (n, 3, image_size, image_size)."""
-        paths = [self._domain(client).x[i] for i in positions.tolist()]
-        return torch.stack([decode(path, self.resized_side, self.image_size) for path in paths]).float() / 255
+        return self._files(client, positions, self.labels(client)[positions], training=False).pixels().float() / 255
+
+
+def _channels(name: str, values: Sequence[float]) -> tuple[float, ...]:
+    """Check a mean or a deviation of red, green and blue."""
+    least, most = (0, 1) if name == "mean" else (1e-6, math.inf)
+    if len(values) != 3 or not all(least <= value <= most for value in values):
+        bounds = "from 0 to 1" if name == "mean" else "above 0"
+        raise ValueError(f"{name} must be 3 numbers {bounds}, for colours in [0, 1], got {[*values]}")
+    return tuple(values)
 
 
 def _subfolders(folder: Path) -> list[Path]:
@@ -258,46 +330,36 @@ def _subfolders(folder: Path) -> list[Path]:
 def _loose(folder: Path) -> list[Path]:
     """Images that lie in a domain's folder itself, or in that of Office-31 below it."""
     inside = [folder, *(child for child in _subfolders(folder) if child.name == "images")]
-    return sorted(f for each in inside for f in each.iterdir() if f.suffix.lower() in SUFFIXES and f.is_file())
+    return sorted(image for each in inside for image in _images_of(each, besides=inside))
 
 
 def _images(folder: Path) -> list[Path]:
-    files = sorted(f for f in folder.iterdir() if not f.name.startswith(".") and f.name.lower() not in _CLUTTER)
-    images = [file for file in files if file.suffix.lower() in SUFFIXES and file.is_file()]
-    others = [file.name for file in files if file not in set(images)]
+    """Images of a class; there must be some."""
+    images = _images_of(folder)
     if not images:
+        others = sorted(file.name for file in folder.iterdir())
         raise DatasetLayoutError(
             f"class folder {str(folder)!r} must hold images ({', '.join(SUFFIXES)}), got {others or 'nothing'}: add "
             "images, or leave the class out with classes"
         )
-    if others:
+    return images
+
+
+def _images_of(folder: Path, besides: Sequence[Path] = ()) -> list[Path]:
+    """Images in a folder, sorted, with a warning of what else is there but hidden files and ``besides``."""
+    files = sorted(f for f in folder.iterdir() if not f.name.startswith(".") and f.name.lower() not in _CLUTTER)
+    images = [file for file in files if file.suffix.lower() in SUFFIXES and file.is_file()]
+    others = [
+        f"{file.name}{'' if file.exists() else ' (a link to nothing)'}"
+        for file in sorted({*files} - {*images, *besides})
+    ]
+    if images and others:
         warnings.warn(
             f"left out {len(others)} entries of {str(folder)!r} that are not images ({', '.join(SUFFIXES)}): "
             f"{others[:3]}{' and more' if len(others) > 3 else ''}",
             stacklevel=2,
         )
     return images
-
-
-def decode(path: Path, resized_side: int, side: int) -> Tensor:
-    """Read an image, scale its shorter side to ``resized_side`` and cut out the middle square of ``side`` pixels.
-
-    Returns uint8 of shape (3, side, side); a file that is no image raises a `DatasetLayoutError`.
-    """
-    from PIL import Image
-    from torchvision.transforms.v2 import functional as F
-
-    try:
-        with Image.open(path) as file:
-            image = file.convert("RGB")
-        # a strip of pixels becomes large if its shorter side does
-        if max(image.size) * resized_side**2 > min(image.size) * _MOST_PIXELS:
-            raise ValueError(f"{image.width}x{image.height} pixels are too narrow a strip")
-    except Exception as error:  # at bytes of another format, Pillow raises errors of any kind
-        raise DatasetLayoutError(f"{str(path)!r} cannot be read as an image ({error}): mend or remove it") from error
-    image = F.center_crop(F.resize(image, [resized_side]), [side, side])
-    pixels: Tensor = F.pil_to_tensor(image)
-    return pixels
 
 
 @dataclass(frozen=True)
@@ -309,6 +371,8 @@ class ImageTransform:
 
     image_size: int
     augment: bool = False
+    mean: Sequence[float] = IMAGENET_MEAN
+    std: Sequence[float] = IMAGENET_STD
 
     def __call__(self, x: Tensor) -> Tensor:
         """Transform uint8 images, shape (n, 3, side, side)."""
@@ -320,7 +384,7 @@ class ImageTransform:
             )
             mirrored = torch.rand(len(x)) < 0.5
             x = torch.where(mirrored.view(-1, 1, 1, 1), x.flip(-1), x)
-        mean, std = (torch.tensor(values).view(3, 1, 1) for values in (IMAGENET_MEAN, IMAGENET_STD))
+        mean, std = (torch.tensor(values).view(3, 1, 1) for values in (self.mean, self.std))
         return (x.float() / 255 - mean) / std
 
 
@@ -337,6 +401,7 @@ class ImageFiles(Dataset[tuple[Tensor, Tensor]]):
     side: int
     transform: Transform
     augments: bool = False
+    interpolation: Interpolation = "bilinear"
 
     def __post_init__(self) -> None:
         self.labelled_indices = labelled_positions(self.y)
@@ -364,5 +429,9 @@ class ImageFiles(Dataset[tuple[Tensor, Tensor]]):
             start += len(batch)
         return pixels
 
+    def pixels(self) -> Tensor:
+        """All images, as `decode_all` has them, decoded by this process."""
+        return self._decode(self.paths)
+
     def _decode(self, paths: Sequence[Path]) -> Tensor:
-        return torch.stack([decode(path, self.resized_side, self.side) for path in paths])
+        return torch.stack([decode(path, self.resized_side, self.side, self.interpolation) for path in paths])

@@ -37,6 +37,8 @@ class Channel:
         watched: Whether it is for watching alone: the method would train the same without it.
         fixed: Whether a client's message is the same whenever it is sent, as nothing that training changes is in it.
             Sums of such messages over different clients tell single ones.
+        samples: Whether a message holds single samples: their inputs, or a vector of features for each. Receivers can
+            keep these, and no backend hides them; a run warns of it at its start.
 
     Raises:
         ValueError: If the name is empty, too long, or that of another channel's keys, or an argument is out of range.
@@ -51,6 +53,7 @@ class Channel:
     otherwise: str = field(default="", kw_only=True)
     watched: bool = field(default=False, kw_only=True)
     fixed: bool = field(default=False, kw_only=True)
+    samples: bool = field(default=False, kw_only=True)
 
     kind: ClassVar[str]
     """How its messages go, in words."""

@@ -71,7 +71,8 @@ class Resolved:
     def sent(self) -> str:
         """How messages go with what was chosen, what they hold, from whom to whom, and how often, in a line."""
         kind = Open.kind if self.singly else self.declared.kind
-        if self.sealed and kind == Open.kind and not self.declared.watched:
+        kind = f"single samples, {kind}" if self.declared.samples else kind
+        if self.sealed and kind.endswith(Open.kind) and not self.declared.watched:
             kind += " to who receives it, encrypted on its way"
         return f"{kind}: {self.declared}"
 

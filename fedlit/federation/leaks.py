@@ -37,6 +37,20 @@ def seen_by_the_server(channels: Mapping[str, Resolved], rank_of: Mapping[str, i
     return told
 
 
+def with_samples(channels: Channels) -> list[str]:
+    """Name channels that hand single samples to other clients, who can keep them.
+
+    Returns:
+        A sentence for each such channel.
+    """
+    return [
+        f"channel {channel.name!r} sends single samples: {channel.declared}. Receivers can keep them, and no privacy "
+        "backend hides them from a receiver"
+        for channel in channels.values()
+        if channel.declared.samples
+    ]
+
+
 def told_beside(channels: Channels) -> list[str]:
     """What is told of clients besides what a mechanism of differential privacy blurs, or is not told because of one."""
     if not channels.mechanisms:

@@ -34,7 +34,7 @@ _STATISTICS = ("running_mean", "running_var", "num_batches_tracked", "other_mean
 
 
 class AdaBN(SourceOnly):
-    """FedAvg over the sources, with BatchNorm statistics of the target's own samples at the target.
+    """FedAvg over the sources, with BatchNorm statistics of the target's samples (Li et al., 2018, Algorithm 1).
 
     At the end of a round the target goes through its training samples, without their labels, and takes mean and
     variance of what reaches each BatchNorm layer. Scales and shifts stay those of the sources (unlike with

@@ -37,7 +37,7 @@ class MixedReplica(PersonalReplica):
 
 
 class APFL(Personalised):
-    """FedAvg of w, and at each client a local v_k, so that the mixture alpha v_k + (1 - alpha) w fits its data.
+    """FedAvg of w, and at each client a local v_k that is mixed with it (Deng et al., arXiv 2003.13461, Algorithm 1).
 
     w takes steps on its own loss F_k(w), v_k along alpha grad F_k(alpha v_k + (1 - alpha) w). Each client is evaluated
     by the mixture; v_k never leaves it.

@@ -2,8 +2,8 @@
 
 Differences from that code:
 
-- ``exchange="votes"`` is new: the target uses of all sources' answers their weighted mean alone, so that it comes from
-  one secure sum of weighted answers and weights.
+- ``exchange="votes"`` is new, and not the default: every source receives the target's samples. Of all sources' answers
+  the target uses their weighted mean alone, which then comes from one secure sum of weighted answers and weights.
 - Five rounds of FedAvg over the sources take the place of five in which the target waits (``warmup_rounds``); they give
   its two networks, and all sources, an extractor to begin with. Without them the sources never tell their weights.
 - All clients train at the same time: the target on answers of the models of the round before.
@@ -41,7 +41,7 @@ RAMP = 10
 
 
 class CoMDA(TaughtTarget):
-    r"""Two networks of the target learn from a weighted mean of its sources' answers, each what the other finds easy.
+    r"""Two networks of the target learn from the sources' predictions (Liu et al., IEEE TCSVT 2023, by its code).
 
     .. math:: M = \frac{\sum_k e_k z_k}{\sum_k e_k}, \qquad e_k = \exp(\sigma \, O_k)
 
@@ -57,9 +57,10 @@ class CoMDA(TaughtTarget):
         sharpness: sigma, at least 0, which is the plain mean; the larger, the more the best source counts alone.
         forget_rate: Share of a batch that is left out, in [0, 1), once it has risen over 10 rounds.
         mixup: beta of the mixture of samples in a batch, whose shares are Beta(beta, beta); 0 mixes nothing.
-        exchange: ``"votes"``: every source sees the inputs of all training samples of the target, and its weighted
-            answers are added in a secure sum. ``"models"``: the target sees the model of each source, and asks it by
-            itself.
+        exchange: ``"models"``: every source sends its model to the target, which asks it by itself.
+            ``"votes"``: the target sends the inputs of all its training samples to every source, whose weighted answers
+            are added in a secure sum. Both give the same predictions; a run with votes warns of the samples at its
+            start.
         kwargs: See `FederatedModule`.
 
     Raises:
@@ -67,12 +68,12 @@ class CoMDA(TaughtTarget):
         RosterError: At the end of a round, if all weights are 0 on the grid of the secure sum.
 
     Notes:
+        With models, |G| + |h| numbers of each source go to the target in each round, and stay unknown to others.
+
         With votes, a backend hides a source's answers and its weight: n_T C + 1 numbers up in each round, and the
         target learns M and the sum of the weights. The target's inputs, n_T |x| numbers down to each source, once, are
         hidden from no source, which keeps them, in its checkpoints too; beside a backend they are encrypted on their
         way.
-
-        With models, |G| + |h| numbers of each source go to the target in each round, and stay unknown to others.
     """
 
     replicas: Replicas[Replica]
@@ -87,7 +88,7 @@ class CoMDA(TaughtTarget):
         sharpness: float = 5.0,
         forget_rate: float = 0.06,
         mixup: float = 0.3,
-        exchange: ExchangeName = "votes",
+        exchange: ExchangeName = "models",
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, warmup_rounds=warmup_rounds, exchange=exchange, **kwargs)

@@ -29,9 +29,10 @@ class AnchoredPersonalReplica(PersonalReplica):
 
 
 class Ditto(Personalised):
-    """FedAvg, and beside it at each client a model v_k of its own that minimises F_k(v) + (lam / 2) |v - w|^2.
+    """FedAvg of w, and at each client a local model v_k that is held near it (Li et al., ICML 2021, Algorithm 1).
 
-    w is the averaged model of the round's start. Each client is evaluated by its v_k, which never leaves it.
+    v_k minimises F_k(v) + (lam / 2) |v - w|^2, where w is the averaged model of the round's start. Each client is
+    evaluated by its v_k, which never leaves it.
 
     Args:
         lam: Strength lambda of the pull towards w, at least 0: with 0 the v_k are trained locally, with a large one

@@ -45,7 +45,7 @@ from fedlit.training.replicas import Replicas
 
 
 class FADA(CombinedUpdates):
-    r"""The target takes the sources' updates, those the more that bring its own features into clusters.
+    r"""The sources' updates, weighted by how well they cluster the target (Peng et al., ICLR 2020, Algorithm 1).
 
     .. math:: \theta \leftarrow \theta_T + \sum_i \alpha_i \, \Delta_i, \qquad
               \alpha = \operatorname{softmax}(\text{gain} / \tau)

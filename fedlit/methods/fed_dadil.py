@@ -38,7 +38,7 @@ from fedlit.training.replicas import Replicas
 
 
 class FedDaDiL(FederatedModule):
-    r"""Learn labelled atoms of which every client's data are a Wasserstein barycenter, with coordinates of its own.
+    r"""Labelled atoms, of which each client's data are a barycenter (Montesuma et al., 2024, Algorithms 1 and 2).
 
     .. math:: \min_{P, \alpha} \frac{1}{N} \sum_\ell \mathcal{T}(\hat Q_\ell, B(\alpha_\ell; P))
 

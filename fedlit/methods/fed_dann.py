@@ -36,7 +36,7 @@ from fedlit.training.tasks import Classification
 
 
 class FedDANN(DomainAdversarial):
-    r"""FedAvg with extractors that make domains hard to tell apart for a discriminator D, which all clients train.
+    r"""FedAvg against a discriminator D of domains (Ganin et al., JMLR 2016, section 4.2).
 
     .. math:: L_D = \frac12 \Big[ \frac1K \sum_k \mathbb E_k[-\log D(f)] + \mathbb E_T[-\log(1 - D(f))] \Big]
 
@@ -44,6 +44,7 @@ class FedDANN(DomainAdversarial):
     each, and so is its gradient by D's weights: a secure sum in every local step trains the D of pooled data. Parts
     weigh in extractors as the uniform mean over K sources and the target undoes it: with one plain step in a round and
     ``weighting="uniform"``, a round is a step of centralised training, at K / (K + 1) times the learning rate.
+    With ``conditional`` it is CDAN (Long et al., NeurIPS 2018).
 
     Args:
         hidden: Units of D's hidden layer.
@@ -162,7 +163,7 @@ class FedDANN(DomainAdversarial):
 
 
 class FADE(FedDANN):
-    """FedDANN as Hong et al. have it: discriminators are averaged like all else, and losses are squared.
+    """`FedDANN` with averaged discriminators and squared losses (Hong et al., KDD 2021).
 
     Args:
         sync: See `DomainAdversarial`.

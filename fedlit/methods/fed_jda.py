@@ -23,7 +23,9 @@ from fedlit.methods.fedrf_tca_closed_form import FedRFTCAClosedForm
 
 
 class FedJDA(FedRFTCAClosedForm):
-    """Solve JDA from sums over all sources: as `FedRFTCAClosedForm`, with the means of classes brought together too.
+    """JDA from one secure mean over the sources (own; JDA is of Long et al., ICCV 2013, Algorithm 1).
+
+    As `FedRFTCAClosedForm`, with the means of classes brought together, too.
 
     The target receives the sources' mean, solves RF-TCA first, gives each of its samples the class of the nearest
     class mean in the components found, solves again with these classes, and so on until they stay. It sends aligner

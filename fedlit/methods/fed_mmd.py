@@ -59,7 +59,7 @@ Features of length 1 are left as they are."""
 
 
 class FedMMD(FederatedModule):
-    r"""Align each source's features with the target's through moments of mini-batches.
+    r"""Align features by a Taylor-expanded MMD of mini-batches (Kang et al., IEEE TPDS 2022).
 
     .. math:: L_i = L_C + \lambda \, (L_{p1}^{(i)} + L_{p3}^{(i)}), \qquad
               L_t = \lambda \, (L_{p2} + \tfrac{1}{S} \textstyle\sum_i L_{p3}^{(i)})
@@ -169,7 +169,9 @@ class FedMMD(FederatedModule):
                 Pairwise("moments", f"linear functions of {contents}", how_often=step, otherwise=summed),
                 Open("center", "squared distance that the kernel is expanded around", "target", "sources"),
             ),
-            "open": (Open("moments", "features of a batch", how_often=step, otherwise=summed),),
+            "open": (
+                Open("moments", "features of each sample of a batch", how_often=step, otherwise=summed, samples=True),
+            ),
         }  # fmt: skip
         period = "at the end" if self.classifier_period is None else f"every {self.classifier_period} rounds"
         return (*ways[self.exchange], Open("classifier", "classifier of a source", "sources", "target", period))

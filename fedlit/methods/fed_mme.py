@@ -53,7 +53,7 @@ class CosineReplica(Replica):
 
 
 class FedMME(FedAvg):
-    """FedAvg over everyone, with a game about the entropy of predictions on the target's unlabelled samples.
+    """FedAvg with minimax entropy on the target's unlabelled samples (Saito et al., ICCV 2019, section 3).
 
     The rows of the classifier W are directions that stand for the classes, and logits are W f / (|f| T). On unlabelled
     samples the classifier raises the entropy of predictions, by which its directions move towards the target's

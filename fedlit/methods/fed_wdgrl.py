@@ -28,14 +28,14 @@ from fedlit.methods.domain_adversarial import DomainAdversarial, check_weight, d
 
 
 class FedWDGRL(DomainAdversarial):
-    r"""FedAvg with extractors that lower the Wasserstein distance between domains, which a critic c estimates.
+    r"""FedAvg that lowers the Wasserstein distance between domains (Shen et al., AAAI 2018, Algorithm 1).
 
     .. math:: W = \frac1K \sum_k \mathbb E_k[c(f)] - \mathbb E_T[c(f)], \qquad
               \max_c \; W - \frac\gamma2 \Big[ \frac1K \sum_k P_k + P_T \Big], \qquad
               P = \mathbb E \big[ (\lVert \nabla c(f) \rVert - 1)^2 \big]
 
-    Classifiers and extractors lower the task's loss + lambda W. Parts weigh in extractors as the uniform mean over K
-    sources and the target undoes it: see `FedDANN`.
+    A critic c, which all clients train, estimates W. Classifiers and extractors lower the task's loss + lambda W. Parts
+    weigh in extractors as the uniform mean over K sources and the target undoes it: see `FedDANN`.
 
     Args:
         hidden: Units of the critic's hidden layer.

@@ -13,7 +13,7 @@ from fedlit.module import FederatedModule
 
 
 class FedAvg(FederatedModule):
-    """Local training at every client with labels, then the mean of their weights for everyone.
+    """Local training, then the mean of the weights for everyone (McMahan et al., AISTATS 2017, Algorithm 1).
 
     The target trains along if it has labels (``target_labels`` of the data module); without, FedAvg is `SourceOnly`.
     """

@@ -101,7 +101,7 @@ class SourceWeight:
 
 
 class FedDA(CombinedUpdates):
-    r"""Convex combinations of the target's update and each source's (Definition 4.1).
+    r"""Convex combinations of the target's update and each source's (Jiang et al., ICLR 2024, Definition 4.1).
 
     .. math:: \theta \leftarrow \theta + \sum_i w_i \left[ (1 - \beta_i) \, g_T + \beta_i \, g_{S_i} \right]
 
@@ -476,7 +476,7 @@ class FedDA(CombinedUpdates):
 
 
 class FedGP(FedDA):
-    r"""Combinations of the target's update and its projection on each source's, where the two agree (Definition 4.3).
+    r"""The target's update and its projections on the sources' (Jiang et al., ICLR 2024, Definition 4.3).
 
     .. math::
         \theta \leftarrow \theta + \sum_i w_i \left[ (1 - \beta_i) \, g_T

@@ -27,7 +27,7 @@ class AnchoredReplica(Replica):
 
 
 class FedProx(FedAvg):
-    """FedAvg whose local losses hold clients near the model of the round's start: loss + (mu / 2) |w - w_round|^2.
+    """FedAvg with the local loss F_k(w) + (mu / 2) |w - w_round|^2 (Li et al., MLSys 2020, Algorithm 2).
 
     Args:
         mu: Strength of the proximal term, at least 0; 0 is FedAvg. The paper tries 0.001 to 1.

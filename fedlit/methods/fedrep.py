@@ -17,7 +17,7 @@ from fedlit.training.replicas import Replicas
 
 
 class FedRep(FedAvg):
-    """A body that all share (the extractor), and a head of its own at each client (the classifier).
+    """A shared extractor, and a local classifier at each client (Collins et al., ICML 2021, Algorithm 1).
 
     In a round, a client first trains its head with the body fixed, then the body with its head fixed; the mean of the
     bodies replaces everyone's. Each client is evaluated by the shared body and its own head, which never leaves it,

@@ -38,7 +38,7 @@ from fedlit.training.replicas import NORMS, Replicas
 
 
 class FedRFTCA(FederatedModule):
-    """Align clients through the means of their random features, averaging little and seldom.
+    """Align clients by means of random features (Feng et al., arXiv 2311.04686, Algorithms 2 to 5).
 
     Every client has its own extractor, an aligner W that is averaged in every round, and a classifier that the sources
     average every T_C rounds and the target receives. In each round sources and target tell each other the mean random

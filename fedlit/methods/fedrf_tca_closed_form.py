@@ -28,7 +28,7 @@ from fedlit.training.replicas import Replicas
 
 
 class FedRFTCAClosedForm(FederatedModule):
-    """Solve RF-TCA from sums over all clients: each sends the moments of its random features once.
+    """RF-TCA from one secure mean of moments (own; RF-TCA is of Feng et al., arXiv 2311.04686, Algorithm 1).
 
     Its extractor is fixed (the identity on features computed beforehand, or a pretrained network): every client goes
     once through its data and adds up random features s, their outer products, and for sources s times the label.

@@ -13,7 +13,7 @@ from fedlit.methods.fedavg import FedAvg
 
 
 class FinetuneOffline(FedAvg):
-    """`SourceOnly` for some rounds, then `TargetOnly` from the model that it reached.
+    """`SourceOnly` for some rounds, then `TargetOnly` from its model (baseline of Jiang et al., ICLR 2024, section 5).
 
     Args:
         federated_rounds: Rounds over the sources, at least 1; the rounds after them train the target alone. Give the

@@ -4,8 +4,8 @@ Differences from the paper, or from its code where the two differ:
 
 - All clients train at the same time: the target on votes of the models that the sources had at the end of the round
   before. In the paper it waits for the sources of each round.
-- ``exchange="votes"`` is new. The sources see the target's samples in place of the target the sources' models, and
-  votes, focus and means go through secure sums: nobody learns what one source says, or what it adds.
+- ``exchange="votes"`` is new, and not the default. Every source receives the target's samples, in place of the target
+  the sources' models. Votes, focus and means then go through secure sums: nobody learns what one source votes or adds.
 - The soft vote is the paper's, the hard one (default) the code's. Its loss is the cross-entropy, which differs from the
   paper's divergence by the votes' own entropy, a constant.
 - Leave-one-out focus is the paper's; Shapley values are the code's, which are never rounded here. Focus is that of
@@ -45,7 +45,7 @@ from fedlit.training.batchnorm import as_second_moments, variances_of
 
 
 class KD3A(TaughtTarget):
-    r"""Teach the target what its confident sources agree on, and average extractors by what each source adds to that.
+    r"""The target learns what confident sources agree on (Feng et al., ICML 2021, Algorithm 1).
 
     .. math:: \theta \leftarrow \alpha_T \theta_T + (1 - \alpha_T) \sum_k \frac{CF_k}{\sum_j CF_j} \theta_k
 
@@ -59,8 +59,9 @@ class KD3A(TaughtTarget):
             of few classes, the target unlearns the others. The share that passes is logged (``confident``).
         vote: ``"hard"`` teaches classes, ``"soft"`` mean probabilities: see `knowledge_vote`.
         focus: ``"leave_one_out"`` or ``"shapley"``, which needs single votes and so ``exchange="models"``.
-        exchange: ``"votes"``: every source sees the inputs of all training samples of the target, and its votes are
-            added in secure sums. ``"models"``: the target sees the model of each source, which it asks by itself.
+        exchange: ``"models"``, as in the paper: every source sends its model to the target, which asks it by itself.
+            ``"votes"``: the target sends the inputs of all its training samples to every source, which answers in
+            secure sums. Predictions are the same to the last bit; a run with votes warns of the samples at its start.
         mixup: beta of the mixture of samples in a batch, whose shares are Beta(beta, beta); 0 mixes nothing.
         momentum: Of the shares alpha, in [0, 1): what they keep from the round before.
         bn: Of BatchNorm's variances, ``"moments"`` averages them and the spread of the means, ``"mean"`` them alone.
@@ -72,14 +73,14 @@ class KD3A(TaughtTarget):
         ValueError: If an argument is out of range, or Shapley values are asked for where votes are only added.
 
     Notes:
+        With models, |G| + |h| numbers of each source go to the target in each round, and stay unknown to others; the
+        target sends each source its share.
+
         With votes, a backend hides single votes and what each source adds: a source learns the total of all votes and
         of their focus; of two sources each knows the other's by subtraction. The target's inputs are hidden from no
         source, which keeps them, in its checkpoints too; beside a backend they are encrypted on their way. They are
         sent once: n_T |x| numbers down to each source, and n_T C up in each round (twice as many, and n_T (C + 1) in a
         second sum, if the vote is soft).
-
-        With models, |G| + |h| numbers of each source go to the target in each round, and stay unknown to others; the
-        target tells each source its share.
 
         In both, the mean of the extractors goes through one secure sum over sources and target.
     """
@@ -90,7 +91,7 @@ class KD3A(TaughtTarget):
         gate: float | tuple[float, float] = (0.9, 0.95),
         vote: Literal["hard", "soft"] = "hard",
         focus: FocusRule = "leave_one_out",
-        exchange: ExchangeName = "votes",
+        exchange: ExchangeName = "models",
         mixup: float = 2.0,
         momentum: float = 0.9,
         bn: Literal["moments", "mean"] = "moments",

@@ -86,7 +86,7 @@ def _make_room(replica: MemorisingReplica, state: Mapping[str, Tensor], prefix: 
 
 
 class KNNPer(FedAvg):
-    """FedAvg of w, and at each client a prediction of lam p_kNN + (1 - lam) p_w, with neighbours among its own samples.
+    """FedAvg of w, predicting lam p_kNN + (1 - lam) p_w at each client (Marfoq et al., ICML 2022, Algorithm 1).
 
     Training is FedAvg's. For evaluation, each client embeds its labelled training samples by the extractor that it then
     has, and keeps them in its datastore: when a validation starts, when a checkpoint is written, and at the end of

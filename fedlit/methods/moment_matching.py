@@ -38,7 +38,7 @@ from fedlit.methods.mean_matching import MomentMatching
 
 
 class FedDAN(MomentMatching):
-    """Match the domains' mean random features of several Gaussian kernels at once (deep adaptation network).
+    """Match mean random features of several Gaussian kernels (deep adaptation networks, Long et al., ICML 2015).
 
     The distance of these means tends to `multi_kernel_mmd` of the features as ``num_frequencies`` grows. With one
     kernel and a network of one hidden layer it is DaNN (Ghifary, Kleijn and Zhang, PRICAI 2014).
@@ -107,7 +107,7 @@ def _frequencies(num: int, width: int, seed: int, middle: float, num_kernels: in
 
 
 class FedCORAL(MomentMatching):
-    r"""Match the domains' covariances: the loss is `coral_loss` (deep correlation alignment).
+    r"""Match the domains' covariances by `coral_loss` (Deep CORAL, Sun and Saenko, ECCV workshops 2016).
 
     .. math:: L = \frac{1}{4 d^2} \left\|C_S - C_T\right\|_F^2
 

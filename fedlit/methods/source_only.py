@@ -11,7 +11,10 @@ from fedlit.methods.fedavg import FedAvg
 
 
 class SourceOnly(FedAvg):
-    """FedAvg over the sources; the target receives the model and adds nothing, even if it has labels."""
+    """FedAvg over the sources, no adaptation: the baseline (as in Jiang et al., ICLR 2024, section 5).
+
+    The target receives the model and adds nothing, even if it has labels.
+    """
 
     def learners(self, round_idx: int) -> tuple[Client, ...]:
         """The sources."""

@@ -13,7 +13,7 @@ from fedlit.module import FederatedModule
 
 
 class TargetOnly(FederatedModule):
-    """The target trains on its own labelled samples; nothing is sent.
+    """The target trains on its own labelled samples; nothing is sent (as in Jiang et al., ICLR 2024, section 5).
 
     Raises:
         RosterError: When training starts, if the target has no labels.
@@ -27,9 +27,10 @@ class TargetOnly(FederatedModule):
 
 
 class Oracle(TargetOnly):
-    """`TargetOnly` with all of the target's training labels: what no adaptation can be expected to beat.
+    """`TargetOnly` with all of the target's training labels, a reference (as in Jiang et al., ICLR 2024, section 5).
 
-    Its data module must be given ``target_labels: 1.0``.
+    It is no upper bound: a method that trains on many sources as well can be above it. Its data module must be given
+    ``target_labels: 1.0``.
 
     Raises:
         RosterError: When training starts, on every process, if the target is not fully labelled.

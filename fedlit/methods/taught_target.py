@@ -1,7 +1,7 @@
 """What KD3A and Co-MDA share: at the end of a round the target learns what its sources say of all of its samples.
 
-Models or votes: either every source sends its model to the target, which asks it; or the target sends its samples to
-the sources, once, which answer through a secure sum. The target trains on the answers in the round after.
+Models or votes: either every source sends its model to the target, which asks it (the default); or the target sends its
+samples to the sources, once, which answer through a secure sum. The target trains on the answers in the round after.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class TaughtTarget(FederatedModule):
     asks it: the target (models), or the source itself (votes).
 
     Args:
-        exchange: ``"votes"`` or ``"models"``.
+        exchange: ``"models"`` or ``"votes"``.
         kwargs: See `FederatedModule`.
 
     Raises:
@@ -62,7 +62,7 @@ class TaughtTarget(FederatedModule):
     classes_only: ClassVar[bool] = True
     uses_unlabelled_target: ClassVar[bool] = True
 
-    def __init__(self, *args: Any, exchange: ExchangeName = "votes", **kwargs: Any) -> None:
+    def __init__(self, *args: Any, exchange: ExchangeName = "models", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if exchange not in get_args(ExchangeName):
             raise ValueError(f"exchange must be 'models' or 'votes', got {exchange!r}")
@@ -82,8 +82,8 @@ class TaughtTarget(FederatedModule):
         """What is said in the clear so that sources can be asked."""
         if self.exchange == "models":
             return Open("teacher", "the whole model of each source", "sources", "target")
-        contents = "the inputs of all training samples of the target, which each source sees"
-        return Open("samples", contents, "target", "sources", "once")
+        contents = "the inputs of all training samples of the target (exchange='models' sends none)"
+        return Open("samples", contents, "target", "sources", "once", samples=True)
 
     # ---------------------------------------------------------------- local steps
 

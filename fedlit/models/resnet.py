@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
+
+from fedlit.models.backbone import preprocessing_of
 
 Freeze: TypeAlias = Literal["none", "stem", "layer1", "layer2", "layer3", "all"]
 
@@ -44,6 +46,10 @@ class ResNet(nn.Module):
         freeze: Last part that is not trained, counted from the input: ``"none"``, ``"stem"``, ``"layer1"``,
             ``"layer2"``, ``"layer3"`` or ``"all"``. Frozen parts keep their BatchNorm statistics too.
 
+    Attributes:
+        out_features: Width of the features.
+        preprocessing: What images the pretrained network was trained on; see `Backbone`.
+
     Raises:
         ValueError: If ``depth``, ``weights`` or ``freeze`` is unknown, or the file holds another network.
         FileNotFoundError: If ``weights`` is a path and nothing is there.
@@ -51,6 +57,7 @@ class ResNet(nn.Module):
     """
 
     out_features: int
+    preprocessing: dict[str, Any]
 
     def __init__(self, depth: Literal[18, 50, 101] = 18, weights: str | None = None, freeze: Freeze = "none") -> None:
         super().__init__()
@@ -64,8 +71,9 @@ class ResNet(nn.Module):
         build = getattr(models, f"resnet{depth}")
         from_file = weights is not None and weights.endswith((".pth", ".pt"))
         choice = None
+        entries = getattr(models, f"ResNet{depth}_Weights")
         if weights is not None and not from_file:
-            known = getattr(models, f"ResNet{depth}_Weights").__members__
+            known = entries.__members__
             if weights not in known:
                 raise ValueError(
                     f"weights must be null, one of {list(known)} for depth {depth}, or a path ending in .pth or .pt, "
@@ -85,8 +93,10 @@ class ResNet(nn.Module):
         self.freeze = freeze
         self.out_features = network.fc.in_features
         network.fc = nn.Identity()
+        self.preprocessing = {} if choice is None else preprocessing_of([choice])
         if from_file:
             _load_file(network, Path(str(weights)))
+            self.preprocessing = preprocessing_of(entries, Path(str(weights)))
         self.network: nn.Module = network
         for part in self._frozen():
             part.requires_grad_(False)

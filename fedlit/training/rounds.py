@@ -23,8 +23,10 @@ from torch import nn
 
 from fedlit.federation import DivergedError, FederatedLoader, RosterError, RoundPlan
 from fedlit.federation.channel import declared_by
+from fedlit.federation.leaks import with_samples
 from fedlit.federation.nested import mapped
 from fedlit.federation.streams import torch_streams
+from fedlit.privacy import PrivacyWarning
 from fedlit.training.checkpoints import arrange
 from fedlit.training.label_shift import warn_of_unequal_classes
 from fedlit.training.local import present_learners
@@ -193,6 +195,9 @@ class Rounds(Callback):
             return
         method = cast(Method, pl_module)
         method.federation.channels.declare(declared_by(trainer.callbacks))  # type: ignore[attr-defined]
+        if stage == "fit":
+            for sentence in with_samples(method.federation.channels):
+                rank_zero_warn(sentence, category=PrivacyWarning)
         if stage == "fit":
             source = trainer.fit_loop._data_source
             trainer.fit_loop._data_source = _PlannedSource(source.instance, source.name, method)

@@ -13,11 +13,14 @@ import numpy as np
 import pytest
 import torch
 from filelock import FileLock
+from jsonargparse import Namespace
 from PIL import Image
 from torch import Tensor, nn
 
 from fedlit.cli import main
-from fedlit.data import FeatureDomains
+from fedlit.cli.extraction import _read_as_trained
+from fedlit.data import FeatureDomains, image_domains
+from fedlit.data.decoding import VERSION
 from fedlit.models import SmallCNN
 
 MEAN, STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
@@ -163,6 +166,86 @@ def test_weights_of_torchvisions_networks_are_read_from_a_file() -> None:
         torch.testing.assert_close(torch.from_numpy(written["art_x"][:7]), whole(x), atol=1e-4, rtol=1e-4)
 
 
+def as_timm_reads(folder: str, model: nn.Module, **changes: Any) -> Tensor:
+    """Pictures by timm's own transforms of a network, one after the other."""
+    from timm.data import create_transform, resolve_model_data_config
+
+    transform = create_transform(**resolve_model_data_config(model) | changes, is_training=False)
+    return torch.stack([transform(Image.open(file)) for file in sorted(Path(folder).iterdir())])
+
+
+@pytest.fixture
+def timm_network() -> nn.Module:
+    """A small one with mean and deviation 0.5, of 160 pixels of 168, by bicubic interpolation."""
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(2)
+    network: nn.Module = timm.create_model("test_vit", pretrained=False).eval()
+    torch.save(network.state_dict(), "timm.pt")
+    rng = np.random.default_rng(3)
+    for file in Path("images").rglob("*.png"):
+        Image.fromarray(rng.integers(0, 256, (190, 250, 3), dtype=np.uint8)).save(file)
+    return network
+
+
+TIMM = ["--data=ImageDomains", "--data.root=images", "--extractor=timm/test_vit", "--weights=timm.pt"]
+
+
+@torch.no_grad()
+def test_networks_of_timm_get_images_as_timm_gives_them(
+    timm_network: nn.Module, capsys: pytest.CaptureFixture[str]
+) -> None:
+    x = as_timm_reads("images/art/cat", timm_network)
+    assert x.shape[-2:] == (160, 160)
+    written = write(*TIMM)
+    said = capsys.readouterr().out
+    assert "images as the network was trained on: mean=[0.5, 0.5, 0.5], std=[0.5, 0.5, 0.5], interpolation=bi" in said
+    assert "images as data gives them" not in said
+    expected = timm_network.forward_head(timm_network.forward_features(x), pre_logits=True)
+    torch.testing.assert_close(torch.from_numpy(written["art_x"][:7]), expected, atol=1e-5, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_what_data_gives_counts_before_what_a_network_was_trained_on(
+    timm_network: nn.Module, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mean, std = (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)
+    x = as_timm_reads("images/art/cat", timm_network, mean=mean, std=std, interpolation="bilinear")
+    Path("run.yaml").write_text(
+        "data: {class_path: ImageDomains, init_args: {root: images, interpolation: bilinear}}\n"
+    )
+    words = [f"--data.mean={[*mean]}", f"--data.std={[*std]}", *TIMM[2:]]
+    written = write("--config=run.yaml", *words)
+    said = capsys.readouterr().out
+    assert "images as the network was trained on: image_size=160, resized_side=168" in said
+    assert "mean=[0.4, 0.5, 0.6], not [0.5, 0.5, 0.5]; std=[0.2, 0.3, 0.4], not" in said
+    expected = timm_network.forward_head(timm_network.forward_features(x), pre_logits=True)
+    torch.testing.assert_close(torch.from_numpy(written["art_x"][:7]), expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("trained", "given", "expected"),
+    [
+        ((224, 256), None, (224, 256)),
+        ((224, 256), 64, (64, None)),  # 72 by default, of even margins
+        ((224, 232), 112, (112, 116)),
+        ((384, 384), 64, (64, 64)),
+    ],
+)
+def test_of_another_size_the_share_that_is_cut_off_stays(
+    trained: tuple[int, int], given: int | None, expected: tuple[int, int | None]
+) -> None:
+    made = network()
+    made.preprocessing = dict(zip(("image_size", "resized_side"), trained, strict=True))  # type: ignore[assignment]
+    arguments = Namespace(root="images", image_size=given, resized_side=None)
+    _read_as_trained(arguments, made)
+    assert (arguments.image_size, arguments.resized_side) == expected
+
+
+def test_a_size_that_a_network_cannot_take_is_told(timm_network: nn.Module) -> None:
+    with pytest.raises(SystemExit, match=r"fedlit: Backbone fails at samples of shape \(14, 3, 50, 50\): Input height"):
+        write(*TIMM, "--data.image_size=50")
+
+
 def another_picture() -> None:
     Image.fromarray(np.zeros((32, 32, 3), dtype=np.uint8)).save("images/photo/dog/7.png")
 
@@ -172,19 +255,28 @@ def other_weights() -> None:
     torch.save(network().state_dict(), "network.pt")
 
 
+def another_decoder() -> None:
+    """As of another version of fedlit, by which the pictures here have the same pixels; nobody can know."""
+    image_domains.VERSION = VERSION + 1
+
+
 @pytest.mark.parametrize(
     ("change", "words", "which"),
     [
         (another_picture, [], "data of photo"),
         (other_weights, [], "network"),
         (lambda: None, ["--data.image_size=24"], "data of art and data of photo"),
+        (lambda: None, ["--data.interpolation=bicubic"], "data of art and data of photo"),
+        (lambda: None, ["--data.std=[1, 1, 1]"], "data of art and data of photo"),
+        (another_decoder, [], "data of art and data of photo"),
         (lambda: None, ["--batch_size=2"], "batch_size"),
     ],
-    ids=["data", "weights", "size", "batches"],
+    ids=["data", "weights", "size", "interpolation", "deviation", "decoder", "batches"],
 )
 def test_features_of_other_data_or_another_network_are_not_mixed(
     monkeypatch: pytest.MonkeyPatch, change: Callable[[], None], words: list[str], which: str
 ) -> None:
+    monkeypatch.setattr("fedlit.data.image_domains.VERSION", VERSION)
     write(*SMALL, out="whole.npz")
     monkeypatch.setattr("fedlit.cli.extraction._CHUNK", 4)
     with monkeypatch.context() as patch:

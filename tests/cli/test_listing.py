@@ -15,6 +15,7 @@ from torch import nn
 import fedlit.data
 import fedlit.methods
 import fedlit.models
+from fedlit import methods
 from fedlit.callbacks import Validators
 from fedlit.cli import catalogue, known, listing, main
 from fedlit.cli.catalogue import rows
@@ -155,14 +156,25 @@ def test_everything_is_said_in_a_line() -> None:
 @pytest.mark.parametrize(
     ("kind", "name", "origin"),
     [
-        ("methods", "FedAvg", "McMahan, Moore, Ramage, Hampson and Aguera y Arcas, AISTATS 2017"),  # of the module
+        ("methods", "FedAvg", "McMahan et al., AISTATS 2017, Algorithm 1"),
+        ("methods", "FedCORAL", "Deep CORAL, Sun and Saenko, ECCV workshops 2016"),
+        ("methods", "FADE", "Hong et al., KDD 2021"),
         ("data", "FashionMNIST", "Xiao et al., 2017"),  # of the class
         ("data", "HeartDisease", "Janosi, Steinbrunn, Pfisterer, Detrano"),  # of its references
-        ("methods", "Oracle", ""),
     ],
 )
 def test_papers_are_those_of_the_docstrings(kind: str, name: str, origin: str) -> None:
     assert {row.name: row.origin for row in rows(kind)}[name] == origin
+
+
+def test_each_method_names_its_source_where_help_and_api_pages_show_it() -> None:
+    """In the first line of the class, of which ``--model.help`` and the pages of the API are made."""
+    text = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
+    for row in rows("methods"):
+        first = (getattr(methods, row.name).__doc__ or "").partition("\n")[0]
+        assert re.search(r"\([^()]*\b\d{4}\b[^()]*\)\.$", first), first
+        assert row.origin in first
+        assert f"| `{row.name}` | {row.origin} |" in text
 
 
 class Watch(Callback):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import shutil
+from types import MappingProxyType
 
 import lightning as L
 import numpy as np
@@ -14,12 +15,13 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from fedlit.data import DatasetLayoutError, DatasetNotFoundError, DomainDataset, ImageDomains
-from fedlit.data.image_domains import ImageFiles, ImageTransform, decode
+from fedlit.data.decoding import decode
+from fedlit.data.image_domains import ImageFiles, ImageTransform
 from fedlit.export import export_target
 from fedlit.federation.loader import BatchedDataset
 from fedlit.federation.streams import enter_stream, torch_streams
 from fedlit.methods import SourceOnly
-from fedlit.models import SmallCNN
+from fedlit.models import Bottleneck, SmallCNN
 
 MEAN, STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
 SUFFIXES = ["jpg", "png", "bmp", "webp", "JPEG"]
@@ -90,6 +92,66 @@ def test_a_model_that_is_exported_normalises_pixels_as_the_data_do(root, tmp_pat
     predicted = torch.cat([batch["sketch"] for batch in trainer.predict(module, data)])
     np.testing.assert_allclose(found, predicted.numpy(), atol=1e-6)
     assert "Pixels of images, red, green and blue, from 0 to 255" in (tmp_path / "target.onnx.md").read_text()
+
+
+def test_images_are_scaled_and_normalised_as_given(root, tmp_path):
+    mean, std = [0.5, 0.4, 0.3], [0.5, 0.25, 1.0]
+    module = ImageDomains(
+        str(root), image_size=20, resized_side=26, interpolation="bicubic", mean=mean, std=std, target="photo"
+    )
+    file = module.load("photo").x[module.split("photo").test[0]]
+    image = Image.open(file).convert("RGB")
+    width, height = image.size
+    new = (26, 26 * height // width) if width <= height else (26 * width // height, 26)
+    image = image.resize(new, Image.Resampling.BICUBIC)
+    left, top = (round((length - 20) / 2) for length in image.size)
+    pixels = np.asarray(image.crop((left, top, left + 20, top + 20)))
+    expected = ((pixels / 255 - np.array(mean)) / np.array(std)).transpose(2, 0, 1)
+    np.testing.assert_allclose(module.dataset("photo", "test")[0][0].numpy(), expected, atol=1e-6)
+    raw = module.raw_inputs()
+    given = torch.from_numpy(pixels.transpose(2, 0, 1)[None].copy())
+    torch.testing.assert_close(raw.network(given)[0], module.dataset("photo", "test")[0][0])
+    assert "shorter side has 26, and cut to the middle square of 20 (bicubic" in raw.words
+    assert np.array_equal(module.pixels("photo", module.split("photo").test[:1]).numpy() * 255, given.numpy())
+
+
+class Pretrained(SmallCNN):
+    """A network that was trained on images of its own."""
+
+    preprocessing = MappingProxyType(
+        {"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5], "interpolation": "bicubic", "image_size": 160}
+    )
+
+
+@pytest.mark.parametrize("wrap", [lambda network: network, lambda network: Bottleneck(network, 4)])
+def test_training_a_pretrained_network_on_images_of_another_scale_is_refused(root, wrap):
+    def fit(**given: object):
+        data = ImageDomains(str(root), image_size=14, target="sketch", seed=0, **given)
+        module = SourceOnly(data.clients, data.target, data.num_classes, wrap(Pretrained(3, 2)))
+        options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+        trainer = L.Trainer(max_epochs=1, accelerator="cpu", limit_val_batches=0, enable_model_summary=False, **options)
+        trainer.fit(module, data)
+
+    with pytest.raises(
+        ValueError, match=r"network 'Pretrained' was trained on images with mean=\[0.5.*give it mean=\[0"
+    ):
+        fit()
+    with pytest.raises(
+        ValueError, match=r"trained on images with interpolation='bicubic', but ImageDomains has interp"
+    ):
+        fit(mean=[0.5] * 3, std=[0.5] * 3)
+    fit(mean=[0.5] * 3, std=[0.5] * 3, interpolation="bicubic")
+    fit(mean=[0.4] * 3, std=[0.3] * 3, interpolation="bilinear")  # of weights that were trained in another way
+
+
+def test_clients_that_read_their_images_in_other_ways_are_refused(root):
+    given = {"clients": ["art", "photo"], "image_size": 20}
+    one, other = ImageDomains(str(root), **given), ImageDomains(str(root), **given, interpolation="bicubic")
+    one.check_facts({name: one.facts(name) for name in ("art", "photo")})
+    with pytest.raises(
+        DatasetLayoutError, match=r"reading of the clients must be the same, but 'art' has .*'bilinear'"
+    ):
+        one.check_facts({"art": one.facts("art"), "photo": other.facts("photo")})
 
 
 def test_ids_are_paths_below_the_root(root):
@@ -225,7 +287,11 @@ def test_a_target_without_class_folders_is_unlabelled(root, below):
     target.mkdir(parents=True)
     for number, file in enumerate(sorted((root / "photo").rglob("*.*"))[:7]):
         shutil.copy(file, target / f"{number}{file.suffix}")
-    (target / "notes.txt").write_text("of no concern")
+    (target / "notes.txt").write_text("x")
+    (target / "._0.jpg").write_text("what macOS writes beside files")
+    (target / "lost.jpg").symlink_to("nowhere.jpg")
+    with pytest.warns(UserWarning, match=r"left out 2 entries of .*'lost.jpg \(a link to nothing\)', 'notes.txt'"):
+        ImageDomains(str(root), image_size=20, target="wild")
     module = ImageDomains(str(root), image_size=20, target="wild", transductive=True)
     assert module.classes == ["cat", "dog"]
     assert module.labels("wild").tolist() == [-1] * 7
@@ -277,9 +343,9 @@ def test_folders_that_are_no_domains_can_be_left_out(root):
 
 
 def test_other_files_in_a_class_folder_give_a_warning(root):
-    (root / "art" / "cat" / "notes.tif").write_text("x")
+    (root / "art" / "cat" / "notes.gif").write_text("x")
     (root / "art" / "cat" / "Thumbs.db").write_text("x")
-    with pytest.warns(UserWarning, match=r"left out 1 entries of '.*cat' .*notes.tif"):
+    with pytest.warns(UserWarning, match=r"left out 1 entries of '.*cat' .*notes.gif"):
         assert len(ImageDomains(str(root)).load("art").y) == 20
 
 
@@ -322,6 +388,12 @@ def test_a_missing_root_says_where_it_looked(tmp_path):
     ("arguments", "message"),
     [
         ({"image_size": 0}, "image_size must be at least 1 pixel"),
+        ({"resized_side": 223}, r"resized_side must be at least image_size \(224 pixels\), got 223"),
+        ({"interpolation": "area"}, r"interpolation must be one of \('bilinear', 'bicubic'\), got 'area'"),
+        ({"mean": [123.7, 116.3, 103.5]}, r"mean must be 3 numbers from 0 to 1, for colours in \[0, 1\], got \[123.7"),
+        ({"mean": [0.5]}, "mean must be 3 numbers"),
+        ({"std": [0.2, 0.0, 0.2]}, "std must be 3 numbers above 0"),
+        ({"std": [0.2, float("nan"), 0.2]}, "std must be 3 numbers above 0"),
         ({"cache_limit_mb": -1}, "cache_limit_mb must be at least 0 MiB"),
         ({"classes": ["cat"]}, "classes must name at least 2 classes"),
     ],

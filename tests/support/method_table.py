@@ -36,8 +36,8 @@ from helpers import normalised_head
 
 METHODS: dict[str, tuple[type[FederatedModule], dict[str, object], dict[str, object]]] = {
     "APFL": (APFL, {}, {"target_labels": 30}),
-    "CoMDA": (CoMDA, {"warmup_rounds": 1}, {}),
-    "CoMDA, models": (CoMDA, {"warmup_rounds": 1, "exchange": "models"}, {"target_labels": 30}),
+    "CoMDA": (CoMDA, {"warmup_rounds": 1}, {"target_labels": 30}),
+    "CoMDA, votes": (CoMDA, {"warmup_rounds": 1, "exchange": "votes"}, {}),
     "AdaBN": (AdaBN, {"classifier": normalised_head()}, {}),
     "AdaBN, mixing": (AdaBN, {"classifier": normalised_head(), "mixing": "learned"}, {}),
     "Ditto": (Ditto, {}, {"target_labels": 30}),
@@ -74,8 +74,13 @@ METHODS: dict[str, tuple[type[FederatedModule], dict[str, object], dict[str, obj
     "FedWDGRL": (FedWDGRL, {"critic_steps": 2}, {}),
     "FinetuneOffline": (FinetuneOffline, {"federated_rounds": 2}, {"target_labels": 30}),
     "KD3A": (KD3A, {"warmup_rounds": 1, "gate": 0.3}, {}),
-    "KD3A, soft": (KD3A, {"warmup_rounds": 1, "gate": 0.3, "vote": "soft"}, {"target_labels": 30}),
-    "KD3A, models": (KD3A, {"warmup_rounds": 1, "gate": 0.3, "exchange": "models", "focus": "shapley"}, {}),
+    "KD3A, shapley": (KD3A, {"warmup_rounds": 1, "gate": 0.3, "focus": "shapley"}, {}),
+    "KD3A, votes": (KD3A, {"warmup_rounds": 1, "gate": 0.3, "exchange": "votes"}, {}),
+    "KD3A, soft votes": (
+        KD3A,
+        {"warmup_rounds": 1, "gate": 0.3, "exchange": "votes", "vote": "soft"},
+        {"target_labels": 30},
+    ),
     "KNNPer": (KNNPer, {}, {"target_labels": 30}),
     "Oracle": (Oracle, {}, {"target_labels": 1.0}),
     "SourceOnly": (SourceOnly, {}, {}),

@@ -70,11 +70,12 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "FedMMD": {"degree": 1, "warmup_rounds": 0},
     "FedMMD, pairwise": {"degree": 1, "exchange": "pairwise", "warmup_rounds": 0},
     "CoMDA": {"warmup_rounds": 0},
-    "CoMDA, models": {"warmup_rounds": 0, "exchange": "models"},
+    "CoMDA, votes": {"warmup_rounds": 0, "exchange": "votes"},
     "CoMDA, groups": {"warmup_rounds": 0, "param_groups": [{"part": "peer", "lr": 0.02}]},
     "KD3A": {"gate": 0.3},
-    "KD3A, soft": {"gate": 0.3, "vote": "soft"},
-    "KD3A, models": {"gate": 0.3, "exchange": "models", "focus": "shapley"},
+    "KD3A, votes": {"gate": 0.3, "exchange": "votes"},
+    "KD3A, soft votes": {"gate": 0.3, "exchange": "votes", "vote": "soft"},
+    "KD3A, shapley": {"gate": 0.3, "focus": "shapley"},
     "FedGP auto, one batch": {"beta": "auto"},
 }
 """What methods are given, by the name under which they are asked for."""

@@ -48,7 +48,7 @@ class SplitDANN(FedAvg):
         """FedAvg's, and three of every local step."""
         return (
             *super().channels,
-            Open("hidden", "the critic's outputs", "sources", "target", "every local step"),
+            Open("hidden", "the critic's outputs", "sources", "target", "every local step", samples=True),
             Open("verdicts", "gradient by them of the domain loss", "target", "sources", "every local step"),
             Summed("critic", "gradient by its weights", "learners", "learners", "every local step", too_few="skip"),
         )

@@ -31,7 +31,7 @@ class Kind:
     Args:
         what: They are.
         depths: How deep files lie in a folder of them.
-        suffixes: Of their files.
+        suffixes: Gives those of their files.
         options: Adds what is to be told of one's own.
         own: What a study of one's own data says.
         example: What the study of an example in a folder says, and what writes its files.
@@ -40,7 +40,7 @@ class Kind:
 
     what: str
     depths: Sequence[str]
-    suffixes: Sequence[str]
+    suffixes: Callable[[], Sequence[str]]
     options: Callable[[argparse.ArgumentParser], None]
     own: Callable[[argparse.Namespace], Study]
     example: Callable[[Path, Writers], Study]
@@ -50,15 +50,15 @@ class Kind:
 KINDS = {
     "csv": Kind(
         "tables, a CSV or Parquet file for each client, or one file and --site",
-        ["*"], tables.SUFFIXES, tables.options, tables.own, tables.example,
+        ["*"], lambda: tables.SUFFIXES, tables.options, tables.own, tables.example,
     ),
     "images": Kind(
         "images in folders, DIR/CLIENT/CLASS/*.jpg",
-        ["*/*", "*/*/*"], images.SUFFIXES, images.options, images.own, images.example, "FedAvg",
+        ["*/*", "*/*/*"], images.suffixes, images.options, images.own, images.example, "FedAvg",
     ),
     "features": Kind(
         "feature vectors in an .npz file, NAME_x and NAME_y for each client",
-        ["*"], features.SUFFIXES, features.options, features.own, features.example,
+        ["*"], lambda: features.SUFFIXES, features.options, features.own, features.example,
     ),
 }  # fmt: skip
 
@@ -122,8 +122,9 @@ def _check(given: argparse.Namespace) -> None:
 
 def _data_in(folder: Path, kind: str) -> list[str]:
     """Names of what looks like one's own data."""
+    suffixes = KINDS[kind].suffixes()
     found = (file for depth in KINDS[kind].depths for file in folder.glob(depth))
-    return sorted({file.relative_to(folder).parts[0] for file in found if file.suffix.lower() in KINDS[kind].suffixes})
+    return sorted({file.relative_to(folder).parts[0] for file in found if file.suffix.lower() in suffixes})
 
 
 # ---------------------------------------------------------------- what is written

@@ -7,7 +7,12 @@ from pathlib import Path
 
 from fedlit.cli.new.study import Study, Writers, check_target, seen_from
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
+
+def suffixes() -> tuple[str, ...]:
+    """Suffixes of image files; importing them takes seconds, which the help need not."""
+    from fedlit.data.decoding import SUFFIXES
+
+    return SUFFIXES
 
 
 def options(parser: argparse.ArgumentParser) -> None:

@@ -1,0 +1,233 @@
+"""Pixels of image files: the one decoder of everything that reads images.
+
+Every file becomes 8-bit red, green and blue, by fixed rules that do not depend on the other images of a client:
+
+* An image is turned upright by its EXIF orientation.
+* Transparent pixels show a white background.
+* Grey values of 12 or 16 bits are scaled by their full range: the high 8 bits remain, as of colours of 16 bits.
+* Colour profiles (ICC, gamma) are not applied. CMYK is converted by its plain formula, inverted where the file is a
+  JPEG (Adobe's convention); Lab by its definition.
+* Values of 32 bits, signed values and several pages or frames are refused, as their range or choice is unknown.
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from torch import Tensor
+
+from fedlit.data.base import DatasetLayoutError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Interpolation = Literal["bilinear", "bicubic"]
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
+"""Suffixes of image files, in lower case."""
+
+VERSION = 2
+"""Increased whenever some file is decoded to other pixels than before, so that features made earlier are not reused."""
+
+_MOST_PIXELS = 1 << 27
+"""Largest size of one image after it is resized."""
+
+_WHITE = (255, 255, 255)
+_OPAQUE = ("1", "L", "P", "RGB", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
+_ALPHA = ("LA", "La", "PA", "RGBA", "RGBa")
+_DEEP_GREY = ("I;16", "I;16B", "I;16L", "I;16N")
+
+# tags of TIFF, the last one of EXIF too
+_PAGE_TYPE, _BITS, _PHOTOMETRIC, _SAMPLE_FORMAT, _ORIENTATION = 254, 258, 262, 339, 274
+_SIGNED = 2  # a sample format
+
+_dark_folders: set[Path] = set()
+"""Folders whose dark images of 16 bits have been warned of, so that one warning stands for all of them."""
+
+
+def decode(path: Path, resized_side: int, side: int, interpolation: Interpolation = "bilinear") -> Tensor:
+    """Read an image, scale its shorter side to ``resized_side`` and cut out the middle square of ``side`` pixels.
+
+    Args:
+        path: The file.
+        resized_side: Pixels of the shorter side after scaling, at least ``side``.
+        side: Pixels of the square.
+        interpolation: Of scaling; both methods average over the pixels that are merged (antialiasing).
+
+    Returns:
+        Red, green and blue, uint8, shape (3, side, side).
+
+    Raises:
+        DatasetLayoutError: If the file is no image, is damaged or too large, or has values without a known range.
+    """
+    from torchvision.transforms.v2 import InterpolationMode
+    from torchvision.transforms.v2 import functional as F
+
+    image = read_rgb(path)
+    # a strip of pixels becomes large if its shorter side does
+    if max(image.size) * resized_side**2 > min(image.size) * _MOST_PIXELS:
+        raise _unreadable(path, f"{image.width}x{image.height} pixels are too narrow a strip")
+    image = F.resize(image, [resized_side], interpolation=InterpolationMode(interpolation))
+    pixels: Tensor = F.pil_to_tensor(F.center_crop(image, [side, side]))
+    return pixels
+
+
+def read_rgb(path: Path) -> Image:
+    """Read an image as 8-bit red, green and blue, upright and without transparency.
+
+    Raises:
+        DatasetLayoutError: As `decode`.
+    """
+    from PIL import Image
+
+    try:
+        with Image.open(path) as file:
+            _choose_page(file, path)
+            file.load()
+            return _to_rgb(_upright(file, path), path, file)
+    except DatasetLayoutError:
+        raise
+    except Exception as error:  # at bytes of another format, Pillow raises errors of any kind
+        raise _unreadable(path, str(error) or type(error).__name__) from error
+
+
+def _unreadable(path: Path, why: str) -> DatasetLayoutError:
+    return DatasetLayoutError(f"{str(path)!r} cannot be read as an image ({why}): mend or remove it")
+
+
+def _choose_page(file: Any, path: Path) -> None:
+    """Go to the one page of a file, which may have previews and masks beside it.
+
+    Further images in a JPEG (format MPO of cameras and telephones) are previews, depths or other views of the first.
+    """
+    number = getattr(file, "n_frames", 1)
+    if number == 1 or file.format == "MPO":
+        return
+    pages = list(range(number))
+    if file.format == "TIFF":
+        pages = [page for page in pages if _is_full(file, page)]
+    if len(pages) != 1:
+        raise DatasetLayoutError(
+            f"{str(path)!r} has {number} pages or frames, and which one is the image is not known: save the one that "
+            "is meant as a file of its own, such as im = PIL.Image.open(FILE); im.seek(0); im.save('page0.png')"
+        )
+    file.seek(pages[0])
+
+
+def _is_full(file: Any, page: int) -> bool:
+    """Whether a page of a TIFF is neither a reduced copy nor a mask of another."""
+    file.seek(page)
+    return not file.tag_v2.get(_PAGE_TYPE, 0) & 0b101
+
+
+def _upright(file: Any, path: Path) -> Image:
+    """Turn an image that is loaded by its EXIF orientation.
+
+    Pillow turns a TIFF while it loads it; some versions leave its orientation there, so it must not be read again.
+    `PIL.ImageOps.exif_transpose` does the same, but also rewrites the EXIF data, which fails where they are malformed.
+    """
+    from PIL import Image
+
+    image: Image.Image = file
+    if file.format == "TIFF":
+        return image
+    try:
+        orientation = file.getexif().get(_ORIENTATION, 1)
+    except Exception as error:  # as of other formats
+        warnings.warn(
+            f"EXIF data of {str(path)!r} cannot be read ({error}): the image is taken to be upright", stacklevel=2
+        )
+        return image
+    turns = {
+        2: Image.Transpose.FLIP_LEFT_RIGHT,
+        3: Image.Transpose.ROTATE_180,
+        4: Image.Transpose.FLIP_TOP_BOTTOM,
+        5: Image.Transpose.TRANSPOSE,
+        6: Image.Transpose.ROTATE_270,
+        7: Image.Transpose.TRANSVERSE,
+        8: Image.Transpose.ROTATE_90,
+    }
+    return image.transpose(turns[orientation]) if orientation in turns else image
+
+
+def _to_rgb(image: Image, path: Path, file: Any) -> Image:
+    """Convert an image of any mode; ``file`` is what it was read from."""
+    tags = file.tag_v2 if file.format == "TIFF" else {}
+    signed = _SIGNED in np.atleast_1d(tags.get(_SAMPLE_FORMAT, 1))
+    deep = image.mode in _DEEP_GREY or (image.mode == "I" and file.format in ("PNG", "PPM"))
+    if signed or not (deep or image.mode in _OPAQUE + _ALPHA):
+        raise DatasetLayoutError(
+            f"{str(path)!r} has {'signed ' if signed else ''}values of Pillow's mode {image.mode}, whose range is not "
+            "known: save it with 8 or 16 unsigned bits, scaled by the same numbers at all clients, such as "
+            "PIL.Image.fromarray(((x - low) / (high - low) * 255).clip(0, 255).astype('uint8'))"
+        )
+    if deep:
+        return _grey(image, path, tags)
+    transparency = image.info.get("transparency")
+    palette = getattr(image.palette, "mode", "") if image.mode == "P" else ""
+    if image.mode in _ALPHA or palette.endswith("A") or (image.mode == "P" and transparency is not None):
+        return _over_white(image, path)
+    rgb = image.convert("RGB")
+    if transparency is None or image.mode not in ("1", "L", "RGB"):
+        return rgb
+    return _without_colour(rgb, image.mode, transparency, path, file)
+
+
+def _grey(image: Image, path: Path, tags: Any) -> Image:
+    """Scale grey values of more than 8 bits to 8."""
+    from PIL import Image
+
+    bits = int(np.atleast_1d(tags.get(_BITS, 16))[0])
+    values = np.asarray(image).astype(np.int32)
+    transparent = values == image.info.get("transparency", -1)
+    if tags.get(_PHOTOMETRIC) == 0:  # white is 0, which Pillow sees to in images of 8 bits alone
+        values = (1 << bits) - 1 - values
+    if 0 < values.max() < 1 << (bits - 2) and path.parent not in _dark_folders:
+        _dark_folders.add(path.parent)
+        warnings.warn(
+            f"grey values of {str(path)!r} reach {values.max()}, less than a quarter of the range of {bits} bits "
+            f"(0..{(1 << bits) - 1}) by which all images are scaled, so the image becomes dark; others in its folder "
+            "are not named: if its values have fewer bits, multiply them at all clients alike, such as by 16 for 12 "
+            "bits",
+            stacklevel=2,
+        )
+    pixels = (values >> (bits - 8)).astype(np.uint8)
+    pixels[transparent] = 255
+    return Image.fromarray(pixels).convert("RGB")
+
+
+def _over_white(image: Image, path: Path) -> Image:
+    from PIL import Image
+
+    image = (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
+    alpha = image.getchannel("A")
+    if alpha.getextrema() == (0, 0):
+        warnings.warn(f"{str(path)!r} is transparent everywhere, and so becomes white: mend or remove it", stacklevel=2)
+    background = Image.new("RGB", image.size, _WHITE)
+    background.paste(image.convert("RGB"), mask=alpha)
+    return background
+
+
+def _without_colour(rgb: Image, mode: str, transparency: Any, path: Path, file: Any) -> Image:
+    """Put white in the place of the one colour that a file without alpha channel declares transparent."""
+    from PIL import Image
+
+    bits = 8
+    if file.format == "PNG":
+        with path.open("rb") as content:
+            bits = content.read(25)[24]  # of the header, which is the first part of all
+    if bits == 16:
+        raise DatasetLayoutError(
+            f"{str(path)!r} declares one colour of 16 bits transparent, which cannot be told from its neighbours once "
+            "it has 8: save the image with 8 bits per channel, or without transparency"
+        )
+    most = (1 << bits) - 1
+    colour = np.array(transparency) & most
+    if mode == "1":
+        colour = (np.array(transparency) > 0).astype(np.int64)
+    pixels = np.array(rgb)
+    pixels[(pixels == colour * (255 // most)).all(axis=2)] = 255
+    return Image.fromarray(pixels)
