@@ -41,7 +41,8 @@ class OracleAccuracy(Callback):
     ``oracle/target/brier`` (`brier_score`, in [0, 2]), the lower the better, and ``oracle/target/auc`` (area under the
     ROC curve: the mean of each class against the rest, over those that some samples have and others have not). In
     regression ``oracle/target/r2`` (share of variance explained, at most 1) and ``oracle/target/loss`` (mean squared
-    error). They are equal on all processes. No federation could know these numbers, so nothing may be selected by them.
+    error, in the square of the labels' unit). They are equal on all processes. No federation could know these numbers,
+    so nothing may be selected by them.
     Where a method has other predictions of the target (`FederatedModule.alternatives`), their accuracy is
     ``oracle/target/NAME/acc``. All of them travel over the channel "oracle", which tables of communication keep apart
     from what the method sends.
@@ -149,7 +150,7 @@ class OracleAccuracy(Callback):
         if len(labels) == 0:
             return
         if not isinstance(module.task, Classification):
-            self._numbers = self._numbers or NumberMeter(logits.device)
+            self._numbers = self._numbers or NumberMeter()
             self._numbers.update(logits, labels)
             return
         if self._hits is None or self._loss is None:

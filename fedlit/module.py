@@ -30,6 +30,7 @@ from fedlit.federation.metrics import METRICS
 from fedlit.models import Replica, make_classifier, part_of
 from fedlit.training import checkpoints
 from fedlit.training.evaluation import Evaluation, log_everywhere
+from fedlit.training.label_scale import label_channels
 from fedlit.training.local import (
     batch_positions,
     build,
@@ -70,8 +71,9 @@ class FederatedModule(ClientOptimisation):
     over clients), ``.../grad_norm`` (before clipping, where gradients are clipped), ``source/NAME/acc`` and
     ``source/acc`` (validation accuracy of each source's own replica, and their mean), ``target/score`` (label-free, the
     default to select by: mutual information between the target's inputs and predicted classes, in [0, 1]). In
-    regression ``r2`` takes the place of ``acc`` (share of variance explained, at most 1), and there is no score. All
-    processes log equal numbers.
+    regression ``r2`` takes the place of ``acc`` (share of variance explained, at most 1), and there is no score;
+    training losses are of standardised labels (``scale_labels``), and ``source/NAME/eval_loss`` is the mean squared
+    error in the labels' unit. All processes log equal numbers.
 
     Args:
         clients: The roster, at least two names or `Client` objects.
@@ -81,6 +83,11 @@ class FederatedModule(ClientOptimisation):
         classifier: Network from features to logits, or in regression to numbers; ``None`` is a linear layer on
             ``extractor.out_features``.
         task: ``"classification"`` (cross-entropy) or ``"regression"`` (mean squared error).
+        scale_labels: In regression, let networks learn labels that are standardised: less the mean of all training
+            labels, over their deviation, so that a learning rate means the same whatever the labels' unit is. These are
+            the sources' labels, and the target's if it trains on them; sums over the channel "label_statistics" give
+            both numbers when a run starts. A checkpoint keeps them, and a module that is trained again. What is
+            predicted is in the labels' unit. ``False`` sends nothing, and leaves labels as the data have them.
         class_weights: What losses of samples of each class are multiplied by, ``num_classes`` numbers; or
             ``"balanced"``: each client weighs by its own labelled training samples, so that all classes that it has
             count alike, and nobody has to be told how many there are.
@@ -163,6 +170,9 @@ class FederatedModule(ClientOptimisation):
     needs_target_labels: ClassVar[bool] = False
     """Whether the method cannot do without labels of the target; a run without them is refused at its start."""
 
+    trains_sources: ClassVar[bool] = True
+    """Whether sources train; where the target does alone, labels are standardised by its own, and nothing is sent."""
+
     matches_distributions: ClassVar[bool] = False
     """Whether the method makes the features of all clients alike as a whole, whatever their classes: a run says so at
     its start where sources have their classes in unequal shares."""
@@ -182,6 +192,7 @@ class FederatedModule(ClientOptimisation):
         classifier: nn.Module | None = None,
         *,
         task: TaskName = "classification",
+        scale_labels: bool = True,
         class_weights: Literal["balanced"] | list[float] | None = None,
         optimizer: OptimizerCallable = default_optimizer,
         param_groups: list[dict[str, Any]] | None = None,
@@ -200,6 +211,7 @@ class FederatedModule(ClientOptimisation):
         if self.classes_only and task != "classification":
             raise ValueError(f"{type(self).__name__} is about classes: task must be 'classification', got {task!r}")
         self.task = make_task(task, num_classes, class_weights)
+        self.scale_labels = scale_labels
         if class_weights is not None and not self.weighs_classes:
             raise ValueError(
                 f"class_weights={class_weights!r} would do nothing in the loss of {type(self).__name__}: leave them out"
@@ -275,7 +287,10 @@ class FederatedModule(ClientOptimisation):
         return tuple(client for client in self.clients if client.labelled)
 
     def loss(self, client: Client, batch: Sequence[Any]) -> Tensor:
-        """Loss of one client on its batch, a scalar; default: `label_loss`."""
+        """Loss of one client on its batch, a scalar; default: `label_loss`.
+
+        Its labels are those of the data; in regression they are standardised, as outputs of networks are.
+        """
         return self.label_loss(client, batch)
 
     def label_loss(self, client: Client, batch: Sequence[Any]) -> Tensor:
@@ -372,7 +387,8 @@ class FederatedModule(ClientOptimisation):
         """
         warmup = [Summed("weights", "weights, while warming up", up="sources")] if self.warmup_rounds else []
         refinement = REFINEMENT if self.refine else ()
-        channels = [*self.channels, *warmup, *refinement, METRICS, *choices.pop("channels", ())]
+        labels = label_channels(self)
+        channels = [*self.channels, *warmup, *labels, *refinement, METRICS, *choices.pop("channels", ())]
         train = any("learners" in (channel.up, channel.to) for channel in channels)
         learners = self.learners(self.warmup_rounds) if train else None
         return Federation(self.clients, self.target.name, channels=channels, learners=learners, **choices)
@@ -568,6 +584,7 @@ class FederatedModule(ClientOptimisation):
         """
         if not self.target.labelled:  # the loader has seen to it, unless it is not fedlit's
             batch = guard(batch, self.target.name, keep=False)
+        batch = {name: self.task.standardised(name, samples) for name, samples in batch.items()}
         self._target_batch = batch.get(self.target.name)
         learners = {client.name for client in self.present_learners()}
         compute = FederatedModule.losses if self.warming_up else type(self).losses
@@ -590,24 +607,21 @@ class FederatedModule(ClientOptimisation):
                 hold_back_(extractor, before, self._target_batch[0], limit_now(self, self.trust_region))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Outputs of the target's replica, shape (batch, num_classes): logits, or in regression the numbers."""
-        logits: Tensor = self.replicas[self.target](inputs)
-        return logits
+        """Outputs of the target, shape (batch, num_classes): logits, or numbers in the labels' unit, float64."""
+        return self.task.in_unit(self.target.name, self.replicas[self.target](inputs))
 
     def validation_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        """Outputs of local clients' replicas on their own samples, by name; the target's labels are not read."""
-        clients = [client for client in self.clients if client.name in batch and self.can_predict(client)]
-        return {client.name: self.replicas[client](batch[client.name][0]) for client in clients}
+        """Outputs of local clients on their own samples, by name, as of `forward`; no label of the target is read."""
+        names = [client.name for client in self.clients if client.name in batch and self.can_predict(client)]
+        return {name: self.task.in_unit(name, self.replicas[name](batch[name][0])) for name in names}
 
     test_step = validation_step
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """Class probabilities, or numbers, of each client in ``batch``, by name, of shape (batch, num_classes)."""
         temperatures = {self.target.name: self.target_temperature}
-        return {
-            name: self.task.predictions(self.replicas[name](samples[0]), temperatures.get(name, 1.0))
-            for name, samples in batch.items()
-        }
+        outputs = {name: self.task.in_unit(name, self.replicas[name](samples[0])) for name, samples in batch.items()}
+        return {name: self.task.predictions(each, temperatures.get(name, 1.0)) for name, each in outputs.items()}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Put each client's state under its name in ``checkpoint["clients"]``; all else is equal on all processes.

@@ -107,6 +107,7 @@ class Wrapped(FederatedModule):
         num_classes: int,
         *,
         task: TaskName = "classification",
+        scale_labels: bool = False,
         **kwargs: Any,
     ) -> None:
         check_module(module)
@@ -118,6 +119,7 @@ class Wrapped(FederatedModule):
             extractor=module,
             classifier=outputs,
             task=task,
+            scale_labels=scale_labels,
             **kwargs,
         )
         # what the other processes and a checkpoint's next run compare
@@ -141,6 +143,7 @@ class Wrapped(FederatedModule):
             "lr_scheduler": (self.lr_scheduler is not None, "configure_optimizers of the module makes it"),
             "schedule_interval": (self.schedule_interval != "round", "configure_optimizers of the module has interval"),
             "class_weights": (self.hparams.get("class_weights") is not None, "training_step of the module weighs"),
+            "scale_labels": (self.scale_labels, "training_step of the module is given labels as they are, and scales"),
             "vectorize": (self.vectorize, "training_step of the module is called for each client"),
         }
         for argument, (given, why) in own.items():
@@ -322,6 +325,8 @@ class Federated(Wrapped, FedAvg):
         target: Name of the client adapted to.
         num_classes: Number of classes; in regression, of numbers to predict.
         task: ``"classification"`` or ``"regression"``: how clients are evaluated.
+        scale_labels: ``False``: ``training_step`` is given numbers as they are, and ``forward`` gives numbers in their
+            unit. A module that learns them standardised does both itself.
         kwargs: See `FederatedModule`: ``weighting``, ``local_norm``, ``batchnorm_average`` and ``reset_optimizer``.
 
     Raises:

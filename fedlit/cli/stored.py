@@ -20,7 +20,7 @@ from fedlit.training.checkpoints import (
     complete,
     join,
     restore_data,
-    restore_temperature,
+    restore_outputs,
 )
 from fedlit.training.parts import files_of, read
 
@@ -115,7 +115,7 @@ def _load(module: FederatedModule, path: Path, data: Any) -> int:
         join(checkpoint, clients)
         complete(module, checkpoint, clients)
         module.load_state_dict(checkpoint["state_dict"])
-        restore_temperature(module, checkpoint)
+        restore_outputs(module, checkpoint, clients)
         module.federation.round_idx = int(checkpoint["federation"]["round_idx"])
         return module.federation.round_idx
     except RosterError as error:

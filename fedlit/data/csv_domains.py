@@ -22,7 +22,7 @@ from fedlit.federation.loader import FederatedLoader
 if TYPE_CHECKING:
     import pandas as pd
 
-    from fedlit.data.table_agreement import Total
+    from fedlit.functional.table_moments import Total
 
 _EXACT = (
     "what tables agree on is exact: name the levels of each category in categories, and give statistics='own', or "
@@ -315,7 +315,7 @@ class CSVDomains(DomainDataModule):
                 raise DatasetLayoutError(
                     f"{self.where(client)} has infinite numbers in {self.label!r} (label): mend them"
                 )
-            return torch.tensor([*numbers.astype(float)], dtype=torch.float32)
+            return torch.tensor([*numbers.astype(float)], dtype=torch.float64)
         texts = self._label_texts(client)
         number_of = {name: place for place, name in enumerate(self.class_names())}
         unknown = [*dict.fromkeys(text for text in texts.dropna() if text not in number_of)]
@@ -478,7 +478,8 @@ class CSVDomains(DomainDataModule):
     def _agree(self, total: Total) -> None:
         """Find what features are made with."""
         # imports libraries that data without tables do not need
-        from fedlit.data.table_agreement import agree_on_levels, agree_on_moments, own_moments
+        from fedlit.data.table_agreement import agree_on_levels
+        from fedlit.functional.table_moments import agree_on_moments, own_moments
 
         assert self._columns is not None
         numbers = [name for name, (kind, _) in self._columns.items() if kind == "number"]

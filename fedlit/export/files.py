@@ -82,8 +82,9 @@ def model_card(about: Mapping[str, Any], path: Path) -> str:
         "## Outputs",
         "",
         "`predictions`, shape (n, "
-        + f"{len(about['outputs'])}), float32: "
-        + ("probabilities of the classes, in this order" if choosing else "the numbers, in this order"),
+        + f"{len(about['outputs'])}), "
+        + ("float32: probabilities of the classes" if choosing else "float64: the numbers, in the unit of the labels")
+        + ", in this order",
         "",
         *(f"{place}. {name}" for place, name in enumerate(about["outputs"])),
         "",

@@ -34,17 +34,27 @@ class TargetModel(nn.Module):
         network: From inputs of shape (n, ...) to outputs of shape (n, C).
         task: What the outputs are.
         temperature: What logits are divided by, positive.
+        client: Name of the client in whose unit of labels numbers are; ``None`` leaves them as they are.
     """
 
-    def __init__(self, network: nn.Module, task: Classification | Regression, temperature: float = 1.0) -> None:
+    def __init__(
+        self,
+        network: nn.Module,
+        task: Classification | Regression,
+        temperature: float = 1.0,
+        client: str | None = None,
+    ) -> None:
         super().__init__()
         self.network = network
         self.task = task
         self.temperature = temperature
+        self.client = client
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Class probabilities of inputs, or in regression the numbers, shape (n, C)."""
-        return self.task.predictions(self.network(inputs), self.temperature)
+        """Class probabilities of inputs, or in regression numbers in the labels' unit, shape (n, C)."""
+        outputs = self.network(inputs)
+        outputs = outputs if self.client is None else self.task.in_unit(self.client, outputs)
+        return self.task.predictions(outputs, self.temperature)
 
 
 def target_model(module: FederatedModule) -> TargetModel:
@@ -86,7 +96,7 @@ def target_model(module: FederatedModule) -> TargetModel:
             delattr(network, flag)
             setattr(network, flag, value.cpu().numpy())
     return (
-        TargetModel(network, module.task, module.target_temperature)
+        TargetModel(network, copy.deepcopy(module.task), module.target_temperature, name)
         .to("cpu", torch.float32)
         .eval()
         .requires_grad_(False)

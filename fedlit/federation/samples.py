@@ -146,7 +146,10 @@ def check_labels(
     known = torch.ones(len(labels), dtype=torch.bool) if counts else known_labels(labels)
     if task == "regression":
         if labels[:1].numel() != num_outputs or (exact and not labels.is_floating_point()):
-            way_out = "give y.float()" if labels[:1].numel() == num_outputs else f"num_classes is {num_outputs}"
+            number = labels[:1].numel()
+            way_out = "give y.float()"
+            if number != num_outputs:
+                way_out = f"give the model num_classes={number}, or mend the labels"
             raise error(f"{whose} must be {num_outputs} floating-point numbers per sample, got {given}: {way_out}")
         wrong = labels.reshape(len(labels), -1).isinf().any(dim=1)
         if bool(wrong.any()):

@@ -106,7 +106,7 @@ class CombinedUpdates(FederatedModule):
         """As the base class; the target sees each of its batches from the round's start as well, for its variance."""
         learners = {client.name for client in self.present_learners()}
         if not self.warming_up and self.target.name in batch.keys() & learners:
-            self.observe_(batch[self.target.name])
+            self.observe_(self.task.standardised(self.target.name, batch[self.target.name]))
         return super().training_step(batch, batch_idx)
 
     def observe_(self, samples: Sequence[Any]) -> None:

@@ -20,6 +20,7 @@ class TargetOnly(FederatedModule):
     """
 
     needs_target_labels: ClassVar[bool] = True
+    trains_sources: ClassVar[bool] = False
 
     def learners(self, round_idx: int) -> tuple[Client, ...]:
         """The target."""

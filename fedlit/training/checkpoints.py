@@ -20,8 +20,10 @@ from torch.optim import Optimizer
 from fedlit.federation import FederationError, RosterError
 from fedlit.federation.documents import document, fingerprint, read_document
 from fedlit.privacy import DecodeError
+from fedlit.training.label_scale import LabelScale
 from fedlit.training.method import Method
 from fedlit.training.parts import PROCESS
+from fedlit.training.tasks import Regression
 from fedlit.training.warmup import is_share
 
 REPLICAS = "replicas."
@@ -51,16 +53,27 @@ def save(method: Method, checkpoint: dict[str, Any]) -> None:
         checkpoint["clients"][name] |= own
         if data is not None and (kept := data.client_state(name)):
             checkpoint["clients"][name]["data"] = kept
+        if isinstance(method.task, Regression) and name in method.task.scales:
+            checkpoint["clients"][name]["label_scale"] = method.task.scales[name].state()
     if method.target.name in local and method.target_temperature != 1:
         checkpoint["clients"][method.target.name]["temperature"] = method.target_temperature
 
 
-def restore_temperature(method: Method, checkpoint: Mapping[str, Any]) -> None:
-    """Let the target predict with the temperature that a checkpoint has of it, or else with 1.
+def restore_outputs(method: Method, checkpoint: Mapping[str, Any], clients: Iterable[str]) -> None:
+    """Read what networks give as in the run of a checkpoint: with its temperature of the target, and scale of labels.
+
+    One that has none of these is of logits as they are, or of numbers in the labels' unit.
 
     Raises:
-        RosterError: If the checkpoint has something else in its place.
+        RosterError: If the checkpoint has something else in their place.
     """
+    if isinstance(method.task, Regression):
+        states = {name: checkpoint.get("clients", {}).get(name, {}).get("label_scale") for name in clients}
+        method.task.scales = {
+            name: LabelScale.from_state(state, method.task.num_outputs)
+            for name, state in states.items()
+            if state is not None
+        }
     found = checkpoint.get("clients", {}).get(method.target.name, {}).get("temperature", 1.0)
     if not isinstance(found, float) or not 0 < found < math.inf:
         raise RosterError(f"the checkpoint's temperature of the target must be a positive number, got {found!r}")
@@ -89,7 +102,7 @@ def load(method: Method, checkpoint: dict[str, Any]) -> None:
     check_there(checkpoint, [name for name in local if name == method.target.name] if predicting else local)
     join(checkpoint, local)
     complete(method, checkpoint, local)
-    restore_temperature(method, checkpoint)
+    restore_outputs(method, checkpoint, local)
     restore_data(_data_of(method), checkpoint, local)
     if trainer is not None and trainer.state.fn != TrainerFn.FITTING:
         return  # for validation and testing, only the weights are of interest

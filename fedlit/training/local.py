@@ -119,7 +119,7 @@ def labelled_samples(method: Method, clients: Sequence[Client]) -> Iterator[tupl
     """All labelled training samples of local clients, once and always in one order, on the device.
 
     Yields:
-        Name of a client, and inputs and labels of a batch of its samples.
+        Name of a client, and inputs and labels of a batch of its samples; in regression as losses read them.
 
     Raises:
         TypeError: If training data come from another loader than a `FederatedLoader`.
@@ -128,7 +128,8 @@ def labelled_samples(method: Method, clients: Sequence[Client]) -> Iterator[tupl
     for batch in _on_device(method, loader.in_order([client.name for client in clients])):
         for name, (inputs, labels, *_) in batch.items():
             known = known_labels(labels)
-            yield name, take(inputs, known), labels[known]
+            x, y = method.task.standardised(name, (take(inputs, known), labels[known]))
+            yield name, x, y
 
 
 def training_inputs(method: Method, client: Client) -> Iterator[Inputs]:

@@ -24,12 +24,14 @@ class Method(Protocol):
     trains_when_absent: ClassVar[bool]
     statistics_stand_still: ClassVar[bool]
     matches_distributions: ClassVar[bool]
+    trains_sources: ClassVar[bool]
     adaptation_weight: ClassVar[str]
     automatic_optimization: bool
     clients: tuple[Client, ...]
     target: Client
     originals: tuple[nn.Module, nn.Module]
     task: Classification | Regression
+    scale_labels: bool
     local_norm: bool
     optimizer: OptimizerCallable
     param_groups: list[dict[str, Any]] | None

@@ -44,6 +44,11 @@ class RoundRecord:
             )
         self._planned = False
 
+    @property
+    def resumes(self) -> bool:
+        """Whether the run that is planned next goes on from a checkpoint."""
+        return self._planned
+
     def of_checkpoint(self, name: str) -> Any:
         """What the run was planned with whose checkpoint is gone on from; ``None`` without one, or if it has none."""
         return (self.plan or {}).get(name) if self._planned else None

@@ -28,6 +28,7 @@ from fedlit.federation.nested import mapped
 from fedlit.federation.streams import torch_streams
 from fedlit.privacy import PrivacyWarning
 from fedlit.training.checkpoints import arrange
+from fedlit.training.label_scale import label_scales
 from fedlit.training.label_shift import warn_of_unequal_classes
 from fedlit.training.local import present_learners
 from fedlit.training.method import Method, metric_names
@@ -37,7 +38,7 @@ from fedlit.training.refinement import refine_
 from fedlit.training.replicas import check_local_norm
 from fedlit.training.returns import adapts, come_together, welcome
 from fedlit.training.samples import SampleCheck
-from fedlit.training.tasks import Classification
+from fedlit.training.tasks import Classification, Regression
 from fedlit.training.warmup import is_share, warmup_of
 
 
@@ -83,6 +84,7 @@ def plan_rounds(
     ever |= {client.name for client in method.sources} if method.warmup_rounds else set()
     if method.local_norm:
         check_local_norm(method.originals, [client.name for client in method.clients if client.name not in ever])
+    resumes = method.record.resumes
     plan = {"seed": loader.seed, "local_steps": local_steps, "rounds_per_epoch": rounds_per_epoch, "samples": samples}
     method.record.plan_(plan | ({"warmup_rounds": method.warmup_rounds} if is_share(method.warmup) else {}))
 
@@ -91,6 +93,9 @@ def plan_rounds(
         for client in federation.local_clients:
             if client.labelled and client.name in loader.datasets:
                 method.task.balance_(client.name, count_labels(loader, client.name, method.task.num_classes))
+
+    if isinstance(method.task, Regression) and method.scale_labels:
+        method.task.scales = label_scales(method, method.task, loader, resumes)
 
     sizes = {name: size for name, size in samples.items() if name in ever}
     num_batches = None if local_steps is None else num_rounds * local_steps * trainer.accumulate_grad_batches
@@ -230,6 +235,12 @@ class Rounds(Callback):
         self.batches_per_round = int(whole)
         if isinstance(loader, FederatedLoader):
             self.batches_per_round = min(loader.batches_per_round, self.batches_per_round)
+        elif isinstance(method.task, Regression) and method.scale_labels:
+            rank_zero_warn(
+                f"labels are learnt in the unit that the data have them in: scale_labels reads them from a "
+                f"FederatedLoader, and training data come from a {type(loader).__name__}. Give "
+                "FederatedLoader({client: dataset}), or scale_labels=False and labels of mean 0 and deviation 1"
+            )
         if trainer.max_steps != -1 and method.automatic_optimization:
             steps = -(-self.batches_per_round // trainer.accumulate_grad_batches)
             if trainer.max_steps % steps:

@@ -125,7 +125,7 @@ class SampleCheck:
             "regression" if regression else "classification",
             method.task.num_outputs if isinstance(method.task, Regression) else method.task.num_classes,
             may_lack=of_target,
-            exact=training or not regression,
+            exact=not regression,
             positions=positions,
         )
 

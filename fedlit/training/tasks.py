@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torchmetrics import MeanMetric, R2Score
+from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy
 
 from fedlit.federation import UNLABELLED, Client
 from fedlit.federation.labels import TaskName, known_labels
 from fedlit.functional import information_score
+
+if TYPE_CHECKING:
+    from fedlit.training.label_scale import LabelScale
 
 ClassWeights: TypeAlias = Literal["balanced"] | Sequence[float] | None
 
@@ -90,6 +93,14 @@ class Classification:
         total = F.cross_entropy(outputs, labels, ignore_index=UNLABELLED, reduction="sum")
         return torch.div(total, (labels != UNLABELLED).sum().clamp(min=1))
 
+    def standardised(self, client: str, samples: Sequence[Any]) -> Sequence[Any]:
+        """Inputs and labels of a client as its loss reads them: classes as they are."""
+        return samples
+
+    def in_unit(self, client: str, outputs: Tensor) -> Tensor:
+        """What a client's network gives, in the labels' unit: logits have none."""
+        return outputs
+
     def predictions(self, outputs: Tensor, temperature: float = 1.0) -> Tensor:
         """Class probabilities, shape (batch, C), of logits that are divided by a positive temperature."""
         return (outputs if temperature == 1 else outputs / temperature).softmax(dim=1)
@@ -102,11 +113,14 @@ class Classification:
 class Regression:
     """Numbers.
 
+    Networks learn them standardised, and predictions are in the labels' unit, where a client has a `LabelScale`.
+
     Args:
         num_outputs: How many are predicted for a sample, at least 1.
 
     Attributes:
         metrics: As of `Classification`.
+        scales: By local client, the scale of labels of its run; none before, or with ``scale_labels=False``.
 
     Raises:
         ValueError: If it is less.
@@ -121,9 +135,13 @@ class Regression:
                 f"{num_outputs}"
             )
         self.num_outputs = num_outputs
+        self.scales: dict[str, LabelScale] = {}
 
     def loss(self, client: Client, outputs: Tensor, labels: Tensor) -> Tensor:
-        """As `Classification.loss`, of squared errors, and a mean over outputs; labels are (batch,) or (batch, k)."""
+        """As `Classification.loss`, of squared errors, and a mean over outputs; labels are (batch,) or (batch, k).
+
+        Labels are those of a training step, `standardised` as outputs are, so that the loss has no unit.
+        """
         labels = labels.reshape(outputs.shape).to(outputs.dtype)
         if not client.is_target:
             return F.mse_loss(outputs, labels)
@@ -131,13 +149,27 @@ class Regression:
         errors = torch.where(known[:, None], outputs - labels, 0.0)  # 0 before squaring: no NaN reaches a gradient
         return errors.square().mean(dim=1).sum() / known.sum().clamp(min=1)
 
+    def standardised(self, client: str, samples: Sequence[Any]) -> Sequence[Any]:
+        """Inputs and labels of a client, labels less their mean in the run, over their deviation.
+
+        Without a scale, or where labels are hidden, they are as they are.
+        """
+        inputs, labels, *others = samples
+        if client not in self.scales or not isinstance(labels, Tensor):
+            return samples
+        return (inputs, self.scales[client].standardised(labels), *others)
+
+    def in_unit(self, client: str, outputs: Tensor) -> Tensor:
+        """What a client's network gives, shape (batch, k), in the labels' unit, float64."""
+        return self.scales[client].in_unit(outputs) if client in self.scales else outputs.double()
+
     def predictions(self, outputs: Tensor, temperature: float = 1.0) -> Tensor:
-        """The outputs, shape (batch, k), which have no temperature."""
+        """Outputs in the labels' unit, shape (batch, k), which have no temperature."""
         return outputs
 
     def meter(self, is_target: bool, device: torch.device) -> Meter:
         """Share of variance explained, and mean squared error, of a source; nothing is known of the target."""
-        return _Nothing() if is_target else NumberMeter(device)
+        return _Nothing() if is_target else NumberMeter()
 
 
 def make_task(name: TaskName, num_outputs: int, class_weights: ClassWeights = None) -> Classification | Regression:
@@ -156,32 +188,37 @@ def make_task(name: TaskName, num_outputs: int, class_weights: ClassWeights = No
 
 
 class NumberMeter:
-    """R2 and mean squared error, means over outputs.
+    """R2 and mean squared error of outputs in the labels' unit, means over outputs.
 
     R2 is the share of the labels' variance that predictions explain: at most 1, and below 0 if their mean does better.
-    It is missing where fewer than two samples were seen.
+    Where labels are all alike, it is 1 for predictions of just that, and else 0. It is missing where fewer than two
+    samples were seen. The squared error has the square of the labels' unit.
 
-    Args:
-        device: Of the outputs.
+    Sums are of what labels differ by from the first one, so that their mean and unit cost no digits. (torchmetrics'
+    R2Score sums squares of labels, and takes a sum of squared errors below 1e-4 for 0.)
     """
 
-    def __init__(self, device: torch.device) -> None:
-        # Other processes have other clients: torchmetrics' own synchronisation would wait for them for ever.
+    def __init__(self) -> None:
         self.samples = 0
-        self.r2 = R2Score(sync_on_compute=False).set_dtype(torch.float64).to(device)
-        self.loss = MeanMetric(sync_on_compute=False).to(device)
+        self._first: Tensor | None = None
+        self._sums: Tensor | float = 0.0  # of differences, their squares, and squared errors; shape (3, k)
 
     def update(self, outputs: Tensor, labels: Tensor) -> None:
         """Count a batch, all of whose labels are known."""
         labels = labels.reshape(outputs.shape).double()
-        self.r2.update(outputs.detach().double().squeeze(1), labels.squeeze(1))
-        self.loss.update(F.mse_loss(outputs.detach().double(), labels), weight=len(labels))
+        if self._first is None:
+            self._first = labels[0]
+        differences, errors = labels - self._first, outputs.detach().double() - labels
+        self._sums = self._sums + torch.stack([differences, differences.square(), errors.square()]).sum(dim=1)
         self.samples += len(labels)
 
     def compute(self) -> dict[str, float]:
         """R2, where it is defined, and loss."""
-        known = {"r2": float(self.r2.compute())} if self.samples > 1 else {}
-        return {**known, "eval_loss": float(self.loss.compute())}
+        first, second, squared_errors = torch.as_tensor(self._sums)
+        variance = second - first.square() / self.samples
+        r2 = torch.where(variance > 0, 1 - squared_errors / variance, (squared_errors == 0).double())
+        known = {"r2": float(r2.mean())} if self.samples > 1 else {}
+        return {**known, "eval_loss": float(squared_errors.mean()) / self.samples}
 
 
 class _ClassMeter:

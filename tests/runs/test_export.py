@@ -144,7 +144,7 @@ def test_in_regression_files_give_numbers(method: type[FederatedModule], elsewhe
     export_target(module, tmp_path / "target.pt2", data.input_shape)
     dataset = data.dataset(data.target, "test")
     inputs = dataset.batch(torch.arange(len(dataset)))[0]  # type: ignore[attr-defined, arg-type]
-    assert not torch.allclose(expected.sum(dim=1), torch.ones(len(expected)))
+    assert not torch.allclose(expected.sum(dim=1), torch.ones(len(expected), dtype=torch.float64))
     torch.testing.assert_close(elsewhere(tmp_path / "target.pt2", inputs), expected, atol=1e-6, rtol=1e-6)
 
 

@@ -369,10 +369,12 @@ def test_a_tensor_dataset_that_gives_its_samples_in_another_way_is_read_in_that_
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda y: y, r"must be 1 floating-point numbers per sample, got torch.int64 .*: give y.float\(\)"),
         (lambda y: y.float().where(y.arange != 7, NAN), r"source 'a' have no label \(NaN in row 7\)"),
         (lambda y: y.float().where(y.arange != 7, float("inf")), "must be finite, got infinity in row 7: leave out"),
-        (lambda y: y.float()[:, None].expand(-1, 2), r"got torch.float32 of shape \(\d+, 2\): num_classes is 1"),
+        (
+            lambda y: y.float()[:, None].expand(-1, 2),
+            r"got torch.float32 of shape \(\d+, 2\): give the model num_classes=2",
+        ),
     ],
 )
 def test_numbers_to_predict_are_looked_at(change: Callable[[Any], Tensor], message: str, in_memory: bool) -> None:
@@ -384,9 +386,10 @@ def test_numbers_to_predict_are_looked_at(change: Callable[[Any], Tensor], messa
         trainer(1).fit(build(task="regression", num_classes=1), load(data, in_memory))
 
 
-def test_numbers_that_the_target_lacks_and_columns_of_one_are_no_fault() -> None:
+def test_numbers_that_the_target_lacks_columns_of_one_and_whole_numbers_are_no_fault() -> None:
     data = {name: [x, y.float()[:, None]] for name, (x, y) in parts().items()}
     data["t"][1][5:] = NAN
+    data["a"][1] = data["a"][1].long()
     trainer(1).fit(build(task="regression", num_classes=1), load(data))
 
 

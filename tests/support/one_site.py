@@ -22,6 +22,7 @@ import fedlit.privacy
 from faults import Fault
 from fedlit import Client, Federated
 from fedlit.data import Digits, FeatureDomains
+from fedlit.data.base import DomainDataset
 from fedlit.federation import Everyone, FederatedLoader, Fraction, Schedule, Summed
 from fedlit.methods import FedAvg, FedRFTCA
 from fedlit.models import MLP
@@ -117,18 +118,32 @@ class OwnDataOnly(pl.LightningDataModule):
 
     Args:
         batch_size: Of the target.
+        numbers: Whether labels are numbers around a million, a thousand for each class.
     """
 
-    def __init__(self, batch_size: int = 64) -> None:
+    def __init__(self, batch_size: int = 64, numbers: bool = False) -> None:
         super().__init__()
         self.batch_size = batch_size
+        self.numbers = numbers
 
     def train_dataloader(self) -> FederatedLoader:
-        datasets = {name: data.dataset(name, "train") for name, data in self.own().items()}
-        return FederatedLoader(datasets, {name: self.batch_size if name == "fonts" else 64 for name in SITES})
+        return FederatedLoader(
+            self.parts("train"), {name: self.batch_size if name == "fonts" else 64 for name in SITES}
+        )
 
     def val_dataloader(self) -> FederatedLoader:
-        return FederatedLoader({name: data.dataset(name, "val") for name, data in self.own().items()}, training=False)
+        return FederatedLoader(self.parts("val"), training=False)
+
+    def parts(self, stage: str) -> dict[str, Any]:
+        parts: dict[str, Any] = {name: data.dataset(name, stage) for name, data in self.own().items()}
+        if not self.numbers:
+            return parts
+        return {
+            name: DomainDataset(
+                part.x, torch.where(part.y >= 0, 1e6 + 1e3 * part.y.double(), torch.nan), part.transform
+            )
+            for name, part in parts.items()
+        }
 
     def own(self) -> dict[str, Digits]:
         local = self.trainer.lightning_module.federation.local_clients
@@ -197,6 +212,7 @@ def run(arguments: Sequence[str]) -> dict[str, Any]:
     parser.add_argument("--schedule", help="in JSON: who is there in each round")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds before each round")
     parser.add_argument("--checkpoints", help="folder for one of each round, by process; an earlier one is resumed")
+    parser.add_argument("--numbers", action="store_true", help="regression, with --own")
     parser.add_argument("--again", default="own", help="who comes back has its 'own' checkpoint, or 'none'")
     options = parser.parse_args(arguments)
     seat = seated(options.star, options.patience, options.latency, options.wait_for) if options.star else None
@@ -206,14 +222,15 @@ def run(arguments: Sequence[str]) -> dict[str, Any]:
     data: Any = digits(target_labels=30, **small)
     if options.own:
         names = ["clean", "blended", Client("fonts", role="target", labelled=True)]
-        data = SimpleNamespace(clients=names, target="fonts", num_classes=10)
+        data = SimpleNamespace(clients=names, target="fonts", num_classes=1 if options.numbers else 10)
     given = {"OutOfStep": OutOfStep, "Voting": FedRFTCA, "Wrapped": Federated}
     method = given.get(options.method) or getattr(fedlit.methods, options.method.split()[0].rstrip(","))
     torch.manual_seed(options.seed)
     if options.method == "Wrapped":
         module = Federated(Net("step", 64, 10), data.clients, data.target, data.num_classes)
     else:
-        module = build(method, data, **STATEFUL, **ARGUMENTS.get(options.method, {}))
+        task = {"task": "regression"} if options.numbers else {}
+        module = build(method, data, **STATEFUL, **task, **ARGUMENTS.get(options.method, {}))
     module.originals[0].requires_grad_(not options.frozen)
     if options.trouble == "init" and os.environ.get("LOCAL_RANK") == "1":
         next(module.originals[0].parameters()).data.add_(1)
@@ -254,7 +271,7 @@ def run(arguments: Sequence[str]) -> dict[str, Any]:
         resumed = str(found[-1]) if found else resumed
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", PrivacyWarning)
-        own = OwnDataOnly(small.get("target_batch_size", 64))
+        own = OwnDataOnly(small.get("target_batch_size", 64), options.numbers)
         fitted.fit(module, own if options.own or seat is not None else data, ckpt_path=resumed)
         if options.save:
             fitted.save_checkpoint(options.save.replace("RANK", rank))
@@ -270,6 +287,7 @@ def run(arguments: Sequence[str]) -> dict[str, Any]:
         },
         "ledger": [list(vars(entry).values()) for entry in federation.ledger],
         "metrics": {name: float(value) for name, value in sorted(fitted.callback_metrics.items())},
+        "scales": {name: each.state() for name, each in module.task.scales.items()} if options.numbers else {},
         "round_idx": federation.round_idx,
         "lost": sorted(federation.transport.lost),
         "emptied": [tensor.is_meta for network in module.originals for tensor in network.state_dict().values()],

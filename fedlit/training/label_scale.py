@@ -1,0 +1,202 @@
+"""The scale of labels in regression: networks learn numbers of mean 0 and deviation 1, and predict in the labels' unit.
+
+A squared error and its gradient grow with the unit of the labels: no learning rate fits lengths in metres and in
+millimetres alike.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fedlit.federation import FederatedLoader, RosterError, SampleError, Summed
+from fedlit.federation.samples import check_labels
+from fedlit.functional.table_moments import agree_on_moments, own_moments
+from fedlit.training.tasks import Regression
+
+if TYPE_CHECKING:
+    from fedlit.training.method import Method
+
+NAME = "label_statistics"
+"""Of the channel."""
+
+ROUNDING = 0.01
+"""Share of the labels' deviation by which a Trainer's precision may round them: more shows in what is predicted."""
+
+
+@dataclass(frozen=True, eq=False)
+class LabelScale:
+    """Mean and deviation that the labels of a client have in the run, for k numbers to predict.
+
+    Args:
+        mean: In the labels' unit, float64, shape (k,).
+        deviation: In the labels' unit, positive, float64, shape (k,).
+    """
+
+    mean: Tensor
+    deviation: Tensor
+
+    def standardised(self, labels: Tensor) -> Tensor:
+        """Labels of shape (n,) or (n, k) less the mean, over the deviation; floating, unknown ones stay NaN."""
+        numbers = labels.reshape(len(labels), -1).double()
+        scaled = ((numbers - self.mean.to(labels.device)) / self.deviation.to(labels.device)).reshape(labels.shape)
+        return scaled.to(labels.dtype if labels.is_floating_point() else torch.get_default_dtype())
+
+    def in_unit(self, outputs: Tensor) -> Tensor:
+        """Outputs of a network, shape (n, k), in the labels' unit.
+
+        They are float64: float32 has steps of 64 at 1e9, whatever the labels' deviation.
+        """
+        return outputs.double() * self.deviation.to(outputs.device) + self.mean.to(outputs.device)
+
+    def state(self) -> dict[str, list[float]]:
+        """For a checkpoint, in plain data."""
+        return {"mean": self.mean.tolist(), "deviation": self.deviation.tolist()}
+
+    @classmethod
+    def from_state(cls, state: Any, num_outputs: int) -> LabelScale:
+        """What `state` gave.
+
+        Raises:
+            RosterError: If it is something else, or of another number of outputs.
+        """
+        mean, deviation = (state.get(key) if isinstance(state, Mapping) else None for key in ("mean", "deviation"))
+        if not _numbers(mean, num_outputs, -inf) or not _numbers(deviation, num_outputs, 0.0):
+            raise RosterError(
+                f"the checkpoint's scale of labels must have the mean and the positive deviation of {num_outputs} "
+                f"numbers (num_classes), got {str(state)[:200]}"
+            )
+        return cls(torch.tensor(mean, dtype=torch.float64), torch.tensor(deviation, dtype=torch.float64))
+
+    @classmethod
+    def of(cls, mean: Tensor, deviation: Tensor, labels: Mapping[str, Tensor]) -> LabelScale:
+        """From statistics, each of shape (k,); labels that are all alike keep their unit.
+
+        Labels are those of clients hosted here, each of shape (n, k).
+        """
+        for name, numbers in labels.items():
+            known = numbers[numbers.isfinite().all(dim=1)]
+            if bool(((deviation == 0) & (known != known[:1]).any(dim=0)).any()):
+                warnings.warn(
+                    f"labels of client {name!r} differ by too little, or by too little of their size, for their "
+                    "deviation to be found: they are learnt in their unit. Give them in another one, or less an offset",
+                    stacklevel=2,
+                )
+        return cls(mean, torch.where(deviation > 0, deviation, 1.0))
+
+
+def _numbers(given: object, number: int, above: float) -> bool:
+    return (
+        isinstance(given, list)
+        and len(given) == number
+        and all(isinstance(each, float) and above < each < inf for each in given)
+    )
+
+
+def label_channels(method: Method) -> list[Summed]:
+    """The channel for statistics of labels; none in classification, without ``scale_labels``, or for a lone target.
+
+    Senders are the sources, and the target if it trains on labels. A target that trains alone sends nothing.
+    """
+    scaled = isinstance(method.task, Regression) and method.scale_labels
+    if not scaled or not (method.trains_sources or method.warmup_rounds):
+        return []
+    learners = {client.name for client in method.learners(method.warmup_rounds)}
+    return [
+        Summed(
+            NAME,
+            "mean and deviation of labels, unless scale_labels is false",
+            up="everyone" if method.target.labelled and method.target.name in learners else "sources",
+            how_often="once",
+            fixed=True,
+            unblurred="statistics of labels are exact: give the model scale_labels=False and scale labels in the data, "
+            "or let a mechanism blur other channels alone",
+        )
+    ]
+
+
+def label_scales(method: Method, task: Regression, loader: FederatedLoader, resumes: bool) -> dict[str, LabelScale]:
+    """Find the scale of labels at the start of a run, by local client; it is equal at all clients.
+
+    It is computed from all training labels of the channel's senders, including clients that are absent in the first
+    round. A target that trains alone computes it from its labels, and the sources have none.
+
+    Args:
+        method: That trains.
+        task: Of the method, for k outputs, with the scales from a checkpoint or an earlier run, which are kept.
+        loader: Training data of local clients.
+        resumes: Whether the run goes on from a checkpoint; one without scales goes on without.
+
+    Raises:
+        RosterError: On every process, if labels are not k finite numbers for each sample, or the Trainer's precision
+            rounds them by more than `ROUNDING`.
+    """
+    federation, kept, num_outputs = method.federation, dict(task.scales), task.num_outputs
+    if NAME not in federation.channels:
+        labels = _local_labels(method, loader, [method.target.name], num_outputs)
+        alone = {name: LabelScale.of(*own_moments(each.double()), {name: each}) for name, each in labels.items()}
+        _check_rounding(method, labels, alone)
+        return kept if resumes or kept else alone
+    local = [client.name for client in federation.local_clients]
+    complete, losable = resumes or kept.keys() >= {*local}, federation.transport.losable
+    # A site may return later without a checkpoint, and replays the messages from here: there must be some every time.
+    if not losable:
+        federation.settle()
+        answers = federation.transport.tell_all(complete, "whether labels have a scale")
+        if all(each is True for each in answers):
+            return kept
+    senders = federation.channels[NAME].senders
+    labels = _local_labels(method, loader, senders, num_outputs)
+    samples = {client.name: client.num_samples or 0 for client in federation.clients if client.name in senders}
+
+    def total(_: str, message: Callable[[str], Tensor]) -> Tensor | None:
+        payloads = {name: {"moments": message(name)} for name in labels}
+        received = federation.mean(NAME, payloads, absent_too=True)
+        mean = next(iter(received.values()), None)
+        return None if mean is None else len(senders) * mean["moments"].double().cpu()
+
+    scale = LabelScale.of(*agree_on_moments(num_outputs, lambda name: labels[name].double(), samples, total), labels)
+    _check_rounding(method, labels, dict.fromkeys(labels, scale))
+    return kept if complete and losable else dict.fromkeys(local, scale)
+
+
+def _local_labels(
+    method: Method, loader: FederatedLoader, clients: Sequence[str], num_outputs: int
+) -> dict[str, Tensor]:
+    """Training labels of the local ones among these clients, each of shape (n, k); unknown ones are NaN."""
+    labels: dict[str, Tensor] = {}
+    error: RosterError | None = None
+    target = method.target.name
+    for name in (each for each in clients if each in loader.datasets):
+        batches = loader.in_order([name], labelled_only=name == target and not method.uses_unlabelled_target)
+        numbers = torch.cat([torch.as_tensor(batch[name][1]) for batch in batches])
+        try:  # a loss from outside of fedlit has had no look at them
+            check_labels(numbers, name, "regression", num_outputs, may_lack=name == target, exact=False)
+        except SampleError as found:
+            error = error or found
+        numbers = numbers.reshape(len(numbers), -1)
+        known = numbers.isfinite().all(dim=1)
+        labels[name] = numbers if known.all() else torch.where(known[:, None], numbers, torch.nan)
+    method.federation.check("labels", error)
+    return labels
+
+
+def _check_rounding(method: Method, labels: Mapping[str, Tensor], scales: Mapping[str, LabelScale]) -> None:
+    """Refuse a Trainer's precision that rounds labels coarsely before training steps and evaluation receive them."""
+    error: RosterError | None = None
+    plugin = method.trainer.precision_plugin
+    for name, exact in labels.items():
+        rounded = plugin.convert_input(exact).double()
+        lost = ((rounded - exact.double()).abs() / scales[name].deviation).nan_to_num(0.0)
+        if len(lost) and float(lost.max()) > ROUNDING:
+            error = error or RosterError(
+                f"precision={plugin.precision!r} rounds labels of client {name!r} by up to {float(lost.max()):.2g} of "
+                "their deviation: give the Trainer precision='bf16-mixed' or '32-true', or scale the labels in the data"
+            )
+    method.federation.check("rounded labels", error)
