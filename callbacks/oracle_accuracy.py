@@ -22,6 +22,7 @@ from torchmetrics.functional.classification import (
 from fedlit.callbacks.shared import federated
 from fedlit.federation import LabelGuardError, Open, reveal_for_oracle
 from fedlit.federation.labels import known_labels
+from fedlit.federation.nested import take
 from fedlit.functional import brier_score
 from fedlit.module import FederatedModule
 from fedlit.training.tasks import Classification, NumberMeter
@@ -156,7 +157,7 @@ class OracleAccuracy(Callback):
             # The other processes have no target: torchmetrics' own synchronisation would wait for them for ever.
             self._hits = MulticlassStatScores(module.num_classes, average=None, sync_on_compute=False).to(logits.device)
             self._loss = MeanMetric(sync_on_compute=False).to(logits.device)
-        for label, other in module.alternatives(batch[name][0][known]).items():
+        for label, other in module.alternatives(take(batch[name][0], known)).items():
             right, seen = self._alternatives.get(label, (0, 0))
             self._alternatives[label] = (right + int((other.argmax(dim=1) == labels).sum()), seen + len(labels))
         self._outputs.append((logits.cpu(), labels.cpu()))

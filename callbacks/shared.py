@@ -12,6 +12,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from fedlit.federation import KEYS
+from fedlit.federation.nested import Inputs
 from fedlit.functional import random_fourier_features, sample_frequencies
 from fedlit.module import FederatedModule
 
@@ -103,7 +104,7 @@ class RandomBasis:
         """Let the next module draw frequencies of its own, for its width and seed."""
         self._frequencies: Tensor | None = None
 
-    def of(self, module: FederatedModule, name: str, inputs: Tensor) -> Tensor:
+    def of(self, module: FederatedModule, name: str, inputs: Inputs) -> Tensor:
         """Of a batch of a local client's inputs, shape (n, 2 N), float64."""
         extracted: Tensor = module.replicas[name].get_submodule("extractor")(inputs)
         unit = F.normalize(extracted.detach().flatten(1).double(), dim=1)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedlit.callbacks.shared import CLASS_MEANS, SOURCE_MOMENTS, RandomBasis, federated, triangle, unfold
 from fedlit.federation import Channel, RosterError, Summed
+from fedlit.federation.nested import Inputs, leaves
 from fedlit.functional import (
     SourceMoments,
     best_temperature,
@@ -378,11 +379,13 @@ def _unpacked(message: Mapping[str, Tensor]) -> SourceMoments:
     return SourceMoments(phi, square, message["loss"].double().cpu(), square_loss)
 
 
-def _flat(inputs: Tensor) -> Tensor:
-    """A batch of inputs as vectors; large images are shrunk."""
-    if inputs.dim() == 4 and max(inputs.shape[2:]) > _PIXELS:
-        inputs = F.adaptive_avg_pool2d(inputs, _PIXELS)
-    return inputs.detach().flatten(1)
+def _flat(inputs: Inputs) -> Tensor:
+    """A batch of inputs as vectors, several tensors side by side; large images are shrunk."""
+    flat = []
+    for leaf in leaves(inputs).values():
+        large = leaf.dim() == 4 and max(leaf.shape[2:]) > _PIXELS
+        flat.append((F.adaptive_avg_pool2d(leaf, _PIXELS) if large else leaf).detach().reshape(len(leaf), -1))
+    return flat[0] if len(flat) == 1 else torch.cat(flat, dim=1)
 
 
 def _by_class(directions: Tensor, classes: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:

@@ -399,6 +399,12 @@ class FederatedModule(ClientOptimisation):
         return tuple(client for client in self.clients if not client.is_target)
 
     @property
+    def own_labels(self) -> bool:
+        """Whether labels may be of any form in training, as where a loss from outside of fedlit reads them."""
+        readers = (type(self).label_loss, type(self).loss, type(self).losses, type(self).training_step)
+        return any(not str(getattr(reader, "__module__", "")).startswith("fedlit.") for reader in readers)
+
+    @property
     def warming_up(self) -> bool:
         """Whether this round is one of the ``warmup_rounds``."""
         return self.federation.round_idx < self.warmup_rounds

@@ -52,6 +52,7 @@ from fedlit.remote.star import PROTOCOL, ServerStar, SiteStar
 from fedlit.training.checkpoints import Part, check_public, class_path, gather
 from fedlit.training.parts import PROCESS, SET, part_of, read, stale
 from fedlit.training.rounds import plan_rounds
+from fedlit.training.samples import check_evaluation
 
 _START_UP = timedelta(minutes=10)
 """Processes may start at different times (imports, data); only then is the federation's own timeout in force."""
@@ -367,6 +368,7 @@ class FederatedStrategy(DDPStrategy):
             plan_rounds(module, dataloader, self.local_steps, self.rounds_per_epoch)
         else:
             dataloader.guarded = module.target.name
+            check_evaluation(module, dataloader)
             # a process without samples goes along with the others
             lengths = federation.transport.tell_all(len(dataloader), "lengths of loaders")
             dataloader.least_batches = max(length for length in lengths if isinstance(length, int))
@@ -421,7 +423,8 @@ class FederatedStrategy(DDPStrategy):
         """Tell the others across organisations why this process leaves."""
         super().on_exception(exception)
         stopped = isinstance(exception, KeyboardInterrupt | SIGTERMException)
-        self._leave(f"{type(exception).__name__}: {exception}"[:500], stopped)
+        public = getattr(exception, "public", exception)  # words about data stay here
+        self._leave(f"{type(exception).__name__}: {public}"[:500], stopped)
 
     def teardown(self) -> None:
         """End the part in a federation across organisations, unless this process ``stays_joined``."""

@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from fedlit.federation import Client
-from fedlit.federation.labels import TaskName, known_labels
+from fedlit.federation.labels import TaskName, known_samples
 from fedlit.federation.ledger import SERVER
+from fedlit.federation.nested import num_samples, take
 from fedlit.methods import FedAvg, FedCORAL, FedDAN, FedProx
 from fedlit.methods.mean_matching import MomentMatching
 from fedlit.models import feature_width
@@ -180,6 +181,11 @@ class Wrapped(FederatedModule):
                 del module.__dict__[each]
             module.trainer = None
 
+    @property
+    def own_labels(self) -> bool:
+        """The module's ``training_step`` says what labels are."""
+        return True
+
     def build_replica(self) -> Any:
         """A copy of the module, whose metrics are its own."""
         replica = super().build_replica()
@@ -191,8 +197,8 @@ class Wrapped(FederatedModule):
     def label_loss(self, client: Client, batch: Sequence[Any]) -> Tensor:
         """What the client's own ``training_step`` gives of its labelled samples, a scalar."""
         if client.is_target:
-            known = known_labels(batch[1])
-            batch = [each[known] if isinstance(each, Tensor) else each for each in batch]
+            known = known_samples(batch[1])
+            batch = [take(each, known) for each in batch]
             if not known.any():
                 return 0 * sum(param.sum() for param in self.replicas[client].parameters())  # type: ignore[return-value]
         with self.at_work(client) as module:
@@ -404,11 +410,12 @@ class WrappedMatching(Wrapped, MomentMatching):
         finally:
             handle.remove()
         found = seen[0].flatten(1) if seen and isinstance(seen[0], Tensor) else None
-        if found is None or found.shape != (len(batch[0]), self.width):
+        number = num_samples(batch[0])
+        if found is None or found.shape != (number, self.width):
             told = tuple(seen[0].shape) if isinstance(seen[0] if seen else None, Tensor) else f"{seen[:1]!r:.60}"
             raise ValueError(
                 f"the part features={self._part!r} gave {told} when it was first called with a batch of client "
-                f"{client.name!r}, and is to give features of shape ({len(batch[0])}, {self.width}): name another part "
+                f"{client.name!r}, and is to give features of shape ({number}, {self.width}): name another part "
                 "of the module, or give width"
             )
         return found

@@ -20,6 +20,20 @@ from fedlit.federation.client import Client, make_roster
 from fedlit.federation.errors import RosterError
 from fedlit.federation.labels import UNLABELLED, TaskName, known_labels
 from fedlit.federation.loader import FederatedLoader
+from fedlit.federation.nested import (
+    Inputs,
+    Rows,
+    Shape,
+    concatenate,
+    in_words,
+    leaves,
+    mapped,
+    num_samples,
+    sample_shape,
+    take,
+    tensors_of,
+)
+from fedlit.federation.samples import check_labels
 from fedlit.federation.streams import global_seed, stable_seed
 
 if TYPE_CHECKING:
@@ -44,11 +58,11 @@ class DatasetLayoutError(ValueError):
     """Data were found but are laid out in another way than the data module reads."""
 
 
-class DomainDataset(Dataset[tuple[Tensor, Tensor]]):
+class DomainDataset(Dataset[tuple[Inputs, Tensor]]):
     """Samples of one client, in memory and read a batch at a time.
 
     Args:
-        x: Samples, shape (n, ...).
+        x: Samples, shape (n, ...); or several tensors of n samples, such as a dictionary of them.
         y: Class of each sample, int64, shape (n,), -1 (`UNLABELLED`) where it is hidden; or numbers, floating, of shape
             (n,) or (n, k), NaN where they are hidden.
         transform: Applied to each batch of samples: conversion to floats, normalisation, augmentation. It may draw from
@@ -62,9 +76,9 @@ class DomainDataset(Dataset[tuple[Tensor, Tensor]]):
         ValueError: If ``x`` and ``y`` differ in length.
     """
 
-    def __init__(self, x: Tensor, y: Tensor, transform: Transform | None = None, augments: bool = False) -> None:
-        if len(x) != len(y):
-            raise ValueError(f"x and y must hold the same number of samples, got {len(x)} and {len(y)}")
+    def __init__(self, x: Inputs, y: Tensor, transform: Transform | None = None, augments: bool = False) -> None:
+        if num_samples(x) != len(y):
+            raise ValueError(f"x and y must hold the same number of samples, got {num_samples(x)} and {len(y)}")
         self.x = x
         self.y = y if y.is_floating_point() else y.long()
         self.transform = transform
@@ -74,14 +88,23 @@ class DomainDataset(Dataset[tuple[Tensor, Tensor]]):
     def __len__(self) -> int:
         return len(self.y)
 
-    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+    def batch(self, indices: Tensor) -> tuple[Inputs, Tensor]:
         """Transformed samples and classes at ``indices`` (int64, shape (b,))."""
-        x = self.x[indices]
-        return (x if self.transform is None else self.transform(x)), self.y[indices]
+        x, y = self.stored(indices)
+        return (x if self.transform is None else self.transform(x)), y
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        x, y = self.batch(torch.tensor([index]))
-        return x[0], y[0]
+    def stored(self, rows: Rows) -> tuple[Inputs, Tensor]:
+        """Samples before they are transformed, and classes."""
+        return take(self.x, rows), self.y[rows]
+
+    def __getitem__(self, index: int) -> tuple[Inputs, Tensor]:
+        return single(self.batch(torch.tensor([index])))
+
+
+def single(batch: tuple[Inputs, Tensor]) -> tuple[Inputs, Tensor]:
+    """The sample of a batch of one."""
+    x, y = batch
+    return mapped(lambda leaf: leaf[0], x), y[0]
 
 
 def labelled_positions(y: Tensor) -> Tensor | None:
@@ -95,7 +118,8 @@ class Domain:
     """All samples of one domain, before they are split.
 
     Args:
-        x: Samples: a tensor of shape (n, ...), or whatever `DomainDataModule.dataset` of the subclass reads.
+        x: Samples: a tensor of shape (n, ...), a dictionary or other structure of such tensors, or whatever
+            `DomainDataModule.dataset` of the subclass reads.
         y: Class of each sample, int64, shape (n,); where the task is regression, its numbers, floating, of shape (n,)
             or (n, k).
     """
@@ -334,10 +358,23 @@ class DomainDataModule(L.LightningDataModule, ABC):
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Shape of one sample as a model sees it, from the data of a client that are here."""
-        sample = self._domain(self._members(self._local_names()[0])[0]).x[:1]
+        """Shape of one sample as a model sees it, from the data of a client that are here.
+
+        Raises:
+            TypeError: If a sample has several tensors.
+        """
+        shape = self._sample_shape()
+        if not all(isinstance(size, int) for size in shape):
+            raise TypeError(
+                f"samples of {type(self).__name__} have several tensors ({in_words(shape)}) and no single input_shape: "
+                "give the network its widths, and take target_model() in place of an export"
+            )
+        return shape  # type: ignore[return-value]
+
+    def _sample_shape(self) -> Shape:
+        sample = take(self._domain(self._members(self._local_names()[0])[0]).x, slice(0, 1))
         transform = self.transform(training=False)
-        return tuple((sample if transform is None else transform(sample)).shape[1:])
+        return sample_shape(sample if transform is None else transform(sample))
 
     @property
     def in_features(self) -> int:
@@ -387,12 +424,12 @@ class DomainDataModule(L.LightningDataModule, ABC):
 
     def identity(self, domain: str) -> list[Any]:
         """What tells the samples of a domain from others', in plain data: by default, themselves."""
-        x = self._domain(domain).x
-        return [tuple(x.shape), x.numpy().tobytes()]
+        tensors = leaves(self._domain(domain).x)
+        return [part for x in tensors.values() for part in (tuple(x.shape), x.numpy().tobytes())]
 
     def make_dataset(self, client: str, positions: Tensor, y: Tensor, training: bool) -> Dataset[Any]:
         """The samples of ``client`` at ``positions``, with the labels ``y`` that they may show."""
-        return DomainDataset(self._domain(client).x[positions], y, self.transform(training))
+        return DomainDataset(take(self._domain(client).x, positions), y, self.transform(training))
 
     def _labels(self, client: str, stage: Stage, positions: Tensor) -> Tensor:
         y = self._domain(client).y
@@ -426,41 +463,23 @@ class DomainDataModule(L.LightningDataModule, ABC):
             )
 
     def _check_domain(self, name: str, domain: Domain) -> None:
-        if len(domain.x) != len(domain.y):
+        size = num_samples(domain.x)
+        if size != len(domain.y):
             raise DatasetLayoutError(
-                f"domain {name!r} has {len(domain.x)} samples but {len(domain.y)} labels: give each sample one label"
+                f"domain {name!r} has {size} samples but {len(domain.y)} labels: give each sample one label"
             )
         if len(domain.y) == 0:
             raise RosterError(f"client {name!r} has no samples: leave it out of clients or give it data")
-        if self.task == "regression":
-            if not (domain.y.is_floating_point() and domain.y[:1].numel() == self.num_classes):
-                raise DatasetLayoutError(
-                    f"labels of domain {name!r} must be {self.num_classes} floating-point numbers per sample "
-                    f"({self.class_names()}), got {domain.y.dtype} of shape {tuple(domain.y.shape)}"
-                )
-            if bool(domain.y.isinf().any()):
-                raise DatasetLayoutError(f"labels of domain {name!r} must be finite: leave out samples without a value")
-            self._known(name, domain.y)
-            return
-        known = self._known(name, domain.y)
-        if not len(known):
-            return
-        low, high = int(known.min()), int(known.max())
-        if low < 0 or high >= self.num_classes:
-            raise DatasetLayoutError(
-                f"labels of domain {name!r} must lie in 0..{self.num_classes - 1} ({self.num_classes} classes), got "
-                f"{low}..{high}: renumber them or name all classes"
-            )
-
-    def _known(self, name: str, y: Tensor) -> Tensor:
-        """The labels among ``y`` that are known: all of them at a source."""
-        there = known_labels(y)
-        if name != self.target and not bool(there.all()):
-            raise DatasetLayoutError(
-                f"{int((~there).sum())} of {len(y)} samples of source {name!r} have no label, and only those of the "
-                f"target ({self.target!r}) may lack them: leave these samples out, or make {name!r} the target"
-            )
-        return y[there]
+        check_labels(
+            domain.y,
+            name,
+            self.task,
+            self.num_classes,
+            may_lack=name == self.target,
+            exact=self.task == "regression",
+            word="domain",
+            error=DatasetLayoutError,
+        )
 
     # What clients tell each other before they train.
 
@@ -481,7 +500,7 @@ class DomainDataModule(L.LightningDataModule, ABC):
         An unlabelled target tells no classes that it has.
         """
         members = self._members(client)
-        shapes = [tuple(domain.x.shape[1:]) for domain in map(self._domain, members) if isinstance(domain.x, Tensor)]
+        shapes = [sample_shape(domain.x) for domain in map(self._domain, members) if tensors_of(domain.x)]
         told: dict[str, Any] = {"shapes": list(dict.fromkeys(shapes)), "classes": self.class_names(), "has": None}
         if self.task == "classification" and (client != self.target or self.target_labels):
             y = torch.cat([self._domain(name).y for name in members])
@@ -662,7 +681,7 @@ class DomainDataModule(L.LightningDataModule, ABC):
         sizes = {name: str(self.num_samples(name)) for name in here}
         clients = ", ".join(f"{each.name} ({each.role}, {sizes.get(each.name, 'elsewhere')})" for each in self.clients)
         what = "classes" if self.task == "classification" else "numbers to predict"
-        shape = f", input {self.input_shape}" if here else ""
+        shape = f", input {in_words(self._sample_shape())}" if here else ""
         return f"{type(self).__name__}: {clients}; {self.num_classes} {what}{shape}"
 
     # A look at the data.
@@ -732,8 +751,10 @@ class DomainDataModule(L.LightningDataModule, ABC):
         samples = []
         for client in self.check_roster():
             x = self._domain(client.name).x
-            positions = torch.linspace(0, len(x) - 1, min(len(x), most)).round().long()
-            samples.append(x[positions].flatten(1).double())
+            number = num_samples(x)
+            positions = torch.linspace(0, number - 1, min(number, most)).round().long()
+            picked = leaves(take(x, positions)).values()
+            samples.append(torch.cat([leaf.reshape(len(leaf), -1).double() for leaf in picked], dim=1))
         centred = torch.cat(samples)
         centred = centred - centred.mean(0)
         _, values, directions = torch.linalg.svd(centred, full_matrices=False)
@@ -789,21 +810,35 @@ class PooledDataset(Dataset[Any]):
     def __len__(self) -> int:
         return int(self.ends[-1])
 
-    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+    def batch(self, indices: Tensor) -> tuple[Inputs, Tensor]:
         """Transformed samples and labels at ``indices`` (int64, shape (b,))."""
+        return self._gathered(indices, "batch")
+
+    @property
+    def stored(self) -> Callable[[Rows], tuple[Inputs, Tensor]] | None:
+        """Reads samples before they are transformed, and labels; ``None`` if a part cannot."""
+        able = all(hasattr(part, "stored") for part in self.parts)
+        return (lambda rows: self._gathered(torch.arange(len(self))[rows], "stored")) if able else None
+
+    @property
+    def transform(self) -> Transform | None:
+        """That of a part which has one."""
+        found = (getattr(part, "transform", None) for part in self.parts)
+        return next((transform for transform in found if transform is not None), None)
+
+    def _gathered(self, indices: Tensor, how: Literal["batch", "stored"]) -> tuple[Inputs, Tensor]:
         owner = torch.searchsorted(self.ends, indices, right=True)
         order, found = [], []
         for place, part in enumerate(self.parts):
             mine = (owner == place).nonzero().squeeze(1)
             if len(mine):
                 order.append(mine)
-                found.append(part.batch(indices[mine] - (self.ends[place] - len(part))))
+                found.append(getattr(part, how)(indices[mine] - (self.ends[place] - len(part))))
         back = torch.cat(order).argsort()
-        return torch.cat([x for x, _ in found])[back], torch.cat([y for _, y in found])[back]
+        return take(concatenate([x for x, _ in found]), back), torch.cat([y for _, y in found])[back]
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        x, y = self.batch(torch.tensor([index]))
-        return x[0], y[0]
+    def __getitem__(self, index: int) -> tuple[Inputs, Tensor]:
+        return single(self.batch(torch.tensor([index])))
 
 
 def pooled(parts: Sequence[Dataset[Any]]) -> Dataset[Any]:

@@ -12,6 +12,7 @@ from fedlit.federation.errors import (
     PayloadError,
     PeerFailedError,
     RosterError,
+    SampleError,
 )
 from fedlit.federation.federation import Federation
 from fedlit.federation.labels import UNLABELLED, GuardedLabels, reveal_for_oracle
@@ -48,6 +49,7 @@ __all__ = [
     "PeerFailedError",
     "RosterError",
     "RoundPlan",
+    "SampleError",
     "Schedule",
     "Summed",
     "UniformSubset",

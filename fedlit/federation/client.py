@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from fedlit.federation.errors import PeerFailedError, RosterError
+from fedlit.federation.nested import Shape
 from fedlit.privacy import DecodeError
 
 Role = Literal["source", "target"]
@@ -67,11 +68,11 @@ class Facts(NamedTuple):
 
     Args:
         num_samples: Training samples it will use.
-        input_shape: Shape of one input.
+        input_shape: Shape of one input; of several tensors, see `fedlit.federation.nested.Shape`.
     """
 
     num_samples: int
-    input_shape: tuple[int, ...]
+    input_shape: Shape
 
 
 def introductions(told: Sequence[object], rank_of: Mapping[str, int]) -> dict[str, Facts]:
@@ -88,7 +89,7 @@ def introductions(told: Sequence[object], rank_of: Mapping[str, int]) -> dict[st
     for rank, share in enumerate(told):
         for name, told_of in share.items() if isinstance(share, dict) else [("", share)]:
             number, shape = told_of if isinstance(told_of, tuple) and len(told_of) == 2 else (-1, ())
-            sizes = (number, *shape) if isinstance(shape, tuple) else (-1,)
+            sizes = (number, *_sizes(shape))
             if rank_of.get(name) != rank or not all(type(size) is int and size >= 0 for size in sizes):
                 raise DecodeError(
                     f"rank {rank} introduces client {name!r} by {str(told_of)[:100]}: a rank tells the number of "
@@ -96,6 +97,17 @@ def introductions(told: Sequence[object], rank_of: Mapping[str, int]) -> dict[st
                 )
             facts[name] = Facts(number, shape)
     return facts
+
+
+def _sizes(shape: object) -> tuple[object, ...]:
+    """All numbers in a shape that was received; what is none has -1."""
+    if isinstance(shape, tuple) and any(isinstance(part, tuple) for part in shape):
+        sizes: list[object] = []
+        for part in shape:
+            path, own = part if isinstance(part, tuple) and len(part) == 2 else (None, None)
+            sizes += own if isinstance(path, str) and isinstance(own, tuple) else (-1,)
+        return tuple(sizes)
+    return shape if isinstance(shape, tuple) else (-1,)
 
 
 def told_of_own(told: Sequence[object], rank_of: Mapping[str, int], label: str) -> dict[str, Any]:

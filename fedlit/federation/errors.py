@@ -13,6 +13,16 @@ class ChannelError(RosterError):
     """A channel is not declared, or used otherwise than declared, or was given what it cannot take."""
 
 
+class SampleError(RosterError):
+    """A client's samples are not what the run can take: their inputs, or their labels.
+
+    Attributes:
+        public: What other processes are told, without the words that are about data.
+    """
+
+    public = "a client has samples that the run cannot take: the message of its own process says which"
+
+
 class OutOfStepError(FederationError):
     """Two processes asked for different exchanges at the same time."""
 

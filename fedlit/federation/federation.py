@@ -507,6 +507,15 @@ class Federation:
         """Keep a local failure until the next exchange, which then raises it on every process."""
         self._messenger.fail(error)
 
+    @property
+    def failed(self) -> bool:
+        """Whether a local failure waits for the next exchange."""
+        return self._messenger.failed
+
+    def raise_left(self) -> None:
+        """Raise a local failure here alone, where no exchange follows that would raise it everywhere."""
+        self._messenger.raise_left()
+
     def check(self, about: str, error: FederationError | RosterError | PrivacyError | None) -> None:
         """Raise a local ``error`` on every process; all of them call it, those without an error give ``None``.
 

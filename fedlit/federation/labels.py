@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, NoReturn
 
+import torch
 from torch import Tensor
 
 from fedlit.federation.errors import LabelGuardError
+from fedlit.federation.nested import num_samples, tensors_of
 
 TaskName = Literal["classification", "regression"]
 """Whether labels are classes or numbers."""
@@ -19,6 +21,18 @@ UNLABELLED = -1
 def known_labels(y: Tensor) -> Tensor:
     """Which labels are known, bool, shape (n,), of classes, int64, (n,), or numbers, floating, (n,) or (n, k)."""
     return y.isfinite().reshape(len(y), -1).all(dim=1) if y.is_floating_point() else y != UNLABELLED
+
+
+def known_samples(labels: Any) -> Tensor:
+    """Which samples of a batch have labels, bool, shape (n,), whatever form labels have.
+
+    Of several tensors all have to be known; one of integers of shape (n, ...) is where some entry is not -1. Texts are.
+    """
+    known = torch.ones(num_samples(labels), dtype=torch.bool)
+    for leaf in tensors_of(labels).values():
+        there = known_labels(leaf)
+        known = known.to(leaf.device) & (there if there.dim() == 1 else there.flatten(1).any(dim=1))
+    return known
 
 
 class GuardedLabels:

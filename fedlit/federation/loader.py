@@ -13,11 +13,13 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from fedlit.federation.client import Facts
-from fedlit.federation.errors import RosterError
+from fedlit.federation.errors import RosterError, SampleError
 from fedlit.federation.labels import guard
+from fedlit.federation.nested import layout, sample_shape, take
+from fedlit.federation.samples import check_entries, check_map_style, reads_tensors
 from fedlit.federation.streams import enter_stream, global_seed, stable_seed, torch_streams
 
 
@@ -32,6 +34,22 @@ class BatchedDataset(Protocol):
 
     def batch(self, indices: Tensor) -> Any:
         """Samples at ``indices`` (int64, shape (b,)), collated, with any random augmentation drawn from torch."""
+
+
+_FIRST = torch.tensor([0])
+
+
+class SampleCheck(Protocol):
+    """Looks at samples when they are read for the first time."""
+
+    def due(self, client: str) -> bool:
+        """Whether some of a client's samples have not been looked at."""
+
+    def __call__(self, client: str, samples: Any, positions: Tensor) -> None:
+        """Raise an error if a batch has samples that the run cannot take; positions are theirs in the dataset."""
+
+    def fail(self, client: str, error: SampleError) -> None:
+        """Raise an error here, or have the next exchange raise it on every process: until then others go on."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +95,12 @@ class FederatedLoader:
         least_batches: Length of an evaluation loader without clients, whose process must step along with the others.
         seed: Of the permutations; ``None`` takes the one given to ``seed_everything``.
 
+    Attributes:
+        check: Looks at samples when they are first read; a run sets it.
+
     Raises:
         RosterError: If a client has no samples, or too few for one batch with ``drop_last``.
+        TypeError: If a dataset is not map-style.
         ValueError: If ``batch_size`` is below 1, or is a mapping that lacks a client.
     """
 
@@ -102,7 +124,9 @@ class FederatedLoader:
         self.least_batches = least_batches
         self.seed = global_seed() if seed is None else seed
         self.batch_size = batch_size
+        self.check: SampleCheck | None = None
         for name, dataset in self.datasets.items():
+            check_map_style(name, dataset)
             if self.batch_size_of(name) < 1:
                 raise ValueError(f"batch_size must be at least 1, got {self.batch_size_of(name)} for client {name!r}")
             if len(dataset) == 0:  # type: ignore[arg-type]
@@ -149,8 +173,27 @@ class FederatedLoader:
     def facts(self, labelled_only: Collection[str] = ()) -> dict[str, Facts]:
         """Size and shape of each local client's data."""
         sizes = self.sizes(labelled_only)
+        return {name: Facts(sizes[name], sample_shape(self.samples(name, _FIRST)[0])) for name in self.datasets}
+
+    def samples(self, client: str, positions: Tensor = _FIRST) -> Any:
+        """A local client's samples at some positions, as one batch; a transform is applied.
+
+        Args:
+            client: Its name.
+            positions: In its dataset, int64, shape (batch,).
+
+        Raises:
+            TypeError: If samples are no tuples of inputs and labels.
+            SampleError: If they cannot be put in one batch.
+        """
+        dataset, fetch = self.datasets[client], _fetch(self.datasets[client])
         with torch_streams():  # looking at a sample may draw an augmentation
-            return {name: Facts(sizes[name], _input_shape(name, dataset)) for name, dataset in self.datasets.items()}
+            items = [] if fetch is not None else [(place, dataset[place]) for place in positions.tolist()]
+            for _, sample in items:
+                check_entries(client, sample)
+            found = _Collate(client)(items) if fetch is None else fetch(positions)
+        check_entries(client, found)
+        return found
 
     def plan(self, plan: RoundPlan) -> None:
         """Cut the data into rounds; called by the strategy before the first epoch."""
@@ -236,6 +279,7 @@ class FederatedLoader:
         once = FederatedLoader(
             datasets, batch_size, training=False, num_workers=self.num_workers, guarded=self.guarded, seed=self.seed
         )
+        once.check = self.check
         chosen = clients if labelled_only else ()
         once.plan(
             RoundPlan(
@@ -268,10 +312,33 @@ class FederatedLoader:
     def _batches(self, round_idx: int, start: int, clients: Collection[str]) -> Iterator[dict[str, Any]]:
         steps = self.batches_per_round
         readers = {name: self._reader(name).read(round_idx, start, steps) for name in clients}
-        for _ in range(start, steps):
-            batches = {name: next(reader, None) for name, reader in readers.items()}
-            step = {name: batch for name, batch in batches.items() if batch is not None}
+        for batch_idx in range(start, steps):
+            step = {}
+            for name, reader in readers.items():
+                batch = self._next(name, reader, round_idx, batch_idx)
+                if batch is not None:
+                    step[name] = batch
             yield step if self.guarded is None else dict(guard(step, self.guarded, keep=not self.training))
+
+    def _next(self, client: str, reader: Iterator[Any], round_idx: int, batch_idx: int) -> Any:
+        """A client's next batch, which is looked at; ``None`` if it has run out of samples.
+
+        Of one that is refused, where other processes are still to hear of it, the client's first sample takes the place
+        of all: this process steps along with them to the exchange that ends the run.
+        """
+        check = self.check
+        if check is None or not check.due(client):
+            return next(reader, None)
+        positions = self.positions(client, round_idx, batch_idx)
+        try:
+            batch = next(reader, None)
+            if batch is not None:
+                check(client, batch, positions)
+            return batch
+        except SampleError as error:
+            check.fail(client, error)
+        first = self.samples(client)
+        return [take(entry, torch.zeros(len(positions), dtype=torch.int64)) for entry in first]
 
     def _pool(self, client: str, labelled_only: Collection[str]) -> Tensor:
         dataset = self.datasets[client]
@@ -290,16 +357,11 @@ class FederatedLoader:
         return self._readers[client]
 
 
-def _input_shape(client: str, dataset: Any) -> tuple[int, ...]:
-    batched = isinstance(dataset, BatchedDataset)
-    sample = dataset.batch(torch.tensor([0])) if batched else dataset[0]
-    if not isinstance(sample, list | tuple) or len(sample) < 2:
-        raise TypeError(
-            f"samples of client {client!r} must be (inputs, labels, ...), got {type(sample).__name__}: the second "
-            "entry is the one that the label guard keeps"
-        )
-    shape = tuple(getattr(sample[0], "shape", ()))
-    return shape[1:] if batched else shape
+def _fetch(dataset: Any) -> Callable[[Tensor], Any] | None:
+    """Reads samples of a dataset a batch at a time; ``None`` if they are read one by one."""
+    if reads_tensors(dataset):
+        return lambda indices: tuple(tensor[indices] for tensor in dataset.tensors)
+    return dataset.batch if isinstance(dataset, BatchedDataset) else None
 
 
 class _Reader:
@@ -314,18 +376,14 @@ class _Reader:
         self.size = loader.batch_size_of(client)
         self.per_pass = loader.num_batches(len(pool), client)
         dataset = loader.datasets[client]
-        self.augments = getattr(dataset, "augments", True) and not isinstance(dataset, TensorDataset)
-        self.fetch: Callable[[Tensor], Any] | None = None
-        if isinstance(dataset, TensorDataset):
-            tensors = dataset.tensors
-            self.fetch = lambda indices: tuple(tensor[indices] for tensor in tensors)
-        elif isinstance(dataset, BatchedDataset):
-            self.fetch = dataset.batch
-        else:
+        self.augments = getattr(dataset, "augments", True) and not reads_tensors(dataset)
+        self.fetch = _fetch(dataset)
+        if self.fetch is None:
             self.sampler = _RoundSampler()
             self.workers = DataLoader(
                 _SeededItems(dataset),
                 batch_sampler=self.sampler,
+                collate_fn=_Collate(client),
                 num_workers=loader.num_workers,
                 persistent_workers=loader.num_workers > 0,
                 generator=torch.Generator(),  # its own: a DataLoader draws a seed from torch's generator otherwise
@@ -391,4 +449,28 @@ class _SeededItems(Dataset[Any]):
         index, stream = item
         with torch_streams():
             enter_stream(*stream)
-            return self.dataset[index]
+            return index, self.dataset[index]
+
+
+@dataclass(frozen=True)
+class _Collate:
+    """Puts a client's samples, each with its row, in one batch, and says which row does not fit."""
+
+    client: str
+
+    def __call__(self, items: Sequence[tuple[int, Any]]) -> Any:
+        try:
+            return default_collate([sample for _, sample in items])
+        except (RuntimeError, TypeError, KeyError, AttributeError) as error:
+            row, first = items[0]
+            for other, sample in items[1:]:
+                for (path, one), (_, two) in zip(layout(first), layout(sample), strict=False):
+                    if one != two:
+                        raise SampleError(
+                            f"samples of client {self.client!r} must have one shape, got {one} in row {row} and {two} "
+                            f"in row {other} (entry {path}): bring them to one shape in the dataset"
+                        ) from error
+            raise SampleError(
+                f"samples of client {self.client!r} cannot be put in one batch ({error}), from row {row} on: let the "
+                "dataset give tensors, arrays or numbers, alike in all samples"
+            ) from error

@@ -110,6 +110,12 @@ class Messenger:
         """Keep a local failure until the next announcement, which then raises it on every process."""
         self._failure = self._failure or error
 
+    def raise_left(self) -> None:
+        """Raise a local failure here alone, which no announcement has raised."""
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
     def check_finite(self, channel: str, client: str, tensor: Tensor) -> None:
         """Fail if something that a local client would send is not finite."""
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
@@ -121,7 +127,8 @@ class Messenger:
             )
 
     def _raise_everywhere(self, failure: FederationError | RosterError | PrivacyError | None) -> None:
-        own = None if failure is None else [type(failure).__name__, str(failure)[:_MOST_WORDS]]
+        public = str(getattr(failure, "public", failure))  # words about data stay here
+        own = None if failure is None else [type(failure).__name__, public[:_MOST_WORDS]]
         told = self.transport.tell_all(own, "failures")
         if failure is not None:
             raise failure

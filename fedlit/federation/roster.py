@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from fedlit.federation.client import Client, Facts, make_roster, names_of, place
 from fedlit.federation.errors import RosterError
+from fedlit.federation.nested import in_words
 from fedlit.federation.participation import Everyone, Participation
 from fedlit.federation.transport import Transport
 
@@ -157,8 +158,8 @@ class Roster:
         for name, fact in facts.items():
             if fact.input_shape != facts[first].input_shape:
                 raise RosterError(
-                    f"samples of client {name!r} have shape {fact.input_shape}, those of {first!r} have "
-                    f"{facts[first].input_shape}: all clients feed the same network, bring them to one shape"
+                    f"samples of client {name!r} have shape {in_words(fact.input_shape)}, those of {first!r} have "
+                    f"{in_words(facts[first].input_shape)}: all clients feed the same network, bring them to one shape"
                 )
         self.clients = tuple(replace(client, num_samples=facts[client.name].num_samples) for client in self.clients)
         self._present.clear()

@@ -257,14 +257,36 @@ def mixup(inputs: Tensor, labels: Tensor, concentration: float, at_least_half: b
     References:
         Zhang et al., mixup, ICLR 2018.
     """
+    mix = draw_mixup(len(labels), concentration, at_least_half)
+    return mix(inputs), mix(labels)
+
+
+def draw_mixup(number: int, concentration: float, at_least_half: bool = False) -> Callable[[Tensor], Tensor]:
+    """A `mixup` of a batch that is drawn once, for every tensor of the batch.
+
+    Args:
+        number: Of samples in the batch.
+        concentration: beta, at least 0; 0 mixes nothing and draws nothing.
+        at_least_half: Whether lambda is at least 1/2.
+
+    Returns:
+        Mixes a tensor of shape (number, ...).
+
+    Raises:
+        ValueError: If the concentration is below 0 or not finite.
+    """
     if not 0 <= concentration < math.inf:
         raise ValueError(f"mixup (beta) must be at least 0 and finite, got {concentration}; 0 mixes nothing")
     if concentration == 0:
-        return inputs, labels
+        return lambda tensor: tensor
     share = float(Beta(concentration, concentration).sample())
     share = max(share, 1 - share) if at_least_half else share
-    order = torch.randperm(len(inputs)).to(inputs.device)
-    return share * inputs + (1 - share) * inputs[order], share * labels + (1 - share) * labels[order]
+    order = torch.randperm(number)
+
+    def mix(tensor: Tensor) -> Tensor:
+        return share * tensor + (1 - share) * tensor[order.to(tensor.device)]
+
+    return mix
 
 
 def first_and_last_gate(gate: float | tuple[float, float]) -> tuple[float, float]:

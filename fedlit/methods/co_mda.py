@@ -26,8 +26,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedlit.federation import Channel, Client, RosterError, Summed
+from fedlit.federation.nested import mapped, take
 from fedlit.federation.streams import enter_stream, torch_streams
-from fedlit.functional import between_class_variance, mixup
+from fedlit.functional import between_class_variance
+from fedlit.functional.knowledge import draw_mixup
 from fedlit.methods.taught_target import ExchangeName, TaughtTarget, on_grid
 from fedlit.models import Replica, Twins
 from fedlit.models.twins import STAYS_LOCAL
@@ -131,8 +133,9 @@ class CoMDA(TaughtTarget):
             labels = ((1 - share) * lesson["mixture"] + share * own.softmax(dim=1)).argmax(dim=1)
             easy = easiest(F.cross_entropy(peer, labels, reduction="none"), self.kept_share())
             classes = F.one_hot(labels[easy], self.num_classes).to(own.dtype)
-            mixed, targets = mixup(inputs[easy], classes, self.mixup, at_least_half=True)
-            losses[turn] = losses[turn] + F.cross_entropy(network(mixed), targets)
+            mix = draw_mixup(len(easy), self.mixup, at_least_half=True)
+            mixed = mapped(mix, take(inputs, easy))
+            losses[turn] = losses[turn] + F.cross_entropy(network(mixed), mix(classes))
         return torch.stack(losses).sum()
 
     def own_share(self) -> float:

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedlit.federation import Channel, Client, Open
+from fedlit.federation.nested import Inputs, num_samples
 from fedlit.functional import (
     clustering_gains,
     domain_loss,
@@ -240,24 +241,25 @@ class FADA(CombinedUpdates):
     def weigh(self, updates: Mapping[str, Update]) -> dict[str, float]:
         """Attention on sources, of sum 1, from their updates; called where the target is hosted, after its steps."""
         gains = torch.zeros(len(updates), dtype=torch.float64)
-        inputs = None
+        inputs, number = None, 0
         if self.attention != "uniform" and len(updates) > 1:
             inputs = drawn_inputs(self, self.target, self.attention_samples)
-        if inputs is not None and len(inputs) >= self.num_classes:
+            number = num_samples(inputs)
+        if number >= self.num_classes:
             scatter = relative_scatter if self.attention == "relative" else intra_cluster_distance
             moved = (self.features(inputs, update) for update in updates.values())
             before, seed = self.features(inputs, {}), self.federation.seed
             gains = clustering_gains(before, moved, self.num_classes, scatter, seed)
-        elif inputs is not None and not self._warned:
+        elif number and not self._warned:
             self._warned = True
             warnings.warn(
-                f"the target has {len(inputs)} samples, fewer than the {self.num_classes} classes that are to be its "
+                f"the target has {number} samples, fewer than the {self.num_classes} classes that are to be its "
                 "clusters: all sources get the same attention",
                 stacklevel=2,
             )
         return dict(zip(updates, (gains / self.temperature).softmax(dim=0).tolist(), strict=True))
 
-    def features(self, inputs: Tensor, update: Update) -> Tensor:
+    def features(self, inputs: Inputs, update: Update) -> Tensor:
         """The target's features in evaluation mode, shape (n, width), as if it took one update by itself."""
         extractor, prefix = self.replicas[self.target].extractor, "extractor."
         state = self.weights_of(self.target)

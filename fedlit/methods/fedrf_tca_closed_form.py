@@ -139,7 +139,10 @@ class FedRFTCAClosedForm(FederatedModule):
             name = client.name
             if not features.isfinite().all():  # every process is to know why the run ends
                 self.federation.fail(
-                    DivergedError(f"the features of client {name!r} hold NaN or infinity: look at its data")
+                    DivergedError(
+                        f"the features of client {name!r} hold NaN or infinity: scale its inputs, or take another "
+                        "extractor"
+                    )
                 )
                 continue
             self.add_(client, features, None if client.is_target else samples[1])

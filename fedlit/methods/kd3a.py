@@ -29,11 +29,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedlit.federation import Channel, Client, Open, Summed
-from fedlit.functional import confident_votes, consensus_focus, left_out_focus, mixup
+from fedlit.federation.nested import mapped
+from fedlit.functional import confident_votes, consensus_focus, left_out_focus
 from fedlit.functional.knowledge import (
     FocusRule,
     agreeing,
     agreement,
+    draw_mixup,
     first_and_last_gate,
     soft_knowledge,
     standing_votes,
@@ -150,8 +152,9 @@ class KD3A(TaughtTarget):
         if not lesson:
             return cast(Tensor, 0 * replica(batch[0]).sum() + self.labelled_loss(replica, batch))
         # what nobody is confident of weighs nothing, as a partner too
-        inputs, targets = mixup(batch[0], lesson["targets"] * lesson["weights"][:, None], self.mixup)
-        outputs = replica(inputs)
+        mix = draw_mixup(len(lesson["targets"]), self.mixup)
+        targets = mix(lesson["targets"] * lesson["weights"][:, None])
+        outputs = replica(mapped(mix, batch[0]))
         return F.cross_entropy(outputs, targets.to(outputs.dtype)) + self.labelled_loss(replica, batch)
 
     # ---------------------------------------------------------------- the end of a round

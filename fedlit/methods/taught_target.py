@@ -7,16 +7,17 @@ samples to the sources, once, which answer through a secure sum. The target trai
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from fedlit.federation import Channel, Client, Open
+from fedlit.federation.nested import Inputs, concatenate, leaves, mapped, pieces, rebuilt
 from fedlit.models import Replica
 from fedlit.module import FederatedModule
-from fedlit.training.local import evaluating
+from fedlit.training.local import evaluating, first_inputs
 from fedlit.training.replicas import Replicas
 
 ExchangeName = Literal["models", "votes"]
@@ -27,6 +28,14 @@ default grid of secure sums. So answers are the same to the last bit whoever add
 
 _AT_ONCE = 512
 """Samples that a teacher is asked of in one go."""
+
+
+_INPUTS = "inputs"
+"""Of a message with samples: before the path of a tensor."""
+
+
+def _message(inputs: Inputs) -> dict[str, Tensor]:
+    return {f"{_INPUTS}{path}": tensor for path, tensor in leaves(inputs).items()}
 
 
 def on_grid(numbers: Tensor) -> Tensor:
@@ -64,7 +73,7 @@ class TaughtTarget(FederatedModule):
             )
         self.exchange = exchange
         self._shown: set[str] = set()  # sources that have the target's samples
-        self._samples: dict[str, Tensor] = {}  # those samples, by local source
+        self._samples: dict[str, dict[str, Tensor]] = {}  # their tensors by path, by local source
         self._kept: dict[str, dict[str, Tensor]] = {}  # from round to round, by the client that it is about
         self._lessons: dict[str, Tensor] = {}  # of the target's samples, one row each
 
@@ -123,14 +132,20 @@ class TaughtTarget(FederatedModule):
             }
         late = [name for name in teachers if name not in self._shown]
         if late:
-            own = [inputs.cpu() for inputs in self.training_inputs(self.target)] if federation.is_local(target) else []
-            message = {target: {"inputs": torch.cat(own)}} if own else {}
+            own = [*self.training_inputs(self.target)] if federation.is_local(target) else []
+            message = {target: _message(concatenate([mapped(Tensor.cpu, inputs) for inputs in own]))} if own else {}
             for name, told in federation.exchange("samples", message, to=late).items():
                 if target in told:
-                    self._samples[name] = told[target]["inputs"].cpu()
+                    self._samples[name] = {path: tensor.cpu() for path, tensor in told[target].items()}
             self._shown.update(late)
-        local = [name for name in teachers if name in self._samples]
-        return {name: self.answers(self.replicas[name], torch.split(self._samples[name], _AT_ONCE)) for name in local}
+        local = [client for client in self.sources if client.name in teachers and client.name in self._samples]
+        return {client.name: self.answers(self.replicas[client], self._shown_to(client)) for client in local}
+
+    def _shown_to(self, source: Client) -> Iterator[Inputs]:
+        """The target's samples as a local source has them, in batches, structured as its own inputs."""
+        tensors = {path.removeprefix(_INPUTS): tensor for path, tensor in self._samples[source.name].items()}
+        alone = tensors.get("")
+        yield from pieces(rebuilt(first_inputs(self, source), tensors) if alone is None else alone, _AT_ONCE)
 
     def teacher(self, state: Mapping[str, Tensor]) -> Replica:
         """A source's network at the target, from what it has sent; frozen weights are the target's own."""
@@ -139,10 +154,11 @@ class TaughtTarget(FederatedModule):
         network.load_state_dict(state, strict=False)
         return network
 
-    def answers(self, network: nn.Module, batches: Iterable[Tensor]) -> Tensor:
+    def answers(self, network: nn.Module, batches: Iterable[Inputs]) -> Tensor:
         """A network's probabilities, on the grid, with statistics that stand still and without dropout."""
         with evaluating(network), self.trainer.precision_plugin.forward_context():
-            return torch.cat([on_grid(network(inputs.to(self.device)).softmax(dim=1)).cpu() for inputs in batches])
+            moved = (mapped(lambda tensor: tensor.to(self.device), inputs) for inputs in batches)
+            return torch.cat([on_grid(network(inputs).softmax(dim=1)).cpu() for inputs in moved])
 
     def add_(
         self, channel: str, messages: Mapping[str, Mapping[str, Tensor]], teachers: Collection[str]
@@ -204,6 +220,7 @@ class TaughtTarget(FederatedModule):
             own = checkpoint.get("clients", {}).get(client.name, {})
             self._kept.update(own.get("kept", {}))
             if "samples" in own:
-                self._samples[client.name] = own["samples"]
+                kept = own["samples"]  # one tensor in earlier checkpoints
+                self._samples[client.name] = {_INPUTS: kept} if isinstance(kept, Tensor) else kept
             if client.is_target:
                 self._lessons = own.get("lessons", {})

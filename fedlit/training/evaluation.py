@@ -12,9 +12,12 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
+from fedlit.federation import FederatedLoader
+from fedlit.federation.nested import vectors
 from fedlit.functional import nearest_neighbours, neighbourhood_information, standardised_directions
 from fedlit.training.collapse import FEW, CollapseWatch
 from fedlit.training.method import Method, metric_names
+from fedlit.training.samples import check_evaluation
 from fedlit.training.tasks import Classification, Meter
 
 LEAST = 30
@@ -37,14 +40,27 @@ class Evaluation(Callback):
         self._watch = CollapseWatch()
         self._meters: dict[str, Meter] = {}
         self._classes: list[Tensor] = []  # predicted at the target, batch by batch
+        self._predictions = self._undefined = 0  # for the target, and those of them that are NaN
         self._inputs: list[Tensor] = []  # of the target, in the first validation of a run
         self._neighbours: Tensor | None = None  # of these
 
     def _start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._meters.clear()
         self._classes.clear()
+        self._predictions = self._undefined = 0
         self._inputs.clear()
+        self._check_samples(trainer, cast(Method, pl_module))
         cast(Method, pl_module).prepare_predictions()
+
+    def _check_samples(self, trainer: Trainer, module: Method) -> None:
+        """Do what a `FederatedStrategy` does, where there is none: look at samples before they are evaluated."""
+        if getattr(trainer.strategy, "federation", None) is not None:
+            return
+        stage = "predict" if trainer.predicting else "test" if trainer.testing else "val"
+        loaders = getattr(trainer, f"{stage}_dataloaders")
+        for loader in loaders if isinstance(loaders, list | tuple) else [loaders]:
+            if isinstance(loader, FederatedLoader) and getattr(loader.check, "method", None) is not module:
+                check_evaluation(module, loader)
 
     def _count(
         self,
@@ -61,8 +77,8 @@ class Evaluation(Callback):
                 self._meters[name] = module.task.meter(name == module.target.name, module.device)
             self._meters[name].update(predicted, batch[name][1])
         if trainer.state.fn == TrainerFn.FITTING and self._neighbours is None and module.target.name in outputs:
-            inputs = batch[module.target.name][0]
-            if inputs.dim() == 2 and inputs.is_floating_point() and sum(map(len, self._inputs)) < MOST:
+            inputs = vectors(batch[module.target.name][0])
+            if inputs is not None and sum(map(len, self._inputs)) < MOST:
                 self._inputs.append(inputs.detach().cpu())
         self._count_classes(trainer, pl_module, outputs, batch, batch_idx, dataloader_idx)
 
@@ -77,7 +93,13 @@ class Evaluation(Callback):
     ) -> None:
         module = cast(Method, pl_module)
         predicted = outputs.get(module.target.name) if isinstance(outputs, Mapping) else None
-        if isinstance(predicted, torch.Tensor) and isinstance(module.task, Classification):
+        if not isinstance(predicted, torch.Tensor):
+            return
+        # of classes, a logit of -inf rules one out
+        numbers = predicted.detach().softmax(dim=1) if isinstance(module.task, Classification) else predicted.detach()
+        self._undefined += int(numbers.isnan().any(dim=1).sum())
+        self._predictions += len(numbers)
+        if isinstance(module.task, Classification):
             self._classes.append(predicted.detach().argmax(dim=1).cpu())
 
     def _predicted(self) -> Counter[int]:
@@ -104,6 +126,14 @@ class Evaluation(Callback):
     def _warn(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Say what nobody sees in an accuracy of a target that has mostly one class, or in none at all."""
         predicted = self._predicted()
+        if self._undefined:
+            warnings.warn(
+                f"{self._undefined} of {self._predictions} predictions for target "
+                f"{cast(Method, pl_module).target.name!r} are NaN: its network has diverged. Lower the "
+                "learning rate, clip gradients (Trainer(gradient_clip_val=...)), or scale inputs that are large",
+                stacklevel=2,
+            )
+            return
         if len(predicted) != 1 or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         ((label, number),) = predicted.items()
@@ -160,6 +190,10 @@ class Evaluation(Callback):
     on_validation_epoch_end = on_test_epoch_end = _log
     on_predict_batch_end = _count_classes
     on_fit_end = on_test_end = on_predict_end = _warn
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Refuse validation samples before the first round, rather than after it."""
+        self._check_samples(trainer, cast(Method, pl_module))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leave a module that predicts."""

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fedlit.federation import FederatedLoader, RosterError, Summed
+from fedlit.federation import FederatedLoader, RosterError, SampleError, Summed
+from fedlit.federation.samples import check_labels
 from fedlit.functional.table_moments import agree_on_moments, own_moments
 from fedlit.training.tasks import Regression
 
@@ -175,19 +176,12 @@ def _local_labels(
     for name in (each for each in clients if each in loader.datasets):
         batches = loader.in_order([name], labelled_only=name == target and not method.uses_unlabelled_target)
         numbers = torch.cat([torch.as_tensor(batch[name][1]) for batch in batches])
+        try:  # a loss from outside of fedlit has had no look at them
+            check_labels(numbers, name, "regression", num_outputs, may_lack=name == target, exact=False)
+        except SampleError as found:
+            error = error or found
         numbers = numbers.reshape(len(numbers), -1)
         known = numbers.isfinite().all(dim=1)
-        if numbers.shape[1] != num_outputs:
-            error = error or RosterError(
-                f"training samples of client {name!r} have {numbers.shape[1]} numbers as labels each, and the model "
-                f"predicts {num_outputs}: give it num_classes={numbers.shape[1]}, or mend the labels"
-            )
-        elif name != target and not known.all():
-            error = error or RosterError(
-                f"labels of {int((~known).sum())} of {len(numbers)} training samples of source {name!r} are NaN or "
-                f"infinite, and only those of the target ({target!r}) may be unknown: leave these samples out, or make "
-                f"{name!r} the target"
-            )
         labels[name] = numbers if known.all() else torch.where(known[:, None], numbers, torch.nan)
     method.federation.check("labels", error)
     return labels

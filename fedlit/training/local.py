@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from fedlit.federation import Client, FederatedLoader, RosterError, RoundPlan
 from fedlit.federation.labels import known_labels
+from fedlit.federation.nested import Inputs, take
 from fedlit.federation.streams import enter_stream, torch_streams
 from fedlit.training.method import Method
 
@@ -114,7 +115,7 @@ def in_streams(
                 yield client, batch[client.name]
 
 
-def labelled_samples(method: Method, clients: Sequence[Client]) -> Iterator[tuple[str, Tensor, Tensor]]:
+def labelled_samples(method: Method, clients: Sequence[Client]) -> Iterator[tuple[str, Inputs, Tensor]]:
     """All labelled training samples of local clients, once and always in one order, on the device.
 
     Yields:
@@ -127,18 +128,18 @@ def labelled_samples(method: Method, clients: Sequence[Client]) -> Iterator[tupl
     for batch in _on_device(method, loader.in_order([client.name for client in clients])):
         for name, (inputs, labels, *_) in batch.items():
             known = known_labels(labels)
-            x, y = method.task.standardised(name, (inputs[known], labels[known]))
+            x, y = method.task.standardised(name, (take(inputs, known), labels[known]))
             yield name, x, y
 
 
-def training_inputs(method: Method, client: Client) -> Iterator[Tensor]:
+def training_inputs(method: Method, client: Client) -> Iterator[Inputs]:
     """See `FederatedModule.training_inputs`."""
     loader = _federated(method)
     for batch in _on_device(method, loader.in_order([client.name], labelled_only=False)):
         yield batch[client.name][0]
 
 
-def all_inputs(method: Method, client: Client, batch_size: int = 512) -> Iterator[Tensor]:
+def all_inputs(method: Method, client: Client, batch_size: int = 512) -> Iterator[Inputs]:
     """Inputs of all training samples of a local client, labelled or not, once and always in one order, on the device.
 
     The order is a random one, as samples may be sorted by class.
@@ -150,7 +151,7 @@ def all_inputs(method: Method, client: Client, batch_size: int = 512) -> Iterato
         yield batch[client.name][0]
 
 
-def shuffled_inputs(method: Method, client: Client, pass_idx: int) -> Iterator[tuple[Tensor, Tensor]]:
+def shuffled_inputs(method: Method, client: Client, pass_idx: int) -> Iterator[tuple[Tensor, Inputs]]:
     """All training samples of a local client, labelled or not, in its batches, in an order of each pass.
 
     Yields:
@@ -166,7 +167,7 @@ def shuffled_inputs(method: Method, client: Client, pass_idx: int) -> Iterator[t
         yield once.positions(name, pass_idx, batch_idx), batch[name][0]
 
 
-def drawn_inputs(method: Method, client: Client, number: int) -> Tensor:
+def drawn_inputs(method: Method, client: Client, number: int) -> Inputs:
     """Inputs of so many training samples of a local client, labelled or not, or of all if it has fewer; on the device.
 
     They are drawn at random, and are the same ones whenever they are asked for.
@@ -174,8 +175,16 @@ def drawn_inputs(method: Method, client: Client, number: int) -> Tensor:
     Raises:
         TypeError: If training data come from another loader than a `FederatedLoader`.
     """
-    inputs: Tensor = next(_on_device(method, _alone(method, client, number, num_workers=0)))[client.name][0]
-    return inputs
+    return next(_on_device(method, _alone(method, client, number, num_workers=0)))[client.name][0]
+
+
+def first_inputs(method: Method, client: Client) -> Inputs:
+    """Inputs of a local client's first training sample, as a batch of one, as the dataset gives them.
+
+    Raises:
+        TypeError: If training data come from another loader than a `FederatedLoader`.
+    """
+    return _federated(method).samples(client.name)[0]
 
 
 def batch_positions(method: Method, client: Client) -> Tensor:
@@ -201,7 +210,9 @@ def _alone(method: Method, client: Client, batch_size: int, num_workers: int) ->
     """A loader of a local client's training samples by themselves, in a random order, without labels."""
     loader = _federated(method)
     own = {client.name: loader.datasets[client.name]}
-    return FederatedLoader(own, batch_size, num_workers=num_workers, guarded=client.name, seed=loader.seed)
+    alone = FederatedLoader(own, batch_size, num_workers=num_workers, guarded=client.name, seed=loader.seed)
+    alone.check = loader.check
+    return alone
 
 
 def _on_device(method: Method, loader: FederatedLoader) -> Iterator[dict[str, Any]]:

@@ -40,6 +40,7 @@ class Method(Protocol):
     warmup: int | float
     warmup_rounds: int
     refine: bool | Literal["network"]
+    vectorize: bool
     target_temperature: float
     shared: SharedWeights
     record: RoundRecord
@@ -53,6 +54,9 @@ class Method(Protocol):
 
     @property
     def sources(self) -> tuple[Client, ...]: ...
+
+    @property
+    def own_labels(self) -> bool: ...
 
     @property
     def warming_up(self) -> bool: ...

@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedlit.federation import Client, Open, Summed
+from fedlit.federation.nested import Inputs, num_samples, vectors
 from fedlit.federation.streams import enter_stream, torch_streams
 from fedlit.functional import information_maximisation_loss, neighbour_graph, refine_labels, softmax_regression
 from fedlit.training.local import evaluating, labelled_samples, shuffled_inputs, training_inputs
@@ -168,9 +169,9 @@ def propose(method: Method, passes: Iterator[int]) -> Proposal:
     network = method.replicas[target]
     before = _copied(network)
     layers, features, p = _looked_at(method)
-    vectors = _vectors(method)
+    inputs = _vectors(method)
     # vectors are compared as they come: there, neighbours are more often of a class than where sources told them apart
-    graph = None if vectors is None else neighbour_graph(_standardised(vectors)[0])
+    graph = None if inputs is None else neighbour_graph(_standardised(inputs)[0])
     classes = [F.one_hot(p.argmax(dim=1), p.shape[1]).double()]
     try:
         refined = refine_labels(p, _standardised(features)[0] if graph is None else graph)
@@ -240,7 +241,7 @@ def train_on_(
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * (1 - pass_idx / PASSES)
             for positions, inputs in shuffled_inputs(method, target, pass_idx):
-                if len(inputs) < 2:  # a single sample has no information, nor statistics for BatchNorm
+                if num_samples(inputs) < 2:  # a single sample has no information, nor statistics for BatchNorm
                     continue
                 with trainer.precision_plugin.forward_context():
                     loss = _loss(network(inputs), refined[positions])
@@ -294,9 +295,10 @@ def _vectors(method: Method) -> Tensor | None:
     """All inputs of the target's samples, on the CPU, where they are vectors."""
     found = []
     for inputs in training_inputs(method, method.target):
-        if inputs.dim() != 2 or not inputs.is_floating_point():
+        side_by_side = vectors(inputs)
+        if side_by_side is None:
             return None
-        found.append(inputs.cpu())
+        found.append(side_by_side.cpu())
     return torch.cat(found)
 
 
@@ -369,7 +371,7 @@ def decide_(method: Method, proposal: Proposal, told: Mapping[str, Tensor] | Non
 
 
 @torch.no_grad()
-def _outputs(method: Method, client: Client, batches: Iterable[Tensor]) -> tuple[list[nn.Linear], Tensor, Tensor]:
+def _outputs(method: Method, client: Client, batches: Iterable[Inputs]) -> tuple[list[nn.Linear], Tensor, Tensor]:
     """The linear layers that a local client's network ends in, what it gives them, and its outputs, on the CPU.
 
     There are several layers where classifiers vote, or their mean predicts.

@@ -24,6 +24,7 @@ from torch import nn
 from fedlit.federation import DivergedError, FederatedLoader, RosterError, RoundPlan
 from fedlit.federation.channel import declared_by
 from fedlit.federation.leaks import with_samples
+from fedlit.federation.nested import mapped
 from fedlit.federation.streams import torch_streams
 from fedlit.privacy import PrivacyWarning
 from fedlit.training.checkpoints import arrange
@@ -36,6 +37,7 @@ from fedlit.training.progress import rounds_of_run
 from fedlit.training.refinement import refine_
 from fedlit.training.replicas import check_local_norm
 from fedlit.training.returns import adapts, come_together, welcome
+from fedlit.training.samples import SampleCheck
 from fedlit.training.tasks import Classification, Regression
 from fedlit.training.warmup import is_share, warmup_of
 
@@ -54,6 +56,8 @@ def plan_rounds(
     federation, target, trainer = method.federation, method.target, method.trainer
     loader.guarded = None if target.labelled else target.name
     labelled_only = () if method.uses_unlabelled_target or not target.labelled else (target.name,)
+    loader.check = check = SampleCheck(method, loader)
+    federation.tell("training samples", check.start)
     facts = loader.facts(labelled_only)
     federation.introduce(facts)
     endless = trainer.max_epochs is None or trainer.max_epochs < 0
@@ -95,8 +99,7 @@ def plan_rounds(
 
     sizes = {name: size for name, size in samples.items() if name in ever}
     num_batches = None if local_steps is None else num_rounds * local_steps * trainer.accumulate_grad_batches
-    shapes = [fact.input_shape for fact in facts.values()]
-    federation.check("batches", check_batches(method, loader, sizes, num_batches, shapes[0]) if shapes else None)
+    federation.check("batches", check_batches(method, loader, sizes, num_batches) if facts else None)
 
     def learners(round_idx: int) -> Collection[str]:
         return {client.name for client in present_learners(method, round_idx)}
@@ -121,23 +124,22 @@ def count_labels(loader: FederatedLoader, client: str, num_classes: int) -> torc
 
 
 def check_batches(
-    method: Method, loader: FederatedLoader, sizes: Mapping[str, int], num_batches: int | None, shape: tuple[int, ...]
+    method: Method, loader: FederatedLoader, sizes: Mapping[str, int], num_batches: int | None
 ) -> RosterError | None:
     """An error if BatchNorm would meet a batch of one sample, from which it has no variance.
 
     Args:
         method: Of which the networks given are tried on one sample, unless their statistics stand still.
-        loader: Of the training data.
+        loader: Of the training data of at least one client.
         sizes: Training samples by client.
         num_batches: Of each client in all rounds; ``None`` is whole passes.
-        shape: Of a sample.
     """
     names = [client.name for client in method.sources if method.warmup_rounds]
     for name in names if method.statistics_stand_still else sizes:
         size, batch_size = sizes[name], loader.batch_size_of(name)
         alone = 1 in (batch_size, size % batch_size) and (batch_size == 1 or not loader.drop_last)
         reached = num_batches is None or batch_size == 1 or math.ceil(size / batch_size) <= num_batches
-        if alone and reached and _fails_on_one(method.originals, shape):
+        if alone and reached and _fails_on_one(method.originals, loader):
             cure = "raise batch_size"
             if batch_size > 1:
                 cure = "set drop_last=True, which leaves the last batch out, or another batch_size"
@@ -148,7 +150,7 @@ def check_batches(
     return None
 
 
-def _fails_on_one(networks: tuple[nn.Module, nn.Module], shape: tuple[int, ...]) -> bool:
+def _fails_on_one(networks: tuple[nn.Module, nn.Module], loader: FederatedLoader) -> bool:
     """Whether torch refuses to train BatchNorm on one sample; it takes one image, whose pixels are many values."""
     norms = [any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training for m in n.modules()) for n in networks]
     if not any(norms):
@@ -157,7 +159,8 @@ def _fails_on_one(networks: tuple[nn.Module, nn.Module], shape: tuple[int, ...])
         extractor, classifier = (copy.deepcopy(network).cpu() for network in networks)
         with torch.no_grad(), torch_streams():
             dtype = next((param.dtype for param in extractor.parameters()), torch.float32)
-            features = extractor(torch.zeros(1, *shape, dtype=dtype))
+            inputs = loader.samples(next(iter(loader.datasets)))[0]
+            features = extractor(mapped(lambda leaf: leaf.to(dtype) if leaf.is_floating_point() else leaf, inputs))
             if norms[1]:
                 classifier(features)
     except Exception as error:  # of inputs of another kind, on which a network cannot be tried so
@@ -283,6 +286,7 @@ class Rounds(Callback):
             self._close(trainer, method)
         if method.federation.round_idx > method.warmup_rounds and not self._run_closed:
             self._finish(method, method.federation.round_idx - 1)
+        method.federation.raise_left()
 
     def _open(self, trainer: Trainer, method: Method) -> None:
         federation = method.federation
@@ -302,13 +306,15 @@ class Rounds(Callback):
     def _close(self, trainer: Trainer, method: Method) -> None:
         """Check and log the losses, communicate, advance schedules and the counter."""
         federation, round_idx = method.federation, method.federation.round_idx
+        failed = federation.failed  # an exchange of this round's end raises it everywhere, if there is one
         losses = method.record.mean_losses()
         for name, loss in losses.items():
             if not math.isfinite(loss):
                 federation.fail(
                     DivergedError(
                         f"the training loss of client {name!r} is {loss} in round {round_idx}: lower the learning "
-                        "rate, clip gradients (Trainer(gradient_clip_val=...)), or look at its data"
+                        "rate, clip gradients (Trainer(gradient_clip_val=...)), or scale inputs and labels if they "
+                        "are large"
                     )
                 )
         federation.see_who_is_there()
@@ -325,6 +331,8 @@ class Rounds(Callback):
         metrics = metric_names(method, told)
         if told:
             metrics["train/loss"] = sum(row["loss"] for row in told.values()) / len(told)
+        if failed:
+            federation.raise_left()
         method.log_everywhere({**metrics, "round": float(round_idx)})
         federation.round_idx, federation.batch_idx = round_idx + 1, 0
         for config in trainer.lr_scheduler_configs:  # from here on, as one may go by the progress of the next round

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedlit.federation import FederatedLoader
+from fedlit.federation.nested import Inputs, num_samples
 from fedlit.functional import annealing
 from fedlit.training.local import evaluating
 from fedlit.training.method import Method
@@ -69,7 +70,7 @@ def copy_weights(network: nn.Module) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def hold_back_(network: nn.Module, before: Mapping[str, Tensor], inputs: Tensor, limit: float) -> None:
+def hold_back_(network: nn.Module, before: Mapping[str, Tensor], inputs: Inputs, limit: float) -> None:
     """Shorten the step that a network has taken if it moves features further than a limit.
 
     The distance is the root of the summed squares of the features' changes, over that of their deviations from their
@@ -82,7 +83,7 @@ def hold_back_(network: nn.Module, before: Mapping[str, Tensor], inputs: Tensor,
         inputs: Whose features are looked at, of which evaluation mode makes the same ones every time.
         limit: Greatest distance.
     """
-    if len(inputs) < 2:
+    if num_samples(inputs) < 2:
         return
     with evaluating(network):
         old = functional_call(network, dict(before), (inputs,)).flatten(1)

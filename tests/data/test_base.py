@@ -455,7 +455,7 @@ def test_numbers_are_split_hidden_and_kept_as_classes_are():
     [
         (lambda y: y.long(), "must be 1 floating-point numbers per sample"),
         (lambda y: torch.stack([y, y], dim=1), "must be 1 floating-point numbers per sample"),
-        (lambda y: y / 0, "must be finite: leave out samples without a value"),
+        (lambda y: y / 0, "must be finite, got infinity in rows 0, .*: leave out samples without a value"),
     ],
 )
 def test_bad_numbers_are_refused(y, message):
@@ -529,7 +529,8 @@ def test_only_the_target_may_lack_labels():
             return found
 
     with pytest.raises(
-        DatasetLayoutError, match=r"2 of \d+ samples of source 'a' have no label, .* make 'a' the target"
+        DatasetLayoutError,
+        match=r"2 of \d+ samples of source 'a' have no label \(-1 in rows 0 and 1\), .* 'a' the target",
     ):
         Careless(target="c").split("a")
 

@@ -601,7 +601,7 @@ def test_unknown_labels_of_a_source_are_refused_by_its_name() -> None:
     data = numbers()
     data["c1"].tensors[1][3] = torch.nan
     with pytest.raises(
-        RosterError, match=r"labels of 1 of 40 training samples of source 'c1' are NaN or infinite, .*make 'c1' the"
+        RosterError, match=r"1 of 40 samples of source 'c1' have no label \(NaN in row 3\), .*make 'c1' the target"
     ):
         fitted(data)
 
@@ -612,7 +612,9 @@ def test_labels_whose_deviation_is_too_small_to_be_found_are_warned_of() -> None
 
 
 def test_labels_of_another_width_are_refused() -> None:
-    with pytest.raises(RosterError, match=r"'c0' have 2 numbers as labels each, and the model predicts 1: give it num"):
+    with pytest.raises(
+        RosterError, match=r"labels of client 'c0' must be 1 .* shape \(60, 2\): give the model num_classes=2"
+    ):
         fitted(numbers(outputs=2), outputs=1)
 
 

@@ -154,7 +154,7 @@ def test_samples_are_told_once_and_to_who_was_away_later() -> None:
     told = [(e.round_idx, e.receiver) for e in module.federation.ledger if e.channel == "samples"]
     assert sorted(told) == [(0, "c0"), (0, "c1"), (2, "c2")]
     inputs = data()[TARGET].tensors[0]
-    assert all(torch.equal(module._samples[name], inputs) for name in SOURCES)
+    assert all(torch.equal(module._samples[name]["inputs"], inputs) for name in SOURCES)
 
 
 @pytest.mark.parametrize("method", [KD3A, CoMDA])

@@ -1,0 +1,199 @@
+"""Inputs of one tensor or of several: dictionaries, lists, tuples, named tuples and dataclasses of tensors, nested.
+
+Whatever goes along the samples of a batch (their number, some of them, several batches in one) is asked for here, so
+that inputs of several tensors are treated as those of one.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from operator import itemgetter
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Inputs: TypeAlias = Any
+"""A tensor, or a structure of tensors, with samples along the first dimension of each."""
+
+Shape: TypeAlias = tuple[int, ...] | tuple[tuple[str, tuple[int, ...]], ...]
+"""Of one sample; of several tensors, their paths with a shape each, sorted by path."""
+
+Rows: TypeAlias = Tensor | slice
+"""Samples that are taken: positions, int64; a mask, bool; or a range."""
+
+
+def leaves(inputs: Inputs) -> dict[str, Tensor]:
+    """The tensors of inputs by their path, such as ``"['image']"`` or ``"[0]"``; a tensor by itself has ``""``.
+
+    They are sorted by path, as one client's dictionary may be in another order than another's.
+
+    Raises:
+        TypeError: If something else is among them, such as texts.
+    """
+    found: dict[str, Tensor] = {}
+    for path, leaf in sorted(_walk(inputs), key=_path):
+        if not isinstance(leaf, Tensor):
+            raise TypeError(
+                f"inputs{path} must be a tensor, got {type(leaf).__name__}: give tensors, or dictionaries, lists, "
+                "tuples or dataclasses of tensors"
+            )
+        found[path] = leaf
+    return found
+
+
+def tensors_of(inputs: Inputs) -> dict[str, Tensor]:
+    """As `leaves`, without what is no tensor."""
+    return {path: leaf for path, leaf in sorted(_walk(inputs), key=_path) if isinstance(leaf, Tensor)}
+
+
+def num_samples(inputs: Inputs) -> int:
+    """Number of samples in a batch of inputs."""
+    return len(next((leaf for _, leaf in _walk(inputs)), ()))
+
+
+def sample_shape(inputs: Inputs) -> Shape:
+    """Shape of one sample of a batch; of what is no tensor ``()``."""
+    if _parts(inputs) is None:
+        return _shape(inputs)
+    return tuple(sorted((path, _shape(leaf)) for path, leaf in _walk(inputs)))
+
+
+def in_words(shape: Shape) -> str:
+    """A shape as errors have it: ``(3, 8, 8)``, or ``['age'] (1,), ['image'] (3, 8, 8)``."""
+    if any(isinstance(part, tuple) for part in shape):
+        return ", ".join(f"{path} {own}" for path, own in shape)  # type: ignore[misc]
+    return str(shape)
+
+
+def layout(sample: Any) -> list[tuple[str, Any]]:
+    """Paths of a single sample's leaves, each with its shape, or its type if it has none."""
+    return [(path, tuple(getattr(leaf, "shape", None) or ()) or type(leaf).__name__) for path, leaf in _walk(sample)]
+
+
+def mapped(function: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
+    """Inputs with a function of each tensor in its place."""
+    if isinstance(inputs, Tensor):
+        return function(inputs)
+    made = (function(leaf) if isinstance(leaf, Tensor) else leaf for _, leaf in _walk(inputs))
+    return _remade(inputs, made)
+
+
+def rebuilt(like: Inputs, tensors: Mapping[str, Any]) -> Inputs:
+    """Inputs of the structure of others, from tensors by their paths.
+
+    Raises:
+        ValueError: If the paths are others.
+    """
+    paths = [path for path, _ in _walk(like)]
+    if set(paths) != set(tensors):
+        raise ValueError(f"inputs must have the tensors {sorted(paths)}, got {sorted(tensors)}")
+    return _remade(like, iter([tensors[path] for path in paths]))
+
+
+def take(samples: Inputs, rows: Rows) -> Inputs:
+    """Some samples of a batch; of lists, such as texts, and arrays too.
+
+    Raises:
+        TypeError: If something has no samples to take.
+    """
+    if isinstance(samples, Tensor):
+        return samples[rows]
+    return _remade(samples, iter([_taken(leaf, rows, path) for path, leaf in _walk(samples)]))
+
+
+def concatenate(batches: Sequence[Inputs]) -> Inputs:
+    """Several batches as one, at least one batch; a `ValueError` if they differ in structure."""
+    first, *others = batches
+    if isinstance(first, Tensor):
+        return torch.cat([*batches])
+    table = {path: [leaf] for path, leaf in _walk(first)}
+    for batch in others:
+        for path, leaf in _walk(rebuilt(first, dict(_walk(batch)))):
+            table[path].append(leaf)
+    joined = {
+        path: torch.cat(each) if isinstance(each[0], Tensor) else sum(each[1:], each[0]) for path, each in table.items()
+    }
+    return rebuilt(first, joined)
+
+
+def pieces(inputs: Inputs, size: int) -> Iterator[Inputs]:
+    """Batches of at most so many samples, in order."""
+    for start in range(0, num_samples(inputs), size):
+        yield take(inputs, slice(start, start + size))
+
+
+def vectors(inputs: Inputs) -> Tensor | None:
+    """A batch whose tensors are floating and of shape (n, d) each, side by side, shape (n, sum of d); else ``None``."""
+    found = [leaf for _, leaf in sorted(_walk(inputs), key=_path)]
+    if not all(isinstance(leaf, Tensor) and leaf.dim() == 2 and leaf.is_floating_point() for leaf in found):
+        return None
+    return found[0] if len(found) == 1 else torch.cat(found, dim=1)
+
+
+# ---------------------------------------------------------------- structures
+
+
+def _parts(value: Any) -> list[tuple[str, Any]] | None:
+    """What a structure has, with the last part of each path; ``None`` of a leaf, such as a list of texts."""
+    if isinstance(value, Mapping):
+        return [(f"[{key!r}]", item) for key, item in value.items()]
+    if is_dataclass(value) and not isinstance(value, type):
+        return [(f".{field.name}", getattr(value, field.name)) for field in fields(value)]
+    if isinstance(value, list | tuple) and any(isinstance(each, Tensor) or _parts(each) for each in value[:1]):
+        return [(f"[{place}]", item) for place, item in enumerate(value)]
+    return None
+
+
+_path = itemgetter(0)
+
+
+def _shape(leaf: Any) -> tuple[int, ...]:
+    return tuple(leaf.shape[1:]) if isinstance(leaf, Tensor) else ()
+
+
+def _walk(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    parts = _parts(value)
+    if parts is None:
+        yield path, value
+        return
+    for name, item in parts:
+        yield from _walk(item, path + name)
+
+
+def _remade(like: Any, made: Iterator[Any]) -> Any:
+    """The structure of a value, with other leaves in their order."""
+    parts = _parts(like)
+    if parts is None:
+        return next(made)
+    items = [_remade(item, made) for _, item in parts]
+    if isinstance(like, Mapping):
+        named = dict(zip(like, items, strict=True))
+        return named if type(like) is dict else type(like)(named)  # type: ignore[call-arg]
+    if is_dataclass(like):
+        changed = copy.copy(like)
+        for field, item in zip(fields(like), items, strict=True):
+            object.__setattr__(changed, field.name, item)  # frozen ones too
+        return changed
+    return type(like)(*items) if hasattr(like, "_fields") else type(like)(items)
+
+
+def _taken(leaf: Any, rows: Rows, path: str) -> Any:
+    if not hasattr(leaf, "__len__") or (isinstance(leaf, Tensor) and leaf.dim() == 0):
+        return leaf  # one thing for all samples
+    if isinstance(leaf, Tensor):
+        return leaf[rows]
+    if isinstance(leaf, np.ndarray):
+        return leaf[rows if isinstance(rows, slice) else rows.cpu().numpy()]
+    if isinstance(leaf, list | tuple):
+        if isinstance(rows, slice):
+            return leaf[rows]
+        positions = rows.nonzero().squeeze(1) if rows.dtype == torch.bool else rows
+        return type(leaf)([leaf[place] for place in positions.tolist()])
+    raise TypeError(
+        f"samples{path} are of type {type(leaf).__name__}, of which no samples can be taken: give tensors, or "
+        "dictionaries, lists, tuples or dataclasses of tensors"
+    )

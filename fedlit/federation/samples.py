@@ -1,0 +1,231 @@
+"""Rules for a client's samples: what inputs and labels must be, in errors that name client, row, value and way out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import IterableDataset, Subset, TensorDataset
+
+from fedlit.federation.errors import SampleError
+from fedlit.federation.labels import TaskName, known_labels
+from fedlit.federation.nested import Inputs, Rows, take, tensors_of
+
+_NAMED = 5
+"""Rows that an error names; it counts the others."""
+
+_VALUES_AT_ONCE = 2**20
+"""Of inputs that are looked at together: so many fit a processor's cache."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Samples that lie in memory.
+
+    Args:
+        read: Inputs and labels of some rows.
+        final: Whether inputs are read as a network gets them, with no transform in between.
+    """
+
+    read: Callable[[Rows], tuple[Inputs, Tensor]]
+    final: bool
+
+    def look(self, size: int) -> tuple[Tensor, Tensor]:
+        """Labels of all samples, and positions of those whose inputs are not finite, int64.
+
+        Args:
+            size: Number of samples.
+        """
+        one = tensors_of(self.read(slice(0, 1))[0]).values()
+        step = max(1, _VALUES_AT_ONCE // max(1, sum(leaf.numel() for leaf in one)))
+        labels, found = [], [torch.empty(0, dtype=torch.int64)]
+        for start in range(0, size, step):
+            inputs, own = self.read(slice(start, min(start + step, size)))
+            labels.append(own)
+            bad = not_finite(inputs)
+            if bad is not None:
+                found.append(bad.nonzero().squeeze(1).cpu() + start)
+        return torch.cat(labels), torch.cat(found)
+
+
+def reads_tensors(dataset: object) -> bool:
+    """Whether a dataset's items are rows of its tensors: a `TensorDataset` that gives them no other way."""
+    return isinstance(dataset, TensorDataset) and type(dataset).__getitem__ is TensorDataset.__getitem__
+
+
+def stored(dataset: Any) -> Stored | None:
+    """The samples of a dataset, if they lie in memory; ``None`` if each is made when it is read.
+
+    A dataset of another class tells by its own method ``stored(rows)``, which gives inputs and labels before any
+    ``transform``.
+    """
+    if reads_tensors(dataset):
+        inputs, labels = dataset.tensors[:2]
+        return Stored(lambda rows: (inputs[rows], labels[rows]), True)
+    if type(dataset) is Subset:
+        whole, indices = stored(dataset.dataset), torch.as_tensor(dataset.indices)
+        return None if whole is None else Stored(lambda rows: whole.read(indices[rows]), whole.final)
+    if callable(getattr(dataset, "stored", None)):
+        return Stored(dataset.stored, getattr(dataset, "transform", None) is None)
+    return None
+
+
+def check_map_style(client: str, dataset: Any) -> None:
+    """Refuse what has no samples by number.
+
+    Raises:
+        TypeError: If a dataset lacks ``__len__`` or ``__getitem__``.
+    """
+    kind = type(dataset).__name__
+    sized = hasattr(type(dataset), "__len__") and not isinstance(dataset, IterableDataset)
+    if sized and (hasattr(type(dataset), "__getitem__") or hasattr(dataset, "batch")):
+        return
+    way_out = "read its samples into a TensorDataset(x, y), or give a dataset that has both"
+    if hasattr(dataset, "dataset"):
+        way_out = f"give the dataset of the {kind}; batch_size is an argument of FederatedLoader"
+    raise TypeError(
+        f"the dataset of client {client!r} must give samples by their number (__len__ and __getitem__), got {kind}: "
+        f"{way_out}"
+    )
+
+
+def check_entries(client: str, samples: Any) -> None:
+    """Refuse samples that are no tuples of inputs and labels.
+
+    Raises:
+        TypeError: If they are something else.
+    """
+    entries = isinstance(samples, list | tuple)
+    if entries and len(samples) >= 2:
+        return
+    given = type(samples).__name__ + (f" of {len(samples)}" if entries else "")
+    raise TypeError(
+        f"samples of client {client!r} must be (inputs, labels, ...), got {given}: give a TensorDataset(x, y), or let "
+        "the dataset's __getitem__ give such tuples. Inputs may be a dictionary of tensors; the second entry is the "
+        "one that the label guard keeps, -1 (in regression NaN) for a sample of the target without a label"
+    )
+
+
+def check_labels(
+    labels: Any,
+    client: str,
+    task: TaskName,
+    num_outputs: int,
+    *,
+    may_lack: bool,
+    exact: bool = True,
+    positions: Tensor | None = None,
+    word: str = "client",
+    error: type[ValueError] = SampleError,
+) -> None:
+    """Refuse labels that are no classes, or in regression no numbers.
+
+    Args:
+        labels: Of some samples; classes of shape (n,), or of each pixel or place, (n, ...), of which values are not
+            looked at.
+        client: Whose they are.
+        task: What is to be predicted.
+        num_outputs: Number of classes, or of numbers per sample.
+        may_lack: Whether samples may have none, as those of a target.
+        exact: Whether the type must be the one that losses take, int64 or a floating one, rather than any number.
+        positions: Rows of the samples, int64, shape (n,); ``None`` counts from 0.
+        word: What the client is called in errors.
+        error: Class of the error.
+
+    Raises:
+        ValueError: Of class ``error``, if a rule is broken; it names rows.
+    """
+    whose = f"labels of {word} {client!r}"
+    if not isinstance(labels, Tensor):
+        raise error(f"{whose} must be a tensor, got {type(labels).__name__}: give one of shape (n,)")
+    given = f"{labels.dtype} of shape {tuple(labels.shape)}"
+    counts = task == "regression" and not labels.is_floating_point()  # of which -1 is a number like others
+    known = torch.ones(len(labels), dtype=torch.bool) if counts else known_labels(labels)
+    if task == "regression":
+        if labels[:1].numel() != num_outputs or (exact and not labels.is_floating_point()):
+            number = labels[:1].numel()
+            way_out = "give y.float()"
+            if number != num_outputs:
+                way_out = f"give the model num_classes={number}, or mend the labels"
+            raise error(f"{whose} must be {num_outputs} floating-point numbers per sample, got {given}: {way_out}")
+        wrong = labels.reshape(len(labels), -1).isinf().any(dim=1)
+        if bool(wrong.any()):
+            raise error(
+                f"{whose} must be finite, got infinity in {_rows(wrong, positions)}: leave out samples without a value"
+            )
+    else:
+        if labels.dim() == 2 or (labels.dtype != torch.int64 if exact else labels.is_floating_point()):
+            raise error(f"{whose} must be classes, torch.int64 of shape (n,), got {given}: give {_as_classes(labels)}")
+        if labels.dim() > 2:
+            return
+        wrong = known & ((labels < 0) | (labels >= num_outputs))
+        if bool(wrong.any()):
+            low, high = int(labels[known].min()), int(labels[known].max())
+            values = ", ".join(map(str, sorted({*labels[wrong].tolist()})[:_NAMED]))
+            raise error(
+                f"{whose} must lie in 0..{num_outputs - 1} ({num_outputs} classes), got {low}..{high} ({values} in "
+                f"{_rows(wrong, positions)}): renumber them from 0 (y - 1 if they count from 1), or name all classes "
+                "(num_classes)"
+            )
+    if not may_lack and not bool(known.all()):
+        nothing, else_way = ("NaN", "") if task == "regression" else ("-1", "; if -1 is a class, number them from 0")
+        raise error(
+            f"{int((~known).sum())} of {len(labels)} samples of source {client!r} have no label ({nothing} in "
+            f"{_rows(~known, positions)}), and only those of the target may lack them: leave these samples out, or "
+            f"make {client!r} the target{else_way}"
+        )
+
+
+def _as_classes(labels: Tensor) -> str:
+    """What makes classes of labels of another form, in code."""
+    if labels.dim() == 2 and labels.shape[1] > 1:
+        return "y.argmax(dim=1), if they are one-hot"
+    return "y" + (".squeeze(1)" if labels.dim() == 2 else "") + ("" if labels.dtype == torch.int64 else ".long()")
+
+
+def not_finite(inputs: Inputs) -> Tensor | None:
+    """Which samples of a batch have NaN or infinity in their inputs, bool, shape (n,); ``None`` if none has."""
+    found: Tensor | None = None
+    for leaf in tensors_of(inputs).values():
+        if not leaf.is_floating_point() or leaf.layout != torch.strided or bool(leaf.sum().isfinite()):
+            continue  # a sum of finite numbers may overflow, but one with NaN or infinity is never finite
+        rows = ~leaf.isfinite().flatten(1).all(dim=1) if leaf.dim() > 1 else ~leaf.isfinite()
+        found = rows if found is None else found | rows
+    return found if found is not None and bool(found.any()) else None
+
+
+def refuse_inputs(client: str, inputs: Inputs, positions: Tensor, number: int) -> SampleError:
+    """The error of samples whose inputs are not finite.
+
+    Args:
+        client: Whose they are.
+        inputs: Of one or more such samples.
+        positions: Rows of all such samples, int64.
+        number: Of the client's samples that have been looked at.
+    """
+    first = tensors_of(take(inputs, slice(0, 1)))
+    path, value = next(
+        (path, leaf[~leaf.isfinite()][0])
+        for path, leaf in first.items()
+        if leaf.is_floating_point() and not bool(leaf.isfinite().all())
+    )
+    return SampleError(
+        f"inputs{path} of client {client!r} must be finite, got {float(value)} in {_named(positions)} "
+        f"({len(positions)} of {number} samples), of which its network makes no finite features: leave these samples "
+        "out, or fill in what is missing"
+    )
+
+
+def _rows(wrong: Tensor, positions: Tensor | None) -> str:
+    places = wrong.nonzero().squeeze(1).cpu()
+    return _named(places if positions is None else positions[places])
+
+
+def _named(rows: Tensor) -> str:
+    first = [str(row) for row in sorted(rows.tolist())[:_NAMED]]
+    if len(rows) > _NAMED:
+        return f"rows {', '.join(first)} and {len(rows) - _NAMED} more"
+    return f"row {first[0]}" if len(first) == 1 else f"rows {', '.join(first[:-1])} and {first[-1]}"

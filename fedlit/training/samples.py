@@ -1,0 +1,243 @@
+"""One look at every sample that a run reads, before a network meets it: see `SampleCheck`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor, nn
+
+from fedlit.federation import FederatedLoader, SampleError
+from fedlit.federation.labels import known_labels
+from fedlit.federation.nested import Inputs, sample_shape, take, tensors_of
+from fedlit.federation.samples import check_labels, not_finite, refuse_inputs, stored
+from fedlit.federation.streams import torch_streams
+from fedlit.training.local import evaluating
+from fedlit.training.method import Method
+from fedlit.training.tasks import Regression
+
+_TRIED = 8
+"""Samples that are not finite on which a network is tried."""
+
+_CONVERTED = {torch.float32: "x.float()", torch.float64: "x.double()"}
+"""What makes inputs of a type."""
+
+
+class SampleCheck:
+    """Refuses samples of local clients that a method cannot use, each of them once.
+
+    All samples in memory are looked at when a run starts. Others, which are made when they are read, are looked at when
+    they are read for the first time. Inputs must be finite, and of a type and structure that the network takes. In
+    doubt the network is tried on the samples, as it may convert inputs or fill in missing values. Labels are looked at
+    where the method reads them as classes or numbers.
+
+    Args:
+        method: That trains or is evaluated.
+        loader: Of local clients' samples.
+    """
+
+    def __init__(self, method: Method, loader: FederatedLoader) -> None:
+        self.method = method
+        self.loader = loader
+        self._unseen: dict[str, Tensor] = {}  # by client, which samples have not been looked at, bool
+        self._taken: set[str] = set()  # types and shapes of inputs that a network has taken
+
+    # ---------------------------------------------------------------- when a run starts
+
+    def start(self, client: str) -> None:
+        """Look at a local client's samples, as far as they lie in memory, and at its first sample in any case.
+
+        Raises:
+            SampleError: If the run cannot take them.
+            TypeError: If they are no tuples of inputs and labels.
+        """
+        if client not in self.loader.datasets:
+            return
+        inputs, labels = self.loader.samples(client)[:2]
+        self._check_type(client, inputs)
+        dataset: Any = self.loader.datasets[client]
+        size, whole = len(dataset), stored(dataset)
+        if whole is None or not whole.final:
+            self._unseen[client] = torch.ones(size, dtype=torch.bool)
+        if whole is None:
+            first = torch.tensor([0])
+            self._check_labels(client, labels, first)
+            self._check_finite(client, inputs, first, 1)
+            return
+        labels, bad = whole.look(size)
+        self._check_labels(client, labels, torch.arange(size))
+        self._check_some_known(client, labels)
+        if len(bad):
+            self._check_finite(client, self.loader.samples(client, bad[:_TRIED])[0], bad, size)
+
+    # ---------------------------------------------------------------- when samples are read
+
+    def due(self, client: str) -> bool:
+        """Whether some of a client's samples have not been looked at."""
+        return client in self._unseen
+
+    def __call__(self, client: str, samples: Any, positions: Tensor) -> None:
+        """Look at a batch that was read.
+
+        Raises:
+            SampleError: If the run cannot take it.
+        """
+        unseen = self._unseen[client]
+        if not bool(unseen[positions].any()):
+            return
+        self._check_labels(client, samples[1], positions)
+        bad = not_finite(samples[0])
+        if bad is not None:
+            rows = bad.nonzero().squeeze(1)
+            self._check_finite(client, take(samples[0], rows[:_TRIED]), positions[rows.cpu()], len(positions))
+        unseen[positions] = False
+        if not bool(unseen.any()):
+            del self._unseen[client]
+
+    def fail(self, client: str, error: SampleError) -> None:
+        """Raise an error here, or while other processes train let the next exchange raise it on all of them.
+
+        They meet in every batch, in Lightning's loop too, and would wait for this one for ever.
+        """
+        method = self.method
+        if method.federation.transport.world_size == 1 or method.trainer.state.fn != TrainerFn.FITTING:
+            raise error
+        error.public = f"client {client!r} has samples that the run cannot take: its own message says which"
+        method.federation.fail(error)
+        self._unseen.clear()
+
+    # ---------------------------------------------------------------- rules
+
+    def _check_labels(self, client: str, labels: Any, positions: Tensor) -> None:
+        """Refuse labels that the run is going to read, and cannot."""
+        method, training = self.method, self.loader.training
+        of_target = client == method.target.name
+        if training and (method.own_labels or (of_target and not method.target.labelled)):
+            return
+        read = not of_target or "oracle" in method.federation.channels
+        if not training and (method.trainer.predicting or not read):
+            return
+        regression = isinstance(method.task, Regression)
+        check_labels(
+            labels,
+            client,
+            "regression" if regression else "classification",
+            method.task.num_outputs if isinstance(method.task, Regression) else method.task.num_classes,
+            may_lack=of_target,
+            exact=not regression,
+            positions=positions,
+        )
+
+    def _check_some_known(self, client: str, labels: Tensor) -> None:
+        target = self.method.target
+        if not self.loader.training or self.method.own_labels or client != target.name or not target.labelled:
+            return
+        if not bool(known_labels(labels).any()):
+            raise SampleError(
+                f"target {client!r} is declared as labelled, and none of its {len(labels)} training samples has a "
+                f"label: give it some, or leave out labelled=True of Client({client!r}, role='target')"
+            )
+
+    def _check_finite(self, client: str, some: Inputs, positions: Tensor, number: int) -> None:
+        """Refuse inputs that are not finite, unless the network makes finite features of them.
+
+        Args:
+            client: Whose they are.
+            some: Inputs of the first of these samples.
+            positions: Of all of them.
+            number: Of samples among which they are.
+        """
+        bad = not_finite(some)
+        if bad is None:  # a transform has filled them in
+            return
+        some = take(some, bad)
+        try:
+            features = self._features(client, some)
+        except Exception:
+            if self.method.own_labels:  # a module of its own may be called with something else
+                return
+            features = None
+        if features is None or not_finite(features) is not None:
+            raise refuse_inputs(client, some, positions, number)
+
+    def _check_type(self, client: str, inputs: Inputs) -> None:
+        """Refuse inputs of a type or structure that the network does not take.
+
+        It is tried on a sample, unless this is one tensor of the type of its parameters.
+        """
+        method, network = self.method, self._network(client)
+        several = not isinstance(inputs, Tensor)
+        if several and method.vectorize:
+            raise SampleError(
+                f"vectorize=True stacks the inputs of all clients in one tensor, and those of client {client!r} are "
+                f"{_described(inputs)}: leave vectorize out"
+            )
+        if network is None or method.own_labels:
+            return
+        converted = tensors_of(method.trainer.precision_plugin.convert_input(inputs))
+        kinds = {leaf.dtype for leaf in converted.values()}
+        own = next((kind for kind in _types(method, client) if kind.is_floating_point), None)
+        if not several and (own is None or kinds == {own}):
+            return
+        described = _described(inputs)
+        if described in self._taken:  # by another client's network, which is of the same form
+            return
+        others = {kind for kind in kinds if kind.is_floating_point and kind != own}
+        try:
+            features = self._features(client, inputs)
+            if not (others and own and isinstance(features, Tensor) and features.dtype in others):
+                self._taken.add(described)
+                return
+            reason = f"its features are {features.dtype}"
+        except Exception as error:
+            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        way_out = "give inputs that its forward takes"
+        if own is not None and kinds != {own}:
+            way_out = f"give {_CONVERTED.get(own, f'x.to({own})')}"
+            if torch.float64 in kinds:
+                way_out += ", or train in double precision (Trainer(precision='64-true'))"
+        raise SampleError(
+            f"the network, whose parameters are {own}, does not take the inputs of client {client!r}, "
+            f"{described} ({reason}): {way_out}"
+        )
+
+    def _network(self, client: str) -> nn.Module | None:
+        """The part of a client's replica that takes inputs; ``None`` if it is not built."""
+        if client not in self.method.replicas:
+            return None
+        replica = self.method.replicas[client]
+        extractor = getattr(replica, "extractor", None)
+        return extractor if isinstance(extractor, nn.Module) else replica
+
+    def _features(self, client: str, inputs: Inputs) -> Any:
+        """Features of a few samples in evaluation mode, as a step makes them."""
+        network, trainer = self._network(client), self.method.trainer
+        if network is None:
+            return None
+        moved = trainer.strategy.batch_to_device(trainer.precision_plugin.convert_input(inputs))
+        with torch_streams(self.method.device), evaluating(network), trainer.precision_plugin.forward_context():
+            return network(moved)
+
+
+def check_evaluation(method: Method, loader: FederatedLoader) -> None:
+    """Look at samples of local clients before an evaluation; all processes call it.
+
+    Raises:
+        SampleError: If it cannot take them; on other processes a `PeerFailedError`.
+    """
+    loader.check = check = SampleCheck(method, loader)
+    method.federation.tell("samples to evaluate", check.start)
+
+
+def _types(method: Method, client: str) -> list[torch.dtype]:
+    """Of a client's parameters."""
+    return [param.dtype for param in method.replicas[client].parameters()]
+
+
+def _described(inputs: Inputs) -> str:
+    """Types and shapes of a sample's tensors, in words."""
+    if isinstance(inputs, Tensor):
+        return f"{inputs.dtype} of shape {sample_shape(inputs)}"
+    found = [f"{path} {leaf.dtype} of shape {tuple(leaf.shape[1:])}" for path, leaf in tensors_of(inputs).items()]
+    return f"a {type(inputs).__name__} of {', '.join(found) or 'no tensors'}"
