@@ -27,7 +27,7 @@ from fedlit.federation.client import make_roster
 from fedlit.federation.labels import TaskName, guard
 from fedlit.federation.ledger import SERVER
 from fedlit.federation.metrics import METRICS
-from fedlit.models import Replica, make_classifier, part_of
+from fedlit.models import Replica, check_part, check_tied, make_classifier, part_of
 from fedlit.training import checkpoints
 from fedlit.training.evaluation import Evaluation, log_everywhere
 from fedlit.training.local import (
@@ -151,6 +151,9 @@ class FederatedModule(ClientOptimisation):
     stays_local: ClassVar[tuple[str, ...]] = ()
     """Beginnings of names in a replica's state that never leave the client."""
 
+    parts_apart: ClassVar[str] = ""
+    """Why extractor and classifier can share no weight, where they are trained or sent each by itself."""
+
     classes_only: ClassVar[bool] = False
     """Whether the method cannot do regression."""
 
@@ -229,6 +232,8 @@ class FederatedModule(ClientOptimisation):
         self.num_classes = num_classes
         # In a tuple, so that the originals are not registered: only clients' copies belong in the checkpoint.
         self.originals = (extractor, make_classifier(extractor, num_classes) if classifier is None else classifier)
+        apart = "refine fits a classifier by itself" if refine else self.parts_apart
+        check_tied(*self.originals, apart, self.stays_local)
         check_param_groups(param_groups, [client.name for client in self.clients], self.own_rates, type(self).__name__)
         self.optimizer, self.param_groups = optimizer, param_groups
         self.reset_optimizer = reset_optimizer
@@ -262,8 +267,7 @@ class FederatedModule(ClientOptimisation):
 
     def build_replica(self) -> nn.Module:
         """What one client holds; called once per client, each time from the same random state."""
-        extractor, classifier = self.originals
-        return Replica(copy.deepcopy(extractor), copy.deepcopy(classifier))
+        return Replica(*copy.deepcopy(self.originals))
 
     def build_target(self, replica: Any) -> nn.Module:
         """What the target holds, made of what `build_replica` gave it; default: just that."""
@@ -451,15 +455,17 @@ class FederatedModule(ClientOptimisation):
             to: Clients that receive the mean; ``None`` is all that the channel is declared for.
             part: Sub-module of the replicas to which this is restricted, such as ``"classifier"``, or several.
             absent_too: See `Federation.mean`.
+
+        Raises:
+            ValueError: If a weight of these parts is tied to one of another part, which would change too.
         """
         federation, among = self.federation, tuple(among)
         named = (part,) if isinstance(part, str) else part
         parts = ("",) if named is None else tuple(f"{name}." for name in named)
-        states = {
-            client.name: {k: tensor for k, tensor in self.shared_state(client.name).items() if k.startswith(parts)}
-            for client in among
-            if federation.is_local(client)
-        }
+        local = [client.name for client in among if federation.is_local(client)]
+        for name in local if named is not None else ():
+            check_part(self.replicas[name], parts)
+        states = {name: {k: t for k, t in self.shared_state(name).items() if k.startswith(parts)} for name in local}
         payloads = {name: self.shared.to_average(name, state) for name, state in states.items()}
         around = {name: self.shared.to_average(name, state) for name, state in self.shared.received.items()}
         self.load_shared_(federation.mean(channel, payloads, among, to, self.mean_weights, around, absent_too))

@@ -110,7 +110,7 @@ class AdaBN(SourceOnly):
             )
         if mixing is not None:
             share = 1.0 if mixing == "learned" else float(mixing)
-            extractor, head = (with_mixed_batchnorm(net, share, mixing == "learned") for net in (extractor, head))
+            extractor, head = with_mixed_batchnorm(nn.ModuleList([extractor, head]), share, mixing == "learned")
         super().__init__(clients, target, num_classes, extractor, head, **kwargs)
         self.mixing = mixing
         self.entropy_weight = entropy_weight

@@ -23,7 +23,7 @@ class PersonalReplica(Replica):
 
     def __init__(self, extractor: nn.Module, classifier: nn.Module) -> None:
         super().__init__(extractor, classifier)
-        self.personal = Replica(copy.deepcopy(extractor), copy.deepcopy(classifier))
+        self.personal = Replica(*copy.deepcopy((extractor, classifier)))
         # Whether v has started; in a warm-up there is w alone.
         self.register_buffer("personalised", torch.tensor(False))
 

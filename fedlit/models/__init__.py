@@ -13,6 +13,7 @@ from fedlit.models.matching import MatchingReplica
 from fedlit.models.memory import RoundMemory
 from fedlit.models.replica import Replica, feature_width, make_classifier, part_of
 from fedlit.models.resnet import ResNet
+from fedlit.models.tied import check_part, check_tied, tied_weights
 from fedlit.models.twins import Twins
 
 __all__ = [
@@ -38,10 +39,13 @@ __all__ = [
     "Twins",
     "VotingReplica",
     "batchnorm_layers",
+    "check_part",
+    "check_tied",
     "estimate_statistics_",
     "feature_width",
     "make_classifier",
     "make_discriminator",
     "part_of",
+    "tied_weights",
     "with_mixed_batchnorm",
 ]

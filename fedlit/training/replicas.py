@@ -43,7 +43,7 @@ class Replicas(nn.Module, Generic[ReplicaT_co]):
 
 
 class SharedWeights:
-    """Those weights of local replicas that leave their clients.
+    """Those weights of local replicas that leave their clients, tied ones once, under their first name.
 
     Frozen weights are equal everywhere from the start, and are left out. Frozen is a parameter that is not trainable in
     the network given to the constructor, nor now, and still has its value; and with a layer's parameters its buffers,
@@ -105,14 +105,17 @@ class SharedWeights:
         if client not in self._known:
             replica = self._replicas[client]
             state = replica.state_dict(keep_vars=True)
-            local: set[str] = set()
-            for prefix, module in replica.named_modules() if self._local_norm else ():
-                if isinstance(module, NORMS):
-                    local.update(f"{prefix}.{name}" for name in module.state_dict())
+            norms = [module for module in replica.modules() if isinstance(module, NORMS)] if self._local_norm else []
+            # By tensor, as a tied one has several names, and stays local under all of them.
+            local = {id(tensor) for module in norms for tensor in (*module.parameters(), *module.buffers())}
             # A count of batches is nobody else's business, and one integer would send all numbers in float64.
-            local.update(name for name in state if name.endswith("num_batches_tracked"))
-            local.update(name for name in state if name.startswith(self._stays_local))
-            self._known[client] = {name: tensor for name, tensor in state.items() if name not in local}
+            local |= {id(tensor) for name, tensor in state.items() if name.endswith("num_batches_tracked")}
+            local |= {id(tensor) for name, tensor in state.items() if name.startswith(self._stays_local)}
+            known = self._known[client] = {}
+            for name, tensor in state.items():
+                if id(tensor) not in local:
+                    known[name] = tensor
+                    local.add(id(tensor))
         known, untouched = self._known[client], self._untouched.get(client)
         if frozen_too or not untouched:
             return known

@@ -147,7 +147,7 @@ def _fails_on_one(networks: tuple[nn.Module, nn.Module], shape: tuple[int, ...])
     if not any(norms):
         return False
     try:
-        extractor, classifier = (copy.deepcopy(network).cpu() for network in networks)
+        extractor, classifier = (network.cpu() for network in copy.deepcopy(networks))
         with torch.no_grad(), torch_streams():
             dtype = next((param.dtype for param in extractor.parameters()), torch.float32)
             features = extractor(torch.zeros(1, *shape, dtype=dtype))
