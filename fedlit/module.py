@@ -533,9 +533,30 @@ class FederatedModule(ClientOptimisation):
     # ---------------------------------------------------------------- Lightning's hooks
 
     def configure_model(self) -> None:
-        """Build the replicas of local clients, all from the same random state."""
+        """Build the replicas of local clients, all from the same random state, and keep nobody else's."""
         if not len(self.replicas):
             build(self)
+        for client in self.clients:
+            if client.name in self.replicas and not self.federation.is_local(client):
+                del self.replicas[client.name]
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
+        """Weights of local clients' replicas, which are built first, by ``replicas.CLIENT.NAME``."""
+        self.configure_model()
+        state: dict[str, Any] = super().state_dict(*args, **kwargs)
+        return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Load `state_dict` of this process or of one that hosts more clients; replicas are built first.
+
+        A checkpoint file has clients' weights elsewhere: see `load_from_checkpoint`.
+
+        Raises:
+            RosterError: If there are no weights of clients in it, or ``strict`` and a local client's are missing.
+            ValueError: If it is another part of a checkpoint.
+        """
+        self.configure_model()
+        return super().load_state_dict(checkpoints.local_part(self, state_dict, strict), strict, assign)
 
     def configure_callbacks(self) -> list[pl.Callback]:
         """Run rounds, and evaluate; refuse a Trainer that does not go with them."""

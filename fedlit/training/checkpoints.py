@@ -130,7 +130,10 @@ def _tell_of_changes(method: Method, checkpoint: Mapping[str, Any]) -> None:
     changed = [
         f"{name} was {before[name]!r} and is {now[name]!r}"
         for name in now
-        if name in before and isinstance(now[name], _PLAIN) and before[name] != now[name] and name != "param_groups"
+        if name in before
+        and isinstance(now[name], _PLAIN)
+        and before[name] != now[name]
+        and name not in ("param_groups", "clients")  # the roster is compared by itself
     ]
     if changed:
         rank_zero_warn(f"training goes on with other arguments than the checkpoint's: {'; '.join(changed)}")
@@ -149,6 +152,42 @@ def complete(method: Method, checkpoint: dict[str, Any], clients: Sequence[str])
     if lacking:
         own = cast(nn.Module, method).state_dict()
         checkpoint["state_dict"] |= {key: own[key] for key in own if key.startswith(tuple(lacking))}
+
+
+def local_part(method: Method, state: Mapping[str, Any], strict: bool) -> Mapping[str, Any]:
+    """Return what a process loads of a state dict: all but the weights of clients that other processes host.
+
+    Args:
+        method: With its replicas built.
+        state: As `FederatedModule.state_dict` gives it, of a process that hosts as many clients or more.
+        strict: Whether it must have the weights of each local client, and of no unknown one.
+
+    Raises:
+        ValueError: If it is another part of a checkpoint.
+        RosterError: If it has no weights of clients, or lacks a local client, or has an unknown one.
+    """
+    names, kind = [client.name for client in method.clients], type(method).__name__
+    load_file = f"load the file with {kind}.load_from_checkpoint(path, ...), or give the Trainer ckpt_path=path"
+    if "state_dict" in state or any(isinstance(state.get(name), Mapping) for name in names):
+        what = "a whole checkpoint" if "state_dict" in state else "checkpoint['clients']"
+        raise ValueError(f"state_dict must have weights by their names replicas.CLIENT..., got {what}: {load_file}")
+    there = dict.fromkeys(key.split(".")[1] for key in state if key.startswith(REPLICAS))
+    lacking = [client.name for client in method.federation.local_clients if client.name not in there]
+    if lacking and not there:
+        raise RosterError(
+            f"state_dict has no weights of clients {lacking}, so that nothing would be loaded: a checkpoint file has "
+            f"them in checkpoint['clients'][NAME]['weights']; {load_file}"
+        )
+    unknown = [name for name in there if name not in names]
+    if strict and unknown:
+        raise RosterError(f"state_dict has weights of {unknown}, which are not among the clients {names}")
+    if strict and lacking:
+        raise RosterError(
+            f"state_dict has weights of {[*there]}, and none of {lacking}, which this process hosts: load a state dict "
+            "with all of them, or give strict=False, which leaves theirs as they are"
+        )
+    elsewhere = tuple(f"{REPLICAS}{name}." for name in names if name not in method.replicas)
+    return {key: each for key, each in state.items() if not key.startswith(elsewhere)} if elsewhere else state
 
 
 def restore_data(data: Any, checkpoint: Mapping[str, Any], clients: Iterable[str]) -> None:

@@ -35,6 +35,9 @@ class Replicas(nn.Module, Generic[ReplicaT_co]):
     def __setitem__(self, client: str, module: nn.Module) -> None:
         self._modules[client] = module
 
+    def __delitem__(self, client: str) -> None:
+        del self._modules[client]
+
     def __contains__(self, client: object) -> bool:
         return client in self._modules
 
