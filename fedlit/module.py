@@ -19,6 +19,7 @@ from fedlit.federation import (
     Client,
     Everyone,
     Federation,
+    NotTrainedError,
     Participation,
     RosterError,
     Summed,
@@ -27,7 +28,7 @@ from fedlit.federation.client import make_roster
 from fedlit.federation.labels import TaskName, guard
 from fedlit.federation.ledger import SERVER
 from fedlit.federation.metrics import METRICS
-from fedlit.models import Replica, check_part, check_tied, make_classifier, part_of
+from fedlit.models import Replica, check_copyable, check_part, check_tied, forget_compiled_, make_classifier, part_of
 from fedlit.training import checkpoints
 from fedlit.training.evaluation import Evaluation, log_everywhere
 from fedlit.training.local import (
@@ -231,6 +232,9 @@ class FederatedModule(ClientOptimisation):
         self.target = next(client for client in self.clients if client.is_target)
         self.num_classes = num_classes
         # In a tuple, so that the originals are not registered: only clients' copies belong in the checkpoint.
+        for part, network in (("extractor", extractor), ("classifier", classifier)):
+            if network is not None:
+                check_copyable(part, network)
         self.originals = (extractor, make_classifier(extractor, num_classes) if classifier is None else classifier)
         apart = "refine fits a classifier by itself" if refine else self.parts_apart
         check_tied(*self.originals, apart, self.stays_local)
@@ -536,6 +540,7 @@ class FederatedModule(ClientOptimisation):
         """Build the replicas of local clients, all from the same random state, and keep nobody else's."""
         if not len(self.replicas):
             build(self)
+            forget_compiled_(self.replicas)
         for client in self.clients:
             if client.name in self.replicas and not self.federation.is_local(client):
                 del self.replicas[client.name]
@@ -595,7 +600,15 @@ class FederatedModule(ClientOptimisation):
         with self.federation.stepping():
             losses = compute(self, {name: samples for name, samples in batch.items() if name in learners})
         # A step in which no local client trains must still have a graph: never None with several processes.
-        return self.record.add_(losses) if losses else torch.zeros((), device=self.device, requires_grad=True)
+        if not losses:
+            return torch.zeros((), device=self.device, requires_grad=True)
+        loss = self.record.add_(losses)
+        if self.automatic_optimization and torch.is_grad_enabled() and not loss.requires_grad:
+            raise NotTrainedError(
+                f"the losses of {list(losses)} depend on no weight that is trained: all are frozen (requires_grad), or "
+                "outputs are detached; leave something to train, or take a method that trains nothing by gradients"
+            )
+        return loss
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
         """Take a step; a target without labels that has a trust region keeps within its share of that."""

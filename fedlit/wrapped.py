@@ -445,6 +445,11 @@ def check_module(module: object) -> None:
     name = type(module).__name__
     if isinstance(module, FederatedModule):
         raise TypeError(f"{name} is a federated method, and needs no wrapper: give it to the Trainer as it is")
+    if isinstance(getattr(module, "_orig_mod", None), pl.LightningModule):
+        raise TypeError(
+            "module is compiled as a whole, and clients train copies: give the LightningModule itself, and compile "
+            "networks in it (self.net = torch.compile(self.net))"
+        )
     if not isinstance(module, pl.LightningModule):
         raise TypeError(
             f"module must be a LightningModule of the package lightning (lightning.pytorch), got {name}: a network "

@@ -5,6 +5,7 @@ from fedlit.models.anchor import Anchor
 from fedlit.models.backbone import Backbone
 from fedlit.models.batchnorm import MixedBatchNorm, batchnorm_layers, estimate_statistics_, with_mixed_batchnorm
 from fedlit.models.committee import Committee, MomentReplica
+from fedlit.models.copies import check_copyable, check_part, check_tied, forget_compiled_, tied_weights
 from fedlit.models.dictionary import Dictionary, DictionaryReplica
 from fedlit.models.discriminator import AdversarialReplica, make_discriminator
 from fedlit.models.disentangling import DisentanglingReplica
@@ -13,7 +14,6 @@ from fedlit.models.matching import MatchingReplica
 from fedlit.models.memory import RoundMemory
 from fedlit.models.replica import Replica, feature_width, make_classifier, part_of
 from fedlit.models.resnet import ResNet
-from fedlit.models.tied import check_part, check_tied, tied_weights
 from fedlit.models.twins import Twins
 
 __all__ = [
@@ -39,10 +39,12 @@ __all__ = [
     "Twins",
     "VotingReplica",
     "batchnorm_layers",
+    "check_copyable",
     "check_part",
     "check_tied",
     "estimate_statistics_",
     "feature_width",
+    "forget_compiled_",
     "make_classifier",
     "make_discriminator",
     "part_of",
