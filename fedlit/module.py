@@ -28,7 +28,8 @@ from fedlit.federation.client import make_roster
 from fedlit.federation.labels import TaskName, guard
 from fedlit.federation.ledger import SERVER
 from fedlit.federation.metrics import METRICS
-from fedlit.models import Replica, check_copyable, check_part, check_tied, forget_compiled_, make_classifier, part_of
+from fedlit.models import Replica, make_classifier, part_of
+from fedlit.models.copies import check_copyable, check_part, check_tied, forget_compiled_
 from fedlit.training import checkpoints
 from fedlit.training.evaluation import Evaluation, log_everywhere
 from fedlit.training.local import (

@@ -563,7 +563,12 @@ class DomainDataModule(L.LightningDataModule, ABC):
         return number
 
     def raw_inputs(self) -> RawInputs | None:
-        """The target's samples before they are normalised, for a model that normalises by itself; ``None`` for none."""
+        """The target's samples as their owner has them, and the network that prepares them, for an exported model.
+
+        ``None`` where models take samples as `load` gives them. A data module that overrides `finish`, or whose
+        `transform` changes numbers in evaluation, overrides this too, or its models are exported for prepared samples
+        alone.
+        """
         return None
 
     # Checkpoints.

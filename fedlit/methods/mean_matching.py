@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from fedlit.federation import Channel, Client, DivergedError, Open, Summed
 from fedlit.functional import mean_pair_distance
 from fedlit.methods.mean_messages import exchange_means, heard_sources, sum_difference
-from fedlit.models import MatchingReplica, check_tied, feature_width
+from fedlit.models import MatchingReplica, feature_width
+from fedlit.models.copies import check_tied
 from fedlit.models.matching import STAYS_LOCAL
 from fedlit.module import Batch, FederatedModule
 from fedlit.training.replicas import Replicas

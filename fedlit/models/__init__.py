@@ -5,7 +5,6 @@ from fedlit.models.anchor import Anchor
 from fedlit.models.backbone import Backbone
 from fedlit.models.batchnorm import MixedBatchNorm, batchnorm_layers, estimate_statistics_, with_mixed_batchnorm
 from fedlit.models.committee import Committee, MomentReplica
-from fedlit.models.copies import check_copyable, check_part, check_tied, forget_compiled_, tied_weights
 from fedlit.models.dictionary import Dictionary, DictionaryReplica
 from fedlit.models.discriminator import AdversarialReplica, make_discriminator
 from fedlit.models.disentangling import DisentanglingReplica
@@ -39,15 +38,10 @@ __all__ = [
     "Twins",
     "VotingReplica",
     "batchnorm_layers",
-    "check_copyable",
-    "check_part",
-    "check_tied",
     "estimate_statistics_",
     "feature_width",
-    "forget_compiled_",
     "make_classifier",
     "make_discriminator",
     "part_of",
-    "tied_weights",
     "with_mixed_batchnorm",
 ]
