@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from fedlit.data.base import Domain, DomainDataModule, Transform
-from fedlit.data.fashion_mnist import bytes_of_pixels, to_unit
+from fedlit.data.fashion_mnist import bytes_of_pixels
 from fedlit.data.idx import load_idx
 from fedlit.data.raw_inputs import RawInputs
+from fedlit.data.transforms import to_unit
 from fedlit.federation.streams import stable_seed
 
 COLOUR_NOISE = {"plus90": 0.1, "plus80": 0.2, "minus90": 0.9}

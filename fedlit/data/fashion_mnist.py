@@ -15,6 +15,7 @@ from fedlit.data.idx import load_idx
 from fedlit.data.raw_inputs import PixelNetwork, RawInputs
 from fedlit.data.shifts import add_noise, check_shifts, label_share, source_labels
 from fedlit.data.splits import apportion, shuffled_by_class
+from fedlit.data.transforms import to_unit
 from fedlit.federation.errors import RosterError
 
 CLASSES = ["T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot"]
@@ -166,11 +167,6 @@ class FashionMNIST(DomainDataModule):
     def raw_inputs(self) -> RawInputs | None:
         """Bytes of pixels; images with noise are no bytes, and are taken as they are."""
         return None if self._levels[self.target] > 0 else bytes_of_pixels((1, 28, 28))
-
-
-def to_unit(x: Tensor) -> Tensor:
-    """Bytes to floats in [0, 1]; floats stay as they are."""
-    return x.float() / 255 if x.dtype == torch.uint8 else x
 
 
 def bytes_of_pixels(shape: tuple[int, int, int]) -> RawInputs:

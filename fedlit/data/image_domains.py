@@ -310,6 +310,11 @@ class ImageTransform:
     image_size: int
     augment: bool = False
 
+    @property
+    def draws(self) -> bool:
+        """Whether it draws random numbers."""
+        return self.augment
+
     def __call__(self, x: Tensor) -> Tensor:
         """Transform uint8 images, shape (n, 3, side, side)."""
         if self.augment:
