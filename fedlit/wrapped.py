@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from fedlit.federation import Client
+from fedlit.federation.descriptions import described
 from fedlit.federation.labels import TaskName, known_labels
 from fedlit.federation.ledger import SERVER
 from fedlit.methods import FedAvg, FedCORAL, FedDAN, FedProx
@@ -121,8 +122,8 @@ class Wrapped(FederatedModule):
         )
         # what the other processes and a checkpoint's next run compare
         kind = type(module)
-        described = f"{kind.__module__}.{kind.__qualname__}({dict(module.hparams)})"
-        self.save_hyperparameters({"module": described}, logger=False)
+        text = f"{kind.__module__}.{kind.__qualname__}({described(dict(module.hparams))})"
+        self.save_hyperparameters({"module": text}, logger=False)
         self._refuse_what_the_module_has()
         if not module.automatic_optimization and self.adds_to_the_loss:
             raise ValueError(

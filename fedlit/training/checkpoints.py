@@ -7,6 +7,7 @@ under its name, and `join` puts them back. Of several processes each writes its 
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import chain
@@ -145,13 +146,18 @@ def _tell_of_changes(method: Method, checkpoint: Mapping[str, Any]) -> None:
 
 
 def complete(method: Method, checkpoint: dict[str, Any], clients: Sequence[str]) -> None:
-    """Where the target predicts by itself, and has its own file alone: leave the others' replicas as they are."""
-    lacking = [
-        f"{REPLICAS}{name}." for name in clients if "clients" in checkpoint and name not in checkpoint["clients"]
-    ]
-    if lacking:
-        own = cast(nn.Module, method).state_dict()
-        checkpoint["state_dict"] |= {key: own[key] for key in own if key.startswith(tuple(lacking))}
+    """Where the target predicts by itself, and has its own file alone: leave the others' replicas as they are.
+
+    Modules read a state by the version of its form, of which a checkpoint with clients apart says nothing.
+    """
+    if "clients" not in checkpoint:
+        return
+    lacking = tuple(f"{REPLICAS}{name}." for name in clients if name not in checkpoint["clients"])
+    own: Any = cast(nn.Module, method).state_dict()
+    state: Any = OrderedDict(checkpoint["state_dict"])
+    state.update({key: own[key] for key in own if lacking and key.startswith(lacking)})
+    state._metadata = own._metadata
+    checkpoint["state_dict"] = state
 
 
 def local_part(method: Method, state: Mapping[str, Any], strict: bool) -> Mapping[str, Any]:
@@ -187,7 +193,11 @@ def local_part(method: Method, state: Mapping[str, Any], strict: bool) -> Mappin
             "with all of them, or give strict=False, which leaves theirs as they are"
         )
     elsewhere = tuple(f"{REPLICAS}{name}." for name in names if name not in method.replicas)
-    return {key: each for key, each in state.items() if not key.startswith(elsewhere)} if elsewhere else state
+    if not elsewhere:
+        return state
+    left: Any = OrderedDict({key: each for key, each in state.items() if not key.startswith(elsewhere)})
+    left._metadata = getattr(state, "_metadata", None)
+    return cast(Mapping[str, Any], left)
 
 
 def restore_data(data: Any, checkpoint: Mapping[str, Any], clients: Iterable[str]) -> None:

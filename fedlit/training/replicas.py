@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -77,7 +77,7 @@ class SharedWeights:
         self._stays_local = tuple(stays_local)
         self._local_norm = local_norm
         self._moments = moments
-        self._known: dict[str, dict[str, Tensor]] = {}
+        self._known: dict[str, dict[str, tuple[dict[str, Tensor], str]]] = {}
         self._untouched: dict[str, frozenset[str]] = {}
         self._remembers = False
         self._restored: dict[str, dict[str, Tensor]] = {}
@@ -114,12 +114,11 @@ class SharedWeights:
             # A count of batches is nobody else's business, and one integer would send all numbers in float64.
             local |= {id(tensor) for name, tensor in state.items() if name.endswith("num_batches_tracked")}
             local |= {id(tensor) for name, tensor in state.items() if name.startswith(self._stays_local)}
-            known = self._known[client] = {}
-            for name, tensor in state.items():
-                if id(tensor) not in local:
-                    known[name] = tensor
-                    local.add(id(tensor))
-        known, untouched = self._known[client], self._untouched.get(client)
+            self._known[client] = _places(replica, {k: each for k, each in state.items() if id(each) not in local})
+            _check_complete(client, replica, state)
+        # looked up each time, as a module may put another tensor in a buffer's place
+        known = {name: holder[key] for name, (holder, key) in self._known[client].items()}
+        untouched = self._untouched.get(client)
         if frozen_too or not untouched:
             return known
         replica = self._replicas[client]
@@ -157,6 +156,29 @@ class SharedWeights:
                 torch._foreach_copy_([own[name] for name in state], list(state.values()))
             if self._remembers:
                 self.received[client] = {**self.received.get(client, {}), **state}
+
+
+def _places(replica: nn.Module, state: Mapping[str, object]) -> dict[str, tuple[dict[str, Tensor], str]]:
+    """Of entries that are parameters or buffers, the module's dictionary and the key; of tied ones under one name.
+
+    Other entries are state that a module describes in a form of its own (``get_extra_state``), and have no mean.
+    """
+    places: dict[int, tuple[Any, str]] = {}
+    for module in replica.modules():
+        for holder in (module._parameters, module._buffers):
+            places |= {id(tensor): (holder, key) for key, tensor in holder.items()}
+    return {name: places.pop(id(value)) for name, value in state.items() if id(value) in places}
+
+
+def _check_complete(client: str, replica: nn.Module, state: Mapping[str, object]) -> None:
+    """Raise a `ValueError` if weights that are trained are not in a replica's state, and would never be averaged."""
+    known = {id(value) for value in state.values()}
+    lacking = [name for name, param in replica.named_parameters() if param.requires_grad and id(param) not in known]
+    if lacking:
+        raise ValueError(
+            f"the state_dict of client {client!r} leaves out or copies {lacking[:3]}, which are trained and would not "
+            "be averaged: let state_dict(keep_vars=True) have the parameters themselves, or freeze them"
+        )
 
 
 def _parts_of(replica: nn.Module) -> dict[str, nn.Module]:
