@@ -232,10 +232,10 @@ class FederatedModule(ClientOptimisation):
         self.clients = make_roster(clients, target)
         self.target = next(client for client in self.clients if client.is_target)
         self.num_classes = num_classes
-        # In a tuple, so that the originals are not registered: only clients' copies belong in the checkpoint.
         for part, network in (("extractor", extractor), ("classifier", classifier)):
-            if network is not None:
+            if isinstance(network, nn.Module):
                 check_copyable(part, network)
+        # In a tuple, so that the originals are not registered: only clients' copies belong in the checkpoint.
         self.originals = (extractor, make_classifier(extractor, num_classes) if classifier is None else classifier)
         apart = "refine fits a classifier by itself" if refine else self.parts_apart
         check_tied(*self.originals, apart, self.stays_local)

@@ -40,8 +40,9 @@ def check_copyable(part: str, network: nn.Module) -> None:
                 f"{name} is {kind}, which synchronises processes, where each client trains by itself: give the module "
                 "without it"
             )
-        hooks = [(name, hook) for name, of in vars(module).items() if name.endswith("_hooks") for hook in of.values()]
-        for attribute, value in [*vars(module).items(), *hooks]:
+        hooks = {key: each for key, each in vars(module).items() if key.endswith("_hooks") and isinstance(each, dict)}
+        registered = [(key, hook) for key, each in hooks.items() for hook in each.values()]
+        for attribute, value in [*vars(module).items(), *registered]:
             if isinstance(value, Tensor) and not value.is_leaf:
                 raise ValueError(
                     f"{name}.{attribute} of {kind} is computed from other weights, and no client's copy could hold "

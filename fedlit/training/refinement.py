@@ -311,15 +311,13 @@ def _fitted(features: Tensor, labels: Tensor, strength: float) -> tuple[Tensor, 
 
 
 def _copied(network: nn.Module) -> dict[str, Any]:
-    """Its state; what is no tensor is a module's `get_extra_state`."""
-    state = network.state_dict().items()
-    return {name: part.clone() if isinstance(part, Tensor) else copy.deepcopy(part) for name, part in state}
+    return copy.deepcopy(network.state_dict())
 
 
 @torch.no_grad()
 def _restore_(network: nn.Module, state: Mapping[str, Any]) -> None:
-    if not all(isinstance(part, Tensor) for part in state.values()):
-        network.load_state_dict(copy.deepcopy({**state}))
+    if any(name.endswith("_extra_state") or not isinstance(part, Tensor) for name, part in state.items()):
+        network.load_state_dict(copy.deepcopy(state))
         return
     own = network.state_dict()
     for name, tensor in state.items():

@@ -166,7 +166,7 @@ def _places(replica: nn.Module, state: Mapping[str, object]) -> dict[str, tuple[
     places: dict[int, tuple[Any, str]] = {}
     for module in replica.modules():
         for holder in (module._parameters, module._buffers):
-            places |= {id(tensor): (holder, key) for key, tensor in holder.items()}
+            places |= {id(tensor): (holder, key) for key, tensor in holder.items() if tensor is not None}
     return {name: places.pop(id(value)) for name, value in state.items() if id(value) in places}
 
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fedlit.federation import Client, NotTrainedError
@@ -33,10 +33,7 @@ class Standstill:
     """
 
     def __init__(self, method: Method, optimizers: Sequence[Optimizer]) -> None:
-        self._trainable = {
-            client.name: [param for param in method.replicas[client].parameters() if param.requires_grad]
-            for client in method.federation.local_clients
-        }
+        self._trainable = {c.name: _trainable(method.replicas[c]) for c in method.federation.local_clients}
         self._optimised = {id(param) for each in optimizers for group in each.param_groups for param in group["params"]}
         self._waiting = [name for name, params in self._trainable.items() if params]
         self._trained: set[str] = set()
@@ -121,5 +118,10 @@ def _sums(params: Sequence[Tensor]) -> list[int]:
     """A sum over the bits of each, which differs where a value has changed."""
     values = [torch.view_as_real(param) if param.is_complex() else param for param in params]
     integers = [each.detach().view(_INTEGERS[each.element_size()]) for each in values]
-    sums: list[int] = torch.stack([each.sum(dtype=torch.int64) for each in integers]).tolist()
-    return sums
+    return [int(each.sum(dtype=torch.int64)) for each in integers]
+
+
+def _trainable(replica: nn.Module) -> list[Tensor]:
+    """Parameters that are trained; tensors of other classes may have no bits to look at."""
+    params = [param for param in replica.parameters() if param.requires_grad]
+    return [param for param in params if type(param) is nn.Parameter and param.layout is torch.strided]

@@ -15,6 +15,7 @@ import fedlit
 import processes
 from fedlit import FederatedModule
 from fedlit.methods import FedAvg
+from fedlit.training import refinement
 from helpers import build, digits, loader, same, shards, trainer, weights
 from method_table import METHODS
 
@@ -55,7 +56,7 @@ def test_every_method_trains_with_extra_state(name: str) -> None:
     assert not [key for key in sent if key.endswith("_extra_state")]
 
 
-@pytest.mark.parametrize("state", [{"seen": 0}, 7, b"abc", torch.ones(3)], ids=str)
+@pytest.mark.parametrize("state", [{"seen": 0}, 7, b"abc", "", torch.ones(3)], ids=str)
 def test_extra_state_is_kept_in_checkpoints_by_client(state: Any, tmp_path: Path) -> None:
     def make() -> FederatedModule:
         torch.manual_seed(0)
@@ -211,3 +212,16 @@ def test_a_resumed_run_with_equal_functions_warns_of_no_change(
     told = [str(each.message) for each in recwarn if "training goes on with other arguments" in str(each.message)]
     assert not [text for text in told if "0x" in text]
     assert same(weights(module, "c0"), weights(module, "c2"))
+
+
+def test_refinement_takes_extra_state_back_with_the_weights() -> None:
+    """It trains the target's network on, and goes back to before where sources speak against the result."""
+    network = nn.Sequential(Counts(5, 4), nn.Linear(4, 2))
+    before = refinement._copied(network)
+    network(torch.randn(6, 5))
+    with torch.no_grad():
+        network[1].weight.zero_()
+    refinement._restore_(network, before)
+    assert network[0].state == {"seen": 0}
+    assert network[0].state is not before["0._extra_state"]
+    assert torch.equal(network[1].weight, before["1.weight"])
