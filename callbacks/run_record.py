@@ -25,6 +25,7 @@ from fedlit.callbacks.shared import federated
 from fedlit.callbacks.summary import RunSummary, summarise
 from fedlit.callbacks.target_predictions import TargetPredictions
 from fedlit.data import DomainDataModule
+from fedlit.federation import RosterError
 from fedlit.federation.channel import declared_by
 from fedlit.federation.streams import was_seeded
 from fedlit.module import FederatedModule
@@ -118,6 +119,19 @@ class RunRecord(Callback):
         self.path = None if log_dir is None or not trainer.loggers else Path(log_dir)
         self._check_export(trainer)
         self._bring_others(trainer, module)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Refuse an export that data would not go with, before rounds are trained for it."""
+        federation, target = federated(pl_module, self).federation, federated(pl_module, self).target
+        data = trainer.datamodule  # type: ignore[attr-defined]
+        if self.export is None or not isinstance(data, DomainDataModule) or not federation.is_local(target):
+            return
+        from fedlit.export.inputs import raw_inputs_of  # takes a second to import
+
+        try:
+            raw_inputs_of(data)
+        except TypeError as error:
+            federation.fail(RosterError(f"export={self.export!r}: {error}"))
 
     def _log_to_file(self, trainer: Trainer, module: FederatedModule) -> None:
         others = [logger for logger in trainer.loggers if logger is not self._own]

@@ -20,6 +20,7 @@ from rich.text import Text
 from fedlit.callbacks.oracle_accuracy import OracleAccuracy
 from fedlit.callbacks.shared import LOGGING_CHANNELS, check_fields, class_names, megabytes, watched
 from fedlit.federation import KEYS
+from fedlit.federation.documents import fingerprint
 from fedlit.module import FederatedModule
 from fedlit.privacy import Description
 
@@ -209,7 +210,10 @@ def _target_sha256(module: FederatedModule) -> str:
     if federation.is_local(module.target):
         sha = hashlib.sha256()
         for name, tensor in module.replicas[module.target.name].state_dict().items():
-            sha.update(name.encode() + tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+            if isinstance(tensor, torch.Tensor):
+                sha.update(name.encode() + tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+            else:  # of get_extra_state
+                sha.update(name.encode() + fingerprint(tensor).encode())
         digest = sha.hexdigest()
     told = federation.transport.tell_all(digest, "the fingerprint of the target")
     return str(told[federation.roster.rank_of[module.target.name]] or "")  # of one that is lost, nothing is known

@@ -19,6 +19,7 @@ from fedlit.federation import (
     Client,
     Everyone,
     Federation,
+    NotTrainedError,
     Participation,
     RosterError,
     Summed,
@@ -28,6 +29,7 @@ from fedlit.federation.labels import TaskName, guard
 from fedlit.federation.ledger import SERVER
 from fedlit.federation.metrics import METRICS
 from fedlit.models import Replica, make_classifier, part_of
+from fedlit.models.copies import check_copyable, check_part, check_tied, forget_compiled_
 from fedlit.training import checkpoints
 from fedlit.training.evaluation import Evaluation, log_everywhere
 from fedlit.training.label_scale import label_channels
@@ -158,6 +160,9 @@ class FederatedModule(ClientOptimisation):
     stays_local: ClassVar[tuple[str, ...]] = ()
     """Beginnings of names in a replica's state that never leave the client."""
 
+    parts_apart: ClassVar[str] = ""
+    """Why extractor and classifier can share no weight, where they are trained or sent each by itself."""
+
     classes_only: ClassVar[bool] = False
     """Whether the method cannot do regression."""
 
@@ -239,8 +244,13 @@ class FederatedModule(ClientOptimisation):
         self.clients = make_roster(clients, target)
         self.target = next(client for client in self.clients if client.is_target)
         self.num_classes = num_classes
+        for part, network in (("extractor", extractor), ("classifier", classifier)):
+            if isinstance(network, nn.Module):
+                check_copyable(part, network)
         # In a tuple, so that the originals are not registered: only clients' copies belong in the checkpoint.
         self.originals = (extractor, make_classifier(extractor, num_classes) if classifier is None else classifier)
+        apart = "refine fits a classifier by itself" if refine else self.parts_apart
+        check_tied(*self.originals, apart, self.stays_local)
         check_param_groups(param_groups, [client.name for client in self.clients], self.own_rates, type(self).__name__)
         self.optimizer, self.param_groups = optimizer, param_groups
         self.reset_optimizer = reset_optimizer
@@ -274,8 +284,7 @@ class FederatedModule(ClientOptimisation):
 
     def build_replica(self) -> nn.Module:
         """What one client holds; called once per client, each time from the same random state."""
-        extractor, classifier = self.originals
-        return Replica(copy.deepcopy(extractor), copy.deepcopy(classifier))
+        return Replica(*copy.deepcopy(self.originals))
 
     def build_target(self, replica: Any) -> nn.Module:
         """What the target holds, made of what `build_replica` gave it; default: just that."""
@@ -473,15 +482,17 @@ class FederatedModule(ClientOptimisation):
             to: Clients that receive the mean; ``None`` is all that the channel is declared for.
             part: Sub-module of the replicas to which this is restricted, such as ``"classifier"``, or several.
             absent_too: See `Federation.mean`.
+
+        Raises:
+            ValueError: If a weight of these parts is tied to one of another part, which would change too.
         """
         federation, among = self.federation, tuple(among)
         named = (part,) if isinstance(part, str) else part
         parts = ("",) if named is None else tuple(f"{name}." for name in named)
-        states = {
-            client.name: {k: tensor for k, tensor in self.shared_state(client.name).items() if k.startswith(parts)}
-            for client in among
-            if federation.is_local(client)
-        }
+        local = [client.name for client in among if federation.is_local(client)]
+        for name in local if named is not None else ():
+            check_part(self.replicas[name], parts)
+        states = {name: {k: t for k, t in self.shared_state(name).items() if k.startswith(parts)} for name in local}
         payloads = {name: self.shared.to_average(name, state) for name, state in states.items()}
         around = {name: self.shared.to_average(name, state) for name, state in self.shared.received.items()}
         self.load_shared_(federation.mean(channel, payloads, among, to, self.mean_weights, around, absent_too))
@@ -549,9 +560,31 @@ class FederatedModule(ClientOptimisation):
     # ---------------------------------------------------------------- Lightning's hooks
 
     def configure_model(self) -> None:
-        """Build the replicas of local clients, all from the same random state."""
+        """Build the replicas of local clients, all from the same random state, and keep nobody else's."""
         if not len(self.replicas):
             build(self)
+            forget_compiled_(self.replicas)
+        for client in self.clients:
+            if client.name in self.replicas and not self.federation.is_local(client):
+                del self.replicas[client.name]
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
+        """Weights of local clients' replicas, which are built first, by ``replicas.CLIENT.NAME``."""
+        self.configure_model()
+        state: dict[str, Any] = super().state_dict(*args, **kwargs)
+        return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Load `state_dict` of this process or of one that hosts more clients; replicas are built first.
+
+        A checkpoint file has clients' weights elsewhere: see `load_from_checkpoint`.
+
+        Raises:
+            RosterError: If there are no weights of clients in it, or ``strict`` and a local client's are missing.
+            ValueError: If it is another part of a checkpoint.
+        """
+        self.configure_model()
+        return super().load_state_dict(checkpoints.local_part(self, state_dict, strict), strict, assign)
 
     def configure_callbacks(self) -> list[pl.Callback]:
         """Run rounds, and evaluate; refuse a Trainer that does not go with them."""
@@ -591,7 +624,15 @@ class FederatedModule(ClientOptimisation):
         with self.federation.stepping():
             losses = compute(self, {name: samples for name, samples in batch.items() if name in learners})
         # A step in which no local client trains must still have a graph: never None with several processes.
-        return self.record.add_(losses) if losses else torch.zeros((), device=self.device, requires_grad=True)
+        if not losses:
+            return torch.zeros((), device=self.device, requires_grad=True)
+        loss = self.record.add_(losses)
+        if self.automatic_optimization and torch.is_grad_enabled() and not loss.requires_grad:
+            raise NotTrainedError(
+                f"the losses of {list(losses)} depend on no weight that is trained: all are frozen (requires_grad), or "
+                "outputs are detached; leave something to train, or take a method that trains nothing by gradients"
+            )
+        return loss
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
         """Take a step; a target without labels that has a trust region keeps within its share of that."""

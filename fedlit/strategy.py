@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import lightning.pytorch as pl
+import numpy as np
 import torch
 import torch.distributed as dist
 from lightning.fabric.utilities.types import _PATH
@@ -40,6 +41,7 @@ from fedlit.federation import (
 from fedlit.federation.channel import declared_by
 from fedlit.federation.choices import Reports, check_choices
 from fedlit.federation.client import names_of, place
+from fedlit.federation.descriptions import described
 from fedlit.federation.documents import fingerprint
 from fedlit.federation.leaks import seen_by_the_server, told_beside, with_samples
 from fedlit.federation.roster import under_new_names
@@ -545,6 +547,9 @@ def _digest(module: FederatedModule) -> str:
     for network in module.originals:
         for name, tensor in network.state_dict(keep_vars=True).items():
             digest.update(name.encode())
+            if not isinstance(tensor, torch.Tensor):  # of get_extra_state
+                digest.update(fingerprint(tensor).encode())
+                continue
             if is_lazy(tensor):  # drawn from the seed when the width of the data is known
                 continue
             if tensor.is_meta:
@@ -566,20 +571,21 @@ def _arguments(module: FederatedModule) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it, where that is possible; else how it describes itself."""
+    """As JSON has it, where that is possible; else a text, of functions and objects their type alone.
+
+    Programs of sites may define these in files of other names.
+    """
     if isinstance(value, bool | int | float | str | type(None)):
         return value
     if isinstance(value, Mapping):
         return {str(key): _plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
-    if isinstance(value, type):
-        return f"{value.__module__}.{value.__qualname__}"
     if isinstance(value, partial):  # a class of a configuration, with its arguments
         made = [_plain(each) for each in value.args if isinstance(each, type)] or _plain(value.func)
         return {"made by": made, **{name: _plain(each) for name, each in value.keywords.items()}}
-    described = repr(value)
-    return type(value).__name__ if " at 0x" in described else described
+    text = described(value) if isinstance(value, type | set | frozenset | np.ndarray | torch.Tensor) else repr(value)
+    return type(value).__name__ if " at 0x" in text else text
 
 
 def _leave() -> None:

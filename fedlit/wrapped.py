@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from fedlit.federation import Client
+from fedlit.federation.descriptions import described
 from fedlit.federation.labels import TaskName, known_samples
 from fedlit.federation.ledger import SERVER
 from fedlit.federation.nested import num_samples, take
@@ -124,8 +125,8 @@ class Wrapped(FederatedModule):
         )
         # what the other processes and a checkpoint's next run compare
         kind = type(module)
-        described = f"{kind.__module__}.{kind.__qualname__}({dict(module.hparams)})"
-        self.save_hyperparameters({"module": described}, logger=False)
+        text = f"{kind.__module__}.{kind.__qualname__}({described(dict(module.hparams))})"
+        self.save_hyperparameters({"module": text}, logger=False)
         self._refuse_what_the_module_has()
         if not module.automatic_optimization and self.adds_to_the_loss:
             raise ValueError(
@@ -457,6 +458,11 @@ def check_module(module: object) -> None:
     name = type(module).__name__
     if isinstance(module, FederatedModule):
         raise TypeError(f"{name} is a federated method, and needs no wrapper: give it to the Trainer as it is")
+    if isinstance(getattr(module, "_orig_mod", None), pl.LightningModule):
+        raise TypeError(
+            "module is compiled as a whole, and clients train copies: give the LightningModule itself, and compile "
+            "networks in it (self.net = torch.compile(self.net))"
+        )
     if not isinstance(module, pl.LightningModule):
         raise TypeError(
             f"module must be a LightningModule of the package lightning (lightning.pytorch), got {name}: a network "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import sys
 import time
@@ -29,12 +30,16 @@ from fedlit.cli.lightning_cli import in_plain_words, quieten
 from fedlit.cli.plugins import load_plugins
 from fedlit.data import DomainDataModule
 from fedlit.data.files import read_npz
+from fedlit.federation.documents import fingerprint
 from fedlit.federation.loader import BatchedDataset
 from fedlit.models import Backbone
 from fedlit.models.backbone import LITE0, TIMM
 
 _CHUNK = 256
 """Samples that are computed between one file and the next, at least: what a killed run loses."""
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+"""Of a function in a network's text, which is another in each run."""
 
 _MARK = "made_of"
 """Entry of the file that tells features of other data or another network from these."""
@@ -261,8 +266,11 @@ class _Features:
 
     def _mark(self, sets: dict[str, Dataset[Any]], labels: dict[str, npt.NDArray[np.int64]]) -> dict[str, str]:
         """Fingerprints of what features depend on."""
-        state = [(key, _bytes(tensor)) for key, tensor in self.network.state_dict().items()]
-        mark = {"network": _hash(repr(self.network), *state), "batch_size": str(self.batch_size)}
+        state = [
+            (key, _bytes(each) if isinstance(each, Tensor) else fingerprint(each))
+            for key, each in self.network.state_dict().items()
+        ]
+        mark = {"network": _hash(_ADDRESS.sub("", repr(self.network)), *state), "batch_size": str(self.batch_size)}
         for name in self.names:
             first = next(self._batches(sets[name], range(1)))
             mark[f"data of {name}"] = _hash(*self.data.identity(name), _bytes(first), labels[name].tobytes())

@@ -16,6 +16,7 @@ from fedlit.data.fashion_mnist import FashionMNIST
 from fedlit.data.feature_domains import FeatureDomains
 from fedlit.data.heart import HeartDisease
 from fedlit.data.image_domains import ImageDomains
+from fedlit.data.raw_inputs import RawInputs
 from fedlit.federation.loader import FederatedLoader
 
 __all__ = [
@@ -33,4 +34,5 @@ __all__ = [
     "FederatedLoader",
     "HeartDisease",
     "ImageDomains",
+    "RawInputs",
 ]

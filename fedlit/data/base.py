@@ -15,6 +15,7 @@ from torch.utils.data import ConcatDataset, Dataset
 
 from fedlit.data.raw_inputs import RawInputs
 from fedlit.data.splits import balanced_choice, random_choice, stratified_split
+from fedlit.data.transforms import may_draw
 from fedlit.federation import Federation
 from fedlit.federation.client import Client, make_roster
 from fedlit.federation.errors import RosterError
@@ -66,8 +67,11 @@ class DomainDataset(Dataset[tuple[Inputs, Tensor]]):
         y: Class of each sample, int64, shape (n,), -1 (`UNLABELLED`) where it is hidden; or numbers, floating, of shape
             (n,) or (n, k), NaN where they are hidden.
         transform: Applied to each batch of samples: conversion to floats, normalisation, augmentation. It may draw from
-            torch's global random generator, which the loader points at a stream of its own for each batch.
-        augments: Whether ``transform`` draws random numbers.
+            the global random generators of torch, numpy and Python (``random``), which the loader points at a stream
+            of its own for each batch: numbers depend on seed, client and batch alone. A generator that the transform
+            holds depends on processes and resumes.
+        augments: Whether ``transform`` draws random numbers for certain. ``False`` takes it for one that may, unless it
+            is one of fedlit's or has an attribute ``draws`` that is false.
 
     Attributes:
         labelled_indices: Positions whose label is known, or ``None`` when all are.
@@ -82,7 +86,7 @@ class DomainDataset(Dataset[tuple[Inputs, Tensor]]):
         self.x = x
         self.y = y if y.is_floating_point() else y.long()
         self.transform = transform
-        self.augments = augments
+        self.augments = augments or may_draw(transform)
         self.labelled_indices = labelled_positions(self.y)
 
     def __len__(self) -> int:
@@ -277,7 +281,7 @@ class DomainDataModule(L.LightningDataModule, ABC):
         return x
 
     def transform(self, training: bool) -> Transform | None:
-        """What is done to each batch of samples; ``None`` for nothing."""
+        """What is done to each batch of samples; ``None`` for nothing. For random numbers see `DomainDataset`."""
         return None
 
     # Who takes part.
@@ -582,7 +586,12 @@ class DomainDataModule(L.LightningDataModule, ABC):
         return number
 
     def raw_inputs(self) -> RawInputs | None:
-        """The target's samples before they are normalised, for a model that normalises by itself; ``None`` for none."""
+        """The target's samples as their owner has them, and the network that prepares them, for an exported model.
+
+        ``None`` where models take samples as `load` gives them. A data module that overrides `finish`, or whose
+        `transform` changes numbers in evaluation, overrides this too, or its models are exported for prepared samples
+        alone.
+        """
         return None
 
     # Checkpoints.

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from fedlit.data.base import Domain, DomainDataModule, Transform
-from fedlit.data.fashion_mnist import to_unit
+from fedlit.data.fashion_mnist import bytes_of_pixels
 from fedlit.data.idx import load_idx
+from fedlit.data.raw_inputs import RawInputs
+from fedlit.data.transforms import to_unit
 from fedlit.federation.streams import stable_seed
 
 COLOUR_NOISE = {"plus90": 0.1, "plus80": 0.2, "minus90": 0.9}
@@ -96,3 +98,7 @@ class ColoredMNIST(DomainDataModule):
     def transform(self, training: bool) -> Transform:
         """Bytes to floats in [0, 1]."""
         return to_unit
+
+    def raw_inputs(self) -> RawInputs:
+        """Bytes of pixels, of a red and a green channel."""
+        return bytes_of_pixels((2, self.image_size, self.image_size))

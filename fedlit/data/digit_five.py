@@ -13,9 +13,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedlit.data.base import DatasetLayoutError, DatasetNotFoundError, Domain, DomainDataModule, Transform
-from fedlit.data.digits import DEJAVU_FONTS, NUM_CLASSES, flatten, photo_patches, printed_digits, written_digits
+from fedlit.data.digits import DEJAVU_FONTS, NUM_CLASSES, photo_patches, printed_digits, written_digits
 from fedlit.data.files import read_npz
 from fedlit.data.splits import apportion, shuffled_by_class
+from fedlit.data.transforms import flatten
 from fedlit.federation.streams import stable_seed
 
 _SIDES = {"mnist": 28, "usps": 16}  # pixels of the images in the file

@@ -19,6 +19,7 @@ from torch import Tensor
 from fedlit.data.base import Domain, DomainDataModule, Transform
 from fedlit.data.shifts import add_noise, check_shifts, label_share, source_labels
 from fedlit.data.splits import shuffled_by_class
+from fedlit.data.transforms import flatten
 from fedlit.federation.streams import stable_seed
 
 NUM_CLASSES = 10
@@ -130,11 +131,6 @@ class Digits(DomainDataModule):
     def transform(self, training: bool) -> Transform | None:
         """Flatten, if asked to."""
         return flatten if self.flatten else None
-
-
-def flatten(x: Tensor) -> Tensor:
-    """Each sample of a batch as one vector."""
-    return x.flatten(1)
 
 
 def written_digits(part: int, num_parts: int = len(_WRITTEN)) -> tuple[Tensor, Tensor]:

@@ -12,8 +12,10 @@ from torch.utils.data import Dataset
 
 from fedlit.data.base import Domain, DomainDataModule, DomainDataset, Transform
 from fedlit.data.idx import load_idx
+from fedlit.data.raw_inputs import PixelNetwork, RawInputs
 from fedlit.data.shifts import add_noise, check_shifts, label_share, source_labels
 from fedlit.data.splits import apportion, shuffled_by_class
+from fedlit.data.transforms import to_unit
 from fedlit.federation.errors import RosterError
 
 CLASSES = ["T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot"]
@@ -162,10 +164,15 @@ class FashionMNIST(DomainDataModule):
         """Bytes to floats in [0, 1]."""
         return to_unit
 
+    def raw_inputs(self) -> RawInputs | None:
+        """Bytes of pixels; images with noise are no bytes, and are taken as they are."""
+        return None if self._levels[self.target] > 0 else bytes_of_pixels((1, 28, 28))
 
-def to_unit(x: Tensor) -> Tensor:
-    """Bytes to floats in [0, 1]; floats stay as they are."""
-    return x.float() / 255 if x.dtype == torch.uint8 else x
+
+def bytes_of_pixels(shape: tuple[int, int, int]) -> RawInputs:
+    """Images as bytes, of shape (channels, height, width), and the network that does what `to_unit` does."""
+    words = "Pixels of images, from 0 to 255; the model divides them by 255 by itself."
+    return RawInputs(PixelNetwork([0.0], [1.0]), torch.zeros(1, *shape, dtype=torch.uint8), words)
 
 
 def with_new_noise(x: Tensor, std: float) -> Tensor:

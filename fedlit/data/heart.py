@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedlit.data.base import Domain, DomainDataModule
+from fedlit.data.raw_inputs import RawRows, TableNetwork, ZeroIsMissing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -118,16 +119,42 @@ class HeartDisease(DomainDataModule):
         """Standardise and fill in the measurements, with the statistics of the training split at ``train``."""
         x = x.clone()
         numbers = x[:, : len(self.numeric)]
-        if self.normalise == "local":
-            for column in numbers.T:
-                known = column[train]
-                known = known[~known.isnan()]
-                if len(known) > 0:
-                    # A measurement that is the same for all its known patients has nothing to scale.
-                    scale = known.std(correction=0) if known.min() < known.max() else 1.0
-                    column.sub_(known.mean()).div_(scale)
+        mean, deviation = self._statistics(numbers[train])
+        numbers.sub_(mean).div_(deviation)
         numbers.nan_to_num_(nan=0.0)  # after standardisation 0 is the client's own mean
         return x
+
+    def _statistics(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and deviation by which measurements are standardised, from those of training patients, shape (n, d)."""
+        mean, deviation = torch.zeros(numbers.shape[1]), torch.ones(numbers.shape[1])
+        for place, column in enumerate(numbers.T if self.normalise == "local" else ()):
+            known = column[~column.isnan()]
+            if len(known) > 0:
+                mean[place] = known.mean()
+                # A measurement that is the same for all its known patients has nothing to scale.
+                deviation[place] = known.std(correction=0) if known.min() < known.max() else 1.0
+        return mean, deviation
+
+    def raw_inputs(self) -> RawRows:
+        """Rows of the table, and the network that makes a patient's vector of them."""
+        x, train = self.load(self.target).x, self.split(self.target).train
+        mean, deviation = self._statistics(x[train, : len(self.numeric)])
+        columns = (*((name, None) for name in self.numeric), *((name, _places(name)) for name in CATEGORIES))
+        network = nn.Sequential(
+            ZeroIsMissing([self.numeric.index(name) for name in ZERO_IS_MISSING], len(columns)),
+            TableNetwork(
+                range(len(self.numeric)),
+                [place for place, name in enumerate(self.numeric) if name not in NEVER_MISSING],
+                [(len(self.numeric) + place, len(_places(name))) for place, name in enumerate(CATEGORIES)],
+                mean.tolist(),
+                deviation.tolist(),
+            ),
+        )
+        words = (
+            "Rows as they are in heart_disease_uci.csv; the model replaces missing measurements, and standardises them "
+            "if the data did, by itself."
+        )
+        return RawRows(network, torch.zeros(1, len(columns), dtype=torch.float64), words, columns, "missing")
 
     def plot(self, num_samples: int = 10) -> Figure:
         """Patients in two principal components, what is to be predicted, and what each hospital did not measure.

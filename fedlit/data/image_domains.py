@@ -374,6 +374,11 @@ class ImageTransform:
     mean: Sequence[float] = IMAGENET_MEAN
     std: Sequence[float] = IMAGENET_STD
 
+    @property
+    def draws(self) -> bool:
+        """Whether it draws random numbers."""
+        return self.augment
+
     def __call__(self, x: Tensor) -> Tensor:
         """Transform uint8 images, shape (n, 3, side, side)."""
         if self.augment:

@@ -128,6 +128,25 @@ class RankNetwork(nn.Module):
         return found
 
 
+class ZeroIsMissing(nn.Module):
+    """Replaces 0 by NaN in columns whose zeros stand for missing values.
+
+    Args:
+        columns: Their indices.
+        width: Number of all columns.
+    """
+
+    zeros: Tensor
+
+    def __init__(self, columns: Sequence[int], width: int) -> None:
+        super().__init__()
+        self.register_buffer("zeros", torch.tensor([index in columns for index in range(width)]))
+
+    def forward(self, table: Tensor) -> Tensor:
+        """Rows of shape (n, columns), floating."""
+        return torch.where(self.zeros & (table == 0), torch.nan, table)
+
+
 class TableNetwork(nn.Module):
     """Standardises numbers, marks those that are missing, and chooses among levels: `TableFeatures`, as a network.
 

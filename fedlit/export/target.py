@@ -17,6 +17,7 @@ from torch.export.graph_signature import InputKind
 from fedlit.data import DomainDataModule
 from fedlit.data.raw_inputs import RawInputs, RawRows
 from fedlit.export.files import model_card, save_onnx
+from fedlit.export.inputs import raw_inputs_of
 from fedlit.module import FederatedModule
 from fedlit.training.tasks import Classification, Regression
 
@@ -129,12 +130,13 @@ def export_target(module: FederatedModule, path: str | Path, data: DomainDataMod
         ValueError: If the suffix is another one.
         FileNotFoundError: If the folder is not there.
         ImportError: If libraries for ONNX are missing.
-        TypeError: If the method or the network cannot be exported.
+        TypeError: If the method or the network cannot be exported, or the data module prepares samples in a way that
+            its ``raw_inputs`` does not say.
         RuntimeError: If this process has no network of the target.
     """
     path, method = check_path(path), type(module).__name__
     model: nn.Module = target_model(module)
-    raw = data.raw_inputs() if isinstance(data, DomainDataModule) else None
+    raw = raw_inputs_of(data) if isinstance(data, DomainDataModule) else None
     about = _about(module, data, raw)
     shape = tuple(about["input_shape"])
     sample = torch.zeros(2, *shape)  # torch would take a batch of 0 or 1 for a constant

@@ -149,6 +149,8 @@ def _digest(value: Any) -> bytes:
         kind, parts = "sequence", [_digest(item) for item in value]
     elif isinstance(value, set | frozenset):
         parts = sorted(map(_digest, value))
+    elif isinstance(value, np.ndarray) and value.dtype == object:  # whose bytes are addresses
+        parts = [repr(value.shape).encode(), _digest(value.tolist())]
     elif isinstance(value, Tensor):
         flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
         parts = [repr((value.dtype, tuple(value.shape))).encode(), flat.numpy().tobytes()]

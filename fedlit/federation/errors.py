@@ -39,6 +39,10 @@ class DivergedError(FederationError):
     """A client's loss or message is NaN or infinite."""
 
 
+class NotTrainedError(FederationError):
+    """A client's local steps change none of its weights."""
+
+
 class PeerFailedError(FederationError):
     """Another process raised an error, which is quoted in the message."""
 

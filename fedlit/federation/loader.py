@@ -33,7 +33,10 @@ class BatchedDataset(Protocol):
     def __len__(self) -> int: ...
 
     def batch(self, indices: Tensor) -> Any:
-        """Samples at ``indices`` (int64, shape (b,)), collated, with any random augmentation drawn from torch."""
+        """Samples at ``indices`` (int64, shape (b,)), collated.
+
+        Augmentations draw from the global generators of torch, numpy (``numpy.random.rand``) or Python (``random``).
+        """
 
 
 _FIRST = torch.tensor([0])

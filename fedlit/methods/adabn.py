@@ -12,7 +12,7 @@ Difference from AutoDIAL's published code: variances are mixed as second moments
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -110,7 +110,8 @@ class AdaBN(SourceOnly):
             )
         if mixing is not None:
             share = 1.0 if mixing == "learned" else float(mixing)
-            extractor, head = (with_mixed_batchnorm(net, share, mixing == "learned") for net in (extractor, head))
+            both = with_mixed_batchnorm(nn.ModuleList([extractor, head]), share, mixing == "learned")
+            extractor, head = cast(nn.ModuleList, both)
         super().__init__(clients, target, num_classes, extractor, head, **kwargs)
         self.mixing = mixing
         self.entropy_weight = entropy_weight

@@ -59,5 +59,5 @@ class APFL(Personalised):
 
     def build_replica(self) -> PersonalReplica:
         """Both models, and how they are mixed."""
-        extractor, classifier = (copy.deepcopy(network) for network in self.originals)
+        extractor, classifier = copy.deepcopy(self.originals)
         return MixedReplica(extractor, classifier, self.alpha)

@@ -197,14 +197,12 @@ class CombinedUpdates(FederatedModule):
         return layers, {name: tensor for name, tensor in update.items() if name not in trained}
 
     def weights_of(self, client: Client) -> Update:
-        """A local client's shared weights, tied ones under their first name alone.
+        """A local client's shared weights.
 
         Counters (integers) are not among them: they are in no update, and go on.
         """
-        first: dict[int, str] = {}
         state = self.shared_state(client.name).items()
-        floats = {name: tensor for name, tensor in state if tensor.is_floating_point()}
-        return {name: tensor for name, tensor in floats.items() if first.setdefault(id(tensor), name) == name}
+        return {name: tensor for name, tensor in state if tensor.is_floating_point()}
 
     def moments_of(self, client: Client) -> dict[str, str]:
         """Names of variances in `weights_of` that are combined as second moments, each with that of its mean."""

@@ -56,14 +56,15 @@ class Ditto(Personalised):
 
     def build_replica(self) -> AnchoredPersonalReplica:
         """Both models, and the anchor."""
-        return AnchoredPersonalReplica(*map(copy.deepcopy, self.originals))
+        return AnchoredPersonalReplica(*copy.deepcopy(self.originals))
 
     def on_round_start(self, round_idx: int) -> None:
         """Fetch the current w, and remember it."""
         super().on_round_start(round_idx)
         for client in self.federation.local_clients:
             replica = self.replicas[client]
-            replica.anchor.move_([*replica.extractor.parameters(), *replica.classifier.parameters()])
+            network = [*replica.extractor.parameters(), *replica.classifier.parameters()]
+            replica.anchor.move_(dict.fromkeys(network))  # tied ones once
 
     def loss(self, client: Client, batch: Sequence[Any]) -> Tensor:
         """Cross-entropies of w and v, plus the pull of v towards the w of the round's start."""

@@ -78,7 +78,7 @@ class DomainAdversarial(FedAvg, ABC):
 
     def build_replica(self) -> AdversarialReplica:
         """Extractor, classifier and D."""
-        extractor, classifier = (copy.deepcopy(network) for network in self.originals)
+        extractor, classifier = copy.deepcopy(self.originals)
         return AdversarialReplica(extractor, classifier, make_discriminator(self.judged_width(), self.hidden))
 
     def judged_width(self) -> int:
@@ -91,7 +91,8 @@ class DomainAdversarial(FedAvg, ABC):
         for client in self.federation.local_clients:
             replica = self.replicas[client]
             network = [*replica.extractor.parameters(), *replica.classifier.parameters()]
-            groups.append({"params": [param for param in network if param.requires_grad], "client": client.name})
+            trained = [param for param in dict.fromkeys(network) if param.requires_grad]  # tied ones once
+            groups.append({"params": trained, "client": client.name})
         return groups
 
     def learners(self, round_idx: int) -> tuple[Client, ...]:

@@ -140,7 +140,7 @@ class FADA(CombinedUpdates):
 
     def build_replica(self) -> AdversarialReplica:
         """Extractor, classifier and the source's identifier, and what disentangles features."""
-        extractor, classifier = (copy.deepcopy(network) for network in self.originals)
+        extractor, classifier = copy.deepcopy(self.originals)
         identifiers = nn.ModuleList([make_discriminator(feature_width(extractor), self.hidden)])
         if self.disentangle:
             return DisentanglingReplica(extractor, classifier, identifiers, self.num_classes, self.hidden)

@@ -350,7 +350,7 @@ class FedDaDiL(FederatedModule):
 
     def build_replica(self) -> nn.Module:
         """Copies of encoder and classifier, and a dictionary."""
-        extractor, classifier = (copy.deepcopy(network) for network in self.originals)
+        extractor, classifier = copy.deepcopy(self.originals)
         dictionary = Dictionary(self.num_atoms, self.atom_size, self.width, self.num_classes)
         return DictionaryReplica(extractor, classifier, dictionary, self.unit_norm, self.predict_with == "ensemble")
 

@@ -108,6 +108,7 @@ class FedMMD(FederatedModule):
     uses_unlabelled_target: ClassVar[bool] = True
     matches_distributions: ClassVar[bool] = True
     adaptation_weight: ClassVar[str] = "mmd_weight"
+    parts_apart: ClassVar[str] = "FedMMD sends classifiers alone"
 
     def __init__(
         self,
@@ -431,7 +432,7 @@ class FedMMD(FederatedModule):
 
     def build_replica(self) -> nn.Module:
         """Copies of extractor and classifier."""
-        extractor, classifier = (copy.deepcopy(network) for network in self.originals)
+        extractor, classifier = copy.deepcopy(self.originals)
         return MomentReplica(extractor, classifier, self.unit_norm)
 
     def build_target(self, replica: MomentReplica) -> Committee:

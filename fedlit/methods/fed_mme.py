@@ -77,6 +77,7 @@ class FedMME(FedAvg):
 
     replicas: Replicas[CosineReplica]
     classes_only: ClassVar[bool] = True
+    parts_apart: ClassVar[str] = "the classifier raises the entropy that the extractor lowers"
     uses_unlabelled_target: ClassVar[bool] = True
 
     def __init__(
@@ -108,7 +109,7 @@ class FedMME(FedAvg):
 
     def build_replica(self) -> CosineReplica:
         """A network whose logits are cosines."""
-        extractor, classifier = (copy.deepcopy(network) for network in self.originals)
+        extractor, classifier = copy.deepcopy(self.originals)
         return CosineReplica(extractor, classifier, self.temperature)
 
     def on_fit_start(self) -> None:

@@ -47,7 +47,7 @@ class FedProx(FedAvg):
 
     def build_replica(self) -> AnchoredReplica:
         """A network and its anchor."""
-        return AnchoredReplica(*map(copy.deepcopy, self.originals))
+        return AnchoredReplica(*copy.deepcopy(self.originals))
 
     def on_round_start(self, round_idx: int) -> None:
         """Fetch the current model, and remember it as the anchor."""

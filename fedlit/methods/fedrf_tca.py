@@ -91,6 +91,7 @@ class FedRFTCA(FederatedModule):
 
     replicas: Replicas[AlignedReplica]
     classes_only: ClassVar[bool] = True
+    parts_apart: ClassVar[str] = "FedRF-TCA averages classifiers alone"
     stays_local: ClassVar[tuple[str, ...]] = STAYS_LOCAL
     uses_unlabelled_target: ClassVar[bool] = True
     matches_distributions: ClassVar[bool] = True
@@ -285,7 +286,7 @@ class FedRFTCA(FederatedModule):
 
     def build_replica(self) -> nn.Module:
         """Copies of extractor and classifier, frequencies from the seed, and W with orthogonal columns."""
-        extractor, classifier = (copy.deepcopy(network) for network in self.originals)
+        extractor, classifier = copy.deepcopy(self.originals)
         width = feature_width(extractor)
         sample = partial(sample_frequencies, self.num_frequencies, width, self.bandwidth, self.kernel)
         aligner = nn.Linear(2 * self.num_frequencies, self.num_components, bias=False)

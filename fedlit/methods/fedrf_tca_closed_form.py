@@ -241,7 +241,7 @@ class FedRFTCAClosedForm(FederatedModule):
 
     def build_replica(self) -> nn.Module:
         """The extractor as given, frequencies from the seed, and room for aligner and classifier."""
-        extractor, classifier = (copy.deepcopy(network) for network in self.originals)
+        extractor, classifier = copy.deepcopy(self.originals)
         width = feature_width(extractor)
         sample = partial(sample_frequencies, self.num_frequencies, width, self.bandwidth, self.kernel)
         aligner = nn.Linear(2 * self.num_frequencies, self.num_components, bias=False)

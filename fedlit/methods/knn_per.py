@@ -124,7 +124,7 @@ class KNNPer(FedAvg):
 
     def build_replica(self) -> MemorisingReplica:
         """A network and an empty datastore."""
-        extractor, classifier = (copy.deepcopy(network) for network in self.originals)
+        extractor, classifier = copy.deepcopy(self.originals)
         return MemorisingReplica(extractor, classifier, self.lam, self.num_neighbors)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:

@@ -18,6 +18,7 @@ from fedlit.federation import Channel, Client, DivergedError, Open, Summed
 from fedlit.functional import mean_pair_distance
 from fedlit.methods.mean_messages import exchange_means, heard_sources, sum_difference
 from fedlit.models import MatchingReplica, feature_width
+from fedlit.models.copies import check_tied
 from fedlit.models.matching import STAYS_LOCAL
 from fedlit.module import Batch, FederatedModule
 from fedlit.training.replicas import Replicas
@@ -85,6 +86,8 @@ class MomentMatching(FederatedModule):
         ):
             if value not in known:
                 raise ValueError(f"{name} must be {known[0]!r} or {known[1]!r}, got {value!r}")
+        if average == "classifier":
+            check_tied(*self.originals, "average='classifier' averages classifiers alone", self.stays_local)
         if not any(param.requires_grad for param in self.originals[0].parameters()):
             raise ValueError(
                 f"{type(self).__name__} moves features, and the extractor has nothing to train: put a layer behind it, "

@@ -23,7 +23,7 @@ class PersonalReplica(Replica):
 
     def __init__(self, extractor: nn.Module, classifier: nn.Module) -> None:
         super().__init__(extractor, classifier)
-        self.personal = Replica(copy.deepcopy(extractor), copy.deepcopy(classifier))
+        self.personal = Replica(*copy.deepcopy((extractor, classifier)))
         # Whether v has started; in a warm-up there is w alone.
         self.register_buffer("personalised", torch.tensor(False))
 
@@ -43,10 +43,9 @@ class PersonalReplica(Replica):
     @torch.no_grad()
     def personalise_(self) -> None:
         """Start v from w."""
-        own = self.personal.state_dict()
         for part in ("extractor", "classifier"):
-            for name, tensor in self.get_submodule(part).state_dict().items():
-                own[f"{part}.{name}"].copy_(tensor)
+            # a copy, as what a module gives by get_extra_state may be its own object
+            self.personal.get_submodule(part).load_state_dict(copy.deepcopy(self.get_submodule(part).state_dict()))
         self.personalised.fill_(True)
 
 

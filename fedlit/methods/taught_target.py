@@ -60,6 +60,7 @@ class TaughtTarget(FederatedModule):
 
     replicas: Replicas[Replica]
     classes_only: ClassVar[bool] = True
+    parts_apart: ClassVar[str] = "extractors are averaged or copied without their classifiers"
     uses_unlabelled_target: ClassVar[bool] = True
 
     def __init__(self, *args: Any, exchange: ExchangeName = "models", **kwargs: Any) -> None:
@@ -150,7 +151,7 @@ class TaughtTarget(FederatedModule):
     def teacher(self, state: Mapping[str, Tensor]) -> Replica:
         """A source's network at the target, from what it has sent; frozen weights are the target's own."""
         own = self.replicas[self.target]
-        network = Replica(copy.deepcopy(own.extractor), copy.deepcopy(own.classifier))
+        network = Replica(*copy.deepcopy((own.extractor, own.classifier)))
         network.load_state_dict(state, strict=False)
         return network
 

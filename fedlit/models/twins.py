@@ -40,4 +40,4 @@ class Twins(Replica):
     @torch.no_grad()
     def start_peer_(self) -> None:
         """Let the peer have this network's extractor, as after a warm-up; its classifier stays its own."""
-        self.peer.extractor.load_state_dict(self.extractor.state_dict())
+        self.peer.extractor.load_state_dict(copy.deepcopy(self.extractor.state_dict()))  # of get_extra_state, too

@@ -7,6 +7,7 @@ under its name, and `join` puts them back. Of several processes each writes its 
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import chain
@@ -143,7 +144,10 @@ def _tell_of_changes(method: Method, checkpoint: Mapping[str, Any]) -> None:
     changed = [
         f"{name} was {before[name]!r} and is {now[name]!r}"
         for name in now
-        if name in before and isinstance(now[name], _PLAIN) and before[name] != now[name] and name != "param_groups"
+        if name in before
+        and isinstance(now[name], _PLAIN)
+        and before[name] != now[name]
+        and name not in ("param_groups", "clients")  # the roster is compared by itself
     ]
     if changed:
         rank_zero_warn(f"training goes on with other arguments than the checkpoint's: {'; '.join(changed)}")
@@ -155,13 +159,58 @@ def _tell_of_changes(method: Method, checkpoint: Mapping[str, Any]) -> None:
 
 
 def complete(method: Method, checkpoint: dict[str, Any], clients: Sequence[str]) -> None:
-    """Where the target predicts by itself, and has its own file alone: leave the others' replicas as they are."""
-    lacking = [
-        f"{REPLICAS}{name}." for name in clients if "clients" in checkpoint and name not in checkpoint["clients"]
-    ]
-    if lacking:
-        own = cast(nn.Module, method).state_dict()
-        checkpoint["state_dict"] |= {key: own[key] for key in own if key.startswith(tuple(lacking))}
+    """Where the target predicts by itself, and has its own file alone: leave the others' replicas as they are.
+
+    Modules read a state by the version of its form, of which a checkpoint with clients apart says nothing.
+    """
+    if "clients" not in checkpoint:
+        return
+    lacking = tuple(f"{REPLICAS}{name}." for name in clients if name not in checkpoint["clients"])
+    own: Any = cast(nn.Module, method).state_dict()
+    state: Any = OrderedDict(checkpoint["state_dict"])
+    state.update({key: own[key] for key in own if lacking and key.startswith(lacking)})
+    state._metadata = own._metadata
+    checkpoint["state_dict"] = state
+
+
+def local_part(method: Method, state: Mapping[str, Any], strict: bool) -> Mapping[str, Any]:
+    """Return what a process loads of a state dict: all but the weights of clients that other processes host.
+
+    Args:
+        method: With its replicas built.
+        state: As `FederatedModule.state_dict` gives it, of a process that hosts as many clients or more.
+        strict: Whether it must have the weights of each local client, and of no unknown one.
+
+    Raises:
+        ValueError: If it is another part of a checkpoint.
+        RosterError: If it has no weights of clients, or lacks a local client, or has an unknown one.
+    """
+    names, kind = [client.name for client in method.clients], type(method).__name__
+    load_file = f"load the file with {kind}.load_from_checkpoint(path, ...), or give the Trainer ckpt_path=path"
+    if "state_dict" in state or any(isinstance(state.get(name), Mapping) for name in names):
+        what = "a whole checkpoint" if "state_dict" in state else "checkpoint['clients']"
+        raise ValueError(f"state_dict must have weights by their names replicas.CLIENT..., got {what}: {load_file}")
+    there = dict.fromkeys(key.split(".")[1] for key in state if key.startswith(REPLICAS))
+    lacking = [client.name for client in method.federation.local_clients if client.name not in there]
+    if lacking and not there:
+        raise RosterError(
+            f"state_dict has no weights of clients {lacking}, so that nothing would be loaded: a checkpoint file has "
+            f"them in checkpoint['clients'][NAME]['weights']; {load_file}"
+        )
+    unknown = [name for name in there if name not in names]
+    if strict and unknown:
+        raise RosterError(f"state_dict has weights of {unknown}, which are not among the clients {names}")
+    if strict and lacking:
+        raise RosterError(
+            f"state_dict has weights of {[*there]}, and none of {lacking}, which this process hosts: load a state dict "
+            "with all of them, or give strict=False, which leaves theirs as they are"
+        )
+    elsewhere = tuple(f"{REPLICAS}{name}." for name in names if name not in method.replicas)
+    if not elsewhere:
+        return state
+    left: Any = OrderedDict({key: each for key, each in state.items() if not key.startswith(elsewhere)})
+    left._metadata = getattr(state, "_metadata", None)
+    return cast(Mapping[str, Any], left)
 
 
 def restore_data(data: Any, checkpoint: Mapping[str, Any], clients: Iterable[str]) -> None:

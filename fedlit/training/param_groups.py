@@ -92,17 +92,21 @@ def divide(method: Method, groups: Sequence[dict[str, Any]]) -> list[dict[str, A
     entries = method.param_groups
     if not entries:
         return list(groups)
-    names: dict[str, dict[int, str]] = {}
+    names: dict[str, dict[int, list[str]]] = {}
     divided: list[dict[str, Any]] = []
     number: Counter[str] = Counter()
     for group in groups:
         client = group["client"]
         if client not in names:
-            names[client] = {id(param): name for name, param in method.replicas[client].named_parameters()}
+            names[client] = {}
+            for name, param in method.replicas[client].named_parameters(remove_duplicate=False):
+                names[client].setdefault(id(param), []).append(name)  # a tied one has several
         pieces: dict[tuple[int, ...], list[Tensor]] = {}
         for param in group["params"]:
-            name = names[client].get(id(param), "")
-            which = tuple(place for place, entry in enumerate(entries) if _meets(entry, client, name))
+            own = names[client].get(id(param), [""])
+            which = tuple(
+                place for place, entry in enumerate(entries) if any(_meets(entry, client, name) for name in own)
+            )
             pieces.setdefault(which, []).append(param)
         for which, params in pieces.items() or [((), [])]:
             settings = {name: value for place in which for name, value in _settings(entries[place]).items()}
@@ -127,7 +131,8 @@ def check_parts(method: Method, groups: Iterable[Mapping[str, Any]]) -> None:
         if part is None:
             continue
         here = [replica for name, replica in local.items() if of in (None, name)]
-        named = [param for replica in here for name, param in replica.named_parameters() if _is_in(name, part)]
+        every = [each for replica in here for each in replica.named_parameters(remove_duplicate=False)]
+        named = [param for name, param in every if _is_in(name, part)]
         if any(id(param) in trained for param in named):
             continue
         if named:

@@ -16,10 +16,12 @@ its rate falls linearly over the passes; a linear classifier is fitted at the en
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import scipy.sparse
 import torch
@@ -114,7 +116,7 @@ class Proposal:
     """
 
     heads: Heads
-    state: Mapping[str, Tensor]
+    state: Mapping[str, Any]
 
 
 def refine_(method: Method) -> None:
@@ -310,12 +312,15 @@ def _fitted(features: Tensor, labels: Tensor, strength: float) -> tuple[Tensor, 
     return weight.float(), (bias - weight @ mean).float()
 
 
-def _copied(network: nn.Module) -> dict[str, Tensor]:
-    return {name: part.clone() for name, part in network.state_dict().items() if isinstance(part, Tensor)}
+def _copied(network: nn.Module) -> dict[str, Any]:
+    return copy.deepcopy(network.state_dict())
 
 
 @torch.no_grad()
-def _restore_(network: nn.Module, state: Mapping[str, Tensor]) -> None:
+def _restore_(network: nn.Module, state: Mapping[str, Any]) -> None:
+    if any(name.endswith("_extra_state") or not isinstance(part, Tensor) for name, part in state.items()):
+        network.load_state_dict(copy.deepcopy(state))
+        return
     own = network.state_dict()
     for name, tensor in state.items():
         own[name].copy_(tensor)

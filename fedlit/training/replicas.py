@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,9 @@ class Replicas(nn.Module, Generic[ReplicaT_co]):
     def __setitem__(self, client: str, module: nn.Module) -> None:
         self._modules[client] = module
 
+    def __delitem__(self, client: str) -> None:
+        del self._modules[client]
+
     def __contains__(self, client: object) -> bool:
         return client in self._modules
 
@@ -43,7 +46,7 @@ class Replicas(nn.Module, Generic[ReplicaT_co]):
 
 
 class SharedWeights:
-    """Those weights of local replicas that leave their clients.
+    """Those weights of local replicas that leave their clients, tied ones once, under their first name.
 
     Frozen weights are equal everywhere from the start, and are left out. Frozen is a parameter that is not trainable in
     the network given to the constructor, nor now, and still has its value; and with a layer's parameters its buffers,
@@ -74,7 +77,7 @@ class SharedWeights:
         self._stays_local = tuple(stays_local)
         self._local_norm = local_norm
         self._moments = moments
-        self._known: dict[str, dict[str, Tensor]] = {}
+        self._known: dict[str, dict[str, tuple[dict[str, Tensor], str]]] = {}
         self._untouched: dict[str, frozenset[str]] = {}
         self._remembers = False
         self._restored: dict[str, dict[str, Tensor]] = {}
@@ -105,15 +108,17 @@ class SharedWeights:
         if client not in self._known:
             replica = self._replicas[client]
             state = replica.state_dict(keep_vars=True)
-            local: set[str] = set()
-            for prefix, module in replica.named_modules() if self._local_norm else ():
-                if isinstance(module, NORMS):
-                    local.update(f"{prefix}.{name}" for name in module.state_dict())
+            norms = [module for module in replica.modules() if isinstance(module, NORMS)] if self._local_norm else []
+            # By tensor, as a tied one has several names, and stays local under all of them.
+            local = {id(tensor) for module in norms for tensor in (*module.parameters(), *module.buffers())}
             # A count of batches is nobody else's business, and one integer would send all numbers in float64.
-            local.update(name for name in state if name.endswith("num_batches_tracked"))
-            local.update(name for name in state if name.startswith(self._stays_local))
-            self._known[client] = {name: tensor for name, tensor in state.items() if name not in local}
-        known, untouched = self._known[client], self._untouched.get(client)
+            local |= {id(tensor) for name, tensor in state.items() if name.endswith("num_batches_tracked")}
+            local |= {id(tensor) for name, tensor in state.items() if name.startswith(self._stays_local)}
+            self._known[client] = _places(replica, {k: each for k, each in state.items() if id(each) not in local})
+            _check_complete(client, replica, state)
+        # looked up each time, as a module may put another tensor in a buffer's place
+        known = {name: holder[key] for name, (holder, key) in self._known[client].items()}
+        untouched = self._untouched.get(client)
         if frozen_too or not untouched:
             return known
         replica = self._replicas[client]
@@ -151,6 +156,29 @@ class SharedWeights:
                 torch._foreach_copy_([own[name] for name in state], list(state.values()))
             if self._remembers:
                 self.received[client] = {**self.received.get(client, {}), **state}
+
+
+def _places(replica: nn.Module, state: Mapping[str, object]) -> dict[str, tuple[dict[str, Tensor], str]]:
+    """Of entries that are parameters or buffers, the module's dictionary and the key; of tied ones under one name.
+
+    Other entries are state that a module describes in a form of its own (``get_extra_state``), and have no mean.
+    """
+    places: dict[int, tuple[Any, str]] = {}
+    for module in replica.modules():
+        for holder in (module._parameters, module._buffers):
+            places |= {id(tensor): (holder, key) for key, tensor in holder.items() if tensor is not None}
+    return {name: places.pop(id(value)) for name, value in state.items() if id(value) in places}
+
+
+def _check_complete(client: str, replica: nn.Module, state: Mapping[str, object]) -> None:
+    """Raise a `ValueError` if weights that are trained are not in a replica's state, and would never be averaged."""
+    known = {id(value) for value in state.values()}
+    lacking = [name for name, param in replica.named_parameters() if param.requires_grad and id(param) not in known]
+    if lacking:
+        raise ValueError(
+            f"the state_dict of client {client!r} leaves out or copies {lacking[:3]}, which are trained and would not "
+            "be averaged: let state_dict(keep_vars=True) have the parameters themselves, or freeze them"
+        )
 
 
 def _parts_of(replica: nn.Module) -> dict[str, nn.Module]:

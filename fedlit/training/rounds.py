@@ -38,6 +38,7 @@ from fedlit.training.refinement import refine_
 from fedlit.training.replicas import check_local_norm
 from fedlit.training.returns import adapts, come_together, welcome
 from fedlit.training.samples import SampleCheck
+from fedlit.training.standstill import Standstill
 from fedlit.training.tasks import Classification, Regression
 from fedlit.training.warmup import is_share, warmup_of
 
@@ -156,7 +157,7 @@ def _fails_on_one(networks: tuple[nn.Module, nn.Module], loader: FederatedLoader
     if not any(norms):
         return False
     try:
-        extractor, classifier = (copy.deepcopy(network).cpu() for network in networks)
+        extractor, classifier = (network.cpu() for network in copy.deepcopy(networks))
         with torch.no_grad(), torch_streams():
             dtype = next((param.dtype for param in extractor.parameters()), torch.float32)
             inputs = loader.samples(next(iter(loader.datasets)))[0]
@@ -193,6 +194,7 @@ class Rounds(Callback):
     _talked: float
     _run_closed: bool
     _called: bool
+    _standstill: Standstill
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Do what a `FederatedStrategy` does, where there is none: see to channels, and to the cutting into rounds."""
@@ -257,6 +259,7 @@ class Rounds(Callback):
             if not method.federation.local_clients:  # the server has compared networks, and needs shapes alone
                 for network in method.originals:
                     network.to("meta")
+        self._standstill = Standstill(method, trainer.optimizers)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Open a round at its first batch."""
@@ -275,8 +278,12 @@ class Rounds(Callback):
         local = time.perf_counter() - self._started - (_talking(method) - self._talked)
         federation.seconds["local"] = federation.seconds.get("local", 0.0) + local
         federation.batch_idx += 1
+        self._standstill.note_gradients_()
         last_of_epoch = batch_idx + 1 >= trainer.num_training_batches
         if federation.batch_idx >= self.batches_per_round or last_of_epoch:
+            error = self._standstill.check_(method.record.mean_losses(), federation.round_idx)
+            if error is not None:
+                federation.fail(error)
             self._close(trainer, method)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -287,6 +294,7 @@ class Rounds(Callback):
         if method.federation.round_idx > method.warmup_rounds and not self._run_closed:
             self._finish(method, method.federation.round_idx - 1)
         method.federation.raise_left()
+        self._standstill.end_()
 
     def _open(self, trainer: Trainer, method: Method) -> None:
         federation = method.federation
@@ -302,6 +310,7 @@ class Rounds(Callback):
         else:
             method.on_round_start(federation.round_idx)
         _notify("on_round_start", trainer, method, federation.round_idx)
+        self._standstill.start_round_(present_learners(method, federation.round_idx))
 
     def _close(self, trainer: Trainer, method: Method) -> None:
         """Check and log the losses, communicate, advance schedules and the counter."""

@@ -6,9 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -101,17 +99,6 @@ def trained_case(request: pytest.FixtureRequest) -> Trained:
     inputs = data.dataset("fonts", "test").batch(torch.arange(120))[0]  # type: ignore[attr-defined]
     assert len(expected) == 120
     return Trained(module, inputs, expected)
-
-
-@pytest.fixture(scope="module")
-def translations_kept() -> Iterator[None]:
-    """Keep the translations to ONNX, whose source PyTorch parses anew for each file, for half of the time it takes."""
-    with pytest.MonkeyPatch.context() as patch:
-        with suppress(ImportError, AttributeError):  # of another release
-            from torch.onnx._internal.exporter._registration import ONNXRegistry
-
-            patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(cache(ONNXRegistry.from_torchlib)))
-        yield
 
 
 def test_files_predict_as_the_trainer_does(trained_case: Trained, elsewhere: Reader, tmp_path: Path) -> None:

@@ -1,0 +1,160 @@
+"""What clients' copies of the networks have to keep, or cannot: tied weights, compiled code, processes of one job."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import pairwise
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+_COMPILED = "_compiled_call_impl"
+"""Attribute of a module after its ``compile()``."""
+
+
+def check_copyable(part: str, network: nn.Module) -> None:
+    """Refuse a network that each client could not train a copy of, and warn of what a copy does not keep.
+
+    Args:
+        part: What it is, such as ``"extractor"``, for messages.
+        network: As given to a method.
+
+    Raises:
+        ValueError: If it has TorchScript with weights to train, weights that are computed from others and kept,
+            functions that hold modules, or modules that synchronise processes.
+    """
+    for name, module in network.named_modules(prefix=part):
+        kind = type(module).__name__
+        if isinstance(module, torch.jit.ScriptModule) and any(param.requires_grad for param in module.parameters()):
+            raise ValueError(
+                f"{name} is TorchScript ({kind}), and a copy of it cannot be trained: give the module that it was made "
+                "of, or freeze it (requires_grad_(False))"
+            )
+        if isinstance(module, DistributedDataParallel | nn.SyncBatchNorm):
+            raise ValueError(
+                f"{name} is {kind}, which synchronises processes, where each client trains by itself: give the module "
+                "without it"
+            )
+        hooks = {key: each for key, each in vars(module).items() if key.endswith("_hooks") and isinstance(each, dict)}
+        registered = [(key, hook) for key, each in hooks.items() for hook in each.values()]
+        for attribute, value in [*vars(module).items(), *registered]:
+            if isinstance(value, Tensor) and not value.is_leaf:
+                raise ValueError(
+                    f"{name}.{attribute} of {kind} is computed from other weights, and no client's copy could hold "
+                    "it: take torch.nn.utils.parametrizations (such as its weight_norm), or compute it in forward"
+                )
+            held = None if attribute == _COMPILED or _restores_itself(module) else next(_held(value), None)
+            if held is not None:
+                raise ValueError(
+                    f"{name}.{attribute} is a function that holds a {type(held).__name__}, whose weights all copies "
+                    f"would share: make it a method of {kind}, or keep what it holds as an attribute. A compiled "
+                    "forward is one of these: give torch.compile(network) in place of the network"
+                )
+    compiled = [name for name, module in network.named_modules(prefix=part) if _is_compiled(module)]
+    if compiled:
+        warnings.warn(
+            f"clients' copies of {compiled} are not compiled, as compile() binds to one module: give "
+            "torch.compile(network), whose copies are, or call it in none",
+            stacklevel=2,
+        )
+
+
+def forget_compiled_(network: nn.Module) -> None:
+    """Let a copy run its weights: code that compile() made of the original, which some modules copy, has other ones."""
+    for module in network.modules():
+        vars(module).pop(_COMPILED, None)
+
+
+def _held(value: object, depth: int = 3) -> Iterator[nn.Module]:
+    """Modules with weights to train in the closure of a function, which is the same in all copies."""
+    if not isinstance(value, FunctionType) or not depth:
+        return
+    for cell in value.__closure__ or ():
+        with suppress(ValueError):  # of one that is not filled yet
+            inner: object = cell.cell_contents
+            owner = inner.__self__ if isinstance(inner, MethodType) else inner
+            if isinstance(owner, nn.Module) and any(param.requires_grad for param in owner.parameters()):
+                yield owner
+            yield from _held(inner, depth - 1)
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return getattr(module, _COMPILED, None) is not None
+
+
+def _restores_itself(module: nn.Module) -> bool:
+    """Whether its class says how it is copied, as that of torch.compile(network), which makes its functions anew."""
+    kind: Any = type(module)
+    return hasattr(kind, "__deepcopy__") or kind.__setstate__ is not nn.Module.__setstate__
+
+
+def tied_weights(network: nn.Module) -> list[tuple[str, str]]:
+    """Parameters and buffers that a network has under several names.
+
+    Args:
+        network: Of which `state_dict` has every name.
+
+    Returns:
+        The first name and another one, for each further name.
+    """
+    first: dict[int, str] = {}
+    named = [*network.named_parameters(remove_duplicate=False), *network.named_buffers(remove_duplicate=False)]
+    pairs = [(first.setdefault(id(tensor), name), name) for name, tensor in named]
+    return [(name, other) for name, other in pairs if name != other]
+
+
+def check_tied(extractor: nn.Module, classifier: nn.Module, apart: str, stays_local: tuple[str, ...]) -> None:
+    """Refuse weights that copies of the networks could not share as the networks themselves do.
+
+    Args:
+        extractor: As given to a method.
+        classifier: As given to a method.
+        apart: Why extractor and classifier can share no weight; empty where they can.
+        stays_local: Beginnings of names that never leave a client.
+
+    Raises:
+        ValueError: If there are such weights.
+    """
+    both = nn.ModuleDict({"extractor": extractor, "classifier": classifier})
+    for name, other in tied_weights(both):
+        crossing = name.startswith("extractor.") != other.startswith("extractor.")
+        if crossing and (apart or name.startswith(stays_local) != other.startswith(stays_local)):
+            reason = apart or "one of both stays at its client, and the other is averaged"
+            raise ValueError(
+                f"{name!r} and {other!r} are one weight, but {reason}: give the classifier weights of its own, or take "
+                "a method that trains and averages both together, such as FedAvg"
+            )
+    for (device, _, end, name), (next_device, start, _, other) in pairwise(sorted(_memory(both))):
+        if device == next_device and start < end:
+            first, second = sorted((name, other), reverse=True)
+            raise ValueError(
+                f"{first!r} and {second!r} share memory but are two parameters, which a client's copy of the networks "
+                "would separate: assign the same Parameter to both, or give each its own memory"
+            )
+
+
+def check_part(replica: nn.Module, within: tuple[str, ...]) -> None:
+    """Raise a `ValueError` if a weight whose name begins in one of these ways is tied to one whose name does not."""
+    for name, other in tied_weights(replica):
+        if name.startswith(within) != other.startswith(within):
+            raise ValueError(
+                f"{name!r} and {other!r} are one weight, which cannot be averaged as part of {list(within)} alone: "
+                "average all parts that have it, or give each part weights of its own"
+            )
+
+
+def _memory(network: nn.Module) -> list[tuple[str, int, int, str]]:
+    """Device, first address, the address after the last, and name of each parameter that is an ordinary tensor."""
+    found = []
+    for name, param in network.named_parameters():
+        ordinary = type(param) is nn.Parameter and param.layout is torch.strided and not param.is_meta
+        if ordinary and param.numel():
+            extent = 1 + sum((size - 1) * stride for size, stride in zip(param.shape, param.stride(), strict=True))
+            start = param.data_ptr()
+            found.append((str(param.device), start, start + extent * param.element_size(), name))
+    return found
