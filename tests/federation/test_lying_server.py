@@ -75,7 +75,7 @@ def test_a_sum_has_no_weight_and_nobody_notices(monkeypatch: pytest.MonkeyPatch)
     federation = Federation(NAMES, "t", privacy=lying(backend, monkeypatch, "t"), seed=0)
     total = federation.sum("weights", payloads())["a"]["x"]
     torch.testing.assert_close(total, torch.full((3,), 6.0))
-    assert "tells all that clients vanished whose vectors it has, the sum of the others" in backend.describe().revealed
+    assert "reports clients as dropped whose vectors it has, the sum of the others" in backend.describe().revealed
     assert "caught" not in " ".join(str(value) for value in vars(backend.describe()).values())
 
 

@@ -326,7 +326,7 @@ def test_whatever_a_user_sees_is_in_the_unit_of_the_labels(tmp_path: Path) -> No
     written = np.loadtxt(tmp_path / "predictions.csv", delimiter=",", skiprows=1)[:, 1]
     np.testing.assert_allclose(written, expected.numpy(), atol=1e-3)
     torch.testing.assert_close(target_model(module)(x)[:, 0], expected, atol=1e-3, rtol=0)
-    export_target(module, tmp_path / "target.pt2", data)
+    export_target(module, tmp_path / "target.pt2", data.input_shape)
     torch.testing.assert_close(
         torch.export.load(tmp_path / "target.pt2").module()(x)[:, 0], expected, atol=1e-3, rtol=0
     )
