@@ -20,6 +20,7 @@ from fedlit.federation.client import Client, make_roster
 from fedlit.federation.errors import RosterError
 from fedlit.federation.labels import UNLABELLED, TaskName, known_labels
 from fedlit.federation.loader import FederatedLoader
+from fedlit.federation.names import alike, check_list, check_texts, difference, shown
 from fedlit.federation.streams import global_seed, stable_seed
 
 if TYPE_CHECKING:
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 Stage = Literal["train", "val", "test"]
 Transform = Callable[[Tensor], Tensor]
 
+
+_SHOWN = 5
+"""Positions that a message has of many."""
 
 POOLED = "sources"
 """Name of the client that all sources make together."""
@@ -148,7 +152,8 @@ class DomainDataModule(L.LightningDataModule, ABC):
         seed: Of splits, kept labels and order; ``None`` takes the one given to ``seed_everything``.
 
     Raises:
-        RosterError: If a client or the target is unknown, a name occurs twice, or there are fewer than two clients.
+        RosterError: If a client or the target is unknown, a name occurs twice or differs from another's in capitals,
+            blanks or Unicode normal form alone, or there are fewer than two clients.
         ValueError: If a number is out of its range.
     """
 
@@ -183,6 +188,8 @@ class DomainDataModule(L.LightningDataModule, ABC):
         seed: int | None = None,
     ) -> None:
         super().__init__()
+        check_list("clients", clients, RosterError)
+        check_texts("target", target, RosterError)
         for name, value, least in (
             ("batch_size", batch_size, 1),
             ("target_batch_size", batch_size if target_batch_size is None else target_batch_size, 1),
@@ -274,6 +281,7 @@ class DomainDataModule(L.LightningDataModule, ABC):
                 )
             known = self.domain_names()
             names = known if self._client_names is None else list(self._client_names)
+            _check_alike(names if self._target_name is None else [*names, self._target_name], known)
             unknown = [name for name in names if name not in known]
             if unknown and not (self.elsewhere or (self.spread and len(unknown) < len(names))):
                 raise RosterError(f"clients {unknown} are not among the domains of {type(self).__name__}: {known}")
@@ -447,9 +455,11 @@ class DomainDataModule(L.LightningDataModule, ABC):
             return
         low, high = int(known.min()), int(known.max())
         if low < 0 or high >= self.num_classes:
+            wrong = domain.y.ge(self.num_classes) | (domain.y.lt(0) & domain.y.ne(UNLABELLED))
+            from_one = "; if they count from 1, subtract 1" if low == 1 and high == self.num_classes else ""
             raise DatasetLayoutError(
                 f"labels of domain {name!r} must lie in 0..{self.num_classes - 1} ({self.num_classes} classes), got "
-                f"{low}..{high}: renumber them or name all classes"
+                f"{low}..{high} ({_positions(wrong)}): renumber them or name all classes{from_one}"
             )
 
     def _known(self, name: str, y: Tensor) -> Tensor:
@@ -458,7 +468,8 @@ class DomainDataModule(L.LightningDataModule, ABC):
         if name != self.target and not bool(there.all()):
             raise DatasetLayoutError(
                 f"{int((~there).sum())} of {len(y)} samples of source {name!r} have no label, and only those of the "
-                f"target ({self.target!r}) may lack them: leave these samples out, or make {name!r} the target"
+                f"target ({self.target!r}) may lack them ({UNLABELLED} or NaN, {_positions(~there)}): leave these "
+                f"samples out, number classes from 0 if {UNLABELLED} is one, or make {name!r} the target"
             )
         return y[there]
 
@@ -773,6 +784,24 @@ class DomainDataModule(L.LightningDataModule, ABC):
         axis.set_ylabel("share of the client's samples")
         axis.set_title("Classes")
         axis.legend(fontsize=8, ncols=2)
+
+
+def _positions(mask: Tensor) -> str:
+    """The first of the samples for which a mask (bool, shape (n,)) holds, counted from 0, for messages."""
+    positions: list[int] = mask.nonzero()[:, 0].tolist()
+    more = f" and {len(positions) - _SHOWN} more" if len(positions) > _SHOWN else ""
+    return f"sample{'s' if len(positions) > 1 else ''} {', '.join(map(str, positions[:_SHOWN]))}{more}"
+
+
+def _check_alike(wanted: Sequence[str], known: Sequence[str]) -> None:
+    """Raise a `RosterError` if a client has a name that a domain has, too, in other capitals, blanks or normal form."""
+    for group in alike([*wanted, *known]):
+        if set(group) & set(wanted):
+            here = [name for name in group if name in known]
+            raise RosterError(
+                f"clients {shown(group)} differ in {difference(group)}, and the data here are of {shown(here)}: if "
+                "they are one client, write its name alike everywhere, in data and configuration; if not, rename one"
+            )
 
 
 class PooledDataset(Dataset[Any]):
