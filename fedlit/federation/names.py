@@ -60,15 +60,20 @@ def not_text(value: object) -> str | None:
     """
     if isinstance(value, str):
         return None
+    return f"got {value!r}: {how_to_quote(value) or f'it is of type {type(value).__name__}'}"
+
+
+def how_to_quote(value: object) -> str:
+    """How to write what YAML has read as a truth value, number, date or nothing; empty for other values."""
     if isinstance(value, bool):
-        return f"got {value}, as YAML reads {_READ_AS[value]} without quotes: quote it, as in '{_plain(value)}'"
+        example = "yes" if value else "no"
+        return f"YAML reads {_READ_AS[value]} without quotes as {value}: if it is a name, quote it, as in '{example}'"
     if value is None:
-        return "got None, as YAML reads null, ~ and nothing: quote it, as in 'null', if it is a name"
-    if isinstance(value, int | float):
-        return f"got the number {value!r}, as YAML reads digits without quotes: quote it, as in '{value}'"
-    if isinstance(value, date):
-        return f"got the date {value}, as YAML reads it without quotes: quote it, as in '{value}'"
-    return f"got {value!r} of type {type(value).__name__}"
+        return "YAML reads null, ~ and nothing as None: if it is a name, quote it, as in 'null'"
+    if isinstance(value, int | float | date):
+        what = "a date" if isinstance(value, date) else "a number"
+        return f"YAML reads digits without quotes as {what}: if it is a name, quote it, as in '{value}'"
+    return ""
 
 
 def check_texts(argument: str, values: object, error: type[Exception] = TypeError) -> None:
@@ -96,7 +101,3 @@ def check_list(argument: str, values: object, error: type[Exception] = TypeError
     if isinstance(values, str):
         raise error(f"{argument} must be a list of texts, got the text {values!r}: write [{values!r}]")
     check_texts(argument, values, error)
-
-
-def _plain(value: bool) -> str:
-    return "yes" if value else "no"
