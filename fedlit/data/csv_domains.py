@@ -297,11 +297,9 @@ class CSVDomains(DomainDataModule):
             found = {text for name in self._members_here() for text in self._label_texts(name).dropna()}
             numeric = all(text.removeprefix("-").isdecimal() for text in found)
             self._classes = sorted(found, key=int if numeric else str)
-            for group in alike(self._classes, self._key):
-                raise DatasetLayoutError(
-                    f"label={self.label!r} has the classes {shown(group)}, which differ in {difference(group)}: mend "
-                    "the labels, or name all in classes"
-                )
+            self._check_written_alike(
+                f"label={self.label!r} has the classes", self._classes, "mend the labels, or name all in classes"
+            )
             if len(found) < 2:
                 raise DatasetLayoutError(
                     f"label={self.label!r} has the classes {self._classes} in the tables that are here, and there must "
@@ -321,37 +319,38 @@ class CSVDomains(DomainDataModule):
     def _label_texts(self, client: str) -> pd.Series[Any]:
         """Classes of a client's rows as texts; missing where one is not known."""
         texts = texts_of(self._labels_of(client))
-        known, numbers = texts.dropna(), self.reader.numbers
+        known, written = texts.dropna(), self.reader.numbers
+        numbers = written.numbers(known)
+        others, fractions = known[numbers.isna()], known[numbers % 1 != 0]
         if self._wanted is None:
-            way_out = numbers.way_out({*known}) if numbers.numbers(known).isna().any() else ""
+            way_out = written.way_out({*known}) if len(others) else ""
             if way_out:
-                others = known[numbers.numbers(known).isna()]
                 raise DatasetLayoutError(
                     f"label={self.label!r} of {self.where(client)} has numbers that are written as {cells(others)}, "
-                    f"with decimal={numbers.decimal!r}: {way_out}; if they are names, name the classes in classes"
+                    f"with decimal={written.decimal!r}: {way_out}; if they are names, name the classes in classes"
                 )
-            parts = known[numbers.numbers(known) % 1 != 0]
-            if (len(parts) and numbers.numbers(known).notna().all()) or known.nunique() > _MOST_CLASSES:
-                such = f", such as {cells(parts if len(parts) else known)}"
+            if (len(fractions) and not len(others)) or known.nunique() > _MOST_CLASSES:
                 raise DatasetLayoutError(
                     f"label={self.label!r} of {self.where(client)} looks continuous, with {known.nunique()} different "
-                    f"values{such}: give task: regression, name the classes in classes, or choose another column"
+                    f"values, such as {cells(fractions if len(fractions) else known)}: give task: regression, name the "
+                    "classes in classes, or choose another column"
                 )
-        unlabelled = str(UNLABELLED)
-        named = unlabelled in (self._wanted or ())
-        return texts if named else texts.where(numbers.numbers(texts) != UNLABELLED, None)
+        if str(UNLABELLED) in (self._wanted or ()):
+            return texts
+        return texts.where(written.numbers(texts) != UNLABELLED, None)
 
     def _y(self, client: str) -> Tensor:
         if self.task == "regression":
             values = self._labels_of(client)
-            numbers = self.reader.numbers.numbers(values)
-            wrong, there = values[numbers.isna() & values.notna()], self.reader.numbers
+            written = self.reader.numbers
+            numbers = written.numbers(values)
+            wrong = values[numbers.isna() & values.notna()]
             if len(wrong):
-                texts = [*dict.fromkeys(texts_of(values).dropna())]
-                way_out = there.way_out(texts) or "mend them, name them in missing_values, or give task: classification"
+                way_out = written.way_out({*texts_of(values).dropna()})
                 raise DatasetLayoutError(
-                    f"label={self.label!r} of {self.where(client)} must be numbers with decimal={there.decimal!r}, got "
-                    f"{cells(wrong)}: {way_out}"
+                    f"label={self.label!r} of {self.where(client)} must be numbers with decimal={written.decimal!r}, "
+                    f"got {cells(wrong)}: "
+                    + (way_out or "mend them, name them in missing_values, or give task: classification")
                 )
             lacking = values.index[numbers.isna()]
             if len(lacking) and client != self.target:
@@ -543,7 +542,10 @@ class CSVDomains(DomainDataModule):
 
             levels |= agree_on_levels(asked, own, total)
             for name in asked:
-                self._check_written_alike(name, levels[name])
+                self._check_written_alike(
+                    f"column {name!r} has the levels", levels[name],
+                    "write them alike in all tables, or name all levels in categories if they are different things",
+                )  # fmt: skip
         columns = tuple(
             Column(name, missing, None if kind == "number" else tuple(levels[name]))
             for name, (kind, missing) in self._columns.items()
@@ -565,12 +567,13 @@ class CSVDomains(DomainDataModule):
         number = None if any(map(str.isalpha, name)) else self.reader.numbers.number(name)
         return folded(name) if number is None else number
 
-    def _check_written_alike(self, name: str, levels: Sequence[str]) -> None:
-        """Refuse what is one level written in two ways, as true and TRUE of two programs are."""
-        for group in alike(levels, self._key):
+    def _check_written_alike(self, what: str, names: Sequence[str], way_out: str) -> None:
+        """Refuse what is one class or level written in two ways, as true and TRUE of two programs are."""
+        found = alike(names, self._key)
+        if found:
             raise DatasetLayoutError(
-                f"column {name!r} has the levels {shown(group)} at the clients, which differ in {difference(group)}: "
-                "write them alike in all tables, or name all levels in categories if they are different things"
+                f"{what} {shown(name for name in names if any(name in group for group in found))} at the clients, which "
+                f"differ in {difference(found[0])}: {way_out}"
             )
 
     def _hosted(self) -> list[str]:

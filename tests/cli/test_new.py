@@ -274,7 +274,7 @@ def test_one_table_of_all_needs_the_column_of_whose_rows_are() -> None:
     }  # fmt: skip
     assert (
         yaml.safe_load(Path("study/experiment.yaml").read_text())["model"]["init_args"]["optimizer"]["init_args"]["lr"]
-        == 1
+        == 0.63
     )
 
 
