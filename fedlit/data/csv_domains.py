@@ -302,8 +302,8 @@ class CSVDomains(DomainDataModule):
             )
             if len(found) < 2:
                 raise DatasetLayoutError(
-                    f"label={self.label!r} has the classes {self._classes} in the tables that are here, and there must "
-                    "be 2 at least: name all in classes"
+                    f"label={self.label!r} has the classes {self._classes} in the tables that are here, where "
+                    f"{UNLABELLED} is no label, and there must be 2 at least: name all in classes"
                 )
         return self._classes
 
@@ -571,10 +571,8 @@ class CSVDomains(DomainDataModule):
         """Refuse what is one class or level written in two ways, as true and TRUE of two programs are."""
         found = alike(names, self._key)
         if found:
-            raise DatasetLayoutError(
-                f"{what} {shown(name for name in names if any(name in group for group in found))} at the clients, which "
-                f"differ in {difference(found[0])}: {way_out}"
-            )
+            many = shown(name for name in names if any(name in group for group in found))
+            raise DatasetLayoutError(f"{what} {many} at the clients, which differ in {difference(found[0])}: {way_out}")
 
     def _hosted(self) -> list[str]:
         """Domains of the clients that this process hosts."""

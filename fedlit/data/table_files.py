@@ -276,6 +276,13 @@ class TableReader:
                         f"line {rows.line_num} of {str(path)!r} has a NUL byte, as in a file that was not written to "
                         "its end: export it again"
                     )
+                inside = [line for field in row if "\n" in field for line in field.splitlines()[1:]]
+                if any(line.count(self.separator) == len(names) - 1 for line in inside):
+                    warnings.warn(
+                        f"lines {last + 1} to {rows.line_num} of {str(path)!r} are one row, as there are quotes around "
+                        "what looks like other rows: see whether there is a quote too many",
+                        stacklevel=2,
+                    )
                 if row:
                     places.append(last + 1)
                 last = rows.line_num
