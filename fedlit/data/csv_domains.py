@@ -296,7 +296,7 @@ class CSVDomains(DomainDataModule):
         if self._classes is None:
             found = {text for name in self._members_here() for text in self._label_texts(name).dropna()}
             numeric = all(text.removeprefix("-").isdecimal() for text in found)
-            self._classes = sorted(found, key=int if numeric else str)
+            self._classes = sorted(sorted(found), key=int if numeric else str)
             self._check_written_alike(
                 f"label={self.label!r} has the classes", self._classes, "mend the labels, or name all in classes"
             )
@@ -477,12 +477,22 @@ class CSVDomains(DomainDataModule):
                 raise DatasetLayoutError(f"column {column_name!r} is empty at every client: leave it out (leave_out)")
             if len(set(what.values())) > 1:
                 raise DatasetLayoutError(
-                    f"column {column_name!r} must hold the same at each client, but is {what}: name it in categories "
-                    "if it is one, or mend the texts among the numbers (missing_values has those for missing ones)"
+                    f"column {column_name!r} must hold the same at each client, but is {what}"
+                    f"{self._texts_beside_numbers(column_name, what)}: name it in categories if it is one, or mend the "
+                    "texts among the numbers (missing_values has those for missing ones)"
                 )
             missing = any(found[column_name][1] for found in kinds.values())
             self._columns[column_name] = (next(iter(what.values())), missing)
         self._samples = {name: number for each in told.values() for name, number in each["samples"].items()}
+
+    def _texts_beside_numbers(self, name: str, kinds: Mapping[str, str]) -> str:
+        """Where a column that is of texts at some clients has numbers there, too; empty if the tables are elsewhere."""
+        for client in [client for client, kind in kinds.items() if kind == "category" and self.is_here(client)]:
+            texts = texts_of(self.table(client)[name]).dropna()
+            others = texts[self.reader.numbers.numbers(texts).isna()]
+            if 0 < len(others) < len(texts):
+                return f"; {self.where(client)} has {cells(others)} beside numbers"
+        return ""
 
     def _training(self, client: str) -> Tensor:
         return self._make_split(client, self._y(client)).train
