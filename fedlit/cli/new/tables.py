@@ -72,7 +72,12 @@ def own(given: argparse.Namespace) -> Study:
         if given.label is None:
             sys.exit(f"fedlit: --label must name the column to predict, and the tables have {columns}")
         check_target(given.target, names)
-        data = CSVDomains(str(given.data), label=given.label, target=given.target, **arguments)
+        as_written: dict[str, Any] = {
+            "transductive": True,
+            "val_fraction": 0.0,
+            "test_fraction": 0.0,
+        }  # in the template
+        data = CSVDomains(str(given.data), label=given.label, target=given.target, **arguments, **as_written)
         told = {name: data.facts(name) for name in names}
         data.check_facts(told)
         rows = {name: data.load(name) for name in names}
