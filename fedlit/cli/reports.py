@@ -212,10 +212,16 @@ def _of_another_type(place: _Place, types: str, value: str, leaves: Sequence[obj
     if any("a list" in each for each in wanted) and value[:1] not in "[{":
         advice = f": write [{value}]"
     if any("text" in each for each in wanted):
-        odd = [each for leaf in leaves for each in (leaf if isinstance(leaf, list) else [leaf]) if each is not None]
+        odd = [each for each in _inner(leaves) if each is not None]
         advice = next((f": {how}" for how in map(how_to_quote, odd) if how), advice)
     got_text = f"got {value}" if value[:1] in ("[", "{") or re.fullmatch(r"-?[\d.]+", value) else f"got {value!r}"
     return f"must be {' or '.join(wanted)}, {got_text}{advice}"
+
+
+def _inner(values: Sequence[object]) -> Iterator[object]:
+    """Values that are no lists, of lists of any depth."""
+    for value in values:
+        yield from _inner(value) if isinstance(value, list) else (value,)
 
 
 def arguments_of(cls: str | type) -> list[str]:

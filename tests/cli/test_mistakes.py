@@ -103,6 +103,8 @@ IN_A_FILE: list[tuple[str, Any, str]] = [
      " class 'Fractio': did you mean 'Fraction'?"),
     (STRATEGY, strategy(local_step=3), f"{STRATEGY}.init_args.local_step: FederatedStrategy has no argument"
      " 'local_step': did you mean 'local_steps'?"),
+    (STRATEGY, strategy(placement=[[False, "clean"], ["fonts"]]), f"{STRATEGY}.init_args.placement: must be a list of"
+     " texts or null, got [[False, 'clean'], ['fonts']]: YAML reads no, off and false without quotes as False"),
     ("compare", {"class_path": "FedProx"}, "compare: must be a list of methods, got a mapping: put a hyphen"),
     ("compare", [{"class_path": "FedProx", "init_args": {"muu": 1}}], "compare.0.init_args.muu: FedProx has no argument"
      " 'muu': did you mean 'mu'?"),
