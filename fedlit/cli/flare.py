@@ -16,6 +16,7 @@ from typing import Any
 from fedlit.cli.arguments import find_config, normalise, options, refuse_nameless
 from fedlit.cli.experiment import all_clients
 from fedlit.cli.seats import AGAIN, read_run, start_again, take_seat, tell_who_comes
+from fedlit.federation.names import alike, difference, shown
 from fedlit.remote.message_carrier import MessageCaller
 from fedlit.remote.relay import TIMES, RelayedSender
 from fedlit.remote.seats import CarriedSite
@@ -78,6 +79,8 @@ def read_sites(text: str) -> dict[str, list[str]]:
             what = "a site without a name" if not name else f"{name!r} twice" if name in sites else "'server'"
             sys.exit(f"fedlit: --sites must be names, each once and none 'server', as in north,south, got {what}")
         sites[name] = [client.strip() for client in clients.split("+") if client.strip()] or [name]
+    for group in alike(sites):
+        sys.exit(f"fedlit: --sites {shown(group)} differ in {difference(group)}: rename one, or name it once")
     all_of_them = [client for of in sites.values() for client in of]
     twice = sorted({client for client in all_of_them if all_of_them.count(client) > 1})
     if twice:

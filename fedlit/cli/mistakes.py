@@ -95,6 +95,11 @@ class Given:
         values = {short(each): value for _, tree in self.sources for each, value in flat(tree).items()}
         return values.get(short(key))
 
+    def below(self, key: str) -> list[object]:
+        """What was given last at a key, and at each one below it."""
+        values = {short(each): value for _, tree in self.sources for each, value in flat(tree).items()}
+        return [value for each, value in values.items() if f"{each}.".startswith(f"{short(key)}.")]
+
     def elsewhere(self, key: str) -> str | None:
         """Another key that ends with the same word, as an option has it."""
         word = key.rpartition(".")[2]

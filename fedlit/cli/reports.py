@@ -15,6 +15,7 @@ from jsonargparse import ArgumentParser
 
 from fedlit.cli.mistakes import MEANT, Given, no_such_argument, short, told
 from fedlit.cli.nearest import did_you_mean, nearest
+from fedlit.federation.names import how_to_quote
 
 _WORDS = {
     "int": "a whole number",
@@ -185,10 +186,10 @@ def _reason(
         other = re.match(r"Import path (\S+) does not correspond to a subclass of (\w+)", reason)
         if other is not None:
             return f"{other[1]} is no {other[2]}{did_you_mean(other[1].split('.')[-1], names_of(types))} fedlit list"
-    return _of_another_type(place, types, value[:80])
+    return _of_another_type(place, types, value[:80], given.below(key))
 
 
-def _of_another_type(place: _Place, types: str, value: str) -> str:
+def _of_another_type(place: _Place, types: str, value: str, leaves: Sequence[object]) -> str:
     got = re.search(r"Got value: (.*)", "\n".join(place.reasons))
     if got is not None and not value:
         value = got[1][:80]
@@ -204,14 +205,23 @@ def _of_another_type(place: _Place, types: str, value: str) -> str:
     plain = [] if lists else [match[1] for reason in place.reasons for match in _EXPECTED.finditer(reason) if match[1]]
     if lists and "NoneType" in types:
         plain = ["NoneType"]
-    wanted = [*lists, *dict.fromkeys(_WORDS.get(each, f"a {each}") for each in plain)]
+    wanted = [*dict.fromkeys(lists), *dict.fromkeys(_WORDS.get(each, f"a {each}") for each in plain)]
     if not wanted:
         return place.reasons[0].partition(". Got value")[0]
     advice = ""
     if any("a list" in each for each in wanted) and value[:1] not in "[{":
         advice = f": write [{value}]"
+    if any("text" in each for each in wanted):
+        odd = [each for each in _inner(leaves) if each is not None]
+        advice = next((f": {how}" for how in map(how_to_quote, odd) if how), advice)
     got_text = f"got {value}" if value[:1] in ("[", "{") or re.fullmatch(r"-?[\d.]+", value) else f"got {value!r}"
     return f"must be {' or '.join(wanted)}, {got_text}{advice}"
+
+
+def _inner(values: Sequence[object]) -> Iterator[object]:
+    """Values that are no lists, of lists of any depth."""
+    for value in values:
+        yield from _inner(value) if isinstance(value, list) else (value,)
 
 
 def arguments_of(cls: str | type) -> list[str]:

@@ -21,6 +21,7 @@ from fedlit.federation.client import Client, make_roster
 from fedlit.federation.errors import RosterError
 from fedlit.federation.labels import UNLABELLED, TaskName, known_labels
 from fedlit.federation.loader import FederatedLoader
+from fedlit.federation.names import alike, check_list, check_texts, difference, shown
 from fedlit.federation.nested import (
     Inputs,
     Rows,
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
 Stage = Literal["train", "val", "test"]
 Transform = Callable[[Tensor], Tensor]
 
+
+_SHOWN = 5
+"""Positions that a message has of many."""
 
 POOLED = "sources"
 """Name of the client that all sources make together."""
@@ -176,7 +180,8 @@ class DomainDataModule(L.LightningDataModule, ABC):
         seed: Of splits, kept labels and order; ``None`` takes the one given to ``seed_everything``.
 
     Raises:
-        RosterError: If a client or the target is unknown, a name occurs twice, or there are fewer than two clients.
+        RosterError: If a client or the target is unknown, a name occurs twice or differs from another's in capitals,
+            blanks or Unicode normal form alone, or there are fewer than two clients.
         ValueError: If a number is out of its range.
     """
 
@@ -211,6 +216,8 @@ class DomainDataModule(L.LightningDataModule, ABC):
         seed: int | None = None,
     ) -> None:
         super().__init__()
+        check_list("clients", clients, RosterError)
+        check_texts("target", target, RosterError)
         for name, value, least in (
             ("batch_size", batch_size, 1),
             ("target_batch_size", batch_size if target_batch_size is None else target_batch_size, 1),
@@ -302,6 +309,7 @@ class DomainDataModule(L.LightningDataModule, ABC):
                 )
             known = self.domain_names()
             names = known if self._client_names is None else list(self._client_names)
+            _check_alike(names if self._target_name is None else [*names, self._target_name], known)
             unknown = [name for name in names if name not in known]
             if unknown and not (self.elsewhere or (self.spread and len(unknown) < len(names))):
                 raise RosterError(f"clients {unknown} are not among the domains of {type(self).__name__}: {known}")
@@ -803,6 +811,17 @@ class DomainDataModule(L.LightningDataModule, ABC):
         axis.set_ylabel("share of the client's samples")
         axis.set_title("Classes")
         axis.legend(fontsize=8, ncols=2)
+
+
+def _check_alike(wanted: Sequence[str], known: Sequence[str]) -> None:
+    """Raise a `RosterError` if a client has a name that a domain has, too, in other capitals, blanks or normal form."""
+    for group in alike([*wanted, *known]):
+        if set(group) & set(wanted):
+            here = [name for name in group if name in known]
+            raise RosterError(
+                f"clients {shown(group)} differ in {difference(group)}, and the data here are of {shown(here)}: if "
+                "they are one client, write its name alike everywhere, in data and configuration; if not, rename one"
+            )
 
 
 class PooledDataset(Dataset[Any]):

@@ -14,10 +14,12 @@ from torch import Tensor
 from fedlit.data.base import DatasetLayoutError, DatasetNotFoundError, Domain, DomainDataModule, DomainDataset, agreed
 from fedlit.data.raw_inputs import RawRows
 from fedlit.data.table_features import MISSING, Column, TableFeatures, numbers_of
-from fedlit.data.table_files import SUFFIXES, TableReader, check_once, column, kind_of, texts_of
+from fedlit.data.table_files import NO_TABLES, SUFFIXES, TableReader, check_once, column, kind_of, texts_of
+from fedlit.data.table_numbers import SHOWN, NumberFormat, cells, lines, some
 from fedlit.federation import Federation, Summed
 from fedlit.federation.labels import UNLABELLED, TaskName
 from fedlit.federation.loader import FederatedLoader
+from fedlit.federation.names import alike, check_list, check_texts, difference, folded, not_text, shown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,7 +47,6 @@ _CHANNELS = (
 _MOST_CLASSES = 50
 _MOST_BYTES = 60
 """Of a level that is agreed on."""
-_SHOWN = 5
 _LONG = 20
 
 
@@ -76,10 +77,14 @@ class CSVDomains(DomainDataModule):
             clients' training samples (``"federated"``), or of the client's ``"own"``, of which nothing is told.
         predict_file: Table of the target whose rows are predicted, instead of its test samples.
         separator: Between the columns of CSV files.
-        decimal: Sign before the decimals of their numbers.
-        encoding: Of their text.
-        missing_values: Texts that stand for missing values, besides empty, ``NA``, ``NaN``, ``null`` and the like; a
-            class that ``classes`` names, or a level that ``categories`` names, is none in its column.
+        decimal: Sign before the decimals of numbers that are written as texts, in CSV and Parquet files.
+        thousands: Sign between groups of three digits in them; empty for none. ``None`` takes the point where
+            ``decimal`` is a comma, so that ``1.234,5`` is 1234.5, and otherwise none. A blank stands for blanks of any
+            width.
+        encoding: Of the text of CSV files.
+        missing_values: Texts that stand for missing values, besides empty, ``NA``, ``NaN``, ``null`` and the like; of
+            numbers, all that are equal to one. A class that ``classes`` names, or a level that ``categories`` names,
+            is none in its column.
         target: The client that is adapted to; ``None`` takes the last.
         kwargs: See `DomainDataModule`.
 
@@ -106,6 +111,7 @@ class CSVDomains(DomainDataModule):
         predict_file: str | None = None,
         separator: str = ",",
         decimal: str = ".",
+        thousands: str | None = None,
         encoding: str = "utf-8",
         missing_values: list[str] | None = None,
         target: str | None = None,
@@ -116,23 +122,34 @@ class CSVDomains(DomainDataModule):
             raise ValueError(f"task must be 'classification' or 'regression', got {task!r}")
         if statistics not in ("federated", "own"):
             raise ValueError(f"statistics must be 'federated' or 'own', got {statistics!r}")
+        for argument, given in {"files": files, "label": [label], "site": site, "id": id}.items():
+            check_texts(argument, given)
+        check_list("leave_out", leave_out)
+        check_list("categories", categories)
         if classes is not None and len(set(classes)) < max(2, len(classes)):
             raise ValueError(f"classes must name at least 2 classes, each once, got {classes}")
+        numbers = NumberFormat(decimal, thousands)
         self.task = task
         self.label, self.site, self.id = label, site, id
         self.leave_out = list(leave_out or ())
         named = categories if isinstance(categories, dict) else dict.fromkeys(categories or ())
-        self.categories: dict[str, list[str] | None] = dict(named)
+        self.categories: dict[str, list[str] | None] = {
+            name: None if levels is None else _levels(f"categories[{name!r}]", levels, numbers)
+            for name, levels in named.items()
+        }
         self._asks_for_levels = categories is None or None in self.categories.values()
         self.statistics = statistics
         self.predict_file = None if predict_file is None else Path(predict_file)
         as_they_are = (site, id, label if task == "classification" else None)
         texts = [*self.categories, *(name for name in as_they_are if name is not None)]
-        self._wanted = None if classes is None else [str(name) for name in classes]
-        known = {name: [*map(str, levels or ())] for name, levels in self.categories.items()}
+        self._wanted = None if classes is None else _levels("classes", classes, numbers)
+        known = {name: levels or [] for name, levels in self.categories.items()}
         if task == "classification":
             known[label] = self._wanted or []
-        self.reader = TableReader(separator, decimal, encoding, missing_values or (), texts, known)
+        self.reader = TableReader(
+            separator, numbers, encoding, _names("missing_values", missing_values or (), numbers), texts, id,
+            [label, *self.leave_out], known,
+        )  # fmt: skip
         self.elsewhere = files is None
         for name, value, what in (
             ("clients", self._client_names, "the names of all"),
@@ -150,6 +167,7 @@ class CSVDomains(DomainDataModule):
         self._features: dict[str, TableFeatures] = {}
         self._classes: list[str] | None = None
         self._width: int | None = None
+        self._file = files
         self._one = self._split_by_site(Path(files)) if site is not None and isinstance(files, str) else None
         self.check_roster()
 
@@ -167,6 +185,13 @@ class CSVDomains(DomainDataModule):
                 )
             found = sorted(file for file in path.iterdir() if file.suffix.lower() in SUFFIXES and file.name[0] != ".")
             check_once([file.stem for file in found], f"tables in {files!r} are called", "keep one for each client")
+            others = sorted(file.name for file in path.iterdir() if file.suffix.lower() in NO_TABLES)
+            if others:
+                warnings.warn(
+                    f"left out {some(others)} of files={files!r}, as tables are {', '.join(SUFFIXES)}: export them as "
+                    "CSV if they are clients' tables",
+                    stacklevel=2,
+                )
             if not found:
                 raise DatasetLayoutError(f"folder files={files!r} must hold tables ({', '.join(SUFFIXES)}), got none")
             return {file.stem: file for file in found}
@@ -174,19 +199,26 @@ class CSVDomains(DomainDataModule):
             raise ValueError(f"site={self.site!r} is for one file with all clients, and files names one for each")
         paths = {name: Path(path) for name, path in files.items()}
         check_once([str(path) for path in paths.values()], "files of clients are", "give each client its own")
+        check_once([str(path.resolve()) for path in paths.values()], "files of clients are", "give each client its own")
         return paths
 
     def _split_by_site(self, path: Path) -> dict[str, pd.DataFrame]:
         assert self.site is not None
         table = self.reader.read(path)
         names = texts_of(column(table, self.site, "site", repr(str(path))))
-        if names.isna().any():
+        nameless = table.index[names.isna()]
+        if len(nameless):
             raise DatasetLayoutError(
-                f"{int(names.isna().sum())} rows of {str(path)!r} have no {self.site!r}: say whose they are, or "
-                "leave them out"
+                f"{len(nameless)} rows of {str(path)!r} have no {self.site!r} ({lines(nameless)}): say whose they are, "
+                "or leave them out"
             )
-        own = {name: table[names == name].reset_index(drop=True) for name in dict.fromkeys(names)}
-        return {name: self.reader.numbers_in(part) for name, part in own.items()}
+        for group in alike(dict.fromkeys(names), self._key):
+            rows = " and ".join(str(int((names == name).sum())) for name in group)
+            raise DatasetLayoutError(
+                f"site={self.site!r} of {str(path)!r} has {shown(group)}, with {rows} rows, which differ in "
+                f"{difference(group)}: write them alike, or rename one if they are different clients"
+            )
+        return {name: self.reader.numbers_in(table[names == name].copy()) for name in dict.fromkeys(names)}
 
     def domain_names(self) -> list[str]:
         """Clients whose tables are here."""
@@ -205,7 +237,7 @@ class CSVDomains(DomainDataModule):
 
     def where(self, client: str) -> str:
         """The file of a client, for messages."""
-        return repr(str(self._paths[client])) if self._one is None else f"the rows of {client!r}"
+        return repr(str(self._paths[client])) if self._one is None else f"the rows of {client!r} in {self._file!r}"
 
     def table(self, client: str) -> pd.DataFrame:
         """A client's rows, with all columns of its file."""
@@ -219,15 +251,26 @@ class CSVDomains(DomainDataModule):
             table = self.reader.read(self._paths[client]) if self._one is None else self._one[client]
             if not len(table):
                 raise DatasetLayoutError(f"{self.where(client)} has no rows: leave the client out, or give it data")
-            if self.id is not None:
-                ids = column(table, self.id, "id", self.where(client))
-                if ids.isna().any():
-                    raise DatasetLayoutError(
-                        f"{int(ids.isna().sum())} rows of {self.where(client)} have no {self.id!r}: name all rows"
-                    )
-                check_once([*ids], f"rows of {self.where(client)} have the {self.id!r}", "keep one of each")
+            self._check_ids(table, self.where(client))
             self._tables[client] = table
         return self._tables[client]
+
+    def _check_ids(self, table: pd.DataFrame, where: str) -> None:
+        """Refuse rows without a name, or with that of another."""
+        if self.id is None:
+            return
+        ids = texts_of(column(table, self.id, "id", where))
+        nameless = table.index[ids.isna()]
+        if len(nameless):
+            raise DatasetLayoutError(
+                f"{len(nameless)} rows of {where} have no {self.id!r} ({lines(nameless)}): name all rows"
+            )
+        twice = ids[ids.duplicated(keep=False)]
+        if len(twice):
+            raise DatasetLayoutError(
+                f"rows of {where} have the {self.id!r} {some(twice)} more than once: keep one of each "
+                f"({lines(twice.index)})"
+            )
 
     def ids(self, client: str, stage: str) -> list[str] | None:
         """What names a client's rows in one stage, in order; without a column of ids ``None``.
@@ -252,18 +295,15 @@ class CSVDomains(DomainDataModule):
             return self._wanted
         if self._classes is None:
             found = {text for name in self._members_here() for text in self._label_texts(name).dropna()}
-            numeric = all(text.removeprefix("-").isdigit() for text in found)
-            self._classes = sorted(found, key=int if numeric else str)
-            alike = _alike_but_for_capitals(self._classes)
-            if alike:
-                raise DatasetLayoutError(
-                    f"label={self.label!r} has the classes {alike}, which differ in capitals alone: mend the labels, "
-                    "or name all in classes"
-                )
+            numeric = all(text.removeprefix("-").isdecimal() for text in found)
+            self._classes = sorted(sorted(found), key=int if numeric else str)
+            self._check_written_alike(
+                f"label={self.label!r} has the classes", self._classes, "mend the labels, or name all in classes"
+            )
             if len(found) < 2:
                 raise DatasetLayoutError(
-                    f"label={self.label!r} has the classes {self._classes} in the tables that are here, and there must "
-                    "be 2 at least: name all in classes"
+                    f"label={self.label!r} has the classes {self._classes} in the tables that are here, where "
+                    f"{UNLABELLED} is no label, and there must be 2 at least: name all in classes"
                 )
         return self._classes
 
@@ -278,58 +318,68 @@ class CSVDomains(DomainDataModule):
 
     def _label_texts(self, client: str) -> pd.Series[Any]:
         """Classes of a client's rows as texts; missing where one is not known."""
-        labels = self._labels_of(client)
-        import pandas as pd
-
-        known = labels.dropna()
-        numbers = pd.to_numeric(known, errors="coerce")
-        if self._wanted is None and (
-            (bool(numbers.notna().all()) and bool((numbers % 1 != 0).any())) or known.nunique() > _MOST_CLASSES
-        ):
-            raise DatasetLayoutError(
-                f"label={self.label!r} of {self.where(client)} looks continuous, with {known.nunique()} different "
-                "values: give task: regression, name the classes in classes, or choose another column"
-            )
-        texts = texts_of(labels)
-        return texts.where(texts != str(UNLABELLED), None)
+        texts = texts_of(self._labels_of(client))
+        known, written = texts.dropna(), self.reader.numbers
+        numbers = written.numbers(known)
+        others, fractions = known[numbers.isna()], known[numbers % 1 != 0]
+        if self._wanted is None:
+            way_out = written.way_out({*known}) if len(others) else ""
+            if way_out:
+                raise DatasetLayoutError(
+                    f"label={self.label!r} of {self.where(client)} has numbers that are written as {cells(others)}, "
+                    f"with decimal={written.decimal!r}: {way_out}; if they are names, name the classes in classes"
+                )
+            if (len(fractions) and not len(others)) or known.nunique() > _MOST_CLASSES:
+                raise DatasetLayoutError(
+                    f"label={self.label!r} of {self.where(client)} looks continuous, with {known.nunique()} different "
+                    f"values, such as {cells(fractions if len(fractions) else known)}: give task: regression, name the "
+                    "classes in classes, or choose another column"
+                )
+        if str(UNLABELLED) in (self._wanted or ()):
+            return texts
+        return texts.where(written.numbers(texts) != UNLABELLED, None)
 
     def _y(self, client: str) -> Tensor:
         if self.task == "regression":
-            import pandas as pd
-
             values = self._labels_of(client)
-            numbers = pd.to_numeric(values, errors="coerce")
+            written = self.reader.numbers
+            numbers = written.numbers(values)
             wrong = values[numbers.isna() & values.notna()]
             if len(wrong):
+                way_out = written.way_out({*texts_of(values).dropna()})
                 raise DatasetLayoutError(
-                    f"label={self.label!r} of {self.where(client)} must be numbers, got {[*wrong.unique()][:_SHOWN]}: "
-                    "mend them, name them in missing_values, or give task: classification"
+                    f"label={self.label!r} of {self.where(client)} must be numbers with decimal={written.decimal!r}, "
+                    f"got {cells(wrong)}: "
+                    + (way_out or "mend them, name them in missing_values, or give task: classification")
                 )
-            lacking = int(numbers.isna().sum())
-            if lacking and client != self.target:
+            lacking = values.index[numbers.isna()]
+            if len(lacking) and client != self.target:
                 raise DatasetLayoutError(
-                    f"label={self.label!r} of {self.where(client)} is empty in {lacking} of {len(numbers)} rows, and "
-                    f"only the target ({self.target!r}) may lack labels: leave these rows out"
+                    f"label={self.label!r} of {self.where(client)} is empty in {len(lacking)} of {len(numbers)} rows "
+                    f"({lines(lacking)}), and only the target ({self.target!r}) may lack labels: leave these rows out"
                 )
-            if bool((numbers.abs() == float("inf")).any()):
+            infinite = values[numbers.abs() == float("inf")]
+            if len(infinite):
                 raise DatasetLayoutError(
-                    f"{self.where(client)} has infinite numbers in {self.label!r} (label): mend them"
+                    f"{self.where(client)} has infinite numbers in {self.label!r} (label, {lines(infinite.index)}): "
+                    "mend them"
                 )
             return torch.tensor([*numbers.astype(float)], dtype=torch.float64)
         texts = self._label_texts(client)
         number_of = {name: place for place, name in enumerate(self.class_names())}
-        unknown = [*dict.fromkeys(text for text in texts.dropna() if text not in number_of)]
-        if unknown:
+        unknown = texts[texts.notna() & ~texts.isin([*number_of])]
+        if len(unknown):
             raise DatasetLayoutError(
-                f"label={self.label!r} of {self.where(client)} has {unknown[:_SHOWN]}, which classes "
-                f"{[*number_of]} lack: name all in classes, or mend the labels"
+                f"label={self.label!r} of {self.where(client)} has {some(unknown)}, which classes {[*number_of]} "
+                f"lack ({lines(unknown.index)}): name all in classes, or mend the labels"
             )
-        missing = int(texts.isna().sum())
-        if missing and client != self.target:
+        missing = texts.index[texts.isna()]
+        if len(missing) and client != self.target:
             raise DatasetLayoutError(
-                f"label={self.label!r} of {self.where(client)} is empty or -1 in {missing} of {len(texts)} rows, "
-                "where None, NA and the like count as empty unless classes name them, and only the target "
-                f"({self.target!r}) may lack labels: leave these rows out, or make {client!r} the target"
+                f"label={self.label!r} of {self.where(client)} is empty or -1 in {len(missing)} of {len(texts)} rows, "
+                f"{lines(missing)}, where None, NA and the like count as empty unless classes name them, and -1, too; "
+                f"only the target ({self.target!r}) may lack labels: leave these rows out, make {client!r} the target, "
+                "or name all in classes if one of these is a class"
             )
         return torch.tensor([number_of.get(text, UNLABELLED) for text in texts], dtype=torch.int64)
 
@@ -348,7 +398,7 @@ class CSVDomains(DomainDataModule):
         kinds: dict[str, tuple[str, bool]] = {}
         for name in [name for name in table.columns if name not in others]:
             values = table[name]
-            kind = kind_of(values, f"column {name!r} of {where}", name in self.categories)
+            kind = kind_of(values, f"column {name!r} of {where}", name in self.categories, self.reader.numbers)
             missing = values.isna()
             if kind == "category":
                 texts = texts_of(values)
@@ -371,15 +421,15 @@ class CSVDomains(DomainDataModule):
             )
         named = self.categories.get(name)
         if named is not None:
-            unknown = [level for level in levels if level not in map(str, named)]
+            unknown = [level for level in levels if level not in named]
             if unknown:
                 raise DatasetLayoutError(
-                    f"column {name!r} of {where} has {unknown[:_SHOWN]}, which categories[{name!r}] lack: add them at "
+                    f"column {name!r} of {where} has {unknown[:SHOWN]}, which categories[{name!r}] lack: add them at "
                     "each client, or give null there to agree on the levels"
                 )
         elif not self._asks_for_levels:
             raise DatasetLayoutError(
-                f"column {name!r} of {where} has texts such as {levels[:_SHOWN]}, and categories do not name it: give "
+                f"column {name!r} of {where} has texts such as {levels[:SHOWN]}, and categories do not name it: give "
                 "its levels there, or null to agree on them, or leave it out (leave_out)"
             )
         long = next((level for level in levels if len(level.encode()) > _MOST_BYTES), None)
@@ -404,7 +454,7 @@ class CSVDomains(DomainDataModule):
             "shapes": [], "classes": self.class_names(), "has": has,
             "columns": {name: self._kinds(name) for name in members},
             "samples": {name: len(self._training(name)) for name in members},
-            "levels": {name: levels and [*map(str, levels)] for name, levels in self.categories.items()},
+            "levels": self.categories,
         }  # fmt: skip
 
     def check_facts(self, told: Mapping[str, Any]) -> None:
@@ -427,12 +477,22 @@ class CSVDomains(DomainDataModule):
                 raise DatasetLayoutError(f"column {column_name!r} is empty at every client: leave it out (leave_out)")
             if len(set(what.values())) > 1:
                 raise DatasetLayoutError(
-                    f"column {column_name!r} must hold the same at each client, but is {what}: name it in categories "
-                    "if it is one, or mend the texts among the numbers (missing_values has those for missing ones)"
+                    f"column {column_name!r} must hold the same at each client, but is {what}"
+                    f"{self._texts_beside_numbers(column_name, what)}: name it in categories if it is one, or mend the "
+                    "texts among the numbers (missing_values has those for missing ones)"
                 )
             missing = any(found[column_name][1] for found in kinds.values())
             self._columns[column_name] = (next(iter(what.values())), missing)
         self._samples = {name: number for each in told.values() for name, number in each["samples"].items()}
+
+    def _texts_beside_numbers(self, name: str, kinds: Mapping[str, str]) -> str:
+        """Where a column that is of texts at some clients has numbers there, too; empty if the tables are elsewhere."""
+        for client in [client for client, kind in kinds.items() if kind == "category" and self.is_here(client)]:
+            texts = texts_of(self.table(client)[name]).dropna()
+            others = texts[self.reader.numbers.numbers(texts).isna()]
+            if 0 < len(others) < len(texts):
+                return f"; {self.where(client)} has {cells(others)} beside numbers"
+        return ""
 
     def _training(self, client: str) -> Tensor:
         return self._make_split(client, self._y(client)).train
@@ -483,7 +543,7 @@ class CSVDomains(DomainDataModule):
 
         assert self._columns is not None
         numbers = [name for name, (kind, _) in self._columns.items() if kind == "number"]
-        levels = {name: [*map(str, self.categories.get(name) or ())] for name in self._columns if name not in numbers}
+        levels = {name: [*(self.categories.get(name) or ())] for name in self._columns if name not in numbers}
         asked = [name for name in levels if self.categories.get(name) is None]
         if asked:
 
@@ -492,7 +552,11 @@ class CSVDomains(DomainDataModule):
                 return {name: [*dict.fromkeys(texts_of(table[name]).dropna())] for name in asked}
 
             levels |= agree_on_levels(asked, own, total)
-            _check_capitals({name: levels[name] for name in asked})
+            for name in asked:
+                self._check_written_alike(
+                    f"column {name!r} has the levels", levels[name],
+                    "write them alike in all tables, or name all levels in categories if they are different things",
+                )  # fmt: skip
         columns = tuple(
             Column(name, missing, None if kind == "number" else tuple(levels[name]))
             for name, (kind, missing) in self._columns.items()
@@ -508,6 +572,18 @@ class CSVDomains(DomainDataModule):
             found[name] = TableFeatures(columns, tuple(mean.tolist()), tuple(deviation.tolist()))
             self._tell_of(name)
         self._take(found)
+
+    def _key(self, name: str) -> object:
+        """Equal for classes, levels and sites that people would take for one: 01 is 1, and YES is yes."""
+        number = None if any(map(str.isalpha, name)) else self.reader.numbers.number(name)
+        return folded(name) if number is None else number
+
+    def _check_written_alike(self, what: str, names: Sequence[str], way_out: str) -> None:
+        """Refuse what is one class or level written in two ways, as true and TRUE of two programs are."""
+        found = alike(names, self._key)
+        if found:
+            many = shown(name for name in names if any(name in group for group in found))
+            raise DatasetLayoutError(f"{what} {many} at the clients, which differ in {difference(found[0])}: {way_out}")
 
     def _hosted(self) -> list[str]:
         """Domains of the clients that this process hosts."""
@@ -591,23 +667,33 @@ class CSVDomains(DomainDataModule):
     def _new_rows(self) -> pd.DataFrame:
         """The rows to predict, with columns as all clients have them."""
         assert self.predict_file is not None
-        table = self.reader.read(self.predict_file)
-        where = f"predict_file={str(self.predict_file)!r}"
-        if self.id is not None:
-            column(table, self.id, "id", where)
         features = self.features_of(self.target)
-        for name in features.numbers:
-            if kind_of(column(table, name, "column", where), f"column {name!r} of {where}", False) == "category":
+        table = self.reader.read(self.predict_file, [*features.categories])
+        where = f"predict_file={str(self.predict_file)!r}"
+        if not len(table):
+            raise DatasetLayoutError(f"{where} has no rows: give it those that are to be predicted")
+        self._check_ids(table, where)
+        if self.site is not None and self.site in table:
+            names = texts_of(table[self.site])
+            others = names[names.notna() & (names != self.target)]
+            if len(others):
                 raise DatasetLayoutError(
-                    f"column {name!r} of {where} must be numbers, as in training: mend the texts, or name those that "
-                    "stand for missing values in missing_values"
+                    f"{where} has rows of {cells(others)}, and those of the target ({self.target!r}) are predicted: "
+                    "leave the others out"
+                )
+        for name in features.numbers:
+            values, what = column(table, name, "column", where), f"column {name!r} of {where}"
+            if kind_of(values, what, False, self.reader.numbers) == "category":
+                raise DatasetLayoutError(
+                    f"column {name!r} of {where} must be numbers, as in training, got {cells(values.dropna())}: mend "
+                    "them, or name those that stand for missing values in missing_values"
                 )
         for name, levels in features.categories.items():
             found = dict.fromkeys(texts_of(column(table, name, "column", where)).dropna())
             new = [level for level in found if level not in levels]
             if new:
                 warnings.warn(
-                    f"column {name!r} of {where} has {new[:_SHOWN]}, which no client had in training: they count as "
+                    f"column {name!r} of {where} has {new[:SHOWN]}, which no client had in training: they count as "
                     "none of its levels",
                     stacklevel=2,
                 )
@@ -616,7 +702,9 @@ class CSVDomains(DomainDataModule):
     def raw_inputs(self) -> RawRows:
         """Rows of the target's table, and the network that makes features of them."""
         raw = self.features_of(self.target).raw()
-        return replace(raw, reading=self.reader.options([name for name, _ in raw.columns]))
+        if self.is_here(self.target):
+            self.table(self.target)  # shows how its numbers are written
+        return replace(raw, reading=self.reader.options_for_others([name for name, _ in raw.columns]))
 
     # ---------------------------------------------------------------- checkpoints
 
@@ -641,16 +729,21 @@ class CSVDomains(DomainDataModule):
         self._take(self._features | found)
 
 
-def _alike_but_for_capitals(texts: Sequence[str]) -> list[str]:
-    return [text for text in texts if sum(text.lower() == other.lower() for other in texts) > 1]
+def _levels(argument: str, levels: Sequence[object], numbers: NumberFormat) -> list[str]:
+    """Names of classes or levels, as tables are read."""
+    found = [numbers.without_decimals(name) for name in _names(argument, levels, numbers)]
+    check_once(found, f"{argument} has", "name each once")
+    return found
 
 
-def _check_capitals(levels: Mapping[str, Sequence[str]]) -> None:
-    """Refuse what is one level written in two ways, as true and TRUE of two programs are."""
-    for name, some in levels.items():
-        alike = _alike_but_for_capitals(some)
-        if alike:
-            raise DatasetLayoutError(
-                f"column {name!r} has the levels {alike[:_SHOWN]} at the clients, which differ in capitals alone: "
-                "write them alike in all tables, or name all levels in categories if they are different things"
-            )
+def _names(argument: str, names: Sequence[object], numbers: NumberFormat) -> list[str]:
+    """Names that were given, as texts; numbers are taken for the texts that tables of this format have."""
+    check_list(argument, names if isinstance(names, str) else None)
+    found = []
+    for name in names:
+        is_number = isinstance(name, int | float) and not isinstance(name, bool)
+        problem = None if is_number else not_text(name)
+        if problem is not None:
+            raise TypeError(f"{argument} must have texts, {problem}")
+        found.append(numbers.text(name) if is_number else str(name).strip())  # type: ignore[arg-type]
+    return found

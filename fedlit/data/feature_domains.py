@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -15,6 +16,7 @@ from fedlit.data.base import DatasetLayoutError, DatasetNotFoundError, Domain, D
 from fedlit.data.files import read_mat, read_npz
 from fedlit.data.raw_inputs import RankNetwork, RawInputs, VectorNetwork
 from fedlit.federation.labels import UNLABELLED
+from fedlit.federation.names import alike, check_list, difference, shown
 
 _MAT_FEATURES = ("fts", "feas", "features")
 _MAT_LABELS = ("labels", "label")
@@ -78,6 +80,7 @@ class FeatureDomains(DomainDataModule):
         self.spread = self.path.is_dir()  # others' files may be on their machines
         self._arrays = self._open()
         self._all_classes = self._name_classes()
+        check_list("classes", classes)
         for name in classes or ():
             if name not in self._all_classes:
                 raise ValueError(f"classes has {name!r}, which is not among the classes {self._all_classes}")
@@ -103,8 +106,21 @@ class FeatureDomains(DomainDataModule):
         return _NpzFile(self.path)
 
     def _name_classes(self) -> list[str]:
-        if self._arrays.classes is not None:
-            return self._arrays.classes
+        names = self._arrays.classes
+        if names is not None:
+            twice = sorted({name for name in names if names.count(name) > 1})
+            if twice:
+                raise DatasetLayoutError(
+                    f"classes in {str(self.path)!r} must be different names, got {twice} more than once: rename them, "
+                    "or give their samples one label"
+                )
+            for group in alike(names):
+                if not {*group} <= {*(self._wanted or ())}:
+                    raise DatasetLayoutError(
+                        f"classes in {str(self.path)!r} have {shown(group)}, which differ in {difference(group)}: "
+                        "rename one, or name all in classes if they are different"
+                    )
+            return names
         labels = [self._arrays.labels(name) for name in self._arrays.names]
         highest, most = max(int(y.max(initial=0)) for y in labels), sum(map(len, labels))
         if highest > most:
@@ -113,6 +129,16 @@ class FeatureDomains(DomainDataModule):
                 "classes from 0 without gaps, or name them in classes"
             )
         return [str(label) for label in range(highest + 1)]
+
+    def check_facts(self, told: Mapping[str, Any]) -> None:
+        """As of the base; and labels that nobody has named must begin at 0."""
+        super().check_facts(told)
+        has = {name: each["has"] for name, each in told.items() if each["has"] is not None}
+        if self._arrays.classes is None and self._wanted is None and has and not any(each[0] for each in has.values()):
+            raise DatasetLayoutError(
+                f"labels must begin at 0, and no sample of {[*has]} has 0: if theirs count from 1, subtract 1; if not, "
+                f"name the classes that there are in classes, of {self._all_classes[1:]}"
+            )
 
     def domain_names(self) -> list[str]:
         """Domains found at the path, in the order in which they are stored."""
@@ -187,10 +213,17 @@ class _Arrays(ABC):
 
     def labels(self, domain: str) -> npt.NDArray[np.int64]:
         y = self.raw(domain)[1]
-        if y.ndim != 1 or not np.issubdtype(y.dtype, np.number) or not np.array_equal(y, y.astype(np.int64)):
+        if y.ndim != 1 or y.dtype.kind not in "iuf":
             raise DatasetLayoutError(
                 f"labels of domain {domain!r} in {str(self.path)!r} must be whole numbers of shape (n,), got shape "
-                f"{y.shape} of {y.dtype}"
+                f"{y.shape} of {y.dtype}: number the classes from 0, and put their names into the array classes"
+            )
+        wrong = np.flatnonzero(~np.isfinite(y) | (y % 1 != 0))
+        if len(wrong):
+            raise DatasetLayoutError(
+                f"labels of domain {domain!r} in {str(self.path)!r} must be whole numbers of shape (n,), got "
+                f"{y[wrong[0]]} at sample {wrong[0]} ({len(wrong)} such): number the classes from 0, and give samples "
+                f"without a label {UNLABELLED}"
             )
         return y.astype(np.int64)
 

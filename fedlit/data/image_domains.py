@@ -27,8 +27,10 @@ from fedlit.data.base import (
 from fedlit.data.decoding import SUFFIXES, VERSION, Interpolation, decode
 from fedlit.data.raw_inputs import PixelNetwork, RawInputs
 from fedlit.federation.labels import UNLABELLED
+from fedlit.federation.names import alike, check_list, difference, shown
 
 _CLUTTER = ("thumbs.db", "desktop.ini")
+_SHOWN = 5
 # Of the photographs that nearly all published extractors were trained on.
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -112,6 +114,7 @@ class ImageDomains(DomainDataModule):
         self._by_default = [name for name, value in given.items() if value is None]
         if cache_limit_mb < 0:
             raise ValueError(f"cache_limit_mb must be at least 0 MiB, got {cache_limit_mb}")
+        check_list("classes", classes)
         if classes is not None and len(set(classes)) < max(2, len(classes)):
             raise ValueError(f"classes must name at least 2 classes, each once, got {classes}")
         self.root = Path(root)
@@ -160,6 +163,7 @@ class ImageDomains(DomainDataModule):
                     "(root/domain/class/*.jpg), got none: if it is not a domain, name the domains in clients; only the "
                     "target may be a folder of images without classes"
                 )
+        self._check_alike(by_client)
         if self._wanted is not None:
             for name, classes in by_client.items():
                 missing = [wanted for wanted in self._wanted if wanted not in classes]
@@ -178,6 +182,19 @@ class ImageDomains(DomainDataModule):
                 f"classes={common}"
             )
         return common
+
+    def _check_alike(self, by_client: Mapping[str, Sequence[str]]) -> None:
+        """Refuse class folders that people would take for one, of which no more than one has been named."""
+        folders = [(name, each) for name, classes in by_client.items() for each in classes]
+        for group in alike(each for _, each in folders):
+            wanted = {*group} & {*(self._wanted or group[:1])}
+            if wanted and wanted < {*group}:
+                where = [f"{name}/{each}" for name, each in folders if each in group]
+                raise DatasetLayoutError(
+                    f"class folders {shown(group)} in {str(self.root)!r} differ in {difference(group)} "
+                    f"({shown(where[:_SHOWN])}{' and more' if len(where) > _SHOWN else ''}): if they are one class, "
+                    "rename one, or put their images in one folder; if not, name all in classes"
+                )
 
     def _is_unlabelled(self, domain: str) -> bool:
         """Whether a domain is the target, with images and without class folders."""

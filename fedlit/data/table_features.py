@@ -87,7 +87,8 @@ class TableFeatures:
         """Numbers as float64, and categories as texts, none missing."""
         import pandas as pd
 
-        numbers = {name: pd.to_numeric(table[name]).astype(np.float64) for name in self.numbers}
+        known = numbers_of(table, self.numbers).numpy()
+        numbers = {name: pd.Series(known[:, place], index=table.index) for place, name in enumerate(self.numbers)}
         texts = {name: texts_of(table[name]) for name in self.categories}
         return pd.DataFrame(numbers | {name: text.where(text.notna(), MISSING) for name, text in texts.items()})
 

@@ -44,8 +44,10 @@ def _take_columns(model: onnx.ModelProto, raw: RawRows) -> None:
         if levels is not None:
             missing = levels.index(raw.missing) if raw.missing in levels else -1
             codes = {level: float(place) for place, level in enumerate(levels)} | {"": float(missing)}
-            # where a value is missing, pandas has numbers with a point, and so have texts that are made of them
-            codes |= {f"{level}.0": code for level, code in codes.items() if level.removeprefix("-").isdecimal()}
+            # where a value is missing, pandas has numbers with decimals, and so have texts that are made of them
+            whole = {level: code for level, code in codes.items() if level.removeprefix("-").isdecimal()}
+            for sign in {".", raw.reading.get("decimal", ".")}:
+                codes |= {f"{level}{sign}0": code for level, code in whole.items()}
             nodes.append(
                 helper.make_node(
                     "LabelEncoder", [name], [f"{part}_code"], domain="ai.onnx.ml",

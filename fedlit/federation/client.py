@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from fedlit.federation.errors import PeerFailedError, RosterError
+from fedlit.federation.names import alike, check_texts, difference, folded, not_text, shown
 from fedlit.federation.nested import Shape
 from fedlit.privacy import DecodeError
 
 Role = Literal["source", "target"]
 
-_NAME = re.compile(r"[^\s./:][^./:\n]*")
+_NAME = re.compile(r"[^\s./:]([^./:\n]*[^\s./:])?")
 _RESERVED = ("server",)
 
 
@@ -23,7 +24,8 @@ class Client:
 
     Args:
         name: Unique in the federation; the key of this client's batches, metrics and weights.
-            Dots, slashes and colons are refused: names become parts of metric names and checkpoint keys.
+            Dots, slashes and colons are refused: names become parts of metric names and checkpoint keys. So are outer
+            blanks and signs that nobody sees.
         role: ``"source"`` (labelled) or ``"target"`` (the domain adapted to).
         labelled: Whether its training data carry labels, some or all. ``None`` means: sources do, the target does not.
         num_samples: Number of training samples, the weight of this client in a mean weighted by samples.
@@ -40,10 +42,13 @@ class Client:
     num_samples: int | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name) or self.name in _RESERVED:
+        problem = not_text(self.name)
+        if problem is not None:
+            raise RosterError(f"client name must be a non-empty string (text), {problem}, or rename the client")
+        if not _NAME.fullmatch(self.name) or not self.name.isprintable() or folded(self.name) in _RESERVED:
             raise RosterError(
-                f"client name must be a non-empty string without '.', '/' or ':' other than {_RESERVED}, "
-                f"got {self.name!r}: rename the client"
+                f"client name must be a non-empty string without '.', '/', ':', outer blanks and invisible signs, "
+                f"other than {_RESERVED}, got {shown([self.name])[1:-1]}: rename the client"
             )
         if self.role not in ("source", "target"):
             raise RosterError(f"role of client {self.name!r} must be 'source' or 'target', got {self.role!r}")
@@ -142,10 +147,11 @@ def make_roster(clients: Iterable[Client | str], target: str) -> tuple[Client, .
         target: Name of the one client that is the target.
 
     Raises:
-        RosterError: If there are fewer than two clients, a name occurs twice, the target is not among them, or a
-            client's role contradicts it.
+        RosterError: If there are fewer than two clients, a name occurs twice or two are alike but for capitals, blanks
+            or Unicode normal form, the target is not among them, or a client's role contradicts it.
     """
     clients = tuple(clients)
+    check_texts("target", target, RosterError)
     roster = tuple(
         client if isinstance(client, Client) else Client(client, role="target" if client == target else "source")
         for client in clients
@@ -156,6 +162,11 @@ def make_roster(clients: Iterable[Client | str], target: str) -> tuple[Client, .
     duplicates = sorted({name for name in names if names.count(name) > 1})
     if duplicates:
         raise RosterError(f"client names must be unique, got {duplicates} more than once in {names}")
+    for group in alike(names):
+        raise RosterError(
+            f"client names {shown(group)} differ in {difference(group)}: if they are one client, write its name "
+            "alike everywhere; if not, rename one"
+        )
     if target not in names:
         raise RosterError(f"target {target!r} is not one of the clients {names}")
     for client in clients:

@@ -16,6 +16,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from fedlit.federation.names import check_list, folded
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,62}")
 _BEFORE = dt.timedelta(hours=1)
 """Certificates are valid from then on, as clocks differ."""
@@ -36,15 +38,16 @@ def make_certificates(out: Path, server: str, sites: Sequence[str], days: int = 
     Raises:
         ValueError: If a name cannot be one, is given twice, or a file is there already.
     """
+    check_list("sites", sites)
     names = list(sites)
-    wrong = [name for name in names if not _NAME.fullmatch(name) or name in ("ca", "server")]
+    wrong = [name for name in names if not _NAME.fullmatch(name) or folded(name) in ("ca", "server")]
     if not names or wrong:
         raise ValueError(
             "sites must be names of 1 to 63 letters, digits, spaces, dots, dashes and underscores, and neither 'ca' "
             f"nor 'server', got {wrong or names}"
         )
-    if len({name.lower() for name in names}) < len(names):
-        raise ValueError(f"sites must be different names, whatever their capitals, got {names}")
+    if len({folded(name) for name in names}) < len(names):
+        raise ValueError(f"sites must be different names, whatever their capitals and blanks, got {names}")
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,253}", server) and not isinstance(_alternative(server), x509.IPAddress):
         raise ValueError(f"server must be the name or address of a host, without a port, got {server!r}")
     if not 0 < days <= 3650:

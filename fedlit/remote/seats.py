@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, final
 
 from fedlit.federation.errors import FederationError
+from fedlit.federation.names import alike, check_list, difference, shown
 from fedlit.remote.carrier import Caller, Listener
 from fedlit.remote.star import ServerStar, SiteStar
 
@@ -117,7 +118,9 @@ class Server(Seat):
         patience: Seconds of silence after which a site is lost, and the others go on.
 
     Raises:
-        ValueError: If a number is not positive, a site has no client, or a file is not what it should be.
+        ValueError: If a number is not positive, a site has no client, names differ in capitals, blanks or Unicode
+            normal form alone, or a file is not what it should be.
+        TypeError: If a name is no text.
     """
 
     is_server = True
@@ -134,11 +137,23 @@ class Server(Seat):
         patience: float = 20.0,
     ) -> None:
         self.address = _checked_address("address", address)
+        check_list("sites", sites)
+        for name, of in sites.items() if isinstance(sites, dict) else ():
+            check_list(f"sites[{name!r}]", of)
         self.sites = (
             {name: list(of) for name, of in sites.items()} if isinstance(sites, dict) else {n: [n] for n in sites}
         )
         if not self.sites or not all(self.sites.values()) or len(self.sites) < len(sites):
             raise ValueError(f"sites must have at least one site, each once and with at least one client, got {sites}")
+        for what, names in (
+            ("sites", self.sites),
+            ("clients of sites", [each for of in self.sites.values() for each in of]),
+        ):
+            for group in alike(names):
+                raise ValueError(
+                    f"{what} must be different names, but {shown(group)} differ in {difference(group)}: rename one, or "
+                    "name it once"
+                )
         self.files = _checked_files(certificate, key, ca)
         self.wait_for, self.patience = _checked_times(wait_for, patience)
 
@@ -165,6 +180,7 @@ class Site(Seat):
 
     Raises:
         ValueError: If a number is not positive, or a file is not what it should be.
+        TypeError: If a name is no text.
     """
 
     is_server = False
@@ -181,6 +197,7 @@ class Site(Seat):
         patience: float = 20.0,
     ) -> None:
         self.server = _checked_address("server", server)
+        check_list("clients", clients)
         self.files = _checked_files(certificate, key, ca)
         self.clients = clients
         self.wait_for, self.patience = _checked_times(wait_for, patience)

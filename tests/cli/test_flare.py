@@ -65,6 +65,7 @@ def test_a_job_has_what_its_parties_need(tmp_path: Path, experiment: str, capsys
     ("words", "message"),
     [
         (["--sites", "north,north"], r"--sites must be names, each once .* got 'north' twice"),
+        (["--sites", "North,north"], r"--sites \['North', 'north'\] differ in capitals alone: rename one"),
         (["--sites", "north,,south"], "got a site without a name"),
         (["--sites", "server,north"], "got 'server'"),
         (["--sites", "north:a+b,south:b"], "has client 'b' at two sites"),

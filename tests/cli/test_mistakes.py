@@ -103,6 +103,8 @@ IN_A_FILE: list[tuple[str, Any, str]] = [
      " class 'Fractio': did you mean 'Fraction'?"),
     (STRATEGY, strategy(local_step=3), f"{STRATEGY}.init_args.local_step: FederatedStrategy has no argument"
      " 'local_step': did you mean 'local_steps'?"),
+    (STRATEGY, strategy(placement=[[False, "clean"], ["fonts"]]), f"{STRATEGY}.init_args.placement: must be a list of"
+     " texts or null, got [[False, 'clean'], ['fonts']]: YAML reads no, off and false without quotes as False"),
     ("compare", {"class_path": "FedProx"}, "compare: must be a list of methods, got a mapping: put a hyphen"),
     ("compare", [{"class_path": "FedProx", "init_args": {"muu": 1}}], "compare.0.init_args.muu: FedProx has no argument"
      " 'muu': did you mean 'mu'?"),
@@ -110,6 +112,19 @@ IN_A_FILE: list[tuple[str, Any, str]] = [
     ("compare", [{"class_path": "FedProx", "data": {"targt": "clean"}}], "compare.0.data.targt: Digits has no argument"
      " 'targt': did you mean 'target'?"),
     ("targets", "fonts", "targets: must be a list of texts or null, got 'fonts': write [fonts]"),
+    ("targets", ["fonts", False], "targets: must be a list of texts or null, got ['fonts', False]: YAML reads no, off"
+     " and false without quotes as False: if it is a name, quote it, as in 'no'"),
+    ("data.init_args.target", False, "data.init_args.target: must be text, got 'False': YAML reads no, off and"),
+    ("data.init_args.target", 3, "data.init_args.target: must be text, got 3: YAML reads digits without quotes as"
+     " a number: if it is a name, quote it, as in '3'"),
+    ("data.init_args.clients", [True, "fonts"], "data.init_args.clients: must be a list of texts or null, got [True,"
+     " 'fonts']: YAML reads yes, on and true without quotes as True: if it is a name, quote it, as in 'yes'"),
+    ("data.init_args.clients", [1, 2], "data.init_args.clients: must be a list of texts or null, got [1, 2]: YAML reads"
+     " digits"),
+    ("data", {"class_path": "CSVDomains", "init_args": {"label": "y", "categories": {"smoker": [True, False]}}},
+     "data.init_args.categories: must be a list of texts or null, got [True, False]: YAML reads yes, on and true"),
+    ("data", {"class_path": "CSVDomains", "init_args": {"label": False}}, "data.init_args.label: must be text, got"
+     " 'False': YAML reads no, off and false"),
     ("seeds", 3, "seeds: must be a list of whole numbers or null, got 3: write [3]"),
     ("seeds", ["one"], "seeds: must be a list of whole numbers or null, got ['one']"),
     ("seeds", {"a": 1}, "seeds: must be a list of whole numbers or null, got {'a': 1}"),
@@ -125,6 +140,15 @@ IN_A_FILE: list[tuple[str, Any, str]] = [
 def test_a_mistake_in_a_file_is_told_with_its_place_and_what_to_write(key: str, value: Any, line: str) -> None:
     write(key, value)
     assert told("fit", "--config", "a.yaml").startswith(f"fedlit: a.yaml: {line}")
+
+
+def test_a_key_that_yaml_reads_as_something_else_is_told_with_quotes() -> None:
+    Path("no.csv").write_text("a,y\n1,x\n2,z\n")
+    write("data", {"class_path": "CSVDomains", "init_args": {"label": "y", "files": {False: "no.csv", "se": "no.csv"}}})
+    line = told("fit", "--config", "a.yaml")
+    assert "files must have names in text, got False: YAML reads no, off and false without quotes as False" in line
+    assert "quote it, as in 'no'" in line
+    assert "data.init_args.files" in line
 
 
 @pytest.mark.parametrize(

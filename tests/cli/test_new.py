@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from PIL import Image
 from sklearn.linear_model import LinearRegression
 from sklearn.metrics import r2_score
 
 from fedlit.cli import main
-from fedlit.data import FeatureDomains
+from fedlit.data import CSVDomains, FeatureDomains
 
 KINDS = ("csv", "images", "features")
 
@@ -277,8 +278,104 @@ def test_one_table_of_all_needs_the_column_of_whose_rows_are() -> None:
     }  # fmt: skip
     assert (
         yaml.safe_load(Path("study/experiment.yaml").read_text())["model"]["init_args"]["optimizer"]["init_args"]["lr"]
-        == 1
+        == 0.63
     )
+
+
+def plants(columns: int, task: str, labelled: int, rows: int = 60) -> list[str]:
+    """Tables of which the target's rows are many and near to one another, and what is to be said of them."""
+    Path("plants").mkdir()
+    random = np.random.default_rng(0)
+    for plant in ("essen", "lyon", "turin"):
+        number, spread = (10 * rows, 0.01) if plant == "turin" else (rows, 1.0)
+        one = random.normal(size=(number, 1))
+        x = spread * (one + 0.01 * random.normal(size=(number, columns)))
+        y = [f"{value:.3f}" if task == "regression" else "ab"[int(value > 0)] for value in x.sum(axis=1)]
+        kept = labelled if plant == "turin" else number
+        lines = [",".join(f"{value:.5f}" for value in row) + f",{'' if place >= kept else y[place]}"
+                 for place, row in enumerate(x)]  # fmt: skip
+        Path(f"plants/{plant}.csv").write_text("\n".join([",".join([*(f"x{n}" for n in range(columns)), "y"]), *lines]))
+    return ["new", "csv", "study", "--data=plants", "--label=y", "--target=turin", f"--task={task}"]
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+@pytest.mark.parametrize("columns", [1, 2, 7])
+def test_the_rate_is_one_at_which_no_loss_of_these_rows_rises(columns: int, task: str) -> None:
+    """By the largest eigenvalue of the curvature, of sources that spread more than all rows together do."""
+    pytest.importorskip("pandas")
+    main(plants(columns, task, 30))
+    tables = {
+        path.stem: np.genfromtxt(path, delimiter=",", skip_header=1)[:, :columns] for path in Path("plants").iterdir()
+    }
+    if columns == 1:
+        tables = {name: table.reshape(-1, 1) for name, table in tables.items()}
+    every = np.concatenate([*tables.values()])
+    sources = (np.concatenate([tables["essen"], tables["lyon"]]) - every.mean(0)) / every.std(0)
+    rows = np.column_stack([sources, np.ones(len(sources))])
+    highest = np.linalg.eigvalsh(rows.T @ rows / len(rows)).max() * (2 if task == "regression" else 0.5)
+    model = yaml.safe_load(Path("study/experiment.yaml").read_text())["model"]["init_args"]["optimizer"]
+    rate, momentum = model["init_args"]["lr"], model["init_args"]["momentum"]
+    bound = (0.5 if task == "regression" else 2) / (1 + np.square(sources).sum(1).mean())
+    assert 0.9 * bound < rate <= bound
+    assert rate < 2 * (1 + momentum) / (1 + 2 * momentum) / highest  # of gradient descent with Nesterov's momentum
+    assert (0.5 if task == "regression" else 2) / columns > 2 * bound  # as it was, whatever the rows
+
+
+@pytest.mark.parametrize(
+    ("labelled", "share", "told"),
+    [
+        (
+            30,
+            0.5,
+            "turin has 30 labels: FedAvg trains on 15, drawn at random, and the other 15 score it, as a label that",
+        ),
+        (3, 0.5, "turin has 3 labels: FedAvg trains on 2, drawn at random, and the other 1 score it"),
+        (2, 0.5, "turin has 2 labels: FedAvg trains on 1, drawn at random, and the other 1 score it"),
+        (1, None, "turin has 1 label, and FedAvg needs one to train on and one to be scored by"),
+        (0, None, "turin has no labels, and FedAvg needs one to train on and one to be scored by"),
+    ],
+)
+def test_which_labels_of_the_target_are_used_is_told_on_screen_and_in_the_file(
+    labelled: int, share: float | None, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pandas = pytest.importorskip("pandas")
+    main(plants(1, "classification", labelled))
+    assert told in capsys.readouterr().out
+    text = Path("study/experiment.yaml").read_text()
+    assert told in text
+    assert pandas.read_csv("plants/turin.csv")["y"].notna().sum() == labelled
+    fedavg = [entry for entry in yaml.safe_load(text)["compare"] if entry["class_path"] == "fedlit.methods.FedAvg"]
+    assert [entry["data"]["target_labels"] for entry in fedavg] == ([] if share is None else [share])
+    if share is not None:
+        data = CSVDomains(**(configured("study") | fedavg[0]["data"]))
+        split = data.split("turin")
+        known = (data._domain("turin").y >= 0).nonzero()[:, 0].tolist()
+        assert f"trains on {len(split.labelled)}," in told
+        assert sorted(split.labelled.tolist() + [row for row in split.test.tolist() if row in known]) == known
+
+
+def test_the_examples_rate_is_that_of_its_rows(tmp_path: Path) -> None:
+    pytest.importorskip("pandas")
+    main(["new", "csv", "study"])
+    data = configured("study")
+    files = {name: str(tmp_path / "study" / path) for name, path in data["files"].items()}
+    found = CSVDomains(**(data | {"files": files}))
+    lengths = [found._domain(name).x.square().sum(dim=1) for name in files]
+    sources = [length for name, length in zip(files, lengths, strict=True) if name != data["target"]]
+    bound = min(2 / (1 + float(torch.cat(some).mean())) for some in (lengths, sources))
+    model = yaml.safe_load(Path("study/experiment.yaml").read_text())["model"]
+    assert 0.9 * bound < model["init_args"]["optimizer"]["init_args"]["lr"] <= bound
+
+
+def test_names_that_yaml_would_read_otherwise_are_quoted() -> None:
+    pytest.importorskip("pandas")
+    machines(Path("plants"))
+    for old, new in (("essen", "no"), ("turin", "2")):
+        Path(f"plants/{old}.csv").rename(f"plants/{new}.csv")
+    main(["new", "csv", "plants", "--data=plants", "--label=state", "--target=no", "--id=machine"])
+    data = configured("plants")
+    assert data["files"] == {"2": "2.csv", "lyon": "lyon.csv", "no": "no.csv"}
+    assert data["target"] == "no"
 
 
 def test_own_images_and_features_are_read() -> None:

@@ -24,6 +24,12 @@ pytest.importorskip("grpc")
 EXAMPLE = Path(__file__).parents[2] / "examples" / "three_hospitals"
 SITES = ["cleveland", "hungary", "long_beach"]
 RUN = ["--config", "data/digits", "--config", "methods/fedavg"]
+SEATED = [
+    *RUN,
+    "--seeds=null",
+    "--seat.address=localhost:1",
+    *(f"--seat.{file}=x" for file in ("certificate", "key", "ca")),
+]
 
 
 @pytest.mark.parametrize(
@@ -33,6 +39,9 @@ RUN = ["--config", "data/digits", "--config", "methods/fedavg"]
         ("serve", [*RUN, "--seeds=null", "--seat.server=localhost:1"], "server is of fedlit join"),
         ("join", [*RUN, "--seeds=null", "--seat.server=localhost:1"], "seat of join needs certificate, key, ca"),
         ("serve", [*RUN, "--seeds=[0,1]", "--seat.address=localhost:1"], "serve is for one run, but this is 2"),
+        ("serve", [*SEATED, "--seat.sites=[no, se]"], "seat: sites must have names in text, got False: YAML reads no"),
+        ("serve", [*SEATED, "--seat.sites={a: [1]}"], "seat: sites['a'] must have names in text, got 1: YAML reads"),
+        ("serve", [*SEATED, "--seat.sites=[North, north]"], "seat: sites must be different names, but ['North', 'no"),
         ("certificates", ["--sites=a,a", "--server=localhost", "--out=made"], "a"),
         ("certificates", ["--sites=a,,b", "--server=localhost", "--out=made"], "sites"),
         ("certificates", ["--sites=a", "--server=fed.example.org:8443", "--out=made"], "without a port"),

@@ -13,6 +13,7 @@ from scipy.stats import norm, rankdata
 
 from fedlit.data import DatasetLayoutError, DatasetNotFoundError, FeatureDomains
 from fedlit.data.raw_inputs import RankNetwork
+from fedlit.federation import RosterError
 
 
 def arrays(**changes: Any):
@@ -174,8 +175,20 @@ BAD_FILES = [
     ({"dslr_x": np.zeros((40, 5))}, r"must have one shape, got \{'amazon': \(6,\), 'dslr': \(5,\)\}"),
     ({"dslr_x": np.zeros((39, 6))}, "has 39 samples but 40 labels"),
     ({"dslr_x": np.full((40, 6), np.nan)}, "hold NaN or infinity"),
-    ({"dslr_y": np.full(40, 0.5)}, "must be whole numbers"),
-    ({"dslr_y": np.array(["a"] * 40)}, "must be whole numbers"),
+    ({"dslr_y": np.full(40, 0.5)}, r"domain 'dslr' .* must be whole numbers .*, got 0.5 at sample 0 \(40 such\)"),
+    ({"dslr_y": np.array([0.0] * 39 + [np.nan])}, r"got nan at sample 39 \(1 such\): .* without a label -1"),
+    ({"dslr_y": np.array(["a"] * 40)}, "must be whole numbers .* put their names into the array classes"),
+    (
+        {"amazon_y": np.arange(60) % 3 - 1},
+        r"\(-1 in rows 0, 3, 6, 9, 12 and 15 more\), .* number them from 0",
+    ),
+    ({"dslr_y": np.arange(40) % 3 + 1}, r"got 1..3 \(3 in rows 2, 5, 8, 11, 14 and 8 more\): .*y - 1 if they count"),
+    (
+        {"amazon_y": np.arange(60) % 3 + 1, "dslr_y": np.arange(40) % 3 + 1, "classes": None},
+        r"labels must begin at 0, and no sample of \['amazon', 'dslr'\] has 0: if theirs count from 1, subtract 1",
+    ),
+    ({"classes": np.array(["bike", "mug", "bike"])}, r"must be different names, got \['bike'\] more than once"),
+    ({"classes": np.array(["bike", "mug", "Mug"])}, r"have \['mug', 'Mug'\], which differ in capitals alone"),
     ({"dslr_y": np.arange(40) % 4}, r"must lie in 0..2 \(3 classes\), got 0..3"),
     ({"dslr_y": np.arange(40) % 2}, "class 'mouse' occurs at client 'amazon' only"),
     ({"dslr_y": np.array([None] * 40)}, "cannot be read as .npz"),
@@ -188,6 +201,28 @@ BAD_FILES = [
 def test_a_file_laid_out_wrongly_is_refused(npz, changes, message):
     with pytest.raises(DatasetLayoutError, match=message):
         FeatureDomains(npz(**changes), target_labels=1.0).train_dataloader()
+
+
+def test_classes_that_are_alike_may_be_named(npz):
+    path = npz(classes=np.array(["bike", "mug", "Mug"]))
+    assert FeatureDomains(path, classes=["mug", "Mug"]).classes == ["mug", "Mug"]
+    with pytest.raises(DatasetLayoutError, match="differ in capitals alone"):
+        FeatureDomains(path, classes=["mug", "bike"])
+
+
+def test_labels_that_begin_at_one_can_be_named(npz):
+    path = npz(amazon_y=np.arange(60) % 2 + 1, dslr_y=np.arange(40) % 2 + 1, classes=None)
+    data = FeatureDomains(path, classes=["1", "2"], target_labels=1.0)
+    assert len(data.train_dataloader()) > 0
+    assert data._domain("amazon").y.tolist() == [0, 1] * 30
+
+
+def test_domains_and_classes_are_texts_that_are_not_alike(npz):
+    path = npz(DSLR_x=np.zeros((4, 6)), DSLR_y=np.arange(4) % 3)
+    with pytest.raises(RosterError, match=r"clients \['dslr', 'DSLR'\] differ in capitals alone"):
+        FeatureDomains(path)
+    with pytest.raises(TypeError, match=r"classes must have names in text, got 0: YAML reads digits .* as in '0'"):
+        FeatureDomains(npz(classes=None), classes=[0, 1])
 
 
 def test_a_class_held_by_one_client_can_be_left_out(npz):

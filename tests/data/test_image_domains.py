@@ -18,6 +18,7 @@ from fedlit.data import DatasetLayoutError, DatasetNotFoundError, DomainDataset,
 from fedlit.data.decoding import decode
 from fedlit.data.image_domains import ImageFiles, ImageTransform
 from fedlit.export import export_target
+from fedlit.federation import RosterError
 from fedlit.federation.loader import BatchedDataset
 from fedlit.federation.streams import enter_stream, torch_streams
 from fedlit.methods import SourceOnly
@@ -279,6 +280,45 @@ def test_class_folders_that_differ_need_classes(root):
     assert [path.parent.name for path in module.load("art").x] == ["dog"] * 10 + ["cat"] * 10
     with pytest.raises(DatasetLayoutError, match=r"classes \['bird'\] have no folder in domain '.*photo'"):
         ImageDomains(str(root), classes=["bird", "cat"])
+
+
+@pytest.mark.parametrize(
+    ("one", "what"), [("Cat", "capitals"), ("cat ", "blanks"), ("c\u200bat", "capitals, blanks or")]
+)
+def test_class_folders_that_are_alike_are_no_two_classes(root, one, what):
+    for domain in ("art", "photo", "sketch"):
+        shutil.copytree(root / domain / "cat", root / domain / one)
+    if len([*(root / "art").iterdir()]) < 3:
+        pytest.skip("this file system takes the names for one")
+    for classes in (None, ["cat", "dog"]):  # of which the images in the other folder would be left out
+        with pytest.raises(DatasetLayoutError, match=rf"class folders .* differ in {what}.*art/.*name all in classes"):
+            ImageDomains(str(root), classes=classes)
+    assert ImageDomains(str(root), classes=["cat", one, "dog"]).num_classes == 3
+    for domain in ("art", "photo"):
+        shutil.rmtree(root / domain / one)
+    shutil.rmtree(root / "sketch" / "cat")
+    with pytest.raises(DatasetLayoutError, match=rf"class folders .* differ in {what}"):
+        ImageDomains(str(root))
+
+
+@pytest.mark.parametrize("other", ["Art", "ART"])
+def test_domain_folders_that_are_alike_are_no_two_clients(root, other):
+    shutil.copytree(root / "photo", root / other)
+    if len([*root.iterdir()]) < 4:
+        pytest.skip("this file system takes the names for one")
+    for arguments in ({}, {"clients": ["art", "photo"]}, {"clients": [other, "photo"]}):
+        with pytest.raises(RosterError, match=r"clients \[.*\] differ in capitals alone"):
+            ImageDomains(str(root), **arguments)
+    assert [client.name for client in ImageDomains(str(root), clients=["photo", "sketch"]).clients] == [
+        "photo",
+        "sketch",
+    ]
+
+
+@pytest.mark.parametrize(("classes", "message"), [([True, False], "got True: YAML reads yes"), ("cat", "write")])
+def test_classes_are_texts(root, classes, message):
+    with pytest.raises(TypeError, match=f"classes must .*{message}"):
+        ImageDomains(str(root), classes=classes)
 
 
 @pytest.mark.parametrize("below", ["", "images"])

@@ -28,7 +28,9 @@ def test_keys_are_never_overwritten(tmp_path: Path) -> None:
     assert (tmp_path / "ca.key").read_bytes() == before
 
 
-@pytest.mark.parametrize("sites", [[], ["a", "A"], ["ca"], ["../x"], [""], ["a" * 64]])
+@pytest.mark.parametrize(
+    "sites", [[], ["a", "A"], ["a b", "a  b"], ["ca"], ["CA"], ["Server"], ["../x"], [""], ["a" * 64]]
+)
 def test_names_that_cannot_be_are_refused(sites: list[str], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="sites must be"):
         make_certificates(tmp_path, "localhost", sites)

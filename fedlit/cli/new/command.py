@@ -20,8 +20,8 @@ training to an exported model. Without --data it comes with a small example, so 
 --data it reads your files. Nothing that is there is written over.
 """
 
-_FEW = 20
-"""Labels of the target that FedAvg is given beside methods that are given none."""
+_SHARE = 0.5
+"""Share of the target's labels that FedAvg trains on, beside methods that are given none; the others score it."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,7 @@ def new(args: list[str]) -> None:
     for name, text in texts.items():
         (given.dir / name).write_text(text, encoding="utf-8")
     print(f"wrote {given.dir / 'experiment.yaml'} and {given.dir / 'README.md'}: {study.about}")
+    print(_about_labels(study))
     print(f"next: cd {given.dir} && fedlit fit --config experiment.yaml    # README.md has what follows")
 
 
@@ -131,16 +132,38 @@ def _data_in(folder: Path, kind: str) -> list[str]:
 
 
 def _configuration(kind: str, study: Study) -> str:
-    few = min(_FEW, study.labelled // 4)
-    own = f'name: "FedAvg, {few} target labels", data: {{target_labels: {few}}}'
-    fedavg = f"  - {{class_path: fedlit.methods.FedAvg, {own}}}\n"
-    if not few:
+    if _trained_on(study):
         fedavg = (
-            "  # FedAvg needs labels of the target: {class_path: fedlit.methods.FedAvg, data: {target_labels: 20}}\n"
+            f"  # {_about_labels(study)}\n"
+            f"  # target_labels: 1.0 trains on all that there are, once nothing is to be scored.\n"
+            f'  - {{class_path: fedlit.methods.FedAvg, name: "FedAvg, half of the target labels", '
+            f"data: {{target_labels: {_SHARE}}}}}\n"
+        )
+    else:
+        fedavg = (
+            f"  # {_about_labels(study)}\n"
+            f"  # With more of them: {{class_path: fedlit.methods.FedAvg, data: {{target_labels: {_SHARE}}}}}\n"
         )
     values = {"files": flow(study.files), "target": flow(study.target), "fedavg": fedavg}
-    values["compare"] = "compare:" if few else "compare: []"  # where nothing follows
+    values["compare"] = "compare:" if _trained_on(study) else "compare: []"  # where nothing follows
     return _filled("regression.yaml" if study.regression else f"{kind}.yaml", values | study.more)
+
+
+def _trained_on(study: Study) -> int:
+    """How many of the target's labels FedAvg trains on, as ``target_labels`` rounds; 0 if none is left to score it."""
+    return round(_SHARE * study.labelled) if study.labelled > 1 else 0
+
+
+def _about_labels(study: Study) -> str:
+    """Which of the target's labels are used for what, and why not all are trained on."""
+    known, number = study.labelled, _trained_on(study)
+    if not number:
+        has = "1 label" if known else "no labels"
+        return f"{study.target} has {has}, and FedAvg needs one to train on and one to be scored by."
+    return (
+        f"{study.target} has {known} labels: FedAvg trains on {number}, drawn at random, and the other "
+        f"{known - number} score it, as a label that was trained on tells nothing."
+    )
 
 
 def _readme(kind: str, folder: Path, study: Study) -> str:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import argparse
 import csv
+import math
 import sys
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedlit.cli.new.study import Study, Writers, check_target, flow, seen_from
+
+if TYPE_CHECKING:
+    from fedlit.data.base import Domain
 
 SUFFIXES = (".csv", ".tsv", ".parquet")
 
@@ -24,6 +29,10 @@ _LEFT_OUT = ("id", "dataset", "num", "chol", "ca")
 """Columns that the example has otherwise, or not, as whole hospitals did not measure them."""
 
 
+_SQUARED_LENGTH = 11.0
+"""Of the example's rows, as `_squared_length` finds it."""
+
+
 def options(parser: argparse.ArgumentParser) -> None:
     """Add what is to be told of tables."""
     parser.add_argument("--label", metavar="COLUMN", help="column to predict; with --data")
@@ -36,6 +45,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--missing_values", metavar="TEXT", nargs="+", help="texts that stand for missing values")
     parser.add_argument("--separator", help="between columns, such as ';'")
     parser.add_argument("--decimal", help="sign before decimals, such as ','")
+    parser.add_argument("--thousands", help="sign between groups of three digits, such as ' '")
     parser.add_argument("--encoding", help="of the text, such as latin-1")
 
 
@@ -43,7 +53,10 @@ def own(given: argparse.Namespace) -> Study:
     """The user's tables, from what the command was told of them."""
     from fedlit.data import CSVDomains, DatasetLayoutError
 
-    told_of = ("id", "leave_out", "categories", "classes", "task", "missing_values", "separator", "decimal", "encoding")
+    told_of = (
+        *("id", "leave_out", "categories", "classes", "task"),
+        *("missing_values", "separator", "decimal", "thousands", "encoding"),
+    )
     arguments = {key: getattr(given, key) for key in (*told_of, "site") if getattr(given, key) is not None}
     if given.task == "regression" and given.classes:
         sys.exit("fedlit: --classes names the classes of a label, and --task regression has none: leave one out")
@@ -59,10 +72,16 @@ def own(given: argparse.Namespace) -> Study:
         if given.label is None:
             sys.exit(f"fedlit: --label must name the column to predict, and the tables have {columns}")
         check_target(given.target, names)
-        data = CSVDomains(str(given.data), label=given.label, target=given.target, **arguments)
+        as_written: dict[str, Any] = {
+            "transductive": True,
+            "val_fraction": 0.0,
+            "test_fraction": 0.0,
+        }  # in the template
+        data = CSVDomains(str(given.data), label=given.label, target=given.target, **arguments, **as_written)
         told = {name: data.facts(name) for name in names}
         data.check_facts(told)
-        y = data._y(given.target)
+        rows = {name: data.load(name) for name in names}
+        y = rows[given.target].y
     except DatasetLayoutError as error:
         sys.exit(f"fedlit: {error}. What it says to give is an option of fedlit new csv, with -- before it: --help")
     features = list(told[names[0]]["columns"][names[0]])
@@ -80,14 +99,32 @@ def own(given: argparse.Namespace) -> Study:
         about=f"tables of {len(names)} clients ({', '.join(names)}), {total} rows; {given.target!r} is adapted to.",
         place=f"They are read from `{given.data}`; other files of the same columns may take their places.",
         regression=regression,
-        more=_placeholders(given.label, len(features), written, regression),
+        more=_placeholders(given.label, _squared_length(rows, given.target), written, regression),
     )
 
 
-def _placeholders(label: str, columns: int, own: str, regression: bool = False) -> dict[str, object]:
-    """Of the configuration of tables with so many features."""
-    rate = 0.5 if regression else 2.0  # squared errors are four and more times as curved as cross-entropies
-    return {"label": flow(label), "own": own, "lr": f"{rate / columns:.2g}"}
+def _squared_length(rows: Mapping[str, Domain], target: str) -> float:
+    """Mean squared length of a row's features, of the sources' rows or of all, whichever is larger.
+
+    Columns have mean 0 and deviation 1 over all rows, but not over those of the sources, which may spread more.
+    """
+    import torch
+
+    lengths = {name: domain.x.double().square().sum(dim=1) for name, domain in rows.items()}
+    sources = [length for name, length in lengths.items() if name != target]
+    return max(float(torch.cat(some).mean()) for some in (sources, [*lengths.values()]))
+
+
+def _placeholders(label: str, squared_length: float, own: str, regression: bool = False) -> dict[str, object]:
+    """Of the configuration of tables whose rows have features of this mean squared length.
+
+    Gradient descent with Nesterov's momentum of 0.9 is stable below 1.35 / L. The curvature L of the mean loss is at
+    most 1 + the mean squared length for squared errors twice, and for cross-entropies half.
+    """
+    rate = (0.5 if regression else 2.0) / (1 + squared_length)
+    step = 10.0 ** (math.floor(math.log10(rate)) - 1)
+    lower = math.floor(rate / step) * step  # of two digits, and never above
+    return {"label": flow(label), "own": own, "lr": f"{lower:.2g}", "length": f"{squared_length:.1f}"}
 
 
 def _counts(values: Any) -> bool:
@@ -118,7 +155,6 @@ def example(folder: Path, writers: Writers) -> Study:
                 table.writerows(rows)
 
     writers.append(write)
-    columns = len(tables["cleveland"][0]) - 2
     return Study(
         files={name: f"data/{name}.csv" for name in tables},
         target="long_beach",
@@ -128,5 +164,5 @@ def example(folder: Path, writers: Writers) -> Study:
         place="The example runs as it is. Then put a CSV or Parquet file for each client into `data/`, in place of "
         "those there.",
         listing="- `data/`: the example, a table for each hospital.\n",
-        more=_placeholders("disease", columns, "    id: patient  # names the rows, in predictions\n"),
+        more=_placeholders("disease", _SQUARED_LENGTH, "    id: patient  # names the rows, in predictions\n"),
     )

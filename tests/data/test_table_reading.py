@@ -1,0 +1,392 @@
+"""What is read of tables that are written otherwise than others: numbers, labels, names and rows; nothing is lost."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from fedlit.data import CSVDomains, DatasetLayoutError
+from fedlit.federation import RosterError
+from fedlit.methods import SourceOnly
+from fedlit.models import Features
+
+ROWS = 12
+VALUES = [1234.56, 1345.0, 99.5, 1455.44] * 3
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def table(name: str, **columns: Any) -> pd.DataFrame:
+    rows = {"id": [f"{name}{row}" for row in range(ROWS)], "kind": ["x", "y"] * 6, "y": ["no", "yes"] * 6}
+    return pd.DataFrame(rows | columns)
+
+
+def write(separator: str = ";", **tables: pd.DataFrame) -> dict[str, str]:
+    for name, each in tables.items():
+        each.to_csv(f"{name}.csv", sep=separator, index=False)
+    return {name: f"{name}.csv" for name in tables}
+
+
+def make(files: Any, **arguments: Any) -> CSVDomains:
+    usual = {"label": "y", "id": "id", "separator": ";", "val_fraction": 0.0, "test_fraction": 0.0}
+    return CSVDomains(files, **(usual | arguments))
+
+
+def german(values: list[float], form: str = ",.2f") -> list[str]:
+    return [format(value, form).translate(str.maketrans(",.", ".,")) for value in values]
+
+
+# ---------------------------------------------------------------- numbers
+
+
+@pytest.mark.parametrize("where", ["files", "site", "parquet", "predict_file"])
+def test_points_for_thousands_beside_a_decimal_comma_are_read_everywhere(where: str) -> None:
+    """Mean and deviation are those of the numbers that were meant, wherever the texts lie."""
+    here, there = table("a", v=german(VALUES)), table("b", v=german([value + 1 for value in VALUES]))
+    files: Any = write(a=here, b=there)
+    arguments: dict[str, Any] = {"decimal": ","}
+    if where == "site":
+        other = table("c", v=["low", "high"] * 6)  # so that pandas has texts in the whole column
+        pd.concat([each.assign(clinic=name) for name, each in (("a", here), ("b", there), ("c", other))]).to_csv(
+            "all.csv", sep=";", index=False
+        )
+        files, arguments = "all.csv", {"decimal": ",", "site": "clinic", "clients": ["a", "b"]}
+    if where == "parquet":
+        here.to_parquet("a.parquet")
+        files["a"] = "a.parquet"
+    if where == "predict_file":
+        write(new=table("n", v=german(VALUES)))
+        arguments["predict_file"] = "new.csv"
+    data = make(files, target="b", **arguments)
+    assert data.feature_names() == ["v", "kind=x", "kind=y"]
+    both = np.array([*VALUES, *(value + 1 for value in VALUES)])
+    features = data.features_of("a")
+    assert features.mean == pytest.approx([both.mean()])
+    assert features.deviation == pytest.approx([both.std()])
+    expected = torch.tensor((np.array(VALUES) - both.mean()) / both.std(), dtype=torch.float32)
+    x = data.predict_dataloader().datasets["b"].x if where == "predict_file" else data._domain("a").x
+    torch.testing.assert_close(x[:, 0], expected)
+
+
+def test_a_whole_column_of_points_for_thousands_is_no_category() -> None:
+    files = write(a=table("a", v=["1.234", "2.345", "999"] * 4), b=table("b", v=["1", "2,5", "3"] * 4))
+    assert make(files, decimal=",").table("a")["v"].tolist() == [1234.0, 2345.0, 999.0] * 4
+
+
+def test_labels_are_numbers_by_the_same_signs() -> None:
+    files = write(a=table("a", y=german(VALUES)), b=table("b", y=["1.234"] * 11 + [""]))
+    data = make(files, decimal=",", task="regression")
+    assert data._domain("a").y.tolist() == pytest.approx(VALUES)
+    assert data._domain("b").y[0] == 1234
+    assert data._domain("b").y[-1].isnan()
+    files = write(a=table("a", y=[*german(VALUES[:-2]), "n/d", "12.5"]), b=table("b", y=german(VALUES)))
+    with pytest.raises(
+        DatasetLayoutError,
+        match=r"'y' of 'a.csv' must be numbers with decimal=',', got \['n/d', '12.5'\] \(lines 12, 13\): mend them",
+    ):
+        make(files, decimal=",", task="regression")._y("a")
+    with pytest.raises(DatasetLayoutError, match=r"label='y' of 'b.csv' must be numbers .*: give decimal=',' if all"):
+        make(files, task="regression")._y("b")
+
+
+def test_classes_that_are_one_number_are_one_class() -> None:
+    files = write(a=table("a", y=["1,0", "2,0"] * 6), b=table("b", y=["1", "2"] * 6))
+    data = make(files, decimal=",")
+    assert data.classes == ["1", "2"]
+    assert data._domain("a").y.tolist() == [0, 1] * 6
+    assert make(files, decimal=",", classes=["2,0", "1,0"])._domain("b").y.tolist() == [1, 0] * 6
+    assert make(files, decimal=",", classes=[2, 1])._domain("a").y.tolist() == [1, 0] * 6
+    table("a", y=[1.0, 2.0] * 6).to_parquet("a.parquet")
+    assert make(files | {"a": "a.parquet"}, decimal=",").classes == ["1", "2"]
+
+
+BROKEN = [
+    ([*map("{},5".format, range(11)), "n/d"], {"decimal": ","}, r"and texts such as \['n/d'\] \(line 13\): if these"),
+    (
+        ["12.5", "1,5", "3", "4,5"] * 3, {"decimal": ","},
+        r"written as \['12.5'\] \(lines 2, 6, 10\), with decimal=',' and thousands='.': take all signs but that before",
+    ),
+    (["0.5", "1.234"] * 6, {"decimal": ","}, r"written as \['0.5'\] \(lines 2, 4, 6, 8, 10 and 1 more\).*decimal='.'"),
+    (["1,5", "2", "3"] * 4, {}, r"written as \['1,5'\] \(lines 2, 5, 8, 11\), with decimal='.': give decimal=','"),
+    (["1,234", "2"] * 6, {}, r"written as \['1,234'\] .*: if the commas separate thousands, give thousands=','; if"),
+    (["1'234.5", "12.5"] * 6, {}, r"written as \[\"1'234.5\"\] .*: give thousands=\"'\""),
+    (["1\u202f234.5", "12.5"] * 6, {}, r"written as .*: give thousands=' '"),
+    (["12 mg", "13 mg", "14 mg"] * 4, {}, r"with the unit 'mg', such as .*: write numbers alone"),
+    (["10%", "20", "30%"] * 4, {}, r"written as \['10%', '30%'\] .*: take all signs but that before decimals out"),
+    (["1", "inf"] * 6, {}, r"infinite numbers \(lines 3, 5, 7, 9, 11 and 1 more\)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("values", "arguments", "message"), BROKEN)
+def test_cells_that_break_the_rule_are_named_with_their_lines_and_no_others(
+    values: list[str], arguments: dict[str, Any], message: str
+) -> None:
+    files = write(a=table("a", v=values), b=table("b", v=["1", "2"] * 6))
+    with pytest.raises(DatasetLayoutError, match=f"column 'v' of 'a.csv' has (numbers )?(that are )?{message}"):
+        make(files, **arguments).feature_names()
+
+
+@pytest.mark.parametrize(
+    ("values", "arguments"),
+    [
+        (["1,234.5", "12"] * 6, {"thousands": ","}),
+        (["1'234.5", "12.0"] * 6, {"thousands": "'"}),
+        (["1\u00a0234,5", "12"] * 6, {"thousands": " ", "decimal": ","}),
+        (["+1234.5", "1.2e1"] * 6, {}),
+    ],
+)
+def test_the_way_out_reads_them(values: list[str], arguments: dict[str, Any]) -> None:
+    files = write(a=table("a", v=values), b=table("b", v=["1", "2"] * 6))
+    assert make(files, **arguments).table("a")["v"].tolist() == [1234.5, 12.0] * 6
+
+
+def test_lines_are_those_of_the_file_behind_blank_ones_and_breaks_in_quotes() -> None:
+    files = write(a=table("a", v=range(ROWS)), b=table("b", v=range(ROWS)))
+    first, *rows = Path("a.csv").read_text().splitlines()
+    Path("a.csv").write_text("\n".join([first, "", rows[0], '"a\nb";x;no;7', *rows[1:], "z;x;no;n/d"]))
+    with pytest.raises(DatasetLayoutError, match=r"such as \['n/d'\] \(line 17\)"):
+        make(files).feature_names()
+    assert Path("a.csv").read_text().splitlines()[16] == "z;x;no;n/d"
+
+
+def test_a_column_that_is_numbers_elsewhere_is_told_with_the_texts_in_it() -> None:
+    files = write(a=table("a", v=["1,5"] * 11 + ["n/d"]), b=table("b", v=["1", "2"] * 6))
+    with pytest.raises(
+        DatasetLayoutError,
+        match=r"'v' must hold the same at each client, .* 'a.csv' has \['n/d'\] \(line 13\) beside numbers: name it in",
+    ):
+        make(files, decimal=",").feature_names()
+
+
+def test_a_category_whose_levels_are_written_in_two_ways_is_refused_unless_they_are_named() -> None:
+    files = write(a=table("a", grade=["1", "2"] * 6), b=table("b", grade=["01", "2"] * 6))
+    with pytest.raises(
+        DatasetLayoutError, match=r"'grade' has the levels \['01', '1'\] .* differ in how one number is written"
+    ):
+        make(files, categories=["grade"]).feature_names()
+    named = make(files, categories={"grade": ["01", "1", "2"], "kind": None}).feature_names()
+    assert named[:3] == ["grade=01", "grade=1", "grade=2"] or named[-3:] == ["grade=01", "grade=1", "grade=2"]
+    with pytest.raises(DatasetLayoutError, match=r"label='grade' has the classes \['01', '1'\]"):
+        make(files, label="grade").class_names()
+
+
+@pytest.mark.parametrize(
+    ("labels", "arguments", "message"),
+    [
+        (["0.5", "1.5"], {}, r"of 'a.csv' looks continuous, .* such as \['0.5', '1.5'\] \(lines 2, 3, 4.*regression"),
+        (["0,5", "1,5"], {}, r"of 'a.csv' has numbers that are written as \['0,5', '1,5'\] .*give decimal=','"),
+        (["-1", "1"], {}, "where -1 is no label, and there must be 2 at least: name all in classes"),
+        (["-1", "1"], {"classes": ["0", "1"]}, r"of 'a.csv' is empty or -1 in 6 of 12 rows, lines 2, 4, 6, 8, 10 and"),
+    ],
+)
+def test_labels_that_are_no_classes_are_told_with_file_and_line(
+    labels: list[str], arguments: dict[str, Any], message: str
+) -> None:
+    files = write(a=table("a", y=labels * 6), b=table("b", y=["1", ""] * 6))
+    with pytest.raises(DatasetLayoutError, match=message):
+        make(files, **arguments)._y("a")
+
+
+def test_minus_one_is_a_class_that_is_named() -> None:
+    files = write(a=table("a", y=[-1, 1] * 6), b=table("b", y=[1, -1] * 6))
+    assert make(files, classes=["-1", "1"])._domain("a").y.tolist() == [0, 1] * 6
+
+
+# ---------------------------------------------------------------- missing values, columns, rows
+
+
+def test_missing_values_are_the_same_in_csv_and_parquet() -> None:
+    one = table("a", v=[-9.0, *range(1, ROWS)], kind=["?", "NA", *"xy" * 5])
+    files = write(a=one, b=table("b", v=range(ROWS)))
+    one.to_parquet("a.parquet")
+    csv, parquet = (
+        make(files | {"a": name}, missing_values=["?", "-9"], target="b") for name in ("a.csv", "a.parquet")
+    )
+    assert csv.feature_names() == parquet.feature_names() == ["v", "v missing", "kind=x", "kind=y", "kind=(missing)"]
+    assert torch.equal(csv._domain("a").x, parquet._domain("a").x)
+    assert csv._domain("a").x[0].tolist() == [0, 1, 0, 0, 1]
+
+
+def test_blanks_at_the_end_are_no_part_of_cells_and_names() -> None:
+    files = write(a=table("a", v=range(ROWS)), b=table("b", v=range(ROWS)))
+    text = Path("a.csv").read_text().replace(";x;no", ";x ;NA ").replace("id;kind;y;v", "id;kind ;y ; v")
+    Path("a.csv").write_text(text)
+    data = make(files, target="a", missing_values=["?"], classes=["no", "yes"])
+    assert data._domain("a").y.tolist() == [-1, 1] * 6
+    assert data.feature_names() == ["v", "kind=x", "kind=y"]
+
+
+def test_an_index_of_parquet_is_a_column_where_it_is_named_and_told_where_it_is_not() -> None:
+    files = write(a=table("a"), b=table("b"))
+    table("a").set_index("id").to_parquet("a.parquet")
+    data = make(files | {"a": "a.parquet"})
+    assert data.ids("a", "train") == [f"a{row}" for row in range(ROWS)]
+    with pytest.warns(UserWarning, match=r"'a.parquet' has \['id'\] as index, which is no column: name it in id"):
+        make(files | {"a": "a.parquet"}, id=None).table("a")
+
+
+def test_rows_without_any_value_are_refused() -> None:
+    files = write(a=table("a"), b=table("b"))
+    with Path("a.csv").open("a") as file:
+        file.write(";;\n;;\n")
+    with pytest.raises(DatasetLayoutError, match=r"2 rows of 'a.csv' have no value in any column \(lines 14, 15\)"):
+        make(files, id=None, leave_out=["id"]).class_names()
+
+
+def test_rows_that_quotes_make_one_are_told() -> None:
+    files = write(a=table("a"), b=table("b"))
+    lines = Path("a.csv").read_text().splitlines()
+    lines[3], lines[6] = lines[3].replace(";no", ';"no'), f'{lines[6]}"'
+    Path("a.csv").write_text("\n".join(lines))
+    with pytest.warns(UserWarning, match="lines 4 to 7 of 'a.csv' are one row"):
+        assert len(make(files).table("a")) == ROWS - 3
+
+
+def test_ids_are_the_texts_of_the_file_and_checked_in_new_rows() -> None:
+    versions = [f"{row}.0" for row in range(ROWS)]
+    files = write(a=table("a", id=versions), b=table("b"))
+    assert make(files).ids("a", "train") == versions
+    for ids, message in (
+        (["n1"] * ROWS, r"rows of predict_file='new.csv' have the 'id' \['n1'\] more than once"),
+        ([*map(str, range(ROWS - 1)), ""], r"1 rows of predict_file='new.csv' have no 'id' \(line 13\)"),
+    ):
+        write(new=table("n", id=ids))
+        with pytest.raises(DatasetLayoutError, match=message):
+            make(files, predict_file="new.csv").predict_dataloader()
+    write(new=table("n")[:0])
+    with pytest.raises(DatasetLayoutError, match=r"predict_file='new.csv' has no rows"):
+        make(files, predict_file="new.csv").predict_dataloader()
+
+
+def test_levels_of_new_rows_are_texts_as_in_training() -> None:
+    files = write(**{name: table(name, kind=["01", "02", "A1"] * 4) for name in "ab"}, new=table("n", kind="01"))
+    data = make(files, clients=["a", "b"], predict_file="new.csv")
+    assert data.predict_dataloader().datasets["b"].x.tolist() == [[1, 0, 0]] * ROWS
+
+
+def test_new_rows_of_other_sites_are_refused() -> None:
+    pd.concat([table(name).assign(clinic=name) for name in "ab"]).to_csv("all.csv", sep=";", index=False)
+    write(new=table("n").assign(clinic=["b"] * 11 + ["a"]))
+    data = make("all.csv", site="clinic", predict_file="new.csv")
+    with pytest.raises(DatasetLayoutError, match=r"has rows of \['a'\] \(line 13\), and those of the target \('b'\)"):
+        data.predict_dataloader()
+
+
+def test_files_that_may_be_tables_are_not_left_out_without_a_word() -> None:
+    Path("all").mkdir()
+    for name in "ab":
+        table(name).to_csv(f"all/{name}.csv", sep=";", index=False)
+    Path("all/c.xlsx").touch()
+    Path("all/notes.md").touch()
+    with pytest.warns(UserWarning, match=r"left out \['c.xlsx'\] of files='all'") as told:
+        assert [client.name for client in make("all").clients] == ["a", "b"]
+    assert len(told) == 1
+    with pytest.raises(DatasetLayoutError, match=r"files of clients are .*a.csv'\] more than once"):
+        make({"a": "all/a.csv", "b": "all/../all/a.csv"})
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "cp1252"])
+def test_the_mark_of_unicode_is_no_part_of_a_name(encoding: str) -> None:
+    files = write(a=table("a"), b=table("b"))
+    Path("a.csv").write_text(Path("a.csv").read_text(), encoding="utf-8-sig")
+    assert make(files).classes == ["no", "yes"]
+    with pytest.raises(DatasetLayoutError, match=r"'a.csv' begins with the mark of Unicode, .*: give encoding='utf-8'"):
+        make(files, encoding=encoding).class_names()
+
+
+# ---------------------------------------------------------------- names
+
+
+@pytest.mark.parametrize(
+    ("names", "what"),
+    [
+        (("North", "north"), "capitals alone"),
+        (("Zürich", "Zu\u0308rich"), "Unicode normal form alone"),
+        (("ward 1", "ward  1"), "blanks alone"),
+        (("1", "01"), "how one number is written"),
+    ],
+)
+def test_sites_that_are_alike_are_no_two_clients(names: tuple[str, str], what: str) -> None:
+    rows = [table(name[0], id=[f"{place}{row}" for row in range(ROWS)]) for place, name in enumerate((*names, "south"))]
+    pd.concat([each.assign(clinic=name) for each, name in zip(rows, (*names, "south"), strict=True)]).to_csv(
+        "all.csv", sep=";", index=False
+    )
+    with pytest.raises(
+        DatasetLayoutError, match=rf"site='clinic' of 'all.csv' has \[.*\], with 12 and 12 rows, .* differ in {what}"
+    ):
+        make("all.csv", site="clinic", clients=[names[0], "south"])
+
+
+@pytest.mark.parametrize(("one", "other"), [("North", "north"), ("Zürich", "Zu\u0308rich")])
+def test_files_that_are_alike_are_no_two_clients(one: str, other: str) -> None:
+    Path("all").mkdir()
+    for name in (one, other, "south"):
+        table("a").to_csv(f"all/{name}.csv", sep=";", index=False)
+    if len([*Path("all").iterdir()]) < 3:
+        pytest.skip("this file system takes the names for one")
+    for arguments in ({}, {"clients": [one, "south"]}):
+        with pytest.raises(RosterError, match=r"clients \[.*\] differ in .* alone, and the data here are of"):
+            make("all", **arguments)
+    with pytest.raises(RosterError, match="differ in"):
+        make({one: f"all/{one}.csv", other: f"all/{other}.csv", "south": "all/south.csv"})
+    Path(f"all/{other}.csv").unlink()
+    with pytest.raises(RosterError, match="differ in"):  # it would be a client of another process
+        make("all", clients=[other, "south"])
+
+
+def test_models_have_no_two_clients_that_are_alike_either() -> None:
+    with pytest.raises(RosterError, match=r"client names \['North', 'north'\] differ in capitals alone"):
+        SourceOnly(extractor=Features(), clients=["North", "north", "t"], target="t", num_classes=2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"clients": [False, "se"]}, RosterError, "clients must have names in text, got False: YAML reads no, off"),
+        ({"target": False}, RosterError, "target must be names in text, got False"),
+        ({"files": {False: "no.csv", "se": "se.csv"}}, TypeError, "files must have names in text, got False"),
+        ({"files": {1: "no.csv", 2: "se.csv"}}, TypeError, "files must have names in text, got 1"),
+        ({"classes": [True, False]}, TypeError, "classes must have texts, got True: YAML reads yes, on and true"),
+        ({"categories": {"kind": [True, False]}}, TypeError, r"categories\['kind'\] must have texts, got True"),
+        ({"categories": [False]}, TypeError, "categories must have names in text, got False"),
+        ({"categories": {False: None}}, TypeError, "categories must have names in text, got False"),
+        ({"leave_out": [False]}, TypeError, "leave_out must have names in text, got False"),
+        ({"label": False}, TypeError, "label must have names in text, got False"),
+        ({"id": False}, TypeError, "id must be names in text, got False"),
+        ({"site": False}, TypeError, "site must be names in text, got False"),
+        ({"missing_values": [-9, None]}, TypeError, "missing_values must have texts, got None"),
+        ({"missing_values": "n/a"}, TypeError, r"missing_values must be a list of texts, .*: write \['n/a'\]"),
+        ({"classes": "ab"}, TypeError, "classes must be a list of texts, got the text 'ab'"),
+        ({"leave_out": "id"}, TypeError, "leave_out must be a list of texts, got the text 'id'"),
+    ],
+)
+def test_names_that_yaml_reads_as_something_else_are_to_be_quoted(
+    arguments: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    files = write(no=table("a"), se=table("b"))
+    with pytest.raises(error, match=message) as raised:
+        make(**({"files": files} | arguments))
+    assert "quote it" in str(raised.value) or "write [" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"decimal": "no"}, "decimal must be one sign"),
+        ({"thousands": "."}, "thousands and decimal must be different signs"),
+        ({"separator": ";;"}, "separator must be one sign"),
+        ({"classes": ["1", "1.0"]}, r"classes has \['1'\] more than once"),
+    ],
+)
+def test_signs_and_classes_that_cannot_be_are_refused_at_once(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message) if "[" not in message else message):
+        make(write(a=table("a"), b=table("b")), **arguments)

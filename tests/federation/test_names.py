@@ -1,0 +1,115 @@
+"""Names that people would take for one, and names that YAML has read as something else."""
+
+from __future__ import annotations
+
+import unicodedata
+from typing import Any
+
+import pytest
+import yaml
+
+from fedlit.data import Digits
+from fedlit.federation import Client, RosterError
+from fedlit.federation.client import make_roster
+from fedlit.federation.names import alike, check_list, check_texts, difference, not_text, shown
+from fedlit.remote import Server
+
+COMPOSED = "Zürich"
+DECOMPOSED = unicodedata.normalize("NFD", COMPOSED)
+
+
+@pytest.mark.parametrize(
+    ("pair", "what"),
+    [
+        (["North", "north"], "capitals alone"),
+        (["STRASSE", "straße"], "capitals alone"),
+        (["ward 1", "ward  1"], "blanks alone"),
+        (["ward 1", "ward\u00a01"], "blanks alone"),
+        ([COMPOSED, DECOMPOSED], "Unicode normal form alone"),
+        (["\uff21", "A"], "Unicode normal form alone"),
+        (["north", "north\u200b"], "capitals, blanks or Unicode normal form alone"),
+        (["ZÜRICH", DECOMPOSED], "capitals, blanks or Unicode normal form alone"),
+    ],
+)
+def test_names_that_look_alike_are_found_with_what_they_differ_in(pair: list[str], what: str) -> None:
+    assert alike(["other", pair[0], "others", pair[1], pair[0]]) == [pair]
+    assert difference(pair) == what
+
+
+@pytest.mark.parametrize("pair", [["a", "b"], ["north", "north-2"], ["1", "01"], ["a_b", "a b"], ["o", "ö"]])
+def test_names_that_differ_in_more_are_not_alike(pair: list[str]) -> None:
+    assert alike(pair) == []
+
+
+def test_what_looks_the_same_is_escaped() -> None:
+    assert shown([COMPOSED, DECOMPOSED, "north\u200b"]) == r"['Zürich', 'Zu\u0308rich', 'north\u200b']"
+
+
+@pytest.mark.parametrize("pair", [["North", "north"], [COMPOSED, DECOMPOSED], ["ward 1", "WARD  1"]])
+def test_clients_whose_names_are_alike_are_no_roster(pair: list[str]) -> None:
+    with pytest.raises(RosterError, match=r"client names \[.*\] differ in .* alone: if they are one client, write its"):
+        make_roster([*pair, "target"], "target")
+
+
+@pytest.mark.parametrize("name", ["north ", "\u00a0north", "north\u200b", "nor\tth", "Server", "SERVER"])
+def test_outer_blanks_invisible_signs_and_the_servers_name_are_refused(name: str) -> None:
+    with pytest.raises(RosterError, match=r"without .* outer blanks and invisible signs.* rename the client"):
+        Client(name)
+
+
+@pytest.mark.parametrize(
+    ("text", "read", "quoted"),
+    [
+        ("no", False, "no"),
+        ("Yes", True, "yes"),
+        ("off", False, "no"),
+        ("12", 12, "12"),
+        ("1.5", 1.5, "1.5"),
+        ("null", None, "null"),
+        ("~", None, "null"),
+    ],
+)
+def test_what_yaml_makes_of_a_name_is_told_with_quotes(text: str, read: object, quoted: str) -> None:
+    value = yaml.safe_load(text)
+    assert value == read
+    problem = not_text(value)
+    assert problem is not None
+    assert problem.startswith(f"got {read!r}: YAML reads ")
+    assert f"quote it, as in '{quoted}'" in problem
+    with pytest.raises(RosterError, match=f"quote it, as in '{quoted}'"):
+        make_roster([value, "south"], "south")
+    with pytest.raises(RosterError, match=f"clients must have names in text, got {read!r}.*quote it"):
+        Digits(clients=[value, "fonts"])
+
+
+def test_dates_and_other_types_are_told_too() -> None:
+    assert "YAML reads digits without quotes as a date" in str(not_text(yaml.safe_load("2020-01-02")))
+    assert not_text(["a"]) == "got ['a']: it is of type list"
+    assert not_text("no") is None
+    check_texts("files", {"a": 1})
+    check_texts("files", None)
+    with pytest.raises(TypeError, match=r"files must have names in text, got False"):
+        check_texts("files", {False: "no.csv"})
+    with pytest.raises(TypeError, match=r"classes must be a list of texts, got the text 'yes': write \['yes'\]"):
+        check_list("classes", "yes")
+
+
+@pytest.mark.parametrize(("argument", "value"), [("target", False), ("target", 3), ("clients", "fonts")])
+def test_a_data_modules_target_and_clients_are_texts(argument: str, value: Any) -> None:
+    with pytest.raises(RosterError, match=f"{argument} must be"):
+        Digits(**{argument: value})
+
+
+@pytest.mark.parametrize(
+    ("sites", "error", "message"),
+    [
+        ([False, "se"], TypeError, "sites must have names in text, got False: YAML reads no, off and false"),
+        ({"a": [True]}, TypeError, r"sites\['a'\] must have names in text, got True"),
+        ({1: ["a"]}, TypeError, "sites must have names in text, got 1"),
+        (["North", "north"], ValueError, r"sites must be different names, but \['North', 'north'\] differ in capitals"),
+        ({"a": ["x"], "b": ["X"]}, ValueError, r"clients of sites must be different names, but \['x', 'X'\]"),
+    ],
+)
+def test_a_servers_sites_are_texts_and_differ(sites: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        Server("localhost:1", sites, certificate="c", key="k", ca="a")
