@@ -21,8 +21,8 @@ from fedlit.callbacks.communication_ledger import CommunicationLedger
 from fedlit.callbacks.embeddings import Embeddings
 from fedlit.callbacks.oracle_accuracy import OracleAccuracy
 from fedlit.callbacks.round_timer import RoundTimer
+from fedlit.callbacks.run_summary import RunSummary, summarise
 from fedlit.callbacks.shared import federated
-from fedlit.callbacks.summary import RunSummary, summarise
 from fedlit.callbacks.target_predictions import TargetPredictions
 from fedlit.data import DomainDataModule
 from fedlit.federation.channel import declared_by

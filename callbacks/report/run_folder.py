@@ -20,7 +20,7 @@ from fedlit.callbacks.communication_ledger import read_csv
 from fedlit.callbacks.embeddings import HEADER, MOST
 from fedlit.callbacks.privacy_report import Report
 from fedlit.callbacks.run_record import EMBEDDINGS, METRICS, SETTINGS, SUMMARY
-from fedlit.callbacks.summary import RunSummary
+from fedlit.callbacks.run_summary import RunSummary
 from fedlit.configs import flat
 from fedlit.federation import LedgerEntry
 

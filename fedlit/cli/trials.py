@@ -20,7 +20,7 @@ from rich.text import Text
 
 from fedlit.callbacks import RunSummary
 from fedlit.callbacks.run_record import METRICS
-from fedlit.callbacks.summary import accuracies
+from fedlit.callbacks.run_summary import accuracies
 from fedlit.callbacks.tables import write_tables
 from fedlit.cli.arguments import find_config, normalise, refuse_linked, refuse_nameless
 from fedlit.cli.experiment import Experiment, Method
