@@ -180,12 +180,12 @@ def marks(summaries: Sequence[RunSummary]) -> list[str]:
         if run.only_class is not None:
             found.setdefault((run.method, run.target, run.only_class), []).append(run.seed)
     lines = [
-        f"{COLLAPSED} {method} on {target} predicts nothing but {name!r} ({_seeds(seeds)})"
+        f"{COLLAPSED} {method} on {target}, {_seeds(seeds)}, predicts nothing but {name!r}"
         for (method, target, name), seeds in found.items()
     ]
     if any(run.noised for run in summaries):
         lines.append(
-            "numbers of clients, the oracle's as well, carry the noise of differential privacy (reports of the "
+            "Numbers of clients, the oracle's as well, carry the noise of differential privacy (reports of the "
             "strategy), and may lie outside 0 to 100%"
         )
     return lines

@@ -30,7 +30,7 @@ from fedlit.callbacks.report.target import target_blocks
 from fedlit.callbacks.report.verdict import SPREAD, how_to_read, verdict
 from fedlit.callbacks.run_record import METRICS, SUMMARY
 from fedlit.callbacks.selection import TRUST, trust_of
-from fedlit.callbacks.summary import closing_table
+from fedlit.callbacks.summary import COLLAPSED, closing_table
 
 _SIDE_BY_SIDE = 4
 """Most runs whose configurations are shown each in a column."""
@@ -154,6 +154,7 @@ def _closing(runs: Sequence[RunFolder], names: Mapping[str, str], about: str, pr
     return [
         *blocks,
         table(numbers, 2),
+        *([Text(f"{COLLAPSED} predicts one class alone.")] if any(run.only_class for run in finished) else []),
         Folded("megabytes by channel", [table(sent, 3)]),
         Folded("what is hidden from whom, and more on these numbers", [Bullets(list(closing.notes))]),
     ]

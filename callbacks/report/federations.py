@@ -39,7 +39,8 @@ def by_federation(runs: Sequence[RunFolder]) -> list[FederationRuns]:
     """Runs of each federation, in the order of their first run."""
     groups: dict[Hashable, list[RunFolder]] = {}
     for run in runs:
-        groups.setdefault((_task(run), *sorted(_facts(run).items())), []).append(run)
+        known = {key: as_yaml(value) for key, value in _facts(run).items()}
+        groups.setdefault((_task(run), *sorted(known.items())), []).append(run)
     firsts = [group[0] for group in groups.values()]
     facts = [_facts(run) | {"task": _task(run)} for run in firsts]
     differing = differences(facts)
@@ -54,10 +55,10 @@ def by_federation(runs: Sequence[RunFolder]) -> list[FederationRuns]:
     ]
 
 
-def _facts(run: RunFolder) -> dict[str, str]:
-    """What a configuration tells of data and clients, by key, as text."""
+def _facts(run: RunFolder) -> dict[str, object]:
+    """What a configuration tells of data and clients, by key."""
     return {
-        key: as_yaml(value)
+        key: value
         for key, value in run.config.items()
         if key in (_CLASS, _CLIENTS)
         or (key.startswith(_DATA) and key.removeprefix(_DATA).split(".")[0] not in _OF_TRAINING)

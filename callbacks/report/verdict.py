@@ -17,7 +17,7 @@ from fedlit.callbacks.run_summary import (
     split_by_task,
     targets_of,
 )
-from fedlit.callbacks.summary import marks
+from fedlit.callbacks.summary import COLLAPSED, marks
 
 _SURE = 2.0
 """Standard deviations over seeds that a difference must have to count."""
@@ -39,7 +39,7 @@ def verdict(runs: Sequence[RunSummary], trust: Picture | None = None, prefix: st
     """
     by_task = {task: part for task, part in split_by_task(runs).items() if accuracies(part)}
     lines = [line for part in by_task.values() for line in _against_floor([run for run in part if accuracies([run])])]
-    lines += [f"{line}." for line in marks(runs)]
+    lines += [f"{line.removeprefix(COLLAPSED).strip()}." for line in marks(runs)]
     blocks: list[Block] = [Bullets(lines)] if lines else []
     pictures = [] if trust is None else [trust]
     for task, part in by_task.items():
