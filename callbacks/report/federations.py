@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fedlit.callbacks.report.run_folder import RunFolder, as_yaml, differences
@@ -39,10 +39,10 @@ def by_federation(runs: Sequence[RunFolder]) -> list[FederationRuns]:
     """Runs of each federation, in the order of their first run."""
     groups: dict[Hashable, list[RunFolder]] = {}
     for run in runs:
-        known = {key: as_yaml(value) for key, value in _facts(run).items()}
+        known = {key: as_yaml(value) for key, value in facts_of(run.config).items()}
         groups.setdefault((_task(run), *sorted(known.items())), []).append(run)
     firsts = [group[0] for group in groups.values()]
-    facts = [_facts(run) | {"task": _task(run)} for run in firsts]
+    facts = [facts_of(run.config) | {"task": _task(run)} for run in firsts]
     differing = differences(facts)
     titles = []
     for place, run in enumerate(firsts):
@@ -55,11 +55,11 @@ def by_federation(runs: Sequence[RunFolder]) -> list[FederationRuns]:
     ]
 
 
-def _facts(run: RunFolder) -> dict[str, object]:
+def facts_of(config: Mapping[str, object]) -> dict[str, object]:
     """What a configuration tells of data and clients, by key."""
     return {
         key: value
-        for key, value in run.config.items()
+        for key, value in config.items()
         if key in (_CLASS, _CLIENTS)
         or (key.startswith(_DATA) and key.removeprefix(_DATA).split(".")[0] not in _OF_TRAINING)
     }

@@ -9,7 +9,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from fedlit.cli.new.study import Study, Writers, check_target, flow, seen_from
+from fedlit.cli.arguments import flow
+from fedlit.cli.new.study import Study, Writers, check_target, seen_from
 
 SUFFIXES = (".csv", ".tsv", ".parquet")
 
