@@ -12,7 +12,6 @@ from fedlit.cli.experiment import Experiment
 from fedlit.cli.lightning_cli import FedlitCLI, in_sweep
 from fedlit.cli.schedule import print_table, run_all
 
-
 _OF_TWO_TYPES = ("target_labels", "overfit_batches", "val_check_interval", "limit_{}_batches")
 """Ends of parameters that take a number if whole, and a share if not: 1 and 1.0 are one and all."""
 
