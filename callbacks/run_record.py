@@ -171,6 +171,12 @@ class RunRecord(Callback):
         if self.export is not None and not self._shape and isinstance(batch, Mapping) and batch:
             self._shape = tuple(next(iter(batch.values()))[0].shape[1:])
 
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Write what was logged until here: a run that goes on from the checkpoint does not log it again."""
+        for logger in trainer.loggers:
+            if isinstance(logger, CSVLogger):
+                logger.save()
+
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stop the clock, and sum up what is known."""
         module = federated(pl_module, self)
