@@ -9,8 +9,9 @@ from fedlit.callbacks.privacy_report import PrivacyReport
 from fedlit.callbacks.round_progress_bar import RoundProgressBar
 from fedlit.callbacks.round_timer import RoundTimer
 from fedlit.callbacks.run_record import RunRecord
+from fedlit.callbacks.run_summary import RunSummary, summarise
 from fedlit.callbacks.selection import TrustedRound
-from fedlit.callbacks.summary import RunSummary, closing_table, summarise
+from fedlit.callbacks.summary import closing_table
 from fedlit.callbacks.target_predictions import TargetPredictions
 from fedlit.callbacks.validators import Validators
 

@@ -53,7 +53,7 @@ class OracleAccuracy(Callback):
     Attributes:
         history: Label-free score and accuracy of each validation that has both; see `RunSummary`.
         confusion: How many samples of each class (row) the last test, or validation by itself, took for which (column);
-            ``None`` before, and in regression.
+            ``None`` before, in regression, and where reports carry noise, which would be larger than the counts.
         reliability: Of the same samples, by the probability of the predicted class in 10 equal bins from 0 to 1: how
             many there are, their mean probability, and the share that is right; ``None`` as with ``confusion``.
 
@@ -175,7 +175,8 @@ class OracleAccuracy(Callback):
             each |= {f"{label}/acc": right / seen for label, (right, seen) in self._alternatives.items()}
         names += [f"{label}/acc" for label in type(module).alternative_names]
         shown = len(names)
-        if isinstance(module.task, Classification) and module.trainer.state.fn != TrainerFn.FITTING:
+        exact = module.federation.channels.reports == "exact"  # counts would use up the clipping norm of all numbers
+        if exact and isinstance(module.task, Classification) and module.trainer.state.fn != TrainerFn.FITTING:
             cells = [(row, column) for row in range(module.num_classes) for column in range(module.num_classes)]
             names += [f"confusion/{row}/{column}" for row, column in cells]
             names += [f"reliability/{row}/{column}" for row in range(_BINS) for column in range(3)]

@@ -60,10 +60,14 @@ class RoundProgressBar(ProgressBar):
 
     def on_round_start(self, trainer: Trainer, module: FederatedModule, round_idx: int) -> None:
         """Set up the bar in the first round, when the number of rounds is known."""
+        self._set_up(trainer, module, round_idx, round_idx)
+
+    def _set_up(self, trainer: Trainer, module: FederatedModule, round_idx: int, first: int) -> None:
+        """Start the clock before round ``first``, in the round ``round_idx``."""
         if self._start is not None or not self._enabled:
             return
-        self._start = (round_idx, time.perf_counter())
-        self._total = _total_rounds(trainer, module)
+        self._start = (first, time.perf_counter())
+        self._total = _total_rounds(trainer, module, round_idx)
         if sys.stdout.isatty():
             # Refreshed by hand: a refreshing thread would take its share of every local step.
             self._progress = Progress(
@@ -78,6 +82,8 @@ class RoundProgressBar(ProgressBar):
 
     def on_round_end(self, trainer: Trainer, module: FederatedModule, round_idx: int) -> None:
         """Move on by one round; the last one of an epoch is shown after its validation."""
+        # a run that resumes within a round has no start of it
+        self._set_up(trainer, module, round_idx, round_idx + 1)
         self._done = round_idx + 1
         if not trainer.is_last_batch:
             self._show(trainer, module)
@@ -137,7 +143,7 @@ class RoundProgressBar(ProgressBar):
         return " | ".join(parts)
 
 
-def _total_rounds(trainer: Trainer, module: FederatedModule) -> int | None:
+def _total_rounds(trainer: Trainer, module: FederatedModule, round_idx: int) -> int | None:
     """Rounds until the Trainer stops by itself; ``None`` if it does not."""
     rounds = next(callback for callback in trainer.callbacks if isinstance(callback, Rounds))  # type: ignore[attr-defined]
     limits = []
@@ -146,7 +152,7 @@ def _total_rounds(trainer: Trainer, module: FederatedModule) -> int | None:
     if trainer.max_steps > 0 and module.automatic_optimization:
         limits.append(trainer.max_steps // -(-rounds.batches_per_round // trainer.accumulate_grad_batches))
     # A run that goes on from another Trainer's federation has rounds behind it that this one does not count.
-    return max(min(limits), module.federation.round_idx + 1) if limits else None
+    return max(min(limits), round_idx + 1) if limits else None
 
 
 def _clock(seconds: float) -> str:

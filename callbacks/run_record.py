@@ -21,8 +21,8 @@ from fedlit.callbacks.communication_ledger import CommunicationLedger
 from fedlit.callbacks.embeddings import Embeddings
 from fedlit.callbacks.oracle_accuracy import OracleAccuracy
 from fedlit.callbacks.round_timer import RoundTimer
+from fedlit.callbacks.run_summary import RunSummary, summarise
 from fedlit.callbacks.shared import federated
-from fedlit.callbacks.summary import RunSummary, summarise
 from fedlit.callbacks.target_predictions import TargetPredictions
 from fedlit.data import DomainDataModule
 from fedlit.federation import RosterError
@@ -184,6 +184,12 @@ class RunRecord(Callback):
         """See what a sample looks like."""
         if self.export is not None and not self._shape and isinstance(batch, Mapping) and batch:
             self._shape = tuple(next(iter(batch.values()))[0].shape[1:])
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Write what was logged until here: a run that goes on from the checkpoint does not log it again."""
+        for logger in trainer.loggers:
+            if isinstance(logger, CSVLogger):
+                logger.save()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stop the clock, and sum up what is known."""

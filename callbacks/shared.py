@@ -48,8 +48,10 @@ def _fits(value: object, kind: Any) -> bool:
         return isinstance(value, dict) and all(_fits(k, parts[0]) and _fits(v, parts[1]) for k, v in value.items())
     if of in (list, tuple):
         return isinstance(value, of) and all(_fits(each, parts[0]) for each in value)
-    if isinstance(value, int):  # bounded, as larger ones are no floats; a bool is no number
-        return kind in (int, float) and not isinstance(value, bool) and abs(value) < 2**63
+    if isinstance(value, bool):  # which is no number
+        return kind is bool
+    if isinstance(value, int):  # bounded, as larger ones are no floats
+        return kind in (int, float) and abs(value) < 2**63
     if is_dataclass(value):
         check_fields(value)
     return isinstance(value, kind)

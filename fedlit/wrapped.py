@@ -157,6 +157,15 @@ class Wrapped(FederatedModule):
                     "these two parts of the module as extractor and classifier to a method of fedlit.methods instead"
                 )
 
+    @property
+    def monitor_hint(self) -> str:
+        """What a user who monitors a number of the module has to know."""
+        name = type(self.originals[0]).__name__
+        return (
+            f"Numbers that training_step of {name} logs are those of one client each, source/NAME/... and target/...; "
+            f"validation_step of {name} is not called, as clients are evaluated by its forward."
+        )
+
     # ---------------------------------------------------------------- a client's own module
 
     @contextmanager

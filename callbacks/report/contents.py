@@ -9,24 +9,28 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedlit.callbacks.privacy_report import NOT_PROTECTED
-from fedlit.callbacks.report.charts import Line, Panel, mean_and_spread
+from fedlit.callbacks.report.charts import Dots, Line, Panel, mean_and_spread
+from fedlit.callbacks.report.federations import by_federation
 from fedlit.callbacks.report.pages import (
     Block,
     Bullets,
     Folded,
     Heading,
+    Picture,
     Table,
     Text,
     pictures_in,
     to_html,
     to_markdown,
 )
+from fedlit.callbacks.report.ranking import ranking
 from fedlit.callbacks.report.run import ORACLE, blocks_of, drawn, in_percent, panel_of
 from fedlit.callbacks.report.run_folder import RunFolder, differences
 from fedlit.callbacks.report.target import target_blocks
-from fedlit.callbacks.report.verdict import how_to_read, verdict
+from fedlit.callbacks.report.verdict import SPREAD, how_to_read, verdict
 from fedlit.callbacks.run_record import METRICS, SUMMARY
-from fedlit.callbacks.summary import closing_table
+from fedlit.callbacks.selection import TRUST, trust_of
+from fedlit.callbacks.summary import COLLAPSED, closing_table
 
 _SIDE_BY_SIDE = 4
 """Most runs whose configurations are shown each in a column."""
@@ -46,6 +50,10 @@ _NAMEABLE = 3
 _ORACLE_MEANS = (
     f"{ORACLE} marks numbers that are measured with the target's hidden labels. No federation has them, and nothing "
     "may be selected by them."
+)
+_APART = (
+    "These runs are of %d federations, as data, clients, samples to score or tasks differ. They are reported one after "
+    "the other: nothing is compared or averaged over several of them."
 )
 _ROUNDS_MEAN = (
     f"Rounds are those of the column 'round' of {METRICS}, the first is 0. An evaluation on validation samples is that "
@@ -72,9 +80,17 @@ def write_report(runs: Sequence[RunFolder], path: Path) -> list[Path]:
 def report_on(runs: Sequence[RunFolder]) -> tuple[str, list[Block]]:
     """Title and content of the page on at least one run: what they come to first, single runs behind folds."""
     title = f"{_listed(run.method for run in runs)} on {_listed(run.target for run in runs)}"
-    names = told_apart(runs)
-    blocks: list[Block] = [Heading(1, title), *_closing(runs, names), *_over_rounds(runs, names)]
-    blocks += _targets(runs, names)
+    federations = by_federation(runs)
+    names = {name: called for each in federations for name, called in told_apart(each.runs).items()}
+    blocks: list[Block] = [Heading(1, title)]
+    if len(federations) > 1:
+        blocks.append(Text(_APART % len(federations)))
+    for number, federation in enumerate(federations, 1):
+        several = len(federations) > 1
+        about, prefix = (f": {federation.title}", f"federation-{number}_") if several else ("", "")
+        blocks += _closing(federation.runs, names, about, prefix)
+        blocks += _over_rounds(federation.runs, names, about, prefix)
+        blocks += _targets(federation.runs, names, about, prefix)
     if len(runs) > 1:
         blocks += _config_diff(runs, names)
     blocks += [Heading(2, "One run" if len(runs) == 1 else f"{len(runs)} runs"), Text(_ROUNDS_MEAN), _folders(runs)]
@@ -108,15 +124,21 @@ def _folders(runs: Sequence[RunFolder]) -> Block:
     return table if len(runs) <= _SIDE_BY_SIDE else Folded("folders", [table])
 
 
-def _closing(runs: Sequence[RunFolder], names: Mapping[str, str]) -> list[Block]:
-    finished = [replace(run.summary, method=names[run.name]) for run in runs if run.summary is not None]
-    blocks: list[Block] = [Heading(2, "What it came to"), Text(_ORACLE_MEANS)]
+def _closing(runs: Sequence[RunFolder], names: Mapping[str, str], about: str, prefix: str) -> list[Block]:
+    folders = [run for run in runs if run.summary is not None]
+    finished = [replace(run.summary, method=names[run.name]) for run in folders if run.summary is not None]
+    blocks: list[Block] = [Heading(2, f"What it came to{about}")]
     if not finished:
-        return [*blocks, Text(f"No run has finished: what follows is what they left, without a {SUMMARY}.")]
+        return [
+            *blocks,
+            Text(_ORACLE_MEANS),
+            Text(f"No run has finished: what follows is what they left, without a {SUMMARY}."),
+        ]
     if len(finished) < len(runs):
         blocks.append(Text(f"Of finished runs alone: {len(finished)} of {len(runs)}."))
+    blocks += [*ranking(folders, names), Text(_ORACLE_MEANS)]
     if len(finished) > 1:
-        blocks += [*verdict(finished), *how_to_read(finished)]
+        blocks += [*verdict(finished, _trust(folders, names, prefix), prefix), *how_to_read(finished)]
     closing = closing_table(finished)
     if closing.title is not None:
         blocks.append(Text(f"Over repetitions: {closing.title}."))
@@ -132,13 +154,29 @@ def _closing(runs: Sequence[RunFolder], names: Mapping[str, str]) -> list[Block]
     return [
         *blocks,
         table(numbers, 2),
+        *([Text(f"{COLLAPSED} predicts one class alone.")] if any(run.only_class for run in finished) else []),
         Folded("megabytes by channel", [table(sent, 3)]),
         Folded("what is hidden from whom, and more on these numbers", [Bullets(list(closing.notes))]),
     ]
 
 
+def _trust(runs: Sequence[RunFolder], names: Mapping[str, str], prefix: str) -> Picture | None:
+    """The highest trust of each method on each target, if runs of several methods have it."""
+    targets = list(dict.fromkeys(run.target for run in runs if trust_of(run)))
+    values: dict[str, list[list[float]]] = {}
+    for run in runs:
+        if trust_of(run):
+            of_targets = values.setdefault(names[run.name], [[] for _ in targets])
+            of_targets[targets.index(run.target)].append(max(trust_of(run).values()))
+    if len(values) < 2:
+        return None
+    title = f"{TRUST} of the most trusted round"
+    return Picture(f"{prefix}methods_1.svg", title, Dots(title, targets, values, SPREAD).draw())
+
+
 _SAME_METHOD = re.compile(
-    r"seed_everything$|seeds|targets|compare|data\.init_args\.target$|trainer\.(default_root_dir|logger)"
+    r"seed_everything$|seeds|targets|compare|select|jobs|fresh|seat|config$|ckpt_path|data\.init_args\.target$"
+    r"|trainer\.(default_root_dir|logger|enable_progress_bar)"
 )
 """Keys in which repetitions of one method differ."""
 
@@ -153,7 +191,10 @@ def told_apart(runs: Sequence[RunFolder]) -> dict[str, str]:
     told: dict[str, str] = {}
     for method in dict.fromkeys(run.method for run in runs):
         same = [run for run in runs if run.method == method]
-        settings = [{k: v for k, v in run.config.items() if not _SAME_METHOD.match(k)} for run in same]
+        settings = [
+            {k: v for k, v in run.config.items() if not _SAME_METHOD.match(k)} or {"rounds": run.num_rounds}
+            for run in same
+        ]
         found = differences(settings)
         own = [
             tuple(f"{key.rsplit('.', 1)[-1]}={values[place]}" for key, values in found.items())
@@ -199,7 +240,7 @@ def _config_diff(runs: Sequence[RunFolder], names: Mapping[str, str]) -> list[Bl
     return [*blocks, text, table] if by_run else [*blocks, text, Folded(f"{len(rows)} keys", [table])]
 
 
-def _over_rounds(runs: Sequence[RunFolder], names: Mapping[str, str]) -> list[Block]:
+def _over_rounds(runs: Sequence[RunFolder], names: Mapping[str, str], about: str, prefix: str) -> list[Block]:
     """The target of each method over rounds, mean and spread over seeds."""
     blocks: list[Block] = []
     for number, target in enumerate(dict.fromkeys(run.target for run in runs), 1):
@@ -215,14 +256,16 @@ def _over_rounds(runs: Sequence[RunFolder], names: Mapping[str, str]) -> list[Bl
             lines = _means(here, f"oracle/target/{metric}")
             shown = [in_percent(line) for line in lines] if metric == "acc" else lines
             panels += panel_of(f"{target}, validation samples: {title} ({ORACLE})", shown)
-        panels += panel_of(f"{target}, validation samples: label-free score", _means(here, "target/score"))
+        panels += panel_of(f"{target}, validation samples: {TRUST}", _means(here, TRUST))
+        within = " (compares rounds of one method, not methods)" if len(here) > 1 else ""
+        panels += panel_of(f"{target}, validation samples: target/score{within}", _means(here, "target/score"))
         if panels:
-            blocks += drawn(panels, f"all_{number}", "all runs")
+            blocks += drawn(panels, f"{prefix}all_{number}", "all runs")
     if not blocks:
         return []
     repeated = len({run.seed for run in runs}) > 1
     told = [Text("Means over seeds, with a band of one standard deviation to either side.")] if repeated else []
-    return [Heading(2, "The target over rounds"), *told, *blocks]
+    return [Heading(2, f"The target over rounds{about}"), *told, *blocks]
 
 
 def _means(here: Mapping[str, Sequence[RunFolder]], name: str) -> list[Line]:
@@ -237,7 +280,7 @@ def _means(here: Mapping[str, Sequence[RunFolder]], name: str) -> list[Line]:
     return lines
 
 
-def _targets(runs: Sequence[RunFolder], names: Mapping[str, str]) -> list[Block]:
+def _targets(runs: Sequence[RunFolder], names: Mapping[str, str], about: str, prefix: str) -> list[Block]:
     """How samples of each target are predicted."""
     found: list[tuple[str, list[Block]]] = []
     for number, target in enumerate(dict.fromkeys(run.target for run in runs), 1):
@@ -245,10 +288,10 @@ def _targets(runs: Sequence[RunFolder], names: Mapping[str, str]) -> list[Block]
         for run in runs:
             if run.target == target and run.summary is not None:
                 own.setdefault(names[run.name], []).append(run)
-        blocks = target_blocks(target, own, f"target_{number}")
+        blocks = target_blocks(target, own, f"{prefix}target_{number}")
         if blocks:
             found.append((target, blocks))
     if not found:
         return []
     shown = found[0][1] if len(found) == 1 else [Folded(f"target {target}", blocks) for target, blocks in found]
-    return [Heading(2, "How the target's samples are predicted"), *shown]
+    return [Heading(2, f"How the target's samples are predicted{about}"), *shown]

@@ -20,7 +20,7 @@ from fedlit.callbacks.communication_ledger import read_csv
 from fedlit.callbacks.embeddings import HEADER, MOST
 from fedlit.callbacks.privacy_report import Report
 from fedlit.callbacks.run_record import EMBEDDINGS, METRICS, SETTINGS, SUMMARY
-from fedlit.callbacks.summary import RunSummary
+from fedlit.callbacks.run_summary import RunSummary
 from fedlit.configs import flat
 from fedlit.federation import LedgerEntry
 
@@ -148,7 +148,8 @@ def _names(folders: Sequence[Path]) -> list[str]:
 
 def _read(folder: Path, name: str) -> RunFolder:
     summary = _parsed(folder / SUMMARY, RunSummary.from_json)
-    config = flat(_parsed(folder / "config.yaml", _mapping) or _parsed(folder / SETTINGS, _mapping) or {})
+    content = _parsed(folder / "config.yaml", _mapping) or _parsed(folder / SETTINGS, _mapping)
+    config = flat(content) if content else {}
     rows = _parsed(folder / METRICS, _metrics) or []
     final: Mapping[str, float] = {}
     if summary is not None and _is_test(rows, _rounds_per_epoch(config)):

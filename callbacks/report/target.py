@@ -8,7 +8,7 @@ from fedlit.callbacks.report.charts import Confusion, Points, Reliability, Share
 from fedlit.callbacks.report.pages import Block, Picture, Pictures, Table, Text
 from fedlit.callbacks.report.run import ORACLE
 from fedlit.callbacks.report.run_folder import RunFolder
-from fedlit.callbacks.summary import RunSummary
+from fedlit.callbacks.run_summary import RunSummary
 
 Runs = Mapping[str, Sequence[RunFolder]]
 """Finished runs on one target, by method."""

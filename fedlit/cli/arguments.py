@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
@@ -20,6 +21,9 @@ LINKED = ("clients", "target", "num_classes", "task")
 _LINKED_KEY = re.compile(rf"(?:(?:fit|validate|test|predict)\.)?model\.(?:init_args\.)?(?:{'|'.join(LINKED)})(?=\.|$)")
 
 _KEY_VALUE = re.compile(r"[A-Za-z_][\w.]*=")
+
+_NULLS = ("null", "None", "~", "")
+"""Texts that an option takes for no value."""
 
 
 def normalise(args: list[str]) -> list[str]:
@@ -49,6 +53,54 @@ def find_config(name: str) -> str:
         if candidate and installed.is_file():
             return str(installed)
     return name
+
+
+def as_word(key: str, value: object, text: str | None = None) -> str:
+    """One word of a command line that gives a key a value of the same type.
+
+    Args:
+        key: Without hyphens.
+        value: Plain: a number, a text, ``None``, or lists and mappings of them.
+        text: Of the value after ``--KEY=``; by default as YAML. It is used if it reads as the same value, and a
+            configuration otherwise: ``None`` in a list, an infinite number or the text "null" would be another value.
+    """
+    text = (value if isinstance(value, str) else flow(value)) if text is None else text
+    if _reads_as(text, value):
+        return f"--{key}={text}"
+    tree: object = value
+    for part in reversed(key.split(".")):
+        tree = {part: tree}
+    return f"--config={flow(tree)}"
+
+
+def flow(value: object) -> str:
+    """YAML in one line."""
+    text: str = yaml.safe_dump(value, default_flow_style=True, width=math.inf, allow_unicode=True, sort_keys=False)
+    return text.removesuffix("...\n").strip()
+
+
+def _reads_as(text: str, value: object) -> bool:
+    """Whether an option takes a text for this value, and not for one of another type."""
+    if isinstance(value, str):
+        return text == value and value not in _NULLS
+    if value is None or isinstance(value, bool | int):
+        return True
+    if isinstance(value, float):
+        return math.isfinite(value)
+    try:
+        read = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return False
+    return type_true(read) == type_true(value)
+
+
+def type_true(value: object) -> str:
+    """A text that two plain values have in common only if they are equal and of equal types: not 1, 1.0 and true."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(sorted(f'{key!r}: {type_true(each)}' for key, each in value.items()))}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(type_true, value))}]"
+    return repr(value)
 
 
 def options(args: Iterable[str]) -> list[tuple[str, str | None]]:

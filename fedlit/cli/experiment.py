@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib.resources import files
 from itertools import chain, product
 from pathlib import Path
 from pydoc import locate
+from types import MappingProxyType
 from typing import Any
 
 import yaml
 from lightning.fabric.utilities.seed import max_seed_value
 
 from fedlit.callbacks import RunSummary
-from fedlit.cli.arguments import content_of, find_config, options, refuse_linked
+from fedlit.cli.arguments import as_word, content_of, find_config, flow, options, refuse_linked
 from fedlit.cli.folders import ExperimentFolder
 from fedlit.cli.lightning_cli import FedlitCLI, Parsed, WarnOfRepeats, in_plain_words
 from fedlit.cli.mistakes import installed
@@ -28,6 +28,12 @@ from fedlit.remote import Seat
 
 _ENTRY = ("class_path", "init_args", "name", "data", "trainer")
 """What a mapping in ``compare`` may hold."""
+
+_LISTS = ("callbacks", "logger", "plugins")
+"""Arguments of the Trainer that hold several objects, each of which stands for itself."""
+
+_NOTHING = "False"
+"""What a configuration has that turns such an argument off, as `_class_of` has it."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +51,20 @@ class Method:
     preset: tuple[str, ...] = ()
 
     @classmethod
-    def parse(cls, entry: str | dict[str, Any], explicit: Collection[str] = (), given: Collection[str] = ()) -> Method:
+    def parse(
+        cls,
+        entry: str | dict[str, Any],
+        explicit: Collection[str] = (),
+        given: Collection[str] = (),
+        listed: Mapping[str, Collection[str]] = MappingProxyType({}),
+    ) -> Method:
         """Read a configuration, a class, or a mapping that has one.
 
         Args:
             explicit: Keys that the experiment sets.
             given: Those of them that options of the command line set.
+            listed: By list of the Trainer, such as ``"callbacks"``, classes that the experiment has in it. Those of a
+                configuration come beside them, but for classes that are there already.
             entry: A configuration is one that is installed, such as ``methods/fed_mmd``, or a file, and is called by
                 its file, or by its class if it is what is shipped for that; what the experiment sets in data and
                 trainer stays, and what the command line sets in model. A class gets the arguments of its shipped
@@ -61,14 +75,14 @@ class Method:
         if isinstance(entry, str):
             file = find_config(entry)
             if os.path.isfile(file):
-                return cls._configured(file, explicit, given)
+                return cls._configured(file, explicit, given, listed)
             if "/" in entry or entry.endswith((".yaml", ".yml")):
                 guess = did_you_mean(entry.removeprefix("configs/").removesuffix(".yaml"), installed())
                 sys.exit(f"fedlit: compare: {entry!r} is no file and no installed configuration{guess} fedlit list")
             shipped = _shipped(entry if "." in entry else f"fedlit.methods.{entry}")
             init_args = {} if shipped is None else _model_of(shipped).get("init_args", {})
             own = (
-                f"--model.init_args.{key}={_as_argument(value)}"
+                as_word(f"model.init_args.{key}", value)
                 for key, value in init_args.items()
                 if not any(_within(each, f"model.{key}") for each in explicit)
             )
@@ -82,7 +96,7 @@ class Method:
             )
         sections["model.init_args"] = init_args = sections.pop("init_args")
         given = {
-            section: [f"--{section}.{name}={_as_argument(value)}" for name, value in values.items()]
+            section: [as_word(f"{section}.{name}", value) for name, value in values.items()]
             for section, values in sections.items()
         }
         arguments = (f"--model={entry['class_path']}", *given.pop("model.init_args"))
@@ -91,40 +105,105 @@ class Method:
         return cls(str(entry.get("name") or name), arguments, tuple(chain.from_iterable(given.values())))
 
     @classmethod
-    def _configured(cls, file: str, explicit: Collection[str], given: Collection[str]) -> Method:
+    def _configured(
+        cls,
+        file: str,
+        explicit: Collection[str],
+        given: Collection[str],
+        listed: Mapping[str, Collection[str]],
+    ) -> Method:
         content = content_of(file)
         if not isinstance(content, dict):
             sys.exit(f"fedlit: {file} in compare must be a configuration, with model and so on, got {content!r}")
-        own = {
-            key: _unless(explicit, value, key) if key in ("data", "trainer") else value
-            for key, value in content.items()
-        }
+        own = dict(content)
+        if isinstance(own.get("trainer"), dict):
+            own["trainer"] = _beside_lists(own["trainer"], listed)
+        own |= {key: _unless(explicit, own[key], key) for key in ("data", "trainer") if key in own}
         model = content.get("model")
         if isinstance(model, dict):
             own["model"] = _unless({*given} - {"model.class_path"}, model, "model", branches=True)
         path = model.get("class_path") if isinstance(model, dict) else model
         name = path.split(".")[-1] if path and _shipped(path) == file else Path(file).stem
-        return cls(name, (f"--config={file if own == content else json.dumps(own)}",))
+        return cls(name, (f"--config={file if own == content else flow(own)}",))
 
-    def beside(self, given: Collection[str]) -> Method:
+    def beside(self, given: set[str]) -> Method:
         """The same without presets for keys that the user gives; these without ``init_args``."""
-        kept = (f"--{key}={value}" for key, value in options(self.preset) if _short(key) not in given)
-        return replace(self, preset=tuple(kept))
+        return replace(self, preset=tuple(word for word in self.preset if not given & _keys(word)))
 
     def command(self, args: Sequence[str]) -> list[str]:
         """The whole command line: configurations, what this method presets, what the user gave, and what it must have.
 
-        What the user gave before the last configuration about something that is preset is given again after it.
+        What the user gave before the last configuration about something that is preset is given again after it, and
+        what the user appends to a list that this method sets (``KEY+=``) is appended to that.
         """
         places = [place for place, arg in enumerate(args) if arg.startswith(("--config", "-c"))]
         after = 1 if not places else places[-1] + (1 if "=" in args[places[-1]] else 2)
-        preset = [_short(key) for key, _ in options(self.preset)]
+        preset = [key for word in self.preset for key in _keys(word)]
         again = [
             f"--{key}={value}"
             for key, value in options(args[:after])
-            if value is not None and any(_within(_short(key), each) or _within(each, _short(key)) for each in preset)
+            if value is not None and any(_within(_base(key), each) or _within(each, _base(key)) for each in preset)
         ]
-        return [*args[:after], *self.preset, *again, *args[after:], *self.arguments]
+        own = {key for word in self.arguments for key in _keys(word)}
+        return [*args[:after], *self.preset, *again, *args[after:], *self.arguments, *_appended(args, own)]
+
+
+def _appended(args: Sequence[str], keys: Collection[str]) -> list[str]:
+    """Words that append to lists of these keys, and those that then give arguments to what was appended."""
+    begun: set[str] = set()
+    words = []
+    for key, value in options(args):
+        base = _base(key)
+        if key.endswith("+") and any(_within(each, base) for each in keys):
+            begun.add(base)
+        elif not any(_within(base, each) and base != each for each in begun):
+            continue
+        if value is not None:
+            words.append(f"--{key}={value}")
+    return words
+
+
+def _beside_lists(trainer: dict[str, Any], listed: Mapping[str, Collection[str]]) -> dict[str, Any]:
+    """Arguments of the Trainer, whose lists are appended to those that the experiment has."""
+    found = {}
+    for name, value in trainer.items():
+        if name not in listed:
+            found[name] = value
+            continue
+        if _NOTHING in listed[name]:
+            continue
+        items = value if isinstance(value, list) else [value]
+        kept = [item for item in items if isinstance(item, str | dict) and _class_of(item) not in listed[name]]
+        if kept:
+            found[f"{name}+"] = kept
+    return found
+
+
+def _listed(args: Sequence[str]) -> dict[str, set[str]]:
+    """By list of the Trainer that an experiment sets or appends to, the classes in it."""
+    found: dict[str, set[str]] = {}
+    for key, value in options(args):
+        if value is None:
+            continue
+        content = content_of(value) if key in ("config", "c") or key.split(".")[0] == "trainer" else None
+        if key in ("config", "c"):
+            content = content.get("trainer") if isinstance(content, dict) else None
+        elif key != "trainer":
+            content = {key.removeprefix("trainer."): content}
+        given = content if isinstance(content, dict) else {}
+        for name in _LISTS:
+            if given.get(name) is not None:
+                found[name] = set()  # what was there before is replaced
+            for items in (given[each] for each in (name, f"{name}+") if given.get(each) is not None):
+                classes = map(_class_of, items if isinstance(items, list) else [items])
+                found.setdefault(name, set()).update(classes)
+    return found
+
+
+def _class_of(item: object) -> str:
+    """Name of the class that an entry of a list has, without its module."""
+    path = item.get("class_path") if isinstance(item, dict) else item
+    return str(path).rpartition(".")[2]
 
 
 def _shipped(path: str) -> str | None:
@@ -147,8 +226,23 @@ def _unless(explicit: Collection[str], tree: Any, above: str, branches: bool = F
     return {
         name: _unless(explicit, branch, f"{above}.{name}", branches)
         for name, branch in tree.items()
-        if (isinstance(branch, dict) and not branches) or _short(f"{above}.{name}") not in explicit
+        if (isinstance(branch, dict) and not branches) or not _is_set(_short(f"{above}.{name}"), branch, explicit)
     }
+
+
+def _is_set(key: str, branch: object, explicit: Collection[str]) -> bool:
+    """Whether the experiment sets a key, or entries of the list at it; what is appended to a list never stands back."""
+    return (key in explicit and not key.endswith("+")) or (
+        isinstance(branch, list) and any(each.startswith(f"{key}.") for each in explicit)
+    )
+
+
+def _keys(word: str) -> set[str]:
+    """Keys that a word of `as_word` sets, without ``init_args``."""
+    ((key, value),) = options([word])
+    if key != "config" or value is None:
+        return {_short(key)}
+    return {*map(_short, flat(content_of(value)))}
 
 
 def _explicit(args: Sequence[str], configurations: bool = True) -> set[str]:
@@ -165,10 +259,6 @@ def _explicit(args: Sequence[str], configurations: bool = True) -> set[str]:
             content = {key: content_of(value)}
         found.update(map(_short, flat(content)))
     return found
-
-
-def _as_argument(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 @dataclass(frozen=True)
@@ -195,6 +285,11 @@ class Run:
 def _short(key: str) -> str:
     """A key as jsonargparse also takes it, without the words for a class's arguments."""
     return key.replace(".init_args", "")
+
+
+def _base(key: str) -> str:
+    """A key without the sign of what is appended to it, as `_short` has it."""
+    return _short(key.removesuffix("+"))
 
 
 def _within(key: str, other: str) -> bool:
@@ -235,7 +330,8 @@ class Experiment:
         given, explicit = {_short(key) for key, _ in options(args)}, _explicit(args)
         entries = parsed.arguments.compare or ()
         options_set = _explicit(args, configurations=False)
-        methods = (Method(), *(Method.parse(entry, explicit, options_set).beside(given) for entry in entries))
+        listed = _listed(args)
+        methods = (Method(), *(Method.parse(entry, explicit, options_set, listed).beside(given) for entry in entries))
         names = [method.name or method.arguments[0].split(".")[-1].split("=")[-1] for method in methods[1:]]
         names.append(parsed.arguments.model.class_path.split(".")[-1])
         twice = sorted({name for name in names if names.count(name) > 1})

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
+
+import yaml
 
 from fedlit.cli.experiment import Experiment
 from fedlit.cli.lightning_cli import FedlitCLI, in_sweep
 from fedlit.cli.schedule import print_table, run_all
+
+_OF_TWO_TYPES = ("target_labels", "overfit_batches", "val_check_interval", "limit_{}_batches")
+"""Ends of parameters that take a number if whole, and a share if not: 1 and 1.0 are one and all."""
 
 
 def run_trainer(args: list[str]) -> None:
@@ -18,6 +25,7 @@ def run_trainer(args: list[str]) -> None:
     if "fit" not in args[:1] or {"-h", "--help", "--print_config"} & {arg.split("=")[0] for arg in args}:
         FedlitCLI(args)
         return
+    _refuse_lost_types()
     experiment = Experiment.parse(args)
     if experiment.parsed.arguments.get("seat") is not None:
         sys.exit("fedlit: fit has no seat: take it with fedlit serve (the server's) or fedlit join (a site's)")
@@ -36,3 +44,19 @@ def run_trainer(args: list[str]) -> None:
         print_table([experiment.start(runs[0])])
         return
     run_all(experiment, args)
+
+
+def _refuse_lost_types() -> None:
+    """End a trial of W&B's service that may have been sent 1 for 1.0."""
+    path = os.environ.get("WANDB_SWEEP_PARAM_PATH", "")
+    if not in_sweep() or not os.path.isfile(path):
+        return
+    parameters = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    ends = [end.format(part) for end in _OF_TWO_TYPES for part in ("train", "val", "test", "predict")]
+    for name, about in (parameters if isinstance(parameters, dict) else {}).items():
+        value = about.get("value") if isinstance(about, dict) else None
+        if type(value) is int and value == 1 and str(name).rpartition(".")[2] in ends:
+            sys.exit(
+                f"fedlit: the sweep gives {name}=1, and W&B's service sends 1.0 as 1, so that it may mean one or all: "
+                "for all write '1.0' in quotes in the sweep file, for one put the option into its command"
+            )

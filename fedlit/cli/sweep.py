@@ -11,9 +11,9 @@ from fedlit.cli.sweep_file import SweepFile
 
 _DESCRIPTION = """
 Run the trials of a W&B sweep file here, without W&B and its service: the same parameters, combinations, distributions
-and command, which must be fedlit fit. A table ranks settings by the metric of the file, which must need
-no label of the target. Trials that the same command, or the file with other values, has finished are taken as they are,
-interrupted ones go on, and one that fails does not end the others.
+and command, which must be fedlit fit. A table ranks settings by the metric of the file, which must need no label of the
+target; methods are ranked by validator/trust alone. Trials that the same command, or the file with other values, has
+finished are taken as they are, interrupted ones go on, and one that fails does not end the others.
 """
 
 
@@ -62,6 +62,8 @@ def sweep(args: list[str]) -> None:
     asked = given.trials or file.run_cap
     if method == "random" and asked is not None and len(found) < asked:
         print(f"{asked - len(found)} of {asked} random trials equal others, and are left out", flush=True)
+    for line in file.merged:
+        print(line, flush=True)
     if file.stops_early:
         print("early_terminate is for W&B's service: every trial is trained to its end", flush=True)
     run_sweep(Sweep(file, found, more, given.jobs, given.fresh == "true", given.wandb), ["sweep", *args])

@@ -10,11 +10,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from itertools import chain, islice, product
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from fedlit.cli.arguments import as_word, flow, type_true
 
 _KNOWN = (
     *("method", "metric", "parameters", "program", "command", "run_cap", "early_terminate"),
@@ -25,7 +27,7 @@ _KNOWN = (
 _LAUNCHED = ("job", "image_uri", "scheduler", "metrics")
 """Keys of sweeps that run on W&B's own queues, or by another optimiser."""
 
-_RANGE, _STEPS = {"min", "max"}, {"q": 1.0}
+_RANGE, _STEPS = {"min", "max"}, {"q": 1}
 _NORMAL, _BETA = {"mu": 0.0, "sigma": 1.0}, {"a": 1.0, "b": 1.0}
 
 _DISTRIBUTIONS: dict[str, tuple[set[str], dict[str, float]]] = {
@@ -90,8 +92,7 @@ class Parameter:
             return range(low, high + 1)
         import numpy as np
 
-        step = self.about["q"]
-        return [_whole(value, step) for value in np.arange(low, high, step).tolist()]
+        return [_whole(value, self.about) for value in np.arange(low, high, self.about["q"]).tolist()]
 
     def at(self, share: float) -> Any:
         """The value below which this share of the distribution lies, in [0, 1]: of a uniform number, a random one."""
@@ -116,7 +117,7 @@ class Parameter:
         else:
             found = _stats().beta.ppf(share, a=about["a"], b=about["b"])
         if "q" in about:
-            return _whole(round(float(found) / about["q"]) * about["q"], about["q"])
+            return _whole(round(float(found) / about["q"]) * about["q"], about)
         return float(found)
 
     def _place(self, share: float) -> int:
@@ -189,6 +190,11 @@ class SweepFile:
                 f"metric {name!r} is of hidden labels, which nobody has who must choose: rank by one that needs none, "
                 "such as {name: target/score, goal: maximize}; the table has the oracle beside it"
             )
+        if name is not None and "goal" not in metric and _is_better_higher(name):
+            raise ValueError(
+                f"metric {name!r} is the better the higher, but without a goal W&B takes the lowest: write goal: "
+                "maximize"
+            )
         cap = content.get("run_cap")
         if cap is not None and (not isinstance(cap, int) or cap < 1):
             raise ValueError(f"run_cap must be at least 1 trial, got {cap!r}")
@@ -205,6 +211,23 @@ class SweepFile:
             raise ValueError(f"parameters has {twice} twice, nested and with points in its name: name it once")
         stops = "early_terminate" in content
         return cls(path, content["method"], parameters, tuple(words), name, goal == "maximize", cap, stops)
+
+    @property
+    def merged(self) -> list[str]:
+        """Sentences on values that stand for one trial, though they are of different types."""
+        lines = []
+        for parameter in self.parameters:
+            by_mark: dict[str, dict[str, Any]] = {}
+            for value in parameter.about.get("values", ()):
+                by_mark.setdefault(_mark(value), {})[type_true(value)] = value
+            for same in by_mark.values():
+                if len(same) > 1:
+                    kept = [*same.values()][-1]
+                    lines.append(
+                        f"parameters.{parameter.name} has {' and '.join(same)}, which are one value to W&B: {kept!r} "
+                        f"is tried. Write '{next(iter(same.values()))}' in quotes to try both"
+                    )
+        return lines
 
     def trials(self, method: str, number: int | None, seed: int) -> list[dict[str, Any]]:
         """Settings of each trial, by parameter; each combination once.
@@ -246,6 +269,9 @@ class SweepFile:
     def words(self, values: Mapping[str, Any]) -> list[str]:
         """What follows ``fedlit fit`` in a trial, as W&B's agent would write it.
 
+        Values that would arrive as others, or of another type, are written as a configuration instead: infinity, the
+        text "null", and ``None`` or a small number in a list.
+
         Args:
             values: By parameter.
 
@@ -253,20 +279,27 @@ class SweepFile:
             ValueError: If it is another command than ``fedlit fit``.
         """
         nested = self._nested(values)
-        written = {name: f"{name}={value}" for name, value in nested.items()}
+        written = {name: as_word(name, value, str(value)) for name, value in nested.items()}
+        kept = {name for name, word in written.items() if word == f"--{name}={nested[name]}"}
+        whole = json.dumps(nested)
+        whole = whole if type_true(yaml.safe_load(whole)) == type_true(nested) else flow(nested)
         made: dict[str, list[str]] = {
             "env": ["/usr/bin/env"],
             "interpreter": ["python"],
-            "args": [f"--{each}" for each in written.values()],
-            "args_no_hyphens": [*written.values()],
-            "args_no_equals": [*chain.from_iterable((f"--{name}", str(value)) for name, value in nested.items())],
-            "args_no_boolean_flags": [
-                f"--{name}" if value is True else f"--{written[name]}"
-                for name, value in nested.items()
-                if value is not False
+            "args": [*written.values()],
+            "args_no_hyphens": [word.removeprefix("--") if name in kept else word for name, word in written.items()],
+            "args_no_equals": [
+                each
+                for name, word in written.items()
+                for each in ((f"--{name}", str(nested[name])) if name in kept else (word,))
             ],
-            "args_json": [json.dumps(nested)],
-            "args_json_file": [json.dumps(nested)],  # a configuration may be given as text, too
+            "args_no_boolean_flags": [
+                f"--{name}" if nested[name] is True else word
+                for name, word in written.items()
+                if nested[name] is not False
+            ],
+            "args_json": [whole],
+            "args_json_file": [whole],  # a configuration may be given as text, too
         }
         words: list[str] = []
         for word in self.command:
@@ -287,6 +320,10 @@ class SweepFile:
                 inside = inside.setdefault(name, {})
             inside[parameter.path[-1]] = values[parameter.name]
         return found
+
+
+def _is_better_higher(metric: str) -> bool:
+    return metric == "target/score" or metric.startswith("validator/") or metric.endswith(("/acc", "/r2"))
 
 
 def _after_fit(words: Sequence[str]) -> list[str]:
@@ -413,13 +450,17 @@ def _stats() -> Any:
     return stats
 
 
-def _whole(value: float, step: float) -> float:
-    """A multiple of a whole step as a whole number: W&B's server tells agents 3 for 3.0."""
-    return int(value) if float(step).is_integer() and float(value).is_integer() else value
+def _whole(value: float, about: Mapping[str, Any]) -> float:
+    """A multiple of a whole step as a whole number, as W&B's server sends 3 for 3.0; but not of limits written so."""
+    written_so = any(isinstance(about.get(key), float) for key in ("min", "max", "q"))
+    return int(value) if not written_so and float(value).is_integer() else value
 
 
 def _mark(value: Any) -> str:
-    """A text that is the same of values that W&B takes for the same: 1 and 1.0, but not true."""
+    """A text that is the same of values that W&B takes for the same: 1 and 1.0, but not true.
+
+    Its service sends both as 1.
+    """
 
     def plain(each: Any) -> Any:
         if isinstance(each, dict):

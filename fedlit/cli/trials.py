@@ -11,21 +11,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
-
-from rich import box
-from rich.table import Table
-from rich.text import Text
 
 from fedlit.callbacks import RunSummary
 from fedlit.callbacks.run_record import METRICS
-from fedlit.callbacks.summary import accuracies
+from fedlit.callbacks.selection import TRUST
 from fedlit.callbacks.tables import write_tables
-from fedlit.cli.arguments import find_config, normalise, refuse_linked, refuse_nameless
+from fedlit.cli.arguments import find_config, normalise, refuse_linked, refuse_nameless, type_true
 from fedlit.cli.experiment import Experiment, Method
 from fedlit.cli.folders import ExperimentFolder, fingerprint, first_process
 from fedlit.cli.lightning_cli import FedlitCLI, Parsed, WarnOfRepeats
+from fedlit.cli.ranking import Ranking, method_of, not_ranked, plain
 from fedlit.cli.schedule import print_table, say, still_to_train, train_all, trains_one
 from fedlit.cli.sweep_file import SweepFile
 from fedlit.console import show
@@ -55,7 +51,7 @@ class Trial:
     label: str | None
 
     def __str__(self) -> str:
-        axes = (f"{_AXES[short]}={value}" for name, value in self.values.items() if (short := _plain(name)) in _AXES)
+        axes = (f"{_AXES[short]}={value}" for name, value in self.values.items() if (short := plain(name)) in _AXES)
         return ", ".join([*([] if self.label is None else [self.label]), *axes]) or "as configured"
 
 
@@ -169,7 +165,7 @@ class Sweep:
     @cached_property
     def _repeats(self) -> WarnOfRepeats | None:
         targets = [
-            str(trial.values[name]) for trial in self.runs for name in trial.values if _plain(name) == "data.target"
+            str(trial.values[name]) for trial in self.runs for name in trial.values if plain(name) == "data.target"
         ]
         return WarnOfRepeats([*dict.fromkeys(targets)], {}) if len(self.runs) > 1 else None
 
@@ -232,37 +228,36 @@ class Sweep:
 
 def _trials(values: Sequence[Mapping[str, Any]]) -> list[Trial]:
     """Trials with short names of their settings, as short as they are different."""
-    names = [
-        name
-        for name in values[0]
-        if _plain(name) not in _AXES and any(each[name] != values[0][name] for each in values)
-    ]
+    different = {name: {type_true(each[name]): each[name] for each in values} for name in values[0]}
+    names = [name for name in values[0] if plain(name) not in _AXES and len(different[name]) > 1]
     short = {name: _short(name, names) for name in names}
     called = {value: _called(value) for value in {str(each["config"]) for each in values if "config" in each}}
     same = len({*called.values()}) < len(called)
     trials = []
     for number, each in enumerate(values):
+        shown = {name: _shown(each[name], different[name]) for name in names}
         settings = {
-            short[name]: (called[str(each[name])] if name == "config" and not same else str(each[name]))
-            for name in names
+            short[name]: called[str(each[name])] if name == "config" and not same else shown[name] for name in names
         }
         parts = [value if name == "config" else f"{name}={value}" for name, value in settings.items()]
         trials.append(Trial(number, each, settings, ", ".join(parts) or None))
     return trials
 
 
-def _plain(name: str) -> str:
-    return name.replace(".init_args", "")
+def _shown(value: Any, others: Mapping[str, Any]) -> str:
+    """A value as text, with quotes where others would have the same: 1.0 and the text "1.0"."""
+    texts = {str(each) for each in others.values()}
+    return str(value) if len(texts) == len(others) else repr(value)
 
 
 def _short(name: str, names: Sequence[str]) -> str:
     """The last words of a name that no other has."""
-    words = _plain(name).split(".")
+    words = plain(name).split(".")
     for count in range(1, len(words)):
         end = ".".join(words[-count:])
-        if not any(other != name and f".{_plain(other)}".endswith(f".{end}") for other in names):
+        if not any(other != name and f".{plain(other)}".endswith(f".{end}") for other in names):
             return end
-    return _plain(name)
+    return plain(name)
 
 
 def _called(config: str) -> str:
@@ -296,6 +291,9 @@ def run_sweep(sweep: Sweep, args: list[str]) -> None:
         return
     failed: dict[int, str] = {}
     waiting = still_to_train(sweep)
+    metric, trials = sweep.file.metric, range(len(sweep.runs))
+    if metric not in (None, TRUST) and len({method_of(sweep.configuration(number)) for number in trials}) > 1:
+        say(not_ranked(metric))
     try:
         train_all(sweep, args, waiting, failed)
     finally:
@@ -321,132 +319,6 @@ def _close(sweep: Sweep, failed: Mapping[int, str]) -> None:
         say(line)
     if len(done) < len(sweep.runs):
         say(f"{len(done)} of {len(sweep.runs)} trials are finished: the same command goes on")
-
-
-@dataclass(frozen=True)
-class Group:
-    """Trials of the same settings on the same target, one for each seed.
-
-    Args:
-        label: The settings.
-        target: Client name.
-        numbers: Of its trials that are finished.
-        whole: Whether all of its trials are finished and have logged the metric.
-        score: Mean of the metric over its trials; ``None`` if none has it.
-        spread: Their sample standard deviation; ``None`` of a single one.
-    """
-
-    label: str
-    target: str
-    numbers: tuple[int, ...]
-    whole: bool
-    score: float | None
-    spread: float | None
-
-
-class Ranking:
-    """Settings by the metric of the sweep file, on each target.
-
-    Args:
-        sweep: Whose trials.
-        done: What those that are finished came to, called by their settings, by number.
-    """
-
-    def __init__(self, sweep: Sweep, done: Mapping[int, RunSummary]) -> None:
-        self.sweep, self.done = sweep, done
-        self.targets = [*dict.fromkeys(run.target for run in done.values())]
-        by_name: dict[tuple[str, str], list[int]] = {}
-        for number, run in done.items():
-            by_name.setdefault((run.target, run.method), []).append(number)
-        groups = []
-        for (target, label), numbers in by_name.items():
-            scores = [score for number in numbers if (score := sweep.metric(number)) is not None]
-            whole = len(scores) == self._planned(numbers[0])
-            mean = fmean(scores) if scores else None
-            groups.append(Group(label, target, (*numbers,), whole, mean, stdev(scores) if len(scores) > 1 else None))
-        self.groups = sorted(groups, key=lambda group: (self.targets.index(group.target), *self._rank(group)))
-
-    def _planned(self, number: int) -> int:
-        """Trials of the sweep with the same settings on the same target."""
-
-        def key(trial: Trial) -> tuple[Any, ...]:
-            return trial.label, *(str(value) for name, value in trial.values.items() if _plain(name) == "data.target")
-
-        return sum(key(trial) == key(self.sweep.runs[number]) for trial in self.sweep.runs)
-
-    def _rank(self, group: Group) -> tuple[bool, float]:
-        """The better the lower; settings of which a trial is missing come last."""
-        score = math.inf if group.score is None else group.score
-        return not group.whole, -score if self.sweep.file.maximises and group.score is not None else score
-
-    def best(self) -> list[str]:
-        """A sentence for each target, and one on their average where all settings were tried on all of them."""
-        metric = self.sweep.file.metric
-        if metric is None:
-            return ["nothing is ranked: the file has no metric, such as {name: target/score, goal: maximize}"]
-        if all(group.score is None for group in self.groups):
-            return [f"nothing is ranked: no trial has logged a number as {metric!r}, the metric of the file"]
-        lines = []
-        for target in self.targets:
-            first = next((group for group in self.groups if group.target == target and group.whole), None)
-            if first is not None and first.score is not None:
-                where = self.sweep.folder.folder_of(first.numbers[0])
-                lines.append(
-                    f"best on {target} by {metric} ({self._goal}, no label of the target needed): {first.label}, "
-                    f"{first.score:.4g}; its first run is '{where}'"
-                )
-        average = self._average()
-        if average is not None:
-            lines.append(f"best on average of {len(self.targets)} targets: {average[0]}, {average[1]:.4g}")
-        return lines
-
-    def _average(self) -> tuple[str, float] | None:
-        """The settings that are best on average, of those tried on all targets; ``None`` of one target, or one such."""
-        scores: dict[str, list[float]] = {}
-        for group in self.groups:
-            if group.whole and group.score is not None:
-                scores.setdefault(group.label, []).append(group.score)
-        means = {label: fmean(each) for label, each in scores.items() if len(each) == len(self.targets)}
-        if len(self.targets) < 2 or len(means) < 2:
-            return None
-        label = (max if self.sweep.file.maximises else min)(means, key=lambda each: means[each])
-        return label, means[label]
-
-    @property
-    def _goal(self) -> str:
-        return "the highest" if self.sweep.file.maximises else "the lowest"
-
-    def table(self) -> Table:
-        """Groups, the best of each target first."""
-        metric, settings = self.sweep.file.metric, [*self.sweep.runs[0].settings]
-        explained = any(run.oracle_r2 is not None for run in self.done.values())
-        title = "trials, in their order" if metric is None else f"settings by {metric}, {self._goal} first"
-        table = Table(title=title, box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
-        for name in ["trial", *(["target"] if len(self.targets) > 1 else []), *settings]:
-            table.add_column(Text(name), overflow="fold")
-        for name in [
-            *([] if metric is None else [metric]),
-            f"target {'R2 in %' if explained else 'accuracy'}\n(oracle)",
-        ]:
-            table.add_column(Text(name), justify="right")
-        for group in self.groups:
-            first = self.sweep.runs[group.numbers[0]]
-            cells = [", ".join(str(number + 1) for number in group.numbers)]
-            cells += [group.target] if len(self.targets) > 1 else []
-            cells += [first.settings[name] for name in settings]
-            cells += [] if metric is None else [_mean(group.score, group.spread, "{:.4g}")]
-            found = [100 * each for each in accuracies(self.done[number] for number in group.numbers)]
-            spread = stdev(found) if len(found) > 1 else None
-            cells.append(_mean(fmean(found) if found else None, spread, "{:.1f}"))
-            last = group is self.groups[-1] or self.groups[self.groups.index(group) + 1].target != group.target
-            table.add_row(*map(Text, cells), end_section=last)
-        return table
-
-
-def _mean(mean: float | None, spread: float | None, form: str) -> str:
-    if mean is None:
-        return "-"
-    return form.format(mean) + ("" if spread is None else f" ± {form.format(spread)}")
 
 
 def _write_trials(sweep: Sweep, done: Mapping[int, RunSummary], failed: Mapping[int, str]) -> Path:

@@ -32,6 +32,7 @@ from fedlit.training.label_scale import label_scales
 from fedlit.training.label_shift import warn_of_unequal_classes
 from fedlit.training.local import present_learners
 from fedlit.training.method import Method, metric_names
+from fedlit.training.monitors import explain_monitor
 from fedlit.training.optimisation import ClientSchedules
 from fedlit.training.progress import rounds_of_run
 from fedlit.training.refinement import refine_
@@ -295,6 +296,10 @@ class Rounds(Callback):
             self._finish(method, method.federation.round_idx - 1)
         method.federation.raise_left()
         self._standstill.end_()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Say what to monitor, where something monitors what is not logged."""
+        explain_monitor(trainer, pl_module, exception)
 
     def _open(self, trainer: Trainer, method: Method) -> None:
         federation = method.federation

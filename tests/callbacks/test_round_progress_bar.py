@@ -155,3 +155,17 @@ def test_an_error_gives_the_terminal_back(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(("seconds", "text"), [(0.2, "0:00"), (41.4, "0:41"), (60, "1:00"), (3725, "1:02:05")])
 def test_clock(seconds: float, text: str):
     assert _clock(seconds) == text
+
+
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
+@pytest.mark.parametrize(("steps", "first"), [(3, 1), (4, 2), (6, 2), (8, 3), (15, 4)])
+def test_the_first_round_after_a_resume_is_shown_wherever_the_run_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], steps: int, first: int
+):
+    """Rounds of 4 steps: 3, 6 and 15 are within a round, 4 and 8 at the end of one."""
+    saving = ModelCheckpoint(tmp_path, filename="mid", every_n_train_steps=steps, save_top_k=-1)
+    trainer(-(-steps // 4), [saving], tmp_path, enable_checkpointing=True).fit(build(), Blobs())
+    capsys.readouterr()
+    bar_trainer(4, tmp_path).fit(build(), Blobs(), ckpt_path=str(tmp_path / "mid.ckpt"))
+    shown = [line.split(" | ")[0] for line in lines(capsys.readouterr().out)]
+    assert shown == [f"round {done}/4" for done in range(first, 5)]

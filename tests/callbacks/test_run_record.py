@@ -14,6 +14,7 @@ import onnxruntime
 import pytest
 import torch
 import yaml
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import CSVLogger
 from sklearn.calibration import calibration_curve
@@ -210,3 +211,34 @@ def test_those_that_are_there_are_not_brought_again(tmp_path: Path):
     assert [each for each in run.callbacks if isinstance(each, OracleAccuracy)] == [watcher]  # type: ignore[attr-defined]
     assert sum(f"oracle/target/acc/{index}" in run.callback_metrics for index in range(NUM_CLASSES)) > 1
     assert isinstance(module, FedAvg)
+
+
+class Killed(pl.Callback):
+    """Looks, at the start of every local step, at what a run that is killed there has left."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.left: list[tuple[int, list[int]]] = []
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        saved = [torch.load(path, weights_only=True)["federation"] for path in (self.folder / "c").glob("*.ckpt")]
+        path = self.folder / "mine" / "version_0" / "metrics.csv"
+        if saved and not path.is_file():
+            self.left.append((max(int(each["round_idx"]) for each in saved), []))
+        elif saved:
+            with path.open(newline="") as file:
+                rounds = [int(float(row["round"])) for row in csv.DictReader(file) if row.get("round")]
+            self.left.append((max(int(each["round_idx"]) for each in saved), rounds))
+
+
+@pytest.mark.parametrize(
+    "kwargs", [{}, {"limit_val_batches": 0}, {"strategy": {"rounds_per_epoch": 4, "local_steps": 2}}]
+)
+def test_what_was_logged_before_a_checkpoint_is_in_the_file_when_it_is_written(tmp_path: Path, kwargs: dict[str, Any]):
+    """Or else a run that goes on from it has no numbers of these rounds, which it does not train again."""
+    killed, saving = Killed(tmp_path), ModelCheckpoint(tmp_path / "c", every_n_train_steps=2, save_top_k=-1)
+    run = trainer(3, [RunRecord(tmp_path / "mine"), saving, killed], tmp_path, enable_checkpointing=True, **kwargs)
+    run.fit(build(), Blobs())
+    assert len(killed.left) > 5
+    for round_idx, rounds in killed.left:
+        assert rounds[:round_idx] == [*range(round_idx)]

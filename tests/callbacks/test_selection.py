@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from fedlit.callbacks import TrustedRound, Validators
+from fedlit.callbacks import RunSummary, TrustedRound, Validators
 from fedlit.callbacks.report import RunFolder
 from fedlit.callbacks.selection import TRUST, Candidate, as_json, select
 from fedlit.methods import FedRFTCA
 from small_federation import Blobs, EveryMetric, build, trainer
 
 
-def left(method: str, curve: dict[int, float], target: str = "fonts", seed: int = 0) -> RunFolder:
+def left(
+    method: str, curve: dict[int, float], target: str = "fonts", seed: int = 0, name: str | None = None
+) -> RunFolder:
     config: dict[str, object] = {
         "model.class_path": f"fedlit.methods.{method}",
         "data.init_args.target": target,
         "seed_everything": seed,
     }
     curves = {TRUST: curve} if curve else {}
-    return RunFolder(method, None, config, curves, {}, None, None, {}, [])
+    summary = None
+    if name is not None:
+        summary = RunSummary(name, target, seed, None, None, 1, {}, {}, 1.0, 1, "", {})
+    return RunFolder(method, summary, config, curves, {}, None, None, {}, [])
 
 
 def test_the_most_trusted_round_of_the_most_trusted_method_is_taken() -> None:
@@ -42,6 +48,42 @@ def test_the_most_trusted_round_of_the_most_trusted_method_is_taken() -> None:
         "selected for fonts (seed 0): FedMMD after round 3, trust 0.400, in 'b'. Next: FedDAN after round 1, 2% less, "
         "too little to be sure of. Without a score: FADA"
     )
+
+
+@pytest.mark.parametrize(
+    "curves",
+    [
+        [{1: 0.0}, {1: 0.0}],
+        [{1: 0.0004}, {1: 0.0001, 2: 0.002}],
+        [{1: -0.3}, {1: -0.001}],  # of noise
+        [{1: math.nan}, {1: 0.001, 2: math.nan}],
+    ],
+)
+def test_where_trust_is_near_0_no_winner_is_named(curves: list[dict[int, float]]) -> None:
+    (found,) = select({name: left(name, curve) for name, curve in zip(("SourceOnly", "FedMMD"), curves, strict=True)})
+    assert found.chosen is None
+    assert not found.in_doubt
+    text = str(found)
+    assert text.startswith("nothing is selected for fonts (seed 0): the highest trust is 0")
+    assert "models that have learnt nothing reach 0.002 by chance" in text
+    assert "FedMMD" not in text
+    assert "selected for" not in text.replace("nothing is selected for", "")
+    assert json.loads(as_json([found]))[0]["chosen"] is None
+
+
+def test_a_number_that_is_not_finite_is_no_trust() -> None:
+    (found,) = select({"a": left("FedMMD", {1: math.inf, 2: 0.2, 3: math.nan}), "b": left("FedDAN", {1: math.nan})})
+    assert found.chosen == Candidate("FedMMD", 2, 0.2, "a")
+    assert found.without == ["FedDAN"]
+
+
+def test_what_adapts_nothing_is_known_by_its_class_whatever_its_name() -> None:
+    """An entry of compare may have a name of its own; one that is called SourceOnly is not one for that."""
+    (found,) = select({"a": left("SourceOnly", {1: 0.39}, name="no adaptation"), "b": left("FedMMD", {1: 0.4})})
+    assert found.in_doubt
+    assert found.chosen == Candidate("no adaptation", 1, 0.39, "a")
+    (found,) = select({"a": left("FedDAN", {1: 0.39}, name="SourceOnly"), "b": left("FedMMD", {1: 0.4})})
+    assert found.chosen == Candidate("FedMMD", 1, 0.4, "b")
 
 
 @pytest.mark.parametrize(("trust", "chosen"), [(0.379, "FedMMD"), (0.381, "SourceOnly")])

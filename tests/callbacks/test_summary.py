@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import warnings
 from pathlib import Path
 
 import lightning.pytorch as pl
@@ -13,7 +14,7 @@ from rich.console import Console
 
 from fedlit.callbacks import OracleAccuracy, RunSummary, closing_table, summarise
 from fedlit.methods import SourceOnly
-from fedlit.privacy import Description, Plain
+from fedlit.privacy import Description, GaussianMechanism, Plain, PrivacyWarning
 from small_federation import Blobs, build, trainer
 
 SEALED = Description("Sealed", "the server", "every vector", "the sum", "none", "none", 8.0, "0")
@@ -221,3 +222,70 @@ def test_channels_in_the_clear_are_marked_where_others_are_hidden(backends: dict
     ways = {"update": "summed: an update", "model": "in the clear: weights"}
     (row,) = closing_table([run("FedDA", "webcam", 0.5, bytes_by_channel=sent, channels=ways, backends=backends)]).rows
     assert row.cells[5].replace("\n", " ") == cell
+
+
+def test_numbers_with_noise_are_read_back_whatever_they_are(tmp_path: Path) -> None:
+    """An accuracy below 0 ended the table of an experiment, as if another version had written it."""
+    module, data = build(SourceOnly), Blobs()
+    noise = GaussianMechanism(1.0, 20.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PrivacyWarning)
+        ran = trainer(2, [OracleAccuracy()], tmp_path, strategy={"reports": noise})
+        ran.fit(module, data)
+        ran.test(module, data, verbose=False)
+    summary = summarise(ran, module, 1.5)
+    numbers = [getattr(summary, f"oracle_{name}") for name in ("accuracy", "f1", "ece", "auc", "balanced_accuracy")]
+    assert any(not 0 <= number <= 1 for number in numbers), "noise of 20 leaves none of five numbers in [0, 1]"
+    assert summary.noised
+    assert RunSummary.from_json(summary.to_json()) == summary
+    assert summary.oracle_confusion is None  # counts of 30 samples would be clipped together with the accuracy
+    assert "carry the noise of differential privacy" in render([summary])
+
+
+def test_counts_do_not_use_up_the_clipping_norm_of_the_accuracy(tmp_path: Path) -> None:
+    """All numbers of a report are clipped together: counts of norm 30 would leave an accuracy of .9 as .03 of 1."""
+    module, data = build(SourceOnly), Blobs()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PrivacyWarning)
+        exact, noised = (
+            trainer(2, [OracleAccuracy()], tmp_path, strategy={"reports": reports})
+            for reports in ("exact", GaussianMechanism(10.0, 1e-6))
+        )
+        for ran in (exact, noised):
+            module = build(SourceOnly)
+            ran.fit(module, data)
+            ran.test(module, data, verbose=False)
+    expected, found = (float(ran.callback_metrics["oracle/target/acc"]) for ran in (exact, noised))
+    assert found == pytest.approx(expected, abs=1e-3)
+
+
+def test_a_number_out_of_range_without_noise_is_still_refused() -> None:
+    record = json.loads(run("FedAvg", "dslr", -0.25).to_json())
+    with pytest.raises(ValueError, match=r"oracle_accuracy must be from 0 to 1, got -0\.25"):
+        RunSummary.from_json(json.dumps(record))
+    assert RunSummary.from_json(json.dumps(record | {"noised": True})).oracle_accuracy == -0.25
+    with pytest.raises(ValueError, match="rounds must be from 0 to inf, got -1"):
+        RunSummary.from_json(json.dumps(record | {"noised": True, "rounds": -1}))
+
+
+def test_scores_that_are_not_finite_choose_no_round(tmp_path: Path) -> None:
+    module, watcher = build(), OracleAccuracy()
+    ran = trainer(1, [watcher], tmp_path, limit_val_batches=0)
+    ran.fit(module, Blobs())
+    watcher.history = [(math.nan, 0.9), (0.5, 0.2), (0.6, math.inf), (0.4, 0.3)]
+    summary = summarise(ran, module, 1.5)
+    assert (summary.selected_accuracy, summary.best_accuracy) == (0.2, 0.3)
+    assert RunSummary.from_json(summary.to_json()) == summary
+
+
+def test_several_methods_are_told_not_to_be_ranked_by_their_scores() -> None:
+    note = "the target score compares rounds of one method, not methods"
+    assert note in render([run("FedAvg", "dslr", 0.9), run("FedGP", "dslr", 0.5)])
+    assert note not in render([run("FedAvg", "dslr", 0.9), run("FedAvg", "webcam", 0.5)])
+    assert note not in render([run("FedAvg", "dslr", 0.9), run("FedGP", "dslr", 0.5, target_score=None)])
+
+
+def test_rows_of_fewer_seeds_are_named() -> None:
+    text = render([run("FedAvg", "dslr", 0.9, 0), run("FedAvg", "dslr", 0.8, 1), run("FedGP", "dslr", 0.5, 1)])
+    assert "FedGP on dslr has seed 1 alone, of seeds 0, 1" in text
+    assert "FedAvg on dslr has" not in text

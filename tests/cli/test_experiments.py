@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 import signal
 import subprocess
@@ -22,7 +23,7 @@ from fedlit.callbacks import RunSummary
 from fedlit.callbacks.run_record import claim
 from fedlit.callbacks.tables import write_tables
 from fedlit.cli import main
-from fedlit.cli.arguments import normalise
+from fedlit.cli.arguments import normalise, type_true
 from fedlit.cli.experiment import Experiment
 from fedlit.cli.folders import ExperimentFolder
 from fedlit.cli.plugins import load_plugins
@@ -407,3 +408,110 @@ def test_an_option_takes_the_place_of_what_a_compared_configuration_sets(tmp_pat
     assert [each["batch_size"] for each in given] == [7, 7]
     assert given[1]["target_labels"] == 20
     assert "mmd_weight" in told(entry="text.yaml")
+
+
+# ---------------------------------------------------------------- what compared methods are given
+
+
+LISTS = """
+model: {class_path: FedProx, init_args: {mu: 3.0, param_groups: [{part: classifier, lr: 0.1}]}}
+trainer:
+  callbacks:
+    - {class_path: fedlit.callbacks.PrivacyReport, init_args: {print_table: false}}
+    - fedlit.callbacks.Calibration
+  logger: [{class_path: lightning.pytorch.loggers.TensorBoardLogger, init_args: {save_dir: x}}]
+"""
+MINE = """
+trainer:
+  callbacks: [{class_path: fedlit.callbacks.PrivacyReport}]
+  logger: {class_path: lightning.pytorch.loggers.WandbLogger, init_args: {offline: true}}
+"""
+MAPPING = {
+    "class_path": "FedProx",
+    "init_args": {"param_groups": [{"part": "classifier", "lr": 0.1}]},
+    "trainer": {"callbacks": ["fedlit.callbacks.Calibration"]},
+}
+TRUST = ["--trainer.callbacks+=Validators", "--trainer.callbacks.names=[trust]"]
+
+
+def lists(*words: str, entry: object) -> tuple[list[str], list[str], list[str], dict[str, Any]]:
+    """Callbacks and loggers of a compared method by class, and parts of its groups; arguments of the Validators."""
+    Path("lists.yaml").write_text(LISTS)
+    Path("mine.yaml").write_text(MINE)
+    args = ["fit", "--config", "data/digits", "--config", "methods/fedavg", *words, f"--compare={json.dumps([entry])}"]
+    _, parsed = Experiment.parse(normalise(args)).by_method.values()
+    arguments = parsed.arguments
+    loggers = arguments.trainer.logger or []
+    loggers = loggers if isinstance(loggers, list) else [loggers]
+    classes = [[each.class_path.rpartition(".")[2] for each in some] for some in (arguments.trainer.callbacks, loggers)]
+    parts = [group["part"] for group in arguments.model.init_args.param_groups or []]
+    ours = [each for each in arguments.trainer.callbacks if each.class_path.endswith("Validators")]
+    return *classes, parts, dict(ours[0].init_args.items()) if ours else {}  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("words", "callbacks", "loggers"),
+    [
+        ([], ["PrivacyReport", "Calibration"], ["TensorBoardLogger"]),
+        (TRUST, ["Validators", "PrivacyReport", "Calibration"], ["TensorBoardLogger"]),
+        (["--config=mine.yaml"], ["PrivacyReport", "Calibration"], ["WandbLogger", "TensorBoardLogger"]),
+        (
+            ["--config=mine.yaml", *TRUST],
+            ["PrivacyReport", "Validators", "Calibration"],
+            ["WandbLogger", "TensorBoardLogger"],
+        ),
+        (["--trainer.callbacks+=Calibration"], ["Calibration", "PrivacyReport"], ["TensorBoardLogger"]),
+        (["--trainer.logger=false"], ["PrivacyReport", "Calibration"], []),
+        (
+            ["--trainer.logger+=lightning.pytorch.loggers.CSVLogger", "--trainer.logger.save_dir=a"],
+            ["PrivacyReport", "Calibration"],
+            ["CSVLogger", "TensorBoardLogger"],
+        ),
+    ],
+)
+def test_lists_of_a_compared_configuration_come_beside_those_of_the_experiment(
+    words: list[str], callbacks: list[str], loggers: list[str]
+) -> None:
+    found, logged, parts, validators = lists(*words, entry="lists.yaml")
+    assert (found, logged, parts) == (callbacks, loggers, ["classifier"])
+    assert validators.get("names") == (["trust"] if "Validators" in callbacks else None)
+
+
+@pytest.mark.parametrize("entry", ["lists.yaml", MAPPING])
+def test_what_is_appended_to_a_list_is_not_lost_to_a_compared_method(entry: object) -> None:
+    group = "--model.param_groups+={part: extractor, lr: 0.5}"
+    for words in ([*TRUST, group], [*TRUST, group, "--config=methods/fedavg"]):
+        callbacks, _, parts, validators = lists(*words, entry=entry)
+        assert {"Validators", "Calibration"} <= {*callbacks}
+        assert validators["names"] == ["trust"]
+        assert parts == ["classifier", "extractor"]
+
+
+VALUES: list[dict[str, Any]] = [
+    {"warmup_rounds": 1e-05},
+    {"warmup_rounds": 1},
+    {"local_norm": True},
+    {"trust_region": None},
+    {"class_weights": [1.0, 1e-05]},
+    {"param_groups": [{"part": "classifier", "lr": 1e-05, "weight_decay": None}]},
+    {"param_groups": [{"part": "classifier", "lr": math.inf}]},
+]
+
+
+@pytest.mark.parametrize("values", VALUES, ids=str)
+@pytest.mark.parametrize("kind", ["mapping", "file", "trimmed file"])
+def test_values_of_compared_methods_keep_their_types(values: dict[str, Any], kind: str) -> None:
+    entry: Any = {"class_path": "fedlit.methods.FedProx", "init_args": values, "data": {"target_labels": 1.0}}
+    words = ["fit", "--config", "data/digits", "--config", "methods/fedavg"]
+    if kind != "mapping":
+        content = {"model": {"class_path": "fedlit.methods.FedProx", "init_args": values}}
+        Path("entry.yaml").write_text(yaml.safe_dump(content | {"data": {"init_args": {"target_labels": 1.0}}}))
+        entry = "entry.yaml"
+        words += ["--trainer.max_epochs=3", "--data.batch_size=7"]
+    if kind == "trimmed file":  # it goes through text, without what the command line sets
+        words.append("--data.target_labels=1.0")
+    compare = yaml.safe_dump([entry], default_flow_style=True, width=math.inf)
+    _, parsed = Experiment.parse(normalise([*words, f"--compare={compare}"])).by_method.values()
+    ((name, value),) = values.items()
+    assert type_true(parsed.arguments.model.init_args[name]) == type_true(value)
+    assert type_true(parsed.arguments.data.init_args.target_labels) == "1.0"

@@ -8,12 +8,14 @@ import random
 import re
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 
 from fedlit.cli import main
+from fedlit.cli.arguments import type_true
 from fedlit.cli.sweep_file import SweepFile
 
 ROOT = Path(__file__).parents[2]
@@ -180,6 +182,8 @@ def test_words_are_those_of_wandbs_agent(placeholder: str, monkeypatch: pytest.M
         ({"parameters": {"x": {"min": 0, "max": 99_999}}}, "its grid has 100000 trials: --trials N"),
         ({"metric": {"name": "oracle/target/acc"}}, "is of hidden labels, which nobody has who must choose"),
         ({"metric": {"name": "target/score", "goal": "max"}}, "metric.goal must be minimize or maximize, got 'max'"),
+        ({"metric": {"name": "target/score"}}, "'target/score' is the better the higher, .*: write goal: maximize"),
+        ({"metric": {"name": "validator/trust"}}, "is the better the higher, but without a goal W&B takes the lowest"),
         ({"method": "bayes"}, "give --method random --trials N"),
         ({"method": "random"}, "random trials have no end: give --trials N, or run_cap"),
         ({"method": "griddy"}, "method must be grid, random or bayes, got 'griddy'"),
@@ -235,6 +239,193 @@ def test_trials_of_the_shipped_files_are_configured(path: Path, capsys: pytest.C
         ]
     )
     assert capsys.readouterr().out.count("fedlit fit --config=data/") == 2
+
+
+# ---------------------------------------------------------------- values keep their types
+
+ARRIVE: list[tuple[str, Any]] = [
+    ("data.init_args.target_labels", 1.0),
+    ("data.init_args.target_labels", 1),
+    ("data.init_args.target_labels", 0.25),
+    ("model.init_args.warmup_rounds", 1e-05),
+    ("trainer.limit_train_batches", 1.0),
+    ("trainer.limit_train_batches", 1),
+    ("model.init_args.local_norm", True),
+    ("model.init_args.local_norm", False),
+    ("model.init_args.trust_region", None),
+    ("model.init_args.class_weights", [1.0, 1e-05]),
+    ("model.init_args.class_weights", None),
+    ("model.init_args.param_groups", [{"part": "classifier", "lr": 1e-05, "weight_decay": None}]),
+    ("model.init_args.param_groups", [{"part": "classifier", "lr": float("inf")}]),
+    ("trainer.default_root_dir", "1.0"),
+    ("trainer.default_root_dir", "true"),
+    ("trainer.overfit_batches", 1.0),
+]  # fmt: skip
+PLACEHOLDERS = ["args", "args_no_hyphens", "args_no_equals", "args_no_boolean_flags", "args_json", "args_json_file"]
+
+
+@pytest.mark.parametrize("placeholder", PLACEHOLDERS)
+def test_values_of_a_sweep_arrive_with_their_types(placeholder: str) -> None:
+    from fedlit.cli.trials import Sweep
+
+    before = ["-c"] if "json" in placeholder else []
+    command = ["${env}", "${program}", "fit", "--config=data/digits", "--config=methods/fedavg", *before]
+    command.append(f"${{{placeholder}}}")
+    for name, value in ARRIVE:
+        if placeholder == "args_no_boolean_flags" and isinstance(value, bool):
+            continue  # which W&B writes without a value, or not at all
+        file = SweepFile.read(written(parameters={name: {"values": [value]}}, command=command))
+        (values,) = file.trials("grid", None, 0)
+        found = Sweep(file, [values], [], jobs=1, fresh=False, wandb=False).configuration(0).arguments[name]
+        assert type_true(found) == type_true(value), name
+
+
+def test_numbers_that_are_equal_but_of_other_types_are_settings_of_their_own() -> None:
+    """1 label and all of them (1.0), which W&B takes for one value unless one is a text."""
+    from fedlit.cli.trials import Sweep
+
+    name = "data.init_args.target_labels"
+    command = ["${env}", "${program}", "fit", "--config=data/digits", "--config=methods/fedavg", "${args}"]
+    file = SweepFile.read(written(parameters={name: {"values": [1, "1.0"]}}, command=command))
+    sweep = Sweep(file, file.trials("grid", None, 0), [], jobs=1, fresh=False, wandb=False)
+    assert [sweep.configuration(number).arguments[name] for number in (0, 1)] == [1, 1.0]
+    assert isinstance(sweep.configuration(1).arguments[name], float)
+    assert [trial.label for trial in sweep.runs] == ["target_labels=1", "target_labels=1.0"]
+    assert sweep.folder.fingerprint(0) != sweep.folder.fingerprint(1)
+    switch = SweepFile.read(written(parameters={"a.b": {"values": [1, True, "1"]}}, command=COMMAND))
+    trials = switch.trials("grid", None, 0)
+    from fedlit.cli.trials import _trials
+
+    assert [trial.label for trial in _trials(trials)] == ["b=1", "b=True", "b='1'"]
+
+
+def test_values_that_wandb_takes_for_one_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["sweep", written(parameters={"x": {"values": [1, 1.0, True]}}), "--list", "--", "--config=data/digits"])
+    printed = capsys.readouterr().out
+    file = SweepFile.read("sweep.yaml")
+    (line,) = file.merged
+    assert line == (
+        "parameters.x has 1 and 1.0, which are one value to W&B: 1.0 is tried. Write '1' in quotes to try both"
+    )
+    assert len(printed.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("about", "expected"),
+    [
+        ({"min": 1, "max": 3}, [1, 2]),
+        ({"min": 1, "max": 3, "q": 1}, [1, 2]),
+        ({"min": 0.0, "max": 2.0, "q": 1.0}, [0.0, 1.0]),
+        ({"min": 0.5, "max": 1.5, "q": 0.5}, [0.5, 1.0]),
+        ({"min": 0.5, "max": 1.75, "q": 0.25}, [0.5, 0.75, 1.0, 1.25, 1.5]),
+    ],
+)
+def test_steps_are_whole_where_all_limits_are_written_so(about: dict[str, float], expected: list[float]) -> None:
+    file = SweepFile.read(written(parameters={"x": {"distribution": "q_uniform", **about}}))
+    assert repr([values["x"] for values in file.trials("grid", None, 0)]) == repr(expected)
+
+
+def test_an_agents_trial_that_may_have_lost_its_type_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_SWEEP_ID", "fedlit")
+    monkeypatch.setenv("WANDB_SWEEP_PARAM_PATH", str(Path("config.yaml").resolve()))
+    fit = ["fit", "--config=data/digits", "--config=methods/fedavg"]
+    for name in ("data.init_args.target_labels", "data.target_labels", "trainer.limit_train_batches"):
+        Path("config.yaml").write_text(yaml.safe_dump({"wandb_version": 1, name: {"value": 1}}))
+        with pytest.raises(SystemExit, match=rf"the sweep gives {name}=1, .* for all write '1.0' in quotes"):
+            main([*fit, f"--{name}=1"])
+
+
+# ---------------------------------------------------------------- what may be ranked
+
+
+class Trained:
+    """A sweep whose trials have ended: settings, methods and what they have logged are given."""
+
+    def __init__(self, metric: str, trials: list[tuple[str, str, str, int, float]], maximises: bool = True) -> None:
+        from fedlit.cli.trials import Trial
+
+        self.file = SimpleNamespace(metric=metric, maximises=maximises)
+        self.runs = [
+            Trial(number, {"data.target": target, "seed_everything": seed}, {"method": label}, label)
+            for number, (label, _, target, seed, _) in enumerate(trials)
+        ]
+        self._trials = trials
+        self.folder = SimpleNamespace(folder_of=lambda number: Path(f"run{number}"))
+
+    def configuration(self, number: int) -> Any:
+        from jsonargparse import Namespace
+
+        label, path, target, *_ = self._trials[number]
+        data = Namespace(class_path="fedlit.data.Digits", init_args=Namespace(target=target))
+        if label.startswith("path="):
+            data.init_args.path = label.removeprefix("path=")
+        model = Namespace(class_path=f"fedlit.methods.{path}", init_args=Namespace(refine="refined" in label))
+        return SimpleNamespace(arguments=Namespace(model=model, data=data))
+
+    def metric(self, number: int) -> float | None:
+        return self._trials[number][-1]
+
+    def done(self) -> dict[int, Any]:
+        from fedlit.callbacks import RunSummary
+
+        given: dict[str, Any] = {"target_score": 0.5, "rounds": 1, "bytes_by_channel": {}, "seconds": {}}
+        given |= {"seconds_total": 1.0, "processes": 1, "target_sha256": "", "backends": {}}
+        return {
+            number: RunSummary(label, target, seed, 0.5, **given)
+            for number, (label, _, target, seed, _) in enumerate(self._trials)
+        }
+
+
+def best(metric: str, *trials: tuple[str, str, str, int, float]) -> list[str]:
+    from fedlit.cli.ranking import Ranking
+
+    sweep: Any = Trained(metric, list(trials))
+    ranking = Ranking(sweep, sweep.done())
+    assert ranking.table().row_count == len(ranking.groups)
+    return ranking.best()
+
+
+TRUST = "validator/trust"
+
+
+def test_trust_ranks_methods_with_a_margin_for_what_adapts_nothing() -> None:
+    (line,) = best(TRUST, ("FedMMD", "FedMMD", "fonts", 0, 0.4), ("SourceOnly", "SourceOnly", "fonts", 0, 0.3))
+    assert line.startswith("best on fonts by validator/trust (the highest, no label of the target needed): FedMMD, 0.4")
+    (line,) = best(TRUST, ("FedMMD", "FedMMD", "fonts", 0, 0.4), ("none", "SourceOnly", "fonts", 0, 0.39))
+    assert "needed): none, of which no other has 5% more validator/trust, 0.39;" in line
+
+
+def test_where_trust_is_near_0_no_settings_are_named() -> None:
+    trials = [
+        (name, name, target, 0, trust)
+        for target, values in (("fonts", (0.001, 0.0004)), ("noisy", (0.3, 0.2)))
+        for name, trust in zip(("FedMMD", "FedAvg"), values, strict=True)
+    ]
+    fonts, noisy, average = best(TRUST, *trials)
+    assert fonts == (
+        "no settings are named on fonts: the highest validator/trust is 0.001, and models that have learnt nothing "
+        "reach 0.002 by chance"
+    )
+    assert noisy.startswith("best on noisy by validator/trust")
+    assert average == "best on average of 2 targets: FedMMD, 0.1505"
+
+
+@pytest.mark.parametrize("other", [("FedAvg", "FedAvg"), ("refined", "FedMMD")])
+def test_another_class_and_a_refined_model_are_other_methods(other: tuple[str, str]) -> None:
+    """FedAvg and a refined FedAvg have the same class, and target scores of .82 and .23 where the latter is better."""
+    (line,) = best("target/score", ("plain", "FedMMD", "fonts", 0, 0.8), (*other, "fonts", 0, 0.2))
+    assert line.startswith("methods are not ranked: target/score compares settings of one method.")
+
+
+def test_settings_are_not_ranked_over_data_of_other_contents() -> None:
+    lines = best("target/score", ("path=a.npz", "FedMMD", "fonts", 0, 0.8), ("path=b.npz", "FedMMD", "fonts", 0, 0.2))
+    assert [line.split(" by ")[0] for line in lines] == ["best on fonts (path=a.npz)", "best on fonts (path=b.npz)"]
+
+
+def test_one_setting_is_the_best_of_nothing() -> None:
+    assert best("target/score", ("A", "FedMMD", "fonts", 0, 0.8), ("A", "FedMMD", "fonts", 1, 0.2)) == [
+        "nothing is ranked: all trials have the same settings"
+    ]
 
 
 # ---------------------------------------------------------------- trained
@@ -323,20 +514,39 @@ def test_settings_are_compared_within_a_target(capsys: pytest.CaptureFixture[str
     """Two targets: each has a best one, and so has their average, as all settings were tried on both."""
     metric = {"name": "source/acc", "goal": "minimize"}
     parameters = {
-        "config": {"values": ["methods/source_only", "methods/fedprox"]},
+        "model.init_args.mu": {"values": [0.001, 1.0]},
         "data.target": {"values": ["hungary", "cleveland"]},
     }
-    command = [word for word in TINY if word != "--config=methods/fedprox" and "optimizer" not in word]
-    main(["sweep", written(command=command, metric=metric, parameters=parameters)])
+    main(["sweep", written(command=TINY, metric=metric, parameters=parameters)])
     printed = capsys.readouterr().out
-    found = {(row["config"], row["data.target"]): float(row["source/acc"]) for row in rows()}
-    names = {"methods/source_only": "SourceOnly", "methods/fedprox": "FedProx"}
+    found = {(row["model.init_args.mu"], row["data.target"]): float(row["source/acc"]) for row in rows()}
+    values = ("0.001", "1.0")
     for target in ("hungary", "cleveland"):
-        low = min(names, key=lambda config: found[config, target])
-        assert f"best on {target} by source/acc (the lowest, no label of the target needed): {names[low]}, " in printed
-    low = min(names, key=lambda config: found[config, "hungary"] + found[config, "cleveland"])
-    assert f"best on average of 2 targets: {names[low]}, " in printed
-    assert "FedProx - SourceOnly: " in printed  # the closing table of an experiment
+        low = min(values, key=lambda mu: found[mu, target])
+        assert f"best on {target} by source/acc (the lowest, no label of the target needed): mu={low}, " in printed
+    low = min(values, key=lambda mu: found[mu, "hungary"] + found[mu, "cleveland"])
+    assert f"best on average of 2 targets: mu={low}, " in printed
+    assert "methods are not ranked" not in printed
+
+
+def test_methods_are_not_ranked_by_a_score_of_one_method(capsys: pytest.CaptureFixture[str]) -> None:
+    """Said before the first trial trains, and again at the end; settings are ranked within each method."""
+    command = [word for word in TINY if word != "--config=methods/fedprox" and "optimizer" not in word]
+    parameters = {
+        "config": {"values": ["methods/fedprox", "methods/source_only"]},
+        "data.init_args.batch_size": {"values": [16, 32]},
+    }
+    main(["sweep", written(command=command, metric=SCORE, parameters=parameters)])
+    printed = capsys.readouterr().out
+    why = "methods are not ranked: target/score compares settings of one method. validator/trust compares methods"
+    assert printed.count(why) == 2
+    assert printed.index(why) < printed.index("run 1 of 4")
+    assert "settings by target/score, the highest first within each method" in " ".join(printed.split())
+    best = [line for line in printed.splitlines() if line.startswith("best")]
+    assert [line.split(" by ")[0] for line in best] == [
+        "best of FedProx on va_long_beach", "best of SourceOnly on va_long_beach",
+    ]  # fmt: skip
+    assert "FedProx - SourceOnly" not in printed  # no method has a single setting that is called by it alone
 
 
 def test_trials_that_log_no_such_metric_are_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -376,7 +586,9 @@ def test_the_shipped_files_run(path: Path, capsys: pytest.CaptureFixture[str]) -
     short = ["--trainer.max_epochs=2", "--trainer.limit_train_batches=2"]
     main(["sweep", f"sweeps/{path.stem}", *more, "--trials=2", "--", *short])
     assert [row["state"] for row in rows(path.stem)] == ["finished", "finished"]
-    assert "by target/score (the highest, no label of the target needed)" in capsys.readouterr().out
+    metric = yaml.safe_load(path.read_text())["metric"]["name"]
+    printed = capsys.readouterr().out
+    assert f"by {metric} (the highest, no label of the target needed)" in printed or "nothing is ranked" in printed
 
 
 # ---------------------------------------------------------------- the page

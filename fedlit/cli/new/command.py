@@ -11,8 +11,9 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from fedlit.cli.arguments import flow
 from fedlit.cli.new import features, images, tables
-from fedlit.cli.new.study import Study, Writers, flow
+from fedlit.cli.new.study import Study, Writers
 
 _DESCRIPTION = """
 Write a folder with experiment.yaml, which trains and compares methods, and README.md, which has the commands from

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import yaml
 
 Writers = list[Callable[[], None]]
 """What writes the files of an example, once nothing is left to refuse."""
@@ -37,12 +34,6 @@ class Study:
     listing: str = ""
     regression: bool = False
     more: dict[str, object] = field(default_factory=dict)
-
-
-def flow(value: object) -> str:
-    """A value in one line of YAML."""
-    text: str = yaml.safe_dump(value, default_flow_style=True, width=math.inf, allow_unicode=True, sort_keys=False)
-    return text.removesuffix("\n").removesuffix("\n...")
 
 
 def seen_from(folder: Path, path: Path) -> str:

@@ -11,7 +11,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedlit.cli.new.study import Study, Writers, check_target, flow, seen_from
+from fedlit.cli.arguments import flow
+from fedlit.cli.new.study import Study, Writers, check_target, seen_from
 
 if TYPE_CHECKING:
     from fedlit.data.base import Domain

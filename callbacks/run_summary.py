@@ -1,0 +1,300 @@
+"""RunSummary: the figures that one run leaves, as a file and for the tables that are made of several."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from statistics import fmean
+
+import torch
+from lightning.pytorch import Trainer
+
+from fedlit.callbacks.oracle_accuracy import OracleAccuracy
+from fedlit.callbacks.shared import check_fields, class_names
+from fedlit.federation import KEYS
+from fedlit.federation.documents import fingerprint
+from fedlit.module import FederatedModule
+from fedlit.privacy import Description, GaussianMechanism
+
+FLOOR = "SourceOnly"
+"""The method that adapts nothing, with which the others are compared."""
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """What one run of one method on one target came to.
+
+    Args:
+        method: Name in the table; runs of equal method and target count as repetitions.
+        target: Client adapted to.
+        seed: Of the run.
+        oracle_accuracy: On the target's hidden labels, in [0, 1]; ``None`` if nobody looked.
+        target_score: Label-free score of the target, in [0, 1]; ``None`` without validation or test.
+        rounds: Communication rounds.
+        bytes_by_channel: Bytes sent, all rounds.
+        seconds: By phase, of this process: "local", "exchange", "protection".
+        seconds_total: From start to end; of a resumed run, with those up to its checkpoint.
+        processes: That hosted the clients.
+        target_sha256: Fingerprint of the target's weights, to compare runs bit by bit.
+        backends: Of each channel whose messages are summed by the server: what it hides. Channels between clients,
+            and those of watched numbers, go through no backend.
+        channels: How messages of each channel went, what they held, from whom to whom and how often, as declared.
+        selected_accuracy: Accuracy on the target's hidden validation labels in the first validation with the highest
+            ``target_score``: what choosing a round without labels comes to. ``None`` without validation.
+        best_accuracy: The highest such accuracy in any validation, which no federation could pick: an oracle.
+        oracle_balanced_accuracy: As `oracle_accuracy`, mean recall over classes.
+        oracle_f1: As `oracle_accuracy`, F1 scores of classes weighted by their samples.
+        oracle_alternatives: As `oracle_accuracy`, of the method's other predictions of the target, by name.
+        oracle_r2: In regression, the share of the hidden labels' variance that is explained, at most 1.
+        oracle_ece: As `oracle_accuracy`, expected calibration error of the predicted probabilities.
+        oracle_brier: As `oracle_accuracy`, Brier score of the predicted probabilities, in [0, 2].
+        oracle_auc: As `oracle_accuracy`, area under the ROC curve, of several classes each against the rest.
+        oracle_class_accuracy: As `oracle_accuracy`, on each class that the target has, by name.
+        oracle_confusion: How many test samples of each class (row) were taken for which (column).
+        oracle_reliability: Of the test samples, by the probability of the predicted class in 10 equal bins from 0 to 1:
+            how many there are, their mean probability, and the share that is right.
+        classes: Names of the classes, in the order of `oracle_confusion`; empty without it.
+        temperature: That logits were divided by, if `Calibration` found one.
+        noised: Whether the clients' numbers carry noise of differential privacy (``reports`` of the strategy), as
+            those of the oracle do then, too. They may lie outside the ranges above.
+    """
+
+    method: str
+    target: str
+    seed: int
+    oracle_accuracy: float | None
+    target_score: float | None
+    rounds: int
+    bytes_by_channel: dict[str, int]
+    seconds: dict[str, float]
+    seconds_total: float
+    processes: int
+    target_sha256: str
+    backends: dict[str, Description]
+    selected_accuracy: float | None = None
+    best_accuracy: float | None = None
+    oracle_balanced_accuracy: float | None = None
+    oracle_f1: float | None = None
+    oracle_r2: float | None = None
+    oracle_alternatives: dict[str, float] = field(default_factory=dict)
+    channels: dict[str, str] = field(default_factory=dict)
+    oracle_ece: float | None = None
+    oracle_brier: float | None = None
+    oracle_auc: float | None = None
+    oracle_class_accuracy: dict[str, float] = field(default_factory=dict)
+    oracle_confusion: list[list[int]] | None = None
+    oracle_reliability: list[list[float]] | None = None
+    classes: list[str] = field(default_factory=list)
+    temperature: float | None = None
+    noised: bool = False
+
+    @property
+    def only_class(self) -> str | None:
+        """Name of the class that all predictions of test samples are of; ``None`` if there are several, or no counts.
+
+        Such a model has collapsed or has not learnt: its accuracy is the share of that class.
+        """
+        columns = [sum(column) for column in zip(*self.oracle_confusion or [], strict=True)]
+        predicted = [name for name, count in zip(self.classes, columns, strict=True) if count]
+        return predicted[0] if len(columns) > 1 and len(predicted) == 1 else None
+
+    def to_json(self) -> str:
+        """The fields as a JSON object."""
+        return json.dumps(asdict(self), indent=2, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> RunSummary:
+        """Read back what `to_json` wrote."""
+        record = json.loads(text, parse_constant=_refused)
+        backends = {channel: Description(**about) for channel, about in record["backends"].items()}
+        summary = check_fields(cls(**(record | {"backends": backends})))
+        _check_ranges(summary)
+        _check_counts(summary)
+        return summary
+
+
+def _refused(constant: str) -> float:
+    raise ValueError(f"it has {constant}, which no run writes")
+
+
+def _check_ranges(summary: RunSummary) -> None:
+    """Raise a `ValueError` if a number that was read from a file cannot be what it is called."""
+    shares = {name: getattr(summary, name) for name in _SHARES}
+    shares |= {f"oracle_alternatives[{name!r}]": each for name, each in summary.oracle_alternatives.items()}
+    shares |= {f"oracle_class_accuracy[{name!r}]": each for name, each in summary.oracle_class_accuracy.items()}
+    amounts: dict[str, float | None] = {"rounds": summary.rounds, "seconds_total": summary.seconds_total}
+    amounts |= {f"bytes_by_channel[{name!r}]": each for name, each in summary.bytes_by_channel.items()}
+    amounts |= {f"seconds[{name!r}]": each for name, each in summary.seconds.items()}
+    measured = [(name, each, 0.0, 1.0) for name, each in shares.items()]
+    measured += [("oracle_r2", summary.oracle_r2, -math.inf, 1.0), ("oracle_brier", summary.oracle_brier, 0.0, 2.0)]
+    measured += [("temperature", summary.temperature, 0.0, math.inf)]
+    if summary.noised:  # noise knows no range
+        measured = [(name, each, -math.inf, math.inf) for name, each, *_ in measured]
+    for name, value, low, high in [*measured, *((name, each, 0.0, math.inf) for name, each in amounts.items())]:
+        if value is not None and not (math.isfinite(value) and low - _ROUNDING <= value <= high + _ROUNDING):
+            raise ValueError(f"{name} must be from {low:g} to {high:g}, got {value}")
+
+
+_SHARES = (
+    *("oracle_accuracy", "target_score", "selected_accuracy", "best_accuracy", "oracle_balanced_accuracy"),
+    *("oracle_f1", "oracle_ece", "oracle_auc"),
+)
+_ROUNDING = 1e-6
+
+
+def _check_counts(summary: RunSummary) -> None:
+    """Raise a `ValueError` if counts that were read from a file are not of the classes, or no counts."""
+    size = len(summary.classes)
+    for row in summary.oracle_confusion or ():
+        if len(row) != size or len(summary.oracle_confusion or ()) != size or min(row, default=0) < 0:
+            raise ValueError(f"oracle_confusion must have a count for each of {size} classes, got {str(row)[:100]}")
+    for bin_ in summary.oracle_reliability or ():
+        if len(bin_) != 3 or bin_[0] < 0 or not all(0 <= each <= 1 + 1e-9 for each in bin_[1:]):
+            raise ValueError(f"oracle_reliability must have a count and two shares, got {str(bin_)[:100]}")
+
+
+def summarise(trainer: Trainer, module: FederatedModule, seconds: float, method: str | None = None) -> RunSummary:
+    """Sum up a run; called on all processes after ``fit``, or after the ``test`` that follows.
+
+    After a ``test`` with ``ckpt_path``, rounds and bytes are still those of the run, not of that checkpoint.
+
+    Args:
+        trainer: The run's; its latest ``oracle/target/acc`` and ``target/score`` are taken.
+        module: The method trained.
+        seconds: From start to end; those before a resume are `RoundTimer.resumed_s`.
+        method: Name in the table; ``None`` is the class of ``module``.
+    """
+    federation = module.federation
+    sent = federation.ledger.bytes_by_channel()
+    used = [federation.channels[channel] for channel in sent if not channel.endswith(KEYS)]
+    watchers = [callback for callback in trainer.callbacks if isinstance(callback, OracleAccuracy)]  # type: ignore[attr-defined]
+    seen = [pair for pair in watchers[0].history if all(map(math.isfinite, pair))] if watchers else []
+    confusion = watchers[0].confusion if watchers else None
+    classes = [] if confusion is None else class_names(trainer, module)
+    return RunSummary(
+        method=method or type(module).__name__,
+        target=module.target.name,
+        seed=federation.seed,
+        oracle_accuracy=_metric(trainer, "oracle/target/acc"),
+        target_score=_metric(trainer, "target/score"),
+        rounds=federation.round_idx,
+        bytes_by_channel=sent,
+        seconds=dict(federation.seconds),
+        seconds_total=seconds,
+        processes=trainer.world_size,
+        target_sha256=_target_sha256(module),
+        backends={channel.name: channel.description for channel in used if channel.description is not None},
+        channels={channel.name: channel.sent for channel in used},
+        selected_accuracy=max(seen, key=operator.itemgetter(0))[1] if seen else None,  # of equal scores the first
+        best_accuracy=max(accuracy for _, accuracy in seen) if seen else None,
+        oracle_balanced_accuracy=_metric(trainer, "oracle/target/balanced_acc"),
+        oracle_f1=_metric(trainer, "oracle/target/f1"),
+        oracle_r2=_metric(trainer, "oracle/target/r2"),
+        oracle_alternatives={
+            name: accuracy
+            for name in type(module).alternative_names
+            if (accuracy := _metric(trainer, f"oracle/target/{name}/acc")) is not None
+        },
+        oracle_ece=_metric(trainer, "oracle/target/ece"),
+        oracle_brier=_metric(trainer, "oracle/target/brier"),
+        oracle_auc=_metric(trainer, "oracle/target/auc"),
+        oracle_class_accuracy={
+            name: row[place] / sum(row)
+            for place, (name, row) in enumerate(zip(classes, confusion or [], strict=True))
+            if sum(row)
+        },
+        oracle_confusion=confusion,
+        oracle_reliability=watchers[0].reliability if watchers else None,
+        classes=classes,
+        temperature=_metric(trainer, "target/temperature"),
+        noised=isinstance(federation.channels.reports, GaussianMechanism),
+    )
+
+
+def _target_sha256(module: FederatedModule) -> str:
+    """Fingerprint of the target's weights; the process that hosts it tells the others."""
+    federation = module.federation
+    digest = ""
+    if federation.is_local(module.target):
+        sha = hashlib.sha256()
+        for name, tensor in module.replicas[module.target.name].state_dict().items():
+            if isinstance(tensor, torch.Tensor):
+                sha.update(name.encode() + tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+            else:  # of get_extra_state
+                sha.update(name.encode() + fingerprint(tensor).encode())
+        digest = sha.hexdigest()
+    told = federation.transport.tell_all(digest, "the fingerprint of the target")
+    return str(told[federation.roster.rank_of[module.target.name]] or "")  # of one that is lost, nothing is known
+
+
+def methods_of(runs: Iterable[RunSummary]) -> list[str]:
+    """Methods in the order in which they first occur."""
+    return list(dict.fromkeys(run.method for run in runs))
+
+
+def targets_of(runs: Iterable[RunSummary]) -> list[str]:
+    """Targets in the order in which they first occur."""
+    return list(dict.fromkeys(run.target for run in runs))
+
+
+def split_by_task(runs: Iterable[RunSummary]) -> dict[str, list[RunSummary]]:
+    """Runs that are measured by ``"accuracy"``, and those measured by ``"R2"``: numbers that are never compared."""
+    found: dict[str, list[RunSummary]] = {"accuracy": [], "R2": []}
+    for run in runs:
+        found["accuracy" if run.oracle_r2 is None else "R2"].append(run)
+    return found
+
+
+def accuracies(runs: Iterable[RunSummary]) -> list[float]:
+    """What is compared: accuracies, or in regression shares of variance explained."""
+    found = (run.oracle_accuracy if run.oracle_r2 is None else run.oracle_r2 for run in runs)
+    return [each for each in found if each is not None]
+
+
+def averages(runs: Sequence[RunSummary]) -> list[float]:
+    """Mean over targets of what `accuracies` gives, one per seed, of runs that are all of one task.
+
+    A seed that lacks a target would shift the mean and is left out.
+    """
+    averages = []
+    for seed in dict.fromkeys(run.seed for run in runs):
+        by_target = [accuracies(run for run in runs if run.seed == seed and run.target == t) for t in targets_of(runs)]
+        if all(by_target):
+            averages.append(fmean(fmean(accuracies) for accuracies in by_target))
+    return averages
+
+
+def gains(summaries: Sequence[RunSummary], method: str) -> dict[str, dict[int, float]]:
+    """Points of accuracy, or of R2 in %, above the floor: by target, and by each seed that both have there.
+
+    Args:
+        summaries: Runs that are all of one task, see `split_by_task`.
+        method: That is compared with the floor.
+    """
+
+    def points(name: str, of: RunSummary) -> list[float]:
+        same = (run for run in summaries if (run.method, run.target, run.seed) == (name, of.target, of.seed))
+        return [100 * each for each in accuracies(same)]
+
+    found: dict[str, dict[int, float]] = {}
+    for run in summaries:
+        own, floor = points(method, run), points(FLOOR, run)
+        if run.method == method and own and floor:
+            found.setdefault(run.target, {})[run.seed] = fmean(own) - fmean(floor)
+    return found
+
+
+def mean_gains(by_target: Mapping[str, Mapping[int, float]]) -> list[float]:
+    """Mean over targets of what `gains` gave, one for each seed that all of them have."""
+    first, *others = by_target.values()
+    seeds = [seed for seed in first if all(seed in other for other in others)]
+    return [fmean(by_seed[seed] for by_seed in by_target.values()) for seed in seeds]
+
+
+def _metric(trainer: Trainer, name: str) -> float | None:
+    value = trainer.callback_metrics.get(name)
+    return None if value is None or not math.isfinite(value) else float(value)

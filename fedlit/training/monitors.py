@@ -1,0 +1,69 @@
+"""Callbacks and schedules that monitor a number which is not logged: Lightning's error, with what there is instead."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch import LightningModule, Trainer
+
+_OF_LIGHTNING = ("conditioned on metric", "could not find the monitored key")
+"""Words of Lightning's errors on a monitor that is not there."""
+
+_ADVISED = (("target/score", "max"), ("source/acc", "max"), ("source/r2", "max"), ("train/loss", "min"))
+"""What most runs log and may monitor, with its mode."""
+
+_MOST = 6
+"""Names that are proposed, of many clients."""
+
+EXPLAINED = "says_what_to_do"
+"""Attribute of an error whose message has all that a user can do."""
+
+
+def explain_monitor(trainer: Trainer, module: LightningModule, error: BaseException) -> None:
+    """Rewrite the message of an error on a monitor that is not logged; other errors stay as they are.
+
+    Its type stays, so that whoever catches what Lightning raises still does.
+
+    Args:
+        trainer: Whose callbacks monitor something.
+        module: A federated one; ``monitor_hint`` of it is added to the message.
+        error: That ends the run.
+    """
+    text = str(error)
+    if not isinstance(error, RuntimeError | MisconfigurationException) or not any(
+        word in text for word in _OF_LIGHTNING
+    ):
+        return
+    logged = [str(name) for name in trainer.callback_metrics]
+    callbacks: list[object] = trainer.callbacks  # type: ignore[attr-defined]
+    monitors = [(type(each).__name__, getattr(each, "monitor", None)) for each in callbacks]
+    monitors += [(type(each.scheduler).__name__, each.monitor) for each in trainer.lr_scheduler_configs]
+    for name, monitor in monitors:
+        if isinstance(monitor, str) and monitor not in logged and monitor in text:
+            error.args = (_explained(name, monitor, logged, str(getattr(module, "monitor_hint", ""))),)
+            setattr(error, EXPLAINED, True)
+            return
+
+
+def _explained(name: str, monitor: str, logged: Sequence[str], hint: str) -> str:
+    """What is monitored and not logged, what may have been meant, and what there is."""
+    same = [each for each in logged if each.rpartition("/")[2] in (monitor, f"own_{monitor}")]
+    near = get_close_matches(monitor, logged, 1, cutoff=0.75)
+    advised = [f"{each!r} (mode={mode!r})" for each, mode in _ADVISED if each in logged]
+    if same:
+        advice = f"monitor one of {', '.join(map(repr, same[:_MOST]))}{', ...' if len(same) > _MOST else ''}."
+    elif near:
+        advice = f"did you mean {near[0]!r}?"
+    else:
+        advice = f"monitor {' or '.join(advised) or 'something that is logged'}."
+    there = f"There are {', '.join(_shortened(logged)) or 'none so far'}"
+    problem = f"{name}(monitor={monitor!r}) needs a number that this run does not log"
+    return f"{problem}: {' '.join(filter(None, (advice, hint, there)))}"
+
+
+def _shortened(names: Iterable[str]) -> list[str]:
+    """Names of metrics, with those of all sources as one."""
+    return list(dict.fromkeys(re.sub(r"^source/[^/]+/", "source/NAME/", name) for name in names))

@@ -1,0 +1,180 @@
+"""Which method a report names first: by trust alone, and none where nothing tells one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fedlit.callbacks import RunSummary
+from fedlit.callbacks.report import read_runs, report_on
+from fedlit.callbacks.report.pages import Bullets, Heading, Pictures, Table, Text
+
+
+def write(
+    folder: Path,
+    method: str,
+    accuracy: float | None,
+    trust: float | None,
+    seed: int = 0,
+    target: str = "fonts",
+    data: str = "fedlit.data.Digits",
+    data_args: dict[str, Any] | None = None,
+    **of_summary: Any,
+) -> None:
+    """A finished run of one round."""
+    folder.mkdir(parents=True)
+    config = {
+        "seed_everything": seed,
+        "model": {"class_path": f"fedlit.methods.{method}"},
+        "data": {"class_path": data, "init_args": {"target": target, **(data_args or {})}},
+    }
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    cells = "" if trust is None else str(trust)
+    (folder / "metrics.csv").write_text(
+        f"epoch,round,step,target/score,validator/trust\n,0,1,,\n0,,0,0.5,{cells}\n1,,1,0.5,{cells}\n"
+    )
+    given = {"target_score": 0.5, "rounds": 1, "bytes_by_channel": {}, "seconds": {}, "seconds_total": 1.0}
+    given |= {"processes": 1, "target_sha256": "", "backends": {}}
+    summary = RunSummary(method, target, seed, accuracy, **(given | of_summary))
+    (folder / "summary.json").write_text(summary.to_json())
+
+
+def texts(folder: Path) -> list[str]:
+    """Of the page, what it says outside of folds, in order."""
+    _, blocks = report_on(read_runs([folder]))
+    found: list[str] = []
+    for block in blocks:
+        if isinstance(block, Text | Heading):
+            found.append(block.text)
+        elif isinstance(block, Bullets):
+            found += block.lines
+    return found
+
+
+def test_without_trust_the_page_says_first_that_methods_are_not_ranked_and_how_they_would_be(tmp_path: Path) -> None:
+    write(tmp_path / "a", "SourceOnly", 0.5, None, target_score=0.9)
+    write(tmp_path / "b", "FedAvg", 0.9, None, target_score=0.1)
+    said = texts(tmp_path)[2]
+    assert said.startswith("Methods are not ranked: only validator/trust compares methods")
+    assert "--select best" in said
+    assert "--trainer.callbacks+=fedlit.callbacks.Validators" in said
+    assert not any("best on" in each or "is best" in each for each in texts(tmp_path))
+
+
+def test_the_most_trusted_is_taken_whatever_target_score_and_hidden_labels_say(tmp_path: Path) -> None:
+    write(tmp_path / "a", "FedAvg", 0.9, 0.1, target_score=0.9)
+    write(tmp_path / "b", "FedMMD", 0.5, 0.3, target_score=0.1)
+    write(tmp_path / "c", "SourceOnly", 0.7, 0.2)
+    write(tmp_path / "d", "FADA", 0.99, None)
+    found = texts(tmp_path)
+    assert found[2] == "By validator/trust, without labels of the target: on fonts take FedMMD."
+    assert found[3] == "Not compared, as runs of them have not logged validator/trust: FADA."
+    _, blocks = report_on(read_runs([tmp_path]))
+    table = next(block for block in blocks if isinstance(block, Table))
+    assert table.rows == [["fonts", "0", "FedMMD", "0", "0.300", "SourceOnly", "0.200"]]
+    pictures = [picture for block in blocks if isinstance(block, Pictures) for picture in block.pictures]
+    assert pictures[0].caption == "validator/trust of the most trusted round"
+
+
+def test_seeds_that_do_not_agree_are_told_of_and_source_only_has_the_margin(tmp_path: Path) -> None:
+    for seed, trust in ((0, 0.3), (1, 0.203)):
+        write(tmp_path / f"a{seed}", "FedMMD", 0.5, trust, seed)
+        write(tmp_path / f"b{seed}", "SourceOnly", 0.5, 0.2, seed)
+    (line,) = [each for each in texts(tmp_path) if " take " in each]
+    assert line == (
+        "By validator/trust, without labels of the target: on fonts take FedMMD with seed 0; SourceOnly with seed 1. "
+        "SourceOnly is taken where no other is trusted by 5% more. Seeds do not agree."
+    )
+
+
+def test_where_no_model_is_trusted_none_is_named(tmp_path: Path) -> None:
+    for place, (method, trust) in enumerate((("SourceOnly", 0.0), ("FedAvg", 0.0011), ("FedMMD", 0.0004))):
+        write(tmp_path / str(place), method, 0.5, trust)
+    said = texts(tmp_path)[2]
+    assert said.startswith("No model can be trusted on fonts, and none is named: the highest trust is 0.0011")
+    assert not any(name in said for name in ("SourceOnly", "FedAvg", "FedMMD"))
+    _, blocks = report_on(read_runs([tmp_path]))
+    table = next(block for block in blocks if isinstance(block, Table))
+    assert table.rows == [["fonts", "0", "none: too little trust", "-", "at most 0.0011", "-", "-"]]
+
+
+def test_one_method_and_regression_have_no_ranking(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        write(tmp_path / "one" / str(seed), "FedAvg", 0.5, 0.2, seed)
+    assert not any(" take " in each or "ranked" in each for each in texts(tmp_path / "one"))
+    for method in ("FedAvg", "SourceOnly"):
+        write(tmp_path / "numbers" / method, method, None, None, oracle_r2=0.5)
+    assert (
+        texts(tmp_path / "numbers")[2]
+        == "Methods are not ranked: no score compares them in regression without labels of the target."
+    )
+
+
+# ---------------------------------------------------------------- runs that are of different federations
+
+
+def closing(folder: Path) -> list[list[list[str]]]:
+    """First cells of the closing tables."""
+    _, blocks = report_on(read_runs([folder]))
+    tables = [block for block in blocks if isinstance(block, Table) and block.header[:2] == ["method", "target"]]
+    return [[list(row[:3]) for row in table.rows] for table in tables]
+
+
+@pytest.mark.parametrize(
+    ("other", "title"),
+    [
+        ({"data": "fedlit.data.HeartDisease"}, "HeartDisease"),
+        ({"data_args": {"path": "b.npz"}}, "Digits (path=b.npz)"),
+        ({"data_args": {"clients": ["clean", "fonts"]}}, "Digits (clients=[clean, fonts])"),
+        ({"data_args": {"transductive": True}}, "Digits (transductive=true)"),
+        ({"accuracy": None, "oracle_r2": 0.25}, "Digits (task=regression)"),
+    ],
+)
+def test_runs_of_other_data_clients_or_tasks_are_not_averaged_or_compared(
+    tmp_path: Path, other: dict[str, Any], title: str
+) -> None:
+    """The same methods, target and names: 50 and 90 would be 70 in one table."""
+    for method in ("FedAvg", "SourceOnly"):
+        write(tmp_path / "a" / method, method, 0.5, 0.2)
+        write(tmp_path / "b" / method, method, **({"accuracy": 0.9, "trust": 0.4, "seed": 1} | other))
+    first, second = closing(tmp_path)
+    assert first == [["FedAvg", "fonts", "50.0"], ["SourceOnly", "fonts", "50.0"]]
+    assert {row[2] for row in second} == {"25.0" if "oracle_r2" in other else "90.0"}
+    found = texts(tmp_path)
+    assert found[1].startswith("These runs are of 2 federations")
+    assert f"What it came to: {title}" in found
+    assert len([each for each in found if "on fonts take" in each or "not ranked" in each]) == 2
+
+
+def test_what_a_method_is_given_of_the_same_data_is_compared(tmp_path: Path) -> None:
+    write(tmp_path / "a", "SourceOnly", 0.5, None)
+    given = {"target_labels": 50, "batch_size": 8, "normalise": "ranks"}
+    write(tmp_path / "b", "FedAvg", 0.7, None, data_args=given)
+    assert len(closing(tmp_path)) == 1
+    assert any("FedAvg - SourceOnly is +20.0 points" in each for each in texts(tmp_path))
+
+
+def test_runs_of_other_arguments_rounds_and_seeds_have_rows_of_their_own(tmp_path: Path) -> None:
+    for seed, rounds, accuracy in ((0, 5, 0.5), (1, 5, 0.6), (0, 9, 0.9)):
+        write(tmp_path / f"{seed}-{rounds}", "FedAvg", accuracy, None, seed, rounds=rounds)
+        (tmp_path / f"{seed}-{rounds}" / "config.yaml").unlink()
+    assert closing(tmp_path) == [[["FedAvg (rounds=5)", "fonts", "55.0 ± 7.1"], ["FedAvg (rounds=9)", "fonts", "90.0"]]]
+
+
+def test_seeds_that_are_missing_are_told_of(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        write(tmp_path / f"a{seed}", "FedAvg", 0.5, None, seed)
+    write(tmp_path / "b", "SourceOnly", 0.5, None)
+    page = "\n".join(str(block) for block in report_on(read_runs([tmp_path]))[1])
+    assert "SourceOnly on fonts has seed 0 alone, of seeds 0, 1" in page
+
+
+def test_a_collapsed_model_is_marked_in_the_table(tmp_path: Path) -> None:
+    write(tmp_path / "a", "FedAvg", 0.5, None, oracle_confusion=[[0, 2], [0, 2]], classes=["no", "yes"])
+    write(tmp_path / "b", "SourceOnly", 0.5, None, oracle_confusion=[[1, 1], [0, 2]], classes=["no", "yes"])
+    assert closing(tmp_path) == [[["FedAvg", "fonts", "50.0 †"], ["SourceOnly", "fonts", "50.0"]]]
+    assert "† predicts one class alone." in texts(tmp_path)
+    assert "FedAvg on fonts, seed 0, predicts nothing but 'yes'." in texts(tmp_path)

@@ -1,0 +1,112 @@
+"""Callbacks that monitor what nothing logs: the error says what there is, and what to monitor."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
+
+import fedlit
+import processes
+from fedlit.cli import main
+from fedlit.module import FederatedModule
+from own_modules import Net
+from small_federation import CLIENTS, NUM_CLASSES, TARGET, Blobs, build, trainer
+
+
+class Validated(Net):
+    """Logs in a validation_step, which nobody calls."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", torch.tensor(1.0))
+
+
+def wrapped() -> FederatedModule:
+    torch.manual_seed(0)
+    return fedlit.Federated(Validated(), CLIENTS, TARGET, NUM_CLASSES)
+
+
+def fit(callback: Callback, module: FederatedModule, folder: Path, **kwargs: Any) -> None:
+    trainer(3, [callback], folder, enable_checkpointing=True, **kwargs).fit(module, Blobs())
+
+
+OF_THE_MODULE = "training_step of Validated logs are those of one client each, source/NAME/... and target/...; "
+KINDS = [(EarlyStopping, RuntimeError), (ModelCheckpoint, MisconfigurationException)]
+
+
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize(("kind", "error"), KINDS)
+@pytest.mark.parametrize(
+    ("monitor", "advice"),
+    [
+        ("val_loss", "monitor 'target/score' (mode='max') or 'source/acc' (mode='max') or 'train/loss' (mode='min')."),
+        ("batch_loss", "monitor one of 'source/amazon/batch_loss', 'source/dslr/batch_loss', 'source/caltech/batch_lo"),
+        ("source/accc", "did you mean 'source/acc'?"),
+        ("loss", "monitor one of 'source/amazon/loss', 'source/dslr/loss', 'source/caltech/loss', 'train/loss'."),
+    ],
+)
+def test_a_number_of_a_wrapped_module_is_monitored_under_its_clients_names(
+    tmp_path: Path, monitor: str, advice: str, kind: Any, error: type[Exception], every: int
+) -> None:
+    expected = f"{kind.__name__}(monitor='{monitor}') needs a number that this run does not log: {advice}"
+    with pytest.raises(error, match=re.escape(expected)) as told:
+        fit(kind(monitor=monitor), wrapped(), tmp_path, check_val_every_n_epoch=every)
+    assert OF_THE_MODULE in str(told.value)
+    there = str(told.value).partition("There are ")[2].split(", ")
+    assert {"source/NAME/batch_loss", "source/NAME/acc", "target/score"} <= {*there}
+    assert len(there) == len({*there})
+
+
+@pytest.mark.parametrize(("kind", "error"), KINDS)
+def test_a_misspelt_monitor_of_any_method_is_told_what_was_meant(
+    tmp_path: Path, kind: Any, error: type[Exception]
+) -> None:
+    with pytest.raises(error, match=r"needs a number .* does not log: did you mean 'target/score'\? There are") as told:
+        fit(kind(monitor="target/scor", mode="max"), build(), tmp_path)
+    assert "validation_step" not in str(told.value)
+
+
+def test_what_is_logged_may_be_monitored_and_a_lenient_callback_stays_lenient(tmp_path: Path) -> None:
+    fit(EarlyStopping("source/amazon/batch_loss"), wrapped(), tmp_path)
+    fit(EarlyStopping("nothing", strict=False), build(), tmp_path)
+
+
+class Broken(Callback):
+    """Fails as anybody's callback may, beside one that monitors what is not there yet."""
+
+    monitor = "never"
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        raise RuntimeError("no metric here")
+
+
+def test_other_errors_stay_as_they_are(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"^no metric here$"):
+        fit(Broken(), build(), tmp_path)
+
+
+def stopped(folder: Path) -> str:
+    """What this process is told."""
+    with pytest.raises(RuntimeError) as told:
+        fit(EarlyStopping("source/accc"), build(), folder, devices=2)
+    return str(told.value)
+
+
+@pytest.mark.slow
+def test_all_processes_are_told_the_same(tmp_path: Path) -> None:
+    first, second = processes.results(stopped, tmp_path, ranks=2)
+    assert first == second
+    assert "did you mean 'source/acc'?" in first
+
+
+def test_the_command_says_it_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["fit", "--config", "data/heart_disease", "--config", "methods/fedavg", "--trainer.max_epochs=1"]
+    for kind, monitor in (("EarlyStopping", "source/accc"), ("ModelCheckpoint", "target/scores")):
+        with pytest.raises(SystemExit, match=rf"^fedlit: \w+: {kind}\(monitor='{monitor}'\) needs a number .*mean '"):
+            main([*words, f"--trainer.callbacks+={kind}", f"--trainer.callbacks.monitor={monitor}"])
