@@ -113,9 +113,9 @@ def export_target(module: FederatedModule, path: str | Path, data: DomainDataMod
 
     Of a data module with ``raw_inputs`` the file takes samples as they are before they are normalised, and normalises
     them by itself: of `ImageDomains` bytes of pixels, uint8, of `FeatureDomains` features as they are in its files, and
-    of `CSVDomains` rows of a table, by what all clients agreed on. For those ``NAME.onnx`` has an input of shape (n, 1)
-    for each column, float64 for numbers, NaN where one is missing, and texts for categories, empty where one is;
-    ``NAME.pt2`` takes all columns as (n, columns), float64, with a category's code in place of its text.
+    of `CSVDomains` and `HeartDisease` rows of a table. For those ``NAME.onnx`` has an input of shape (n, 1) for each
+    column, float64 for numbers, NaN where one is missing, and texts for categories, empty where one is; ``NAME.pt2``
+    takes all columns as (n, columns), float64, with a category's code in place of its text.
 
     What inputs and outputs are, the method and the version of fedlit are in the file: as ``fedlit.json`` of
     ``torch.export.load(path, extra_files={"fedlit.json": ""})``, and as ``metadata_props`` of ONNX. A model card in

@@ -19,6 +19,7 @@ class RoundRecord:
         plan: What the run was planned with, equal on all processes; ``None`` before.
         steps: By step, names of those who trained, and their losses.
         norms: By client, gradient norms before clipping.
+        graphs: Clients of which a loss in the round depended on something that is trained.
     """
 
     def __init__(self) -> None:
@@ -26,6 +27,7 @@ class RoundRecord:
         self._planned = False  # whether the plan is that of a checkpoint
         self.steps: list[tuple[list[str], Tensor]] = []
         self.norms: dict[str, list[Tensor]] = {}
+        self.graphs: set[str] = set()
         self._resumed: list[tuple[list[str], Tensor]] = []
 
     def plan_(self, plan: dict[str, Any]) -> None:
@@ -66,9 +68,11 @@ class RoundRecord:
         """Begin afresh."""
         self.steps.clear()
         self.norms.clear()
+        self.graphs.clear()
 
     def add_(self, losses: Mapping[str, Tensor]) -> Tensor:
         """Note the losses of a step; returns their sum, a scalar."""
+        self.graphs.update(name for name, loss in losses.items() if loss.requires_grad)
         stacked = torch.stack(list(losses.values()))
         self.steps.append((list(losses), stacked.detach()))
         return stacked.sum()

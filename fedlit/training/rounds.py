@@ -282,7 +282,10 @@ class Rounds(Callback):
         self._standstill.note_gradients_()
         last_of_epoch = batch_idx + 1 >= trainer.num_training_batches
         if federation.batch_idx >= self.batches_per_round or last_of_epoch:
-            error = self._standstill.check_(method.record.mean_losses(), federation.round_idx)
+            losses = method.record.mean_losses()
+            # a module that steps by itself may give its loss without a graph
+            with_graph = method.record.graphs if method.automatic_optimization else losses
+            error = self._standstill.check_(losses, with_graph, federation.round_idx)
             if error is not None:
                 federation.fail(error)
             self._close(trainer, method)

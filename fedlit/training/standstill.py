@@ -23,9 +23,10 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 class Standstill:
     """Watches local clients from a run's start until a weight of each has changed.
 
-    Unchanged weights are an error if the optimiser took steps without a gradient of any of them, or has none of them.
-    Where there are gradients they may be 0, or the learning rate, in a warm-up of rates; or steps are yet to come, as
-    where a module accumulates gradients by itself. Of those that never change the run's end warns.
+    Unchanged weights are an error if the optimiser took steps without a gradient of any of them, though the loss has
+    one, or if the optimiser has none of them. Other causes may be intended: gradients or a learning rate of 0, steps
+    that are yet to come where a module accumulates gradients, a loss of frozen features alone. If weights never change,
+    the run's end warns.
 
     Args:
         method: Whose clients are watched.
@@ -58,11 +59,12 @@ class Standstill:
     def _note_step(self, optimizer: Optimizer, *_: Any) -> None:
         self._stepped.update(group.get("client", "") for group in optimizer.param_groups)
 
-    def check_(self, clients: Collection[str], round_idx: int) -> NotTrainedError | None:
+    def check_(self, clients: Collection[str], with_graph: Collection[str], round_idx: int) -> NotTrainedError | None:
         """Return an error if a client's local steps, which a round ended with, train nothing.
 
         Args:
             clients: Names of local clients that took local steps in it.
+            with_graph: Those of which a loss had a gradient by something.
             round_idx: The round.
         """
         for name in [name for name in self._before if name in clients]:
@@ -75,12 +77,12 @@ class Standstill:
                 self._reached.add(name)
             if not any(id(param) in self._optimised for param in params):
                 why = "the optimizer has none of them: build its groups with client_param_groups()"
-            elif name in self._stepped and name not in self._reached:
+            elif name in self._stepped and name in with_graph and name not in self._reached:
                 why = (
                     "no gradient reaches its copy of the networks. Causes: a forward that is bound to another network "
-                    "(a function compiled or traced before, a lambda or closure that holds a module), outputs that are "
-                    "detached, or a loss without them. Give networks uncompiled or as torch.compile(network), keep "
-                    "modules as attributes of modules, and freeze what is not to be trained (requires_grad_(False))"
+                    "(a function compiled or traced before, a lambda or closure that holds a module), or a loss "
+                    "without them. Give networks uncompiled or as torch.compile(network), keep modules as attributes "
+                    "of modules, and freeze what is not to be trained (requires_grad_(False))"
                 )
             else:
                 continue
@@ -96,8 +98,8 @@ class Standstill:
         still = [name for name in self._waiting if name in self._trained]
         if still:
             warnings.warn(
-                f"no local step of this run changed a weight of {still}: the learning rate or all gradients were 0, or "
-                "no step was taken",
+                f"no local step of this run changed a weight of {still}: the learning rate or all gradients were 0, no "
+                "step was taken, or losses depend on frozen weights alone",
                 stacklevel=2,
             )
         self._release()

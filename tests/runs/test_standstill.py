@@ -191,6 +191,13 @@ def test_steps_without_an_optimizer_are_seen() -> None:
     assert not same(before, {**module.replicas["c0"].extractor.state_dict()})
 
 
+@pytest.mark.filterwarnings("ignore:no local step")
+def test_a_target_that_aligns_features_of_a_frozen_extractor_is_no_error() -> None:
+    """Its classifier is trained by nobody, as it predicts with those of the sources."""
+    frozen = small().requires_grad_(False)
+    fit(method(frozen, cls=fedlit.methods.FedMMD, degree=1, warmup_rounds=1), 3)
+
+
 class Net(pl.LightningModule):
     def __init__(self) -> None:
         super().__init__()
