@@ -137,7 +137,8 @@ RUN_BITS = (512, 1024)
 
 INPUTS, HIDDEN, FEATURES = 40, 32, 4
 HIDDEN_PARAMETERS, LAST_PARAMETERS = INPUTS * HIDDEN + HIDDEN, HIDDEN * FEATURES + FEATURES
-"""Of the paper's extractor for PAMAP2, layers of 32 and 4 units on 40 inputs: one of the last's moves one feature."""
+"""Of the paper's extractor for PAMAP2, layers of 32 and 4 units: one of the last's moves one feature. The paper does
+not tell how many inputs there are: 40 are ours."""
 
 Case = dict[str, Any]
 Monomial = tuple[int, ...]

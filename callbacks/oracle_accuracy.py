@@ -180,7 +180,7 @@ class OracleAccuracy(Callback):
             cells = [(row, column) for row in range(module.num_classes) for column in range(module.num_classes)]
             names += [f"confusion/{row}/{column}" for row, column in cells]
             names += [f"reliability/{row}/{column}" for row in range(_BINS) for column in range(3)]
-            if self._outputs:
+            if self._outputs and self._are_finite():
                 counted = chain(*self._confusion(module), *self._reliability(module))
                 mine[module.target.name] |= dict(zip(names[shown:], counted, strict=True))
         told = module.federation.report(mine, names, channel="oracle").get(module.target.name, {})
@@ -192,6 +192,10 @@ class OracleAccuracy(Callback):
             if not self.confusion[0]:
                 self.confusion = self.reliability = None
         module.log_everywhere({f"{_PREFIX}target/{key}": told[key] for key in names[:shown] if key in told})
+
+    def _are_finite(self) -> bool:
+        """Whether the outputs have probabilities at all: those of a model that has diverged may not."""
+        return all(bool(logits.isfinite().all()) for logits, _ in self._outputs)
 
     def _confusion(self, module: FederatedModule) -> list[list[float]]:
         logits, labels = map(torch.cat, zip(*self._outputs, strict=True))
@@ -229,6 +233,8 @@ class OracleAccuracy(Callback):
         return mine, ["acc", "balanced_acc", "f1", "loss", "ece", "brier", "auc", *classes]
 
     def _scores_of_probabilities(self, module: FederatedModule) -> dict[str, float]:
+        if not self._are_finite():
+            return {}
         logits, labels = map(torch.cat, zip(*self._outputs, strict=True))
         p = module.task.predictions(logits.double(), module.target_temperature)
         areas = [

@@ -64,8 +64,9 @@ class ExperimentFolder:
             return RunSummary.from_json((folder / SUMMARY).read_text(encoding="utf-8"))
         except (ValueError, TypeError, KeyError) as error:
             sys.exit(
-                f"fedlit: '{folder / SUMMARY}' is not what a run of this version of fedlit writes ({error}): remove "
-                "the file to train that run again, or --fresh true trains the experiment again, in new folders"
+                f"fedlit: '{folder / SUMMARY}' cannot be read, as it is not what a run of this version of fedlit "
+                f"writes ({error}): remove the file to train that run again, or --fresh true trains the experiment "
+                "again, in new folders"
             )
 
     def folder_of(self, number: int) -> Path | None:

@@ -27,7 +27,8 @@ _KNOWN = (
 _LAUNCHED = ("job", "image_uri", "scheduler", "metrics")
 """Keys of sweeps that run on W&B's own queues, or by another optimiser."""
 
-_RANGE, _STEPS = {"min", "max"}, {"q": 1}
+_RANGE = {"min", "max"}
+_STEPS: dict[str, float] = {"q": 1}  # whole, so that steps are counts unless the file says otherwise
 _NORMAL, _BETA = {"mu": 0.0, "sigma": 1.0}, {"a": 1.0, "b": 1.0}
 
 _DISTRIBUTIONS: dict[str, tuple[set[str], dict[str, float]]] = {

@@ -268,6 +268,25 @@ def test_a_number_out_of_range_without_noise_is_still_refused() -> None:
         RunSummary.from_json(json.dumps(record | {"noised": True, "rounds": -1}))
 
 
+class Infinite(pl.Callback):
+    """Lets the model diverge after the last step of training, where no loss tells of it."""
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        for param in pl_module.parameters():
+            param.data.fill_(math.nan)
+
+
+def test_a_model_that_predicts_no_numbers_is_summed_up_without_its_probabilities(tmp_path: Path) -> None:
+    module, data = build(SourceOnly), Blobs()
+    ran = trainer(1, [OracleAccuracy(), Infinite()], tmp_path)
+    ran.fit(module, data)
+    ran.test(module, data, verbose=False)
+    summary = summarise(ran, module, 1.5)
+    assert (summary.oracle_confusion, summary.oracle_reliability) == (None, None)
+    assert 0 <= (summary.oracle_accuracy or 0) <= 1
+    assert RunSummary.from_json(summary.to_json()) == summary
+
+
 def test_scores_that_are_not_finite_choose_no_round(tmp_path: Path) -> None:
     module, watcher = build(), OracleAccuracy()
     ran = trainer(1, [watcher], tmp_path, limit_val_batches=0)

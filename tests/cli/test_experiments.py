@@ -97,7 +97,7 @@ def test_an_experiment_goes_on_and_takes_finished_runs_as_they_are(capsys: pytes
 
 def test_a_method_and_its_round_are_selected(capsys: pytest.CaptureFixture[str]) -> None:
     words = [*TINY, "--compare=[fedlit.methods.SourceOnly]", "--select=best", "--trainer.enable_checkpointing=true"]
-    main(["fit", *words, "--trainer.max_epochs=2"])
+    main(["fit", *words, "--trainer.max_epochs=6"])
     printed = " ".join(capsys.readouterr().out.split())
     (file,) = Path("runs").glob("experiment_*/selected.json")
     (row,) = json.loads(file.read_text())
@@ -107,6 +107,19 @@ def test_a_method_and_its_round_are_selected(capsys: pytest.CaptureFixture[str])
     kept = {path.name for path in Path(chosen["run"]).glob("checkpoints/*.ckpt")}
     assert len(kept) == 2
     assert f"trusted-epoch={chosen['round_idx']}.ckpt" in kept
+
+
+def test_nothing_is_selected_of_models_that_have_learnt_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    """After two rounds in small hospitals trust was .0002, and FedAvg "selected"."""
+    main(["fit", *TINY, "--compare=[fedlit.methods.SourceOnly]", "--select=best", "--trainer.max_epochs=2"])
+    printed = " ".join(capsys.readouterr().out.split())
+    (file,) = Path("runs").glob("experiment_*/selected.json")
+    (row,) = json.loads(file.read_text())
+    assert row["chosen"] is None
+    assert len(row["candidates"]) == 2
+    assert "nothing is selected for va_long_beach (seed 0): the highest trust is 0.000" in printed
+    main(["report", "runs"])
+    assert "No model can be trusted on va_long_beach, and none is named" in Path("report.md").read_text()
 
 
 @pytest.mark.parametrize(
