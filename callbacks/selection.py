@@ -158,7 +158,7 @@ def choose(trust: Sequence[float], adapts_nothing: Sequence[bool]) -> int | None
     first = max(range(len(trust)), key=trust.__getitem__)
     if not trust[first] > NO_TRUST:
         return None
-    floors = [place for place, is_floor in enumerate(adapts_nothing) if is_floor]
+    floors = [position for position, is_floor in enumerate(adapts_nothing) if is_floor]
     floor = max(floors, key=trust.__getitem__, default=first)
     return floor if trust[floor] >= (1 - MARGIN) * trust[first] else first
 
