@@ -12,6 +12,9 @@ _DATA = "data.init_args."
 _CLIENTS = "model.init_args.clients"
 """Of runs of scripts, which tell less of their data."""
 
+_SHOWN = 3
+"""Most arguments in a title."""
+
 _OF_TRAINING = frozenset(
     (
         *("target", "target_labels", "target_label_draw", "pool_sources", "batch_size", "target_batch_size"),
@@ -41,27 +44,34 @@ def by_federation(runs: Sequence[RunFolder]) -> list[FederationRuns]:
     for run in runs:
         known = {key: as_yaml(value) for key, value in facts_of(run.config).items()}
         groups.setdefault((_task(run), *sorted(known.items())), []).append(run)
-    firsts = [group[0] for group in groups.values()]
-    facts = [facts_of(run.config) | {"task": _task(run)} for run in firsts]
-    differing = differences(facts)
+    titles = _titles([group[0] for group in groups.values()])
+    return [FederationRuns(title, group) for title, group in zip(titles, groups.values(), strict=True)]
+
+
+def _titles(firsts: Sequence[RunFolder]) -> list[str]:
+    """The data of each, and in which arguments they differ from others of the same class."""
+    names = [_named(run) for run in firsts]
     titles = []
-    for place, run in enumerate(firsts):
-        words = {key: values[place] for key, values in differing.items() if key != _CLASS}
-        shown = ", ".join(f"{key.removeprefix(_DATA)}={value}" for key, value in words.items() if value != "-")
-        titles.append(_named(run) + (f" ({shown})" if shown else ""))
-    return [
-        FederationRuns(title if titles.count(title) == 1 else f"{title}, {place + 1}", group)
-        for place, (title, group) in enumerate(zip(titles, groups.values(), strict=True))
-    ]
+    for run, name in zip(firsts, names, strict=True):
+        alike = [each for each, other in zip(firsts, names, strict=True) if other == name]
+        facts = differences([facts_of(each.config) | {"task": _task(each)} for each in alike])
+        here = next(position for position, each in enumerate(alike) if each is run)
+        words = [f"{key.removeprefix(_DATA)}={values[here]}" for key, values in facts.items() if values[here] != "-"]
+        shown = ", ".join([*words[:_SHOWN], *(["..."] if len(words) > _SHOWN else [])])
+        titles.append(f"{name} ({shown})" if shown else name)
+    return [title if titles.count(title) == 1 else f"{title}, {number}" for number, title in enumerate(titles, 1)]
 
 
 def facts_of(config: Mapping[str, object]) -> dict[str, object]:
-    """What a configuration tells of data and clients, by key."""
+    """What a configuration tells of data and clients, by key; what is null is as if it were not there."""
     return {
         key: value
         for key, value in config.items()
-        if key in (_CLASS, _CLIENTS)
-        or (key.startswith(_DATA) and key.removeprefix(_DATA).split(".")[0] not in _OF_TRAINING)
+        if value is not None
+        and (
+            key in (_CLASS, _CLIENTS)
+            or (key.startswith(_DATA) and key.removeprefix(_DATA).split(".")[0] not in _OF_TRAINING)
+        )
     }
 
 

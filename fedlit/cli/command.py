@@ -142,8 +142,8 @@ def _in_words(error: Exception) -> str | None:
         place = f" for '{error.filename}'" if error.filename else f" in or below '{os.getcwd()}'"
         return f"there is no space left{place} ({error.strerror}): make some, and give the same command again"
     said: tuple[type[Exception], ...] = load("fedlit.cli.lightning_cli:SAID")
-    is_told = isinstance(error, said) or getattr(error, "says_what_to_do", False)  # see fedlit.training.monitors
-    return f"{type(error).__name__}: {error}" if is_told else None
+    is_clear = isinstance(error, said) or getattr(error, "says_what_to_do", False)  # see fedlit.training.monitors
+    return f"{type(error).__name__}: {error}" if is_clear else None
 
 
 def _ended_by(error: BaseException) -> signal.Signals | None:

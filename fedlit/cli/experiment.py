@@ -183,13 +183,14 @@ def _listed(args: Sequence[str]) -> dict[str, set[str]]:
     """By list of the Trainer that an experiment sets or appends to, the classes in it."""
     found: dict[str, set[str]] = {}
     for key, value in options(args):
-        if value is None:
+        name = key.removeprefix("trainer.")
+        if value is None or not (key in ("config", "c", "trainer") or _base(name) in _LISTS):
             continue
-        content = content_of(value) if key in ("config", "c") or key.split(".")[0] == "trainer" else None
+        content = content_of(value)
         if key in ("config", "c"):
             content = content.get("trainer") if isinstance(content, dict) else None
         elif key != "trainer":
-            content = {key.removeprefix("trainer."): content}
+            content = {name: content}
         given = content if isinstance(content, dict) else {}
         for name in _LISTS:
             if given.get(name) is not None:

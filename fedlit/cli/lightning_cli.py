@@ -12,10 +12,11 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from functools import cached_property, partial
+from functools import cached_property, partial, reduce
+from operator import or_
 from pathlib import Path
 from pydoc import locate
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import lightning
 import torch
@@ -253,6 +254,8 @@ class FedlitCLI(LightningCLI):
         if not self._parsers:
             before = set(vars(self))
             super().setup_parser(*args)
+            for parser in self._subcommand_parsers.values():
+                keep_whole_numbers(parser)
             self._parsers.update({name: value for name, value in vars(self).items() if name not in before})
         vars(self).update(self._parsers)
 
@@ -462,6 +465,19 @@ class FedlitCLI(LightningCLI):
         self.trainer.test(self.model, datamodule=self.datamodule, verbose=False)
         record = next(callback for callback in self.trainer.callbacks if isinstance(callback, RunRecord))  # type: ignore[attr-defined]
         self.summary = record.summary
+
+
+def keep_whole_numbers(parser: LightningArgumentParser) -> None:
+    """Let arguments that take whole numbers or others try the former first: 1 batch is not all of them, 1.0.
+
+    The order of types in Lightning's unions depends on what was imported before: typing keeps one object for all that
+    are equal.
+    """
+    for action in parser._actions:
+        types = get_args(getattr(action, "_typehint", None))
+        if int in types and float in types and types.index(float) < types.index(int):
+            ordered = sorted(types, key=lambda each: each is not int)
+            action._typehint = reduce(or_, ordered)  # type: ignore[attr-defined]
 
 
 def in_sweep() -> bool:

@@ -83,11 +83,11 @@ class Ranking:
         self.by_trust = sweep.file.metric == TRUST
         self.between = self.by_trust or len(self.methods) < 2
         """Whether all settings may be compared, and not those of each method alone."""
-        places = _places({number: (run.target, sweep.configuration(number)) for number, run in done.items()})
-        self.targets = [*dict.fromkeys(places.values())]
+        labels = _target_labels({number: (run.target, sweep.configuration(number)) for number, run in done.items()})
+        self.targets = [*dict.fromkeys(labels.values())]
         by_name: dict[tuple[str, str], list[int]] = {}
         for number, run in done.items():
-            by_name.setdefault((places[number], run.method), []).append(number)
+            by_name.setdefault((labels[number], run.method), []).append(number)
         groups = []
         for (target, label), numbers in by_name.items():
             scores = [score for number in numbers if (score := sweep.metric(number)) is not None]
@@ -224,7 +224,7 @@ def _mean(mean: float | None, spread: float | None, form: str) -> str:
     return form.format(mean) + ("" if spread is None else f" ± {form.format(spread)}")
 
 
-def _places(found: Mapping[int, tuple[str, Parsed]]) -> dict[int, str]:
+def _target_labels(found: Mapping[int, tuple[str, Parsed]]) -> dict[int, str]:
     """By trial, its target; where trials have other data under the same name, with what differs."""
     facts = {
         number: facts_of({f"data.{key}": value for key, value in vars(parsed.arguments.data.as_flat()).items()})

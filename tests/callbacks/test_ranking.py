@@ -149,6 +149,13 @@ def test_runs_of_other_data_clients_or_tasks_are_not_averaged_or_compared(
     assert len([each for each in found if "on fonts take" in each or "not ranked" in each]) == 2
 
 
+def test_an_argument_that_is_null_is_one_that_is_not_there(tmp_path: Path) -> None:
+    """As in configurations of two versions, of which one has more arguments."""
+    write(tmp_path / "a", "SourceOnly", 0.5, None, data_args={"clients": None})
+    write(tmp_path / "b", "FedAvg", 0.7, None)
+    assert len(closing(tmp_path)) == 1
+
+
 def test_what_a_method_is_given_of_the_same_data_is_compared(tmp_path: Path) -> None:
     write(tmp_path / "a", "SourceOnly", 0.5, None)
     given = {"target_labels": 50, "batch_size": 8, "normalise": "ranks"}

@@ -7,6 +7,8 @@ import json
 import random
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -271,13 +273,30 @@ def test_values_of_a_sweep_arrive_with_their_types(placeholder: str) -> None:
     before = ["-c"] if "json" in placeholder else []
     command = ["${env}", "${program}", "fit", "--config=data/digits", "--config=methods/fedavg", *before]
     command.append(f"${{{placeholder}}}")
-    for name, value in ARRIVE:
+    for name, value in ARRIVE if placeholder == "args" else ARRIVE[::4]:
         if placeholder == "args_no_boolean_flags" and isinstance(value, bool):
             continue  # which W&B writes without a value, or not at all
         file = SweepFile.read(written(parameters={name: {"values": [value]}}, command=command))
         (values,) = file.trials("grid", None, 0)
         found = Sweep(file, [values], [], jobs=1, fresh=False, wandb=False).configuration(0).arguments[name]
         assert type_true(found) == type_true(value), name
+
+
+@pytest.mark.parametrize("before", [pytest.param("pass", marks=pytest.mark.slow), "import rich.console"])
+def test_one_batch_is_not_all_of_them_whatever_was_imported_before(before: str) -> None:
+    """Rich's types made ``limit_train_batches: int | float`` of Lightning a ``float | int``, and 1 became 1.0."""
+    code = f"""
+{before}
+from fedlit.cli.arguments import normalise
+from fedlit.cli.lightning_cli import FedlitCLI
+words = ["--trainer.limit_train_batches=1", "--trainer.limit_val_batches=1.0", "--trainer.overfit_batches=2"]
+words.append("--trainer.val_check_interval=1")
+cli = FedlitCLI(normalise(["fit", "--config", "data/digits", "--config", "methods/fedavg", *words]), run_classes=False)
+trainer = cli.config["fit"].trainer
+print([trainer.limit_train_batches, trainer.limit_val_batches, trainer.overfit_batches, trainer.val_check_interval])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[1, 1.0, 2, 1]"
 
 
 def test_numbers_that_are_equal_but_of_other_types_are_settings_of_their_own() -> None:
