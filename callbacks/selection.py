@@ -22,14 +22,15 @@ TRUST = "validator/trust"
 MARGIN = 0.05
 """Share of the highest trust within which a model that adapts nothing is taken instead."""
 
-NO_TRUST = 0.002
+NO_TRUST = 0.005
 """Trust up to which no model is selected.
 
 Trust is a product of four numbers in [0, 1], of which two are above 0 by chance where there are few samples. A model
 whose target predictions are random gets up to about 0.09 of neighbourhood information and 0.1 of class-mean match with
 60 samples; with 0.2 of calibrated information and accurate sources that makes 0.002. With ten classes, untrained models
-had less than 0.0001, one that was right about 14% of the target's samples 0.0001, and one with 39% 0.007. With two
-classes even random networks may have more: those that tell them apart by chance.
+had less than 0.0001, one that was right about 14% of the target's samples 0.0001, and one with 39% 0.007. In the
+hospitals, models that were no better than naming the larger class had up to 0.004. With two classes even random
+networks may have more: those that tell them apart by chance.
 """
 
 
