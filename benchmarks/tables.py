@@ -286,81 +286,82 @@ OFFICE_FEATURES = "Office-Caltech features, average accuracy"
 NOISE = "Fashion-MNIST with noise 0.4, accuracy"
 RULES = ("FedDA", "FedGP", "FedDA(beta=auto)", "FedGP(beta=auto)")
 HOSPITALS = "four hospitals, average accuracy"
-HEADLINES: list[tuple[str, str, tuple[str, ...], str, str, float | None]] = [
-    # Method, benchmark, where its JSON has the figure, task, configuration, and the paper's figure. FedAvg's and
-    # FedProx's are of Montesuma et al. 2024, who fine-tune a ResNet-101, as do Feng et al. 2023.
+MONTESUMA = "Montesuma et al. 2024, Table 2a"
+FENG = "Feng et al. 2023, Table IV"
+JIANG = "Jiang et al. 2024, Table "
+Headline = tuple[str, str, tuple[str, ...], str, str, float | None, str]
+HEADLINES: list[Headline] = [
+    # Method, benchmark, where its JSON has the figure, task, configuration, a printed figure, and who printed it. What
+    # Montesuma et al. and Feng et al. print is of fine-tuned ResNets.
     *(
         (
-            name,
-            "dadil_accuracy",
-            ("methods", "office_caltech_feddadil", name, "average"),
-            OFFICE_FEATURES,
-            config,
-            paper,
+            name, "dadil_accuracy", ("methods", "office_caltech_feddadil", name, "average"), OFFICE_FEATURES,
+            "office_caltech_feddadil", printed, MONTESUMA,
         )
-        for name, config, paper in (
-            ("FedAvg", "office_caltech_feddadil", 92.8),
-            ("FedProx", "office_caltech_feddadil", 96.6),
-            ("FedDaDiL, R", "office_caltech_feddadil", 98.6),
-            ("FedDaDiL, E", "office_caltech_feddadil", 98.7),
-        )
-    ),
-    *(
-        (name, "fed_rf_tca", ("accuracy", "office_caltech_fedrftca", name, "average"), OFFICE_FEATURES, config, paper)
-        for name, config, paper in (
-            ("SourceOnly", "office_caltech_fedrftca", None),
-            ("FedRFTCA", "office_caltech_fedrftca", 95.5),
-        )
+        for name, printed in (("FedAvg", 92.8), ("FedProx", 96.6), ("FedDaDiL, R", 98.6), ("FedDaDiL, E", 98.7))
     ),
     *(
         (
-            name,
-            "fed_rf_tca",
-            ("closed_form", "N = 500", name, "average"),
-            OFFICE_FEATURES,
-            "office_caltech_fedrftca_closed_form",
-            None,
+            name, "fed_rf_tca", ("accuracy", "office_caltech_fedrftca", name, "average"), OFFICE_FEATURES,
+            "office_caltech_fedrftca", printed, FENG,
+        )
+        for name, printed in (("SourceOnly", 85.6), ("FedRFTCA", 95.5))
+    ),
+    *(
+        (
+            name, "fed_rf_tca", ("closed_form", "N = 500", name, "average"), OFFICE_FEATURES,
+            "office_caltech_fedrftca_closed_form", None, "",
         )
         for name in ("FedRFTCAClosedForm", "FedJDA")
     ),
+    *(
+        (
+            name, "baselines_accuracy", ("office_caltech", name, "average"), OFFICE_FEATURES,
+            "office_caltech_baselines", printed, where,
+        )
+        for name, printed, where in (
+            ("AdaBN", 85.7, FENG), ("FedDAN", 85.9, FENG), ("FedDANN", 86.3, FENG), ("FADA", 87.1, FENG),
+            ("KD3A", 97.9, MONTESUMA), ("CoMDA", 98.8, MONTESUMA), ("FedWDGRL", 97.6, MONTESUMA),
+            ("FedCORAL", None, ""), ("FADE", None, ""),
+        )
+    ),
     (
-        "FedMMD",
-        "fed_mmd_accuracy",
-        ("office_L64", "federated, masked", "oracle_balanced_accuracy"),
-        "Office-Caltech features, L = 64, balanced accuracy",
-        "office_caltech_fed_mmd_masking",
-        None,
+        "FedMME", "leaderboard", ("few labels", "office_caltech", "FedMME", "average"),
+        f"{OFFICE_FEATURES}, 50 target labels", "office_caltech_baselines", None, "",
+    ),
+    (
+        "FedMMD", "fed_mmd_accuracy", ("office_L64", "federated, masked", "oracle_balanced_accuracy"),
+        "Office-Caltech features, L = 64, balanced accuracy", "office_caltech_fed_mmd_masking", None, "",
     ),
     *(
         (
-            name,
-            "fedgp",
-            ("noise", "0.4", name),
-            NOISE,
-            "fashion_mnist_noise_0.4_fedgp",
-            fedgp.paper("noise", name, "0.4"),
+            name, "fedgp", ("noise", "0.4", name), NOISE, "fashion_mnist_noise_0.4_fedgp",
+            fedgp.paper("noise", name, "0.4"), f"{JIANG}12",
         )
         for name in (*RULES, "FinetuneOffline", "TargetOnly", "Oracle")
     ),
     *(
-        (name, "fedgp", ("heart", "average", name), HOSPITALS, "heart_fedgp", fedgp.paper("heart", name, "average"))
+        (
+            name, "fedgp", ("heart", "average", name), HOSPITALS, "heart_fedgp",
+            fedgp.paper("heart", name, "average"), f"{JIANG}17",
+        )
         for name in ("Ditto", "FedRep", "APFL", "KNNPer")
     ),
-]
-"""One figure of each method."""
+]  # fmt: skip
+"""One figure of each method; a test compares them with `fedlit.methods`."""
 
 
 def headlines(results: Results) -> str:
-    """A figure of each method next to its paper's; ``results`` are those of all benchmarks, by name."""
+    """A figure of each method next to a printed one; ``results`` are those of all benchmarks, by name."""
     rows = []
-    for method, benchmark, path, task, config, paper in HEADLINES:
+    for method, benchmark, path, task, config, printed, where in HEADLINES:
         figure: Any = results[benchmark]
         for key in path:
             figure = figure[key]
-        printed = "-" if paper is None else f"{paper:.1f}"
         shares = CLASS_SHARES.get(path[0], {}).get(path[1], ()) if benchmark == "fedgp" else ()
-        rows.append((f"`{method}`", [task, cell(figure, shares), printed, f"`experiments/{config}`"]))
-    return grid("method", ["task", "ours", "the paper's", "`fedlit fit --config`"], rows)
+        paper = "-" if printed is None else f"{printed:.1f} ({where})"
+        rows.append((f"`{method}`", [task, cell(figure, shares), paper, f"`experiments/{config}`"]))
+    return grid("method", ["task", "ours", "printed elsewhere", "`fedlit fit --config`"], rows)
 
 
 ALL = "methods"

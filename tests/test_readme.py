@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import tables
+from fedlit import methods
 
 TEXT = "\n".join(page.read_text() for page in tables.PAGES)
 
@@ -55,6 +56,12 @@ def test_a_table_with_a_mark_says_what_it_means() -> None:
     marked = tables.grid("x", ["a", "b"], [("m", ["10.0 ± 0.0 † 3/3", "1"])])
     assert marked.splitlines()[-1] == "| † as accurate as naming one class, in so many seeds | | |"
     assert "†" not in tables.grid("x", ["a", "b"], [("m", ["10.0 ± 0.4", "1"])])
+
+
+def test_each_method_has_a_figure_and_says_whose_it_is_compared_with() -> None:
+    shown = {name.split(",")[0].split("(")[0] for name, *_ in tables.HEADLINES}
+    assert shown == set(methods.__all__)
+    assert all(bool(where) == (printed is not None) for *_, printed, where in tables.HEADLINES)
 
 
 def test_the_papers_figures_are_theirs() -> None:
