@@ -8,7 +8,7 @@ state_kept                 A column of the first, with optimisers that keep thei
 Every cell is one ``fedlit fit`` of an experiment, all methods and seeds; accuracies are those of the last round, on
 test samples of the target, which nothing was chosen by. The paper's are of all of Fashion-MNIST (ours: the images that
 the experiment's ``max_samples`` says) and, for hearts, of other test patients. Results go into benchmarks/fedgp.json as
-they come, with the paper's beside them; cells that are not run keep their figures.
+they come, with the paper's beside them; cells and rows that are not run keep their figures.
 """
 
 from __future__ import annotations
@@ -124,13 +124,26 @@ def fashion_mnist(part: str, level: str) -> Path:
 
 
 def called(compared: str | dict[str, Any]) -> str:
-    """Name of a method in an experiment's ``compare``; one with options and no name has none."""
-    return compared.rpartition(".")[2] if isinstance(compared, str) else str(compared.get("name"))
+    """Name of a method in an experiment's ``compare``: its own, or its class and options."""
+    if isinstance(compared, str):
+        return compared.rpartition(".")[2]
+    options = ", ".join(f"{name}={value}" for name, value in compared.get("init_args", {}).items())
+    name: str = compared.get("name") or f"{called(compared['class_path'])}({options})"
+    return name
 
 
-def summaries(cell: Cell, seeds: list[int] | None) -> list[dict[str, Any]]:
+def some(cell: Cell, methods: list[str] | None) -> list[str]:
+    """Words that leave those methods of an experiment, and its first; all without a choice."""
+    if methods is None:
+        return []
+    path = Path(next(word.removeprefix("--config=") for word in cell.arguments if word.startswith("--config=")))
+    compare = yaml.safe_load(path.read_text())["compare"]
+    return [f"--compare={json.dumps([each for each in compare if called(each) in methods])}"]
+
+
+def summaries(cell: Cell, seeds: list[int] | None, methods: list[str] | None) -> list[dict[str, Any]]:
     """Of all runs of one experiment."""
-    extra = [] if seeds is None else [f"--seeds={seeds}"]
+    extra = [*some(cell, methods), *([] if seeds is None else [f"--seeds={seeds}"])]
     with tempfile.TemporaryDirectory() as folder:
         return list(fit(folder, *cell.arguments, *extra).values())
 
@@ -205,6 +218,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", choices=list(COLUMNS), default=list(COLUMNS))
     parser.add_argument("--cells", nargs="+", help="Only these columns, such as 0.4 or hungary.")
+    parser.add_argument("--methods", nargs="+", choices=list(METHODS), help="Rows to make again; others stay.")
     parser.add_argument(
         "--seeds", nargs="+", type=int, help="Instead of those of the experiments: 3, and 5 for hearts."
     )
@@ -214,9 +228,10 @@ def main() -> None:
     results = Results(options.out, "torch", "lightning")
 
     def run(cell: Cell) -> None:
-        rows = table(cell, summaries(cell, options.seeds))
+        rows = table(cell, summaries(cell, options.seeds, options.methods))
         with results.lock:
-            results.keep(rows, cell.part, cell.name)
+            kept = {} if options.methods is None else results.found.get(cell.part, {}).get(cell.name, {})
+            results.keep({name: (kept | rows)[name] for name in METHODS if name in kept | rows}, cell.part, cell.name)
             average = with_average(results.found["heart"]).get("average") if cell.part == "heart" else None
             if average is not None:
                 results.keep(average, "heart", "average")
