@@ -611,7 +611,13 @@ class FederatedModule(ClientOptimisation):
                 "data module target_labels (a number of samples, or a share such as 1.0)"
             )
         federation, self.target_temperature = self.federation, 1.0
-        self.shared.start_(federation.local_clients, remembers=bool(federation.channels.mechanisms))
+        channels = federation.channels
+        self.shared.start_(
+            federation.local_clients,
+            remembers=bool(channels.mechanisms),
+            sends="weights" in channels,
+            blurs="weights" in channels and channels["weights"].mechanism is not None,
+        )
         self.record.start_run_()
         own_loss = type(self).loss is not FederatedModule.loss or type(self).losses is not FederatedModule.losses
         self._stacked = stack(self, own_loss) if self.vectorize else None

@@ -117,6 +117,20 @@ def test_a_frozen_extractor_is_no_mistake() -> None:
     fit(Made().requires_grad_(False))
 
 
+@pytest.mark.parametrize("persistent", [True, False])
+def test_a_mask_with_infinity_is_no_divergence(persistent: bool) -> None:
+    """Clients would send the buffer: the learning rate was blamed."""
+    extractor = Made()
+    extractor.register_buffer("mask", torch.full((3, 3), -torch.inf).triu(1), persistent=persistent)
+    if not persistent:
+        assert torch.equal(fit(extractor).replicas["a"].extractor.mask, extractor.mask)
+        return
+    with pytest.raises(
+        ValueError, match=r"\['extractor.mask'\] of client 'a' have NaN or infinity: register a constant"
+    ):
+        fit(extractor)
+
+
 # ---------------------------------------------------------------- datasets
 
 
