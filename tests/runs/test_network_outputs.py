@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset, TensorDataset
 
+import fedlit
 from faulty_samples import CLIENTS, NUM_CLASSES, TARGET, WIDTH, load, parts
 from fedlit import FederatedModule
 from fedlit.data import FederatedLoader
@@ -115,6 +118,43 @@ def test_an_extractor_that_gets_no_gradient_is_named(change: Callable[[Tensor], 
 @pytest.mark.filterwarnings("error:features of extractor")
 def test_a_frozen_extractor_is_no_mistake() -> None:
     fit(Made().requires_grad_(False))
+
+
+def evaluate(module: FederatedModule) -> None:
+    data = {name: TensorDataset(*each) for name, each in parts().items()}
+    trainer(1).validate(module, FederatedLoader(data, 8, training=False), verbose=False)
+
+
+class Wrapped(pl.LightningModule):
+    """A module of one's own whose forward gives probabilities, or logits."""
+
+    def __init__(self, last: nn.Module) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(WIDTH, NUM_CLASSES), last)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.net(x)
+        return outputs
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self(batch[0]).sum()  # type: ignore[no-any-return]
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_probabilities_in_place_of_logits_are_named(wrapped: bool) -> None:
+    """Accuracies are right, and losses, scores and calibration are not."""
+    for last, is_wrong in ((nn.Softmax(1), True), (nn.LogSoftmax(1), False), (nn.Identity(), False)):
+        head = nn.Sequential(nn.Linear(8, NUM_CLASSES), last)
+        module: FederatedModule = FedAvg(CLIENTS, TARGET, NUM_CLASSES, Made(), classifier=head)
+        if wrapped:
+            module = fedlit.Federated(Wrapped(last), CLIENTS, TARGET, NUM_CLASSES)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            evaluate(module)
+        assert any("outputs of the network are probabilities" in str(each.message) for each in told) == is_wrong
 
 
 @pytest.mark.parametrize("persistent", [True, False])
