@@ -25,6 +25,8 @@ SUFFIXES = (".csv", ".tsv", ".txt", ".parquet")
 MOST_LEVELS = 100
 """Different texts that a column may have without being called a category."""
 
+LARGEST = 1e150
+"""Of numbers in absolute value: squares of larger ones are infinite."""
 _DAY = "|".join(
     (
         r"\d{4}([-/.])\d{1,2}\1\d{1,2}",
@@ -426,6 +428,13 @@ def kind_of(values: pd.Series[Any], where: str, named: bool, numbers: NumberForm
             raise DatasetLayoutError(
                 f"{where} has infinite numbers ({lines(infinite.index)}): mend them, or leave the column out "
                 "(leave_out)"
+            )
+        large = known[known.abs() > LARGEST]
+        if len(large):
+            raise DatasetLayoutError(
+                f"{where} has numbers above {LARGEST:g} in absolute value, of which there is no deviation: "
+                f"{cells(large)}; name them in missing_values if they stand for missing ones, mend them, or leave the "
+                "column out (leave_out)"
             )
         return "number"
     if pd.api.types.is_datetime64_any_dtype(known) or isinstance(known.iloc[0], date | time | timedelta):

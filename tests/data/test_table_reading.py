@@ -481,3 +481,13 @@ def test_new_rows_without_a_column_of_training_are_refused_by_its_name() -> None
     data = make(files, predict_file="new.csv")
     with pytest.raises(DatasetLayoutError, match=r"'new.csv' has no column 'v', .*: rename 'vv' if it is meant"):
         data.predict_dataloader()
+
+
+def test_numbers_whose_squares_are_infinite_are_named() -> None:
+    """Programs write the largest double for a missing value; the learning rate was blamed."""
+    files = write(a=table("a", v=[-1.797693e308, *VALUES[1:]]), b=table("b", v=VALUES))
+    with pytest.raises(
+        DatasetLayoutError, match=r"'v' of 'a.csv' has numbers above 1e\+150 .*: \[-1.797693e\+308\] \(line 2"
+    ):
+        make(files).feature_names()
+    assert make(files, missing_values=["-1.797693e308"]).feature_names()[:2] == ["v", "v missing"]
