@@ -163,12 +163,15 @@ class FeatureDomains(DomainDataModule):
             unknown = y == UNLABELLED
             kept = unknown | (new[y] >= 0)
             x, y, rows = x[kept], torch.where(unknown, UNLABELLED, new[y])[kept], rows[kept]
-        bad = rows[~x.isfinite().all(dim=1)].tolist()
+        # a length is not finite either where squares are not
+        usable = torch.linalg.vector_norm(x, dim=1).isfinite() if self.normalise == "unit" else x.isfinite().all(dim=1)
+        bad = rows[~usable].tolist()
         if bad:
             more = "" if len(bad) <= _NAMED else f" and {len(bad) - _NAMED} more"
+            what = "NaN, infinity or a length that is infinite" if self.normalise == "unit" else "NaN or infinity"
             raise DatasetLayoutError(
-                f"features of domain {domain!r} in {str(self.path)!r} hold NaN or infinity at samples {bad[:_NAMED]}"
-                f"{more}: leave these samples out, or fill in what is missing"
+                f"features of domain {domain!r} in {str(self.path)!r} hold {what} at samples {bad[:_NAMED]}{more}: "
+                "leave these samples out, scale features down, or fill in what is missing"
             )
         return Domain(x, y)
 

@@ -202,7 +202,8 @@ class TableReader:
             if {*map(type, known)} == {Decimal}:  # exact decimals, which databases write
                 table[name] = table[name].astype(float)
         table.index = pd.RangeIndex(1, len(table) + 1, name="row")
-        padded = {name: table[name][table[name].map(_is_padded)] for name in table if not _holds_numbers(table[name])}
+        texts = [str(name) for name in table if not _holds_numbers(table[name])]
+        padded = {name: table[name][table[name].map(_is_padded).astype(bool)] for name in texts}
         return table, {name: found for name, found in padded.items() if len(found)}
 
     def _without_missing(self, table: pd.DataFrame) -> pd.DataFrame:

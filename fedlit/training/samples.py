@@ -14,7 +14,6 @@ from fedlit.federation.labels import known_labels
 from fedlit.federation.nested import Inputs, sample_shape, take, tensors_of
 from fedlit.federation.samples import check_labels, not_finite, refuse_inputs, stored
 from fedlit.federation.streams import torch_streams
-from fedlit.models.replica import Replica
 from fedlit.training.local import evaluating
 from fedlit.training.method import Method
 from fedlit.training.tasks import Regression
@@ -241,7 +240,7 @@ class SampleCheck:
         dense = isinstance(labels, Tensor) and not isinstance(task, Regression)
         wanted = (2, number, *(labels.shape[1:] if dense else ()))
         reason = ""
-        if type(replica).forward is Replica.forward:
+        if {name for name, _ in replica.named_children()} == {"extractor", "classifier"}:
             try:
                 outputs = self._outputs(replica, pair)
                 is_odd = is_odd and tuple(getattr(outputs, "shape", ())) != wanted
