@@ -204,6 +204,8 @@ class ClientSchedules:
         clients = dict.fromkeys(group["client"] for group in optimizer.param_groups)
         self.views = {client: ClientView(optimizer, client) for client in clients}
         self.schedules = {client: build(view) for client, view in self.views.items()}
+        for group in optimizer.param_groups:  # which a schedule that waits for a plateau leaves out
+            group.setdefault("initial_lr", group["lr"])
 
     def step(self, clients: Collection[str], losses: Mapping[str, float]) -> None:
         """Advance the schedules of ``clients``; those that react to a plateau are given the client's own loss."""

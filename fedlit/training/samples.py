@@ -233,20 +233,25 @@ class SampleCheck:
                 f"({_reason(error)}): give inputs that its forward takes"
             ) from error
         task, width = method.task, getattr(replica.extractor, "out_features", None)
-        is_odd = not isinstance(features, Tensor) or features.shape != (2, width or features.shape[-1])
+        is_tensor = isinstance(features, Tensor) and features.ndim == 2
+        is_odd = not is_tensor or features.shape != (2, width or features.shape[1])
         found = f"{_shown(features)}, of 2 samples of client {client!r} ({described})"
         number = task.num_outputs if isinstance(task, Regression) else task.num_classes
-        # labels of pixels or positions have outputs of each
-        dense = isinstance(labels, Tensor) and not isinstance(task, Regression)
-        wanted = (2, number, *(labels.shape[1:] if dense else ()))
-        reason = ""
-        if {name for name, _ in replica.named_children()} == {"extractor", "classifier"}:
+        # labels of pixels or positions have outputs of each; those of an unlabelled target may have any form
+        read = isinstance(labels, Tensor) and (client != method.target.name or method.target.labelled)
+        places = tuple(labels.shape[1:]) if read and not isinstance(task, Regression) else ()
+        wanted, reason = (2, number, *places), ""
+        if type(replica).forward.__qualname__ == "Replica.forward":
             try:
                 outputs = self._outputs(replica, pair)
-                is_odd = is_odd and tuple(getattr(outputs, "shape", ())) != wanted
-                reason = "" if tuple(getattr(outputs, "shape", ())) == wanted else f"makes {_shown(outputs)}"
+                shape = tuple(getattr(outputs, "shape", ()))
+                is_right = shape == wanted if read else shape[:2] == wanted
+                is_odd = is_odd and not is_right
+                reason = "" if is_right else f"makes {_shown(outputs)}"
             except Exception as error:
                 reason = f"fails: {_reason(error)}"
+        elif isinstance(features, Tensor) and features.ndim > 2 and len(features) == 2:
+            is_odd = False  # as of each pixel, with a classifier that this replica gives something else
         if is_odd:
             raise ValueError(
                 f"extractor {extractor} must make one tensor of features, of shape (batch, out_features) with "
@@ -258,7 +263,7 @@ class SampleCheck:
                 f"{reason}: give one that does"
             )
         trainable = [name for name, param in replica.extractor.named_parameters() if param.requires_grad]
-        if trainable and not features.requires_grad:
+        if trainable and isinstance(features, Tensor) and not features.requires_grad:
             warnings.warn(
                 f"features of extractor {extractor} have no gradient, so that none of its weights is trained "
                 f"({trainable[0]!r} is the first of {len(trainable)}): look for detach() or no_grad() in its forward, "

@@ -91,6 +91,22 @@ def test_a_network_that_does_not_take_inputs_of_this_shape_is_refused_by_client(
         fit(extractor)
 
 
+def test_an_unlabelled_target_may_have_labels_of_any_form() -> None:
+    """Its process may host no other client, and look at its samples first."""
+    data = {name: TensorDataset(*each) for name, each in parts().items()}
+    data = {TARGET: TensorDataset(data[TARGET].tensors[0], torch.full((40, 2), -1))} | {"a": data["a"], "b": data["b"]}
+    module = FedAvg([TARGET, "a", "b"], TARGET, NUM_CLASSES, MLP(WIDTH, [8]))
+    trainer(1).fit(module, FederatedLoader(data, 8))
+
+
+def test_a_classifier_may_take_a_dictionary_of_features() -> None:
+    class Picked(nn.Linear):
+        def forward(self, x: Any) -> Tensor:
+            return super().forward(x["pooled"])
+
+    fit(Made(lambda features: {"pooled": features}), classifier=Picked(8, NUM_CLASSES))
+
+
 def test_a_classifier_may_pool_what_the_extractor_makes() -> None:
     class Pooled(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:

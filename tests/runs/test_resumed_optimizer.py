@@ -15,7 +15,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
-from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, ExponentialLR, LRScheduler, OneCycleLR, StepLR
+from torch.optim.lr_scheduler import (
+    ConstantLR,
+    CosineAnnealingLR,
+    ExponentialLR,
+    LRScheduler,
+    OneCycleLR,
+    ReduceLROnPlateau,
+    StepLR,
+)
 
 import fedlit
 from faulty_samples import CLIENTS, NUM_CLASSES, TARGET, WIDTH, load, parts
@@ -91,13 +99,14 @@ def test_another_schedule_is_named_or_refused(tmp_path: Path) -> None:
     [
         None, step(0.5), lambda optimizer: ConstantLR(optimizer), lambda optimizer: CosineAnnealingLR(optimizer, 4),
         lambda optimizer: OneCycleLR(optimizer, 0.1, total_steps=9),
+        lambda optimizer: ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=10.0),
     ],
 )  # fmt: skip
 def test_the_same_optimizer_and_schedule_are_resumed_without_a_word(schedule: Schedule, tmp_path: Path) -> None:
-    fit(1, tmp_path / "a.ckpt", schedule=schedule)
+    fit(3, tmp_path / "a.ckpt", schedule=schedule)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*goes on with")
-        fit(2, tmp_path / "a.ckpt", schedule=schedule, resume=True)
+        fit(4, tmp_path / "a.ckpt", schedule=schedule, resume=True)
 
 
 def test_a_module_of_ones_own_is_told_as_well(tmp_path: Path) -> None:
