@@ -42,7 +42,8 @@ class SampleCheck:
         self.method = method
         self.loader = loader
         self._unseen: dict[str, Tensor] = {}  # by client, which samples have not been looked at, bool
-        self._taken: set[object] = set()  # types and shapes of inputs that a network has taken
+        self._taken: set[str] = set()  # types and shapes of inputs that a network has taken
+        self._fits = False  # whether a network has made features and outputs as methods need them
 
     # ---------------------------------------------------------------- when a run starts
 
@@ -211,23 +212,20 @@ class SampleCheck:
     def _check_outputs(self, client: str, inputs: Inputs, labels: Any) -> None:
         """Refuse networks that do not make outputs of one sample for each that they are given.
 
-        They are tried on the first sample, twice, as a forward may drop an axis of length 1.
+        One client's are tried, as others are of the same form and shapes of clients' inputs are compared afterwards, on
+        its first sample, twice, as a forward may drop an axis of length 1.
         """
         method = self.method
-        if method.own_labels or not self.loader.training or client not in method.replicas:
+        if self._fits or method.own_labels or not self.loader.training or client not in method.replicas:
             return
         replica: Any = method.replicas[client]
         if not isinstance(getattr(replica, "extractor", None), nn.Module):
             return
         described = _described(inputs)
-        if (described, "outputs") in self._taken:
-            return
         pair, extractor = take(inputs, torch.zeros(2, dtype=torch.int64)), type(replica.extractor).__name__
         try:
             features = self._features(client, pair)
         except Exception as error:
-            if any(isinstance(each, tuple) for each in self._taken):  # clients' shapes are compared afterwards
-                return
             raise SampleError(
                 f"extractor {extractor} does not take the inputs of client {client!r}, {described} "
                 f"({_reason(error)}): give inputs that its forward takes"
@@ -270,7 +268,7 @@ class SampleCheck:
                 "or for networks that are no attributes of it; if that is intended, freeze it (requires_grad_(False))",
                 stacklevel=2,
             )
-        self._taken.add((described, "outputs"))
+        self._fits = True
 
     def _outputs(self, replica: nn.Module, inputs: Inputs) -> Any:
         """Outputs of a few samples in evaluation mode."""
