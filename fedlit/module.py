@@ -252,6 +252,12 @@ class FederatedModule(ClientOptimisation):
         apart = "refine fits a classifier by itself" if refine else self.parts_apart
         check_tied(*self.originals, apart, self.stays_local)
         check_param_groups(param_groups, [client.name for client in self.clients], self.own_rates, type(self).__name__)
+        for name, function in (("optimizer", optimizer), ("lr_scheduler", lr_scheduler)):
+            if not callable(function) and (function is not None or name == "optimizer"):
+                example = {"optimizer": "torch.optim.Adam, lr=0.001", "lr_scheduler": "StepLR, step_size=10"}[name]
+                raise TypeError(
+                    f"{name} must be a function that makes one, such as functools.partial({example}), got {function!r}"
+                )
         self.optimizer, self.param_groups = optimizer, param_groups
         self.reset_optimizer = reset_optimizer
         self.lr_scheduler, self.schedule_interval = lr_scheduler, schedule_interval
@@ -605,7 +611,13 @@ class FederatedModule(ClientOptimisation):
                 "data module target_labels (a number of samples, or a share such as 1.0)"
             )
         federation, self.target_temperature = self.federation, 1.0
-        self.shared.start_(federation.local_clients, remembers=bool(federation.channels.mechanisms))
+        channels = federation.channels
+        self.shared.start_(
+            federation.local_clients,
+            remembers=bool(channels.mechanisms),
+            sends="weights" in channels,
+            blurs="weights" in channels and channels["weights"].mechanism is not None,
+        )
         self.record.start_run_()
         own_loss = type(self).loss is not FederatedModule.loss or type(self).losses is not FederatedModule.losses
         self._stacked = stack(self, own_loss) if self.vectorize else None

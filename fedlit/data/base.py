@@ -6,6 +6,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import lightning as L
@@ -224,9 +225,13 @@ class DomainDataModule(L.LightningDataModule, ABC):
             ("eval_batch_size", eval_batch_size, 1),
             ("num_workers", num_workers, 0),
         ):
+            if not isinstance(value, Integral) or isinstance(value, bool):
+                raise TypeError(f"{name} must be an integer, at least {least}, got {value!r}")
             if value < least:
                 raise ValueError(f"{name} must be at least {least}, got {value}")
         for name, fraction in (("val_fraction", val_fraction), ("test_fraction", test_fraction)):
+            if not isinstance(fraction, Real):
+                raise TypeError(f"{name} must be a number in [0, 1), got {fraction!r}")
             if not 0 <= fraction < 1:
                 raise ValueError(f"{name} must lie in [0, 1), got {fraction}: it is a share of each client's samples")
         if val_fraction + test_fraction >= 1:
@@ -234,15 +239,18 @@ class DomainDataModule(L.LightningDataModule, ABC):
                 f"val_fraction ({val_fraction}) and test_fraction ({test_fraction}) must leave samples to train on: "
                 "their sum must stay below 1"
             )
+        rule = (
+            "target_labels must be a number of samples (an integer, at least 0) or a share of them (a float in "
+            f"(0, 1]), got {target_labels!r}"
+        )
+        if not isinstance(target_labels, (Integral, float)):
+            raise TypeError(rule)
         if (
             isinstance(target_labels, bool)
             or target_labels < 0
             or (isinstance(target_labels, float) and not target_labels <= 1)
         ):
-            raise ValueError(
-                "target_labels must be a number of samples (an integer, at least 0) or a share of them (a float in "
-                f"(0, 1]), got {target_labels!r}"
-            )
+            raise ValueError(rule)
         if target_label_draw not in ("random", "balanced"):
             raise ValueError(f"target_label_draw must be 'random' or 'balanced', got {target_label_draw!r}")
         self.batch_size = batch_size

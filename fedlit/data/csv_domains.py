@@ -602,7 +602,11 @@ class CSVDomains(DomainDataModule):
     def _tell_of(self, client: str) -> None:
         """Warn of columns from which nothing can be learnt of a client."""
         rows = self.table(client).iloc[self._training(client).tolist()]
-        same = {name: list(rows[name].dropna().unique()[:2]) for name in self._columns or ()}
+        same: dict[str, list[str]] = {}
+        for name, (kind, _) in (self._columns or {}).items():
+            is_number, known = kind == "number", rows[name].dropna()
+            values = (self.reader.numbers.numbers(known) if is_number else known).unique()[:2]
+            same[name] = [self.reader.numbers.text(value) if is_number else str(value) for value in values]
         constant = [
             f"{name!r} (always {value})" for name, values in same.items() if len(values) == 1 for value in values
         ]
@@ -682,14 +686,14 @@ class CSVDomains(DomainDataModule):
                     "leave the others out"
                 )
         for name in features.numbers:
-            values, what = column(table, name, "column", where), f"column {name!r} of {where}"
+            values, what = column(table, name, None, where), f"column {name!r} of {where}"
             if kind_of(values, what, False, self.reader.numbers) == "category":
                 raise DatasetLayoutError(
                     f"column {name!r} of {where} must be numbers, as in training, got {cells(values.dropna())}: mend "
                     "them, or name those that stand for missing values in missing_values"
                 )
         for name, levels in features.categories.items():
-            found = dict.fromkeys(texts_of(column(table, name, "column", where)).dropna())
+            found = dict.fromkeys(texts_of(column(table, name, None, where)).dropna())
             new = [level for level in found if level not in levels]
             if new:
                 warnings.warn(

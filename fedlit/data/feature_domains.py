@@ -32,6 +32,10 @@ _HOW = {
 }
 
 
+_NAMED = 5
+"""Samples that an error names; it counts the others."""
+
+
 class FeatureDomains(DomainDataModule):
     """Feature vectors of several domains, from ``.npz`` files or a folder of ``.mat`` files.
 
@@ -151,15 +155,24 @@ class FeatureDomains(DomainDataModule):
     def load(self, domain: str) -> Domain:
         """Features of one domain as floats."""
         x, y = self._arrays.features(domain), torch.from_numpy(self._arrays.labels(domain))
+        rows = torch.arange(len(x))
         if len(x) == len(y) and self._wanted is not None:
             if len(y) and int(y.max()) >= len(self._all_classes):
                 return Domain(x, y)  # the base class refuses the labels
             new = torch.tensor([self._wanted.index(c) if c in self._wanted else -1 for c in self._all_classes])
             unknown = y == UNLABELLED
             kept = unknown | (new[y] >= 0)
-            x, y = x[kept], torch.where(unknown, UNLABELLED, new[y])[kept]
-        if not bool(x.isfinite().all()):
-            raise DatasetLayoutError(f"features of domain {domain!r} in {str(self.path)!r} hold NaN or infinity")
+            x, y, rows = x[kept], torch.where(unknown, UNLABELLED, new[y])[kept], rows[kept]
+        # a length is not finite either where squares are not
+        usable = torch.linalg.vector_norm(x, dim=1).isfinite() if self.normalise == "unit" else x.isfinite().all(dim=1)
+        bad = rows[~usable].tolist()
+        if bad:
+            more = "" if len(bad) <= _NAMED else f" and {len(bad) - _NAMED} more"
+            what = "NaN, infinity or a length that is infinite" if self.normalise == "unit" else "NaN or infinity"
+            raise DatasetLayoutError(
+                f"features of domain {domain!r} in {str(self.path)!r} hold {what} at samples {bad[:_NAMED]}{more}: "
+                "leave these samples out, scale features down, or fill in what is missing"
+            )
         return Domain(x, y)
 
     def finish(self, x: Tensor, train: Tensor) -> Tensor:
@@ -229,7 +242,7 @@ class _Arrays(ABC):
 
     def features(self, domain: str) -> Tensor:
         x = self.raw(domain)[0]
-        if x.ndim != 2 or not np.issubdtype(x.dtype, np.number) or x.shape[1] == 0:
+        if x.ndim != 2 or x.dtype.kind not in "iuf" or x.shape[1] == 0:
             raise DatasetLayoutError(
                 f"features of domain {domain!r} in {str(self.path)!r} must be numbers of shape (n, d), got shape "
                 f"{x.shape} of {x.dtype}: give one vector per sample"
@@ -254,7 +267,8 @@ class _NpzFile(_Arrays):
                     "classes: rename it or leave it out"
                 )
         if "classes" in self.arrays:
-            self.classes = [str(name) for name in np.atleast_1d(self.arrays["classes"])]
+            names = np.atleast_1d(self.arrays["classes"])
+            self.classes = [name.decode() if isinstance(name, bytes) else str(name) for name in names]
 
     def raw(self, domain: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         x = self.arrays[f"{domain}_x"]

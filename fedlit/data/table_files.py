@@ -25,6 +25,21 @@ SUFFIXES = (".csv", ".tsv", ".txt", ".parquet")
 MOST_LEVELS = 100
 """Different texts that a column may have without being called a category."""
 
+LARGEST = 1e150
+"""Of numbers in absolute value: squares of larger ones are infinite."""
+_DAY = "|".join(
+    (
+        r"\d{4}([-/.])\d{1,2}\1\d{1,2}",
+        r"\d{1,2}([-/.])\d{1,2}\2(?:\d{4}|\d{2})",
+        r"\d{1,2}[-/. ]+[^\W\d]{3,9}\.?[-/. ]+(?:\d{4}|\d{2})",
+    )
+)
+_TIME = r"\d{1,2}:\d{2}(?::\d{2}(?:[.,]\d+)?)?(?:\s?[AaPp][Mm])?"
+_MOMENT = re.compile(rf"(?:{_DAY})(?:[T ]+{_TIME}(?:Z|\s?[-+]\d{{2}}:?\d{{2}})?)?|{_TIME}")
+"""Dates and times, as programs export them."""
+_PADDED = re.compile(r"0\d+")
+_NAMELESS = re.compile(r"Unnamed: \d+|__index_level_\d+__")
+"""What pandas and pyarrow call a table's index that was saved without a name."""
 _ODD_NUMBER = re.compile(r"^[-+]?\d[\d.,]*\s?[%€$£]?$")
 NO_TABLES = (".xlsx", ".xls", ".ods", ".gz", ".zip", ".bz2", ".xz", ".zst", ".json", ".feather", ".orc", ".pq", ".dat")
 """Suffixes of files in a folder that may be somebody's table, and are not read."""
@@ -103,7 +118,7 @@ class TableReader:
             )
         texts = (*self.texts, *texts)
         try:
-            table = self._parquet(path) if path.suffix.lower() == ".parquet" else self._csv(path, texts)
+            table, padded = self._parquet(path) if path.suffix.lower() == ".parquet" else self._csv(path, texts)
             table = self.numbers_in(self._without_missing(table), texts)
         except (DatasetLayoutError, ImportError):
             raise
@@ -122,12 +137,30 @@ class TableReader:
             raise DatasetLayoutError(
                 f"{len(empty)} rows of {str(path)!r} have no value in any column ({lines(empty)}): take them out"
             )
+        self._check_names(table, path)
+        for name in [name for name in padded if name not in self.columns and _holds_numbers(table[name])]:
+            warnings.warn(
+                f"column {name!r} of {str(path)!r} has {cells(padded[name])}, which are read as numbers, without the "
+                "zeros in front: name the column in categories if they are codes",
+                stacklevel=2,
+            )
         return table
 
-    def _csv(self, path: Path, texts: Collection[str]) -> pd.DataFrame:
+    def _check_names(self, table: pd.DataFrame, path: Path) -> None:
+        """Refuse a saved index, which would be a feature."""
+        nameless = [name for name in table.columns if _NAMELESS.fullmatch(name) and name not in self.columns]
+        if nameless:
+            raise DatasetLayoutError(
+                f"column {nameless[0]!r} of {str(path)!r} is the index of a table that was saved without a name, and "
+                "numbers of rows are no feature: name it in leave_out, or write the table without it (in pandas, "
+                "to_csv(index=False))"
+            )
+
+    def _csv(self, path: Path, texts: Collection[str]) -> tuple[pd.DataFrame, dict[str, pd.Series[Any]]]:
+        """The table of a file, and of each column the cells that are digits behind a zero."""
         import pandas as pd
 
-        names, places = self._check_rows(path)
+        names, places, padded = self._check_rows(path)
 
         def read(texts: Collection[str]) -> pd.DataFrame:
             table: pd.DataFrame = pd.read_csv(
@@ -146,9 +179,10 @@ class TableReader:
                 "line breaks or quotes, or export it again"
             )
         table.index = pd.Index(places, name="line")
-        return table
+        return table, {name: pd.Series(found).rename_axis("line") for name, found in padded.items()}
 
-    def _parquet(self, path: Path) -> pd.DataFrame:
+    def _parquet(self, path: Path) -> tuple[pd.DataFrame, dict[str, pd.Series[Any]]]:
+        """As `_csv`."""
         import pandas as pd
 
         table = pd.read_parquet(path)
@@ -168,7 +202,9 @@ class TableReader:
             if {*map(type, known)} == {Decimal}:  # exact decimals, which databases write
                 table[name] = table[name].astype(float)
         table.index = pd.RangeIndex(1, len(table) + 1, name="row")
-        return table
+        texts = [str(name) for name in table if not _holds_numbers(table[name])]
+        padded = {name: table[name][table[name].map(_is_padded).astype(bool)] for name in texts}
+        return table, {name: found for name, found in padded.items() if len(found)}
 
     def _without_missing(self, table: pd.DataFrame) -> pd.DataFrame:
         """A table whose texts have no outer blanks, and no value that stands for a missing one."""
@@ -236,12 +272,13 @@ class TableReader:
         # a table that Excel has saved begins with a mark, which would be part of the first column's name
         return "utf-8-sig" if self.encoding.lower().replace("_", "-") in ("utf-8", "utf8") else self.encoding
 
-    def _check_rows(self, path: Path) -> tuple[list[str], list[int]]:
-        """Names of the columns, and the line of each row.
+    def _check_rows(self, path: Path) -> tuple[list[str], list[int], dict[str, dict[int, str]]]:
+        """Names of the columns, the line of each row, and of each column the cells that are digits behind a zero.
 
         Refuses what pandas would read otherwise than it is meant: rows that are too short, too long, or cut.
         """
         places: list[int] = []
+        padded: dict[str, dict[int, str]] = {}
         with path.open(encoding=self._encoding, newline="") as file:
             rows = csv.reader(file, delimiter=self.separator, skipinitialspace=True)
             names = [name.strip() for name in next(rows, [])]
@@ -250,12 +287,18 @@ class TableReader:
                     f"{str(path)!r} begins with the mark of Unicode, which encoding={self.encoding!r} takes for a part "
                     "of a name: give encoding='utf-8', or 'utf-16'"
                 )
+            self._check_encoding(path)
             if len(names) < 2:
                 found = next((sign for sign in _SEPARATORS if names and sign in names[0]), None)
                 raise DatasetLayoutError(
                     f"{str(path)!r} has {len(names)} column with separator={self.separator!r}"
                     + (f", and its first line is {names[0][:80]!r}" if names else "")
                     + (f": give separator={_SEPARATORS[found]}" if found else ": give a table with a header line")
+                )
+            if names[0].lower() == "sep=" or re.fullmatch(r"sep=.", names[0], re.IGNORECASE):
+                raise DatasetLayoutError(
+                    f"the first line of {str(path)!r} is a note for Excel ({self.separator.join(names)!r}), and not "
+                    "the names of the columns: take that line out"
                 )
             check_once(names, f"columns of {str(path)!r} are called", "rename them")
             if "" in names:
@@ -285,8 +328,32 @@ class TableReader:
                     )
                 if row:
                     places.append(last + 1)
+                    for name, field in zip(names, row, strict=True):
+                        if field[:1] == "0" and _is_padded(field):
+                            padded.setdefault(name, {})[last + 1] = field.strip()
                 last = rows.line_num
-        return names, places
+        return names, places, padded
+
+    def _check_encoding(self, path: Path) -> None:
+        """Refuse UTF-8 that is read as one byte for each letter, which no decoder refuses."""
+        if len("é".encode(self.encoding, "ignore")) != 1:
+            return
+        content = path.read_bytes()
+        try:
+            text = "" if content.isascii() else content.decode("utf-8")
+        except UnicodeDecodeError:
+            return
+        found = next((line for line in text.splitlines() if not line.isascii()), "")
+        if found:
+            raise DatasetLayoutError(
+                f"{str(path)!r} is written in UTF-8, and encoding={self.encoding!r} would read {found[:40]!r} as "
+                f"{found[:40].encode().decode(self.encoding, 'replace')!r}: give encoding='utf-8' if all tables are, "
+                "or write this one as the others"
+            )
+
+
+def _is_padded(value: object) -> bool:
+    return isinstance(value, str) and _PADDED.fullmatch(value.strip()) is not None
 
 
 def _holds_numbers(values: pd.Series[Any]) -> bool:
@@ -311,10 +378,15 @@ def check_once(values: Sequence[Any], what: str, way_out: str) -> None:
         raise DatasetLayoutError(f"{what} {twice[:SHOWN]}{more} more than once: {way_out}")
 
 
-def column(table: pd.DataFrame, name: str, argument: str, where: str) -> pd.Series[Any]:
-    """A column that an argument names; a `DatasetLayoutError` if there is none."""
+def column(table: pd.DataFrame, name: str, argument: str | None, where: str) -> pd.Series[Any]:
+    """A column that an argument names, or that training had; a `DatasetLayoutError` if there is none."""
     if name not in table:
         close = get_close_matches(name, map(str, table.columns), 1)
+        if argument is None:
+            raise DatasetLayoutError(
+                f"{where} has no column {name!r}, which is a feature of the training data, but {[*table.columns]}: "
+                + (f"rename {close[0]!r} if it is meant" if close else "add it, with empty cells if it is not known")
+            )
         raise DatasetLayoutError(
             f"{argument}={name!r} is no column of {where}, which has {[*table.columns]}: "
             + (f"did you mean {close[0]!r}?" if close else f"name one of them in {argument}")
@@ -358,6 +430,13 @@ def kind_of(values: pd.Series[Any], where: str, named: bool, numbers: NumberForm
                 f"{where} has infinite numbers ({lines(infinite.index)}): mend them, or leave the column out "
                 "(leave_out)"
             )
+        large = known[known.abs() > LARGEST]
+        if len(large):
+            raise DatasetLayoutError(
+                f"{where} has numbers above {LARGEST:g} in absolute value, of which there is no deviation: "
+                f"{cells(large)}; name them in missing_values if they stand for missing ones, mend them, or leave the "
+                "column out (leave_out)"
+            )
         return "number"
     if pd.api.types.is_datetime64_any_dtype(known) or isinstance(known.iloc[0], date | time | timedelta):
         raise DatasetLayoutError(
@@ -372,6 +451,11 @@ def kind_of(values: pd.Series[Any], where: str, named: bool, numbers: NumberForm
         )
     texts = texts_of(known).dropna()
     if not is_category:
+        if len(texts) and all(map(_MOMENT.fullmatch, texts)):
+            raise DatasetLayoutError(
+                f"{where} has dates or times, such as {cells(texts)}: turn them into numbers, such as years or hours, "
+                "leave the column out (leave_out), or name it in categories if it is one"
+            )
         _check_numbers(texts, where, numbers)
     different = [*dict.fromkeys(texts)]
     if len(different) > MOST_LEVELS or (len(different) > 20 and 2 * len(different) > len(texts)):

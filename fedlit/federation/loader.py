@@ -191,7 +191,7 @@ class FederatedLoader:
         """
         dataset, fetch = self.datasets[client], _fetch(self.datasets[client])
         with torch_streams():  # looking at a sample may draw an augmentation
-            items = [] if fetch is not None else [(place, dataset[place]) for place in positions.tolist()]
+            items = [] if fetch is not None else [(row, _read(client, dataset, row)) for row in positions.tolist()]
             for _, sample in items:
                 check_entries(client, sample)
             found = _Collate(client)(items) if fetch is None else fetch(positions)
@@ -384,7 +384,7 @@ class _Reader:
         if self.fetch is None:
             self.sampler = _RoundSampler()
             self.workers = DataLoader(
-                _SeededItems(dataset),
+                _SeededItems(client, dataset),
                 batch_sampler=self.sampler,
                 collate_fn=_Collate(client),
                 num_workers=loader.num_workers,
@@ -445,14 +445,23 @@ class _RoundSampler:
 class _SeededItems(Dataset[Any]):
     """Gives each sample a random stream of its own, so that augmentation does not depend on the worker count."""
 
-    def __init__(self, dataset: Dataset[Any]) -> None:
-        self.dataset = dataset
+    def __init__(self, client: str, dataset: Dataset[Any]) -> None:
+        self.client, self.dataset = client, dataset
 
     def __getitem__(self, item: tuple[int, tuple[object, ...]]) -> Any:
         index, stream = item
         with torch_streams():
             enter_stream(*stream)
-            return index, self.dataset[index]
+            return index, _read(self.client, self.dataset, index)
+
+
+def _read(client: str, dataset: Any, row: int) -> Any:
+    """A sample of a client; an error of its dataset notes which one."""
+    try:
+        return dataset[row]
+    except Exception as error:
+        error.add_note(f"(row {row} of client {client!r}: mend the sample, or leave it out of the dataset)")
+        raise
 
 
 @dataclass(frozen=True)
@@ -471,7 +480,7 @@ class _Collate:
                     if one != two:
                         raise SampleError(
                             f"samples of client {self.client!r} must have one shape, got {one} in row {row} and {two} "
-                            f"in row {other} (entry {path}): bring them to one shape in the dataset"
+                            f"in row {other}{path and f' (entry {path})'}: bring them to one shape in the dataset"
                         ) from error
             raise SampleError(
                 f"samples of client {self.client!r} cannot be put in one batch ({error}), from row {row} on: let the "

@@ -81,6 +81,8 @@ def check_map_style(client: str, dataset: Any) -> None:
     """
     kind = type(dataset).__name__
     sized = hasattr(type(dataset), "__len__") and not isinstance(dataset, IterableDataset)
+    if isinstance(dataset, Subset):
+        _check_indices(client, dataset)
     if sized and (hasattr(type(dataset), "__getitem__") or hasattr(dataset, "batch")):
         return
     way_out = "read its samples into a TensorDataset(x, y), or give a dataset that has both"
@@ -90,6 +92,22 @@ def check_map_style(client: str, dataset: Any) -> None:
         f"the dataset of client {client!r} must give samples by their number (__len__ and __getitem__), got {kind}: "
         f"{way_out}"
     )
+
+
+def _check_indices(client: str, subset: Subset[Any]) -> None:
+    """Refuse a mask, whose values would be read as rows 0 and 1, and rows that there are not."""
+    size, indices = len(subset.dataset), torch.as_tensor(subset.indices)  # type: ignore[arg-type]
+    if indices.dtype == torch.bool:
+        raise TypeError(
+            f"indices of the Subset of client {client!r} must be rows, got a mask of {len(indices)} values: give "
+            "mask.nonzero()[:, 0]"
+        )
+    outside = indices[(indices < -size) | (indices >= size)]
+    if len(outside):
+        raise SampleError(
+            f"indices of the Subset of client {client!r} must be rows of its dataset of {size} samples, got "
+            f"{outside[:_NAMED].tolist()}: take indices of this dataset"
+        )
 
 
 def check_entries(client: str, samples: Any) -> None:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 from torch.optim import SGD, Optimizer
@@ -83,10 +84,90 @@ def with_schedules(
 
     ``build`` makes a scheduler for one client's groups; ``None`` for none.
     """
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(
+            f"optimizer must make a torch.optim.Optimizer of parameters, and made a {type(optimizer).__name__}: give "
+            "such as functools.partial(torch.optim.Adam, lr=0.001)"
+        )
+    optimizer.register_load_state_dict_pre_hook(check_resumed)
     if build is None:
         return optimizer
     schedules = ClientSchedules(optimizer, build, interval)
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedules, "interval": "step"}}  # type: ignore[return-value]
+
+
+_FORM = (
+    *("params", "client", "model", "initial_lr", "foreach", "fused", "capturable", "differentiable"),
+    *("max_lr", "min_lr", "max_momentum", "base_momentum"),
+)
+"""Keys of a parameter group that are no settings of the algorithm, but of how it runs, or of a schedule."""
+
+_MOVING = (
+    "last_epoch",
+    "base_lrs",
+    "best",
+    "num_bad_epochs",
+    "cooldown_counter",
+    "mode_worse",
+    "T_cur",
+    "T_i",
+    "verbose",
+)
+"""Entries of a schedule's state that change while it runs, and one of old versions."""
+
+
+def check_resumed(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+    """Compare a checkpoint's optimiser with the one that takes over its state, settings included.
+
+    Raises:
+        ValueError: If it is of another algorithm.
+    """
+    name, changed = type(optimizer).__name__, {}
+    for now, before in zip(optimizer.param_groups, state["param_groups"], strict=False):
+        unknown = [key for key in before if key not in now and key not in _FORM]
+        if unknown:
+            raise ValueError(
+                f"the checkpoint's optimizer has the settings {unknown}, which {name} lacks: resume with the optimizer "
+                "of that run, or train anew from its weights (load_from_checkpoint)"
+            )
+        was, scheduled = "initial_lr" in before, "initial_lr" in now
+        rate = "initial_lr" if was and scheduled else "lr"
+        if was and not scheduled:
+            changed["lr_scheduler"] = ("given", None)
+        elif float(now[rate]) != float(before[rate]):
+            changed["lr"] = (before[rate], now[rate])
+        moved = ("lr", "betas", "momentum") if "base_momentum" in before else ("lr",)
+        for key in [key for key in now if key in before and key not in (*_FORM, *moved)]:
+            if isinstance(now[key], _PLAIN) and now[key] != before[key]:
+                changed[key] = (before[key], now[key])
+    if changed:
+        each = "; ".join(f"{key} was {before} and would be {now}" for key, (before, now) in changed.items())
+        rank_zero_warn(
+            f"the optimizer {name} goes on with the settings that the checkpoint has, not with this run's: {each}. To "
+            "train with others, start anew from its weights (load_from_checkpoint)"
+        )
+
+
+def _check_schedule(schedule: Any, state: Mapping[str, Any]) -> None:
+    """As `check_resumed`, of a schedule of learning rates."""
+    kind, now = type(schedule).__name__, schedule.state_dict()
+    settings = [{key for key in each if key[0] != "_" and key not in _MOVING} for each in (state, now)]
+    if settings[0] != settings[1]:
+        raise ValueError(
+            f"the checkpoint's schedule of learning rates has the settings {sorted(settings[0])}, and {kind} has "
+            f"{sorted(settings[1])}: resume with the lr_scheduler of that run, or train anew from its weights "
+            "(load_from_checkpoint)"
+        )
+    changed = [
+        f"{key} was {state[key]} and would be {now[key]}"
+        for key in sorted(settings[0])
+        if isinstance(now[key], _PLAIN) and now[key] != state[key]
+    ]
+    if changed:
+        rank_zero_warn(f"the schedule {kind} goes on with the settings that the checkpoint has: {'; '.join(changed)}")
+
+
+_PLAIN = (bool, int, float, str, tuple, list, type(None))
 
 
 class ClientView(Optimizer):
@@ -123,6 +204,8 @@ class ClientSchedules:
         clients = dict.fromkeys(group["client"] for group in optimizer.param_groups)
         self.views = {client: ClientView(optimizer, client) for client in clients}
         self.schedules = {client: build(view) for client, view in self.views.items()}
+        for group in optimizer.param_groups:  # which a schedule that waits for a plateau leaves out
+            group.setdefault("initial_lr", group["lr"])
 
     def step(self, clients: Collection[str], losses: Mapping[str, float]) -> None:
         """Advance the schedules of ``clients``; those that react to a plateau are given the client's own loss."""
@@ -141,8 +224,11 @@ class ClientSchedules:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the schedules of local clients; the state may hold others too."""
+        clients = [client for client in self.schedules if client != SERVER]  # at which nothing is scheduled
+        for client in clients[:1]:  # others are made alike
+            _check_schedule(self.schedules[client], state[client])
         for client, schedule in self.schedules.items():
-            if client != SERVER:  # where there is no client, nothing is scheduled
+            if client in clients:
                 schedule.load_state_dict(state[client])
 
 

@@ -31,10 +31,18 @@ REFUSED: Mapping[str, tuple[str, str]] = {
         "tries sizes on steps without rounds, in which no client hears of another",
         "give the data module's batch_size, and try whether it fits with Trainer(fast_dev_run=True)",
     ),
+    "ModelPruning": (
+        "masks weights of all clients together, each client's by other masks, and of networks that are not built yet",
+        "prune the network that is given to the method, before the run or after it",
+    ),
+    "BackboneFinetuning": (
+        "unfreezes an attribute 'backbone' of the module, which has a network for each client",
+        "freeze the extractor (requires_grad_(False)), or give its weights another rate with param_groups",
+    ),
 }
 """Lightning's callbacks by name, with what each does to a federation, and the way out."""
 
-_WHILE_FITTING = ("WeightAveraging", "StochasticWeightAveraging")
+_WHILE_FITTING = ("WeightAveraging", "StochasticWeightAveraging", "ModelPruning", "BackboneFinetuning")
 """Those that do nothing in evaluation."""
 
 
@@ -49,6 +57,11 @@ def check_trainer(trainer: pl.Trainer) -> None:
         raise ValueError(
             f"{type(strategy).__name__} on {trainer.world_size} processes would train all clients on each of them: "
             "give Trainer(strategy=FederatedStrategy()), which puts clients on processes, or devices=1 and num_nodes=1"
+        )
+    if getattr(trainer._accelerator_connector, "_layer_sync", None) is not None:
+        raise ValueError(
+            "sync_batchnorm=True would take statistics over samples of clients on several processes, and rounds do "
+            "not: leave it out; batchnorm_average says how statistics of clients are averaged"
         )
     for callback in list(trainer.callbacks):  # type: ignore[attr-defined]
         for name, (why, instead) in REFUSED.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar, cast
 
@@ -83,11 +84,37 @@ class SharedWeights:
         self._restored: dict[str, dict[str, Tensor]] = {}
         self.received: dict[str, dict[str, Tensor]] = {}
 
-    def start_(self, clients: Iterable[Client], remembers: bool) -> None:
-        """Begin a run."""
+    def start_(self, clients: Iterable[Client], remembers: bool, sends: bool = False, blurs: bool = False) -> None:
+        """Begin a run.
+
+        Args:
+            clients: Local ones.
+            remembers: Whether to keep what each receives.
+            sends: Whether the run has a channel for weights, so that they must be finite.
+            blurs: Whether differential privacy adds noise to them.
+
+        Raises:
+            ValueError: If weights that are sent have NaN or infinity.
+        """
         clients = list(clients)
         self._known.clear()
         self._untouched = {client.name: self._find_untouched(client.name) for client in clients}
+        for client in clients[:1] if sends else ():  # others start alike
+            bad = [name for name, tensor in self.of(client.name).items() if not bool(torch.isfinite(tensor).all())]
+            if bad:
+                raise ValueError(
+                    f"weights of networks must be finite before training, as clients send them, and {bad[:3]} of "
+                    f"client {client.name!r} have NaN or infinity: register a constant, such as a mask, with "
+                    "persistent=False, or mend the weights"
+                )
+            noisy = [name for name in self.of(client.name) if name.endswith("running_var")] if blurs else []
+            if noisy:
+                warnings.warn(
+                    f"differential privacy adds noise to running variances of BatchNorm ({noisy[0]!r} is the first of "
+                    f"{len(noisy)}), of which those below 0 become 0, and outputs large: take GroupNorm or LayerNorm, "
+                    "or keep them at their clients (local_norm=True)",
+                    stacklevel=2,
+                )
         self._remembers = remembers
         restored, self._restored, self.received = self._restored, {}, {}
         for client in clients if remembers else ():
@@ -154,6 +181,8 @@ class SharedWeights:
             own, state = self.of(client, frozen_too=True), as_variances(message)
             if state:  # a part that is frozen as a whole is an empty message
                 torch._foreach_copy_([own[name] for name in state], list(state.values()))
+            for name in [name for name in state if name.endswith("running_var")]:
+                own[name].clamp_(min=0)  # the noise of differential privacy may bring it below
             if self._remembers:
                 self.received[client] = {**self.received.get(client, {}), **state}
 

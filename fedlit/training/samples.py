@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -42,6 +43,7 @@ class SampleCheck:
         self.loader = loader
         self._unseen: dict[str, Tensor] = {}  # by client, which samples have not been looked at, bool
         self._taken: set[str] = set()  # types and shapes of inputs that a network has taken
+        self._fits = False  # whether a network has made features and outputs as methods need them
 
     # ---------------------------------------------------------------- when a run starts
 
@@ -56,6 +58,11 @@ class SampleCheck:
             return
         inputs, labels = self.loader.samples(client)[:2]
         self._check_type(client, inputs)
+        self._look(client, inputs, labels)
+        self._check_outputs(client, inputs, labels)
+
+    def _look(self, client: str, inputs: Inputs, labels: Any) -> None:
+        """Look at what lies in memory of a client's samples, otherwise at its first sample."""
         dataset: Any = self.loader.datasets[client]
         size, whole = len(dataset), stored(dataset)
         if whole is None or not whole.final:
@@ -183,7 +190,7 @@ class SampleCheck:
         described = _described(inputs)
         if described in self._taken:  # by another client's network, which is of the same form
             return
-        others = {kind for kind in kinds if kind.is_floating_point and kind != own}
+        others = {kind for kind in kinds if kind.is_floating_point and kind not in _types(method, client)}
         try:
             features = self._features(client, inputs)
             if not (others and own and isinstance(features, Tensor) and features.dtype in others):
@@ -191,7 +198,7 @@ class SampleCheck:
                 return
             reason = f"its features are {features.dtype}"
         except Exception as error:
-            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            reason = _reason(error)
         way_out = "give inputs that its forward takes"
         if own is not None and kinds != {own}:
             way_out = f"give {_CONVERTED.get(own, f'x.to({own})')}"
@@ -201,6 +208,77 @@ class SampleCheck:
             f"the network, whose parameters are {own}, does not take the inputs of client {client!r}, "
             f"{described} ({reason}): {way_out}"
         )
+
+    def _check_outputs(self, client: str, inputs: Inputs, labels: Any) -> None:
+        """Refuse networks that do not make outputs of one sample for each that they are given.
+
+        One client's are tried, as others are of the same form and shapes of clients' inputs are compared afterwards, on
+        its first sample, twice, as a forward may drop an axis of length 1.
+        """
+        method = self.method
+        if self._fits or method.own_labels or not self.loader.training or client not in method.replicas:
+            return
+        replica: Any = method.replicas[client]
+        if not isinstance(getattr(replica, "extractor", None), nn.Module):
+            return
+        described = _described(inputs)
+        pair, extractor = take(inputs, torch.zeros(2, dtype=torch.int64)), type(replica.extractor).__name__
+        try:
+            features = self._features(client, pair)
+        except Exception as error:
+            raise SampleError(
+                f"extractor {extractor} does not take the inputs of client {client!r}, {described} "
+                f"({_reason(error)}): give inputs that its forward takes"
+            ) from error
+        task, width = method.task, getattr(replica.extractor, "out_features", None)
+        is_tensor = isinstance(features, Tensor) and features.ndim == 2
+        is_odd = not is_tensor or features.shape != (2, width or features.shape[1])
+        found = f"{_shown(features)}, of 2 samples of client {client!r} ({described})"
+        number = task.num_outputs if isinstance(task, Regression) else task.num_classes
+        # labels of pixels or positions have outputs of each; those of an unlabelled target may have any form
+        read = isinstance(labels, Tensor) and (client != method.target.name or method.target.labelled)
+        places = tuple(labels.shape[1:]) if read and not isinstance(task, Regression) else ()
+        wanted, reason = (2, number, *places), ""
+        if type(replica).forward.__qualname__ == "Replica.forward":
+            try:
+                outputs = self._outputs(replica, pair)
+                shape = tuple(getattr(outputs, "shape", ()))
+                is_right = shape == wanted if read else shape[:2] == wanted
+                is_odd = is_odd and not is_right
+                reason = "" if is_right else f"makes {_shown(outputs)}"
+            except Exception as error:
+                reason = f"fails: {_reason(error)}"
+        elif isinstance(features, Tensor) and features.ndim > 2 and len(features) == 2:
+            is_odd = False  # as of each pixel, with a classifier that this replica gives something else
+        if is_odd:
+            raise ValueError(
+                f"extractor {extractor} must make one tensor of features, of shape (batch, out_features) with "
+                f"out_features={width}, and makes {found}: return that from its forward, or mend out_features"
+            )
+        if reason:
+            raise ValueError(
+                f"classifier {type(replica.classifier).__name__} must make outputs of shape {wanted} of {found}, and "
+                f"{reason}: give one that does"
+            )
+        trainable = [name for name, param in replica.extractor.named_parameters() if param.requires_grad]
+        if trainable and isinstance(features, Tensor) and not features.requires_grad:
+            warnings.warn(
+                f"features of extractor {extractor} have no gradient, so that none of its weights is trained "
+                f"({trainable[0]!r} is the first of {len(trainable)}): look for detach() or no_grad() in its forward, "
+                "or for networks that are no attributes of it; if that is intended, freeze it (requires_grad_(False))",
+                stacklevel=2,
+            )
+        self._fits = True
+
+    def _outputs(self, replica: nn.Module, inputs: Inputs) -> Any:
+        """Outputs of a few samples in evaluation mode."""
+        trainer = self.method.trainer
+        moved = trainer.strategy.batch_to_device(trainer.precision_plugin.convert_input(inputs))
+        with (
+            torch_streams(self.method.device), evaluating(replica), torch.enable_grad(),
+            trainer.precision_plugin.forward_context(),
+        ):  # fmt: skip
+            return replica(moved)
 
     def _network(self, client: str) -> nn.Module | None:
         """The part of a client's replica that takes inputs; ``None`` if it is not built."""
@@ -212,12 +290,8 @@ class SampleCheck:
 
     def _features(self, client: str, inputs: Inputs) -> Any:
         """Features of a few samples in evaluation mode, as a step makes them."""
-        network, trainer = self._network(client), self.method.trainer
-        if network is None:
-            return None
-        moved = trainer.strategy.batch_to_device(trainer.precision_plugin.convert_input(inputs))
-        with torch_streams(self.method.device), evaluating(network), trainer.precision_plugin.forward_context():
-            return network(moved)
+        network = self._network(client)
+        return None if network is None else self._outputs(network, inputs)
 
 
 def check_evaluation(method: Method, loader: FederatedLoader) -> None:
@@ -241,3 +315,15 @@ def _described(inputs: Inputs) -> str:
         return f"{inputs.dtype} of shape {sample_shape(inputs)}"
     found = [f"{path} {leaf.dtype} of shape {tuple(leaf.shape[1:])}" for path, leaf in tensors_of(inputs).items()]
     return f"a {type(inputs).__name__} of {', '.join(found) or 'no tensors'}"
+
+
+def _shown(outputs: Any) -> str:
+    """What a network made, in words."""
+    if isinstance(outputs, Tensor):
+        return f"{outputs.dtype} of shape {tuple(outputs.shape)}"
+    return f"a {type(outputs).__name__}"
+
+
+def _reason(error: Exception) -> str:
+    """The first line of an error."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from math import inf
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
@@ -18,6 +19,9 @@ from fedlit.functional import information_score
 
 if TYPE_CHECKING:
     from fedlit.training.label_scale import LabelScale
+
+_ROUNDING = 1e-3
+"""By which a row of probabilities may differ from 1 in sum."""
 
 ClassWeights: TypeAlias = Literal["balanced"] | Sequence[float] | None
 
@@ -221,12 +225,26 @@ class NumberMeter:
         return {**known, "eval_loss": float(squared_errors.mean()) / self.samples}
 
 
+def _warn_of_probabilities(outputs: Tensor) -> None:
+    """Warn if outputs are probabilities, of which a softmax would be taken once more."""
+    if bool(((outputs >= 0).all(dim=1) & ((outputs.double().sum(dim=1) - 1).abs() < _ROUNDING)).all()):
+        warnings.warn(
+            "outputs of the network are probabilities (all are at least 0, and each row has the sum 1), and losses, "
+            "scores and predictions take a softmax of them once more: give logits, without a softmax at the end",
+            stacklevel=2,
+        )
+
+
 class _ClassMeter:
     def __init__(self, num_classes: int, device: torch.device) -> None:
+        self.is_new = True
         self.accuracy = MulticlassAccuracy(num_classes, average="micro", sync_on_compute=False).to(device)
         self.loss = MeanMetric(sync_on_compute=False).to(device)
 
     def update(self, outputs: Tensor, labels: Tensor) -> None:
+        if self.is_new:
+            _warn_of_probabilities(outputs)
+        self.is_new = False
         self.accuracy.update(outputs, labels)
         self.loss.update(F.cross_entropy(outputs, labels), weight=len(labels))
 
@@ -240,6 +258,8 @@ class _ScoreMeter:
         self.entropy, self.samples = 0.0, 0
 
     def update(self, outputs: Tensor, labels: Any) -> None:
+        if not self.samples:
+            _warn_of_probabilities(outputs)
         log_p = outputs.detach().double().log_softmax(dim=1)
         self.probabilities += log_p.exp().sum(dim=0)
         self.entropy -= float((log_p.exp() * log_p).sum())

@@ -387,6 +387,21 @@ def test_a_number_out_of_range_is_refused_at_once(arguments, message):
         Blobs(**arguments)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"batch_size": "32"}, "batch_size must be an integer, at least 1, got '32'"),
+        ({"num_workers": 1.0}, "num_workers must be an integer, at least 0, got 1.0"),
+        ({"target_labels": "10"}, "target_labels must be a number of samples .* got '10'"),
+        ({"target_labels": None}, "target_labels must be a number of samples .* got None"),
+        ({"val_fraction": "0.1"}, r"val_fraction must be a number in \[0, 1\), got '0.1'"),
+    ],
+)
+def test_an_argument_that_is_no_number_is_refused_by_name(arguments, message):
+    with pytest.raises(TypeError, match=message):
+        Blobs(**arguments)
+
+
 def test_more_labels_than_samples_are_refused():
     with pytest.raises(ValueError, match="asks for 43 labelled samples, but target 'c' has 42"):
         Blobs(target="c", target_labels=43).split("c")

@@ -153,7 +153,7 @@ def test_new_rows_of_the_target_are_predicted(files, recwarn):
         "'ward' of predict_file='new.csv' has ['cellar'], which no client had" in str(w.message) for w in recwarn
     )
     new.drop(columns="age").to_csv("new.csv", index=False)
-    with pytest.raises(DatasetLayoutError, match=r"'age' is no column of predict_file='new.csv'"):
+    with pytest.raises(DatasetLayoutError, match=r"predict_file='new.csv' has no column 'age'"):
         make(files, predict_file="new.csv").predict_dataloader()
 
 

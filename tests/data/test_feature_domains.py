@@ -147,6 +147,7 @@ def test_classes_can_be_named_and_others_are_left_out(npz):
 
 def test_a_file_without_class_names_counts_them(npz):
     assert FeatureDomains(npz(classes=None)).classes == ["0", "1", "2"]
+    assert FeatureDomains(npz(classes=np.array([b"bike", b"mug", b"mouse"]))).classes == ["bike", "mug", "mouse"]
 
 
 def test_scalars_beside_the_domains_are_ignored(npz):
@@ -174,7 +175,9 @@ BAD_FILES = [
     ({"dslr_x": np.zeros((40, 2, 3))}, r"must be numbers of shape \(n, d\), got shape \(40, 2, 3\)"),
     ({"dslr_x": np.zeros((40, 5))}, r"must have one shape, got \{'amazon': \(6,\), 'dslr': \(5,\)\}"),
     ({"dslr_x": np.zeros((39, 6))}, "has 39 samples but 40 labels"),
-    ({"dslr_x": np.full((40, 6), np.nan)}, "hold NaN or infinity"),
+    ({"dslr_x": np.full((40, 6), np.nan)}, r"hold NaN, infinity or .* at samples \[0, 1, 2, 3, 4\] and 35 more: leave"),
+    ({"dslr_x": np.full((40, 6), 1e30)}, "or a length that is infinite at samples .0, 1, 2, 3, 4. and 35 more"),
+    ({"dslr_x": np.ones((40, 6), complex)}, r"must be numbers of shape \(n, d\), got shape \(40, 6\) of complex128"),
     ({"dslr_y": np.full(40, 0.5)}, r"domain 'dslr' .* must be whole numbers .*, got 0.5 at sample 0 \(40 such\)"),
     ({"dslr_y": np.array([0.0] * 39 + [np.nan])}, r"got nan at sample 39 \(1 such\): .* without a label -1"),
     ({"dslr_y": np.array(["a"] * 40)}, "must be whole numbers .* put their names into the array classes"),

@@ -390,3 +390,104 @@ def test_names_that_yaml_reads_as_something_else_are_to_be_quoted(
 def test_signs_and_classes_that_cannot_be_are_refused_at_once(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message) if "[" not in message else message):
         make(write(a=table("a"), b=table("b")), **arguments)
+
+
+# ---------------------------------------------------------------- what looks like numbers or texts and is neither
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "2020-01-31", "31/01/2020", "31.1.20", "2020/1/31 10:30", "2020-01-31T10:30:05.123Z",
+        "2020-01-31 10:30:00+01:00", "1-Mar-20", "12 März 2020", "10:30", "9:15:01 pm",
+    ],
+)  # fmt: skip
+def test_dates_and_times_in_texts_are_no_categories_unless_they_are_named(cell: str) -> None:
+    """Parquet refuses columns of times by their type; a CSV file has the same times as texts."""
+    files = write(a=table("a", d=cell), b=table("b", d=cell))
+    with pytest.raises(DatasetLayoutError, match=r"'d' of 'a.csv' has (dates or times, such as|numbers).*\(lines 2, 3"):
+        make(files).feature_names()
+    assert make(files, categories={"d": None, "kind": None}).feature_names() == ["kind=x", "kind=y", f"d={cell}"]
+    assert make(files, leave_out=["d"]).feature_names() == ["kind=x", "kind=y"]
+
+
+@pytest.mark.parametrize("cells", [["10-20", "20-30"], ["1/2", "2/3"], ["v1", "v2"], ["3-4-x", "stage 10:1b"]])
+def test_ranges_and_codes_stay_categories(cells: list[str]) -> None:
+    files = write(a=table("a", d=cells * 6), b=table("b", d=cells * 6))
+    assert make(files).feature_names()[2:] == [f"d={cell}" for cell in sorted(cells)]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_codes_whose_zeros_in_front_a_number_loses_are_named(suffix: str, recwarn: pytest.WarningsRecorder) -> None:
+    here = table("a", zip=["01234", "20000"] * 6, month=["1", "10"] * 6, other="007")
+    files = write(a=here, b=here.assign(id=[f"b{row}" for row in range(ROWS)]))
+    if suffix == "parquet":
+        here.to_parquet("a.parquet")
+        files["a"] = "a.parquet"
+    where = "lines 2, 4, 6, 8, 10" if suffix == "csv" else "rows 1, 3, 5, 7, 9"
+    data = make(files, leave_out=["other"])
+    assert data.feature_names()[:2] == ["zip", "month"]
+    told = [str(each.message) for each in recwarn if "zeros in front" in str(each.message)]
+    assert len(told) == 2
+    assert f"'zip' of 'a.{suffix}' has ['01234'] ({where} and 1 more), which are read as numbers" in told[0]
+    recwarn.clear()
+    data = make(files, leave_out=["other"], categories={"zip": None, "kind": None})
+    assert data.feature_names() == ["month", "kind=x", "kind=y", "zip=01234", "zip=20000"]
+    assert not [each for each in recwarn if "zeros in front" in str(each.message)]
+
+
+@pytest.mark.parametrize("name", ["Unnamed: 0", "__index_level_0__"])
+def test_an_index_that_was_saved_without_a_name_is_no_feature(name: str) -> None:
+    here = table("a", v=VALUES).assign(**{name: range(ROWS)})
+    files = write(a=table("a", v=VALUES).assign(**{name: range(ROWS)}), b=here)
+    here.to_parquet("b.parquet", index=False)
+    for each in (files, files | {"b": "b.parquet", "a": "b.csv"}):
+        with pytest.raises(
+            DatasetLayoutError, match=rf"column '{name}' of .* is the index of a table .* leave_out, or"
+        ):
+            make(each, id=None).feature_names()
+    assert name not in make(files, leave_out=[name]).feature_names()
+
+
+def test_numbers_that_are_one_in_double_precision_are_called_constant() -> None:
+    """Names of rows of 19 digits have distinct integers, and one feature."""
+    files = write(a=table("a", v=[2**62 + row for row in range(ROWS)]), b=table("b", v=[2**62] * ROWS))
+    with pytest.warns(
+        UserWarning, match=r"'v' \(always 4611686018427387904\) holds one value in the 12 training samples of 'a"
+    ):
+        assert make(files)._domain("a").x[:, 0].tolist() == [0.0] * ROWS
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "cp1252"])
+def test_utf_8_that_a_federation_of_another_encoding_would_read_wrongly_is_refused(encoding: str) -> None:
+    files = write(a=table("a", kind=["müde", "wach"] * 6), b=table("b", kind=["müde", "wach"] * 6))
+    with pytest.raises(DatasetLayoutError, match=r"'a.csv' is written in UTF-8.*'a0;mÃ¼de;no': give encoding='utf-8'"):
+        make(files, encoding=encoding).feature_names()
+    for path in files.values():
+        Path(path).write_text(Path(path).read_text("utf-8"), encoding)
+    assert make(files, encoding=encoding).feature_names() == ["kind=müde", "kind=wach"]
+
+
+def test_a_note_for_excel_before_the_names_of_columns_is_called_that() -> None:
+    files = write(a=table("a"), b=table("b"))
+    Path("a.csv").write_text("sep=;\n" + Path("a.csv").read_text())
+    with pytest.raises(DatasetLayoutError, match=r"first line of 'a.csv' is a note for Excel \('sep=;'\)"):
+        make(files).feature_names()
+
+
+def test_new_rows_without_a_column_of_training_are_refused_by_its_name() -> None:
+    files = write(a=table("a", v=VALUES), b=table("b", v=VALUES))
+    write(new=table("n", vv=VALUES))
+    data = make(files, predict_file="new.csv")
+    with pytest.raises(DatasetLayoutError, match=r"'new.csv' has no column 'v', .*: rename 'vv' if it is meant"):
+        data.predict_dataloader()
+
+
+def test_numbers_whose_squares_are_infinite_are_named() -> None:
+    """Programs write the largest double for a missing value; the learning rate was blamed."""
+    files = write(a=table("a", v=[-1.797693e308, *VALUES[1:]]), b=table("b", v=VALUES))
+    with pytest.raises(
+        DatasetLayoutError, match=r"'v' of 'a.csv' has numbers above 1e\+150 .*: \[-1.797693e\+308\] \(line 2"
+    ):
+        make(files).feature_names()
+    assert make(files, missing_values=["-1.797693e308"]).feature_names()[:2] == ["v", "v missing"]

@@ -229,3 +229,15 @@ def test_bad_choices_are_refused() -> None:
         fit(batchnorm_average="median")
     with pytest.raises(ValueError, match="averages what local_norm=True keeps at its client: leave one of both out"):
         fit(local_norm=True)
+
+
+def test_noise_makes_no_variance_negative_and_its_effect_is_told() -> None:
+    """The root of a variance below 0 is NaN, and so were all predictions."""
+    noise = {"differential_privacy": GaussianMechanism(clip_norm=1.0, noise_multiplier=5.0)}
+    with pytest.warns(UserWarning, match=f"noise to running variances of BatchNorm .'{VARIANCE}' is the first of 1"):
+        module = fit(rounds=2, strategy=noise, batchnorm_average="variances")
+    state = weights(module, "c0")
+    assert (state[VARIANCE] >= 0).all()
+    assert (state[VARIANCE] == 0).any()
+    x = shifted()["c0"].tensors[0]
+    assert module.replicas["c0"].eval()(x).isfinite().all()

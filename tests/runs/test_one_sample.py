@@ -82,7 +82,7 @@ def test_pixels_of_one_image_are_many_values() -> None:
     trainer(1).fit(module, loader(images, batch_size=4))
     assert module.federation.round_idx == 1
     torch.manual_seed(0)
-    module = SourceOnly(list(data), "c2", 2, Bottleneck(SmallCNN(1, width=4), 3), nn.Sequential(nn.BatchNorm1d(3)))
+    module = SourceOnly(list(data), "c2", 2, Bottleneck(SmallCNN(1, width=4), 2), nn.Sequential(nn.BatchNorm1d(2)))
     with pytest.raises(RosterError, match="client 'c0' trains on 5 samples with batch_size=4"):
         trainer(1).fit(module, loader(images, batch_size=4))
 

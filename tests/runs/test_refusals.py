@@ -30,8 +30,13 @@ class OwnFinder(LearningRateFinder):
 
 @pytest.mark.parametrize("federated", [True, False])
 @pytest.mark.parametrize(
-    "callback", [*AVERAGING, OwnFinder(), LearningRateFinder(update_attr=False)], ids=lambda each: type(each).__name__
-)
+    "callback",
+    [
+        *AVERAGING, OwnFinder(), LearningRateFinder(update_attr=False), callbacks.BackboneFinetuning(),
+        callbacks.ModelPruning("l1_unstructured", amount=0.5),
+    ],
+    ids=lambda each: type(each).__name__,
+)  # fmt: skip
 def test_callbacks_that_do_not_go_by_rounds_are_refused_before_training(callback: pl.Callback, federated: bool) -> None:
     data = digits()
     module = build(FedAvg, data)
@@ -98,3 +103,10 @@ def test_another_strategy_on_one_process_trains_as_a_plain_trainer_does() -> Non
     module = build(FedAvg, data)
     trainer(2).fit(module, data)
     assert ended == one_site.fingerprint(weights(module, "clean"))
+
+
+def test_synchronised_batchnorm_is_refused_by_name() -> None:
+    """No round would do it, and nothing said so."""
+    data = digits()
+    with pytest.raises(ValueError, match="sync_batchnorm=True would take statistics over samples of clients"):
+        trainer(1, sync_batchnorm=True).fit(build(FedAvg, data), data)
