@@ -10,6 +10,7 @@ import signal
 import sys
 import textwrap
 import threading
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -143,7 +144,15 @@ def _in_words(error: Exception) -> str | None:
         return f"there is no space left{place} ({error.strerror}): make some, and give the same command again"
     said: tuple[type[Exception], ...] = load("fedlit.cli.lightning_cli:SAID")
     is_clear = isinstance(error, said) or getattr(error, "says_what_to_do", False)  # see fedlit.training.monitors
+    is_clear = is_clear or (type(error) in (ValueError, TypeError) and _is_raised_here(error))
     return f"{type(error).__name__}: {error}" if is_clear else None
+
+
+def _is_raised_here(error: Exception) -> bool:
+    """Whether a ``raise`` of fedlit made an error, and no library or slip of fedlit: then its message is for users."""
+    frames = traceback.extract_tb(error.__traceback__)
+    modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(frames) and modules[-1].startswith("fedlit.") and (frames[-1].line or "").startswith("raise ")
 
 
 def _ended_by(error: BaseException) -> signal.Signals | None:

@@ -77,8 +77,13 @@ class Given:
         return cls(sources)
 
     def leaves(self) -> dict[str, str]:
-        """Where each key without ``init_args`` was given last."""
-        return {short(key): where for where, tree in self.sources for key in flat(tree)}
+        """Where each key without ``init_args`` was given last, in the order of these places."""
+        found: dict[str, str] = {}
+        for where, tree in self.sources:
+            for key in map(short, flat(tree)):
+                found.pop(key, None)
+                found[key] = where
+        return found
 
     def where(self, key: str) -> str:
         """The file or option that gives a key, what is below it, or the nearest thing above it; empty if none does."""

@@ -32,7 +32,7 @@ from fedlit.training.label_scale import label_scales
 from fedlit.training.label_shift import warn_of_unequal_classes
 from fedlit.training.local import present_learners
 from fedlit.training.method import Method, metric_names
-from fedlit.training.monitors import explain_monitor
+from fedlit.training.monitors import check_modes, explain_monitor
 from fedlit.training.optimisation import ClientSchedules
 from fedlit.training.progress import rounds_of_run
 from fedlit.training.refinement import refine_
@@ -195,6 +195,7 @@ class Rounds(Callback):
     _talked: float
     _run_closed: bool
     _called: bool
+    _trains: bool = False
     _standstill: Standstill
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -212,6 +213,8 @@ class Rounds(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """See to it that optimisers find each client's state in a checkpoint."""
+        check_modes(trainer)
+        self._trains = False
         for optimizer in trainer.optimizers:
             optimizer.register_load_state_dict_pre_hook(arrange)
 
@@ -234,7 +237,7 @@ class Rounds(Callback):
                     f"param_groups would do nothing, as {type(method).__name__} configures an optimizer without "
                     "make_optimizer(): give the settings there"
                 )
-        self._run_closed, self._called = False, False
+        self._trains, self._run_closed, self._called = True, False, False
         self.batches_per_round = int(whole)
         if isinstance(loader, FederatedLoader):
             self.batches_per_round = min(loader.batches_per_round, self.batches_per_round)
@@ -299,6 +302,20 @@ class Rounds(Callback):
             self._finish(method, method.federation.round_idx - 1)
         method.federation.raise_left()
         self._standstill.end_()
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Say so if nothing was left to train, of which Lightning makes no word."""
+        if self._trains:
+            return
+        rounds, limit = cast(Method, pl_module).federation.round_idx, trainer.limit_train_batches
+        asked = f"max_epochs={trainer.max_epochs}, max_steps={trainer.max_steps}, limit_train_batches={limit}"
+        if rounds and limit:
+            rank_zero_warn(
+                f"no round is trained: the checkpoint has {rounds} rounds, and no more are asked for ({asked}): for "
+                "more raise max_epochs"
+            )
+        else:
+            rank_zero_warn(f"no round is trained, and the model is as it was before ({asked})")
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Say what to monitor, where something monitors what is not logged."""
