@@ -363,7 +363,7 @@ def arrange(optimizer: Optimizer, state: Mapping[str, Any]) -> dict[str, Any]:
     a client meets the n-th of that client.
 
     Raises:
-        RosterError: If a client's groups have other numbers of parameters.
+        RosterError: If a client's groups have other numbers of parameters, or are of another kind of optimiser.
     """
     names = [group.get("client") for group in optimizer.param_groups]
     saved = {name: _groups_of(name, state) for name in names}
@@ -375,7 +375,31 @@ def arrange(optimizer: Optimizer, state: Mapping[str, Any]) -> dict[str, Any]:
                 f"the checkpoint has parameter groups of {before} parameters for client {name!r}, and the optimizer of "
                 f"this run has groups of {own}: go on with the same networks, param_groups and frozen parts"
             )
-    return _numbered([saved[name].pop(0) for name in names])
+    groups = [saved[name].pop(0) for name in names]
+    _compare_settings(optimizer, groups)
+    return _numbered(groups)
+
+
+def _compare_settings(optimizer: Optimizer, groups: Sequence[Mapping[str, Any]]) -> None:
+    """Warn of settings that an optimiser was made with and will not keep, as a state that it loads has others."""
+    changed: dict[str, None] = {}
+    for own, saved in zip(optimizer.param_groups, groups, strict=True):
+        lacking, unknown = ([*(set(one) - set(other) - {"initial_lr"})] for one, other in ((own, saved), (saved, own)))
+        if lacking and unknown:
+            raise RosterError(
+                f"the checkpoint is of another optimizer than {type(optimizer).__name__}: it has {sorted(unknown)} and "
+                f"no {sorted(lacking)}. Go on with the same, or load the weights alone with load_from_checkpoint"
+            )
+        for name in optimizer.defaults:
+            key = "initial_lr" if name == "lr" and "initial_lr" in saved else name  # what schedules start from
+            before, now = saved.get(key), own.get(key, own[name])
+            if isinstance(now, (*_PLAIN, tuple)) and key in saved and before != now:
+                changed[f"{name} was {before!r} and is {now!r}"] = None
+    if changed:
+        rank_zero_warn(
+            f"an optimizer goes on with the settings that the checkpoint has, and not with this run's: "
+            f"{'; '.join(changed)}. To train on with this run's, load the weights alone with load_from_checkpoint"
+        )
 
 
 def _groups_of(client: Any, optimizer: Mapping[str, Any]) -> list[dict[str, Any]]:

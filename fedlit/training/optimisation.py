@@ -7,10 +7,12 @@ their own gradient, so this is exactly independent local training, at the price 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from inspect import signature
 from typing import Any, ClassVar
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 from torch.optim import SGD, Optimizer
@@ -141,9 +143,20 @@ class ClientSchedules:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the schedules of local clients; the state may hold others too."""
+        changed: dict[str, None] = {}
         for client, schedule in self.schedules.items():
-            if client != SERVER:  # where there is no client, nothing is scheduled
-                schedule.load_state_dict(state[client])
+            if client == SERVER:  # where there is no client, nothing is scheduled
+                continue
+            for name in signature(type(schedule)).parameters:
+                before, now = (found.get(name) for found in (state[client], vars(schedule)))
+                if name != "last_epoch" and isinstance(now, int | float | str | list) and before not in (None, now):
+                    changed[f"{name} was {before!r} and is {now!r}"] = None
+            schedule.load_state_dict(state[client])
+        if changed:
+            rank_zero_warn(
+                "a learning-rate schedule goes on with the settings that the checkpoint has, and not with this run's: "
+                f"{'; '.join(changed)}"
+            )
 
 
 class ClientOptimisation(pl.LightningModule):

@@ -1,0 +1,86 @@
+"""What a run that goes on from a checkpoint takes from it, and a run in which nothing is left to train: both say so."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+from torch.optim import SGD, Adam
+from torch.optim.lr_scheduler import StepLR
+
+from fedlit import FederatedModule
+from fedlit.federation import RosterError
+from small_federation import Blobs, build, trainer
+
+SETTINGS: Any = {"optimizer": partial(SGD, lr=0.1, momentum=0.5), "lr_scheduler": partial(StepLR, step_size=2)}
+
+
+def train(folder: Path, rounds: int, ckpt_path: Path | None = None, **kwargs: Any) -> FederatedModule:
+    pl.seed_everything(0)
+    module = build(**{**SETTINGS, **kwargs})
+    trainer(rounds, [], folder).fit(module, Blobs(), ckpt_path=ckpt_path)
+    return module
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of two rounds."""
+    folder = tmp_path_factory.mktemp("before")
+    pl.seed_everything(0)
+    run = trainer(2, [], folder)
+    run.fit(build(**SETTINGS), Blobs())
+    run.save_checkpoint(folder / "two.ckpt")
+    return folder / "two.ckpt"
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"optimizer": partial(SGD, lr=0.3, momentum=0.5)}, "with this run's: lr was 0.1 and is 0.3. To train on"),
+        ({"optimizer": partial(SGD, lr=0.1, momentum=0.5, weight_decay=1.0)}, "weight_decay was 0 and is 1.0"),
+        ({"lr_scheduler": partial(StepLR, step_size=3, gamma=0.5)}, "step_size was 2 and is 3; gamma was 0.1 and is"),
+    ],
+)
+def test_settings_that_a_checkpoint_takes_the_place_of_are_named(
+    tmp_path: Path, checkpoint: Path, changed: dict[str, Any], words: str
+) -> None:
+    with pytest.warns(UserWarning, match=re.escape(words)):
+        train(tmp_path, 3, checkpoint, **changed)
+
+
+def test_equal_settings_are_not_spoken_of_though_schedules_have_changed_the_rate(
+    tmp_path: Path, checkpoint: Path
+) -> None:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        train(tmp_path, 3, checkpoint)
+    assert not [each for each in told if "goes on with the settings" in str(each.message)]
+
+
+def test_a_checkpoint_of_another_optimizer_is_refused(tmp_path: Path, checkpoint: Path) -> None:
+    with pytest.raises(RosterError, match=r"another optimizer than Adam: it has \['dampening', .* no \['amsgrad', "):
+        train(tmp_path, 3, checkpoint, optimizer=partial(Adam, lr=0.1))
+
+
+def test_a_run_in_which_nothing_is_trained_says_so(tmp_path: Path, checkpoint: Path) -> None:
+    with pytest.warns(UserWarning, match=r"the checkpoint has 2 rounds, and no more are asked for \(max_epochs=2, "):
+        train(tmp_path, 2, checkpoint)
+    with pytest.warns(UserWarning, match=r"no round is trained, and the model is as it was before \(max_epochs=0, "):
+        train(tmp_path, 0)
+    with pytest.warns(UserWarning, match=r"no round is trained.*limit_train_batches=0\)"):
+        trainer(1, [], tmp_path, limit_train_batches=0).fit(build(), Blobs())
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        train(tmp_path, 1)
+    assert not [each for each in told if "no round is trained" in str(each.message)]
+
+
+def test_strategies_that_wrap_a_module_are_refused_on_one_process_too(tmp_path: Path) -> None:
+    run = pl.Trainer(max_epochs=1, strategy="ddp", accelerator="cpu", devices=1, default_root_dir=tmp_path)
+    with pytest.raises(ValueError, match=r"DDPStrategy wraps the whole module .*FederatedStrategy\(\)"):
+        run.fit(build(), Blobs())
