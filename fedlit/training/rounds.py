@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import math
 import time
+import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -302,6 +303,13 @@ class Rounds(Callback):
             self._finish(method, method.federation.round_idx - 1)
         method.federation.raise_left()
         self._standstill.end_()
+        trained = method.federation.round_idx > method.warmup_rounds and method.federation.is_local(method.target)
+        if method.trust_region is not None and trained and not method.held_back:
+            warnings.warn(
+                f"trust_region={method.trust_region} has done nothing: it limits steps that the target takes without "
+                f"labels, and {method.target.name!r} took none in {type(method).__name__}: leave it out",
+                stacklevel=2,
+            )
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Say so if nothing was left to train, of which Lightning makes no word."""
