@@ -10,9 +10,9 @@ import signal
 import sys
 import textwrap
 import threading
-import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
+from dis import opmap
 from importlib.metadata import version
 from itertools import pairwise
 from typing import Any
@@ -150,9 +150,13 @@ def _in_words(error: Exception) -> str | None:
 
 def _is_raised_here(error: Exception) -> bool:
     """Whether a ``raise`` of fedlit made an error, and no library or slip of fedlit: then its message is for users."""
-    frames = traceback.extract_tb(error.__traceback__)
-    modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return bool(frames) and modules[-1].startswith("fedlit.") and (frames[-1].line or "").startswith("raise ")
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    if last is None:
+        return False
+    is_raise = last.tb_frame.f_code.co_code[last.tb_lasti] == opmap["RAISE_VARARGS"]
+    return is_raise and str(last.tb_frame.f_globals.get("__name__")).startswith("fedlit.")
 
 
 def _ended_by(error: BaseException) -> signal.Signals | None:

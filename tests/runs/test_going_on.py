@@ -108,8 +108,8 @@ def test_weights_that_join_after_a_warm_up_have_momentum_as_from_a_first_step(tm
 
 def test_a_trust_region_without_a_step_to_limit_is_named(tmp_path: Path) -> None:
     network = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU())
+    module = AdaBN(CLIENTS, TARGET, NUM_CLASSES, Backboned(network, 8), trust_region=0.5)
     with pytest.warns(UserWarning, match=r"trust_region=0.5 has done nothing.*'webcam' took none in AdaBN"):
-        module = AdaBN(CLIENTS, TARGET, NUM_CLASSES, Backboned(network, 8), trust_region=0.5)
         trainer(1, [], tmp_path).fit(module, Blobs())
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
