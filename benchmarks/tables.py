@@ -507,6 +507,14 @@ def in_targets_place(part: str) -> Callable[[Results], str]:
     return make
 
 
+def few_labels_in_targets_place(results: Results) -> str:
+    """Methods with a few labels, on sources in the target's place; the first column's best first."""
+    first = next(iter(results.values()))
+    methods = sorted(first, key=lambda method: -first[method]["mean"])
+    rows = [(method, [cell(rows_of.get(method)) for rows_of in results.values()]) for method in methods]
+    return grid("sources in the target's place", [part.replace("_", " ") for part in results], rows)
+
+
 def leaderboard_of(name: str) -> Callable[[Results], str]:
     """Methods by mean rank: averages over targets, and means of megabytes and seconds of a run over data sets."""
 
@@ -787,6 +795,7 @@ TABLES: dict[str, dict[str, Callable[[Results], str]]] = {
         "privacy": baselines_privacy,
     },
     "leaderboard": {"no_labels": leaderboard_of("no labels"), "few_labels": leaderboard_of("few labels")},
+    "few_labels": {"place": few_labels_in_targets_place},
     "images": {"accuracy": image_accuracy},
     "defaults": {"gains": default_gains},
     "first_hour": {"journeys": first_hours},

@@ -97,12 +97,12 @@ def test_an_experiment_goes_on_and_takes_finished_runs_as_they_are(capsys: pytes
 
 def test_a_method_and_its_round_are_selected(capsys: pytest.CaptureFixture[str]) -> None:
     words = [*TINY, "--compare=[fedlit.methods.SourceOnly]", "--select=best", "--trainer.enable_checkpointing=true"]
-    main(["fit", *words, "--trainer.max_epochs=6"])
+    main(["fit", *words, "--trainer.max_epochs=12", "--data.target=cleveland"])
     printed = " ".join(capsys.readouterr().out.split())
     (file,) = Path("runs").glob("experiment_*/selected.json")
     (row,) = json.loads(file.read_text())
     chosen = row["chosen"]
-    assert f"selected for va_long_beach (seed 0): {chosen['method']} after round {chosen['round_idx']}" in printed
+    assert f"selected for cleveland (seed 0): {chosen['method']} after round {chosen['round_idx']}" in printed
     assert {each["method"] for each in row["candidates"]} == {"FedAvg", "SourceOnly"}
     kept = {path.name for path in Path(chosen["run"]).glob("checkpoints/*.ckpt")}
     assert len(kept) == 2
