@@ -550,6 +550,7 @@ def quieten() -> None:
     for name in ("lightning.pytorch", "lightning.pytorch.utilities.rank_zero", "lightning.fabric"):
         logging.getLogger(name).addFilter(_no_tips)
         logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("lightning.pytorch.fedlit").setLevel(logging.INFO)  # what fedlit says through Lightning's handler
 
 
 def _no_tips(record: logging.LogRecord) -> bool:
