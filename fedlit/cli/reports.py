@@ -278,7 +278,8 @@ def _nulls(key: str, value: object) -> Iterator[tuple[str, Any]]:
     if not isinstance(value, Namespace) or not isinstance(cls, type) or not cls.__module__.startswith("fedlit."):
         return
     types = _types_of(cls)
-    for name, each in vars(value.get("init_args") or Namespace()).items():
+    init_args = value.get("init_args")
+    for name, each in (vars(init_args) if isinstance(init_args, Namespace) else {}).items():
         kind = types.get(name)
         if each is not None:
             yield from _nulls(f"{key}.init_args.{name}", each)

@@ -298,3 +298,19 @@ def test_what_fedlit_refuses_in_a_run_is_a_line_and_slips_keep_their_traceback(
     monkeypatch.setattr("fedlit.training.rounds.check_modes", slip)
     with pytest.raises(ValueError, match="invalid literal"):
         main(words)
+
+
+def test_an_option_before_what_it_is_of_is_refused_and_one_that_is_replaced_is_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    first = "--model.mu sets an argument of model, and nothing before it says of which: put --model, or the"
+    assert told("fit", "--model.mu=0.5", "--config=data/digits", "--config=methods/fedprox").startswith(
+        f"fedlit: {first}"
+    )
+    Path("a.yaml").write_text(BASE)
+    check(normalise(["fit", "--trainer.max_epochs=2", "--config=a.yaml", "--trainer.max_epochs=3"]))
+    assert capsys.readouterr().err == (
+        "fedlit: --trainer.max_epochs has no effect, as a.yaml after it sets 1: put it behind\n"
+    )
+    check(normalise(["fit", "--trainer.max_epochs=1", "--config=a.yaml", "--model.optimizer.lr=0.2"]))
+    assert capsys.readouterr().err == ""
