@@ -145,8 +145,8 @@ def refuse_nameless(args: list[str]) -> None:
         part, _, rest = key.partition(".")
         if part in ("data", "model") and part not in named and rest not in ("", "class_path", "help"):
             sys.exit(
-                f"fedlit: --{key} sets an argument of {part}, and nothing before it says of which: put --{part}, or the "
-                "configuration that has it, before it"
+                f"fedlit: --{key} sets an argument of {part}, and nothing before it says of which: put --{part}, or "
+                "the configuration that has it, before it"
             )
         if part in ("data", "model"):
             named.add(part)
