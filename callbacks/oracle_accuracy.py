@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from itertools import chain, islice
 from typing import Any
@@ -29,6 +30,8 @@ from fedlit.training.tasks import Classification, NumberMeter
 
 _PREFIX = "oracle/"
 _BINS = 10
+_FEW = 10
+"""Labelled validation samples of the target up to which a run says how few they are."""
 
 
 class OracleAccuracy(Callback):
@@ -66,6 +69,7 @@ class OracleAccuracy(Callback):
         self.per_class = per_class
         self._start_afresh()
         self.history: list[tuple[float, float]] = []
+        self._warned = False
         self.confusion: list[list[int]] | None = None
         self.reliability: list[list[float]] | None = None
 
@@ -87,6 +91,7 @@ class OracleAccuracy(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Refuse schedules that would learn from the target's labels; they exist only from here on."""
+        self._warned = False
         for config in trainer.lr_scheduler_configs:
             _refuse(config.monitor, type(config.scheduler).__name__)
 
@@ -164,7 +169,21 @@ class OracleAccuracy(Callback):
         self._hits.update(logits, labels)
         self._loss.update(F.cross_entropy(logits.float(), labels), weight=len(labels))
 
+    def _warn_of_few(self, module: FederatedModule) -> None:
+        """Once in a run, in the process of the target."""
+        number, trainer = sum(len(labels) for _, labels in self._outputs), module.trainer
+        if self._warned or not 0 < number < _FEW or trainer.fast_dev_run or trainer.limit_val_batches != 1.0:  # type: ignore[attr-defined]
+            return
+        self._warned = True
+        warnings.warn(
+            f"accuracy on validation samples of {module.target.name!r} (oracle) is of {number} with a label, of which "
+            f"one makes {100 / number:.0f} points: it tells little",
+            stacklevel=2,
+        )
+
     def _log(self, module: FederatedModule) -> None:
+        if module.trainer.state.fn == TrainerFn.FITTING:
+            self._warn_of_few(module)
         if isinstance(module.task, Classification):
             mine, names = self._scores_of_classes(module)
         else:

@@ -27,7 +27,7 @@ from fedlit.federation import KEYS
 from fedlit.privacy import Description
 
 
-def closing_table(summaries: Sequence[RunSummary]) -> ClosingTable:
+def closing_table(summaries: Sequence[RunSummary], one_method: bool = False) -> ClosingTable:
     """One row per method and target, an average over several targets, and below it what is hidden from whom.
 
     Repetitions with several seeds are shown as mean ± sample standard deviation of the accuracy (in regression, of R2),
@@ -37,6 +37,7 @@ def closing_table(summaries: Sequence[RunSummary]) -> ClosingTable:
 
     Args:
         summaries: Of all runs, in the order of the rows.
+        one_method: Whether all are of one method, and are called by its settings, which the target score compares.
 
     Returns:
         Rows and notes, which rich prints as one table, or as two where the terminal is too narrow for one.
@@ -63,7 +64,8 @@ def closing_table(summaries: Sequence[RunSummary]) -> ClosingTable:
     repeated = len({run.seed for run in summaries}) > 1
     notes = [*marks(summaries), *_missing_seeds(summaries)]
     notes += [line for part in by_task for line in _differences(part)]
-    notes += [*_alternatives(summaries), *_selections(summaries), *_not_ranked(summaries), *_privacy(summaries)]
+    notes += [*_alternatives(summaries), *_selections(summaries)]
+    notes += [*([] if one_method else _not_ranked(summaries)), *_privacy(summaries)]
     compared = _ACCURACY
     if any(run.oracle_r2 is not None for run in summaries):
         compared = "target accuracy, or R2 in % (oracle)" if both else "target R2 in % (oracle)"

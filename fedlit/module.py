@@ -267,7 +267,7 @@ class FederatedModule(ClientOptimisation):
         self.warmup = warmup_rounds
         self.warmup_rounds = 1 if is_share(warmup_rounds) else int(warmup_rounds)
         self.refine = refine
-        self.trust_region = trust_region
+        self.trust_region, self.held_back = trust_region, False
         self.vectorize = vectorize
         self.replicas = Replicas()
         self.save_hyperparameters(
@@ -658,6 +658,7 @@ class FederatedModule(ClientOptimisation):
         if self._target_batch is not None:
             with self.trainer.precision_plugin.forward_context():
                 hold_back_(extractor, before, self._target_batch[0], limit_now(self, self.trust_region))
+            self.held_back |= any(param.grad is not None for param in extractor.parameters())
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Outputs of the target, shape (batch, num_classes): logits, or numbers in the labels' unit, float64."""

@@ -206,7 +206,9 @@ def told_apart(runs: Sequence[RunFolder]) -> dict[str, str]:
         times = Counter((words, run.target, run.seed) for words, run in zip(own, same, strict=True))
         again = {words for (words, *_), count in times.items() if count > 1}
         for words, run in zip(own, same, strict=True):
-            shown = (*words, run.name) if words in again else words
+            shown = words
+            if words in again:
+                shown = (f"as {run.name}",) if len(found) > _NAMEABLE else (*words, run.name)
             told[run.name] = f"{method} ({', '.join(shown)})" if shown else method
     return told
 

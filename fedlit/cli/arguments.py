@@ -139,9 +139,18 @@ def refuse_linked(args: list[str]) -> None:
 
 
 def refuse_nameless(args: list[str]) -> None:
-    """Refuse a configuration that sets arguments of data or a model before anything says of which."""
+    """Refuse a configuration or an option that sets arguments of data or a model before anything says of which."""
     named: set[str] = set()
     for key, value in options(args):
+        part, _, rest = key.partition(".")
+        if part in ("data", "model") and part not in named and rest not in ("", "class_path", "help"):
+            sys.exit(
+                f"fedlit: --{key} sets an argument of {part}, and nothing before it says of which: put --{part}, or "
+                "the configuration that has it, before it"
+            )
+        if part in ("data", "model"):
+            named.add(part)
+            continue
         content = content_of(value) if value is not None and key in ("config", "c") else {key: value}
         for part in ("data", "model"):
             given = content.get(part) if isinstance(content, dict) else None

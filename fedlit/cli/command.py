@@ -12,6 +12,7 @@ import textwrap
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from dis import opmap
 from importlib.metadata import version
 from itertools import pairwise
 from typing import Any
@@ -143,7 +144,19 @@ def _in_words(error: Exception) -> str | None:
         return f"there is no space left{place} ({error.strerror}): make some, and give the same command again"
     said: tuple[type[Exception], ...] = load("fedlit.cli.lightning_cli:SAID")
     is_clear = isinstance(error, said) or getattr(error, "says_what_to_do", False)  # see fedlit.training.monitors
+    is_clear = is_clear or (type(error) in (ValueError, TypeError) and _is_raised_here(error))
     return f"{type(error).__name__}: {error}" if is_clear else None
+
+
+def _is_raised_here(error: Exception) -> bool:
+    """Whether a ``raise`` of fedlit made an error, and no library or slip of fedlit: then its message is for users."""
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    if last is None:
+        return False
+    is_raise = last.tb_frame.f_code.co_code[last.tb_lasti] == opmap["RAISE_VARARGS"]
+    return is_raise and str(last.tb_frame.f_globals.get("__name__")).startswith("fedlit.")
 
 
 def _ended_by(error: BaseException) -> signal.Signals | None:

@@ -45,6 +45,7 @@ class ExperimentFolder:
         self._fingerprints = [fingerprint(each) for each in configurations]
         self.root = root
         self.path = root / f"experiment_{fingerprint(*self._fingerprints)[:12]}"
+        self._unwritten: dict[int, RunSummary] = {}
 
     def fingerprint(self, number: int) -> str:
         """Of what a run is trained with."""
@@ -57,6 +58,8 @@ class ExperimentFolder:
 
     def finished(self, number: int) -> RunSummary | None:
         """What a run came to, if it has ended."""
+        if number in self._unwritten:
+            return self._unwritten[number]
         folder = self.folder_of(number)
         if folder is None or not (folder / SUMMARY).is_file():
             return None
@@ -68,6 +71,11 @@ class ExperimentFolder:
                 f"writes ({error}): remove the file to train that run again, or --fresh true trains the experiment "
                 "again, in new folders"
             )
+
+    def keep(self, number: int, summary: RunSummary) -> None:
+        """Remember, in this process alone, what a run came to that has written nothing, as under fast_dev_run."""
+        if self.finished(number) is None:
+            self._unwritten[number] = summary
 
     def folder_of(self, number: int) -> Path | None:
         """A run's folder, if it has started and is still there."""

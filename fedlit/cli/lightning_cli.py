@@ -50,7 +50,7 @@ from fedlit.cli.command import INSTALL, causes
 from fedlit.cli.folders import first_process
 from fedlit.cli.mistakes import Given
 from fedlit.cli.plugins import load_plugins
-from fedlit.cli.reports import explain
+from fedlit.cli.reports import explain, refuse_nulls
 from fedlit.data import DatasetLayoutError, DatasetNotFoundError, DomainDataModule
 from fedlit.federation import FederationError, RosterError
 from fedlit.federation.client import names_of
@@ -327,6 +327,7 @@ class FedlitCLI(LightningCLI):
         """Build data, model and Trainer, unless only the configuration is wanted."""
         if not self._run_classes:
             return
+        refuse_nulls(self.config[self.subcommand], [f"model.init_args.{name}" for name in LINKED])
         with in_plain_words(self.config[self.subcommand]):
             super().instantiate_classes()
         self._check_optimizer()
@@ -549,6 +550,7 @@ def quieten() -> None:
     for name in ("lightning.pytorch", "lightning.pytorch.utilities.rank_zero", "lightning.fabric"):
         logging.getLogger(name).addFilter(_no_tips)
         logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("lightning.pytorch.fedlit").setLevel(logging.INFO)  # what fedlit says through Lightning's handler
 
 
 def _no_tips(record: logging.LogRecord) -> bool:

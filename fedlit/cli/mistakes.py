@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -77,8 +77,13 @@ class Given:
         return cls(sources)
 
     def leaves(self) -> dict[str, str]:
-        """Where each key without ``init_args`` was given last."""
-        return {short(key): where for where, tree in self.sources for key in flat(tree)}
+        """Where each key without ``init_args`` was given last, in the order of these places."""
+        found: dict[str, str] = {}
+        for where, tree in self.sources:
+            for key in map(short, flat(tree)):
+                found.pop(key, None)
+                found[key] = where
+        return found
 
     def where(self, key: str) -> str:
         """The file or option that gives a key, what is below it, or the nearest thing above it; empty if none does."""
@@ -100,6 +105,21 @@ class Given:
         values = {short(each): value for _, tree in self.sources for each, value in flat(tree).items()}
         return [value for each, value in values.items() if f"{each}.".startswith(f"{short(key)}.")]
 
+    def without_effect(self) -> Iterator[str]:
+        """A sentence for each option whose value a configuration after it replaces by another."""
+        found: dict[str, tuple[str, object]] = {}
+        for where, tree in self.sources:
+            values = {short(key): value for key, value in flat(tree).items()}
+            if where.startswith("--"):
+                found |= {key: (where, value) for key, value in values.items()}
+                continue
+            for key in found.keys() & values.keys():
+                option, value = found.pop(key)
+                with suppress(yaml.YAMLError):
+                    value = yaml.safe_load(value) if isinstance(value, str) else value
+                if str(value) != str(values[key]):
+                    yield f"{option} has no effect, as {where} after it sets {values[key]!r}: put it behind"
+
     def elsewhere(self, key: str) -> str | None:
         """Another key that ends with the same word, as an option has it."""
         word = key.rpartition(".")[2]
@@ -114,6 +134,8 @@ def check(args: Sequence[str]) -> None:
         return
     for where, tree in given.sources:
         _Walk(given, where).top(tree)
+    for line in given.without_effect():
+        print(f"fedlit: {line}", file=sys.stderr)
 
 
 def refuse(where: str, key: str, text: str) -> NoReturn:

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Collection, Iterator, Sequence
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pydoc import locate
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
-from jsonargparse import ArgumentParser
+from jsonargparse import ArgumentParser, Namespace
 
 from fedlit.cli.mistakes import MEANT, Given, no_such_argument, short, told
 from fedlit.cli.nearest import did_you_mean, nearest
@@ -34,6 +38,7 @@ _PROBLEM = re.compile(r"Problem with given class_path '([^']+)':(.*)")
 _CALLABLE = re.compile(r"Type (.*?) expects a function or a callable class: (.*)")
 _GOT_CLASS = re.compile(r"Got value: Namespace\(class_path='([^']+)'")
 _LACKING = re.compile(r"the following arguments are required: (.*)")
+_SEVERAL = re.compile(r"Multiple subclasses with name (\w+)\..*: (.*?)\.?$")
 _EXPECTED = re.compile(r"Expected an? (?:<class '(?:[\w.]*\.)?(\w+)'>|typing\.(Literal\[.*?\]))")
 
 
@@ -77,12 +82,22 @@ def explain(
     chains = [chain for chain in _chains(message) if chain[-1].reasons]
     if not chains:
         return message
+    for chain in chains:
+        several = next(filter(None, map(_SEVERAL.search, chain[-1].reasons)), None)
+        if several is not None:
+            key = _key_of(chain)
+            return told(given.where(key), key, f"there are several classes {several[1]}: write {_one_of(several[2])}")
     chain = max(chains, key=len)
     key = _key_of(chain)
     lacking = next(filter(None, (re.match(_LACKING, reason) for reason in chain[-1].reasons)), None)
     if lacking is not None:
         key += f".init_args.{lacking[1]}"
     return told(given.where(key), key, _reason(chain, key, given))
+
+
+def _one_of(paths: str) -> str:
+    """Class paths, those of fedlit first."""
+    return " or ".join(sorted(paths.split(", "), key=lambda path: not path.startswith("fedlit.")))
 
 
 def _unknown_key(word: str, given: Given, keys: Collection[str]) -> str:
@@ -209,7 +224,7 @@ def _of_another_type(place: _Place, types: str, value: str, leaves: Sequence[obj
     if not wanted:
         return place.reasons[0].partition(". Got value")[0]
     advice = ""
-    if any("a list" in each for each in wanted) and value[:1] not in "[{":
+    if any("a list" in each for each in wanted) and value[:1] not in "[{" and value != "null":
         advice = f": write [{value}]"
     if any("text" in each for each in wanted):
         odd = [each for each in _inner(leaves) if each is not None]
@@ -227,10 +242,64 @@ def _inner(values: Sequence[object]) -> Iterator[object]:
 def arguments_of(cls: str | type) -> list[str]:
     """Names of what a class, or that of a path, is made with, those that it hands on to its bases included."""
     thing = locate(cls) if isinstance(cls, str) else cls
-    if not isinstance(thing, type):
-        return []
-    added = ArgumentParser(exit_on_error=False).add_class_arguments(thing, "made", fail_untyped=False)
-    return [name.removeprefix("made.") for name in added]
+    return [*_types_of(thing)] if isinstance(thing, type) else []
+
+
+@cache
+def _types_of(cls: type) -> Mapping[str, Any]:
+    """Types of what a class is made with, by name; ``None`` where it does not say."""
+    parser = ArgumentParser(exit_on_error=False)
+    added = parser.add_class_arguments(cls, "made", fail_untyped=False)
+    actions = {action.dest: action for action in parser._actions}
+    types = {name: getattr(actions[name], "_typehint", None) or actions[name].type for name in added if name in actions}
+    return {name.removeprefix("made."): types.get(name) for name in added}
+
+
+def refuse_nulls(config: Mapping[str, Any], taken: Collection[str] = ()) -> None:
+    """End the command where an argument of a class of fedlit is null and may not be, which jsonargparse lets pass.
+
+    Args:
+        config: With the key ``data``, ``model`` or both.
+        taken: Keys that are null until they are linked.
+
+    Raises:
+        SystemExit: Naming the key.
+    """
+    for part in ("data", "model"):
+        for key, kind in _nulls(part, config.get(part)):
+            if key not in taken:
+                words = " or ".join(dict.fromkeys(map(_in_words, _members(kind))))
+                sys.exit(f"fedlit: {key} must be {words}, got null: leave it out for its default")
+
+
+def _nulls(key: str, value: object) -> Iterator[tuple[str, Any]]:
+    """Keys of arguments that are null and may not be, with their types."""
+    cls = locate(str(value["class_path"])) if isinstance(value, Namespace) and "class_path" in value else None
+    if not isinstance(value, Namespace) or not isinstance(cls, type) or not cls.__module__.startswith("fedlit."):
+        return
+    types = _types_of(cls)
+    init_args = value.get("init_args")
+    for name, each in (vars(init_args) if isinstance(init_args, Namespace) else {}).items():
+        kind = types.get(name)
+        if each is not None:
+            yield from _nulls(f"{key}.init_args.{name}", each)
+        elif not any(member in (None, NoneType, Any, object) for member in _members(kind)):
+            yield f"{key}.init_args.{name}", kind
+
+
+def _members(kind: Any) -> list[Any]:
+    """Types in a union, and values of literals; a type that is neither is alone."""
+    if get_origin(kind) in (Union, UnionType):
+        return [each for part in get_args(kind) for each in _members(part)]
+    return [*get_args(kind)] if get_origin(kind) is Literal else [kind]
+
+
+def _in_words(member: Any) -> str:
+    """What one of `_members` is called in a message."""
+    if not isinstance(member, type) and get_origin(member) is None:
+        return repr(member)
+    name = (get_origin(member) or member).__name__
+    return _WORDS.get(name, f"a {name}")
 
 
 def names_of(types: str) -> list[str]:

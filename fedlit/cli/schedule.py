@@ -81,7 +81,7 @@ def run_all(experiment: Experiment, args: list[str]) -> None:
         done = [summary for number in range(total) if (summary := folder.finished(number)) is not None]
         if done:
             print_table(done)
-            if first_process():
+            if first_process() and not is_dry(experiment):
                 paths = write_tables(done, folder.path)
                 say(f"tables: {', '.join(map(str, paths))}")
                 if experiment.parsed.arguments.select is not None:
@@ -129,7 +129,7 @@ def train_all(
         waiting: Numbers of the runs.
         failed: Filled with what runs failed of, by number, while others go on; ``None`` ends with the first.
     """
-    jobs = experiment.parsed.arguments.jobs
+    jobs = 1 if is_dry(experiment) else experiment.parsed.arguments.jobs  # which leaves no file for another process
     clock = Clock(len(experiment.runs), len(waiting), min(jobs, max(1, len(waiting))))
     if jobs > 1:
         _side_by_side(experiment, args, waiting, clock, failed)
@@ -204,6 +204,11 @@ def _taken(folder: ExperimentFolder, number: int) -> str:
     return "; another command trains it, and this one waits for its end" if folder.busy(number) else ""
 
 
+def is_dry(experiment: Runs[_T]) -> bool:
+    """Whether runs are to try the code for a batch or a few (fast_dev_run), and write nothing."""
+    return bool(experiment.parsed.arguments.trainer.fast_dev_run)
+
+
 def _afresh(experiment: Runs[_T]) -> bool:
     """Whether to train all runs, whatever there is: also if hosts, which would have to agree, each have a disk."""
     arguments = experiment.parsed.arguments
@@ -228,7 +233,7 @@ def train(experiment: Runs[_T], number: int, seat: Seat | None = None, until: in
                 sys.exit("fedlit: another command trains the same experiment: wait for its end")
             return
         checkpoint = None if afresh else folder.checkpoint(number, until)
-        experiment.start(experiment.runs[number], partial(folder.place, number), checkpoint, seat)
+        folder.keep(number, experiment.start(experiment.runs[number], partial(folder.place, number), checkpoint, seat))
 
 
 def _side_by_side(
@@ -293,8 +298,8 @@ def say(text: str) -> None:
 
 
 @rank_zero_only
-def print_table(summaries: list[RunSummary]) -> None:
-    """Print what runs came to."""
+def print_table(summaries: list[RunSummary], one_method: bool = False) -> None:
+    """Print what runs came to; with ``one_method`` they are called by settings of one."""
     from rich.console import Console
 
-    Console(width=None if sys.stdout.isatty() else 140).print(closing_table(summaries))
+    Console(width=None if sys.stdout.isatty() else 140).print(closing_table(summaries, one_method))

@@ -22,7 +22,7 @@ from fedlit.cli.experiment import Experiment, Method
 from fedlit.cli.folders import ExperimentFolder, fingerprint, first_process
 from fedlit.cli.lightning_cli import FedlitCLI, Parsed, WarnOfRepeats
 from fedlit.cli.ranking import Ranking, method_of, not_ranked, plain
-from fedlit.cli.schedule import print_table, say, still_to_train, train_all, trains_one
+from fedlit.cli.schedule import is_dry, print_table, say, still_to_train, train_all, trains_one
 from fedlit.cli.sweep_file import SweepFile
 from fedlit.console import show
 from fedlit.remote import Seat
@@ -308,9 +308,9 @@ def _close(sweep: Sweep, failed: Mapping[int, str]) -> None:
     if not done:
         return
     named = [replace(run, method=sweep.runs[number].label or run.method) for number, run in done.items()]
-    print_table(named)
     ranks = Ranking(sweep, dict(zip(done, named, strict=True)))
-    if not first_process():
+    print_table(named, one_method=len(ranks.methods) < 2)
+    if not first_process() or is_dry(sweep):
         return
     show(ranks.table())
     paths = [*write_tables(named, sweep.folder.path), _write_trials(sweep, done, failed)]

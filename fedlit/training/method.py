@@ -37,6 +37,7 @@ class Method(Protocol):
     param_groups: list[dict[str, Any]] | None
     reset_optimizer: bool
     trust_region: float | None
+    held_back: bool
     warmup: int | float
     warmup_rounds: int
     refine: bool | Literal["network"]

@@ -8,12 +8,17 @@ from difflib import get_close_matches
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 _OF_LIGHTNING = ("conditioned on metric", "could not find the monitored key")
 """Words of Lightning's errors on a monitor that is not there."""
 
 _ADVISED = (("target/score", "max"), ("source/acc", "max"), ("source/r2", "max"), ("train/loss", "min"))
 """What most runs log and may monitor, with its mode."""
+
+_HIGHER = re.compile(r"target/score|validator/.+|(?:.+/)?(?:acc|r2)")
+_LOWER = re.compile(r"(?:.+/)?(?:loss|eval_loss)")
+"""Names of metrics that are the better the higher, and the lower."""
 
 _MOST = 6
 """Names that are proposed, of many clients."""
@@ -46,6 +51,36 @@ def explain_monitor(trainer: Trainer, module: LightningModule, error: BaseExcept
             error.args = (_explained(name, monitor, logged, str(getattr(module, "monitor_hint", ""))),)
             setattr(error, EXPLAINED, True)
             return
+
+
+def check_modes(trainer: Trainer) -> None:
+    """Refuse callbacks and schedules that would take the worst value of a metric for the best.
+
+    Lightning's and torch's default is ``mode="min"``, also for scores.
+
+    Raises:
+        ValueError: If something monitors a score with ``mode="min"``, or a loss with ``mode="max"``.
+    """
+    watching: list[object] = [*trainer.callbacks]  # type: ignore[attr-defined]
+    found = [(each, getattr(each, "monitor", None)) for each in watching]
+    for config in trainer.lr_scheduler_configs:
+        found.append((config.scheduler, config.monitor))
+        of_clients = getattr(config.scheduler, "schedules", {}).values()  # each follows the loss of its client
+        found += [(each, "loss") for each in of_clients if isinstance(each, ReduceLROnPlateau)]
+    for each, monitor in found:
+        mode = getattr(each, "mode", None)
+        if isinstance(monitor, str) and mode in ("min", "max") and mode != (best_mode(monitor) or mode):
+            other = best_mode(monitor)
+            raise ValueError(
+                f"{type(each).__name__}(monitor={monitor!r}, mode={mode!r}) would take the worst round for the best, "
+                f"as {monitor} is the better the {'higher' if other == 'max' else 'lower'}: give mode={other!r}"
+                + (" (without mode it is 'min')" if other == "max" else "")
+            )
+
+
+def best_mode(metric: str) -> str | None:
+    """``"max"`` or ``"min"`` of a metric whose name tells which values are better, and ``None`` of others."""
+    return "max" if _HIGHER.fullmatch(metric) else "min" if _LOWER.fullmatch(metric) else None
 
 
 def _explained(name: str, monitor: str, logged: Sequence[str], hint: str) -> str:

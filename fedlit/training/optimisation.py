@@ -24,7 +24,22 @@ from fedlit.training.vectorisation import StackedReplicas
 
 def default_optimizer(params: Iterable[Any]) -> Optimizer:
     """SGD with learning rate 0.01 and momentum 0.9, in its fused form (one call for all clients' tensors)."""
-    return SGD(params, lr=0.01, momentum=0.9, fused=True)
+    optimizer = SGD(params, lr=0.01, momentum=0.9, fused=True)
+    optimizer.register_step_pre_hook(_complete_momentum)
+    return optimizer
+
+
+def _complete_momentum(optimizer: Optimizer, *_: object) -> None:
+    """Give weights that join later, such as those that a warm-up leaves out, a momentum of 0.
+
+    Fused SGD takes all of a group with momentum, or none. A first step from 0 is that from no momentum. Gradients are
+    made within the step, so that it is not known here which weights have one.
+    """
+    for group in optimizer.param_groups:
+        new = [param for param in group["params"] if optimizer.state.get(param, {}).get("momentum_buffer") is None]
+        for param in new if len(new) < len(group["params"]) else ():
+            if param.requires_grad:
+                optimizer.state[param]["momentum_buffer"] = torch.zeros_like(param)
 
 
 def client_norms(optimizer: Optimizer) -> dict[str, Tensor]:

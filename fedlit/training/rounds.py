@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import math
 import time
+import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -32,7 +33,7 @@ from fedlit.training.label_scale import label_scales
 from fedlit.training.label_shift import warn_of_unequal_classes
 from fedlit.training.local import present_learners
 from fedlit.training.method import Method, metric_names
-from fedlit.training.monitors import explain_monitor
+from fedlit.training.monitors import check_modes, explain_monitor
 from fedlit.training.optimisation import ClientSchedules
 from fedlit.training.progress import rounds_of_run
 from fedlit.training.refinement import refine_
@@ -195,6 +196,7 @@ class Rounds(Callback):
     _talked: float
     _run_closed: bool
     _called: bool
+    _trains: bool = False
     _standstill: Standstill
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -212,6 +214,8 @@ class Rounds(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """See to it that optimisers find each client's state in a checkpoint."""
+        check_modes(trainer)
+        self._trains = False
         for optimizer in trainer.optimizers:
             optimizer.register_load_state_dict_pre_hook(arrange)
 
@@ -234,7 +238,7 @@ class Rounds(Callback):
                     f"param_groups would do nothing, as {type(method).__name__} configures an optimizer without "
                     "make_optimizer(): give the settings there"
                 )
-        self._run_closed, self._called = False, False
+        self._trains, self._run_closed, self._called = True, False, False
         self.batches_per_round = int(whole)
         if isinstance(loader, FederatedLoader):
             self.batches_per_round = min(loader.batches_per_round, self.batches_per_round)
@@ -299,6 +303,27 @@ class Rounds(Callback):
             self._finish(method, method.federation.round_idx - 1)
         method.federation.raise_left()
         self._standstill.end_()
+        trained = method.federation.round_idx > method.warmup_rounds and method.federation.is_local(method.target)
+        if method.trust_region is not None and trained and not method.held_back:
+            warnings.warn(
+                f"trust_region={method.trust_region} has done nothing: it limits steps that the target takes without "
+                f"labels, and {method.target.name!r} took none in {type(method).__name__}: leave it out",
+                stacklevel=2,
+            )
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Say so if nothing was left to train, of which Lightning makes no word."""
+        if self._trains:
+            return
+        rounds, limit = cast(Method, pl_module).federation.round_idx, trainer.limit_train_batches
+        asked = f"max_epochs={trainer.max_epochs}, max_steps={trainer.max_steps}, limit_train_batches={limit}"
+        if rounds and limit:
+            rank_zero_warn(
+                f"no round is trained: the checkpoint has {rounds} rounds, and no more are asked for ({asked}): for "
+                "more raise max_epochs"
+            )
+        else:
+            rank_zero_warn(f"no round is trained, and the model is as it was before ({asked})")
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Say what to monitor, where something monitors what is not logged."""

@@ -10,6 +10,7 @@ import yaml
 
 from fedlit.callbacks import RunSummary
 from fedlit.callbacks.report import read_runs, report_on
+from fedlit.callbacks.report.contents import told_apart
 from fedlit.callbacks.report.pages import Bullets, Heading, Pictures, Table, Text
 
 
@@ -185,3 +186,14 @@ def test_a_collapsed_model_is_marked_in_the_table(tmp_path: Path) -> None:
     assert closing(tmp_path) == [[["FedAvg", "fonts", "50.0 †"], ["SourceOnly", "fonts", "50.0"]]]
     assert "† predicts one class alone." in texts(tmp_path)
     assert "FedAvg on fonts, seed 0, predicts nothing but 'yes'." in texts(tmp_path)
+
+
+def test_equal_runs_of_settings_that_differ_in_much_have_a_name_each(tmp_path: Path) -> None:
+    """By its folder once, and not by that of another run beside its own."""
+    for name, of_data in (("a", {}), ("b", {}), ("c", {key: 1 for key in ("e", "f", "g", "h")})):
+        write(tmp_path / name, "FedAvg", 0.5, 0.2)
+        config = yaml.safe_load((tmp_path / name / "config.yaml").read_text())
+        config["model"]["init_args"] = of_data
+        (tmp_path / name / "config.yaml").write_text(yaml.safe_dump(config))
+    names = told_apart(read_runs([tmp_path]))
+    assert sorted(names.values()) == [f"FedAvg (as {run})" for run in sorted(names)]

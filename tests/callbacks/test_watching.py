@@ -526,3 +526,14 @@ def test_a_method_that_sends_nothing_is_watched_too(tmp_path: Path, capsys: pyte
     line = next(line for line in capsys.readouterr().out.splitlines() if "method" in line)
     assert [cell.strip() for cell in line.split("│")[2:-1]] == ["0"] * 6
     assert summarise(module.trainer, module, 1.0).backends == {}
+
+
+@pytest.mark.parametrize(("unknown", "is_few"), [(28, True), (15, False)])
+def test_an_accuracy_of_a_few_validation_samples_is_told_as_such(tmp_path: Path, unknown: int, is_few: bool) -> None:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        trainer(2, [OracleAccuracy()], tmp_path).fit(build(), Blobs(unknown))
+    found = [str(each.message) for each in told if "validation samples of 'webcam'" in str(each.message)]
+    assert [each.partition("(oracle) ")[2] for each in found] == (
+        ["is of 2 with a label, of which one makes 50 points: it tells little"] if is_few else []
+    )

@@ -814,3 +814,12 @@ def test_the_process_of_a_command_ends_with_its_status_and_as_processes_do(
     assert ended.exit_code == status
     assert said in ended.output
     assert ended.output.endswith("the end\n")
+
+
+def test_the_command_says_how_many_labels_of_the_target_are_kept(tmp_path: Path) -> None:
+    """In a process of its own, as a test's has handlers that the command lacks."""
+    words = ["fit", "--config=data/heart_disease", "--config=methods/fedavg", "--trainer.fast_dev_run=1"]
+    for given, kept in (("1", "1 of its 140"), ("1.0", "140 of its 140")):
+        command = [sys.executable, "-m", "fedlit.cli", *words, f"--data.target_labels={given}"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+        assert f"target 'va_long_beach' keeps the labels of {kept} training samples" in done.stderr

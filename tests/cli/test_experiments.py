@@ -531,3 +531,13 @@ def test_values_of_compared_methods_keep_their_types(values: dict[str, Any], kin
     ((name, value),) = values.items()
     assert type_true(parsed.arguments.model.init_args[name]) == type_true(value)
     assert type_true(parsed.arguments.data.init_args.target_labels) == "1.0"
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_an_experiment_that_is_tried_out_has_its_table_and_writes_none(
+    jobs: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["fit", *TINY, "--compare=[methods/source_only]", f"--jobs={jobs}", "--trainer.fast_dev_run=1"])
+    printed = capsys.readouterr().out
+    assert "FedAvg - SourceOnly: va_long_beach" in printed
+    assert not [*Path("runs").rglob("table.*"), *Path("runs").rglob("summary.json")]

@@ -262,3 +262,55 @@ def test_the_help_of_a_method_says_what_the_data_give(capsys: pytest.CaptureFixt
         assert "Taken from the data module, and not given here." in options[name]
     assert "(required," in options["extractor"]
     assert "[--model.extractor " not in printed
+
+
+@pytest.mark.parametrize(
+    ("words", "first"),
+    [
+        (["--data.batch_size=null"], "data.init_args.batch_size must be a whole number, got null: leave it out"),
+        (["--data.drop_last=null"], "data.init_args.drop_last must be true or false, got null"),
+        (["--model.refine=null"], "model.init_args.refine must be true or false or 'network', got null"),
+        (["--model.weighting=None"], "model.init_args.weighting must be 'samples' or 'sqrt' or 'uniform', got null"),
+        (["--model.extractor.hidden=null"], "--model.extractor.hidden: must be a list, got 'null'"),
+    ],
+)
+def test_null_is_refused_where_a_value_is_needed(words: list[str], first: str) -> None:
+    assert told("fit", "--config=data/digits", "--config=methods/fedavg", *words).startswith(f"fedlit: {first}")
+
+
+def test_a_name_that_several_classes_have_is_told_with_their_paths() -> None:
+    several = "there are several classes MLP: write fedlit.models.MLP or torchvision.ops.MLP"
+    words = ["fit", "--config=data/digits", "--config=methods/fedavg"]
+    assert told(*words, "--model.extractor=MLP") == f"fedlit: --model.extractor: {several}"
+    Path("b.yaml").write_text("model: {init_args: {extractor: {class_path: MLP}}}")
+    assert told(*words, "--config=b.yaml") == f"fedlit: b.yaml: model.init_args.extractor: {several}"
+
+
+def test_what_fedlit_refuses_in_a_run_is_a_line_and_slips_keep_their_traceback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    words = ["fit", "--config=data/heart_disease", "--config=methods/fedavg", "--trainer.max_epochs=2"]
+    assert told(*words, "--trainer.max_steps=3").startswith("fedlit: ValueError: max_steps=3 stops inside a round")
+
+    def slip(*_: object) -> None:
+        int("no number")
+
+    monkeypatch.setattr("fedlit.training.rounds.check_modes", slip)
+    with pytest.raises(ValueError, match="invalid literal"):
+        main(words)
+
+
+def test_an_option_before_what_it_is_of_is_refused_and_one_that_is_replaced_is_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    first = "--model.mu sets an argument of model, and nothing before it says of which: put --model, or the"
+    assert told("fit", "--model.mu=0.5", "--config=data/digits", "--config=methods/fedprox").startswith(
+        f"fedlit: {first}"
+    )
+    Path("a.yaml").write_text(BASE)
+    check(normalise(["fit", "--trainer.max_epochs=2", "--config=a.yaml", "--trainer.max_epochs=3"]))
+    assert capsys.readouterr().err == (
+        "fedlit: --trainer.max_epochs has no effect, as a.yaml after it sets 1: put it behind\n"
+    )
+    check(normalise(["fit", "--trainer.max_epochs=1", "--config=a.yaml", "--model.optimizer.lr=0.2"]))
+    assert capsys.readouterr().err == ""

@@ -637,3 +637,24 @@ def test_the_pages_table_of_distributions_is_whole() -> None:
 
     text = (ROOT / "docs" / "sweeps.md").read_text(encoding="utf-8")
     assert set(re.findall(r"^\| `(\w+)`", text, re.MULTILINE)) == set(_DISTRIBUTIONS)
+
+
+def test_a_sweep_that_is_tried_out_has_its_table_and_settings_of_one_method_may_be_compared(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command = [
+        *COMMAND[:3],
+        "--config=data/heart_disease",
+        "--config=methods/fedprox",
+        "--trainer.max_epochs=1",
+        COMMAND[3],
+    ]
+    metric = {"name": "target/score", "goal": "maximize"}
+    sweep = written(command=command, metric=metric, parameters={"model.init_args.mu": {"values": [0.1, 1.0]}})
+    main(["sweep", sweep, "--", "--trainer.fast_dev_run=1"])
+    assert "mu=1.0" in capsys.readouterr().out
+    assert not [*Path("runs").rglob("table.*")]
+    main(["sweep", sweep])
+    printed = capsys.readouterr().out
+    assert "best on va_long_beach by target/score" in printed
+    assert "compares rounds of one method, not methods" not in printed

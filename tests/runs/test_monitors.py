@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 import fedlit
 import processes
@@ -74,6 +76,28 @@ def test_a_misspelt_monitor_of_any_method_is_told_what_was_meant(
 def test_what_is_logged_may_be_monitored_and_a_lenient_callback_stays_lenient(tmp_path: Path) -> None:
     fit(EarlyStopping("source/amazon/batch_loss"), wrapped(), tmp_path)
     fit(EarlyStopping("nothing", strict=False), build(), tmp_path)
+
+
+SCORES = ["target/score", "source/acc", "source/amazon/acc", "validator/trust", "source/r2"]
+LOSSES = ["train/loss", "source/amazon/loss", "source/amazon/eval_loss"]
+
+
+@pytest.mark.parametrize("kind", [EarlyStopping, ModelCheckpoint])
+@pytest.mark.parametrize(("mode", "monitors"), [("min", SCORES), ("max", LOSSES)])
+def test_the_worst_round_is_not_taken_for_the_best(tmp_path: Path, kind: Any, mode: str, monitors: list[str]) -> None:
+    for monitor in monitors:
+        better = "the higher: give mode='max'" if mode == "min" else "the lower: give mode='min'"
+        with pytest.raises(ValueError, match=re.escape(f"as {monitor} is the better {better}")):
+            fit(kind(monitor=monitor, mode=mode), build(), tmp_path)
+
+
+def test_a_schedule_that_waits_for_a_higher_loss_is_refused(tmp_path: Path) -> None:
+    def plateau(optimizer: torch.optim.Optimizer, mode: Any) -> ReduceLROnPlateau:
+        return ReduceLROnPlateau(optimizer, mode)
+
+    fit(EarlyStopping("target/score", mode="max"), build(lr_scheduler=partial(plateau, mode="min")), tmp_path)
+    with pytest.raises(ValueError, match=r"^ReduceLROnPlateau\(monitor='loss', mode='max'\) would take the worst"):
+        fit(EarlyStopping("target/score", mode="max"), build(lr_scheduler=partial(plateau, mode="max")), tmp_path)
 
 
 class Broken(Callback):
