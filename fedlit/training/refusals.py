@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 import lightning.pytorch as pl
 from lightning.pytorch import callbacks
-from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 
 _AVERAGES = (
@@ -63,11 +62,6 @@ def check_trainer(trainer: pl.Trainer) -> None:
         raise ValueError(
             "sync_batchnorm=True would take statistics over samples of clients on several processes, and rounds do "
             "not: leave it out; batchnorm_average says how statistics of clients are averaged"
-        )
-    if isinstance(strategy, ParallelStrategy) and not hasattr(strategy, "federation"):
-        raise ValueError(
-            f"{type(strategy).__name__} wraps the whole module for copies of it on other processes, which rounds of "
-            "clients are not made for: give Trainer(strategy=FederatedStrategy()), or leave strategy out"
         )
     for callback in list(trainer.callbacks):  # type: ignore[attr-defined]
         for name, (why, instead) in REFUSED.items():

@@ -52,12 +52,6 @@ def test_a_run_in_which_nothing_is_trained_says_so(tmp_path: Path, checkpoint: P
     assert not [each for each in told if "no round is trained" in str(each.message)]
 
 
-def test_strategies_that_wrap_a_module_are_refused_on_one_process_too(tmp_path: Path) -> None:
-    run = pl.Trainer(max_epochs=1, strategy="ddp", accelerator="cpu", devices=1, default_root_dir=tmp_path)
-    with pytest.raises(ValueError, match=r"DDPStrategy wraps the whole module .*FederatedStrategy\(\)"):
-        run.fit(build(), Blobs())
-
-
 @pytest.mark.parametrize("warmup", [0, 1])
 def test_weights_that_join_after_a_warm_up_have_momentum_as_from_a_first_step(tmp_path: Path, warmup: int) -> None:
     """Fused SGD, the default, fails on a group in which some weights have momentum and others none yet."""
