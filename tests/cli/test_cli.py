@@ -114,10 +114,7 @@ def test_data_configurations_run_one_batch(name: str) -> None:
 COMPARED = ("fashion_mnist_noise_0.4_fedgp", "fashion_mnist_label_shift_0.0_fedgp")
 """Those of Fashion-MNIST that are run with all methods; their neighbours differ from them in one number."""
 
-SHOWN = (
-    *("first", "digits_feddadil", "digit_five_fedrftca", "heart_fed_mmd", "heart_fedgp"),
-    *("office_caltech_fedrftca", "office_caltech_images_lite0"),
-)
+SHOWN = (*("first", "heart_fed_mmd", "heart_fedgp", "office_caltech_fedrftca"),)
 """Experiments of the default run: one of each kind of data, and of what methods send."""
 
 ELSEWHERE = ("digits", "digits_fedavg")
@@ -819,7 +816,6 @@ def test_the_process_of_a_command_ends_with_its_status_and_as_processes_do(
 def test_the_command_says_how_many_labels_of_the_target_are_kept(tmp_path: Path) -> None:
     """In a process of its own, as a test's has handlers that the command lacks."""
     words = ["fit", "--config=data/heart_disease", "--config=methods/fedavg", "--trainer.fast_dev_run=1"]
-    for given, kept in (("1", "1 of its 140"), ("1.0", "140 of its 140")):
-        command = [sys.executable, "-m", "fedlit.cli", *words, f"--data.target_labels={given}"]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-        assert f"target 'va_long_beach' keeps the labels of {kept} training samples" in done.stderr
+    command = [sys.executable, "-m", "fedlit.cli", *words, "--data.target_labels=1"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "target 'va_long_beach' keeps the labels of 1 of its 140 training samples" in done.stderr

@@ -282,7 +282,8 @@ def test_values_of_a_sweep_arrive_with_their_types(placeholder: str) -> None:
         assert type_true(found) == type_true(value), name
 
 
-@pytest.mark.parametrize("before", [pytest.param("pass", marks=pytest.mark.slow), "import rich.console"])
+@pytest.mark.slow
+@pytest.mark.parametrize("before", ["pass", "import rich.console"])
 def test_one_batch_is_not_all_of_them_whatever_was_imported_before(before: str) -> None:
     """Rich's types made ``limit_train_batches: int | float`` of Lightning a ``float | int``, and 1 became 1.0."""
     code = f"""

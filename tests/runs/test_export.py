@@ -109,6 +109,25 @@ def test_files_predict_as_the_trainer_does(trained_case: Trained, elsewhere: Rea
         torch.testing.assert_close(found, expected[part], atol=1e-6, rtol=0)
 
 
+UNLIKE = (
+    "AdaBN, mixing",
+    "APFL",
+    "CoMDA",
+    "FedAvg",
+    "FedDaDiL, ensemble",
+    "FedJDA",
+    "FedMMD",
+    "FedRFTCA, vote",
+    "KNNPer",
+)
+"""Cases whose graphs differ, of which the default run translates each to ONNX."""
+
+
+@pytest.mark.parametrize(
+    "trained_case",
+    [pytest.param(name, marks=() if name in (*UNLIKE, "SmallCNN") else pytest.mark.slow) for name in CASES],
+    indirect=True,
+)
 def test_onnx_files_predict_as_the_trainer_does(trained_case: Trained, translations_kept: None, tmp_path: Path) -> None:
     pytest.importorskip("onnx")
     onnxruntime = pytest.importorskip("onnxruntime")

@@ -143,7 +143,13 @@ CASES: dict[str, Callable[[Path], DomainDataModule]] = {
 
 
 @pytest.mark.usefixtures("translations_kept")
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name.endswith((", unit", "zscore", "none")) else ())
+        for name in CASES
+    ],
+)
 def test_files_predict_of_raw_samples_what_the_module_does_of_prepared_ones(name: str, tmp_path: Path) -> None:
     data = CASES[name](tmp_path)
     module, expected = fitted(data)
