@@ -96,10 +96,7 @@ UNLIKE = {path.stem for path in (CONFIGS / "data").glob("*.yaml")} - {"digits", 
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=[] if name in ("pacs", "heart_disease") else pytest.mark.slow)
-        for name in sorted(UNLIKE)
-    ],
+    [pytest.param(name, marks=[] if name == "heart_disease" else pytest.mark.slow) for name in sorted(UNLIKE)],
 )
 def test_data_configurations_run_one_batch(name: str) -> None:
     """Those that are like no other; test_data_configs.py builds them all."""

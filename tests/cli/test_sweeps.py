@@ -118,7 +118,7 @@ def found(config: Any, dotted: str) -> Any:
     return config
 
 
-LONG = ("fed_dadil_digits", "methods_digits", "fed_mmd_heart")
+LONG = ("fed_dadil_digits", "methods_digits", "fed_mmd_heart", "fedgp_heart", "fedrf_tca_digits")
 
 
 @pytest.mark.parametrize(

@@ -101,14 +101,6 @@ def trained_case(request: pytest.FixtureRequest) -> Trained:
     return Trained(module, inputs, expected)
 
 
-def test_files_predict_as_the_trainer_does(trained_case: Trained, elsewhere: Reader, tmp_path: Path) -> None:
-    inputs, expected = trained_case.inputs, trained_case.expected
-    export_target(trained_case.module, tmp_path / "target.pt2", inputs.shape[1:])
-    for part in PARTS:
-        found = elsewhere(tmp_path / "target.pt2", inputs[part])
-        torch.testing.assert_close(found, expected[part], atol=1e-6, rtol=0)
-
-
 UNLIKE = (
     "AdaBN, mixing",
     "APFL",
@@ -120,14 +112,25 @@ UNLIKE = (
     "FedRFTCA, vote",
     "KNNPer",
 )
-"""Cases whose graphs differ, of which the default run translates each to ONNX."""
+"""Cases whose graphs differ, of which the default run exports each."""
 
-
-@pytest.mark.parametrize(
+every_case = pytest.mark.parametrize(
     "trained_case",
     [pytest.param(name, marks=() if name in (*UNLIKE, "SmallCNN") else pytest.mark.slow) for name in CASES],
     indirect=True,
 )
+
+
+@every_case
+def test_files_predict_as_the_trainer_does(trained_case: Trained, elsewhere: Reader, tmp_path: Path) -> None:
+    inputs, expected = trained_case.inputs, trained_case.expected
+    export_target(trained_case.module, tmp_path / "target.pt2", inputs.shape[1:])
+    for part in PARTS:
+        found = elsewhere(tmp_path / "target.pt2", inputs[part])
+        torch.testing.assert_close(found, expected[part], atol=1e-6, rtol=0)
+
+
+@every_case
 def test_onnx_files_predict_as_the_trainer_does(trained_case: Trained, translations_kept: None, tmp_path: Path) -> None:
     pytest.importorskip("onnx")
     onnxruntime = pytest.importorskip("onnxruntime")
