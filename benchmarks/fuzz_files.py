@@ -20,7 +20,7 @@ from fedlit.data import CSVDomains, DatasetLayoutError, DatasetNotFoundError, Fe
 from fedlit.data.digit_five import DigitFive
 from fedlit.data.files import read_mat
 from fedlit.data.idx import load_idx
-from fedlit.data.image_domains import decode
+from fedlit.data.decoding import decode
 from fedlit.federation import RosterError
 from fuzz_formats import Format, Make, spoilt
 from mutations import spoil
@@ -190,7 +190,7 @@ def table(folder: Path) -> Format:
 
 def checkpoint(folder: Path) -> Format:
     """What ``fedlit export`` is given in place of a run's checkpoint; it ends by a SystemExit that says so."""
-    from fedlit.cli.export import _load, _progress, _StoredCLI
+    from fedlit.cli.stored import _load, _progress, _StoredCLI
 
     run = a_run(folder)
     (path,) = (run / "checkpoints").glob("*.ckpt")
