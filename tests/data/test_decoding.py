@@ -8,6 +8,7 @@ import zlib
 from pathlib import Path
 
 import numpy as np
+import PIL
 import pytest
 from PIL import Image, ImageCms
 from torchvision.transforms import v2
@@ -16,6 +17,7 @@ from fedlit.cli.new import command
 from fedlit.data import DatasetLayoutError, ImageDomains, decoding
 from fedlit.data.decoding import SUFFIXES, decode, read_rgb
 
+PILLOW = int(PIL.__version__.partition(".")[0])
 SIDE = 16
 RNG = np.random.default_rng(0)
 COLOURS = RNG.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
@@ -315,8 +317,9 @@ def test_four_inks_and_luminance_are_converted_by_their_formulas(tmp_path: Path)
     np.testing.assert_allclose(saved(tmp_path / "a.jpg", flat)[0, 0], [44, 125, 205], atol=4)
     y, cb, cr = COLOURS.astype(float).transpose(2, 0, 1) - np.array([0, 128, 128])[:, None, None]
     rgb = np.stack([y + 1.402 * cr, y - 0.344136 * cb - 0.714136 * cr, y + 1.772 * cb], axis=-1).clip(0, 255)
-    ycbcr = Image.frombytes("YCbCr", (SIDE, SIDE), COLOURS.tobytes())
-    np.testing.assert_allclose(saved(tmp_path / "b.tif", ycbcr), rgb, atol=1.5)
+    if PILLOW > 10:  # which does not read the files of this mode that it writes
+        ycbcr = Image.frombytes("YCbCr", (SIDE, SIDE), COLOURS.tobytes())
+        np.testing.assert_allclose(saved(tmp_path / "b.tif", ycbcr), rgb, atol=1.5)
 
 
 def test_lab_is_converted_by_its_definition(tmp_path: Path) -> None:
@@ -363,6 +366,7 @@ def test_several_frames_or_pages_are_refused(tmp_path: Path, name: str, kind: st
         read(tmp_path / name)
 
 
+@pytest.mark.skipif(PILLOW == 10, reason="Pillow 10 writes the first page's tags for all")
 @pytest.mark.parametrize("order", [1, -1])
 def test_a_page_is_chosen_over_its_preview(tmp_path: Path, order: int) -> None:
     """Cameras write previews as further pages, before or after the image."""
