@@ -17,10 +17,10 @@ import torch
 
 import mutations
 from fedlit.data import CSVDomains, DatasetLayoutError, DatasetNotFoundError, FeatureDomains
+from fedlit.data.decoding import decode
 from fedlit.data.digit_five import DigitFive
 from fedlit.data.files import read_mat
 from fedlit.data.idx import load_idx
-from fedlit.data.decoding import decode
 from fedlit.federation import RosterError
 from fuzz_formats import Format, Make, spoilt
 from mutations import spoil
