@@ -40,8 +40,8 @@ def clients(part: str) -> list[str]:
 def left_out(part: str, target: str, seeds: Sequence[int], folder: Path | None, jobs: int) -> Runs:
     """Summaries of all runs in which a target's sources are the clients, each in turn the target."""
     others = [name for name in clients(part) if name != target]
+    experiment = f"--config=configs/experiments/{EXPERIMENTS[part]}.yaml"
     common = [
-        f"--config=configs/experiments/{EXPERIMENTS[part]}.yaml",
         f"--data.clients={others}",
         f"--data.target={others[-1]}",
         "--targets=[all]",
@@ -62,7 +62,7 @@ def left_out(part: str, target: str, seeds: Sequence[int], folder: Path | None, 
     found: Runs = []
     for name, words in pieces.items():
         with kept_in(folder, f"{part}-without-{target}-{name}".replace(", ", "-")) as place:
-            runs = fit(place, *common[:1], *words[: 1 if name != "methods" else 0], *common[1:], *words)
+            runs = fit(place, experiment, *words, *common)
         found += [run | ({} if name == "methods" else {"method": name}) for run in runs.values()]
     return found
 

@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 
 from fedlit.cli.arguments import as_word, flow, type_true
+from fedlit.cli.loading import load
 
 _KNOWN = (
     *("method", "metric", "parameters", "program", "command", "run_cap", "early_terminate"),
@@ -191,7 +192,7 @@ class SweepFile:
                 f"metric {name!r} is of hidden labels, which nobody has who must choose: rank by one that needs none, "
                 "such as {name: target/score, goal: maximize}; the table has the oracle beside it"
             )
-        if name is not None and "goal" not in metric and _is_better_higher(name):
+        if name is not None and "goal" not in metric and load("fedlit.training.monitors:best_mode")(name) == "max":
             raise ValueError(
                 f"metric {name!r} is the better the higher, but without a goal W&B takes the lowest: write goal: "
                 "maximize"
@@ -321,10 +322,6 @@ class SweepFile:
                 inside = inside.setdefault(name, {})
             inside[parameter.path[-1]] = values[parameter.name]
         return found
-
-
-def _is_better_higher(metric: str) -> bool:
-    return metric == "target/score" or metric.startswith("validator/") or metric.endswith(("/acc", "/r2"))
 
 
 def _after_fit(words: Sequence[str]) -> list[str]:

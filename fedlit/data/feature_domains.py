@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fedlit.data.base import DatasetLayoutError, DatasetNotFoundError, Domain, DomainDataModule
 from fedlit.data.files import read_mat, read_npz
 from fedlit.data.raw_inputs import RankNetwork, RawInputs, VectorNetwork
+from fedlit.data.table_numbers import some
 from fedlit.federation.labels import UNLABELLED
 from fedlit.federation.names import alike, check_list, difference, shown
 
@@ -30,10 +31,6 @@ _HOW = {
     "zscore_unit": f"{_STANDARDISES}, then scales each sample to length 1,",
     "ranks": "ranks them among the target's training samples, takes normal scores of the ranks and scales to length 1",
 }
-
-
-_NAMED = 5
-"""Samples that an error names; it counts the others."""
 
 
 class FeatureDomains(DomainDataModule):
@@ -167,10 +164,9 @@ class FeatureDomains(DomainDataModule):
         usable = torch.linalg.vector_norm(x, dim=1).isfinite() if self.normalise == "unit" else x.isfinite().all(dim=1)
         bad = rows[~usable].tolist()
         if bad:
-            more = "" if len(bad) <= _NAMED else f" and {len(bad) - _NAMED} more"
             what = "NaN, infinity or a length that is infinite" if self.normalise == "unit" else "NaN or infinity"
             raise DatasetLayoutError(
-                f"features of domain {domain!r} in {str(self.path)!r} hold {what} at samples {bad[:_NAMED]}{more}: "
+                f"features of domain {domain!r} in {str(self.path)!r} hold {what} at samples {some(bad)}: "
                 "leave these samples out, scale features down, or fill in what is missing"
             )
         return Domain(x, y)

@@ -104,7 +104,6 @@ def with_schedules(
             f"optimizer must make a torch.optim.Optimizer of parameters, and made a {type(optimizer).__name__}: give "
             "such as functools.partial(torch.optim.Adam, lr=0.001)"
         )
-    optimizer.register_load_state_dict_pre_hook(check_resumed)
     if build is None:
         return optimizer
     schedules = ClientSchedules(optimizer, build, interval)
@@ -131,14 +130,21 @@ _MOVING = (
 """Entries of a schedule's state that change while it runs, and one of old versions."""
 
 
+_PLAIN = (bool, int, float, str, tuple, list, type(None))
+"""Types of settings that can be compared and shown."""
+
+
 def check_resumed(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
     """Compare a checkpoint's optimiser with the one that takes over its state, settings included.
+
+    Groups are compared one by one, so that the state's must be in the optimiser's order, as
+    `fedlit.training.checkpoints.arrange` puts them.
 
     Raises:
         ValueError: If it is of another algorithm.
     """
     name, changed = type(optimizer).__name__, {}
-    for now, before in zip(optimizer.param_groups, state["param_groups"], strict=False):
+    for now, before in zip(optimizer.param_groups, state["param_groups"], strict=True):
         unknown = [key for key in before if key not in now and key not in _FORM]
         if unknown:
             raise ValueError(
@@ -180,9 +186,6 @@ def _check_schedule(schedule: Any, state: Mapping[str, Any]) -> None:
     ]
     if changed:
         rank_zero_warn(f"the schedule {kind} goes on with the settings that the checkpoint has: {'; '.join(changed)}")
-
-
-_PLAIN = (bool, int, float, str, tuple, list, type(None))
 
 
 class ClientView(Optimizer):

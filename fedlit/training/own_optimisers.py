@@ -21,7 +21,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import nn
 from torch.optim import LBFGS, Optimizer
 
-from fedlit.training.optimisation import ClientSchedules, ClientView, check_resumed
+from fedlit.training.optimisation import ClientSchedules, ClientView
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,6 @@ def _over_clients(own: Mapping[str, Optimizer]) -> Optimizer:
         for group in optimizer.param_groups:
             merged.add_param_group({**group, "client": name})
         merged.state.update(optimizer.state)  # of those that have one from the start
-    merged.register_load_state_dict_pre_hook(check_resumed)
     return merged
 
 

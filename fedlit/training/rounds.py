@@ -34,7 +34,7 @@ from fedlit.training.label_shift import warn_of_unequal_classes
 from fedlit.training.local import present_learners
 from fedlit.training.method import Method, metric_names
 from fedlit.training.monitors import check_modes, explain_monitor
-from fedlit.training.optimisation import ClientSchedules
+from fedlit.training.optimisation import ClientSchedules, check_resumed
 from fedlit.training.progress import rounds_of_run
 from fedlit.training.refinement import refine_
 from fedlit.training.replicas import check_local_norm
@@ -218,6 +218,7 @@ class Rounds(Callback):
         self._trains = False
         for optimizer in trainer.optimizers:
             optimizer.register_load_state_dict_pre_hook(arrange)
+            optimizer.register_load_state_dict_pre_hook(check_resumed)  # of the state as it is arranged
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Find the length of a round, and refuse settings that would stop inside one."""

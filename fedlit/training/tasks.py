@@ -237,14 +237,12 @@ def _warn_of_probabilities(outputs: Tensor) -> None:
 
 class _ClassMeter:
     def __init__(self, num_classes: int, device: torch.device) -> None:
-        self.is_new = True
         self.accuracy = MulticlassAccuracy(num_classes, average="micro", sync_on_compute=False).to(device)
         self.loss = MeanMetric(sync_on_compute=False).to(device)
 
     def update(self, outputs: Tensor, labels: Tensor) -> None:
-        if self.is_new:
+        if not self.loss.update_called:
             _warn_of_probabilities(outputs)
-        self.is_new = False
         self.accuracy.update(outputs, labels)
         self.loss.update(F.cross_entropy(outputs, labels), weight=len(labels))
 
