@@ -778,6 +778,28 @@ def privacy_cost(results: Results) -> str:
     return grid("case", ["CPU", "next to", "ratio", "bytes per number, up"], rows)
 
 
+def gpu_resnet(results: Results) -> str:
+    """Seconds and memory of a round, by number type."""
+    precisions = ("32-true", "bf16-mixed")
+    methods = dict.fromkeys(name.rpartition(", ")[0] for name in results["resnet"])
+    rows = []
+    for method in methods:
+        found = [results["resnet"][f"{method}, {precision}"] for precision in precisions]
+        label = "FedAvg, a loop by hand" if method == "by hand" else method
+        rows.append((label, [f"{each['seconds']:.2f} s, {each['MiB'] / 1024:.1f} GiB" for each in found]))
+    return grid("ResNet-50", precisions, rows)
+
+
+def gpu_methods(results: Results) -> str:
+    """The greatest of the distances between GPU and CPU, over the rows of the tests' table."""
+    rows = []
+    for label in ("64 bits", "64 bits, masked", "32 bits"):
+        found = {name: row[label] for name, row in results["methods"].items() if row[label] != "refused"}
+        worst = max(found, key=lambda name: found[name])
+        rows.append((label, [str(len(found)), f"{found[worst]:.0e} ({worst})"]))
+    return grid("three rounds, GPU next to CPU", ["methods with their options", "greatest distance"], rows)
+
+
 TABLES: dict[str, dict[str, Callable[[Results], str]]] = {
     ALL: {"headlines": headlines},
     "accuracy": {"experiments": accuracy},
@@ -804,6 +826,7 @@ TABLES: dict[str, dict[str, Callable[[Results], str]]] = {
     "flare": {"ways": flare_ways},
     "vanishing": {"faults": vanishing},
     "rounds": {"cost": rounds_cost},
+    "gpu": {"resnet": gpu_resnet, "methods": gpu_methods},
     "privacy": {"cost": privacy_cost},
     "batchnorm": {"methods": batchnorm_methods},
     "small_tables": {"auc": small_tables_auc, "calibration": small_tables_calibration},

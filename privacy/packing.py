@@ -114,7 +114,7 @@ def pack(payload: Payload, codec: FixedPoint | None, weight: float | None = None
     if codec is None:
         dtype = torch.float64 if any(is_wide(tensor.dtype) for tensor in payload.values()) else torch.float32
         parts = [tensor.detach().reshape(-1).to(dtype) for tensor in payload.values()]
-        vector = torch.cat(parts) if parts else torch.zeros(0)
+        vector = _together(parts)
         return vector if weight is None else torch.cat([vector.mul_(weight), vector.new_tensor([weight])])
     for name, tensor in payload.items():
         flat = tensor.detach().reshape(-1)
@@ -123,10 +123,15 @@ def pack(payload: Payload, codec: FixedPoint | None, weight: float | None = None
         else:
             flat = flat.to(torch.float32)
             parts.append(flat if weight is None else flat * weight)
-    vector = torch.cat(parts) if parts else torch.zeros(0)
+    vector = _together(parts)
     if weight is None:
         return vector
     return torch.cat([vector, vector.new_tensor([round(weight * _weight_steps(codec)) / codec.scale])])
+
+
+def _together(parts: list[Tensor]) -> Tensor:
+    """One vector, on the device of the first: numbers beside weights on a GPU may have been made on the CPU."""
+    return torch.cat([part.to(parts[0].device) for part in parts]) if parts else torch.zeros(0)
 
 
 def unpack(

@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, ClassVar
 
 import torch
+from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -263,7 +264,8 @@ class CombinedUpdates(FederatedModule):
         for client in self.federation.local_clients:
             memory = checkpoint.get("clients", {}).get(client.name, {}).get("memory")
             if memory is not None:
-                self.memory(client).load_state_dict(memory)
+                device = self.federation.device or torch.device("cpu")
+                self.memory(client).load_state_dict(move_data_to_device(memory, device))
 
 
 def times(update: Update, factor: float) -> Update:

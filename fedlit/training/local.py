@@ -20,7 +20,7 @@ from fedlit.training.method import Method
 def build(method: Method) -> None:
     """Build the replicas of local clients, all from the same random state."""
     federation, target = method.federation, method.target.name
-    with torch_streams():
+    with torch.device("cpu"), torch_streams():  # Lightning's is the Trainer's device, whose draws are others
         enter_stream(federation.seed, "lazy weights")
         materialise(method)
         for client in federation.local_clients:

@@ -24,6 +24,14 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.dtype == other.dtype and one.shape == other.shape and torch.equal(*views)
 
 
+@pytest.mark.parametrize("weight", [None, 0.5])
+def test_a_payload_of_several_devices_is_packed_on_the_first(weight: float | None) -> None:
+    """FedGP(beta="auto") adds a number made on the CPU to weights that are on a GPU; here both devices can be had."""
+    vector = pack({"weights": torch.zeros(2, 2, device="meta"), "beta": torch.tensor(0.5)}, None, weight)
+    assert vector.device == torch.device("meta")
+    assert vector.shape == (5 if weight is None else 6,)
+
+
 def test_a_payload_is_packed_in_its_order() -> None:
     payload = {"b": torch.tensor([[1.0, 2.0], [3.0, 4.0]]), "a": torch.tensor(5.0), "none": torch.zeros(0, 3)}
     for codec in (None, FixedPoint()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from typing import Any
 
 import lightning.pytorch as pl
@@ -17,7 +18,7 @@ from fedlit.data import Digits, FederatedLoader
 from fedlit.models import MLP
 
 QUIET: dict[str, Any] = {
-    "accelerator": "cpu",
+    "accelerator": os.environ.get("FEDLIT_TEST_ACCELERATOR", "cpu"),  # "gpu" where there is one
     "logger": False,
     "enable_checkpointing": False,
     "enable_progress_bar": False,
