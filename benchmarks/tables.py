@@ -251,24 +251,6 @@ def accuracy(results: Results) -> str:
 VALIDATORS_DATA = {"digits": "digits", "office_caltech": "Office-Caltech", "surf": "SURF", "styles": "styles"}
 
 
-def validators(pool: str) -> Callable[[Results], str]:
-    """By score: rank correlation, and points of accuracy lost."""
-    places = {"correlation": 2, "lost": 1, "lost, rounds": 1}
-
-    def make(results: Results) -> str:
-        data = {each: about for each, about in VALIDATORS_DATA.items() if pool in results.get(each, {})}
-        rows = []
-        for name in results["digits"][pool]:
-            cells = []
-            for row in (results[each][pool][name] for each in data):
-                cells += [f"{row[figure]['mean']:.{digits}f} ± {row[figure]['std']:.{digits}f}" for figure, digits in
-                          places.items()]  # fmt: skip
-            rows.append((name, cells))
-        return grid(pool, [f"{about}: {figure}" for about in data.values() for figure in places], rows)
-
-    return make
-
-
 def validators_lost(results: Results) -> str:
     """By score and data set: points lost by choosing method and round, on average over targets and at worst."""
     pool = "no label at the target"
@@ -846,7 +828,7 @@ TABLES: dict[str, dict[str, Callable[[Results], str]]] = {
         "distillation": dadil_distillation,
     },
     "office_caltech_shallow": {"accuracy": shallow},
-    "validators": {"all": validators("all methods"), "unlabelled": validators_lost},
+    "validators": {"unlabelled": validators_lost},
 }
 """By benchmark and table; each takes the benchmark's `figures_in` its JSON."""
 

@@ -2,11 +2,10 @@
 
 Run from the repository root: python benchmarks/validators.py [--data digits office_caltech surf styles] [--jobs 2]
 
-All methods of configs/methods are trained on each target, with their default settings, LABELS labels at the target for
-those that need some, and 30% of the samples for validation. Every few rounds the callback
-`fedlit.callbacks.Validators` scores the model, next to the accuracy on the target's hidden validation labels, an oracle
-that nothing is chosen by. For each target and seed one pool holds the models of all methods and rounds, and one those
-of the methods that need no label at the target. Printed, mean ± sample standard deviation over seeds of the average
+All methods of configs/methods that need no label at the target are trained on each target, with their default settings
+and 30% of the samples for validation. Every few rounds the callback `fedlit.callbacks.Validators` scores the model;
+the accuracy on the target's hidden validation labels is an oracle, by which nothing is chosen. For each target and seed
+one pool holds the models of all methods and rounds. Printed, mean ± sample standard deviation over seeds of the average
 over targets:
 
 correlation  Spearman's rank correlation of a score with the oracle accuracy, over the pool.
@@ -27,7 +26,6 @@ import os
 import random
 import statistics
 import tempfile
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -55,9 +53,8 @@ DEVELOPMENT = ("digits", "office_caltech")
 """Data sets that the default score is chosen on; the others are looked at afterwards."""
 MLP = {"class_path": "fedlit.models.MLP", "init_args": {"in_features": 1280, "hidden": [64]}}
 EXTRACTORS: dict[str, dict[str, Any]] = {"office_caltech": MLP, "styles": MLP}
-"""In place of the data's own: FedRep shares an extractor, which must have weights."""
-LABELS = 50
-"""At the target, of the methods that need some: dslr has 79 samples for training."""
+"""In place of the data's own, which has no weights."""
+POOL = "no label at the target"
 ORACLE = "oracle/target/acc"
 SCORES = {
     "information": "validator/information",
@@ -95,39 +92,23 @@ def scores_of(points: list[Point]) -> dict[str, list[float]]:
 
 
 def methods() -> list[str]:
-    """Entries of configs/methods but Oracle's, whose target has all its labels."""
-    return sorted(path.stem for path in Path("configs/methods").glob("*.yaml") if path.stem != "oracle")
-
-
-def needs_no_label(name: str) -> bool:
-    """Whether the configuration of a method gives the target no labels."""
-    config = yaml.safe_load(Path(f"configs/methods/{name}.yaml").read_text())
-    return "target_labels" not in config.get("data", {}).get("init_args", {})
-
-
-POOLS: dict[str, Callable[[str], bool]] = {
-    "all methods": lambda name: True,
-    "no label at the target": lambda name: name == "SourceOnly" or needs_no_label(name),
-}
+    """Entries of configs/methods that give the target no labels."""
+    found = []
+    for path in sorted(Path("configs/methods").glob("*.yaml")):
+        data = yaml.safe_load(path.read_text()).get("data", {})
+        if path.stem not in ("oracle", "source_only") and "target_labels" not in data.get("init_args", {}):
+            found.append(path.stem)
+    return found
 
 
 def experiment(data: str, names: list[str], most: int, every: int) -> dict[str, Any]:
-    """Methods as one configuration: SourceOnly is that of the data's, which the others are compared with."""
+    """Methods as one configuration, compared with that of the data, which is SourceOnly."""
     compare = []
     for name in names:
         config = yaml.safe_load(Path(f"configs/methods/{name}.yaml").read_text())
+        trainer = rounds(config.get("trainer", {}), most, every)
         of_data = config.get("data", {}).get("init_args", {})
-        if "target_labels" in of_data:
-            of_data["target_labels"] = LABELS
-        if name != "source_only":
-            compare.append(
-                {
-                    "name": name,
-                    "data": of_data,
-                    "trainer": rounds(config.get("trainer", {}), most, every),
-                    **config["model"],
-                }
-            )
+        compare.append({"name": name, "data": of_data, "trainer": trainer, **config["model"]})
     extractor = {"model": {"init_args": {"extractor": EXTRACTORS[data]}}} if data in EXTRACTORS else {}
     return {
         "trainer": {"callbacks": ["fedlit.callbacks.Validators"], **rounds({}, most, every)},
@@ -232,7 +213,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", nargs="+", choices=list(DATA), default=list(DATA))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--pools", nargs="+", choices=list(POOLS), default=list(POOLS))
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--every", type=int, default=3, help="Rounds from one validation to the next.")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="Runs side by side, one thread each.")
@@ -245,7 +225,7 @@ def main() -> None:
     )
     options = parser.parse_args()
     results = Results(options.out, "torch", "lightning", "scipy")
-    names = [name for name in methods() if any(POOLS[pool](name) for pool in options.pools)]
+    names = methods()
     known = options.points is not None and options.points.exists()
     kept: dict[str, dict[str, dict[str, list[Point]]]] = json.loads(options.points.read_text()) if known else {}
     for data in options.data:
@@ -262,17 +242,10 @@ def main() -> None:
         pools = {(target, seed): there[f"{target}, {seed}"] for target, seed in cells}
         if options.points:
             options.points.write_text(json.dumps(kept))
-        for name in options.pools:
-            judged = {
-                seed: [
-                    judge({method: points for method, points in pools[target, seed].items() if POOLS[name](method)})
-                    for target in targets
-                ]
-                for seed in options.seeds
-            }
-            results.keep(summed_up(judged), data, name)
-            for score, row in summed_up(judged).items():
-                show(f"{data}, {name}: {score}", row)
+        judged = {seed: [judge(pools[target, seed]) for target in targets] for seed in options.seeds}
+        results.keep(summed_up(judged), data, POOL)
+        for score, row in summed_up(judged).items():
+            show(f"{data}: {score}", row)
 
 
 if __name__ == "__main__":
