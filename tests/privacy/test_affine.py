@@ -195,7 +195,7 @@ def test_the_source_sees_uniform_plaintexts_whatever_a_is() -> None:
     zero = torch.zeros(3), torch.zeros(1, 3), torch.zeros(1)
     seen = [unlocked(target, source, zero, call)[0] for call in range(160)]
     assert len(set(seen)) == 160
-    # the top bit, a middle one and the lowest each vary as a fair coin would: 7 standard deviations are 44
+    # the top bit, a middle one and the lowest each vary as a fair coin would: 7 standard deviations are 44 (2e-12)
     for values in ([v > n // 2 for v in seen], [v >> (BITS // 2) & 1 for v in seen], [v & 1 for v in seen]):
         assert 36 < sum(values) < 124
 
@@ -207,7 +207,7 @@ def test_the_same_inputs_give_unrelated_replies() -> None:
     assert not set(first) & set(second)
     n = int(moduli(source).n)
     differences = [(x - y) % n for x, y in zip(first, second, strict=True)]
-    assert all(difference.bit_length() > BITS - 40 for difference in differences)
+    assert all(difference.bit_length() > BITS - 60 for difference in differences)  # shorter in 20 of 2^60 draws
 
 
 def test_the_noise_of_a_reply_is_fresh() -> None:

@@ -111,7 +111,8 @@ def test_noise_of_fresh_ciphertexts_is_that_of_42_coins_per_coefficient(client_k
     # Parseval the mean squared modulus there is N times the variance, and the real parts are half of it.
     (zeros,) = split(client_key.encrypt(torch.zeros(SLOTS)), 1)
     slots = client_key._context.decrypt(bytes(zeros), SLOTS, PARAMETERS.levels) * PARAMETERS.scale
-    assert (slots**2).mean().item() == pytest.approx(PARAMETERS.degree / 2 * 42 / 4, rel=0.1)
+    # The mean of 2048 squares of normal numbers deviates by sqrt(2 / 2048) = 3.1 %: 25 % are 8 deviations (1e-12).
+    assert (slots**2).mean().item() == pytest.approx(PARAMETERS.degree / 2 * 42 / 4, rel=0.25)
 
 
 def test_error_bound_by_hand():

@@ -38,7 +38,8 @@ def test_noise_is_standard_normal_and_never_repeats_under_a_seed() -> None:
     second = _normals(20_000)
     assert not torch.equal(first, second)
     for sample in (first, second):
-        assert stats.kstest(sample.numpy(), "norm").pvalue > 1e-6
+        assert stats.kstest(sample.numpy(), "norm").pvalue > 1e-10
+    # 7 standard deviations of 1 / sqrt(20,000) (2e-12)
     assert abs(float(torch.corrcoef(torch.stack([first, second]))[0, 1])) < 0.05
     assert _normals(0).shape == (0,)
 
@@ -64,7 +65,7 @@ def test_clipping_is_around_public_values() -> None:
 def test_noise_has_the_deviation_promised_and_integers_stay_integers() -> None:
     mechanism = GaussianMechanism(clip_norm=2.0, noise_multiplier=3.0)
     released = mechanism.release({"w": torch.zeros(20_000), "n": torch.zeros(3, dtype=torch.int64)})
-    assert abs(float(released["w"].std()) - 6.0) < 0.2
+    assert abs(float(released["w"].std()) - 6.0) < 0.22  # 7 standard deviations of 6 / sqrt(40,000) (2e-12)
     assert released["n"].dtype == torch.int64
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -231,8 +232,9 @@ def test_bad_choices_are_refused() -> None:
         fit(local_norm=True)
 
 
-def test_noise_makes_no_variance_negative_and_its_effect_is_told() -> None:
-    """The root of a variance below 0 is NaN, and so were all predictions."""
+def test_noise_makes_no_variance_negative_and_its_effect_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The root of a variance below 0 is NaN, and so were all predictions. The noise is the same in every run."""
+    monkeypatch.setattr(os, "urandom", lambda size: b"\1" * size)
     noise = {"differential_privacy": GaussianMechanism(clip_norm=1.0, noise_multiplier=5.0)}
     with pytest.warns(UserWarning, match=f"noise to running variances of BatchNorm .'{VARIANCE}' is the first of 1"):
         module = fit(rounds=2, strategy=noise, batchnorm_average="variances")
