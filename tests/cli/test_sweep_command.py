@@ -263,7 +263,13 @@ ARRIVE: list[tuple[str, Any]] = [
     ("trainer.default_root_dir", "true"),
     ("trainer.overfit_batches", 1.0),
 ]  # fmt: skip
-PLACEHOLDERS = ["args", "args_no_hyphens", "args_no_equals", "args_no_boolean_flags", "args_json", "args_json_file"]
+PLACEHOLDERS = [
+    *("args", "args_json_file"),
+    *(
+        pytest.param(f"args_{form}", marks=pytest.mark.slow)
+        for form in ("no_hyphens", "no_equals", "no_boolean_flags", "json")
+    ),
+]
 
 
 @pytest.mark.parametrize("placeholder", PLACEHOLDERS)

@@ -98,6 +98,7 @@ def test_arrays_of_objects_have_a_fingerprint_of_their_contents() -> None:
     assert fingerprint(makes[0]) != fingerprint(np.array([["b"], {"b": 1}], dtype=object))
 
 
+@pytest.mark.slow
 def test_descriptions_do_not_depend_on_the_seed_of_hashes() -> None:
     code = (
         "from fedlit.federation.descriptions import described;"

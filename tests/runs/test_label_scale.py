@@ -30,6 +30,7 @@ from fedlit.privacy import CKKS, FixedPoint, GaussianMechanism, Paillier, Pairwi
 from fedlit.training.tasks import NumberMeter
 from helpers import QUIET, build, loader, normalised_head, same, trainer, weights
 from method_table import METHODS
+from shown import one_of_each
 from site_runs import merged, start
 from stars import around, plain, struck
 
@@ -201,7 +202,7 @@ def hearts_of(name: str, factor: float, offset: float) -> tuple[FederatedModule,
     return module, data, run
 
 
-@pytest.mark.parametrize("name", REGRESSING)
+@pytest.mark.parametrize("name", one_of_each(REGRESSING))
 def test_a_thousand_times_the_labels_and_a_million_more_train_alike(name: str) -> None:
     module, data, run = hearts_of(name, 1.0, 0.0)
     other, others, rerun = hearts_of(name, 1e3, 1e6)

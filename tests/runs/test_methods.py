@@ -43,6 +43,7 @@ from fedlit.methods import (
 from fedlit.models import MLP, Replica, SmallCNN
 from helpers import STATEFUL, build, digits, loader, same, shards, trainer, weights
 from method_table import METHODS, ONE_PASS
+from shown import one_of_each
 
 
 def test_the_table_has_every_method() -> None:
@@ -73,7 +74,7 @@ def test_resuming_after_two_rounds_equals_four_in_a_row(name: str, tmp_path: Pat
     assert not same(weights(first, "fonts"), weights(second, "fonts")) or name in ("FinetuneOffline", *ONE_PASS)
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if name not in ONE_PASS])  # needs all samples in one
+@pytest.mark.parametrize("name", one_of_each(name for name in METHODS if name not in ONE_PASS))  # all samples in one
 def test_thousand_short_rounds_equal_epochs_of_one_round(name: str) -> None:
     """Rounds are counted by steps, not by epochs: how they are packed into epochs changes nothing."""
     method, arguments, options = METHODS[name]

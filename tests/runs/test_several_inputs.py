@@ -25,6 +25,7 @@ from fedlit.models import MLP
 from helpers import trainer
 from method_table import METHODS
 from several_inputs import CLIENTS, FORMS, NUM_CLASSES, TARGET, Formed, Joining, loaders, run
+from shown import one_of_each
 
 
 def assert_alike(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
@@ -37,9 +38,7 @@ def assert_alike(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if "," in name else ()) for name in METHODS]
-)
+@pytest.mark.parametrize("name", one_of_each(METHODS))
 def test_a_dictionary_of_tensors_trains_validates_and_predicts_as_one_tensor(name: str) -> None:
     one, several = run(name, "tensor", refine=True), run(name, "dict", refine=True)
     assert {"oracle/target/acc", "target/temperature", "validator/trust", "validator/iwv"} <= set(one["metrics"])

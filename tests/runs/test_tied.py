@@ -21,6 +21,7 @@ from fedlit.privacy import GaussianMechanism
 from fedlit.training.replicas import NORMS
 from helpers import digits, loader, same, trainer, weights
 from method_table import METHODS
+from shown import one_of_each
 
 NAMES = ["c0", "c1", "c2"]
 
@@ -64,7 +65,7 @@ def shared_names(replica: nn.Module) -> bool:
     return head.weight is replica.extractor.second.weight  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("name", sorted(METHODS))
+@pytest.mark.parametrize("name", one_of_each(sorted(METHODS)))
 def test_a_method_keeps_weights_tied_or_refuses_them_by_name(name: str) -> None:
     """Where extractor and classifier are trained or sent each by itself, one weight of both would have two values."""
     method, kwargs, of_data = METHODS[name]
