@@ -1,8 +1,10 @@
 """Fingerprints of every method's run: what a change that is to leave results as they were is compared by.
 
-sha256 of the target's weights and of the ledger for each row of ``METHODS`` in the tests, with sums in the clear and
-masked, with all clients in one process and with a process for each. Weights differ between machines in their last
-bits: make the file of the commit before on the same machine, and give it to ``--against``.
+sha256 of the target's weights and of the ledger, with all clients in one process and with a process for each. For each
+row of ``METHODS`` in the tests: sums in the clear and masked; two rounds, a checkpoint, and the rest; a source that is
+away in the second round and returns. For some rows: the encrypted backends, whose sums are exact. And LightningModules
+that are wrapped. Weights differ between machines in their last bits: make the file of the commit before on the same
+machine, and give it to ``--against``.
 """
 
 # ruff: noqa: E402  (the table of methods is one of the tests, which the lines below find)
@@ -18,6 +20,8 @@ import subprocess
 import sys
 import tempfile
 import warnings
+from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -26,37 +30,81 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 import torch
+import torch.distributed as dist
 
-from fedlit.federation import RosterError
-from fedlit.privacy import PairwiseMasking
+import own_modules
+from fedlit import FederatedModule
+from fedlit.federation import RosterError, Schedule
+from fedlit.privacy import BFV, CKKS, Paillier, PairwiseMasking
 from helpers import STATEFUL, build, digits, trainer, weights
-from method_table import METHODS
+from method_table import METHODS, ONE_PASS
+from small_federation import Blobs
 
-PRIVACY = {"plain": lambda: None, "masking": lambda: PairwiseMasking(colluders=0)}  # as two sources are few
+PRIVACY: dict[str, Any] = {
+    "plain": lambda: None,
+    "masking": lambda: PairwiseMasking(colluders=0),  # as two sources are few
+    "paillier": lambda: Paillier(key_bits=512, insecure_test_keys=True),  # the keys' length changes no result
+    "ckks": CKKS,
+    "bfv": BFV,
+}
+ENCRYPTED = ("FedAvg", "FedGP", "FedMMD", "FedRFTCA")
+"""Rows that every backend runs: weights, updates, moments within a step, and messages of both sides."""
 ROUNDS = 3
+AWAY = Schedule([["clean", "blended", "fonts"], ["clean", "fonts"], ["clean", "blended", "fonts"]])
 
 
-def run(name: str, privacy: str) -> dict[str, str] | None:
-    """Fingerprints of a run, from the process that hosts the target; ``None`` from the others.
+def cases() -> dict[str, Callable[[], FederatedModule]]:
+    """All runs by name; each gives its module, trained."""
+    found = {f"{name}, {privacy}": partial(row, name, privacy) for name in METHODS for privacy in ("plain", "masking")}
+    found |= {f"{name}, {privacy}": partial(row, name, privacy) for name in ENCRYPTED for privacy in PRIVACY}
+    several = [name for name in METHODS if name not in ONE_PASS]
+    found |= {f"{name}, resumed": partial(resumed, name) for name in several}
+    found |= {f"{name}, a source away": partial(row, name, "plain", participation=AWAY) for name in several}
+    return found | {f"wrapped, {kind}": partial(wrapped, kind) for kind in own_modules.MODULES}
 
-    Args:
-        name: Row of ``METHODS``.
-        privacy: Key of `PRIVACY`.
-    """
+
+def row(
+    name: str, privacy: str, rounds: int = ROUNDS, checkpoint: str | None = None, save: str | None = None, **given: Any
+) -> FederatedModule:
+    """A row of ``METHODS``, trained on digits."""
     method, arguments, options = METHODS[name]
     arguments = {key: value for key, value in arguments.items() if key != "penalty"}  # there to make tests short
-    os.environ["PL_GLOBAL_SEED"] = "0"
     data = digits(batch_size=32, **options)
-    module = build(
-        method,
-        data,
-        **STATEFUL,
-        **arguments,
-    )
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
-    strategy = {"privacy": PRIVACY[privacy]()}
+    module = build(method, data, **STATEFUL, **arguments)
+    run = trainer(rounds, gradient_clip_val=1.0, devices=processes(), strategy={"privacy": PRIVACY[privacy](), **given})
+    run.fit(module, data, ckpt_path=checkpoint)
+    if save is not None:
+        run.save_checkpoint(save)
+    return module
+
+
+def resumed(name: str) -> FederatedModule:
+    """A row that was left before its last round, and went on from the checkpoint."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = [str(Path(folder, "left.ckpt"))]
+        if processes() > 1:
+            dist.broadcast_object_list(path)  # the first process's folder, for all of them
+        row(name, "plain", ROUNDS - 1, save=path[0])
+        return row(name, "plain", checkpoint=path[0])
+
+
+def wrapped(kind: str) -> FederatedModule:
+    """A LightningModule of one's own."""
+    module = own_modules.build(kind)
+    trainer(ROUNDS, devices=processes()).fit(module, Blobs())
+    return module
+
+
+def processes() -> int:
+    """How many take part."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def fingerprint(case: Callable[[], FederatedModule]) -> dict[str, str] | None:
+    """Of a run, from the process that hosts the target; ``None`` from the others."""
+    os.environ["PL_GLOBAL_SEED"] = "0"
     try:
-        trainer(ROUNDS, gradient_clip_val=1.0, devices=processes, strategy=strategy).fit(module, data)
+        module = case()
     except RosterError:  # a method that has nothing to say over a hidden channel
         return {"refused": "RosterError"}
     if not module.federation.is_local(module.target):
@@ -73,7 +121,7 @@ def all_runs(out: Path) -> None:
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    found = {f"{name}, {privacy}": run(name, privacy) for name in METHODS for privacy in PRIVACY}
+    found = {name: fingerprint(case) for name, case in cases().items()}
     if None not in found.values():
         out.write_text(json.dumps(found))
 
