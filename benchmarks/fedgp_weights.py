@@ -57,15 +57,16 @@ def residual_cell(experiment: str, residual: str, seeds: list[int]) -> dict[str,
         return {"accuracy": accuracy(runs), "beta": spread(betas, 1.0, 3)}
 
 
-def hidden() -> dict[str, Any]:
-    """Largest difference between the target's final weights, and their fingerprints."""
+def hidden(rounds: int) -> dict[str, Any]:
+    """Largest difference between the target's weights after some rounds, and their fingerprints."""
     settings = {
         "open": [],
         "masking": ["--config=configs/privacy/masking.yaml"],
         "masking, 10 processes": ["--config=configs/privacy/masking.yaml", "--trainer.devices=10"],
     }
     config = ["--config=configs/experiments/fashion_mnist_noise_0.4_fedgp.yaml", "--seeds=[0]"]
-    short = ["--trainer.max_epochs=5", "--trainer.check_val_every_n_epoch=1", "--trainer.enable_checkpointing=true"]
+    short = [f"--trainer.max_epochs={rounds}", "--trainer.check_val_every_n_epoch=1"]
+    short += ["--trainer.enable_checkpointing=true", "--trainer.strategy.init_args.gather_checkpoints=true"]
     result: dict[str, Any] = {}
     weights: dict[str, dict[str, torch.Tensor]] = {}
     for name, extra in settings.items():
@@ -81,7 +82,7 @@ def hidden() -> dict[str, Any]:
                 "megabytes": {key: round(size / 1e6, 3) for key, size in run["bytes_by_channel"].items()},
                 "seconds": round(run["seconds_total"], 1),
             }
-            print(name, result[name], flush=True)
+            print(rounds, name, result[name], flush=True)
     return result
 
 
@@ -104,7 +105,8 @@ def main() -> None:
             for name, cell in table.items():
                 print(name, cell, flush=True)
     if "hidden" in options.parts:
-        results.keep(hidden(), "hidden")
+        for rounds in (1, 5):
+            results.keep(hidden(rounds), "hidden", f"{rounds} round{'s' if rounds > 1 else ''}")
 
 
 if __name__ == "__main__":
