@@ -1,4 +1,4 @@
-"""Plain data on the wire: what processes tell each other besides tensors. Nothing that a peer sends is unpickled.
+"""Plain data on the wire: what processes send each other besides tensors. Nothing that a peer sends is unpickled.
 
 A document is a message of `wire`: its structure as JSON, then the tensors in it. JSON has no tuples, bytes, infinities
 or keys that are numbers: these are lists that begin with their type, ``["tuple", 1, 2]``, as all lists do.
@@ -82,7 +82,7 @@ def _structure(value: Any, where: str, tensors: list[Tensor], depth: int) -> Any
                 return [name, *(item for _, item in inner)]
             return [name, *([_structure(key, where, tensors, depth + 1), item] for key, item in inner)]
     raise PayloadError(
-        f"{where} is of type {type(value).__name__}, which no message can hold: processes tell each other numbers, "
+        f"{where} is of type {type(value).__name__}, which no message can hold: processes send each other numbers, "
         "text, tensors, and lists, tuples, sets and mappings of them"
     )
 

@@ -19,14 +19,14 @@ from fedlit.privacy import DecodeError, KeyCheckError
 from fedlit.privacy.packing import Payload
 
 Payloads = Mapping[str, Payload | Mapping[str, Payload]]
-"""``{sender: {name: tensor}}``, or ``{sender: {receiver: {name: tensor}}}`` where each is told something else."""
+"""``{sender: {name: tensor}}``, or ``{sender: {receiver: {name: tensor}}}`` where each is sent a separate message."""
 
 Received = dict[str, dict[str, dict[str, Tensor]]]
 """``{receiver: {sender: {name: tensor}}}`` of local receivers."""
 
 
 def by_receiver(sender: str, payload: Mapping[str, Any]) -> bool:
-    """Whether each receiver is told something else; a `PayloadError` if only some entries are payloads."""
+    """Whether each receiver is sent a separate message; a `PayloadError` if only some entries are payloads."""
     kinds = {isinstance(entry, Mapping) for entry in payload.values()}
     if len(kinds) > 1:
         raise PayloadError(
@@ -50,22 +50,22 @@ class Exchange:
         channel: Resolved,
         payloads: Payloads,
         around: Mapping[str, Payload] | None,
-        heard: Sequence[str],
+        participants: Sequence[str],
         to: Mapping[str, Collection[str]],
     ) -> Received:
-        """Send what local clients say; ``to`` has, by sender, those whom it is for, the same on every process."""
-        heard = [name for name in heard if not self._messenger.is_lost(name)]
+        """Send messages of local clients; ``to`` has the receivers by sender, the same on every process."""
+        participants = [name for name in participants if not self._messenger.is_lost(name)]
         wanted = {
-            sender: [name for name in heard if name in to.get(sender, ()) and name != sender]
+            sender: [name for name in participants if name in to.get(sender, ()) and name != sender]
             for sender in self._messenger.rank_of
         }
         outgoing: dict[Party, Message] = {}
-        for sender in [name for name in payloads if name in heard]:
+        for sender in [name for name in payloads if name in participants]:
             payload = payloads[sender]
             messages: dict[Party, Any] = {sender: payload}
             if by_receiver(sender, payload):
-                told = dict(zip(names_of(payload), payload.values(), strict=True))
-                messages = {(sender, name): told[name] for name in wanted[sender] if name in told}
+                sent = dict(zip(names_of(payload), payload.values(), strict=True))
+                messages = {(sender, name): sent[name] for name in wanted[sender] if name in sent}
             for party, message in messages.items():
                 outgoing[party] = self._releases.of(channel, sender, message, around)
         return self.carry(channel, outgoing, wanted, "exchange")
@@ -73,7 +73,7 @@ class Exchange:
     def carry(
         self, channel: Resolved, outgoing: Mapping[Party, Message], wanted: Mapping[str, Sequence[str]], kind: str
     ) -> Received:
-        """Carry and book finished messages of local clients, by who says them or by (sender, receiver).
+        """Carry and book finished messages of local clients, by sender or by (sender, receiver).
 
         ``wanted`` has, by sender, those who receive; what goes by an ``"exchange"`` is accounted for.
         """
@@ -108,16 +108,16 @@ class Exchange:
         seals, messenger = self._seals, self._messenger
         if seals is None or seals.introduced:
             return
-        told = seals.public_keys()
+        keys = seals.public_keys()
         sizes = messenger.announce(
-            channel.name, {name: wire_size(key) for name, key in told.items()}, KINDS.index("keys")
+            channel.name, {name: wire_size(key) for name, key in keys.items()}, KINDS.index("keys")
         )
         here = [name for name in messenger.rank_of if not messenger.is_lost(name)]
         ways = self._ways(sizes, {name: [other for other in here if other != name] for name in sizes})
         for (sender, receiver), party in ways.items():
             messenger.book(channel.name + KEYS, sender, receiver, sizes[party])
         try:
-            seals.introduce(messenger.deliver(channel.name, told, sizes, ways))
+            seals.introduce(messenger.deliver(channel.name, keys, sizes, ways))
         except (KeyCheckError, DecodeError) as error:
             messenger.fail(error)
         messenger.announce(channel.name, {}, KINDS.index("check"))

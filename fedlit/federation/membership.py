@@ -1,8 +1,8 @@
 """Membership: which processes take part in a run from which others may vanish, and to which they may come back.
 
-Who is lost changes at meetings only, where all processes are told the same; who comes back comes with a roll call.
-Between two meetings a process that is silent for too long is dropped: nobody waits for it any more, and the next
-meeting tells. Here is neither a network nor a tensor.
+The set of lost processes changes at meetings only, where all processes receive the same one; processes come back with
+a roll call. Between two meetings a process that is disconnected for too long is dropped: nobody waits for it any more,
+and the next meeting announces it. Here is neither a network nor a tensor.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Membership:
     Args:
         ranks: All there are.
         patience: Seconds of silence after which a process is dropped.
-        clock: Tells seconds.
+        clock: Returns seconds.
 
     Attributes:
         here: Ranks that take part, and are waited for.
@@ -75,7 +75,7 @@ class Membership:
         return late
 
     def time_left(self) -> float | None:
-        """Seconds until somebody is overdue; ``None`` if everybody is heard."""
+        """Seconds until a process is overdue; ``None`` if all are connected."""
         since = [self._silent[rank] for rank in self.here | self.waiting if rank in self._silent]
         return max(0.0, min(since) + self.patience - self._clock()) if since else None
 

@@ -22,7 +22,7 @@ from fedlit.privacy import errors as privacy_errors
 from fedlit.privacy.links import digest
 
 KINDS = ("exchange", "sum", "mean", "download", "keys", "unmasking", "affine", "check", "report")
-"""What processes can be in together; the last one also tells how many numbers it reports."""
+"""Types of exchange; to the index of the last one, the number of names that are reported is added."""
 
 _ERRORS: dict[str, type[Exception]] = {
     name: kind
@@ -31,10 +31,10 @@ _ERRORS: dict[str, type[Exception]] = {
     and issubclass(kind, FederationError | RosterError | PrivacyError)
     and "__init__" not in vars(kind)  # made of words alone
 }
-"""What a process may fail by, as it is told to others."""
+"""Errors that a process announces to others, by name."""
 
 _MOST_WORDS = 10_000
-"""Characters of an error that is told to others."""
+"""Characters, at most, of an error that is sent to others."""
 
 _HEAD_WORDS = 5  # kind, call, round, failed, weights
 _FRAME_WORDS = _HEAD_WORDS + NAME_BYTES // 8  # then the channel's name
@@ -44,7 +44,7 @@ Pair = tuple[str, str]
 """Sender and receiver."""
 
 Party = str | Pair
-"""Whose message it is: of one who tells all receivers the same, or of a pair."""
+"""Whose message it is: that of one who sends all receivers the same, or of a pair."""
 
 
 class Messenger:
@@ -129,25 +129,25 @@ class Messenger:
     def _raise_everywhere(self, failure: FederationError | RosterError | PrivacyError | None) -> None:
         public = str(getattr(failure, "public", failure))  # words about data stay here
         own = None if failure is None else [type(failure).__name__, public[:_MOST_WORDS]]
-        told = self.transport.tell_all(own, "failures")
+        failures = self.transport.tell_all(own, "failures")
         if failure is not None:
             raise failure
-        for rank, item in enumerate(told):
+        for rank, item in enumerate(failures):
             if item is not None:
                 kind, text = item if isinstance(item, list) and len(item) == 2 else ("", item)
                 raise _ERRORS.get(str(kind), PeerFailedError)(f"{str(text)[:_MOST_WORDS]} [raised by rank {rank}]")
-        raise PeerFailedError("a process announced that it failed, and then did not say how")
+        raise PeerFailedError("a process announced that it failed, and then sent no error")
 
     # ---------------------------------------------------------------- announcements
 
     def announce(
         self, channel: str, sizes: Mapping[Any, int], kind: int, weights: Mapping[str, float] | None = None
     ) -> dict[Any, int]:
-        """Tell all processes which exchange this is and how long each message will be; returns the sizes of all.
+        """Announce which exchange this is and how long each message will be; return the sizes of all processes.
 
         Also the place where a failure of one process becomes an error on all of them. Sizes are those of this process,
-        by `Party`: `SERVER` for one message to several receivers, or the receiving client where the server tells each
-        something else. Weights, of a mean, are the same on every process; ``kind`` is an index in `KINDS`.
+        by `Party`: `SERVER` for one message to several receivers, or the receiving client where the server sends each
+        a separate one. Weights, of a mean, are the same on every process; ``kind`` is an index in `KINDS`.
         """
         name = channel.encode()
         if not 0 < len(name) <= NAME_BYTES:
@@ -182,9 +182,9 @@ class Messenger:
             second = torch.tensor([0, *pairs.values()], dtype=torch.int64)
             bodies = self.transport.meet(second, self._doing(channel))
         # One rank knows each size: the server's and its receivers' are rank 0's word, a client's its own rank's.
-        told = torch.stack(bodies)[:, 1:]
-        self._check_speakers(told, parties, channel)
-        largest = told.max(dim=0).values.tolist()
+        reported = torch.stack(bodies)[:, 1:]
+        self._check_senders(reported, parties, channel)
+        largest = reported.max(dim=0).values.tolist()
         announced = {party: size for party, size in zip(parties, largest, strict=True) if size}
         check_sizes(announced, self._doing(channel))
         return announced
@@ -192,7 +192,7 @@ class Messenger:
     def check(self, channel: str) -> None:
         """After the last message of an exchange, raise a local failure on every process.
 
-        Within a local step a process that has none goes on, and hears of another's at the next announcement, which the
+        Within a local step a process that has none goes on, and raises another's at the next announcement, which the
         other one has come to already: so a step's exchange takes one meeting less.
         """
         if self.failed or not self.stepping:
@@ -201,15 +201,15 @@ class Messenger:
             self._owed = True
 
     def settle(self) -> None:
-        """Hear of failures in the last exchange, before processes do together what is no exchange."""
+        """Raise failures in the last exchange, before processes do together what is no exchange."""
         if self._owed:
             self.announce("settling", {}, KINDS.index("check"))
 
-    def _check_speakers(self, told: Tensor, parties: Sequence[Party], channel: str) -> None:
-        """Raise a `DecodeError` if a process other than the server's, rank 0, speaks for clients of another one."""
+    def _check_senders(self, reported: Tensor, parties: Sequence[Party], channel: str) -> None:
+        """Raise a `DecodeError` if a process other than the server's, rank 0, reports sizes for clients of another."""
         senders = [party if isinstance(party, str) else party[0] for party in parties]
         hosts = torch.tensor([self.rank_of.get(sender, 0) for sender in senders])
-        strangers = (told != 0) & (hosts != torch.arange(len(told))[:, None])
+        strangers = (reported != 0) & (hosts != torch.arange(len(reported))[:, None])
         strangers[0] &= torch.tensor([not isinstance(party, str) for party in parties])
         for rank, place in strangers.nonzero().tolist()[:1]:
             raise DecodeError(
@@ -218,7 +218,7 @@ class Messenger:
             )
 
     def _by_pair(self, sizes: Mapping[Any, int]) -> dict[Pair, int]:
-        """Sizes by sender and receiver; one who tells all the same thing may tell it to any of them."""
+        """Return sizes by sender and receiver; a message for all receivers may go to any of them."""
         return {pair: sizes.get(pair, sizes.get(pair[0], 0)) for pair in product(self.rank_of, self.rank_of)}
 
     def book(self, channel: str, sender: str, receiver: str, num_bytes: int) -> None:
@@ -246,7 +246,7 @@ class Messenger:
         rank = self.transport.rank
         # One copy per receiving process, however many clients it hosts: (message, from rank, to rank), in order.
         crossings = dict.fromkeys((party, self.rank_of[way[0]], self.rank_of[way[1]]) for way, party in ways.items())
-        messages = {party: _said(outgoing, party) for party, here, _ in crossings if here == rank}
+        messages = {party: _local_message(outgoing, party) for party, here, _ in crossings if here == rank}
         readers: dict[tuple[Party, int], list[str]] = {}
         for (_, receiver), party in ways.items():
             readers.setdefault((party, self.rank_of[receiver]), []).append(receiver)
@@ -307,7 +307,7 @@ class Messenger:
         def own(until: int) -> None:
             while mine and mine[0] < until:
                 name = names[mine.pop(0)]
-                take(name, _said(messages, name))
+                take(name, _local_message(messages, name))
 
         def arrived(place: int, message: Tensor) -> None:
             own(far[place])
@@ -337,14 +337,14 @@ class Messenger:
         if self.transport.world_size == 1:
             return {name: messages[name] for name in sizes}
         far = [name for name in sizes if self.rank_of[name] and not self.is_lost(name)]
-        told = {name: _said(messages, name) for name in sizes} if self.hosts_server else {}
+        sent = {name: _local_message(messages, name) for name in sizes} if self.hosts_server else {}
         arrived = self.transport.swap(
             [(0, self.rank_of[name], sizes[name]) for name in far],
-            [encode(told[name]) for name in far if name in told],
+            [encode(sent[name]) for name in far if name in sent],
             self._doing(channel),
         )
         if self.hosts_server:
-            return {name: told[name] for name in told if self.is_local(name)}
+            return {name: sent[name] for name in sent if self.is_local(name)}
         here = [name for name in far if self.is_local(name)]
         return {name: decode(each) for name, each in zip(here, arrived, strict=True) if each is not None}
 
@@ -356,19 +356,19 @@ def _sender(party: Party) -> str:
     return party if isinstance(party, str) else party[0]
 
 
-def _said(outgoing: Mapping[Any, Message], party: Party) -> Message:
+def _local_message(outgoing: Mapping[Any, Message], party: Party) -> Message:
     """A local message; one for all receivers is announced by pairs where another's messages are.
 
     Raises a `DecodeError` if there is none, and another process has announced it.
     """
     own = party if party in outgoing or isinstance(party, str) else party[0]
     if own not in outgoing:
-        raise DecodeError(f"another process announces a message of {party!r}, who says nothing here")
+        raise DecodeError(f"another process announces a message of {party!r}, who sends nothing here")
     return outgoing[own]
 
 
 def _fingerprint(weights: Mapping[str, float] | None) -> int:
-    """63 bits that tell unequal weights apart."""
+    """Hash weights to 63 bits, to tell unequal ones apart."""
     if weights is None:
         return 0
     text = repr(sorted((name, float(weight)) for name, weight in weights.items()))

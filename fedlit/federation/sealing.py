@@ -1,7 +1,7 @@
 """Messages from client to client, sealed so that neither the server nor a relay between the two reads or changes them.
 
 A message is encrypted once, under a key of its own (AES-256 in Galois/counter mode), and that key is sealed for each
-receiver under the secret that the two clients share (X25519, as `fedlit.privacy.links` has it). Clients tell each other
+receiver under the secret that the two clients share (X25519, as `fedlit.privacy.links` has it). Clients send each other
 their public keys before the first such message, and pin them: whoever swaps keys at that moment is everybody's peer.
 Only what leaves a process is encrypted; clients that share one share its memory.
 """
@@ -33,7 +33,7 @@ _NONCE = bytes(12)  # each key encrypts one message
 
 @final
 class Seals:
-    """Identity keys of this process's clients, and those of the others once they have told them.
+    """Identity keys of this process's clients, and those of the others once they have been received.
 
     Args:
         clients: Names of local clients.
@@ -47,27 +47,27 @@ class Seals:
         self.introduced = False
 
     def public_keys(self) -> dict[str, dict[str, Tensor]]:
-        """What each local client tells all others, once."""
+        """Return what each local client sends to all others, once."""
         return {
             name: {"key": torch.frombuffer(bytearray(identity.public), dtype=torch.uint8)}
             for name, identity in self._identities.items()
         }
 
-    def introduce(self, told: Mapping[str, Mapping[str, Mapping[str, Tensor]]]) -> None:
-        """Pin the keys that local clients were told, by receiver and sender, of clients of other processes.
+    def introduce(self, received: Mapping[str, Mapping[str, Mapping[str, Tensor]]]) -> None:
+        """Pin the keys that local clients received, by receiver and sender, from clients of other processes.
 
         Raises:
-            DecodeError: If somebody told none.
+            DecodeError: If a client sends none.
             KeyCheckError: If a key is weak, or that of two clients.
         """
         self.introduced = True
         for name, identity in self._identities.items():
             directory = {}
-            for sender, message in told.get(name, {}).items():
+            for sender, message in received.get(name, {}).items():
                 if sender in self._identities:
                     continue
                 if "key" not in message:
-                    raise DecodeError(f"client {sender!r} tells no key, but {[*message]}")
+                    raise DecodeError(f"client {sender!r} sends no key, but {[*message]}")
                 directory[sender] = message["key"].cpu().numpy().tobytes()
             identity.pin(directory)
 

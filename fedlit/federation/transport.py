@@ -25,7 +25,7 @@ def _memory() -> int:
     """Bytes that this machine has."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):  # not told on Windows
+    except (AttributeError, ValueError, OSError):  # not available on Windows
         return 1 << 40
 
 
@@ -95,8 +95,8 @@ class Transport(ABC):
         """Meet before a round starts: ranks that were lost and come back with it.
 
         Args:
-            lacks: Says what a round without these ranks would lack to be one; empty if nothing. Then they are waited
-                for.
+            lacks: Returns what a round without these ranks would lack to be one; empty if nothing. While it is not
+                empty, they are waited for.
         """
         return frozenset()
 
@@ -137,10 +137,10 @@ class Transport(ABC):
         ways = [(here, there, sizes[here]) for here in ranks for there in ranks if here != there]
         mine = [message for here, _, _ in ways if here == self.rank]
         arrived = iter(self.swap(ways, mine, doing))
-        told = {rank: next(arrived) for rank in ranks if rank != self.rank}
+        received = {rank: next(arrived) for rank in ranks if rank != self.rank}
         values: list[Any] = [None] * self.world_size
         values[self.rank] = value
-        for rank, theirs in told.items():
+        for rank, theirs in received.items():
             values[rank] = None if theirs is None else read_document(theirs)
         return values
 

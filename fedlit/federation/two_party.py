@@ -118,7 +118,7 @@ class TwoPartyExchange:
         return [pair for pair in pairs if not any(self._messenger.is_lost(name) for name in pair)]
 
     def _vanished(self, messages: Mapping[Pair, bytes], pair: Pair) -> bool:
-        """Whether a message that is due did not come, and its sender may be lost: the next announcement will tell."""
+        """Whether a message that is due did not come, and its sender may be lost: the next announcement shows it."""
         return pair not in messages and self._messenger.transport.losable
 
     def _relay(

@@ -150,7 +150,7 @@ def fails_with(told: Any) -> Callable[[Transport], Any]:
         (["DivergedError", "x" * 1_000_000], DivergedError, "x" * 10_000 + " [raised by rank 1]"),
         (7, PeerFailedError, "7 [raised by rank 1]"),
         ([], PeerFailedError, "[] [raised by rank 1]"),
-        (None, PeerFailedError, "a process announced that it failed, and then did not say how"),
+        (None, PeerFailedError, "a process announced that it failed, and then sent no error"),
     ],
 )
 def test_a_peers_failure_is_an_error_of_this_package_whatever_it_says(told: Any, expected: type, text: str) -> None:

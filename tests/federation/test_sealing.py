@@ -180,7 +180,7 @@ def test_keys_are_checked() -> None:
         seals.introduce({"a": {"b": {"key": torch.zeros(32, dtype=torch.uint8)}}})
     with pytest.raises(KeyCheckError, match="must have 32 bytes, got 3"):
         seals.introduce({"a": {"b": {"key": torch.zeros(3, dtype=torch.uint8)}}})
-    with pytest.raises(DecodeError, match="'b' tells no key"):
+    with pytest.raises(DecodeError, match="'b' sends no key"):
         seals.introduce({"a": {"b": {"w": torch.zeros(32)}}})
     key = Seals(["b"]).public_keys()["b"]
     with pytest.raises(KeyCheckError, match="the same identity key"):
