@@ -96,7 +96,7 @@ class _Parties:
 
 
 class Aggregation:
-    """Runs each party of a backend where it lives, and carries what they say to each other.
+    """Runs each party of a backend in the process where it lives, and carries the messages between them.
 
     Args:
         messenger: Between the processes.
@@ -145,7 +145,7 @@ class Aggregation:
             except (FederationError, PrivacyError):
                 if self._given or transport.lost == lost:
                     raise
-                self._parties.pop(id(self._backend(recipe.channel)), None)
+                self._parties.pop(id(self._backend(recipe.channel)), None)  # to enrol anew, without the lost client
                 continue
             self._note(start, recipe.channel)
             return result
@@ -168,12 +168,12 @@ class Aggregation:
         return self._aggregate(recipe, mine)
 
     def _warn_skipped(self, channel: Resolved, senders: Sequence[str]) -> None:
-        """Say once that rounds pass without a message over a channel."""
+        """Warn once that rounds pass without a message over a channel."""
         if self._messenger.hosts_server and channel.name not in self._skipped:
             needed = channel.backend.min_clients
             warnings.warn(
                 f"round {self._messenger.round_idx} sends no mean over channel {channel.name!r}: {[*senders]} alone "
-                f"would be heard, and {type(channel.backend).__name__} hides nothing of fewer than {needed} clients. "
+                f"would send, and {type(channel.backend).__name__} hides nothing of fewer than {needed} clients. "
                 "Rounds like this pass without it; a participation such as "
                 f"UniformSubset(at_least={needed}) has none of them",
                 stacklevel=6,
@@ -181,7 +181,7 @@ class Aggregation:
         self._skipped.add(channel.name)
 
     def _warn_repeated(self, channel: Resolved, senders: Sequence[str]) -> None:
-        """Say that two sums of the same messages over different clients tell more than each."""
+        """Warn that two sums of the same messages over different clients reveal more than each."""
         before = self._summed.setdefault(channel.name, [*senders])
         self._summed[channel.name] = [*senders]
         if before != [*senders] and channel.hides and channel.mechanism is None and self._messenger.hosts_server:
@@ -368,20 +368,20 @@ class Aggregation:
             self._converse(recipe.channel, step, parties, recipe.senders)
 
     def _converse(self, channel: str, step: str, parties: _Parties, names: Sequence[str]) -> None:
-        """One step: every client says something, the server relays, every client hears."""
+        """Run one step: every client sends a message, the server relays, every client receives one."""
         local = [name for name in names if name in parties.clients]
-        said: dict[str, bytes] = {}
+        sent: dict[str, bytes] = {}
         with self._protecting():
-            said = {name: parties.clients[name].say(step) for name in local}
-        arrived = self._up(channel, said, _KEYS)
+            sent = {name: parties.clients[name].say(step) for name in local}
+        arrived = self._up(channel, sent, _KEYS)
         relayed: dict[str, bytes] = {}
         if self._messenger.hosts_server:
             with self._protecting():
                 relayed = parties.server.relay(step, {name: arrived.get(name, b"") for name in names})
-        heard = self._down(channel, relayed, _KEYS)
+        received = self._down(channel, relayed, _KEYS)
         with self._protecting():
             for name in local:
-                parties.clients[name].hear(step, heard.get(name, b""))
+                parties.clients[name].hear(step, received.get(name, b""))
 
     def _unmask(
         self, recipe: Recipe, parties: _Parties, senders: Sequence[str], published: _Published | None
@@ -403,13 +403,13 @@ class Aggregation:
                 return replace(published, total=parties.server.conclude(arrived))
         return None
 
-    def _up(self, channel: str, said: Mapping[str, bytes], kind: int) -> dict[str, bytes]:
-        """Carry what clients say to the server."""
-        return self._carry(channel, said, kind, self._messenger.to_server, lambda name: (name, SERVER))
+    def _up(self, channel: str, messages: Mapping[str, bytes], kind: int) -> dict[str, bytes]:
+        """Carry messages of clients to the server."""
+        return self._carry(channel, messages, kind, self._messenger.to_server, lambda name: (name, SERVER))
 
-    def _down(self, channel: str, told: Mapping[str, bytes], kind: int) -> dict[str, bytes]:
-        """Carry what the server tells each client."""
-        return self._carry(channel, told, kind, self._messenger.from_server, lambda name: (SERVER, name))
+    def _down(self, channel: str, messages: Mapping[str, bytes], kind: int) -> dict[str, bytes]:
+        """Carry the server's message to each client."""
+        return self._carry(channel, messages, kind, self._messenger.from_server, lambda name: (SERVER, name))
 
     def _carry(
         self,
@@ -494,7 +494,7 @@ class Aggregation:
         places = part(message, "counted", torch.int32).tolist()
         names = [roster[place] for place in places if 0 <= place < len(roster)]
         if len({*names} & {*shares}) < len(places):
-            raise DecodeError(f"a total is said to have the vectors of {places}, which are not all of {[*shares]}")
+            raise DecodeError(f"a total is reported with vectors of {places}, which are not all of {[*shares]}")
         return {name: shares[name] for name in names}
 
     def _revealed(self, backend: SecureAggregation, client: str, message: Message, num_clients: int) -> Tensor:
@@ -550,18 +550,18 @@ class Aggregation:
         messenger, published = self._messenger, self._published.get(channel)
         if messenger.settled or not messenger.transport.losable or not messenger.hosts_server:
             return
-        told: dict[str, Any] = {"early": messenger.position[0], "channel": channel}
+        noted: dict[str, Any] = {"early": messenger.position[0], "channel": channel}
         if published is not None:
-            told |= self._kept(channel, published)
-        messenger.transport.note(step, told)
+            noted |= self._kept(channel, published)
+        messenger.transport.note(step, noted)
 
-    def _recalled(self, recipe: Recipe, told: Mapping[str, Any]) -> dict[str, dict[str, Tensor]]:
+    def _recalled(self, recipe: Recipe, noted: Mapping[str, Any]) -> dict[str, dict[str, Tensor]]:
         """What local receivers got of a total of before the first round, which was taken without this process."""
         messenger, channel, backend = self._messenger, recipe.channel, self._backend(recipe.channel)
-        if told.get("channel") != channel:
-            raise OutOfStepError(f"the run began with a sum over channel {told.get('channel')!r}, and not {channel!r}")
-        messenger.skip(told["early"])
-        if "total" not in told:
+        if noted.get("channel") != channel:
+            raise OutOfStepError(f"the run began with a sum over channel {noted.get('channel')!r}, and not {channel!r}")
+        messenger.skip(noted["early"])
+        if "total" not in noted:
             return {}
         if backend.key_holder == "clients":
             raise RosterError(
@@ -570,8 +570,8 @@ class Aggregation:
                 "the server read sums, such as PairwiseMasking, or start all sites again"
             )
         codec = backend.codec
-        total = told["total"] if codec is None else codec.decode(told["total"])
-        result = unpack(total, _schema_in(told["schema"]), codec, bool(told["weighted"]), messenger.device)
+        total = noted["total"] if codec is None else codec.decode(noted["total"])
+        result = unpack(total, _schema_in(noted["schema"]), codec, bool(noted["weighted"]), messenger.device)
         return dict.fromkeys([name for name in recipe.receivers if messenger.is_local(name)], result)
 
     def forget(self) -> None:
@@ -638,7 +638,7 @@ class Aggregation:
         }
 
     def _kept(self, channel: str, item: _Published) -> dict[str, Any]:
-        # one that only clients can read is of no use without its key, and tells of it next to the plain one
+        # totals that only clients can decrypt are useless without their key, and leak some of it beside plaintexts
         by_server = self._backend(channel).key_holder == "server"
         return {
             "total": item.total.cpu() if by_server else torch.empty(0),
@@ -695,7 +695,7 @@ def _about(message: Message) -> tuple[int, bool]:
     """Number of vectors in a total, and whether they are weighted."""
     about = part(message, "about", torch.int32).tolist()
     if len(about) != 2:
-        raise DecodeError(f"a total is told about in {len(about)} numbers, not 2")
+        raise DecodeError(f"a total is described by {len(about)} numbers, not 2")
     return about[0], bool(about[1])
 
 

@@ -1,4 +1,4 @@
-"""Channels: what clients tell each other, declared once by the method or the callback that says it.
+"""Channels: what clients send each other, declared once by the method or the callback that sends it.
 
 What goes over a `Summed` channel passes a privacy backend, and its receivers learn a sum or a mean; over an `Open` one
 it goes from client to client in the clear; over a `Pairwise` one two clients compute together by a protocol.
@@ -32,11 +32,11 @@ class Channel:
         to: Who receives, in the same words.
         how_often: In words, such as ``"every round"`` or ``"once"``.
         unblurred: Why no mechanism of differential privacy can blur it; empty if one can.
-        otherwise: Which argument of the method makes it a channel of another kind, as an order ("give ..."); told where
-            a choice for that kind is refused.
+        otherwise: Argument of the method that makes it a channel of another type, as an order ("give ..."); shown where
+            a choice for that type is refused.
         watched: Whether it is for watching alone: the method would train the same without it.
         fixed: Whether a client's message is the same whenever it is sent, as nothing that training changes is in it.
-            Sums of such messages over different clients tell single ones.
+            Sums of such messages over different clients reveal single ones.
         samples: Whether a message holds single samples: their inputs, or a vector of features for each. Receivers can
             keep these, and no backend hides them; a run warns of it at its start.
 
@@ -82,7 +82,7 @@ class Summed(Channel):
     """Messages of which only the sum or mean arrives, through a privacy backend (`Federation.mean`, ``sum``).
 
     Args:
-        too_few: What happens in a round in which fewer are heard than the backend can hide: ``"raise"`` ends the run,
+        too_few: In a round in which fewer clients send than the backend can hide, ``"raise"`` ends the run, and
             ``"skip"`` sends nothing, with a warning the first time.
         singly: Whether messages go one by one, by `Federation.exchange`, where the backend hides nothing.
     """

@@ -24,7 +24,7 @@ from fedlit.privacy import (
 )
 
 Reports = GaussianMechanism | Literal["exact", "off"]
-"""How clients tell numbers for logging: with noise that is accounted for, as they are, or not at all."""
+"""How clients report numbers for logging: with noise that is accounted for, as they are, or not at all."""
 
 _PROTECTS: dict[str, type[Channel]] = {"privacy": Summed, "two_party": Pairwise}
 """By the choice that protects its messages, the kind of channel."""
@@ -84,7 +84,7 @@ class Resolved:
         return None if self.protocol is None else self.protocol.describe()
 
     def everyone(self, argument: str) -> set[str]:
-        """All who send (``"among"``) or receive (``"to"``), where a call does not say who does."""
+        """Return all senders (``"among"``) or receivers (``"to"``), where a call does not name them."""
         parties, names = (self.declared.to, self.receivers) if argument == "to" else (self.declared.up, self.senders)
         if parties == "learners":
             raise ChannelError(f"{argument} must be given over channel {self}: learners may differ between rounds")
@@ -107,14 +107,14 @@ class Channels(Mapping[str, Resolved]):
             any name.
         roster: All clients.
         learners: Names of those who take local steps; ``None`` is all with labels.
-        heard: Channels on which not everyone present is heard; only their names are looked at here.
+        heard: Channels on which not all present clients participate; only their names are looked at here.
         encrypted: Whether messages from client to client are; ``None`` is where something protects others.
-        reports: How numbers for logging are told; ``None`` is as they are, and with differential privacy not at all.
+        reports: How numbers for logging are sent; ``None`` is as they are, and with differential privacy not at all.
         choices: ``privacy``, ``two_party`` and ``differential_privacy`` of `Federation`.
 
     Attributes:
         sealed: Whether messages from client to client are encrypted between them.
-        reports: How numbers for logging are told.
+        reports: How numbers for logging are sent.
 
     Raises:
         ChannelError: If a choice names a channel that there is not, or that cannot take it; if a channel would be left
@@ -171,8 +171,8 @@ class Channels(Mapping[str, Resolved]):
     @property
     def mechanisms(self) -> list[GaussianMechanism]:
         """Of differential privacy, over all channels and of reports; none if it is off."""
-        told = [self.reports] if isinstance(self.reports, GaussianMechanism) else []
-        return self._given("differential_privacy") + told
+        reports = [self.reports] if isinstance(self.reports, GaussianMechanism) else []
+        return self._given("differential_privacy") + reports
 
     def over(
         self, name: str, kind: type[Channel], senders: Collection[str] = (), receivers: Collection[str] = ()

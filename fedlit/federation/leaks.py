@@ -1,4 +1,4 @@
-"""What a run tells although a backend hides it, or a mechanism blurs it: sentences for warnings, before it happens."""
+"""Warnings, before it happens, of what a run reveals although a backend hides it, or a mechanism blurs it."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ def seen_by_the_server(channels: Mapping[str, Resolved], rank_of: Mapping[str, i
     Returns:
         A sentence for each such channel.
     """
-    told = []
+    sentences = []
     for channel in channels.values():
         hosted = [name for name in channel.senders if rank_of[name] == 0]
         others = [name for name in channel.senders if rank_of[name]]
         needed = channel.backend.colluders_needed(len(channel.senders)) if channel.hides else 0
         if others and needed and len(hosted) >= needed:
-            told.append(
+            sentences.append(
                 f"process 0, where the server is, hosts {hosted}, who know enough to read what {others} send over "
                 f"channel {channel.name!r} through {type(channel.backend).__name__}: give the server a process of its "
                 "own, by a placement whose first entry is empty"
             )
-    return told
+    return sentences
 
 
 def with_samples(channels: Channels) -> list[str]:
@@ -52,24 +52,24 @@ def with_samples(channels: Channels) -> list[str]:
 
 
 def told_beside(channels: Channels) -> list[str]:
-    """What is told of clients besides what a mechanism of differential privacy blurs, or is not told because of one."""
+    """Name numbers of clients that are sent beside what a mechanism blurs, or are not sent because there is one."""
     if not channels.mechanisms:
         return []
     if isinstance(channels.reports, GaussianMechanism):
         deviation = channels.reports.noise_multiplier * channels.reports.clip_norm
         return [
-            f"losses and scores are told with noise of standard deviation {deviation:g}, and so logged and printed, "
+            f"losses and scores are sent with noise of standard deviation {deviation:g}, and so logged and printed, "
             "those of the oracle as well"
         ]
     if channels.reports == "exact":
         return [
-            "reports='exact' tells everybody the losses, gradient norms and scores of each client as they are, beside "
-            "differential_privacy: privacy/epsilon does not count them, and one of them may tell what noise hides. "
-            "Leave reports out, and they are not told; or give a fedlit.privacy.GaussianMechanism, which is counted"
+            "reports='exact' sends everybody the losses, gradient norms and scores of each client as they are, beside "
+            "differential_privacy: privacy/epsilon does not count them, and one of them may reveal what noise hides. "
+            "Leave reports out, and they are not sent; or give a fedlit.privacy.GaussianMechanism, which is counted"
         ]
     if channels.reports == "off":
         return [
-            "with differential_privacy clients do not tell their losses, gradient norms and scores, which nothing "
+            "with differential_privacy clients do not report their losses, gradient norms and scores, which nothing "
             "blurs: what is logged and printed lacks them. To have them, give reports=GaussianMechanism(...), with "
             "noise that privacy/epsilon counts, or reports='exact', beside all guarantees"
         ]
@@ -82,7 +82,7 @@ def over_other_targets(channels: Channels, clients: Sequence[str], targets: Coll
     Messages stay the same in every round of a channel that is `Channel.fixed`, and otherwise in the first round: the
     network that clients start from and their random streams follow from the seed.
     """
-    told = []
+    sentences = []
     for channel in channels.values():
         left_out = [name for name in clients if name not in channel.senders]
         if len(targets) < 2 or not _unblurred(channel) or not left_out or len(channel.senders) < 2:
@@ -90,12 +90,12 @@ def over_other_targets(channels: Channels, clients: Sequence[str], targets: Coll
         when, another = "in every round", ""
         if not channel.declared.fixed:
             when, another = "in the first round", ", or give each target a run with a seed of its own"
-        told.append(
+        sentences.append(
             f"channel {channel.name!r} is summed for the targets {[*targets]} over all clients but the target, and "
             f"{when} each client sends the same for every target: whoever sees these sums computes what single "
             f"clients sent, which {type(channel.backend).__name__} hides in one sum. {_WAYS_OUT}{another}"
         )
-    return told
+    return sentences
 
 
 def over_other_senders(channels: Channels, before: Mapping[str, Sequence[str]], method: str) -> list[str]:
@@ -106,16 +106,16 @@ def over_other_senders(channels: Channels, before: Mapping[str, Sequence[str]], 
         before: Senders by hidden channel of that run.
         method: Its name.
     """
-    told = []
+    sentences = []
     for channel in channels.values():
         odd = {*channel.senders}.symmetric_difference(before.get(channel.name, channel.senders))
         if odd and _unblurred(channel):
-            told.append(
+            sentences.append(
                 f"channel {channel.name!r} is summed over {[*channel.senders]}, and was over {[*before[channel.name]]} "
-                f"with {method} and the same seed: what both methods send alike in the first round, the two sums tell "
-                f"of {sorted(odd)}. Give this method a run with a seed of its own, or differential_privacy"
+                f"with {method} and the same seed: the two sums reveal what {sorted(odd)} send alike in the "
+                "first round of both methods. Give this method a run with a seed of its own, or differential_privacy"
             )
-    return told
+    return sentences
 
 
 def hidden_senders(channels: Channels) -> dict[str, tuple[str, ...]]:
@@ -128,8 +128,8 @@ def over_other_clients(channel: Resolved, before: Sequence[str], now: Sequence[s
     odd = [name for name in channel.senders if (name in before) != (name in now)]
     return (
         f"channel {channel.name!r} is summed over {[*now]}, and was over {[*before]}, while each client sends the same "
-        f"both times: the two sums tell what {odd} sent, which {type(channel.backend).__name__} hides in one. Give "
-        "differential_privacy, or a participation under which the same clients are heard"
+        f"both times: the two sums reveal what {odd} sent, which {type(channel.backend).__name__} hides in one. Give "
+        "differential_privacy, or a participation under which the same clients send"
     )
 
 
@@ -141,12 +141,12 @@ def with_other_participation(channels: Channels) -> list[str]:
     return [
         f"participation or heard is another one than in the checkpoint. If the run went on after it, the messages of "
         f"its next round over the channels {hidden} have been summed before, over other clients, and the two sums "
-        "tell what single clients sent. Resume with the same participation, or give differential_privacy"
+        "reveal what single clients sent. Resume with the same participation, or give differential_privacy"
     ]
 
 
 def warn_of_lone_classes(channel: Resolved, client: str, own: Tensor, mean: Tensor) -> None:
-    """At a client, say which classes of a mean that everybody learns are its own alone.
+    """At a client, warn of classes of which it alone has samples, in a mean that everybody learns.
 
     Args:
         channel: Of the mean, which is uniform over all senders.

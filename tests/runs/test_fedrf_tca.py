@@ -656,7 +656,7 @@ def test_a_single_source_under_masking_says_nothing_and_one_warning_names_the_re
         snapshots = fit(module, unequal(), 3, strategy=strategy)
     about = [str(warning.message) for warning in caught if "sends no mean" in str(warning.message)]
     assert sorted("'features'" in message for message in about) == [False, True]  # and one about the classifiers
-    assert "['c0'] alone would be heard, and PairwiseMasking hides nothing of fewer than 2" in about[0]
+    assert "['c0'] alone would send, and PairwiseMasking hides nothing of fewer than 2" in about[0]
     for round_idx in (0, 1):
         assert "c0" not in senders(module, "features", round_idx)
         assert not snapshots.rounds[round_idx]["c2"]["heard"]

@@ -110,7 +110,7 @@ def heard() -> Iterator[list[str]]:
     [
         ({}, None),
         ({"reports": "exact"}, None),
-        ({"differential_privacy": NOISE}, "clients do not tell their losses"),
+        ({"differential_privacy": NOISE}, "clients do not report their losses"),
         ({"differential_privacy": NOISE, "reports": "exact"}, "privacy/epsilon does not count them"),
         ({"differential_privacy": NOISE, "reports": NOISE}, "with noise of standard deviation 2, and so logged"),
     ],
