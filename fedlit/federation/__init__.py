@@ -1,4 +1,4 @@
-"""Who takes part, who is present, what is said, and what it costs."""
+"""Clients, participation in a round, the messages between clients, and what these cost."""
 
 from fedlit.federation.channel import Channel, Open, Pairwise, Summed
 from fedlit.federation.client import Client, Facts

@@ -69,7 +69,7 @@ class Client:
 
 
 class Facts(NamedTuple):
-    """What a client tells about its data when it joins: sizes and shapes, never samples.
+    """Sizes and shapes of a client's data, which it reports when it joins; never samples.
 
     Args:
         num_samples: Training samples it will use.
@@ -80,24 +80,24 @@ class Facts(NamedTuple):
     input_shape: Shape
 
 
-def introductions(told: Sequence[object], rank_of: Mapping[str, int]) -> dict[str, Facts]:
-    """What the processes told of their clients' data; each speaks for its own.
+def introductions(reported: Sequence[object], rank_of: Mapping[str, int]) -> dict[str, Facts]:
+    """Return what the processes reported of their clients' data; each reports for the clients that it hosts.
 
     Args:
-        told: A mapping from names to `Facts`, as tuples, for each rank.
+        reported: A mapping from names to `Facts`, as tuples, for each rank.
         rank_of: Process of each client.
 
     Raises:
         DecodeError: If it is something else, or of another rank's client.
     """
     facts: dict[str, Facts] = {}
-    for rank, share in enumerate(told):
-        for name, told_of in share.items() if isinstance(share, dict) else [("", share)]:
-            number, shape = told_of if isinstance(told_of, tuple) and len(told_of) == 2 else (-1, ())
+    for rank, share in enumerate(reported):
+        for name, fact in share.items() if isinstance(share, dict) else [("", share)]:
+            number, shape = fact if isinstance(fact, tuple) and len(fact) == 2 else (-1, ())
             sizes = (number, *_sizes(shape))
             if rank_of.get(name) != rank or not all(type(size) is int and size >= 0 for size in sizes):
                 raise DecodeError(
-                    f"rank {rank} introduces client {name!r} by {str(told_of)[:100]}: a rank tells the number of "
+                    f"rank {rank} introduces client {name!r} by {str(fact)[:100]}: a rank reports the number of "
                     "samples and the shape of one for each client that it hosts"
                 )
             facts[name] = Facts(number, shape)
@@ -115,28 +115,28 @@ def _sizes(shape: object) -> tuple[object, ...]:
     return shape if isinstance(shape, tuple) else (-1,)
 
 
-def told_of_own(told: Sequence[object], rank_of: Mapping[str, int], label: str) -> dict[str, Any]:
-    """What each process told of its own clients, in roster order.
+def told_of_own(reported: Sequence[object], rank_of: Mapping[str, int], label: str) -> dict[str, Any]:
+    """Return what each process reported of the clients it hosts, in roster order.
 
     Args:
-        told: A mapping from names for each rank.
+        reported: A mapping from names for each rank.
         rank_of: Process of each client.
-        label: What they told of, for errors.
+        label: What the reports are about, for errors.
 
     Raises:
-        PeerFailedError: If a rank told that it could not.
-        DecodeError: If a rank speaks for others, or not for all of its own.
+        PeerFailedError: If a rank reported that it could not.
+        DecodeError: If a rank reports for clients that it does not host, or not for all that it hosts.
     """
-    for rank, share in enumerate(told):
+    for rank, share in enumerate(reported):
         own = [name for name, host in rank_of.items() if host == rank]
         if share is None:
             raise PeerFailedError(
-                f"the process of {own or 'the server'} (rank {rank}) could not tell of its {label}: its own message "
-                "says why"
+                f"the process of {own or 'the server'} (rank {rank}) could not report its {label}: the error raised "
+                "there states why"
             )
         if not isinstance(share, dict) or sorted(share) != sorted(own):
-            raise DecodeError(f"rank {rank} hosts {own}, and tells of {label} of others: {str(share)[:100]}")
-    return {name: told[rank][name] for name, rank in rank_of.items()}  # type: ignore[index]
+            raise DecodeError(f"rank {rank} hosts {own}, and reports {label} of others: {str(share)[:100]}")
+    return {name: reported[rank][name] for name, rank in rank_of.items()}  # type: ignore[index]
 
 
 def make_roster(clients: Iterable[Client | str], target: str) -> tuple[Client, ...]:

@@ -17,10 +17,10 @@ class SampleError(RosterError):
     """A client's samples are not what the run can take: their inputs, or their labels.
 
     Attributes:
-        public: What other processes are told, without the words that are about data.
+        public: Text that is sent to other processes, without what is about data.
     """
 
-    public = "a client has samples that the run cannot take: the message of its own process says which"
+    public = "a client has samples that the run cannot take: the error raised at its process states which"
 
 
 class OutOfStepError(FederationError):

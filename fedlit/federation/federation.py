@@ -1,4 +1,4 @@
-"""Federation: the roster on its processes, and what clients say to each other."""
+"""Federation: the roster on its processes, and the messages between clients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedlit.federation.errors import FederationError, OutOfStepError, RosterErro
 from fedlit.federation.exchange import Exchange, Payloads, Received, by_receiver
 from fedlit.federation.leaks import with_other_participation
 from fedlit.federation.messenger import KINDS, Messenger
-from fedlit.federation.metrics import tell
+from fedlit.federation.metrics import share_numbers
 from fedlit.federation.participation import Participation
 from fedlit.federation.release import Releases
 from fedlit.federation.roster import Roster, under_new_names
@@ -48,8 +48,8 @@ class Federation:
         transport: Joins the processes; default one process.
         placement: Client names per rank; ``None`` deals out contiguous shares.
         participation: Who is present in a round.
-        heard: Per channel, who of those present is heard. Subsets are nested in the order of the mapping: the second
-            channel's clients are drawn among the first's, and so on (FedRF-TCA, Table II).
+        heard: Per channel, which present clients participate. Subsets are nested in the order of the mapping: the
+            second channel's clients are drawn among the first's, and so on (FedRF-TCA, Table II).
         nested_heard: ``False`` draws each channel's subset among all who are present, independently of the other
             channels' (FedRF-TCA, Table XV).
         privacy: Backend for sums, one for all channels or one per channel; ``None`` is `Plain`. If channels are named,
@@ -58,7 +58,7 @@ class Federation:
             channel; ``None`` is `PlainAffine`. If channels are named, each pairwise one has to be.
         differential_privacy: What each client does to what it sends before anything else, one for all channels or one
             per channel.
-        reports: How clients tell numbers for logging (`report`): ``"exact"`` as they are; ``"off"`` not at all; or
+        reports: How clients report numbers for logging (`report`): ``"exact"`` as they are; ``"off"`` not at all; or
             through a mechanism, which is accounted for, and for which a number that is not finite is 0. ``None`` is
             ``"exact"``, and beside ``differential_privacy`` ``"off"``.
         encrypted: Whether messages from client to client are encrypted between the two (`Seals`); ``None`` is where a
@@ -172,11 +172,11 @@ class Federation:
 
     @property
     def weights(self) -> dict[str, int]:
-        """Number of training samples per client; a `RosterError` if one has not told, see `introduce`."""
+        """Number of training samples per client; a `RosterError` if one has not reported it, see `introduce`."""
         return self.roster.weights
 
     def present(self, channel: str | None = None) -> tuple[Client, ...]:
-        """Clients present in this round; with ``channel``, those who are heard on it."""
+        """Clients present in this round; with ``channel``, those who participate on it."""
         _ = channel is None or self.channels[channel]  # a name that no channel has is an error
         return self.roster.present(self.round_idx, channel)
 
@@ -190,16 +190,16 @@ class Federation:
         self.roster.introduce(introductions(shares, self.roster.rank_of))
 
     def tell(self, label: str, of: Callable[[str], Any]) -> dict[str, Any]:
-        """What all clients tell about ``label``, in plain data, before anything is sent on channels.
+        """Return what all clients report about ``label``, in plain data, before anything is sent on channels.
 
         Args:
             label: What it is about.
-            of: What a local client tells, from its name. An error that it raises here ends the other processes too,
-                without its words, which may be about data.
+            of: Report of a local client, from its name. An error that it raises here ends the other processes too,
+                without its message, which may be about data.
 
         Raises:
             PeerFailedError: If ``of`` failed on another process.
-            DecodeError: If a process told something of a client that it does not host, or nothing of one that it does.
+            DecodeError: If a process reports for a client that it does not host, or not for one that it does.
         """
         failure: Exception | None = None
         own: dict[str, Any] | None = None
@@ -208,10 +208,10 @@ class Federation:
         except Exception as error:
             failure = error
         self.settle()
-        told = self.transport.tell_all(own, label)
-        if failure is not None:
+        reported = self.transport.tell_all(own, label)
+        if failure is not None:  # raised after the meeting, in which the other processes wait for this one
             raise failure
-        return told_of_own(told, self.roster.rank_of, label)
+        return told_of_own(reported, self.roster.rank_of, label)
 
     def agree(self, label: str, value: object) -> None:
         """Raise an `OutOfStepError` on every process unless all of them hold an equal ``value``."""
@@ -275,7 +275,7 @@ class Federation:
             self._messenger.stepping = False
 
     def settle(self) -> None:
-        """Hear of failures of other processes in the last exchange, before all do together what is no exchange."""
+        """Raise failures of other processes in the last exchange, before all do together what is no exchange."""
         self._messenger.settle()
 
     @property
@@ -288,7 +288,7 @@ class Federation:
         self._messenger.settled = settled
 
     def public_state(self) -> dict[str, Any]:
-        """What the server tells those who come back: nothing of it is a client's."""
+        """Return what the server sends to processes that come back; nothing of it is a client's."""
         state = self.state_dict()
         return {**state, **self._aggregation.public_state(), "seconds": dict(self.seconds)}
 
@@ -327,7 +327,7 @@ class Federation:
         Args:
             channel: Over which: an `Open` one.
             payloads: ``{sender: {name: tensor}}`` of local clients; shapes may differ between clients. A sender that
-                tells each receiver something else gives ``{sender: {receiver: {name: tensor}}}``. Senders that are not
+                sends each receiver a separate one gives ``{sender: {receiver: {name: tensor}}}``. Senders that are not
                 present on the channel are left out.
             to: Receivers of every message, or receivers by sender; ``None`` is all that the channel is declared for. A
                 client does not send to itself; receivers that are not present are left out.
@@ -353,7 +353,7 @@ class Federation:
             resolved = self.channels.over(channel, Open, mine, named)
             if to is None:
                 receivers = self.roster.by_sender("to", resolved.everyone("to"))
-            return self._exchange.run(resolved, mine, around, self._heard(channel, absent_too), receivers)
+            return self._exchange.run(resolved, mine, around, self._participants(channel, absent_too), receivers)
 
     def affine(
         self,
@@ -389,8 +389,8 @@ class Federation:
         mine = self.roster.local(moments)
         holders, learners = (self.roster.names("pairs", [pair[place] for pair in pairs]) for place in (0, 1))
         resolved = self.channels.over(channel, Pairwise, holders, learners)
-        heard = {*self._heard(channel, False)}
-        active = [(first.name, second.name) for first, second in pairs if {first.name, second.name} <= heard]
+        participants = {*self._participants(channel, False)}
+        active = [(first.name, second.name) for first, second in pairs if {first.name, second.name} <= participants]
         return self._two_party.run(resolved, mine, maps, active, num_outputs)
 
     def mean(
@@ -448,7 +448,7 @@ class Federation:
         """
         resolved = self.channels[channel]
         counted = resolved.everyone("among") if among is None else self.roster.names("among", among)
-        senders = [name for name in self._heard(channel, absent_too) if name in counted]
+        senders = [name for name in self._participants(channel, absent_too) if name in counted]
         return senders if len(senders) >= resolved.backend.min_clients else []
 
     def catch_up(self, channel: str, absent_too: bool = False) -> dict[str, dict[str, Tensor]]:
@@ -462,7 +462,7 @@ class Federation:
             ``{receiver: {name: tensor}}`` for local receivers that were behind.
         """
         with self._timed("exchange"):
-            return self._aggregation.catch_up(channel, self._heard(channel, absent_too))
+            return self._aggregation.catch_up(channel, self._participants(channel, absent_too))
 
     def report(
         self, values: Mapping[str, Mapping[str, float]], names: Sequence[str], channel: str = "metrics"
@@ -490,7 +490,7 @@ class Federation:
             # Between two rounds, as in validation, a report is about the round that has ended.
             about = self.round_idx if self.batch_idx else max(0, self.round_idx - 1)
             resolved = replace(resolved, mechanism=None if reports == "exact" else reports)
-            return tell(self._messenger, self._releases, resolved, mine, names, about)
+            return share_numbers(self._messenger, self._releases, resolved, mine, names, about)
 
     def epsilon(self, against: Literal["message", "sum"] = "message") -> dict[str, float]:
         """Privacy loss so far of each client that has released anything, at the largest ``delta`` of the mechanisms.
@@ -544,14 +544,14 @@ class Federation:
             resolved = self.channels.over(channel, Summed, counted, addressed)
             counted = resolved.everyone("among") if among is None else counted
             addressed = resolved.everyone("to") if to is None else addressed
-            heard = self._heard(channel, absent_too)
-            senders, receivers = ([name for name in heard if name in some] for some in (counted, addressed))
-            recipe = Recipe(channel, senders, receivers, frozenset(addressed.difference(heard)), weights)
+            participants = self._participants(channel, absent_too)
+            senders, receivers = ([name for name in participants if name in some] for some in (counted, addressed))
+            recipe = Recipe(channel, senders, receivers, frozenset(addressed.difference(participants)), weights)
             return self._aggregation.run(recipe, mine, around)
 
-    def _heard(self, channel: str, absent_too: bool) -> list[str]:
-        heard = names_of(self.clients if absent_too else self.present(channel))
-        return [name for name in heard if not self._messenger.is_lost(name)]
+    def _participants(self, channel: str, absent_too: bool) -> list[str]:
+        participants = names_of(self.clients if absent_too else self.present(channel))
+        return [name for name in participants if not self._messenger.is_lost(name)]
 
     @contextmanager
     def _timed(self, phase: str, less: str = "") -> Iterator[None]:

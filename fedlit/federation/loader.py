@@ -306,7 +306,7 @@ class FederatedLoader:
         return reader.positions(reader.number(round_idx, batch_idx, self.batches_per_round))
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing: where to go on is in the federation's state. Tells Lightning that a resume within an epoch works."""
+        """Nothing: where to go on is in the federation's state. Shows Lightning that a resume within an epoch works."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -326,8 +326,8 @@ class FederatedLoader:
     def _next(self, client: str, reader: Iterator[Any], round_idx: int, batch_idx: int) -> Any:
         """A client's next batch, which is looked at; ``None`` if it has run out of samples.
 
-        Of one that is refused, where other processes are still to hear of it, the client's first sample takes the place
-        of all: this process steps along with them to the exchange that ends the run.
+        In one that is refused before other processes know of it, the client's first sample replaces all samples: this
+        process steps along with the others to the exchange that ends the run.
         """
         check = self.check
         if check is None or not check.due(client):
@@ -466,7 +466,7 @@ def _read(client: str, dataset: Any, row: int) -> Any:
 
 @dataclass(frozen=True)
 class _Collate:
-    """Puts a client's samples, each with its row, in one batch, and says which row does not fit."""
+    """Puts a client's samples, each with its row, in one batch, and names a row that does not fit."""
 
     client: str
 

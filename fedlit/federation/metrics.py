@@ -1,4 +1,4 @@
-"""A few numbers of each client, told to everybody for logging and model selection."""
+"""A few numbers of each client, sent to everybody for logging and model selection."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ METRICS = Open(
     "metrics",
     "losses, gradient norms and scores",
     how_often="every round and every evaluation",
-    unblurred="how it is told is what reports says",
+    unblurred="the argument reports chooses how it is sent",
     watched=True,
 )
-"""What every run tells for logging and model selection."""
+"""Numbers that clients of every run send for logging and model selection."""
 
 _NUMBER = torch.zeros((), dtype=torch.float64)
 
 
-def tell(
+def share_numbers(
     messenger: Messenger,
     releases: Releases,
     resolved: Resolved,
@@ -42,14 +42,15 @@ def tell(
     clients, channel = list(messenger.rank_of), resolved.name
     if resolved.mechanism is not None:
         values = {client: releases.numbers(resolved, client, mine) for client, mine in values.items()}
-    # Flags say which numbers are given: NaN is a number that a metric may have.
+    # Flags mark the numbers that are reported: NaN is a value that a metric may have.
     table = torch.zeros(2, len(clients), len(names), dtype=torch.float64)
     for row, client in enumerate(clients):
         for column, name in enumerate(names):
             if name in values.get(client, {}):
                 table[0, row, column], table[1, row, column] = values[client][name], 1.0
     given = table[1].any(dim=1).tolist()
-    # The kind tells the number of names too: tables of unequal size cannot be gathered.
+    # The kind has the number of names too: tables of unequal size cannot be gathered. 8 stands for any size above 0:
+    # the numbers travel in the table, and are booked below.
     kind = KINDS.index("report") + len(names)
     messenger.announce(channel, {name: 8 for name, some in zip(clients, given, strict=True) if some}, kind)
     tables = messenger.gather(table, channel)
@@ -59,15 +60,15 @@ def tell(
             raise DecodeError(f"rank {rank} reports numbers of clients that it does not host over channel {channel!r}")
     table = torch.stack(tables).sum(dim=0)
     numbers, flags = table[0].tolist(), table[1].tolist()
-    told = {
+    reported = {
         client: {name: numbers[row][column] for column, name in enumerate(names) if flags[row][column]}
         for row, client in enumerate(clients)
         if any(flags[row])
     }
-    releases.account(resolved, dict.fromkeys(told, 1.0))
-    sizes = {client: wire_size(dict.fromkeys(mine, _NUMBER)) for client, mine in told.items()}
+    releases.account(resolved, dict.fromkeys(reported, 1.0))
+    sizes = {client: wire_size(dict.fromkeys(mine, _NUMBER)) for client, mine in reported.items()}
     for client, size in sizes.items():
         messenger.ledger.record(round_idx, channel, client, SERVER, size)
-    for client in clients if told else ():
+    for client in clients if reported else ():
         messenger.ledger.record(round_idx, channel, SERVER, client, sum(sizes.values()))
-    return told
+    return reported

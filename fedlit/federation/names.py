@@ -33,7 +33,7 @@ def folded(name: str) -> str:
 
 
 def difference(names: Sequence[str]) -> str:
-    """Say in what alone names of one group of `alike` differ, for messages."""
+    """Name what alone differs between names of one group of `alike`, for messages."""
     if len({folded(name) for name in names}) > 1:
         return "how one number is written"
     for what, form in (

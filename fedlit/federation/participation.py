@@ -15,7 +15,7 @@ from fedlit.federation.streams import stable_seed
 class Participation(ABC):
     """A rule that picks, in each round, a subset of clients.
 
-    The rule picks among the sources; the target is always present unless a `Schedule` says otherwise. A draw is a pure
+    The rule picks among the sources; the target is always present unless a `Schedule` omits it. A draw is a pure
     function of (seed, round), so it needs no state, survives a resume and agrees between processes.
     """
 
@@ -30,7 +30,7 @@ class Participation(ABC):
             clients: Those to pick from.
             round_idx: Communication round, from 0.
             seed: Of the federation.
-            stream: Tells rules apart that draw in the same round, such as those of two channels.
+            stream: Distinguishes rules that draw in the same round, such as those of two channels.
         """
         rng = random.Random(stable_seed(seed, "participation", stream, round_idx))
         drawn = {client.name for client in self.draw(clients, round_idx, rng)}

@@ -50,7 +50,7 @@ class Releases:
         return {}
 
     def numbers(self, channel: Resolved, client: str, values: Mapping[str, float]) -> dict[str, float]:
-        """What a local client tells for its own numbers, through the channel's mechanism; see `Federation.report`."""
+        """Return what a local client sends for its numbers, by the channel's mechanism; see `Federation.report`."""
         finite = {name: torch.tensor(value).double().nan_to_num(0.0, 0.0, 0.0) for name, value in values.items()}
         return {name: float(number) for name, number in self.of(channel, client, finite, None).items()}
 

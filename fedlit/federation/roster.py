@@ -44,7 +44,7 @@ class Roster:
         transport: Of the processes.
         placement: Client names per rank; ``None`` deals out contiguous shares.
         participation: Who is present in a round; ``None`` is everyone.
-        heard: By channel, who of those present is heard on it.
+        heard: By channel, which present clients participate on it.
         nested: Whether each channel's clients are drawn among those of the channel before it in ``heard``.
         seed: Of the draws.
 
@@ -132,7 +132,7 @@ class Roster:
             self._present.clear()
 
     def present(self, round_idx: int, channel: str | None = None) -> tuple[Client, ...]:
-        """Clients present in a round; with ``channel``, those who are heard on it."""
+        """Clients present in a round; with ``channel``, those who participate on it."""
         key = (round_idx, channel if channel in self.heard else None)
         if key not in self._present:
             self._present = {known: clients for known, clients in self._present.items() if known[0] == round_idx}
@@ -169,7 +169,7 @@ class Roster:
         return [name for name, host in self.rank_of.items() if host == rank]
 
     def draws(self, round_idx: int) -> list[list[str]]:
-        """Who is present, and who is heard on each channel that has a rule, in a round and those after it."""
+        """Return who is present, and who participates on each channel with a rule, in a round and those after it."""
         return [
             names_of(self._drawn(each, channel, ()))
             for each in range(round_idx, round_idx + _ROUNDS_COMPARED)

@@ -59,7 +59,7 @@ def reads_tensors(dataset: object) -> bool:
 def stored(dataset: Any) -> Stored | None:
     """The samples of a dataset, if they lie in memory; ``None`` if each is made when it is read.
 
-    A dataset of another class tells by its own method ``stored(rows)``, which gives inputs and labels before any
+    A dataset of another class shows that by a method ``stored(rows)``, which returns inputs and labels before any
     ``transform``.
     """
     if reads_tensors(dataset):

@@ -207,7 +207,7 @@ def test_what_is_wrong_is_told_where_it_is_and_ends_the_others(folder):
     ended = processes.run(unreadable, str(folder), ranks=4)
     assert "column 'age' of 'east.csv' has" in ended[1].error
     for rank in (0, 2, 3):
-        assert "the process of ['east'] (rank 1) could not tell of its data" in ended[rank].error
+        assert "the process of ['east'] (rank 1) could not report its data" in ended[rank].error
         assert "years" not in ended[rank].error
 
 
