@@ -69,7 +69,7 @@ class AlignedReplica(nn.Module):
         self.register_buffer("frequencies", frequencies, persistent=False)
         self.register_buffer("seed", torch.tensor(seed))
         self.register_load_state_dict_post_hook(_draw_again)  # type: ignore[no-untyped-call]
-        # What the other side has said in this round; in the state, so that a checkpoint within a round has it.
+        # What the other side has sent in this round; in the state, so that a checkpoint within a round has it.
         self.register_buffer("received", frequencies.new_zeros(2 * len(frequencies)))
         self.register_buffer("heard", torch.tensor(False))
         # Whether somebody has trained the classifier: the target's own is nobody's until it gets one.

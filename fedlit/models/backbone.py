@@ -33,7 +33,7 @@ class Backbone(nn.Module):
             ``"timm/NAME"`` for one of timm's (extra ``timm``), or ``"efficientnet_lite0"``, with its ImageNet weights
             from a package (extra ``backbones``).
         weights: Path of a state dict of the network, with or without its classifier, as its authors publish it; a file
-            of torchvision is best left its name, which tells its version. ``None`` is random, but for
+            of torchvision is best left its name, which shows its version. ``None`` is random, but for
             ``"efficientnet_lite0"``.
         freeze: Keep all weights fixed, and BatchNorm's statistics too; or the name of the last part that is kept so,
             counted from the input in the order of the network's ``named_modules()`` (``"_blocks.11"``,

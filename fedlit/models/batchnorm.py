@@ -90,9 +90,9 @@ def _estimating(layers: Iterable[_BatchNorm]) -> Iterator[None]:
 
 
 class MixedBatchNorm(_BatchNorm):
-    """BatchNorm by the statistics of a mixture of its own samples with somebody else's, of which it is told.
+    """BatchNorm by the statistics of a mixture of its own samples with somebody else's, received through `hear_`.
 
-    While it is told of none, it is what it was made from.
+    Until it has received any, it is what it was made from.
 
     Args:
         norm: Whose parameters and statistics it starts with; with running statistics.
@@ -137,7 +137,7 @@ class MixedBatchNorm(_BatchNorm):
         """Mean and variance of a batch, with their graph; the running statistics follow as in BatchNorm."""
         values = x.transpose(0, 1).flatten(1)
         mean, var, count = values.mean(dim=1), values.var(dim=1, correction=0), values.shape[1]
-        if count < 2:  # as torch says it of BatchNorm
+        if count < 2:  # as torch's BatchNorm refuses it
             raise ValueError(f"expected more than 1 value per channel when training, got inputs of {tuple(x.shape)}")
         with torch.no_grad():
             self.num_batches_tracked.add_(1)

@@ -32,7 +32,7 @@ class MomentReplica(Replica):
     def __init__(self, extractor: nn.Module, classifier: nn.Module, unit_norm: bool) -> None:
         super().__init__(extractor, classifier)
         self.unit_norm = unit_norm
-        # squared distance that the round's kernel is expanded around, -1 while nobody has told it; in the state for
+        # squared distance that the round's kernel is expanded around, -1 while it is not known; in the state for
         # checkpoints within a round
         self.register_buffer("center", torch.tensor(-1.0, dtype=torch.float64))
 
@@ -51,7 +51,7 @@ class MomentReplica(Replica):
 
 
 class Committee(MomentReplica):
-    """The target's network: the mean of what the sources' classifiers say of its own features.
+    """The target's network: the mean prediction of the sources' classifiers on its features.
 
     Members count once their classifier has arrived; until one has, it predicts with its own, that of the pre-training.
 
@@ -81,8 +81,8 @@ class Committee(MomentReplica):
         features = self.readable(self.features(x))
         if not self.informed.any():
             return cast(Tensor, self.classifier(features))
-        heard = [member for member, informed in zip(self.members, self.informed.tolist(), strict=True) if informed]
-        each = torch.stack([member(features) for member in heard])
+        received = [member for member, informed in zip(self.members, self.informed.tolist(), strict=True) if informed]
+        each = torch.stack([member(features) for member in received])
         if not self.of_logits:
             return each.mean(dim=0)
         return each.log_softmax(dim=2).logsumexp(dim=0) - math.log(len(each))

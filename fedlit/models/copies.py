@@ -88,7 +88,7 @@ def _is_compiled(module: nn.Module) -> bool:
 
 
 def _restores_itself(module: nn.Module) -> bool:
-    """Whether its class says how it is copied, as that of torch.compile(network), which makes its functions anew."""
+    """Whether its class defines how it is copied, as that of torch.compile(network), which makes its functions anew."""
     kind: Any = type(module)
     return hasattr(kind, "__deepcopy__") or kind.__setstate__ is not nn.Module.__setstate__
 

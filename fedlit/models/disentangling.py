@@ -59,7 +59,7 @@ class DisentanglingReplica(AdversarialReplica):
         return invariant, specific
 
     def disentangling_loss(self, features: Tensor, label_loss: Callable[[Tensor], Tensor], mi_weight: float) -> Tensor:
-        """Equations 6 and 7 of FADA, reconstruction and equation 8, whose gradients go where the method says.
+        """Equations 6 and 7 of FADA, reconstruction and equation 8, each with gradients for what it is to train.
 
         Args:
             features: Of a batch, with their graph, shape (batch, width). A batch of one sample has no equation 8.
@@ -71,9 +71,9 @@ class DisentanglingReplica(AdversarialReplica):
         """
         invariant, specific = self.disentangle(features)
         judged = specific.detach().requires_grad_()
-        told = self.class_identifier(judged)
-        loss = label_loss(self.classify(invariant)) + label_loss(told)
-        confused = uniform_cross_entropy(told)
+        logits = self.class_identifier(judged)
+        loss = label_loss(self.classify(invariant)) + label_loss(logits)
+        confused = uniform_cross_entropy(logits)
         (gradient,) = torch.autograd.grad(confused, judged, retain_graph=True)  # and none by the identifier's weights
         loss = loss + loss_from_gradient(specific, gradient, confused.detach())
         constants = features.detach()
@@ -95,7 +95,7 @@ class DisentanglingReplica(AdversarialReplica):
         return cast(Tensor, functional_call(self.classifier, statistics, (invariant,)))
 
     def information(self, invariant: Tensor, specific: Tensor) -> Tensor:
-        """The estimator's bound on what the parts of at least two samples tell of each other, a scalar in nats.
+        """The estimator's bound on the mutual information of the parts of at least two samples, a scalar in nats.
 
         A sample's invariant part is paired with its own specific part, and with that of the sample before it in the
         batch: of another one in any case, which a random order would not see to.

@@ -1,4 +1,4 @@
-"""Small feature extractors, trained from scratch. Each says the width of its features in ``out_features``."""
+"""Small feature extractors, trained from scratch. Each has the width of its features in ``out_features``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class MLP(nn.Module):
         out_features: Width of the features; ``None`` takes the last hidden layer as it is.
         dropout: Probability in [0, 1) of dropping a unit after each layer.
         batch_norm: Normalise the outputs of each layer before its ReLU (BatchNorm); what clients do with its statistics
-            is said by ``local_norm`` and ``batchnorm_average`` of methods, and `AdaBN` needs it.
+            is set by ``local_norm`` and ``batchnorm_average`` of methods, and `AdaBN` needs it.
 
     Raises:
         ValueError: If a width is below 1, there is no layer, or ``dropout`` is outside [0, 1); when called, if inputs
@@ -78,11 +78,11 @@ class Bottleneck(nn.Module):
     """An extractor and a linear layer that narrows its features, which can then have any sign.
 
     Args:
-        extractor: Turns inputs into features, of which it tells the width in ``out_features``.
+        extractor: Turns inputs into features, and has their width in ``out_features``.
         out_features: Width of the narrowed features, at least 1.
 
     Raises:
-        TypeError: If the extractor does not tell its width.
+        TypeError: If the extractor does not state its width.
         ValueError: If the width is below 1.
     """
 

@@ -1,4 +1,4 @@
-"""What one client holds where domains are matched by moments: a network, and what it has heard of the others."""
+"""What one client holds where domains are matched by moments: a network, and what it has received from the others."""
 
 from __future__ import annotations
 
@@ -31,5 +31,5 @@ class MatchingReplica(Replica):
         super().__init__(extractor, classifier)
         dtype = torch.promote_types(next(extractor.parameters()).dtype, torch.float32)
         self.register_buffer("others", torch.zeros(num_moments, dtype=dtype))
-        self.register_buffer("share", torch.zeros((), dtype=dtype))  # 0 where nothing was heard
+        self.register_buffer("share", torch.zeros((), dtype=dtype))  # 0 where nothing was received
         self.register_buffer("reference", torch.zeros(1, dtype=dtype))

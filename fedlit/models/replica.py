@@ -53,7 +53,7 @@ def make_classifier(extractor: nn.Module, num_classes: int) -> nn.Linear:
         takes the width of the first features it is given.
 
     Raises:
-        TypeError: If the extractor does not say its width.
+        TypeError: If the extractor does not state its width.
         ValueError: If ``num_classes`` is below 1.
     """
     if num_classes < 1:
@@ -64,7 +64,7 @@ def make_classifier(extractor: nn.Module, num_classes: int) -> nn.Linear:
 
 
 def feature_width(extractor: nn.Module) -> int:
-    """Width of an extractor's features, as it tells itself.
+    """Width of an extractor's features, which it has in ``out_features``.
 
     Args:
         extractor: A network with an integer attribute ``out_features``.
