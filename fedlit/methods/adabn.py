@@ -2,11 +2,11 @@
 
 Differences from the papers: there is no federation in them, and one source. Here every client has BatchNorm statistics
 of its own, which never leave it, while all other weights are FedAvg's. AutoDIAL's two sides are the target and the mean
-of all sources. A batch is mixed with moments that the other side told at the end of the last round, as constants; the
+of all sources. A batch is mixed with moments that the other side sent at the end of the last round, as constants; the
 papers mix two batches of one step. Each client has its own gradient by the share alpha, which is averaged like a
 weight.
 
-Difference from AutoDIAL's published code: variances are mixed as second moments, as its text says.
+Difference from AutoDIAL's published code: variances are mixed as second moments, as its text states.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class AdaBN(SourceOnly):
 
     @property
     def channels(self) -> tuple[Channel, ...]:
-        """Weights; with mixing, what each side tells the other of its samples."""
+        """Weights; with mixing, the moments that each side sends to the other."""
         weights = Summed("weights", "weights but BatchNorm statistics", up="learners")
         if self.mixing is None:
             return (weights,)
@@ -166,6 +166,7 @@ class AdaBN(SourceOnly):
     def on_round_end(self, round_idx: int) -> None:
         """Average all weights but statistics; then the target takes those of its own samples."""
         super().on_round_end(round_idx)
+        # in this order: the target's layers normalise by the sources' moments too, so its own statistics depend on them
         if self.mixing is not None:
             self.hear_sources_()
         self.adapt_()

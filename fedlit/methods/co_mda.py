@@ -5,7 +5,7 @@ Differences from that code:
 - ``exchange="votes"`` is new, and not the default: every source receives the target's samples. Of all sources' answers
   the target uses their weighted mean alone, which then comes from one secure sum of weighted answers and weights.
 - Five rounds of FedAvg over the sources take the place of five in which the target waits (``warmup_rounds``); they give
-  its two networks, and all sources, an extractor to begin with. Without them the sources never tell their weights.
+  its two networks, and all sources, an extractor to begin with. Without them the sources' weights are never averaged.
 - All clients train at the same time: the target on answers of the models of the round before.
 - The bias of young ensembles is corrected in all rounds; the code divides by the correction of the round after.
 - Teachers answer, and the target is evaluated, in evaluation mode; the code never leaves training mode. Labels that
@@ -51,8 +51,8 @@ class CoMDA(TaughtTarget):
     predictions, for the label, and trains on those samples of a batch on which the other's loss is least.
 
     Args:
-        warmup_rounds: Rounds of FedAvg over the sources, in which they tell their weights to all through a sum; 0 keeps
-            the sources to themselves.
+        warmup_rounds: Rounds of FedAvg over the sources, in which all receive a sum of their weights; 0 keeps the
+            sources to themselves.
         ensemble: What a moving mean keeps of its past, in [0, 1); 0 takes the newest answers alone.
         sharpness: sigma, at least 0, which is the plain mean; the larger, the more the best source counts alone.
         forget_rate: Share of a batch that is left out, in [0, 1), once it has risen over 10 rounds.
@@ -164,7 +164,7 @@ class CoMDA(TaughtTarget):
         for total in self.add_("mixture", weighted, teachers).values():
             if total["weight"] > 0:
                 self._lessons = {"mixture": total["mixture"] / total["weight"]}
-            else:  # at the target; the next exchange tells everybody
+            else:  # at the target; the next exchange raises it on every process
                 self.federation.fail(
                     RosterError(
                         f"the weights of all sources are 0 on the grid of sums: lower sharpness ({self.sharpness})"
@@ -190,9 +190,9 @@ class CoMDA(TaughtTarget):
     def _log(self, weights: dict[str, float]) -> None:
         """The weight w of each source, which the target knows of those whose models it has."""
         total = sum(weights.values())
-        told = {self.target.name: {f"weight/{name}": own / total for name, own in weights.items()}} if total else {}
+        reported = {self.target.name: {f"weight/{name}": own / total for name, own in weights.items()}} if total else {}
         every = [f"weight/{client.name}" for client in self.sources]
-        self.log_everywhere(self.federation.report(told, every).get(self.target.name, {}))
+        self.log_everywhere(self.federation.report(reported, every).get(self.target.name, {}))
 
     # ---------------------------------------------------------------- set-up
 

@@ -24,7 +24,7 @@ Update = dict[str, Tensor]
 
 
 class CombinedUpdates(FederatedModule):
-    """The target combines the updates of a round and hands out the new model; a subclass says how.
+    """The target combines the updates of a round and hands out the new model; a subclass defines how.
 
     Args:
         target_lr_ratio: The target's learning rate in units of the sources', positive. Schedules that scale rates keep
@@ -113,7 +113,7 @@ class CombinedUpdates(FederatedModule):
     def observe_(self, samples: Sequence[Any]) -> None:
         """Note the target's gradient over a batch at the weights that the round started from.
 
-        A second pass over its samples tells no more, and is not looked at.
+        A second pass over its samples adds no information, and is skipped.
         """
         memory, loader = self.memory(self.target), self.trainer.train_dataloader
         different = loader.batches_per_pass(self.target.name) if isinstance(loader, FederatedLoader) else math.inf
@@ -183,9 +183,9 @@ class CombinedUpdates(FederatedModule):
         return update | times(layers, path / own if own else 1.0)
 
     def hear_updates(self, sources: Sequence[Client]) -> dict[str, Update]:
-        """Updates of these sources by name, aligned if they are to be, as the target hears them in the clear.
+        """Send these sources' updates to the target, which sees each; return them by name, aligned if they are to be.
 
-        None where it is not hosted.
+        Empty where the target is not hosted.
         """
         sent = {client.name: self.rated(client) for client in sources if self.federation.is_local(client)}
         received = self.federation.exchange("update", sent, to=[self.target]).get(self.target.name, {})

@@ -24,12 +24,12 @@ from fedlit.training.replicas import Replicas
 
 
 class DomainAdversarial(FedAvg, ABC):
-    """FedAvg, and the D that clients train in local steps against their extractors; a subclass says by which losses.
+    """FedAvg, and the D that clients train in local steps against their extractors; a subclass defines the losses.
 
     Args:
         hidden: Units of D's hidden layer.
         sync: ``"step"`` sums gradients of D in local steps; ``"round"`` lets every client train a D of its own, which
-            are averaged at the round's end. Those see one domain each, and their mean tells little apart.
+            are averaged at the round's end. Each of those sees one domain, and their mean distinguishes little.
         average: Whose extractors and classifiers are averaged: ``"all"``, or those with labels (``"sources"``), so that
             the target's extractor teaches D alone, and without an adversary it is `FedAvg`.
         kwargs: See `FederatedModule`.
@@ -86,7 +86,7 @@ class DomainAdversarial(FedAvg, ABC):
         return feature_width(self.originals[0])
 
     def client_param_groups(self) -> list[dict[str, Any]]:
-        """A parameter group per local client, of extractor and classifier; a subclass says how D is stepped."""
+        """A parameter group per local client, of extractor and classifier; a subclass defines D's steps."""
         groups: list[dict[str, Any]] = []
         for client in self.federation.local_clients:
             replica = self.replicas[client]
@@ -181,7 +181,7 @@ class DomainAdversarial(FedAvg, ABC):
         if self.sync == "round":
             rank_zero_warn(
                 f"{type(self).__name__} with sync='round' averages discriminators that each client trains on its one "
-                "domain. Such a mean tells domains apart badly, and may take the target's features anywhere: its "
+                "domain. Such a mean distinguishes domains badly, and may take the target's features anywhere: its "
                 "target has ended up to 18 points below SourceOnly, with standardised inputs. Take sync='step' "
                 "(FedDANN), whose discriminator is that of all domains' samples, or compare with SourceOnly"
             )

@@ -7,7 +7,7 @@ Differences from the paper:
   (``attention="paper"``). Gains are those of a whole round, clusterings go on from each other, samples stay the same.
 - Equation 5's source term is equation 4's again, and makes sources easier to identify; it is left out. Sources train on
   labels alone, or are reversed like the target (``reverse="both"``).
-- The paper sends features of every batch to the identifier. Here source and target tell each other its gradients.
+- The paper sends features of every batch to the identifier. Here source and target exchange its gradients.
 - The target keeps what its own steps have changed when it takes the sources' updates, but for statistics of BatchNorm,
   which are the sources': a sum of changes may have variances below 0.
 - Equations 6 to 8 are an option (``disentangle=True``), of sources alone: see `fedlit.models.disentangling`.
@@ -50,7 +50,7 @@ class FADA(CombinedUpdates):
     .. math:: \theta \leftarrow \theta_T + \sum_i \alpha_i \, \Delta_i, \qquad
               \alpha = \operatorname{softmax}(\text{gain} / \tau)
 
-    Sources train on their labels. With each of them the target shares an identifier, which tells their features apart,
+    Sources train on their labels. With each of them the target shares an identifier, which separates their features,
     and which the target's extractor learns to mislead. At a round's end it looks at its features with each source's
     update by itself: the gain is by how much that lowers the scatter within k-means clusters, one per class.
 
@@ -62,8 +62,8 @@ class FADA(CombinedUpdates):
         attention: ``"relative"``, gains in shares of the samples' scatter; ``"paper"``, equation 3; ``"uniform"``.
         temperature: tau, positive; with ``attention="paper"`` give its 1.
         attention_samples: Samples of the target that are clustered, the same in all rounds.
-        disentangle: Split features at the sources in a part of which the classifier is to tell the class too, and a
-            rest of which nobody can, which say little of each other, and from which features can be put together again.
+        disentangle: Split features at the sources in a part from which the classifier is to predict the class too, and
+            a rest from which nobody can. They have little mutual information, and together reconstruct the features.
         mi_weight: Weight of the mutual information of the two parts, at least 0, where features are split.
         kwargs: See `CombinedUpdates` and `FederatedModule`.
 
@@ -72,8 +72,8 @@ class FADA(CombinedUpdates):
 
     Notes:
         The target receives every source's update, and a source the new model, in the clear. In each local step source
-        and target tell each other gradients of their identifier; those of a batch of one sample tell its features up to
-        a factor. A round without the target changes nothing. Of what splits features nothing is sent.
+        and target exchange gradients of their identifier; those of a batch of one sample reveal its features up to a
+        factor. A round without the target changes nothing. Of what splits features nothing is sent.
 
         Logged after each round: ``attention/SOURCE``, alpha.
     """
@@ -159,7 +159,7 @@ class FADA(CombinedUpdates):
     # ---------------------------------------------------------------- a local step: equations 4 to 8
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
-        """Each client's loss on its labels; identifiers take a step, and extractors are told how to mislead them."""
+        """Step the identifiers; return each client's loss on its labels, plus that by which extractors mislead them."""
         losses, features = {}, {}
         for client, samples in self.in_streams(batch):
             replica = self.replicas[client]
@@ -170,8 +170,8 @@ class FADA(CombinedUpdates):
                 label_loss = partial(self.task.loss, client, labels=samples[1])
                 losses[client.name] = losses[client.name] + replica.disentangling_loss(own, label_loss, self.mi_weight)
             features[client.name] = own if own.requires_grad else own.clone().requires_grad_()  # of a frozen extractor
-        heard = self.in_step("identifier")
-        met = [client for client in heard if not client.is_target] if self.target in heard else []
+        able = self.in_step("identifier")
+        met = [client for client in able if not client.is_target] if self.target in able else []
         if not met:
             return losses
         self.step_identifiers_(met, {name: own.detach() for name, own in features.items()})
@@ -186,7 +186,7 @@ class FADA(CombinedUpdates):
         return losses
 
     def step_identifiers_(self, sources: Sequence[Client], features: Mapping[str, Tensor]) -> None:
-        """Each pair tells each other its gradients, whose sum both go down; features are those of local clients."""
+        """Each pair exchanges its gradients, and both descend their sum; features are those of local clients."""
         target = self.target
         sides = [(source, each, other) for source in sources for each, other in ((source, target), (target, source))]
         sides = [(source, each, other) for source, each, other in sides if each.name in features]
@@ -198,10 +198,10 @@ class FADA(CombinedUpdates):
             sent.setdefault(client.name, {})[other.name] = dict(zip(weights, gradients, strict=True))
         received = self.federation.exchange("identifier", sent)
         for source, client, other in sides:
-            own, told = sent[client.name][other.name], received.get(client.name, {}).get(other.name)
-            if told is not None:
+            own, others = sent[client.name][other.name], received.get(client.name, {}).get(other.name)
+            if others is not None:
                 for name, weight in self.identifier(client, source).named_parameters():
-                    weight.data.sub_(self.identifier_lr / 2 * (own[name] + told[name]))
+                    weight.data.sub_(self.identifier_lr / 2 * (own[name] + others[name]))
 
     def identifier(self, client: Client, source: Client) -> nn.Module:
         """The copy that a local client has of a source's identifier."""
@@ -216,18 +216,18 @@ class FADA(CombinedUpdates):
     def on_round_end(self, round_idx: int) -> None:
         """The target takes its own update and the sources' by their attention, and hands out the new model."""
         federation, target = self.federation, self.target
-        heard = federation.present("update")
-        if target not in heard:
+        participants = federation.present("update")
+        if target not in participants:
             self.move_to_({})
             return
-        sources = [client for client in heard if not client.is_target and self.has_newest(client)]
+        sources = [client for client in participants if not client.is_target and self.has_newest(client)]
         updates = self.hear_updates(sources)
         step: Update = {}
-        told: dict[str, dict[str, float]] = {}
+        reported: dict[str, dict[str, float]] = {}
         if federation.is_local(target):
             step = self.update(target)
             weights = self.weigh(updates)
-            told[target.name] = {f"attention/{name}": weight for name, weight in weights.items()}
+            reported[target.name] = {f"attention/{name}": weight for name, weight in weights.items()}
             if weights:
                 step |= {name: torch.zeros_like(tensor) for name, tensor in self.parts(step)[1].items()}
             for name, weight in weights.items():
@@ -235,7 +235,7 @@ class FADA(CombinedUpdates):
         self.move_to_(step)
         self.hand_out_()
         names = [f"attention/{client.name}" for client in self.sources]
-        self.log_everywhere(federation.report(told, names).get(target.name, {}))
+        self.log_everywhere(federation.report(reported, names).get(target.name, {}))
 
     @torch.no_grad()
     def weigh(self, updates: Mapping[str, Update]) -> dict[str, float]:

@@ -2,8 +2,8 @@
 
 Differences from the paper, where it leaves something open or does not work as printed:
 
-- Atoms start at class means and variances of the sources' features, which a secure mean tells all clients in a round of
-  its own, with noise of their own; the paper does not say, its code draws them from N(0, 1).
+- Atoms start at class means and variances of the sources' features, with different noise for each atom. A secure mean
+  sends these to all clients, in a separate round. The paper does not state the start; its code draws from N(0, 1).
 - Labels are stepped directly, as in the paper, and projected to the simplex after each step; the code takes softmax of
   free numbers, whose mean over clients is not the mean of the probabilities.
 - Samples of a batch weigh so that its classes weigh the same, as the atoms' do: to carry other proportions onto them
@@ -43,7 +43,7 @@ class FedDaDiL(FederatedModule):
     .. math:: \min_{P, \alpha} \frac{1}{N} \sum_\ell \mathcal{T}(\hat Q_\ell, B(\alpha_\ell; P))
 
     Phase 1 (``warmup_rounds``) trains an encoder by FedAvg over the sources; with given features (`Features`) it may be
-    left out. One more round tells all clients the class moments of the sources' features, at which the atoms start. In
+    left out. One more round sends all clients the class moments of the sources' features, at which the atoms start. In
     phase 2 every client moves atoms and coordinates in local steps, on mini-batches of its samples and of the atoms; a
     round ends with the mean of the atoms. (E local epochs of the paper are ``local_steps`` = E ceil(n / n_b).) The
     target predicts with a classifier of its reconstruction (R) or with those of the atoms (E); the accuracy of both is
@@ -72,12 +72,12 @@ class FedDaDiL(FederatedModule):
 
     Raises:
         ValueError: If an argument is out of range.
-        RosterError: At the end of the round of class moments, if no source was heard in it.
+        RosterError: At the end of the round of class moments, if no source participated in it.
 
     Notes:
         Atoms are K n (d + C) numbers each way. Coordinates never leave a client. But a client's atoms, less those it
-        was sent, tell of gradients on its data; a backend hides that among the clients. The class moments of a class
-        that one source alone has are that source's own, whatever the backend: it is told so by a `PrivacyWarning`.
+        was sent, reveal something of gradients on its data; a backend hides that among the clients. The class moments
+        of a class that one source alone has are that source's own, whatever the backend: a `PrivacyWarning` warns it.
     """
 
     replicas: Replicas[DictionaryReplica]
@@ -160,7 +160,7 @@ class FedDaDiL(FederatedModule):
     # ---------------------------------------------------------------- local steps (algorithm 2)
 
     def learners(self, round_idx: int) -> tuple[Client, ...]:
-        """Everyone, the target on its unlabelled samples; the sources alone tell their moments."""
+        """Everyone, the target on its unlabelled samples; in the round of class moments, the sources alone."""
         return self.sources if round_idx == self.warmup_rounds else self.clients
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
@@ -276,16 +276,16 @@ class FedDaDiL(FederatedModule):
         federation = self.federation
         if all(client.is_target for client in federation.present("class_moments")):
             raise RosterError(
-                f"round {federation.round_idx} gathers the class moments of the sources, but none of them is heard: "
+                f"round {federation.round_idx} gathers the class moments of the sources, but none participates: "
                 "give a participation with sources in the first round after warmup_rounds"
             )
         local = [client for client in self.sources if federation.is_local(client)]
         sums = {client.name: self.count(client) for client in local}
         means = {name: {"moments": each / each[:, -1].sum()} for name, each in sums.items()}
-        told = federation.mean("class_moments", means, absent_too=True)
+        received = federation.mean("class_moments", means, absent_too=True)
         generator = torch.Generator().manual_seed(stable_seed(federation.seed, "initial atoms"))
         noise = torch.randn(self.num_atoms, self.atom_size, self.width, generator=generator)
-        for name, mean in told.items():
+        for name, mean in received.items():
             moments = mean["moments"].double()
             if name in means:
                 channel, own = federation.channels["class_moments"], means[name]["moments"]

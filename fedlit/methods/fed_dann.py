@@ -6,7 +6,7 @@ Differences from the papers:
 
 - Ganin et al. have one source and no federation. Here all sources together weigh as much as the target, and every
   client has an extractor of its own within a round. The discriminator is the central one: its gradient is a secure sum.
-- FADE averages discriminators that local steps have driven to their client's one domain: such means tell little apart.
+- FADE averages discriminators that local steps have driven to their client's one domain: such means distinguish little.
   That is ``sync="round"``, with weights by which one plain step is the central one.
 - CDAN's map of predictions and features is their full outer product; for wide features the paper has a random one.
 
@@ -65,7 +65,7 @@ class FedDANN(DomainAdversarial):
     Notes:
         Everybody learns the sum of D's gradients in each step, over present clients that have a batch. With one source
         each side finds the other's by subtracting its own. A single client's, which is read where no backend hides it,
-        tells the features of a batch of one sample up to a factor.
+        reveals the features of a batch of one sample up to a factor.
 
         Steps without the target or without a source, or with fewer than the backend can hide, pass without a domain
         loss. Clients that run out of samples miss D's last steps of a round and receive it at its end; with momentum or

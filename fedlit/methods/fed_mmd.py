@@ -44,7 +44,7 @@ from fedlit.functional import (
     taylor_moments,
     within_domain_mean,
 )
-from fedlit.methods.mean_messages import Message, exchange_means, heard_sources
+from fedlit.methods.mean_messages import Message, exchange_means, sources_in_step
 from fedlit.models import Committee, MomentReplica, feature_width, part_of
 from fedlit.models.committee import STAYS_LOCAL
 from fedlit.module import Batch, FederatedModule
@@ -54,7 +54,7 @@ from fedlit.training.tasks import Classification
 
 SCALED_ALPHA = 0.25
 """Kernel parameter of scaled features, which moments and squared distances are those of. If alpha fits the features,
-these moments have the order of 1 whatever the features' unit is; a fixed-point grid holds them or says that it cannot.
+these moments have the order of 1 whatever the features' unit is; a fixed-point grid holds them or raises an error.
 Features of length 1 are left as they are."""
 
 
@@ -65,9 +65,9 @@ class FedMMD(FederatedModule):
               L_t = \lambda \, (L_{p2} + \tfrac{1}{S} \textstyle\sum_i L_{p3}^{(i)})
 
     The sources pre-train one network (``warmup_rounds``), which the target receives. Then every client has its own: in
-    each local step clients tell each other moments of their features in a way that ``exchange`` says, and lower the
-    discrepancy; a source its classification or regression loss too. The target predicts with the mean of what the
-    sources' classifiers say of its features.
+    each local step clients exchange moments of their features as set by ``exchange``, and lower the discrepancy; a
+    source its classification or regression loss too. The target predicts with the mean prediction of the sources'
+    classifiers on its features.
 
     With ``exchange="open"`` everybody sees the features of every batch, the kernel is the Gaussian itself, and
     `degree`, `center` and `within` play no part: the same training as if all data were in one place, the paper's
@@ -155,7 +155,7 @@ class FedMMD(FederatedModule):
 
     @property
     def channels(self) -> tuple[Channel, ...]:
-        """Moments in the way that ``exchange`` says, and the sources' classifiers."""
+        """Moments as set by ``exchange``, and the sources' classifiers."""
         step, contents = "every local step", "moments of a batch's features"
         summed = "take exchange='summed', which privacy hides" + (
             "" if self.exchange == "open" else " among the sources"
@@ -190,7 +190,7 @@ class FedMMD(FederatedModule):
         }
         scaled = {name: own * self._scale for name, own in features.items()}
         moments = {name: taylor_moments(own, self.degree) for name, own in scaled.items()}
-        sources = heard_sources(self, "moments")
+        sources = sources_in_step(self, "moments")
         meet = {"summed": self.meet_summed, "pairwise": self.meet_pairwise, "open": self.meet_open}[self.exchange]
         met = meet(sources, scaled, moments) if sources else {}
         losses = {}
@@ -227,23 +227,23 @@ class FedMMD(FederatedModule):
         """The target learns the mean of the sources' moments, they its own; each computes its L_p3.
 
         Features are the scaled ones of local clients' batches, each of shape (n, L), and moments theirs, (M,). Returns
-        the kernel's centre and L_p3, with its gradient, of each local client that has heard the other side.
+        the kernel's centre and L_p3, with its gradient, of each local client that has received the other side's.
         """
         target, center = self.target.name, 0.0
 
-        def answer(heard: Message | None) -> Message | None:
+        def answer(mean: Message | None) -> Message | None:
             nonlocal center
-            if heard is None:
+            if mean is None:
                 return None
-            others = self.from_message(heard["moments"])
+            others = self.from_message(mean["moments"])
             center = self.center_for(mean_squared_distance(others, moments[target], self.width, self.degree))
             self.check_repulsion(features[target], center)
             return {"moments": sent[target]["moments"], "center": torch.tensor(center, dtype=torch.float64)}
 
         sent = {name: {"moments": self.to_send(own)} for name, own in moments.items()}
-        heard = exchange_means(self.federation, ("moments", "target_moments"), sent, sources, answer=answer)
+        received = exchange_means(self.federation, ("moments", "target_moments"), sent, sources, answer=answer)
         met = {}
-        for name, message in heard.items():
+        for name, message in received.items():
             if name in moments:
                 known = center if name == target else float(message["center"])
                 met[name] = (known, self.across(moments[name], self.from_message(message["moments"]), known))
@@ -275,8 +275,8 @@ class FedMMD(FederatedModule):
         pairs = [pair for client in sources for pair in ((client, target), (target, client))]
         outputs = federation.affine("moments", sent, maps, pairs, self._most_outputs())
         met = {}
-        for name, told in outputs.items():
-            y = torch.stack(list(told.values())).mean(dim=0)
+        for name, by_peer in outputs.items():
+            y = torch.stack(list(by_peer.values())).mean(dim=0)
             z = features[name]
             slope = y[:-1].view_as(z).to(z) / len(z)
             met[name] = (centers[name], loss_from_gradient(z, slope, y[-1]))
@@ -292,11 +292,11 @@ class FedMMD(FederatedModule):
         to = {self.target.name: sources, **{client.name: [self.target] for client in sources}}
         sent = {name: {"features": own.detach()} for name, own in features.items() if name in to}
         met = {}
-        for name, told in self.federation.exchange("moments", sent, to=to).items():
-            if name in features and told:
+        for name, messages in self.federation.exchange("moments", sent, to=to).items():
+            if name in features and messages:
                 means = [
                     exact_between_domains_mean(features[name], message["features"], self._alpha)
-                    for message in told.values()
+                    for message in messages.values()
                 ]
                 met[name] = (0.0, -2 * torch.stack(means).mean())
         return met
@@ -313,7 +313,7 @@ class FedMMD(FederatedModule):
         return self.of_sent(-2 * torch.cat([slope, value[None]]))
 
     def to_send(self, moments: Tensor) -> Tensor:
-        """What a message has of all moments, shape (M,): those that say something new, float32."""
+        """Return those of all moments, shape (M,), that a message holds, in float32: equal ones once, without the 1."""
         return moments.detach()[self._sent.to(moments.device)].float()
 
     def from_message(self, received: Tensor) -> Tensor:
@@ -328,7 +328,7 @@ class FedMMD(FederatedModule):
         return folded[:, 1:], folded[:, 0]
 
     def center_for(self, distance: Tensor) -> float:
-        """The round's centre: as given, or the domains' mean squared distance when the target first hears it."""
+        """The round's centre: as given, or the domains' mean squared distance when the target first computes it."""
         if self.center is not None:
             return self.center
         kept = self.replicas[self.target].center
@@ -343,7 +343,7 @@ class FedMMD(FederatedModule):
         moments: Mapping[str, Tensor],
         sent: Mapping[str, Tensor],
     ) -> None:
-        """In a round's first step the target learns its mean squared distance to each source, and tells their mean."""
+        """In a round's first step the target learns its mean squared distance to each source, and sends their mean."""
         federation, target = self.federation, self.target.name
         if federation.batch_idx:
             return
@@ -364,10 +364,10 @@ class FedMMD(FederatedModule):
             if distances.get(target):
                 mean = torch.stack(list(distances[target].values())).mean().double()
                 message[target] = {"center": self.replicas[self.target].center.fill_(float(mean.clamp(min=0)))}
-            told = federation.exchange("center", message, to=sources)
+            received = federation.exchange("center", message, to=sources)
             for client in sources:
-                if target in told.get(client.name, {}):
-                    self.replicas[client].center.copy_(told[client.name][target]["center"])
+                if target in received.get(client.name, {}):
+                    self.replicas[client].center.copy_(received[client.name][target]["center"])
         if target in features and self.replicas[self.target].center >= 0:
             self.check_repulsion(features[target], float(self.replicas[self.target].center))
 

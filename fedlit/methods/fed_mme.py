@@ -58,7 +58,7 @@ class FedMME(FedAvg):
     The rows of the classifier W are directions that stand for the classes, and logits are W f / (|f| T). On unlabelled
     samples the classifier raises the entropy of predictions, by which its directions move towards the target's
     features, and the extractor lowers it, by which the features gather about them. It is made for a target with a few
-    labels, which hold the directions by their classes; without any it is unstable, and a warning says so.
+    labels, which hold the directions by their classes; without any it is unstable, and a warning states that.
 
     Args:
         clients: The roster.
@@ -116,7 +116,7 @@ class FedMME(FedAvg):
         """Warn where no label of the target holds the classifier's directions."""
         super().on_fit_start()
         if not self.target.labelled and self.entropy_weight:
-            early = "" if self.warmup_rounds else ", or at least warmup_rounds, so that classes are told apart first"
+            early = "" if self.warmup_rounds else ", or at least warmup_rounds, so that classes are separated first"
             rank_zero_warn(
                 f"target {self.target.name!r} has no labels, and without them minimax entropy may move a class to any "
                 f"cluster of its samples: give the data module target_labels{early}"

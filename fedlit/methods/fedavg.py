@@ -3,7 +3,7 @@
 The smallest federated method; copy this file to start another.
 
 Differences from the paper: none. The mean runs over all floating-point and integer state, BatchNorm statistics
-included (`FederatedModule`'s ``local_norm`` keeps those at home, ``batchnorm_average`` says how their mean is taken).
+included (`FederatedModule`'s ``local_norm`` keeps those at home, ``batchnorm_average`` sets how their mean is taken).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Algorithm 1 with Definitions 4.1 and 4.3, and the auto-weights of section 4.2. Gradients are model updates, as in the
 algorithm: weights after a round's local steps less those before.
 
-Differences from the paper, where it leaves something open or says two things:
+Differences from the paper, where it leaves something open or states two things:
 
 - beta weights the source, as in the definitions and the published code; appendix C.9 prints the opposite.
 - The projection is that of Definition 4.3. That of appendix C.9, which scales a source's update by its cosine, is
@@ -13,7 +13,7 @@ Differences from the paper, where it leaves something open or says two things:
 - The target's variance comes from its batch gradients at the round's start, and is scaled to its update by their
   lengths. The published code takes that between steps of training, which momentum and Adam make alike (under Adam about
   20 times too small), and counts every batch of several passes as a new one. Gradients along the steps would not do
-  either: they go back and forth, so that their mean says less of the target than any of them.
+  either: they go back and forth, so that their mean shows less of the target than any of them.
 - The variance of the target's gradient along a source's direction is by default taken to be that along any other
   (``residual="isotropic"``); ``"exact"`` is the paper's estimator. Batch gradients never leave the target; the paper
   sends them to the server.
@@ -184,52 +184,52 @@ class FedDA(CombinedUpdates):
             otherwise = _ORTHOGONAL if self.projection == "cosine" else ""
             update = Summed("update", changed, "sources", "target", singly=True, too_few="skip", unblurred=drowned,
                             otherwise=otherwise)  # fmt: skip
-        told: list[Channel] = []
+        from_target: list[Channel] = []
         if self.asks:
             contents = "the target's update, or three numbers of it"
-            told.append(Open("target_update", contents, "target", "sources", when, unblurred=alone))
+            from_target.append(Open("target_update", contents, "target", "sources", when, unblurred=alone))
         if self.needs_products and self.projection != "cosine":
             contents = "products with the target's update, if two_party is given"
-            told.append(
+            from_target.append(
                 Pairwise("inner_product", contents, "target", "sources", when, unblurred=alone, beside="update")
             )
-        return (update, *told, Open("model", "the new weights", "target", "sources", unblurred=alone))
+        return (update, *from_target, Open("model", "the new weights", "target", "sources", unblurred=alone))
 
     # ---------------------------------------------------------------- Algorithm 1
 
     def on_round_end(self, round_idx: int) -> None:
         """The target combines the updates and hands out the new model."""
-        heard = {client.name for client in self.federation.present("update")}
+        participants = {client.name for client in self.federation.present("update")}
         step: Update = {}
-        told: dict[str, float] = {}
-        if self.target.name in heard:
-            sources = self._heard_sources()
+        logged: dict[str, float] = {}
+        if self.target.name in participants:
+            sources = self._contributing_sources()
             self._check_steps()
-            step, told = self.combine_hidden(sources) if self.hides_updates else self.combine_open(sources)
+            step, logged = self.combine_hidden(sources) if self.hides_updates else self.combine_open(sources)
         self.move_to_(step)
-        if self.target.name in heard:
+        if self.target.name in participants:
             self.hand_out_()
-            self._log(told)
+            self._log(logged)
 
     def combine_open(self, sources: Sequence[Client]) -> tuple[Update, dict[str, float]]:
         """The target receives every update, weighs it, and combines them.
 
         Returns the step to take from the round's start, and numbers to log; both empty where the target is not hosted.
         """
-        heard = self.hear_updates(sources)
+        received = self.hear_updates(sources)
         if not self.federation.is_local(self.target):
             return {}, {}
         own, summary = self.update(self.target), self.summary()
-        if not heard:
+        if not received:
             return own, {}
-        names, updates = list(heard), list(heard.values())
+        names, updates = list(received), list(received.values())
         products = self.products(own, updates)
         weights = {
             name: self.weigh(name, Products(inner, squares), summary, self._across(update))
             for name, update, inner, squares in zip(names, updates, products.inner, products.sources, strict=True)
         }
         betas, shares = [weights[name].beta for name in names], self.shares(names)
-        return self.combine(own, updates, products, betas, shares), _told(weights, shares, summary)
+        return self.combine(own, updates, products, betas, shares), _to_log(weights, shares, summary)
 
     def combine_hidden(self, sources: Sequence[Client]) -> tuple[Update, dict[str, float]]:
         """Sources weigh themselves, and the target receives the mean of what they contribute; as `combine_open`.
@@ -239,6 +239,7 @@ class FedDA(CombinedUpdates):
         """
         federation = self.federation
         contributions = {}
+        # where too few are left for a mean, the target's update is not sent either
         enough = federation.senders("update", among=sources)
         for client, update, products, summary in self.hear_target(sources) if enough else ():
             weight = self.weigh(client.name, products, summary)
@@ -310,8 +311,8 @@ class FedDA(CombinedUpdates):
         """What the target has found in its local steps; called where it is hosted.
 
         The variance of its mean gradient is V / B, with V the variance between B batches at the round's start. Momentum
-        and preconditioning filter gradients into steps, whose own variance says little; the update is taken to have the
-        noise of the mean gradient in proportion to its length.
+        and preconditioning filter gradients into steps, whose own variance means little; the update is taken to have
+        the noise of the mean gradient in proportion to its length.
         """
         memory = self.memory(self.target)
         layers, _ = self.parts(self.update(self.target))
@@ -323,7 +324,7 @@ class FedDA(CombinedUpdates):
         relative = statistics.variance / statistics.count / length if length else 0.0
         return TargetSummary(square, relative * square / memory.path**2, memory.path)
 
-    # ---------------------------------------------------------------- what is said
+    # ---------------------------------------------------------------- what is sent
 
     @property
     def hides_updates(self) -> bool:
@@ -366,17 +367,17 @@ class FedDA(CombinedUpdates):
             if self.needs_products and not self.hides_target:
                 message[self.target.name] |= self.parts(self.update(self.target))[0]
         received = federation.exchange("target_update", message, to=sources)
-        heard = {client: received[client.name][self.target.name] for client in local if client.name in received}
-        summaries = {client: TargetSummary(*told["summary"].tolist()) for client, told in heard.items()}
-        updates = {client: self.aligned(self.rated(client), summaries[client].path) for client in heard}
+        messages = {client: received[client.name][self.target.name] for client in local if client.name in received}
+        summaries = {client: TargetSummary(*each["summary"].tolist()) for client, each in messages.items()}
+        updates = {client: self.aligned(self.rated(client), summaries[client].path) for client in messages}
         if not self.needs_products:
-            products = dict.fromkeys(heard, Products(torch.zeros(0), torch.zeros(0)))
+            products = dict.fromkeys(messages, Products(torch.zeros(0), torch.zeros(0)))
         elif not self.hides_target:
-            pairs = {client: self.products(told, [updates[client]]) for client, told in heard.items()}
+            pairs = {client: self.products(each, [updates[client]]) for client, each in messages.items()}
             products = {client: Products(pair.inner[0], pair.sources[0], pair.target) for client, pair in pairs.items()}
         else:
             products = self.ask_products(sources, updates, summaries)
-        return [(client, updates[client], products[client], summaries[client]) for client in heard]
+        return [(client, updates[client], products[client], summaries[client]) for client in messages]
 
     def ask_products(
         self, sources: Sequence[Client], updates: Mapping[Client, Update], summaries: Mapping[Client, TargetSummary]
@@ -411,15 +412,15 @@ class FedDA(CombinedUpdates):
 
     # ---------------------------------------------------------------- hooks and small things
 
-    def _heard_sources(self) -> list[Client]:
-        """Sources that contribute in this round: those heard, and told what they need for it."""
+    def _contributing_sources(self) -> list[Client]:
+        """Sources that contribute in this round: those that send updates, and receive what they need for it."""
         channels = ["update"]
         if self.hides_updates and self.asks:
             channels.append("target_update")
             if self.needs_products and self.hides_target:
                 channels.append("inner_product")
-        heard = [{client.name for client in self.federation.present(channel)} for channel in channels]
-        everywhere = set.intersection(*heard)
+        participants = [{client.name for client in self.federation.present(channel)} for channel in channels]
+        everywhere = set.intersection(*participants)
         if self.target.name not in everywhere:
             return []
         return [client for client in self.sources if client.name in everywhere and self.has_newest(client)]
@@ -469,9 +470,9 @@ class FedDA(CombinedUpdates):
         local = self.federation.local_clients  # nobody at a server apart, which computes no products
         return len(self.parameters_of(local[0])) if local and self.granularity == "layer" else 1
 
-    def _log(self, told: Mapping[str, float]) -> None:
+    def _log(self, logged: Mapping[str, float]) -> None:
         kinds = [f"{kind}/{client.name}" for kind in ("beta", "distance", "tau") for client in self.sources]
-        mine = {self.target.name: told} if self.federation.is_local(self.target) else {}
+        mine = {self.target.name: logged} if self.federation.is_local(self.target) else {}
         self.log_everywhere(self.federation.report(mine, ["beta", "target_variance", *kinds]).get(self.target.name, {}))
 
 
@@ -577,14 +578,14 @@ def _known(name: str, value: float) -> dict[str, float]:
     return {name: value} if math.isfinite(value) else {}
 
 
-def _told(weights: Mapping[str, SourceWeight], shares: Sequence[float], summary: TargetSummary) -> dict[str, float]:
-    """What is logged of the sources' weights; tau is NaN where a source is not told from the target."""
-    told = {"beta": sum(share * weight.beta for share, weight in zip(shares, weights.values(), strict=True))}
-    told |= _known("target_variance", summary.variance)
+def _to_log(weights: Mapping[str, SourceWeight], shares: Sequence[float], summary: TargetSummary) -> dict[str, float]:
+    """Numbers to log of the sources' weights; tau is NaN where a source is not distinguished from the target."""
+    logged = {"beta": sum(share * weight.beta for share, weight in zip(shares, weights.values(), strict=True))}
+    logged |= _known("target_variance", summary.variance)
     for name, weight in weights.items():
-        told[f"beta/{name}"] = weight.beta
-        told |= _known(f"distance/{name}", weight.distance)
+        logged[f"beta/{name}"] = weight.beta
+        logged |= _known(f"distance/{name}", weight.distance)
         if math.isfinite(weight.residual):
             sine = math.sqrt(max(weight.residual, 0.0) / weight.distance) if weight.distance > 0 else math.nan
-            told[f"tau/{name}"] = min(sine, 1.0)
-    return told
+            logged[f"tau/{name}"] = min(sine, 1.0)
+    return logged

@@ -4,7 +4,7 @@ Differences from the paper, where it leaves something open or does not work as p
 
 - For several present sources, the target's loss (11) uses the mean of their messages. Their sum, as in the published
   code, is smallest where the means differ, at |S_t| mean_S = mean_T.
-- In a round in which nobody is heard, the target has no loss and nothing is averaged; the paper leaves it undefined.
+- In a round without participating sources, the target has no loss and nothing is averaged; undefined in the paper.
 - At the end of a run the target gets the sources' latest classifiers, whether or not T_C divides the number of rounds.
 - The target's message has a channel of its own, as it goes to single sources and no secure mean can carry it.
 - With several local steps in a round, messages are exchanged in the first of them and kept for the others.
@@ -41,7 +41,7 @@ class FedRFTCA(FederatedModule):
     """Align clients by means of random features (Feng et al., arXiv 2311.04686, Algorithms 2 to 5).
 
     Every client has its own extractor, an aligner W that is averaged in every round, and a classifier that the sources
-    average every T_C rounds and the target receives. In each round sources and target tell each other the mean random
+    average every T_C rounds and the target receives. In each round sources and target exchange the mean random
     feature of one mini-batch, and lower the distance between the two after alignment.
 
     Absent sources (``participation``; here a uniform subset by default) go on training on their labels alone.
@@ -84,7 +84,7 @@ class FedRFTCA(FederatedModule):
 
         Who learns what, given a privacy backend: the target the sources' mean message, W and C; each source the
         target's message (which goes through no backend), W and C. A mean of random features over few samples reveals
-        much of them. A mean over two clients tells each of them the other's share: W of a single present source is
+        much of them. A mean over two clients reveals to each of them the other's share: W of a single present source is
         known to the target, and the target's to it. Rounds with fewer sources than the backend can hide pass without
         their message.
     """
@@ -205,7 +205,7 @@ class FedRFTCA(FederatedModule):
                 replica.received.copy_(received[client.name]["mean"])
 
     def aligned_loss(self, client: Client, features: Tensor, samples: Sequence[Any]) -> Tensor | None:
-        """L_C + lambda L_MMD of a source, L_MMD of the target; without L_MMD where nothing was heard.
+        """L_C + lambda L_MMD of a source, L_MMD of the target; without L_MMD where no message was received.
 
         Features are the client's random ones of its batch, shape (b, 2N).
         """
@@ -329,7 +329,7 @@ class FedRFTCA(FederatedModule):
         return not client.is_target or bool(self.replicas[client].informed)
 
     def on_test_start(self) -> None:
-        """Say so if a checkpoint was made before the target had a classifier."""
+        """Warn if a checkpoint was made before the target had a classifier."""
         self._check_informed()
 
     def on_predict_start(self) -> None:

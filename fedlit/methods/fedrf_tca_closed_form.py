@@ -63,9 +63,9 @@ class FedRFTCAClosedForm(FederatedModule):
 
         Who learns what, given a privacy backend: the target the sources' weighted mean moments (with one source, its
         own exactly), class shares and class means included. Those of a class that one source alone has are that
-        source's own, which it cannot notice. The sources learn W and the classifier, and these tell of the target: as
-        W^T C W = I, the pooled scatter C on the span of W follows from W, all of it for m = 2N, and a source that
-        knows the other sources' share, as a single source does, can subtract it.
+        source's own, which it cannot notice. The sources learn W and the classifier, which reveal something of the
+        target: as W^T C W = I, the pooled scatter C on the span of W follows from W, all of it for m = 2N, and a source
+        that knows the other sources' share, as a single source does, can subtract it.
     """
 
     replicas: Replicas[AlignedReplica]
@@ -180,8 +180,8 @@ class FedRFTCAClosedForm(FederatedModule):
             solved = {name: self.solve(mean) for name, mean in received.items()}
         except ValueError as error:  # on one process; the next exchange raises it on all
             federation.fail(RosterError(f"{self.problem} cannot be solved for these data: {error}"))
-        told = federation.exchange("model", solved)
-        models = {**solved, **{name: messages[self.target.name] for name, messages in told.items()}}
+        handed_out = federation.exchange("model", solved)
+        models = {**solved, **{name: messages[self.target.name] for name, messages in handed_out.items()}}
         self.load_shared_(models)
         self.forget_()
         self.trainer.should_stop = True
@@ -248,7 +248,7 @@ class FedRFTCAClosedForm(FederatedModule):
         return AlignedReplica(extractor, sample, self.federation.seed, aligner, classifier, self.unit_norm)
 
     def on_fit_start(self) -> None:
-        """Start with empty sums, and say if nobody trains the extractor; a resumed run may have nothing left to do."""
+        """Start with empty sums, and warn if nobody trains the extractor; a resumed run may have nothing left to do."""
         super().on_fit_start()
         self.forget_()
         rounds = self.trainer.max_epochs or 0
@@ -262,16 +262,16 @@ class FedRFTCAClosedForm(FederatedModule):
             self.trainer.should_stop = True
 
     def _check_complete(self) -> None:
-        """Raise on every process unless each local client that is heard has been through all of its samples."""
+        """Raise on every process unless each participating local client has been through all of its samples."""
         federation = self.federation
-        heard = federation.present("moments")
+        participants = federation.present("moments")
         error: RosterError | None = None
-        if len({client.is_target for client in heard}) < 2:
+        if len({client.is_target for client in participants}) < 2:
             error = RosterError(
                 f"round {federation.round_idx} gathers the moments of the target and at least one source, but only "
-                f"{[client.name for client in heard]} are heard: give no participation, which means everyone"
+                f"{[client.name for client in participants]} participate: give no participation, which means everyone"
             )
-        for client in heard:
+        for client in participants:
             if federation.is_local(client):
                 seen = self._sums[client.name].count if client.name in self._sums else 0
                 if seen != client.num_samples and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]

@@ -14,7 +14,7 @@ Differences from the paper, or from its code where the two differ:
   a round: all sources count alike, and by the code's shares the target not at all.
 - Means of BatchNorm's statistics keep the spread of the means (paper, equation 17); the code averages variances.
 - The code scores the target's samples in training mode, where BatchNorm's statistics are the target's; here in
-  evaluation mode. It mixes samples even if told not to, and lends a sample without votes a label; here neither.
+  evaluation mode. It mixes samples even if set not to, and lends a sample without votes a label; here neither.
 - All classifiers start from the same weights; as in the paper they are never averaged after a warm-up.
 """
 
@@ -204,7 +204,7 @@ class KD3A(TaughtTarget):
         totals: Mapping[str, Mapping[str, Tensor]],
         teachers: Sequence[str],
     ) -> None:
-        """The target takes what the sources agree on; in a soft vote the class is told first, then who is of it."""
+        """The target takes what the sources agree on; in a soft vote first the class, then who agrees with it."""
         target = self.target.name
         if self.vote == "hard":
             if target in totals:
@@ -223,7 +223,7 @@ class KD3A(TaughtTarget):
             self._lessons = {"targets": vote.targets, "weights": vote.weights}
 
     def share_(self, focus: Mapping[str, Tensor], confident: Mapping[str, float], teachers: Sequence[str]) -> list[str]:
-        """Each source finds its alpha, or is told it, from its own focus and the sum of all; whose counted.
+        """Each source computes or receives its alpha, from its focus and the sum of all; return whose focus counted.
 
         Focus is that of each source, a scalar; confident is the share of samples that somebody is confident of, by the
         client that knows it.
@@ -247,8 +247,8 @@ class KD3A(TaughtTarget):
                 self.move_share_(name, rest * (float(adds[name]) / everybody if everybody else 1 / len(teachers)))
         if models:
             message = {target: {name: {"share": self.kept(name)["share"]} for name in adds}} if adds else {}
-            for name, told in self.federation.exchange("focus", message, to=teachers).items():
-                self.kept(name)["share"] = told[target]["share"].cpu()
+            for name, messages in self.federation.exchange("focus", message, to=teachers).items():
+                self.kept(name)["share"] = messages[target]["share"].cpu()
         return [*teachers]
 
     def move_share_(self, client: str, share: float) -> None:
@@ -278,10 +278,10 @@ class KD3A(TaughtTarget):
 
     def _log(self, confident: Mapping[str, float]) -> None:
         """Share of the target's samples that somebody is confident of, and alpha, as far as the target knows them."""
-        target, told = self.target.name, {}
+        target, reported = self.target.name, {}
         if target in confident:
             known = [name for name in self._kept if self.exchange == "models" or name == target]
             alphas = {f"share/{name}": float(self.kept(name)["share"]) for name in known}
-            told = {target: {"confident": confident[target], **alphas}}
+            reported = {target: {"confident": confident[target], **alphas}}
         every = ["confident", *(f"share/{client.name}" for client in self.clients)]
-        self.log_everywhere(self.federation.report(told, every).get(target, {}))
+        self.log_everywhere(self.federation.report(reported, every).get(target, {}))

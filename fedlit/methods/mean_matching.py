@@ -1,6 +1,6 @@
 """Clients that lower a distance between means over their samples in each local step: FedDAN's and FedCORAL's.
 
-A subclass says of what the means are, and which of its arguments may follow the scale of the features.
+A subclass defines of what the means are, and which of its arguments may follow the scale of the features.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedlit.federation import Channel, Client, DivergedError, Open, Summed
 from fedlit.functional import mean_pair_distance
-from fedlit.methods.mean_messages import exchange_means, heard_sources, sum_difference
+from fedlit.methods.mean_messages import exchange_means, sources_in_step, sum_difference
 from fedlit.models import MatchingReplica, feature_width
 from fedlit.models.copies import check_tied
 from fedlit.models.matching import STAYS_LOCAL
@@ -36,8 +36,8 @@ class MomentMatching(FederatedModule):
         mmd_weight: Weight lambda of the distance, at least 0. A target without labels has no other loss: an optimiser
             whose steps have one length whatever the gradient's, such as Adam, pays no heed to lambda there.
         match: ``"pooled"`` or ``"pairwise"``, which is larger by the sources' spread and pulls them together.
-        every: Whether clients tell each other their means in each local ``"step"``, or in the first of a ``"round"``;
-            then they keep what they have heard of the others, and bring their own mean up to date.
+        every: Whether clients exchange their means in each local ``"step"``, or in the first of a ``"round"``; then
+            they keep what they have received from the others, and bring their own mean up to date.
         average: What is averaged at the end of a round: ``"all"``, over everyone, or the ``"classifier"``, over the
             sources, so that every client has an extractor of its own.
         kwargs: See `FederatedModule`.
@@ -46,7 +46,7 @@ class MomentMatching(FederatedModule):
         ValueError: If an argument is out of range, or the extractor has nothing to train.
 
     Notes:
-        Pooled, a sum over everyone tells all of them the difference of the sources' mean and the target's, and nobody
+        Pooled, a sum over everyone gives all of them the difference of the sources' mean and the target's, and nobody
         the mean of another; with a single source, each of the two can solve for the other's. Pairwise, the target
         learns the mean over sources, and every source the target's mean, in the clear. A mean over few samples reveals
         much of them.
@@ -109,7 +109,7 @@ class MomentMatching(FederatedModule):
 
     @property
     def channels(self) -> tuple[Channel, ...]:
-        """The scale of the features, where it is followed, means in the way that ``match`` says, and weights."""
+        """The scale of the features, where it is followed, means as set by ``match``, and weights."""
         how_often = "every local step" if self.every == "step" else "every round"
         talk: tuple[Channel, ...] = ()
         if self.follows_scale:
@@ -163,7 +163,7 @@ class MomentMatching(FederatedModule):
         return feature_width(self.originals[0])
 
     def matched_means(self, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Means of local clients that know others', with a graph; in a step in which they are exchanged, of all heard.
+        """Means of local clients that know others', with a graph; in a step that exchanges them, of all participants.
 
         Features are of local clients' batches, each of shape (n, width).
         """
@@ -179,15 +179,15 @@ class MomentMatching(FederatedModule):
         sources = self.large_enough(sources)
         if not sources:
             return {}
-        heard = {self.target.name, *(client.name for client in sources)}
-        means = {name: self.mean(name, own) for name, own in able.items() if name in heard}
+        participants = {self.target.name, *(client.name for client in sources)}
+        means = {name: self.mean(name, own) for name, own in able.items() if name in participants}
         self.exchange_(sources, means)
         return means
 
     def heard_sources(self) -> list[Client]:
         """Sources that can be matched with the target in this step; none if it cannot."""
-        sources = heard_sources(self, *(channel.name for channel in self.channels if channel.name != "weights"))
-        # less who was lost since the round began; where too few are left to hide, the exchange says so
+        sources = sources_in_step(self, *(channel.name for channel in self.channels if channel.name != "weights"))
+        # without those that dropped out since the round began; where too few are left to hide, the exchange warns
         there = self.federation.senders("moments") or [client.name for client in self.clients]
         sources = [client for client in sources if client.name in there]
         if self.match == "pooled" and self.target.name not in there:
@@ -216,14 +216,14 @@ class MomentMatching(FederatedModule):
         sent = {name: sizes[name] * own for name, own in means.items()}
         if self.match == "pooled":
             shares = {client.name: sizes[client.name] / number for client in sources} | {target: -sizes[target]}
-            told = sum_difference(self.federation, "moments", sent, sources)
-            others = {name: told[name] - shares[name] * own.detach() for name, own in means.items() if name in told}
+            gaps = sum_difference(self.federation, "moments", sent, sources)
+            others = {name: gaps[name] - shares[name] * own.detach() for name, own in means.items() if name in gaps}
         else:
             roots = dict.fromkeys((client.name for client in sources), 1 / math.sqrt(number)) | {target: 1.0}
             shares = {name: -root * sizes[name] for name, root in roots.items()}
             messages = {name: {"moments": own} for name, own in sent.items()}
-            heard = exchange_means(self.federation, ("moments", "target_moments"), messages, sources)
-            others = {name: roots[name] * message["moments"] for name, message in heard.items()}
+            received = exchange_means(self.federation, ("moments", "target_moments"), messages, sources)
+            others = {name: roots[name] * message["moments"] for name, message in received.items()}
         for name, other in others.items():
             self.replicas[name].others.copy_(other)
             self.replicas[name].share.fill_(shares[name])
@@ -240,17 +240,17 @@ class MomentMatching(FederatedModule):
 
         It stays in the replicas' ``reference``. Whether it is known, which is equal on all processes.
         """
-        federation, heard = self.federation, [*sources, self.target]
-        if not federation.senders("scale", among=heard):
+        federation, participants = self.federation, [*sources, self.target]
+        if not federation.senders("scale", among=participants):
             return False
         if federation.batch_idx == 0:
-            sizes = self.samples_in_step(heard)
+            sizes = self.samples_in_step(participants)
             sent = {
                 name: {"mean": own.mean(dim=0), "square": own.square().mean()}
                 for name, own in ((name, own.detach().double()) for name, own in features.items() if name in sizes)
             }
-            for name, told in federation.mean("scale", sent, heard, heard, weights=sizes).items():
-                distance = mean_pair_distance(told["mean"], told["square"], sum(sizes.values()))
+            for name, moments in federation.mean("scale", sent, participants, participants, weights=sizes).items():
+                distance = mean_pair_distance(moments["mean"], moments["square"], sum(sizes.values()))
                 if distance == 0:
                     federation.fail(
                         DivergedError(
@@ -266,7 +266,7 @@ class MomentMatching(FederatedModule):
         """Mean squared distance between all clients' features, as this local client learned it last; positive."""
         return float(self.replicas[client].reference)
 
-    # ---------------------------------------------------------------- what a subclass says
+    # ---------------------------------------------------------------- what a subclass defines
 
     def num_moments(self) -> int:
         """How many numbers M a mean has."""
@@ -281,13 +281,13 @@ class MomentMatching(FederatedModule):
         return gap.square().sum()
 
     def corrections(self, sources: Sequence[Client]) -> dict[str, float]:
-        """What the means of all that are heard are multiplied by, by name."""
+        """Factors of the means of all participants, by name."""
         return dict.fromkeys((client.name for client in (*sources, self.target)), 1.0)
 
     # ---------------------------------------------------------------- rounds and set-up
 
     def build_replica(self) -> nn.Module:
-        """Copies of extractor and classifier, and room for what is heard."""
+        """Copies of extractor and classifier, and room for what is received."""
         return MatchingReplica(*copy.deepcopy(self.originals), self.num_moments())
 
     def on_round_start(self, round_idx: int) -> None:

@@ -1,9 +1,9 @@
-"""Sources and target tell each other the mean of a map of their samples: FedRFTCA's, FedMMD's, FedDAN's and FedCORAL's.
+"""Sources and target exchange the mean of a map of their samples: FedRFTCA's, FedMMD's, FedDAN's and FedCORAL's.
 
 For means m_k of the K sources and m_T of the target, all that a client needs for its gradient of
 
 - the pairwise distance (1/K) sum_k |m_k - m_T|^2 is the other side's mean: the mean over sources, or m_T;
-- the pooled distance |D|^2, with D = (1/K) sum_k m_k - m_T, is D, which one sum over everyone tells.
+- the pooled distance |D|^2, with D = (1/K) sum_k m_k - m_T, is D, which one sum over everyone gives.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from fedlit.module import FederatedModule
 Message = Mapping[str, Tensor]
 
 
-def heard_sources(module: FederatedModule, channel: str, *others: str) -> list[Client]:
-    """Sources that are heard on all these channels with the target and, as it does, have a batch now; else none."""
-    heard = module.in_step(channel, *others)
-    return [client for client in heard if not client.is_target] if any(c.is_target for c in heard) else []
+def sources_in_step(module: FederatedModule, channel: str, *others: str) -> list[Client]:
+    """Sources that participate on all these channels and have a batch in this step; none unless the target does too."""
+    able = module.in_step(channel, *others)
+    return [client for client in able if not client.is_target] if any(c.is_target for c in able) else []
 
 
 def exchange_means(
@@ -38,13 +38,13 @@ def exchange_means(
         federation: Of the clients.
         channels: A summed one from the sources to the target, and an open one back.
         messages: Of local clients, by name.
-        sources: Those that are heard, wherever they are hosted.
+        sources: Those that participate, wherever they are hosted.
         weights: Of the sources in their mean; ``None`` is uniform.
-        answer: What the target says in place of its message, from the mean that it has heard (``None`` if it has heard
-            none); called where the target is hosted and has a message.
+        answer: Makes what the target sends in place of its message, from the mean that it has received (``None`` if it
+            has received none); called where the target is hosted and has a message.
 
     Returns:
-        What each local client has heard of the other side, by name.
+        What each local client has received from the other side, by name.
     """
     target = federation.target.name
     up = federation.mean(
@@ -54,7 +54,7 @@ def exchange_means(
     if own is not None and answer is not None:
         own = answer(up.get(target))
     down = federation.exchange(channels[1], {} if own is None else {target: own}, to=sources)
-    return {**up, **{name: told[target] for name, told in down.items() if target in told}}
+    return {**up, **{name: received[target] for name, received in down.items() if target in received}}
 
 
 def sum_difference(
@@ -66,7 +66,7 @@ def sum_difference(
         federation: Of the clients.
         channel: A summed one from everyone to everyone.
         means: Of local clients, by name, of equal shape.
-        sources: Those that are heard, wherever they are hosted; the target is too.
+        sources: Those that participate, wherever they are hosted; the target does too.
 
     Returns:
         D by name of a local client, of the shape of a mean; none if a client was lost meanwhile, as a sum without it
@@ -76,7 +76,7 @@ def sum_difference(
     signs = dict.fromkeys((client.name for client in sources), share) | {federation.target.name: -1.0}
     signed = {name: {"difference": signs[name] * own} for name, own in means.items()}
     everyone = [*sources, federation.target]
-    told = federation.sum(channel, signed, among=everyone, to=everyone)
+    totals = federation.sum(channel, signed, among=everyone, to=everyone)
     if len(federation.senders(channel, everyone)) < len(everyone):
         return {}
-    return {name: total["difference"] for name, total in told.items()}
+    return {name: total["difference"] for name, total in totals.items()}

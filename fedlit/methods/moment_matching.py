@@ -2,7 +2,7 @@
 
 Differences from the papers, which know one source and no federation:
 
-- What the losses ask for are means over samples, which a secure sum can tell: FedDAN's of random features of its
+- What the losses ask for are means over samples, which a secure sum can give: FedDAN's of random features of its
   kernels, FedCORAL's of second moments. The gradients of all clients together are that of the joint loss.
 - Several sources count alike, whatever the size of their batches: see `match`.
 - FedDAN's kernels count alike: the paper finds their weights by a quadratic programme, which no published code does.

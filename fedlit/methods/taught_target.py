@@ -1,4 +1,4 @@
-"""What KD3A and Co-MDA share: at the end of a round the target learns what its sources say of all of its samples.
+"""What KD3A and Co-MDA share: at the end of a round the target gets its sources' predictions on all of its samples.
 
 Models or votes: either every source sends its model to the target, which asks it (the default); or the target sends its
 samples to the sources, once, which answer through a secure sum. The target trains on the answers in the round after.
@@ -44,11 +44,11 @@ def on_grid(numbers: Tensor) -> Tensor:
 
 
 class TaughtTarget(FederatedModule):
-    """The target trains on what its sources say of its samples; a subclass says what is made of their answers.
+    """The target trains on its sources' predictions on its samples; a subclass defines what is made of them.
 
     In the first round after a warm-up the sources train alone. A round in which the target, or every source, is away
-    leaves the target with what it was told before. What is kept from round to round of each source is kept by whoever
-    asks it: the target (models), or the source itself (votes).
+    leaves the target with what it had learned before. What is kept from round to round of each source is kept by
+    whoever asks it: the target (models), or the source itself (votes).
 
     Args:
         exchange: ``"models"`` or ``"votes"``.
@@ -80,7 +80,7 @@ class TaughtTarget(FederatedModule):
 
     @property
     def teaching(self) -> Channel:
-        """What is said in the clear so that sources can be asked."""
+        """The open channel over which models or samples are sent, so that sources can be asked."""
         if self.exchange == "models":
             return Open("teacher", "the whole model of each source", "sources", "target")
         contents = "the inputs of all training samples of the target (exchange='models' sends none)"
@@ -93,7 +93,7 @@ class TaughtTarget(FederatedModule):
         return self.clients if round_idx > self.warmup_rounds else self.sources
 
     def lesson(self) -> dict[str, Tensor]:
-        """What the target was told of the samples of its batch in this local step, by name; nothing at first."""
+        """What the target has learned of the samples of its batch in this local step, by name; nothing at first."""
         rows = self.batch_positions(self.target)
         return {name: table[rows].to(self.device) for name, table in self._lessons.items()}
 
@@ -112,13 +112,13 @@ class TaughtTarget(FederatedModule):
         self.fetch_warmup_(round_idx)
 
     def teachers(self) -> list[str]:
-        """Names of the sources that are heard on all channels in this round, wherever they are, if the target is."""
+        """Names of sources that participate on all channels in this round, wherever they are, if the target does."""
         each = [{client.name for client in self.federation.present(channel.name)} for channel in self.channels]
-        heard = set.intersection(*each)
-        return [client.name for client in self.sources if {client.name, self.target.name} <= heard]
+        participants = set.intersection(*each)
+        return [client.name for client in self.sources if {client.name, self.target.name} <= participants]
 
     def ask_(self, teachers: Sequence[str]) -> dict[str, Tensor]:
-        """What teachers say of the target's training samples, by name, as far as this process is to know.
+        """Return teachers' answers on the target's training samples, by name, as far as this process is to know them.
 
         That is everybody's where the target has their models, and local sources' where these have its samples.
         Probabilities on the grid, shape (n_T, C), float32, on the CPU.
@@ -135,9 +135,9 @@ class TaughtTarget(FederatedModule):
         if late:
             own = [*self.training_inputs(self.target)] if federation.is_local(target) else []
             message = {target: _message(concatenate([mapped(Tensor.cpu, inputs) for inputs in own]))} if own else {}
-            for name, told in federation.exchange("samples", message, to=late).items():
-                if target in told:
-                    self._samples[name] = {path: tensor.cpu() for path, tensor in told[target].items()}
+            for name, messages in federation.exchange("samples", message, to=late).items():
+                if target in messages:
+                    self._samples[name] = {path: tensor.cpu() for path, tensor in messages[target].items()}
             self._shown.update(late)
         local = [client for client in self.sources if client.name in teachers and client.name in self._samples]
         return {client.name: self.answers(self.replicas[client], self._shown_to(client)) for client in local}
@@ -178,7 +178,7 @@ class TaughtTarget(FederatedModule):
         return {self.target.name: total} if total else {}
 
     def heard(self, channel: str, teachers: Collection[str]) -> list[str]:
-        """Of whom `add_` adds something up over a channel, wherever they are."""
+        """Return whose answers `add_` sums over a channel, wherever they are hosted."""
         return self.federation.senders(channel, teachers) if self.exchange == "votes" else [*teachers]
 
     def kept(self, client: str) -> dict[str, Tensor]:
@@ -202,7 +202,7 @@ class TaughtTarget(FederatedModule):
         return [each.name for each in self.clients] if client == self.target.name else []
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add what the target was told, what sources have seen, and what is kept of each."""
+        """Add what the target has learned, what sources have seen, and what is kept of each."""
         super().on_save_checkpoint(checkpoint)
         checkpoint["shown"] = self.public_state()
         for client in self.federation.local_clients:
@@ -214,7 +214,7 @@ class TaughtTarget(FederatedModule):
                 own["lessons"] = self._lessons
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore what the target was told, what sources have seen, and what is kept of each."""
+        """Restore what the target has learned, what sources have seen, and what is kept of each."""
         super().on_load_checkpoint(checkpoint)
         self._shown = set(checkpoint.get("shown", ()))
         for client in self.federation.local_clients:

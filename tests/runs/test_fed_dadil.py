@@ -105,9 +105,7 @@ def test_the_start_is_of_all_samples_however_many_a_round_sees(local_steps: int)
 
 
 def test_without_sources_there_is_no_start() -> None:
-    with pytest.raises(
-        RosterError, match="round 0 gathers the class moments of the sources, but none of them is heard"
-    ):
+    with pytest.raises(RosterError, match="round 0 gathers the class moments of the sources, but none participates"):
         fit(build(), strategy={"participation": Schedule([["c2"], NAMES])})
 
 
