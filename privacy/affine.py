@@ -101,7 +101,7 @@ class AffineSource(ABC):
             raise ReplayError("no moments are out: a reply is unlocked once, after protect")
         bound_to = self._round
         length, body = _unframe("evaluate", bound_to, reply)
-        self._round = None  # before anything is decrypted: what is refused says something, too
+        self._round = None  # before anything is decrypted: a refusal reveals something, too
         if not 1 <= length <= self._max_outputs:
             raise DecodeError(
                 f"the reply holds {length} numbers, from 1 to max_outputs ({self._max_outputs}) were agreed"
@@ -300,7 +300,7 @@ class AffineGrid:
             )
 
     def encode_offset(self, offset: Tensor) -> Tensor:
-        """Steps of y in b, int64; errors as `FixedPoint.check`. `largest_output` says whether they fit."""
+        """Steps of y in b, int64; errors as `FixedPoint.check`. `largest_output` checks whether they fit."""
         return self.offset.encode(offset) << self._shift
 
     def largest_output(self, num_moments: int) -> int:

@@ -4,7 +4,7 @@ S encrypts all moments in one ciphertext. T multiplies it by A (diagonal method,
 multiplication and rotations of the slots), adds a fresh encryption of b plus a mask, and S decrypts.
 
 Adversary: T honest but curious; S honest.
-Hidden:    m from T, beyond what y tells. y from S, but for 2^-19 of its size: CKKS has no room for more.
+Hidden:    m from T, beyond what y reveals. y from S, but for 2^-19 of its size: CKKS has no room for more.
 Not:       A from an S that studies noise. `PaillierAffine` hides A and y from S, whatever it computes.
 
 The mask of a number of y is uniform in [-2^18, 2^18), in steps of 2^-34: what S sees for y and for y' differs by
@@ -12,7 +12,7 @@ The mask of a number of y is uniform in [-2^18, 2^18), in steps of 2^-34: what S
 noise of its own ciphertext, which it knows, multiplied by A, under rounding noise of the same order: about one linear
 combination of each row of A per exchange.
 
-What S answers could tell T about the key, since a T that knows y otherwise sees the noise in it (Li and Micciancio,
+The answers of S could reveal the key to T, since a T that knows y otherwise sees the noise in it (Li and Micciancio,
 2021). So S adds Gaussian noise: of n numbers, T learns at most n / 2 times the squared ratio of the two deviations in
 nats (Li et al., 2022, section 4), which is below 1e-7 for a row of A of norm 1.
 

@@ -4,9 +4,9 @@ S encrypts each moment. T raises the ciphertexts to its coefficients, several ro
 mask, and multiplies by fresh noise; S decrypts; T takes the mask off.
 
 Adversary: T honest but curious; S even malicious.
-Hidden:    m from T, beyond what y tells. A, b and y from S, whatever its computing power: the mask is uniform in Z_n
+Hidden:    m from T, beyond what y reveals. A, b and y from S, whatever its computing power: the mask is uniform in Z_n
            and the noise uniform among the n-th residues, so that every reply is a uniform element of Z*_{n^2}. Only a
-           malicious S that hears whether T found y in range learns that much.
+           malicious S that observes whether T found y in range learns that much.
 """
 
 from __future__ import annotations

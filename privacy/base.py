@@ -1,7 +1,7 @@
 """SecureAggregation: the contract between a federation and whatever protects its sums.
 
 A backend is a recipe: numbers and choices, no keys. It makes one object per party, which holds that party's secrets
-and nothing else, and which says things to the others as byte strings. Whoever runs a backend carries them::
+and nothing else, and which sends the others messages as byte strings. Whoever runs a backend carries them::
 
     enrolment    once, the whole roster and the server: keys that last
     open round   each round, its clients and the server: keys and shares of this round
@@ -10,9 +10,9 @@ and nothing else, and which says things to the others as byte strings. Whoever r
     close        masks only: the server asks the survivors for what removes the masks of its total, in steps
     reveal       at the key holder: protected total -> plaintext total
 
-Enrolment and opening are made of steps, each the same exchange: every client says something to the server, the server
-relays, every client hears. `SecureAggregation.sum` runs all parties in one process and is the pattern for carrying the
-bytes oneself.
+Enrolment and opening are made of steps, each the same exchange: every client sends the server a message, the server
+relays, every client receives. `SecureAggregation.sum` runs all parties in one process and is the pattern for carrying
+the bytes oneself.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class AggregationClient(Party, ABC):
         self.name = name
 
     def say(self, step: str) -> bytes:
-        """What this client tells the server in a step of enrolment or opening; may be empty."""
+        """This client's message to the server in a step of enrolment or opening; may be empty."""
         raise NotImplementedError(f"{type(self).__name__} has no step {step!r}")
 
     def hear(self, step: str, message: bytes) -> None:
@@ -136,7 +136,7 @@ class AggregationServer(Party, ABC):
     on_grid: bool = False
 
     def relay(self, step: str, said: Mapping[str, bytes]) -> dict[str, bytes]:
-        """What each client is to hear in a step, given what each has said; clients may be left out."""
+        """Return the message to each client in a step, given what each has sent; clients may be left out."""
         raise NotImplementedError(f"{type(self).__name__} has no step {step!r}")
 
     @abstractmethod
@@ -183,7 +183,7 @@ class AggregationServer(Party, ABC):
 
 
 class SecureAggregation(ABC):
-    """Adds up vectors of several clients; what else is learnt, and by whom, is what `describe` says.
+    """Adds up vectors of several clients; `describe` states what else is learnt, and by whom.
 
     Attributes:
         key_holder: Who runs `reveal`: the server, or the clients that receive the total.
@@ -218,7 +218,7 @@ class SecureAggregation(ABC):
         """Adversary, what is hidden and revealed, tolerated dropouts, cost."""
 
     def describe_round(self, num_clients: int) -> Description:
-        """What `describe` says, of rounds of so many clients."""
+        """The same as `describe`, of rounds of so many clients."""
         return self.describe()
 
     def check_clients(self, num_clients: int) -> None:
@@ -289,8 +289,8 @@ class SecureAggregation(ABC):
 def run_steps(steps: Sequence[str], clients: Mapping[str, AggregationClient], server: AggregationServer) -> None:
     """Carry the messages of some steps between parties that are all here."""
     for step in steps:
-        said = {name: client.say(step) for name, client in clients.items()}
-        relayed = server.relay(step, said)
+        messages = {name: client.say(step) for name, client in clients.items()}
+        relayed = server.relay(step, messages)
         for name, client in clients.items():
             client.hear(step, relayed.get(name, b""))
 

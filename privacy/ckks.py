@@ -6,11 +6,11 @@ Collusion: one client and the server together read every vector, since the clien
 Dropout:   a sum runs over those who sent.
 Error:     half a step of a grid per client, 2.4e-7 for up to 64 clients.   Uplink: 32.1 bytes per number.
 
-A decrypted total holds the noise of its encryption, and so says something about the key: with the ciphertexts and
+A decrypted total holds the noise of its encryption, and so reveals something about the key: with the ciphertexts and
 enough exact digits of one decrypted total, whoever has neither key nor vectors computes the private key (Li and
 Micciancio, 2021). So numbers are rounded to a grid before they are encrypted, and totals when they are decrypted, with
 a step of more than twice the noise: what comes out is the exact sum of what went in, to the last bit, whatever the
-noise was, and says nothing more than the sum does. The sum is the clients' nevertheless.
+noise was, and reveals nothing more than the sum does. The sum is the clients' nevertheless.
 
 Why noise stays below half a step: n reals in the slots are the values, at n points on the unit circle, of a polynomial
 with N = 2n coefficients, which are multiplied by the scale, rounded, and get noise. A slot of the sum is off by the

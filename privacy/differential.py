@@ -25,8 +25,8 @@ class GaussianMechanism:
     """Clips a payload to a norm and adds Gaussian noise (Dwork and Roth 2014, appendix A; McMahan et al. 2018).
 
     Noise comes from the operating system's randomness, never from a seeded generator, so that runs with it do not
-    repeat bit for bit. Each number is a sum of four normals, without which the digits of floats tell the noise from the
-    signal (Holohan and Braghin 2021); backends on a grid round them off as well.
+    repeat bit for bit. Each number is a sum of four normals, without which the digits of floats separate the noise from
+    the signal (Holohan and Braghin 2021); backends on a grid round them off as well.
 
     Args:
         clip_norm: Greatest L2 norm of what a client sends (C), all entries together, in the units of the payload;
@@ -110,7 +110,7 @@ def _normals(count: int) -> Tensor:
 
 @final
 class Accountant:
-    """Counts what each client has released, and says how much privacy that has cost.
+    """Counts what each client has released, and reports how much privacy that has cost.
 
     Every release is a Gaussian mechanism; releases with multipliers z_i compose to one of multiplier z with
     1 / z^2 = sum of 1 / z_i^2, exactly so in Renyi differential privacy (Mironov 2017, corollary 3), from which

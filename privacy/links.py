@@ -137,7 +137,7 @@ class Identity:
         self.owner = owner
         self._keys = KeyPair()
         self._publics: dict[str, bytes] = {owner: self.public}
-        # two encodings of one key agree on the same secret, so secrets tell what bytes would not
+        # two encodings of one key agree on the same secret, so secrets show what bytes would not
         self._owners: dict[bytes, str] = {self._keys.agree(self.public, owner): owner}
         self._links: dict[str, Link] = {}
 

@@ -5,7 +5,7 @@ neighbour subtracts, and one mask of its own. Both kinds come from short secrets
 share. Once the server has the vectors, survivors give it shares of the own mask of each survivor and of the round key
 of each client that vanished, never both of one client, and it removes what is left in the sum.
 
-    step         client says                                    server relays
+    step         client sends                                   server relays
     identities   long-term key                                  everybody's, which clients pin
     keys         round key                                      round keys of those who are there
     shares       for each neighbour, sealed: shares of its      what was sealed for each
@@ -14,23 +14,23 @@ of each client that vanished, never both of one client, and it removes what is l
 
     step         server asks                                    client answers
     confirm      who survived?                                  a tag for each other survivor
-    unmask       the tags made for each                         shares, as told who survived
+    unmask       the tags made for each                         shares, by who survived
 
 Round keys are authentic because the shares are sealed with identity keys and bound to the digest of the round, which
-covers all keys: they open only between clients that were told the same.
+covers all keys: they open only between clients that received the same keys.
 
-A server may lie nevertheless, and tell clients differently who shared secrets or survived. So each client confirms to
-all others the one view that it was told, and gives shares only once enough confirm the same: q of the n clients of
+A server may lie nevertheless, and report to clients differently who shared secrets or survived. So each client confirms
+to all others the one view that it received, and gives shares only once enough confirm the same: q of the n clients of
 the round, itself included, where q is more than half and at least the threshold, and a threshold of those who hold
 shares of any one client. Two views need 2q clients that confirm, and an honest one confirms one: without 2q - n that
 confirm both, clients act on one view at most. By default q is above 2n/3, so that these would be above n/3.
-Whoever was told another view masked with somebody who gave a share of its seed, as both are more than half of those
+Whoever received another view masked with somebody who gave a share of its seed, as both are more than half of those
 who hold such shares. That one survived, so its round key stays secret, and what it masked stays masked: in the
 complete graph, but for the sum of all survivors. Of these there are q or more, so with q - 2 that collude it is still
 a sum of two others.
 
-One lie that nobody notices here is that a client vanished whose vector has arrived, told to everybody alike: the
-server then learns the sum of the others, who are q or more, in place of the sum of all. In a sparse graph it may so
+One lie that nobody notices here: the server reports to everybody alike that a client vanished whose vector has arrived.
+It then learns the sum of the others, who are q or more, in place of the sum of all. In a sparse graph it may so
 cut the survivors into groups, of a threshold or more, and learn the sum of each (Bell et al. bound such groups
 likewise). In a federation, clients compare the weight in a mean with that of the clients that announced a vector,
 and refuse a mean in which it differs: see `Aggregation`.
@@ -194,7 +194,7 @@ class PairwiseMasking(SecureAggregation):
         for number in range(2, _MOST_TRIED):
             try:
                 borne = self.colluders_borne(number)
-            except QuorumError:  # a threshold that does not suit so many, which a round will tell
+            except QuorumError:  # the threshold does not suit so many: a round of them raises this
                 continue
             suited = True
             if borne >= self.colluders:
@@ -302,11 +302,11 @@ class PairwiseMasking(SecureAggregation):
 
     def describe_round(self, num_clients: int) -> Description:
         """The same, with the number of clients that may collude in a round of so many."""
-        said = self.describe()
+        base = self.describe()
         if num_clients < 2:
-            return said
+            return base
         borne = self.colluders_borne(num_clients)
-        return replace(said, collusion=f"of {num_clients} clients, {borne} may collude with it. Not: {said.collusion}")
+        return replace(base, collusion=f"of {num_clients} clients, {borne} may collude with it. Not: {base.collusion}")
 
     def __repr__(self) -> str:
         return (
@@ -333,7 +333,7 @@ class _ClientRound:
     """Clients whose shares were relayed."""
     protected: bool = False
     survivors: tuple[str, ...] = ()
-    """As the server told; empty until this client has confirmed it."""
+    """As the server reported; empty until this client has confirmed it."""
 
 
 @final
@@ -388,15 +388,15 @@ class MaskingClient(AggregationClient):
         return deal
 
     def hear(self, step: str, message: bytes) -> None:
-        """Directory; round keys; shares of the neighbours' secrets. Nothing is heard when left out of the round."""
+        """Directory; round keys; shares of the neighbours' secrets. Empty if this client is left out of the round."""
         if not message:
             return
         if step == "identities":
-            self._hear_identities(unpack_fields(message))
+            self._receive_identities(unpack_fields(message))
         elif step == "keys":
-            self._hear_keys(message)
+            self._receive_keys(message)
         else:
-            self._hear_shares(message)
+            self._receive_shares(message)
 
     def protect(self, vector: Tensor) -> Tensor:
         """Masked vector, shape (bytes,), uint8; once per round.
@@ -420,7 +420,7 @@ class MaskingClient(AggregationClient):
             [opened.mask_keys[peer] for peer in peers if not agreed.adds(self.name, peer)],
             self._backend.dtype,
         )
-        opened.protected = True
+        opened.protected = True  # before masking: if that fails midway, the masks are used up all the same
         opened.mask_keys.clear()
         dtype = self._backend.dtype
         message = torch.empty(HEADER_BYTES + len(vector) * dtype.itemsize, dtype=torch.uint8)
@@ -443,21 +443,21 @@ class MaskingClient(AggregationClient):
             AuthenticationError: If the question was not asked by the server, in this round.
             ReplayError: If a view was confirmed before, or is not confirmed yet.
             DecodeError: If the clients named are not those who shared secrets.
-            QuorumError: If too few survived, or too few confirm what this client was told.
+            QuorumError: If too few survived, or too few confirm what this client received.
         """
         return self._confirm(question) if step == "confirm" else self._unmask(question)
 
-    def _hear_identities(self, directory: Mapping[str, bytes]) -> None:
+    def _receive_identities(self, directory: Mapping[str, bytes]) -> None:
         if set(directory) != {SERVER, *map(party, self._roster)}:
             raise KeyCheckError(
                 f"the server names identity keys of {sorted(directory)}, but the roster is {list(self._roster)}"
             )
         self._identity.pin(directory)
 
-    def _hear_keys(self, message: bytes) -> None:
+    def _receive_keys(self, message: bytes) -> None:
         opened = self._open()
         if opened.agreed is not None:
-            raise ReplayError(f"client {self.name!r} has heard the keys of this round before")
+            raise ReplayError(f"client {self.name!r} has received the keys of this round before")
         keys = unpack_fields(
             authenticated(self._identity.link(SERVER), binding("keys", SERVER, opened.opening), message)
         )
@@ -487,11 +487,11 @@ class MaskingClient(AggregationClient):
             self._identity.link(SERVER), binding("shares", party(self.name), agreed.digest), pack_fields(deal)
         )
 
-    def _hear_shares(self, message: bytes) -> None:
+    def _receive_shares(self, message: bytes) -> None:
         opened = self._open()
         agreed = opened.agreed
         if agreed is None or opened.shared:
-            raise ReplayError(f"client {self.name!r} has heard shares of this round before, or no keys yet")
+            raise ReplayError(f"client {self.name!r} has received shares of this round before, or no keys yet")
         sealed = unpack_fields(
             authenticated(self._identity.link(SERVER), binding("shares", SERVER, agreed.digest), message)
         )
@@ -527,7 +527,7 @@ class MaskingClient(AggregationClient):
         link = self._identity.link(SERVER)
         fates = unpack_fields(authenticated(link, binding("survivors", SERVER, agreed.digest), question))
         if set(fates) != set(opened.shared) or not set(fates.values()) <= {_SURVIVED, _DROPPED}:
-            raise DecodeError(f"the server must say who of {list(opened.shared)} survived, it told of {list(fates)}")
+            raise DecodeError(f"the server must state who of {list(opened.shared)} survived, got {list(fates)}")
         if fates[self.name] != _SURVIVED:
             raise AuthenticationError(f"client {self.name!r} is asked to confirm that it vanished")
         survivors = tuple(name for name in opened.shared if fates[name] == _SURVIVED)
@@ -551,7 +551,7 @@ class MaskingClient(AggregationClient):
         view = agreed.view(opened.shared, opened.survivors)
         others = [peer for peer in opened.survivors if peer != self.name]
         confirming = [self.name, *(peer for peer in others if self._confirms(peer, tags.get(peer, b""), view, agreed))]
-        agreed.check_left(confirming, f"confirm who survived as client {self.name!r} was told")
+        agreed.check_left(confirming, f"confirm the list of survivors that client {self.name!r} received")
         shares = {
             owner: of_seed if owner in opened.survivors else of_key
             for owner, (of_seed, of_key) in opened.shares.items()
@@ -576,7 +576,7 @@ class MaskingClient(AggregationClient):
         opened = self._open()
         if opened.agreed is None or not opened.shared:
             raise ReplayError(
-                f"client {self.name!r} has not heard everything that opens the round: run its steps "
+                f"client {self.name!r} has not received everything that opens the round: run its steps "
                 f"{list(self._backend.opening)} first; a client that the server left out takes no part"
             )
         return opened, opened.agreed
@@ -632,15 +632,15 @@ class MaskingServer(AggregationServer):
         self._round = _ServerRound(round_digest(round_id, clients), tuple(clients))
 
     def relay(self, step: str, said: Mapping[str, bytes]) -> dict[str, bytes]:
-        """Identity keys, round keys, or sealed shares of those who said something, to each of them.
+        """Identity keys, round keys, or sealed shares of those who sent something, to each of them.
 
         Raises:
-            QuorumError: If too few said something; in enrolment, if anybody did not.
+            QuorumError: If too few sent something; in enrolment, if anybody did not.
         """
-        said = {name: message for name, message in said.items() if message}
+        messages = {name: message for name, message in said.items() if message}
         if step == "identities":
-            return self._relay_identities(said)
-        return self._relay_keys(said) if step == "keys" else self._relay_shares(said)
+            return self._relay_identities(messages)
+        return self._relay_keys(messages) if step == "keys" else self._relay_shares(messages)
 
     def aggregate(self, messages: Mapping[str, Tensor]) -> Tensor:
         """Masked total, which `conclude` changes in place; who is not among the messages has vanished.
@@ -729,36 +729,36 @@ class MaskingServer(AggregationServer):
         """Reals of the total that `conclude` gave."""
         return self._backend.codec.decode(total)
 
-    def _relay_identities(self, said: Mapping[str, bytes]) -> dict[str, bytes]:
-        missing = [name for name in self._roster if name not in said]
-        strangers = [name for name in said if name not in self._roster]
+    def _relay_identities(self, messages: Mapping[str, bytes]) -> dict[str, bytes]:
+        missing = [name for name in self._roster if name not in messages]
+        strangers = [name for name in messages if name not in self._roster]
         if missing or strangers:
             raise QuorumError(
                 f"clients {missing} did not enrol and {strangers} did, but the roster is {list(self._roster)}"
             )
-        self._identity.pin({party(name): said[name] for name in self._roster})
-        directory = pack_fields({SERVER: self._identity.public, **{party(name): said[name] for name in self._roster}})
+        self._identity.pin({party(name): messages[name] for name in self._roster})
+        directory = pack_fields({SERVER: self._identity.public, **{party(n): messages[n] for n in self._roster}})
         return dict.fromkeys(self._roster, directory)
 
-    def _relay_keys(self, said: Mapping[str, bytes]) -> dict[str, bytes]:
+    def _relay_keys(self, messages: Mapping[str, bytes]) -> dict[str, bytes]:
         opened = self._open()
         if opened.agreed is not None:
             raise ReplayError("the keys of this round have been relayed")
-        keys = self._bodies("keys", said, opened.roster, opened.opening)
+        keys = self._bodies("keys", messages, opened.roster, opened.opening)
         for name, key in keys.items():
             self._identity.check_strong(key, name)
         opened.agreed = self._backend.agree(opened.opening, opened.roster, self._identity, keys)
         about = binding("keys", SERVER, opened.opening)
         return {name: authenticate(self._identity.link(party(name)), about, pack_fields(keys)) for name in keys}
 
-    def _relay_shares(self, said: Mapping[str, bytes]) -> dict[str, bytes]:
+    def _relay_shares(self, messages: Mapping[str, bytes]) -> dict[str, bytes]:
         opened = self._open()
         agreed = opened.agreed
         if agreed is None or opened.commitments:
             raise ReplayError("the shares of this round have been relayed, or no keys yet")
         deals = {
             name: unpack_fields(body)
-            for name, body in self._bodies("shares", said, agreed.clients, agreed.digest).items()
+            for name, body in self._bodies("shares", messages, agreed.clients, agreed.digest).items()
         }
         agreed.check_left(deals, "shared secrets")
         commitments = {name: frames.field(deal, "commitment", 32) for name, deal in deals.items()}
@@ -774,16 +774,16 @@ class MaskingServer(AggregationServer):
         return relayed
 
     def _bodies(
-        self, step: str, said: Mapping[str, bytes], clients: Sequence[str], bound_to: bytes
+        self, step: str, messages: Mapping[str, bytes], clients: Sequence[str], bound_to: bytes
     ) -> dict[str, bytes]:
-        """What ``clients`` said in a step, in their order, once the tags have been checked."""
-        strangers = [name for name in said if name not in clients]
+        """What ``clients`` sent in a step, in their order, once the tags have been checked."""
+        strangers = [name for name in messages if name not in clients]
         if strangers:
-            raise AuthenticationError(f"{strangers} say {step}, but the round is among {list(clients)}")
+            raise AuthenticationError(f"{strangers} sent {step}, but the round is among {list(clients)}")
         return {
-            name: authenticated(self._identity.link(party(name)), binding(step, party(name), bound_to), said[name])
+            name: authenticated(self._identity.link(party(name)), binding(step, party(name), bound_to), messages[name])
             for name in clients
-            if name in said
+            if name in messages
         }
 
     def _check_vectors(
@@ -832,8 +832,8 @@ class MaskingServer(AggregationServer):
 
     def _ask_for_shares(self, answers: Mapping[str, bytes]) -> dict[str, bytes]:
         opened, agreed, _ = self._added()
-        said = {name: answer for name, answer in answers.items() if answer}
-        bodies = self._bodies("tags", said, opened.survivors, agreed.digest)
+        messages = {name: answer for name, answer in answers.items() if answer}
+        bodies = self._bodies("tags", messages, opened.survivors, agreed.digest)
         agreed.check_left(bodies, "confirmed who survived")
         tags = {name: unpack_fields(body) for name, body in bodies.items()}
         about = binding("tags", SERVER, agreed.digest)

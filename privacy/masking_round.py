@@ -54,7 +54,7 @@ class MaskedRound:
     """What all parties of one round agree on, once round keys are announced. Holds no secret.
 
     Everything made in the round is bound to its `digest`, which covers the round, the clients, all their keys and the
-    terms of the backend. So parties that were told different things cannot open each other's messages.
+    terms of the backend. So parties that received different ones cannot open each other's messages.
 
     Args:
         opening: Digest of the round that was opened, and its clients.
@@ -131,7 +131,7 @@ class MaskedRound:
         return digest("seed of a self mask", self.digest, client, seed)
 
     def view(self, shared: Sequence[str], survivors: Sequence[str]) -> bytes:
-        """Digest of what a client was told in the round: who shared secrets, and who of them survived."""
+        """Digest of what a client received in the round: who shared secrets, and who of them survived."""
         return digest("view of a round", self.digest, list(shared), list(survivors))
 
     def confirmation(self, sender: str, recipient: str) -> bytes:
@@ -249,7 +249,7 @@ def read_header(message: NDArray[np.uint8], dtype: np.dtype[Any]) -> tuple[bytes
     bound_to, bits, length = _HEADER.unpack_from(message.data, TAG_BYTES)
     if bits != 8 * dtype.itemsize or len(message) != HEADER_BYTES + length * dtype.itemsize:
         raise DecodeError(
-            f"a masked vector says it is {length} numbers of {bits} bits, but it has {len(message)} bytes and the ring "
+            f"a masked vector announces {length} numbers of {bits} bits, but has {len(message)} bytes and the ring "
             f"{8 * dtype.itemsize} bits"
         )
     return bound_to, message[HEADER_BYTES:].view(dtype)

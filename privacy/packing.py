@@ -139,7 +139,7 @@ def unpack(
 ) -> dict[str, Tensor]:
     """Inverse of `pack` for a total; divides by the sum of weights if ``weighted``.
 
-    Integer entries are rounded half to even; a sum of flags tells whether any is set. Raises a `DecodeError` if the
+    Integer entries are rounded half to even; a sum of flags shows whether any is set. Raises a `DecodeError` if the
     vector does not have the length of such a payload, a `RangeError` if a sum does not fit the type of its entry.
     """
     if vector.dim() != 1 or not vector.is_floating_point():

@@ -140,7 +140,7 @@ def _forked(work: Callable[[Sequence[int]], bytes], part: Sequence[int]) -> Iter
         finally:
             if child is not None:
                 with suppress(ProcessLookupError, ChildProcessError):  # where the program reaps its children elsewhere
-                    os.kill(child, signal.SIGKILL)  # it has said all, or an error here has made it useless
+                    os.kill(child, signal.SIGKILL)  # it has sent all, or an error here has made it useless
                     os.waitpid(child, 0)
 
 

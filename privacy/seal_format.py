@@ -1,6 +1,6 @@
 """Bytes of SEAL's objects, read before SEAL reads them: some that it is given end the process, which nothing can catch.
 
-Every object begins with a header that says how the rest is compressed and how long it is, and contains objects with
+Every object begins with a header that states how the rest is compressed and how long it is, and contains objects with
 headers of their own, which SEAL believes: one that announces 2^38 bytes, or another compression than was used, makes it
 abort. So whatever comes from others is decompressed here, up to the length that it may have, and each header in it has
 to be the one that this version of SEAL writes for an object of its kind and size.

@@ -1,4 +1,4 @@
-"""Secrets of 32 bytes cut into shares, of which a threshold restores them and fewer say nothing (Shamir, 1979)."""
+"""Secrets of 32 bytes cut into shares, of which a threshold restores them and fewer reveal nothing (Shamir, 1979)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHARE_BYTES = 33
 def split(secret: bytes, threshold: int, points: Sequence[int]) -> dict[int, bytes]:
     """Shares by point: 33 bytes, values of a random polynomial of degree ``threshold - 1`` that is the secret at 0.
 
-    The secret has 32 bytes, the threshold is at least 1, and points differ and are at least 1, or a `ValueError` says
+    The secret has 32 bytes, the threshold is at least 1, and points differ and are at least 1, or a `ValueError` states
     which is out of range.
     """
     if len(secret) != SECRET_BYTES:

@@ -2,8 +2,8 @@
 
 The first client of the roster makes the key pair and deals it: the public key goes to everybody, the private key to
 each other client, sealed for it alone, through the server. A second key, known to the server too, authenticates what
-crosses, so that no byte is loaded that a stranger made or a wire has changed. Each scheme only says how it makes keys,
-encrypts, adds and decrypts.
+crosses, so that no byte is loaded that a stranger made or a wire has changed. Each scheme only defines how it makes
+keys, encrypts, adds and decrypts.
 
 Whoever reads a total need not have opened its round, so totals name the round they were made for, and a client that
 has read one, or has opened its round, refuses older ones of the same channel.

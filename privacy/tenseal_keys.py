@@ -209,7 +209,7 @@ class Context:
 class VectorScheme(HomomorphicScheme):
     """Ciphertexts are TenSEAL's vectors, each filling all slots; the server holds no key, only parameters.
 
-    The public half of a key pair is an encryption of zeros, as are all public keys of such schemes. ``encode`` says
+    The public half of a key pair is an encryption of zeros, as are all public keys of such schemes. ``encode`` gives
     what to encrypt for floating-point numbers within the codec's bound; ``decode`` gives reals of it, float64.
     """
 

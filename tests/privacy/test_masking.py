@@ -741,7 +741,7 @@ def test_shares_need_confirmations_of_a_threshold_of_clients() -> None:
     to_c0 = addressed_to("c0", tags)
     assert agreed.threshold == 4
     for few in ([], ["c1"], ["c1", "c2"]):
-        with pytest.raises(QuorumError, match=rf"only {1 + len(few)} clients confirm .* client 'c0' was told"):
+        with pytest.raises(QuorumError, match=rf"only {1 + len(few)} clients confirm .* client 'c0' received"):
             parties.unmask("c0", {name: to_c0[name] for name in few})
     # it was asked in vain, and may be asked again, but about the same list only
     shares = parties.unmask("c0", {name: to_c0[name] for name in ("c1", "c2", "c3")})
@@ -1137,7 +1137,7 @@ def test_strangers_are_refused() -> None:
         name: parties.clients[name].answer("confirm", asked)
         for name, asked in parties.server.ask("confirm", {}).items()
     }
-    with pytest.raises(AuthenticationError, match=r"\['c2'\] say tags"):
+    with pytest.raises(AuthenticationError, match=r"\['c2'\] sent tags"):
         parties.server.ask("unmask", {**answers, "c2": b"x"})
     with pytest.raises(AuthenticationError):  # one client's confirmations under another's name
         parties.server.ask("unmask", {**answers, "c1": answers["c0"]})
