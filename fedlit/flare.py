@@ -1,8 +1,8 @@
 """A controller and an executor of NVIDIA FLARE (the extra ``nvflare``), which train one run of fedlit across its sites.
 
-FLARE has provisioned the parties, admits jobs and connects them; its auxiliary messages carry what the parties of the
-run tell each other. The run itself is that of ``fedlit serve`` and ``fedlit join``: same weights, checkpoints, ledger.
-``fedlit flare`` writes the job that names them.
+FLARE has provisioned the parties, admits jobs and connects them; its auxiliary messages carry the messages between
+the parties of the run. The run itself is that of ``fedlit serve`` and ``fedlit join``: same weights, checkpoints,
+ledger. ``fedlit flare`` writes the job that names them.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class FedlitController(Controller):  # type: ignore[misc]
     def process_result_of_unknown_task(
         self, client: Any, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
     ) -> None:
-        """A site ends that was started anew; its run has told already."""
+        """Ignore the end of a site that was started anew: its run has reported already."""
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         """Ask the sites to take part, and serve them until the run has ended."""
@@ -109,9 +109,9 @@ class FedlitController(Controller):  # type: ignore[misc]
         seat = CarriedServer(listener, self.sites, self.wait_for, self.patience)
         tasks = []
         for name, key in keys.items():
-            told = Shareable()
-            told[_KEY] = key
-            tasks.append(Task(TASK, told, result_received_cb=partial(self._hear, seat)))
+            data = Shareable()
+            data[_KEY] = key
+            tasks.append(Task(TASK, data, result_received_cb=partial(self._receive_result, seat)))
             self.broadcast(tasks[-1], fl_ctx, targets=[name], min_responses=1)
         over = threading.Event()
         threading.Thread(target=_end_with, args=(abort_signal, seat, over), daemon=True).start()
@@ -129,16 +129,16 @@ class FedlitController(Controller):  # type: ignore[misc]
             time.sleep(0.2)
         self.cancel_all_tasks()
 
-    def _hear(self, seat: CarriedServer, client_task: Any, fl_ctx: FLContext) -> None:
-        """Tell why a site has ended; before the first round all end then, as none begins without it."""
+    def _receive_result(self, seat: CarriedServer, client_task: Any, fl_ctx: FLContext) -> None:
+        """Log why a site has ended by an error; before the first round the run ends, as none begins without it."""
         result = client_task.result
         code = result.get_return_code() if isinstance(result, Shareable) else ReturnCode.ERROR
         if code not in (ReturnCode.OK, ReturnCode.TASK_ABORTED):
-            said = str(result.get(_WORDS, code))[-2000:] if isinstance(result, Shareable) else code
-            words = f"site {client_task.client.name!r} has ended: {said}"
-            self.log_error(fl_ctx, words)
+            reason = str(result.get(_WORDS, code))[-2000:] if isinstance(result, Shareable) else code
+            text = f"site {client_task.client.name!r} has ended: {reason}"
+            self.log_error(fl_ctx, text)
             if not seat.begun:
-                seat.end(words)
+                seat.end(text)
 
 
 class FedlitExecutor(Executor):  # type: ignore[misc]
@@ -165,27 +165,28 @@ class FedlitExecutor(Executor):  # type: ignore[misc]
             return make_reply(ReturnCode.TASK_UNKNOWN)
         relay = Relay(partial(_send, fl_ctx.get_engine(), str(shareable.get(_KEY))))
         environment = {**os.environ, **relay.environment, TIMES: f"{self.wait_for} {self.patience}"}
+        # -P: a folder of the workspace in which FLARE has started this process is not taken for a package
         command = [sys.executable, "-P", "-m", "fedlit.cli", "flare", "site", *_words(fl_ctx, self.arguments)]
         try:
-            code, told = self._watch(command, environment, abort_signal)
+            code, output = self._watch(command, environment, abort_signal)
             for _ in range(_MOST_STARTS):
-                if code >= 0 or abort_signal.triggered:  # it has ended by itself, and said why
+                if code >= 0 or abort_signal.triggered:  # it has ended by itself, and its output states why
                     break
                 self.log_warning(fl_ctx, f"the process of this site was killed (signal {-code}): it is started again")
-                code, told = self._watch([*command, "--fresh=false"], environment, abort_signal)
+                code, output = self._watch([*command, "--fresh=false"], environment, abort_signal)
         finally:
             relay.close()
         if abort_signal.triggered:
             return make_reply(ReturnCode.TASK_ABORTED)
         if code == 0:
             return make_reply(ReturnCode.OK)
-        self.log_error(fl_ctx, f"this site has ended with code {code}: {told}")
+        self.log_error(fl_ctx, f"this site has ended with code {code}: {output}")
         reply = make_reply(ReturnCode.EXECUTION_EXCEPTION)
-        reply[_WORDS] = told
+        reply[_WORDS] = output
         return reply
 
     def _watch(self, command: list[str], environment: Mapping[str, str], abort_signal: Signal) -> tuple[int, str]:
-        """Run a process to its end, or FLARE's; its code, and the last words that it said."""
+        """Run a process to its end, or the job's; return its exit code and the last lines of its output."""
         process = subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
         )
@@ -193,24 +194,25 @@ class FedlitExecutor(Executor):  # type: ignore[misc]
         lines = iter(process.stdout)
         last = deque[str](maxlen=TOLD)
 
-        def tell() -> None:
+        def read_lines() -> None:
             for line in lines:
-                words = line.decode(errors="replace").rstrip()
-                if words:
-                    last.append(words)
-                    self.logger.info(words)
+                text = line.decode(errors="replace").rstrip()
+                if text:
+                    last.append(text)
+                    self.logger.info(text)
 
-        teller = threading.Thread(target=tell, daemon=True)
-        teller.start()
+        reader = threading.Thread(target=read_lines, daemon=True)
+        reader.start()
         while process.poll() is None:
             if abort_signal.triggered:
                 process.terminate()
                 await_end(process)
                 break
             time.sleep(0.1)
-        teller.join(1.0)
-        said = "\n".join(last)
-        return process.returncode, said[said.rfind("\nfedlit: ") + 1 :]
+        reader.join(1.0)
+        output = "\n".join(last)
+        start = output.rfind("\nfedlit: ") + 1  # of fedlit's last message; 0 if there is none
+        return process.returncode, output[start:]
 
 
 # ---------------------------------------------------------------- one run
@@ -270,8 +272,8 @@ def _end_with(abort_signal: Signal, seat: CarriedServer, over: threading.Event) 
 def _register(engine: Any, keys: Mapping[str, str], handle: Callable[[str, Message], dict[str, Any]]) -> None:
     """Let FLARE's server give us the messages of sites.
 
-    The name in a message is what its sender says. That it is this site's the key shows, which it was given with its
-    task: FLARE gives a task to the site that it is for, by the token that this has been given when it was admitted.
+    The name in a message is what its sender claims. The key shows that it is this site's: the site received it with its
+    task, and FLARE gives a task to the site that it is for, by the token that this site received when it was admitted.
     """
 
     def answer(topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:

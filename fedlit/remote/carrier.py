@@ -36,11 +36,11 @@ class Listener(ABC):
         """Take calls from now on, each in a thread of its own; returns the address as ``HOST:PORT``.
 
         Args:
-            answer: Given the name of a site and its request, says the reply, or raises a `RefusedError`, whose words
-                the site gets. It may take hours. A request or reply that breaks off ends in a `BrokenError` where its
+            answer: Returns the reply to the name of a site and its request, or raises a `RefusedError`, whose text the
+                site receives. It may take hours. A request or reply that breaks off ends in a `BrokenError` where its
                 pieces are taken.
-            came: Told the name of a site for each of its connections that stands from now on.
-            gone: Told the name of a site for each of these that stands no more, as soon as that is noticed.
+            came: Called with the name of a site for each of its connections that stands from now on.
+            gone: Called with the name of a site for each of these that stands no more, as soon as that is noticed.
 
         Raises:
             FederationError: If nothing can listen at the address.

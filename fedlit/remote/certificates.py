@@ -140,7 +140,7 @@ def check_files(certificate: Path, key: Path, ca: Path) -> None:
     """See whether the files of a seat fit together, and are valid by this machine's clock.
 
     Raises:
-        ValueError: If they do not; one line says which, and why.
+        ValueError: If they do not; one line states which, and why.
     """
     chain, authorities = _read("certificate", certificate), _read("ca", ca)
     own = chain[0]

@@ -1,7 +1,7 @@
 """The carrier that is there by default: gRPC with mutual TLS, over one port, to which sites dial out.
 
 Both ends prove who they are by certificates of one authority; a site's name is the common name of its certificate.
-Each site has one connection, with a stream that says nothing and stays: when it ends, the site is gone.
+Each site has one connection, with a stream that carries nothing and stays open: when it ends, the site is gone.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def _library() -> Any:
 class GrpcListener(Listener):
     """Takes calls of sites.
 
-    gRPC itself writes to standard error why a handshake failed (``Handshake failed with error``), but not whose: it
-    tells nobody else, and no name is known yet.
+    gRPC itself writes to standard error why a handshake failed (``Handshake failed with error``), but not whose: it is
+    reported nowhere else, and no name is known yet.
 
     Args:
         address: ``HOST:PORT``; port 0 is any.
@@ -115,7 +115,7 @@ class GrpcListener(Listener):
                 context.abort(grpc.StatusCode.UNAVAILABLE, _fitting(str(error)))
             except Exception as error:
                 _log.exception("a call of site %s failed", name)
-                # its words may tell what is no business of a site
+                # its text may contain what is not for a site
                 context.abort(grpc.StatusCode.INTERNAL, f"the server failed ({type(error).__name__}): see its log")
 
         def presence(request: bytes, context: Any) -> Iterator[bytes]:
@@ -242,7 +242,7 @@ class GrpcCaller(Caller):
                 channel = self._connected()
             yield from channel.stream_stream(f"/{_SERVICE}/{_CALL}")(request)
         except self._grpc.RpcError as error:
-            raise self._told(error) from None
+            raise self._converted(error) from None
 
     def _connected(self) -> Any:
         """The channel, once its connection stands and is seen at the other end."""
@@ -258,15 +258,15 @@ class GrpcCaller(Caller):
         return channel
 
     def _wait_to_connect(self, channel: Any) -> None:
-        """Until there is a connection, or for `_CONNECTS` seconds: the call after it says why there is none."""
+        """Wait for a connection, or for `_CONNECTS` seconds: the call after it raises why there is none."""
         ready = self._grpc.channel_ready_future(channel)
         try:
             ready.result(timeout=_CONNECTS)
         except self._grpc.FutureTimeoutError:
             ready.cancel()
 
-    def _told(self, error: Any) -> Exception:
-        """What an error of gRPC comes to."""
+    def _converted(self, error: Any) -> Exception:
+        """Return the carrier's error for an error of gRPC."""
         code, words, codes = error.code(), error.details() or "", self._grpc.StatusCode
         if code in (codes.PERMISSION_DENIED, codes.UNAUTHENTICATED):
             return RefusedError(words)

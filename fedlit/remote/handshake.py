@@ -1,7 +1,7 @@
 """Why a site and what listens at the server's address do not come together, asked by a TLS handshake of one's own.
 
-gRPC tells of the address that it tried last only, in words that differ from release to release, and where a host has
-several addresses the last one is often not the one that a server answered at.
+gRPC reports the address that it tried last only, in messages that differ from release to release. Where a host has
+several addresses, the last one is often not the one that a server answered at.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _SECONDS = 5.0
 
 
 class EndedError(Exception):
-    """What listens ended the connection and said nothing."""
+    """What listens ended the connection and sent no reason."""
 
 
 def objection(server: str, certificate: Path, key: Path, ca: Path) -> str | None:
@@ -29,7 +29,7 @@ def objection(server: str, certificate: Path, key: Path, ca: Path) -> str | None
 
     Raises:
         EndedError: If what listens ends the connection without a reason: it may be starting, may speak no TLS, or may
-            not trust the certificate and not say so.
+            not trust the certificate and not report that.
     """
     context = ssl.create_default_context(cafile=str(ca))
     if hasattr(ssl, "VERIFY_X509_STRICT"):

@@ -1,9 +1,9 @@
 """A carrier over single messages and their answers, which an engine brings that organisations run already.
 
-Such an engine, NVIDIA FLARE say, knows who is there, encrypts, and tells the server which site a message is from. It
-answers each message within seconds; a call may take hours, and be of any size. So a call is cut into messages: some
-that put the request, in order, and some that take the reply, each of which waits a while for it. A site says now and
-then that it is there.
+Such an engine (NVIDIA FLARE, for example) knows who is there, encrypts, and names to the server the site that a message
+is from. It answers each message within seconds; a call may take hours, and be of any size. So a call is cut into
+messages: some that put the request, in order, and some that take the reply, each of which waits a while for it. A site
+sends a sign of life now and then.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MESSAGE_BYTES = 1 << 20
 """Of pieces in one message at most."""
 
 POLL = 5.0
-"""Seconds that a message waits for its answer, before it is told to ask again."""
+"""Seconds that a message waits for its answer; then the reply is to ask again."""
 
 ALIVE = 2.0
 """Seconds between a site's signs of life."""
@@ -52,7 +52,7 @@ class _Call:
 
     requests: queue.Queue[tuple[list[bytes], bool]] = field(default_factory=lambda: queue.Queue(_WAITING))
     replies: queue.Queue[dict[str, Any]] = field(default_factory=lambda: queue.Queue(_WAITING))
-    heard: float = field(default_factory=time.monotonic)
+    last_message: float = field(default_factory=time.monotonic)
     over: bool = False
 
 
@@ -122,8 +122,8 @@ class MessageListener(Listener):
                 worker.start()
             call = self._calls.get(key)
         if call is None:
-            return True  # it is over, as its reply says
-        call.heard = time.monotonic()
+            return True  # it is over, as its reply shows
+        call.last_message = time.monotonic()
         try:
             call.requests.put((pieces, last), timeout=POLL)
         except queue.Full:
@@ -135,7 +135,7 @@ class MessageListener(Listener):
         call = self._calls.get(key)
         if call is None:
             return {"state": "broken", "words": "the server knows no such call, or has given it up"}
-        call.heard = time.monotonic()
+        call.last_message = time.monotonic()
         try:
             part = call.replies.get(timeout=POLL)
         except queue.Empty:
@@ -159,7 +159,7 @@ class MessageListener(Listener):
             self._reply(call, {"state": "broken", "words": str(error)})
         except Exception as error:
             _log.exception("a call of site %s failed", name)
-            # its words may tell what is no business of a site
+            # its text may contain what is not for a site
             words = f"the server failed ({type(error).__name__}): see its log"
             self._reply(call, {"state": "broken", "words": words})
         finally:
@@ -172,7 +172,7 @@ class MessageListener(Listener):
                 call.replies.put(part, timeout=1.0)
                 return True
             except queue.Full:
-                if time.monotonic() - call.heard > BREAKS:
+                if time.monotonic() - call.last_message > BREAKS:
                     break
         with self._lock:
             self._calls = {key: each for key, each in self._calls.items() if each is not call}
@@ -200,7 +200,7 @@ class MessageListener(Listener):
             now = time.monotonic()
             self._forget([key for key, at in [*self._seen.items()] if now - at > SILENCE])
             with self._lock:
-                over = [key for key, call in self._calls.items() if call.over and now - call.heard > BREAKS]
+                over = [key for key, call in self._calls.items() if call.over and now - call.last_message > BREAKS]
                 for key in over:
                     del self._calls[key]
 
@@ -288,7 +288,7 @@ class MessageCaller(Caller):
         return answer
 
     def _show(self) -> None:
-        """Say now and then that this site is there."""
+        """Send a sign of life now and then."""
         while not self._closed.wait(ALIVE):
             self._send({"kind": "alive", "session": self._session}, SILENCE)
 

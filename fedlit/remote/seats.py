@@ -56,7 +56,7 @@ class CarriedServer(Seat):
         return self._star is not None and self._star.begun
 
     def end(self, why: str) -> None:
-        """End the run, now or as soon as it starts; sites are told why."""
+        """End the run, now or as soon as it starts; sites receive the reason."""
         self._ended = why
         if self._star is not None:
             self._star.close(why)

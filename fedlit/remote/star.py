@@ -2,8 +2,8 @@
 
 All processes go through the same steps, numbered from 1: a step is a meeting, or a swap of messages. In each a site
 makes one call over its carrier (none in a swap in which it has no part), and the reply ends the step for it. A call
-that breaks off is made again; the server knows what it has heard, and says again what it has said. What sites send each
-other passes through the server.
+that breaks off is made again; the server knows what it has received, and sends its reply again. Messages between sites
+pass through the server.
 
 A request is a head in JSON, in one piece, and then a body of numbers; nothing is unpickled. The server reads a body
 when it is in the step that it belongs to, and knows how long each message in it has to be.
@@ -33,7 +33,7 @@ from fedlit.remote.carrier import PIECE_BYTES, BrokenError, Caller, Listener, Pi
 _log = logging.getLogger("fedlit.remote")
 
 PROTOCOL = 1
-"""Of what star ends say to each other; raised where older ones would not understand."""
+"""Version of the messages between star ends; raised where older ones would not understand."""
 
 _HEAD_BYTES = 1 << 20
 """Of JSON at most."""
@@ -42,13 +42,13 @@ _CLOCKS = 300.0
 """Seconds that a site's clock may differ from the server's."""
 
 _REMIND = 30.0
-"""Seconds after which it is said again who is waited for."""
+"""Seconds after which it is logged again which sites are waited for."""
 
 _STILL_CONNECTED = 15.0
 """Seconds after which it is noticed at the latest that a process has gone."""
 
 _LONG = 64 << 20
-"""Bytes from which on messages are told of, and come one after the other."""
+"""Bytes from which on the progress of messages is logged, and they come one after the other."""
 
 
 class DismissedError(FederationError):
@@ -111,7 +111,7 @@ def _read_body(pieces: Pieces, sizes: Sequence[int], doing: str) -> list[Tensor]
 
 
 class _Progress:
-    """Says every few seconds how far a long message is."""
+    """Logs every few seconds how far a long message is."""
 
     def __init__(self, size: int, doing: str) -> None:
         self._size, self._doing, self._done = size, doing, 0
@@ -247,7 +247,7 @@ class ServerStar(Transport):
             self._await(lambda: set(self._seats) - self._members.here, "to begin")
 
     def _await(self, missing: Any, what: str) -> None:
-        """Wait until ``missing()`` is empty, and say now and then who is; called with the lock."""
+        """Wait until ``missing()`` is empty, and log now and then who is missing; called with the lock."""
         ends, reminds = time.monotonic() + self._wait_for, time.monotonic() + min(_REMIND, self._wait_for / 2)
         while lacking := missing():
             if self._ended is not None:
@@ -256,7 +256,7 @@ class ServerStar(Transport):
             now = time.monotonic()
             if now >= ends:
                 raise FederationError(
-                    f"sites {names} did not come within {self._wait_for:g} s (wait_for) {what}: see what they say, "
+                    f"sites {names} did not come within {self._wait_for:g} s (wait_for) {what}: see their output, "
                     "start them, or wait longer"
                 )
             if now >= reminds:
@@ -349,7 +349,7 @@ class ServerStar(Transport):
                     self._members.come(rank)
                 _log.info("site %s has come%s", name, ", and takes part from the next round" if late else "")
                 self._changed.notify_all()
-            history = [self._told(rank)] if late else []
+            history = [self._history_for(rank)] if late else []
             size = sum(len(part) for part in history)
             return _Reply(_head(rank=rank, sites=self.sites, late=late, bytes=size), history)
 
@@ -373,14 +373,14 @@ class ServerStar(Transport):
                     f"{_line(key)} differs: the server has {_line(ours)}, site {name!r} has {_line(other)}"
                 )
 
-    def _told(self, rank: int) -> Tensor:
-        """What has happened before the first round, for a site that comes later."""
+    def _history_for(self, rank: int) -> Tensor:
+        """Message to a site that comes later, with what has happened before the first round."""
         own = {"messages": {number: to[rank] for number, to in self._history["messages"].items() if rank in to}}
         parts = {**self._history, **own}
         return document({key: [[*item] for item in part.items()] for key, part in parts.items()}, "history")
 
     def _refusal(self, rank: int, session: Any) -> _Reply | None:
-        """What is said to a site that has no part any more; with the lock."""
+        """Reply to a site that takes no part any more, else ``None``; with the lock."""
         if self._ended is not None:
             return _Reply(_head(ended=self._ended, again=self._again))
         return None if self._seats[rank].session == session else _Reply(_head(dismissed=True))
@@ -388,11 +388,11 @@ class ServerStar(Transport):
     def _step_of(self, rank: int, head: Mapping[str, Any], pieces: Pieces) -> _Reply:
         session, number, which = head.get("session"), head.get("step"), head.get("which")
         if type(number) is not int or not isinstance(which, list) or not all(type(each) is int for each in which):
-            raise DecodeError("a step has a number, and tells which message goes which way")
+            raise DecodeError("a step has a number, and states which message goes which way")
         seat = self._seats[rank]
         with self._changed:
             if self._refusal(rank, session) is None:
-                seat.asked = max(seat.asked, number)
+                seat.asked = max(seat.asked, number)  # who asks for this step has the replies to those before
                 seat.replies = {step: reply for step, reply in seat.replies.items() if step >= number}
             while (refusal := self._refusal(rank, session)) is None:
                 self._check_wanted(seat, number)
@@ -419,7 +419,7 @@ class ServerStar(Transport):
 
     @staticmethod
     def _answer_to(seat: _Seat, session: Any, number: int) -> _Reply | None:
-        """What a step has come to, which a site is told even if the run has ended since."""
+        """Reply to a step that is over, which a site receives even if the run has ended since."""
         return seat.replies.get(number) if seat.session == session else None
 
     def _check_wanted(self, seat: _Seat, number: int) -> None:
@@ -437,11 +437,11 @@ class ServerStar(Transport):
         """Messages of a site, one for each way; the same for several ways is sent once."""
         sizes = step.due[rank]
         if len(which) != len(sizes) or sorted({*which}) != list(range(len({*which}))):
-            raise DecodeError(f"{len(sizes)} messages are due in {step.doing}, and {len(which)} are told of")
+            raise DecodeError(f"{len(sizes)} messages are due in {step.doing}, and {len(which)} are announced")
         lengths: dict[int, int] = {}
         for place, size in zip(which, sizes, strict=True):
             if lengths.setdefault(place, size) != size:
-                raise DecodeError(f"messages of {lengths[place]} and {size} bytes are said to be one, in {step.doing}")
+                raise DecodeError(f"messages of {lengths[place]} and {size} bytes are given as one, in {step.doing}")
         parts = _read_body(pieces, [lengths[place] for place in sorted(lengths)], f"{step.doing}, {self._names[rank]}")
         return [parts[place] for place in which]
 
@@ -661,7 +661,7 @@ class ServerStar(Transport):
     def close(self, why: str | None = None, again: bool = False) -> None:
         """End: with ``why`` as an error of all sites, and else when they have ended, too.
 
-        ``again`` tells them that the server was stopped, and may come back.
+        With ``again`` they learn that the server was stopped, and may come back.
         """
         with self._changed:
             if self._closed:
@@ -688,7 +688,7 @@ def _differing(ours: Any, theirs: Any) -> tuple[Any, Any]:
 
 
 def _line(words: object) -> str:
-    """What a site says, on one line of a log and in bounds."""
+    """Return a text, such as a site's, on one line of a log and in bounds."""
     return " ".join(str(words)[:500].split())
 
 
@@ -702,7 +702,7 @@ class SiteStar(Transport):
     Args:
         caller: Of the carrier.
         facts: See `ServerStar`.
-        clients: That this site says it has; ``None`` leaves that to the server.
+        clients: That this site claims to have; ``None`` leaves that to the server.
         wait_for: Seconds to wait for a server that is not there yet.
         patience: Seconds that the server may be silent.
     """
@@ -764,8 +764,8 @@ class SiteStar(Transport):
         self.rank, self.sites, self.world_size = rank, sites, len(sites) + 1
         if late:
             _bound([size], "the history of the run")
-            (told,) = _read_body(pieces, [size], "the history of the run")
-            history = read_document(told)
+            (message,) = _read_body(pieces, [size], "the history of the run")
+            history = read_document(message)
             self._history = {key: dict((number, value) for number, value in part) for key, part in history.items()}
         name, clients = list(sites.items())[rank - 1]
         under_way = ", and a run is under way" if late else ""
@@ -836,18 +836,18 @@ class SiteStar(Transport):
         return self._verdict(answer)
 
     def _verdict(self, answer: Mapping[str, Any]) -> frozenset[int]:
-        told = []
+        reported = []
         for key in ("lost", "joined"):
             ranks = answer.get(key)
             if not isinstance(ranks, list) or not all(
                 type(rank) is int and 0 < rank < self.world_size for rank in ranks
             ):
-                raise DecodeError(f"the server tells {key} ranks by {str(ranks)[:200]}")
-            told.append(frozenset(ranks))
-        if self.rank in told[0]:
+                raise DecodeError(f"the server reports {key} ranks by {str(ranks)[:200]}")
+            reported.append(frozenset(ranks))
+        if self.rank in reported[0]:
             raise DismissedError("the server goes on without this site")
-        self.lost = told[0]
-        return told[1]
+        self.lost = reported[0]
+        return reported[1]
 
     def _meeting(self, frame: Tensor, doing: str) -> tuple[list[Tensor], frozenset[int]]:
         self._number += 1
@@ -877,8 +877,8 @@ class SiteStar(Transport):
         self._number += 1
         due = [size for _, there, size in ways if there == self.rank]
         if self._history is not None:
-            told = self._recorded("messages", doing) if due else []
-            return [message for (message,) in told]
+            recorded = self._recorded("messages", doing) if due else []
+            return [message for (message,) in recorded]
         leaving = [size for here, _, size in ways if here == self.rank]
         if not due and not leaving:
             return []

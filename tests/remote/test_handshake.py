@@ -94,11 +94,11 @@ class Failure(Exception):
 def test_words_about_another_address_hide_no_reason(
     files: Files, listening: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert isinstance(grpc_carrier.GrpcCaller("127.0.0.1:1", *files)._told(Failure()), BrokenError)
+    assert isinstance(grpc_carrier.GrpcCaller("127.0.0.1:1", *files)._converted(Failure()), BrokenError)
     with pytest.raises(RefusedError, match="do not trust each other: what listens there speaks no TLS"):
-        grpc_carrier.GrpcCaller(listening(http), *files)._told(Failure())
+        grpc_carrier.GrpcCaller(listening(http), *files)._converted(Failure())
     caller = grpc_carrier.GrpcCaller(listening(lambda plain: None), *files)
-    assert isinstance(caller._told(Failure()), BrokenError)
+    assert isinstance(caller._converted(Failure()), BrokenError)
     monkeypatch.setattr(grpc_carrier, "_UNTRUSTED", 0.0)
     with pytest.raises(RefusedError, match="ends each connection at once"):
-        caller._told(Failure())
+        caller._converted(Failure())
