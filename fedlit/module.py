@@ -1,4 +1,4 @@
-"""FederatedModule: the contract of every method: what it says by overriding, and what it uses."""
+"""FederatedModule: the contract of every method: what it defines by overriding, and what it uses."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ Weighting: TypeAlias = Literal["samples", "sqrt", "uniform"]
 class FederatedModule(ClientOptimisation):
     """Base of all methods: supervised local training, and the hooks in which a method communicates.
 
-    A method says who trains (`learners`), on what loss (`loss`), and what is exchanged when a round starts
+    A method defines who trains (`learners`), on what loss (`loss`), and what is exchanged when a round starts
     (`on_round_start`) and ends (`on_round_end`). It reads ``self.federation`` and never asks which process it is on.
 
     Metrics: ``source/NAME/loss`` and ``target/loss`` (training loss, mean over the round), ``train/loss`` (their mean
@@ -92,7 +92,7 @@ class FederatedModule(ClientOptimisation):
             predicted is in the labels' unit. ``False`` sends nothing, and leaves labels as the data have them.
         class_weights: What losses of samples of each class are multiplied by, ``num_classes`` numbers; or
             ``"balanced"``: each client weighs by its own labelled training samples, so that all classes that it has
-            count alike, and nobody has to be told how many there are.
+            count alike, and nobody else has to know how many there are.
         optimizer: Makes the optimiser from parameter groups.
         param_groups: Settings of the optimiser for a client, for a part of its networks or for both, such as
             ``[{"part": "classifier", "lr": 0.1}, {"client": "webcam", "weight_decay": 0.0}]``; a part is a module of
@@ -104,7 +104,7 @@ class FederatedModule(ClientOptimisation):
         lr_scheduler: Makes a learning-rate schedule from an optimiser; each client has its own.
         schedule_interval: What advances a client's schedule: the ``"round"`` s or ``"step"`` s it took part in.
         weighting: Weights of clients in a mean: by number of training ``"samples"``; by its square root
-            (``"sqrt"``), so that small ones are heard beside large ones; or ``"uniform"``.
+            (``"sqrt"``), so that small ones count beside large ones; or ``"uniform"``.
         local_norm: Keep normalisation layers local, parameters and statistics (FedBN, Li et al., ICLR 2021).
         batchnorm_average: How clients' BatchNorm statistics are averaged. The mean of their ``"variances"`` lacks the
             spread of their means, and is smaller than the variance of all their data; that of their second
@@ -118,7 +118,7 @@ class FederatedModule(ClientOptimisation):
             unless, of two classifiers that the target sends, the one fitted to its refined classes gets less than four
             fifths as many of the sources' samples right as the one fitted to its predicted classes; the sources learn
             these two, and the target how many of all samples they get right. No label of the target is needed. It is
-            logged as ``refine/taken``; where it cannot be done a warning says why. ``"network"``: before that, the
+            logged as ``refine/taken``; where it cannot be done a warning states why. ``"network"``: before that, the
             target's network below the classifier is trained too, on the corrected predictions (SHOT; 15 passes over its
             samples): for networks that the federation trains, from random weights above all.
         trust_region: How far a target that trains without labels may move its features in all steps after the warm-up
@@ -130,7 +130,7 @@ class FederatedModule(ClientOptimisation):
 
     Raises:
         RosterError: If the clients make no federation.
-        ValueError: If an argument is out of range, or the extractor does not tell its ``out_features``.
+        ValueError: If an argument is out of range, or the extractor does not state its ``out_features``.
     """
 
     replicas: Replicas[nn.Module]
@@ -143,7 +143,7 @@ class FederatedModule(ClientOptimisation):
     """Whether the target trains on its unlabelled samples too, rather than on its labelled ones alone."""
 
     default_participation: ClassVar[Participation] = Everyone()
-    """Who is present in a round unless the strategy is told."""
+    """Which clients are present in a round unless the strategy is given another rule."""
 
     trains_when_absent: ClassVar[bool] = False
     """Whether clients that are absent in a round go on training; they neither send nor receive in any case."""
@@ -179,7 +179,7 @@ class FederatedModule(ClientOptimisation):
     """Whether sources train; where the target does alone, labels are standardised by its own, and nothing is sent."""
 
     matches_distributions: ClassVar[bool] = False
-    """Whether the method makes the features of all clients alike as a whole, whatever their classes: a run says so at
+    """Whether the method makes the features of all clients alike as a whole, whatever their classes: a run warns at
     its start where sources have their classes in unequal shares."""
 
     adaptation_weight: ClassVar[str] = ""
@@ -285,7 +285,7 @@ class FederatedModule(ClientOptimisation):
 
     @property
     def channels(self) -> tuple[Channel, ...]:
-        """What clients tell each other, from the arguments where they matter; default: nothing."""
+        """Messages between clients, from the arguments where they matter; default: none."""
         return ()
 
     def build_replica(self) -> nn.Module:
@@ -326,7 +326,7 @@ class FederatedModule(ClientOptimisation):
         """Exchange what a method has learnt in its local steps; default: nothing."""
 
     def close_run(self, round_idx: int) -> None:
-        """Say what is said once more when a run ends, after its last round or where it is stopped; default: nothing.
+        """Send what is sent once more when a run ends, after its last round or where it is stopped; default: nothing.
 
         Args:
             round_idx: The last round.
@@ -447,7 +447,7 @@ class FederatedModule(ClientOptimisation):
         return present_learners(self, self.federation.round_idx)
 
     def in_step(self, channel: str, *others: str, step: int | None = None) -> tuple[Client, ...]:
-        """Clients that are heard on all these channels and have a batch in a local step, wherever they are hosted.
+        """Clients that participate on all these channels and have a batch in a local step, wherever they are hosted.
 
         Local epochs differ in length: who has run out of samples sits out the rest of the round.
 
@@ -456,8 +456,8 @@ class FederatedModule(ClientOptimisation):
             others: Further ones.
             step: Of the round, from 0; ``None`` is the one under way.
         """
-        heard = [self.federation.present(channel) for channel in (channel, *others)]
-        return in_step(self, [client for client in heard[0] if all(client in each for each in heard)], step)
+        present = [self.federation.present(channel) for channel in (channel, *others)]
+        return in_step(self, [client for client in present[0] if all(client in each for each in present)], step)
 
     def samples_in_step(self, clients: Sequence[Client]) -> dict[str, int]:
         """How many samples each of these clients, which are `in_step`, has in its batch, wherever it is hosted."""
@@ -468,7 +468,7 @@ class FederatedModule(ClientOptimisation):
 
         Args:
             batch: Of this local step.
-            purpose: Tells streams of one client and step apart, if it is gone through more than once.
+            purpose: Distinguishes streams of one client and step, if it is gone through more than once.
         """
         return in_streams(self, batch, purpose)
 
@@ -484,7 +484,7 @@ class FederatedModule(ClientOptimisation):
 
         Args:
             channel: Over which they are sent.
-            among: Clients whose weights are averaged, weighted as ``weighting`` says.
+            among: Clients whose weights are averaged, weighted by ``weighting``.
             to: Clients that receive the mean; ``None`` is all that the channel is declared for.
             part: Sub-module of the replicas to which this is restricted, such as ``"classifier"``, or several.
             absent_too: See `Federation.mean`.
@@ -505,7 +505,7 @@ class FederatedModule(ClientOptimisation):
 
     @property
     def mean_weights(self) -> Mapping[str, float] | None:
-        """Weights of clients in a mean, by name, as ``weighting`` says; ``None`` where all count alike."""
+        """Weights of clients in a mean, by name, according to ``weighting``; ``None`` where all count alike."""
         if self.weighting == "uniform":
             return None
         sizes = self.federation.weights

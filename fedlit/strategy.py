@@ -60,7 +60,7 @@ _START_UP = timedelta(minutes=10)
 """Processes may start at different times (imports, data); only then is the federation's own timeout in force."""
 
 _REPORTED = ("train/", "source/", "target/", "validator/", "oracle/")
-"""What the names of numbers begin with that clients tell."""
+"""Beginnings of the names of numbers that clients report."""
 
 _TRAINED_WITH = (
     "max_epochs",
@@ -91,8 +91,8 @@ class FederatedStrategy(DDPStrategy):
         rounds_per_epoch: Rounds in one epoch of the Trainer. With 1, validation, patience and checkpoints count
             rounds; raise it for rounds of few steps, as Lightning spends milliseconds on each epoch.
         participation: Who is present in a round; ``None`` is the method's choice, which is everyone unless its
-            documentation says otherwise.
-        heard: Per channel, who of those present is heard, nested in the order given.
+            documentation states otherwise.
+        heard: Per channel, which of the clients present participate in it, nested in the order given.
         nested_heard: ``False`` draws each channel's subset independently of the others'.
         privacy: Backend for secure sums, one for all channels, or one for each channel that is summed over; default
             `Plain`.
@@ -100,8 +100,8 @@ class FederatedStrategy(DDPStrategy):
             default in the clear.
         differential_privacy: Clips and blurs what each client sends, one mechanism for all channels or one per channel;
             composes with every backend.
-        reports: How clients tell losses, gradient norms and scores for logging: ``"exact"`` as they are, ``"off"`` not
-            at all, a mechanism with noise that is accounted for; ``None`` is ``"exact"``, and beside
+        reports: How clients report losses, gradient norms and scores for logging: ``"exact"`` as they are, ``"off"``
+            not at all, a mechanism with noise that is accounted for; ``None`` is ``"exact"``, and beside
             ``differential_privacy`` ``"off"``.
         encrypted: Whether messages from client to client are encrypted between the two, so that neither the server nor
             a relay reads them; ``None`` is where a backend or protocol protects other messages.
@@ -259,7 +259,7 @@ class FederatedStrategy(DDPStrategy):
             if getattr(self, name) is not None:
                 raise ValueError(
                     f"{name}={getattr(self, name)!r} is for processes of one job; beside a seat, the server's sites "
-                    "say who is where, and each process writes its own checkpoint: leave it out"
+                    "state who is where, and each process writes its own checkpoint: leave it out"
                 )
         if self.world_size > 1:
             raise ValueError(
@@ -286,7 +286,7 @@ class FederatedStrategy(DDPStrategy):
         return self._star, [[], *self._star.sites.values()]
 
     def _warn(self, federation: Federation) -> None:
-        """Say what is told although something was chosen to protect it, and what is not told for that reason."""
+        """Warn of what is sent although something was chosen to protect it, and of what is not sent for that reason."""
         for sentence in (
             *seen_by_the_server(federation.channels, federation.roster.rank_of),
             *with_samples(federation.channels),
@@ -295,12 +295,12 @@ class FederatedStrategy(DDPStrategy):
             rank_zero_warn(sentence, category=PrivacyWarning)
 
     def _check_monitors(self, federation: Federation) -> None:
-        """Refuse callbacks that would wait for numbers that clients do not tell."""
+        """Refuse callbacks that would wait for numbers that clients do not report."""
         for callback in self._federated_module().trainer.callbacks:  # type: ignore[attr-defined]
             monitor = getattr(callback, "monitor", None)
             if federation.channels.reports == "off" and isinstance(monitor, str) and monitor.startswith(_REPORTED):
                 raise ChannelError(
-                    f"{type(callback).__name__}(monitor={monitor!r}) needs numbers that clients do not tell beside "
+                    f"{type(callback).__name__}(monitor={monitor!r}) needs numbers that clients do not report beside "
                     "differential_privacy: monitor nothing, or give the strategy reports=GaussianMechanism(...), which "
                     "adds noise that is accounted for, or reports='exact', which is beside all guarantees"
                 )
@@ -308,7 +308,7 @@ class FederatedStrategy(DDPStrategy):
     def setup_distributed(self) -> None:
         """Join the processes, on CPU tensors; one process needs no process group."""
         self.set_world_ranks()
-        place(self._federated_module().clients, self.world_size, self.placement)  # too many processes: say so early
+        place(self._federated_module().clients, self.world_size, self.placement)  # too many processes: raise early
         if self.world_size == 1 or dist.is_initialized():
             return
         environment = self.cluster_environment
@@ -401,10 +401,10 @@ class FederatedStrategy(DDPStrategy):
             return obj
         self._settle()
         _, transport = self._transports()
-        told: TBroadcast = transport.tell_all(obj if self.global_rank == src else None, "a broadcast of Lightning's")[
+        sent: TBroadcast = transport.tell_all(obj if self.global_rank == src else None, "a broadcast of Lightning's")[
             src
         ]
-        return told
+        return sent
 
     def barrier(self, *args: Any, **kwargs: Any) -> None:
         """Wait for all processes."""
@@ -417,12 +417,12 @@ class FederatedStrategy(DDPStrategy):
         return super().reduce(tensor, group, reduce_op)
 
     def _settle(self) -> None:
-        """Before all processes do together what is no exchange, hear of failures in the last one."""
+        """Before all processes do together what is no exchange, raise failures in the last one."""
         if self._federation is not None:
             self._federation.settle()
 
     def on_exception(self, exception: BaseException) -> None:
-        """Tell the others across organisations why this process leaves."""
+        """Send the others across organisations the reason why this process leaves."""
         super().on_exception(exception)
         stopped = isinstance(exception, KeyboardInterrupt | SIGTERMException)
         public = getattr(exception, "public", exception)  # words about data stay here
@@ -503,7 +503,7 @@ class FederatedStrategy(DDPStrategy):
         messages, error = federation.transport.bring_first(message, "a checkpoint"), None
         try:
             if messages:
-                parts = [Part.read(federation.roster.hosted_by(rank), told) for rank, told in enumerate(messages)]
+                parts = [Part.read(federation.roster.hosted_by(rank), each) for rank, each in enumerate(messages)]
                 check_public(parts)
                 checkpoint = gather(checkpoint, parts, names_of(federation.clients)) if gathered else checkpoint
         except (FederationError, DecodeError) as found:

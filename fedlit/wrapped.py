@@ -52,7 +52,7 @@ _REFUSED = {
 """Hooks of the module that would not be called, and what to do about it."""
 
 _TAKEN = ("loss", "grad_norm", "acc", "score", "r2", "eval_loss")
-"""Names under which fedlit tells numbers of clients."""
+"""Names under which fedlit logs numbers of clients."""
 
 
 class Outputs(nn.Module):
@@ -85,7 +85,7 @@ class Outputs(nn.Module):
         what = "logits" if self.task == "classification" else "numbers"
         raise TypeError(
             f"{self.name}.forward gives {given}; clients are evaluated, and the target predicted, with {what} of shape "
-            f"(batch, {self.num_classes}), as num_classes says: let forward give those"
+            f"(batch, {self.num_classes}), which num_classes sets: let forward give those"
         )
 
 
@@ -193,7 +193,7 @@ class Wrapped(FederatedModule):
 
     @property
     def own_labels(self) -> bool:
-        """The module's ``training_step`` says what labels are."""
+        """The module's ``training_step`` defines what labels are."""
         return True
 
     def build_replica(self) -> Any:
@@ -222,10 +222,10 @@ class Wrapped(FederatedModule):
         if loss is None and not self.automatic_optimization:
             return torch.zeros((), device=self.device)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
-            told = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"{given!r:.60}"
+            got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"{given!r:.60}"
             raise TypeError(
                 f"{type(module).__name__}.training_step must give the loss, a scalar tensor, or a mapping with it "
-                f"under 'loss', got {told}"
+                f"under 'loss', got {got}"
             )
         return loss.reshape(())
 
@@ -262,24 +262,24 @@ class Wrapped(FederatedModule):
     # ---------------------------------------------------------------- hooks
 
     def on_round_end(self, round_idx: int) -> None:
-        """Communicate, and tell what clients have logged."""
+        """Communicate, and report what clients have logged."""
         super().on_round_end(round_idx)
-        self._tell_logged()
+        self._report_logged()
 
     def average_warmup_(self) -> None:
-        """Communicate, and tell what clients have logged."""
+        """Communicate, and report what clients have logged."""
         super().average_warmup_()
-        self._tell_logged()
+        self._report_logged()
 
-    def _tell_logged(self) -> None:
+    def _report_logged(self) -> None:
         """Log the mean over a round's steps of each number, of each client under its name."""
         federation, logged, self._logged = self.federation, self._logged, {}
         if federation.channels.reports == "off":
             return
         own = {client: {name: _number(each) for name, each in numbers.items()} for client, numbers in logged.items()}
         names = {name for numbers in own.values() for name in numbers}
-        told = federation.transport.tell_all(sorted(names), "names of logged numbers")
-        everywhere = sorted({str(name) for each in told if isinstance(each, list) for name in each})
+        received = federation.transport.tell_all(sorted(names), "names of logged numbers")
+        everywhere = sorted({str(name) for each in received if isinstance(each, list) for name in each})
         if not everywhere:
             return
         for client, numbers in federation.report(own, everywhere).items():
@@ -321,7 +321,7 @@ class Federated(Wrapped, FedAvg):
     The module is as it is in one's project: its ``training_step(batch, batch_idx)`` is called with a client's samples,
     as the client's dataset has them in a batch, and gives the loss; its ``configure_optimizers`` makes the optimiser,
     with any groups and schedules, of each copy. A module with several optimisers steps them by itself, as Lightning has
-    it (``automatic_optimization = False``); each client's are its own. What ``self.log`` is told in ``training_step``
+    it (``automatic_optimization = False``); each client's are its own. What ``training_step`` gives to ``self.log``
     is logged by client, ``source/NAME/...``, as the mean over a round. Schedules of an ``"epoch"`` advance after
     each round that the client took part in, those of a ``"step"`` after each of its steps. The hooks `on_train_start`,
     `on_train_epoch_start`, `on_train_epoch_end` and `on_train_end` are each copy's own.
@@ -369,7 +369,7 @@ class WrappedMatching(Wrapped, MomentMatching):
         width: Number of features; ``None`` is ``out_features`` of that part.
 
     Raises:
-        ValueError: If the module has no such part, or the part does not tell its width.
+        ValueError: If the module has no such part, or the part does not state its width.
     """
 
     def __init__(
@@ -403,7 +403,7 @@ class WrappedMatching(Wrapped, MomentMatching):
             return feature_width(parts[self._part])
         except TypeError as error:
             raise ValueError(
-                f"the part features={self._part!r} of {type(module).__name__} does not tell how many features it "
+                f"the part features={self._part!r} of {type(module).__name__} does not state how many features it "
                 "gives: give width"
             ) from error
 
@@ -422,9 +422,9 @@ class WrappedMatching(Wrapped, MomentMatching):
         found = seen[0].flatten(1) if seen and isinstance(seen[0], Tensor) else None
         number = num_samples(batch[0])
         if found is None or found.shape != (number, self.width):
-            told = tuple(seen[0].shape) if isinstance(seen[0] if seen else None, Tensor) else f"{seen[:1]!r:.60}"
+            got = tuple(seen[0].shape) if isinstance(seen[0] if seen else None, Tensor) else f"{seen[:1]!r:.60}"
             raise ValueError(
-                f"the part features={self._part!r} gave {told} when it was first called with a batch of client "
+                f"the part features={self._part!r} gave {got} when it was first called with a batch of client "
                 f"{client.name!r}, and is to give features of shape ({number}, {self.width}): name another part "
                 "of the module, or give width"
             )

@@ -119,7 +119,7 @@ def load(method: Method, checkpoint: dict[str, Any]) -> None:
             f"the checkpoint is one of {checkpoint['method']}, this run trains {class_path(method)}: resume with the "
             "same method, or load the weights alone with load_from_checkpoint"
         )
-    _tell_of_changes(method, checkpoint)
+    _warn_of_changes(method, checkpoint)
     if federation.hosts_server and checkpoint.get(PROCESS, 0):
         raise RosterError(
             f"process 0 resumes from a file of process {checkpoint[PROCESS]}, and needs its own, which has the state "
@@ -138,7 +138,7 @@ def load(method: Method, checkpoint: dict[str, Any]) -> None:
 _PLAIN = (bool, int, float, str, list, type(None))
 
 
-def _tell_of_changes(method: Method, checkpoint: Mapping[str, Any]) -> None:
+def _warn_of_changes(method: Method, checkpoint: Mapping[str, Any]) -> None:
     """Warn of arguments with which training goes on otherwise than it began."""
     before, now = checkpoint.get("hyper_parameters", {}), cast(Any, method).hparams
     changed = [
@@ -161,7 +161,7 @@ def _tell_of_changes(method: Method, checkpoint: Mapping[str, Any]) -> None:
 def complete(method: Method, checkpoint: dict[str, Any], clients: Sequence[str]) -> None:
     """Where the target predicts by itself, and has its own file alone: leave the others' replicas as they are.
 
-    Modules read a state by the version of its form, of which a checkpoint with clients apart says nothing.
+    Modules read a state by the version of its form, which a checkpoint with clients apart does not state.
     """
     if "clients" not in checkpoint:
         return
@@ -282,7 +282,7 @@ def join(checkpoint: dict[str, Any], clients: Collection[str]) -> None:
 
 @dataclass(frozen=True)
 class Part:
-    """What a process tells of its checkpoint, for `gather`.
+    """What a process sends of its checkpoint, for `gather`.
 
     Args:
         clients: State of each of its clients; empty where each process writes its own.
@@ -298,7 +298,7 @@ class Part:
     def of(cls, checkpoint: Mapping[str, Any], own: Collection[str] = (), states: bool = True) -> Part:
         """Of a checkpoint, in which processes may have values of their own under the keys ``own``: of a site's data.
 
-        Without ``states``, nothing of the clients' is told.
+        Without ``states``, no client's state is sent.
         """
         public = {key: value for key, value in checkpoint.items() if key not in ("clients", "callbacks", SERVER, *own)}
         callbacks = checkpoint.get("callbacks", {})
@@ -307,15 +307,15 @@ class Part:
 
     @classmethod
     def read(cls, clients: Collection[str], message: Tensor) -> Part:
-        """What a process told that hosts these clients; a `DecodeError` if it is something else."""
-        told = read_document(message)
+        """Part that the host of these clients has sent; raises a `DecodeError` if it is something else."""
+        sent = read_document(message)
         names = {each.name for each in fields(cls)}
-        if not isinstance(told, dict) or {*told} != names or not all(isinstance(part, dict) for part in told.values()):
-            raise DecodeError(f"a process told no checkpoint, but {str(told)[:100]}")
-        states = told["clients"]
+        if not isinstance(sent, dict) or {*sent} != names or not all(isinstance(part, dict) for part in sent.values()):
+            raise DecodeError(f"a process sent no checkpoint, but {str(sent)[:100]}")
+        states = sent["clients"]
         if {*states} != {*clients} or not all(isinstance(state, dict) for state in states.values()):
-            raise DecodeError(f"a process that hosts {[*clients]} told the states of {str([*states])[:100]}")
-        return cls(**told)
+            raise DecodeError(f"a process that hosts {[*clients]} sent the states of {str([*states])[:100]}")
+        return cls(**sent)
 
     def message(self) -> Tensor:
         """For another process, shape (bytes,); a `PayloadError` names what no message can hold."""
@@ -346,7 +346,7 @@ def gather(checkpoint: Mapping[str, Any], parts: Sequence[Part], clients: Sequen
 
     Args:
         checkpoint: Of rank 0.
-        parts: What all ranks tell of theirs.
+        parts: From all ranks.
         clients: All names, in roster order.
 
     Returns:

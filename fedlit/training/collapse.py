@@ -19,10 +19,10 @@ FEW = 10
 
 
 _SCATTER = 0.25
-"""Of the most information so far: with less by more than that, near samples are no longer told to be alike."""
+"""Of the most information so far: with less by more than that, near samples are no longer predicted alike."""
 
 _LEAST_INFORMATION = 0.2
-"""Below it neighbourhoods tell too little for a fall to mean anything."""
+"""Below it neighbourhoods have too little information for a fall to mean anything."""
 
 
 class _Fall:
@@ -39,7 +39,7 @@ class _Fall:
             self.best, self.best_round = value, round_idx
         return self._low == _PATIENCE
 
-    def told(self, now: float) -> str:
+    def text(self, now: float) -> str:
         return (
             f"was {self.best:.3f} after round {self.best_round}, and has been lower in {_PATIENCE} validations since, "
             f"now {now:.3f}"
@@ -51,16 +51,16 @@ class CollapseWatch:
 
     The variety of predictions is the number of classes that, all equally frequent, would have their entropy, less 1: 0
     where all are of one class. Classes that mix, though all are there and the network is sure, are seen where near
-    inputs are no longer told to be of one class. Classes that change places are not seen.
+    inputs are no longer predicted to be of one class. Classes that change places are not seen.
     """
 
     def __init__(self) -> None:
         self._variety, self._most = 0.0, 1.0  # greatest, and the largest class's share then
         self._score, self._information = _Fall(), _Fall()
-        self._told = False
+        self._reported = False
 
     def see(self, predicted: Mapping[str, int], score: float, round_idx: int, information: float | None = None) -> str:
-        """What to say of a validation: nothing if it is about as good as those before, or all was said.
+        """Text of a warning about a validation: none if it is about as good as those before, or there was one already.
 
         Args:
             predicted: How often each class was predicted, by its name.
@@ -70,7 +70,7 @@ class CollapseWatch:
                 come; ``None`` where nobody has looked for neighbours.
         """
         total = sum(predicted.values())
-        if self._told or total < FEW:
+        if self._reported or total < FEW:
             return ""
         shares = {name: number / total for name, number in predicted.items() if number}
         largest = max(shares, key=shares.__getitem__)
@@ -79,20 +79,20 @@ class CollapseWatch:
         scattered = information is not None and self._information.see(
             information, round_idx, _SCATTER * max(self._information.best, _LEAST_INFORMATION)
         )
-        said = ""
+        text = ""
         if self._variety and variety <= _VARIETY * self._variety:  # of no variety yet, nothing is left to lose
-            said = (
+            text = (
                 f"{100 * shares[largest]:.0f}% of them are of class {largest}, and the largest class had "
                 f"{100 * self._most:.0f}% before"
             )
         elif fallen:
-            said = f"their label-free score (target/score) {self._score.told(score)}"
+            text = f"their label-free score (target/score) {self._score.text(score)}"
         elif scattered and information is not None:
-            said = (
-                "near samples are told apart more often: the information that a sample's neighbours have of its class "
-                f"{self._information.told(information)}"
+            text = (
+                "near samples are put into different classes more often: the information that a sample's neighbours "
+                f"have of its class {self._information.text(information)}"
             )
         if variety > self._variety:
             self._variety, self._most = variety, shares[largest]
-        self._told = bool(said)
-        return said
+        self._reported = bool(text)
+        return text

@@ -107,7 +107,7 @@ class Evaluation(Callback):
         return Counter(torch.cat(self._classes).tolist() if self._classes else [])
 
     def _information(self, num_classes: int) -> float | None:
-        """What neighbours among the target's validation samples say of each other's class, if inputs are vectors.
+        """Information of neighbours among the target's validation samples on each other's class, if inputs are vectors.
 
         Images are not kept: those whose pixels are alike are not of one class more often than others.
         """
@@ -124,7 +124,7 @@ class Evaluation(Callback):
         return float(neighbourhood_information(classes, self._neighbours, num_classes))
 
     def _warn(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Say what nobody sees in an accuracy of a target that has mostly one class, or in none at all."""
+        """Warn of predictions that are NaN, or all of one class: an accuracy may not show that, or be missing."""
         predicted = self._predicted()
         if self._undefined:
             warnings.warn(
@@ -149,18 +149,18 @@ class Evaluation(Callback):
         )
 
     def _warn_of_collapse(self, trainer: Trainer, module: Method, score: float) -> None:
-        """Say so where the target is hosted, after the round in which its predictions get worse for good."""
+        """Warn where the target is hosted, after the round in which its predictions get worse for good."""
         round_idx = module.federation.round_idx - 1
         predicted = {_class_name(trainer, label): number for label, number in self._predicted().items()}
         assert isinstance(module.task, Classification)
         information = self._information(module.task.num_classes)
-        said = self._watch.see(predicted, score, round_idx, information)
-        if said:
+        text = self._watch.see(predicted, score, round_idx, information)
+        if text:
             weight = f"lower {module.adaptation_weight}, or " if module.adaptation_weight else "lower "
             limit = " set trust_region=1.0," if module.uses_unlabelled_target and module.trust_region is None else ""
             warnings.warn(
                 f"the predictions of {type(module).__name__} for target {module.target.name!r} have got worse by round "
-                f"{round_idx}: {said}. Take an earlier round, by validator/trust (the callbacks Validators and "
+                f"{round_idx}: {text}. Take an earlier round, by validator/trust (the callbacks Validators and "
                 f"TrustedRound); or{limit} {weight}the learning rate, raise warmup_rounds, or scale inputs to length 1",
                 stacklevel=2,
             )
@@ -177,10 +177,10 @@ class Evaluation(Callback):
         values = {name: meter.compute() for name, meter in self._meters.items()}
         if trainer.state.fn == TrainerFn.FITTING and "score" in values.get(module.target.name, {}):
             self._warn_of_collapse(trainer, module, values[module.target.name]["score"])
-        told = module.federation.report(values, list(module.task.metrics))
-        metrics = metric_names(module, told)
+        reported = module.federation.report(values, list(module.task.metrics))
+        metrics = metric_names(module, reported)
         quality = module.task.metrics[0]
-        of_sources = [row[quality] for row in told.values() if quality in row]
+        of_sources = [row[quality] for row in reported.values() if quality in row]
         if of_sources:
             metrics[f"source/{quality}"] = sum(of_sources) / len(of_sources)
         module.log_everywhere(metrics)

@@ -49,7 +49,7 @@ def materialise(method: Method) -> None:
     if not isinstance(shape := getattr(data, "input_shape", None), tuple):
         raise ValueError(
             f"{type(lazy[0]).__name__} was made without the width of its inputs, which only a data module with "
-            "input_shape tells: give in_features"
+            "input_shape knows: give in_features"
         )
     training = [part.training for part in method.originals]
     known = next((p for part in method.originals for p in part.parameters()), torch.zeros(0))

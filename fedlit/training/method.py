@@ -1,4 +1,4 @@
-"""What rounds and evaluation ask of the module that they train: `FederatedModule` is one, and says what each is."""
+"""What rounds and evaluation ask of the module that they train: `FederatedModule` is one, and documents each."""
 
 from __future__ import annotations
 
@@ -97,10 +97,10 @@ class Method(Protocol):
     def log_everywhere(self, metrics: Mapping[str, float]) -> None: ...
 
 
-def metric_names(method: Method, told: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+def metric_names(method: Method, reported: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     """Numbers of clients by the names under which they are logged: ``source/NAME/...`` and ``target/...``."""
     return {
         f"{'target' if client == method.target.name else f'source/{client}'}/{name}": value
-        for client, row in told.items()
+        for client, row in reported.items()
         for name, value in row.items()
     }

@@ -79,7 +79,7 @@ def check_modes(trainer: Trainer) -> None:
 
 
 def best_mode(metric: str) -> str | None:
-    """``"max"`` or ``"min"`` of a metric whose name tells which values are better, and ``None`` of others."""
+    """``"max"`` or ``"min"`` of a metric whose name shows which values are better, and ``None`` of others."""
     return "max" if _HIGHER.fullmatch(metric) else "min" if _LOWER.fullmatch(metric) else None
 
 

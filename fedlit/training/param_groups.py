@@ -20,13 +20,13 @@ from fedlit.training.method import Method
 Entries: TypeAlias = list[dict[str, Any]]
 
 _WHICH = ("client", "part")
-"""Keys of an entry that say where it holds; all others are settings."""
+"""Keys of an entry that state where it holds; all others are settings."""
 
 
 def check_param_groups(
     entries: Entries | None, clients: Collection[str], own_rates: Mapping[str, str], method: str
 ) -> None:
-    """Raise a `ValueError` unless each entry says where it holds, and what for.
+    """Raise a `ValueError` unless each entry states where it holds, and what for.
 
     Args:
         entries: As the user gave them.
@@ -72,7 +72,7 @@ def check_ratio(entries: Entries | None, name: str, ratio: float, **where: str) 
 
 
 def make(method: Method, groups: Sequence[dict[str, Any]]) -> Optimizer:
-    """The method's optimiser over a client's or several clients' parameter groups, divided as its entries say.
+    """The method's optimiser over a client's or several clients' parameter groups, divided by its entries.
 
     Raises:
         ValueError: If the optimiser lacks a setting, or a setting is out of range.

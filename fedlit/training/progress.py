@@ -25,7 +25,7 @@ def rounds_of_run(trainer: Trainer) -> int | None:
 def steps_after_warmup(method: Method) -> int | None:
     """Local steps of a target that misses none, in the rounds after the warm-up.
 
-    ``None`` if the run has no planned end, or no such round, which is said where rounds are planned.
+    ``None`` if the run has no planned end, or no such round, which is warned of where rounds are planned.
     """
     trainer, target, rounds = method.trainer, method.target, rounds_of_run(method.trainer)
     loader = trainer.train_dataloader
@@ -45,7 +45,7 @@ def warn_of_few_steps(method: Method, seen: str, least: int = 100) -> None:
     Args:
         method: Whose run it is.
         seen: What fewer came to, in a sentence.
-        least: Steps from which on nothing is said.
+        least: Steps from which on there is no warning.
     """
     steps = steps_after_warmup(method)
     if steps is None or steps >= least or method.trainer.fast_dev_run:  # type: ignore[attr-defined]

@@ -1,12 +1,12 @@
-"""Refinement: when a run ends, the target's network learns what its own samples say of its predictions.
+"""Refinement: when a run ends, the target's samples correct its predictions, and its network learns these.
 
 At the target: its predictions are refined by neighbourhoods of its samples and by shares of the classes
 (`fedlit.functional.refine_labels`), and a linear classifier of its features is fitted to them. Before that, the network
-below the classifier may be trained on (`refine="network"`). Whether this takes the place of what there was, the
-sources' samples say (reverse validation): the target sends two other classifiers of its features as they were, one
+below the classifier may be trained on (`refine="network"`). The sources' samples decide whether this takes the
+place of what there was (reverse validation): the target sends two other classifiers of its features as they were, one
 fitted to the classes that it predicted and one to those of the refined predictions, and learns how many of all the
-sources' samples each gets right. They know classes alone, as probabilities would tell them how the sources' classifier
-decides.
+sources' samples each gets right. They are fitted to classes alone, as probabilities would show them how the sources'
+classifier decides.
 
 A network is trained on as in SHOT (Liang, Hu and Feng, ICML 2020): the classifier stands still, and features come to
 lie where it is sure, of all classes, and of refined predictions. Differences: pseudo-labels are those refined
@@ -39,7 +39,7 @@ from fedlit.training.param_groups import make
 from fedlit.training.tasks import Classification
 
 LEAST_SAMPLES = 50
-"""Of the target; neighbourhoods of fewer tell little."""
+"""Of the target; neighbourhoods of fewer have little information."""
 
 LEFT = 0.8
 """Share of the accuracy on the sources' samples that is to be left.
@@ -143,10 +143,10 @@ def refine_(method: Method) -> None:
         for client in method.sources
         if federation.is_local(client)
     }
-    told = federation.mean(_ANSWERS, answers, weights=federation.weights, absent_too=True).get(target.name)
+    accuracies = federation.mean(_ANSWERS, answers, weights=federation.weights, absent_too=True).get(target.name)
     own: dict[str, dict[str, float]] = {}
     if federation.is_local(target):
-        own[target.name] = {"taken": 0.0} if proposal is None else decide_(method, proposal, told)
+        own[target.name] = {"taken": 0.0} if proposal is None else decide_(method, proposal, accuracies)
     numbers = federation.report(own, _NAMES).get(target.name, {})
     method.log_everywhere({f"refine/{name}": number for name, number in numbers.items()})
 
@@ -172,7 +172,7 @@ def propose(method: Method, passes: Iterator[int]) -> Proposal:
     before = _copied(network)
     layers, features, p = _looked_at(method)
     inputs = _vectors(method)
-    # vectors are compared as they come: there, neighbours are more often of a class than where sources told them apart
+    # vectors are compared as they come: there, neighbours are of one class more often than among trained features
     graph = None if inputs is None else neighbour_graph(_standardised(inputs)[0])
     classes = [F.one_hot(p.argmax(dim=1), p.shape[1]).double()]
     try:
@@ -289,7 +289,7 @@ def _looked_at(method: Method) -> tuple[list[nn.Linear], Tensor, Tensor]:
     p = outputs.double().softmax(dim=1)
     predicted = {*p.argmax(dim=1).tolist()}
     if len(predicted) < 2:
-        raise NoRefinementError(f"all its predictions are of class {predicted.pop()}: nothing tells the classes apart")
+        raise NoRefinementError(f"all its predictions are of class {predicted.pop()}: nothing separates the classes")
     return layers, features, p
 
 
@@ -357,12 +357,12 @@ def answer(method: Method, client: Client, message: Mapping[str, Tensor] | None)
     return right / max(count, 1)
 
 
-def decide_(method: Method, proposal: Proposal, told: Mapping[str, Tensor] | None) -> dict[str, float]:
+def decide_(method: Method, proposal: Proposal, accuracies: Mapping[str, Tensor] | None) -> dict[str, float]:
     """Take what is proposed, unless it does much worse on the sources' samples; what is logged of it."""
-    if told is None:
-        _warn(method, "too few sources answered for the privacy backend to hide which of them said what")
+    if accuracies is None:
+        _warn(method, "too few sources answered for the privacy backend to hide which of them sent what")
         return {"taken": 0.0}
-    before, after = told["right"].tolist()
+    before, after = accuracies["right"].tolist()
     taken = after >= LEFT * before
     if taken:
         _restore_(method.replicas[method.target], proposal.state)
@@ -370,7 +370,7 @@ def decide_(method: Method, proposal: Proposal, told: Mapping[str, Tensor] | Non
     else:
         _warn(
             method,
-            f"what its samples say would take the accuracy on the sources' samples from {before:.3f} to {after:.3f}",
+            f"the refined predictions would take the accuracy on the sources' samples from {before:.3f} to {after:.3f}",
         )
     return {"taken": float(taken), "reverse_accuracy": after, "reverse_accuracy_before": before}
 

@@ -24,11 +24,11 @@ REFUSED: Mapping[str, tuple[str, str]] = {
         _INSTEAD,
     ),
     "LearningRateFinder": (
-        "tries rates on steps without rounds, in which no client hears of another, by the sum of local clients' losses",
+        "tries rates on steps without rounds, in which clients exchange nothing, by the sum of local clients' losses",
         "run short trainings with several rates, such as a sweep, and compare target/score or source/acc",
     ),
     "BatchSizeFinder": (
-        "tries sizes on steps without rounds, in which no client hears of another",
+        "tries sizes on steps without rounds, in which clients exchange nothing",
         "give the data module's batch_size, and try whether it fits with Trainer(fast_dev_run=True)",
     ),
     "ModelPruning": (
@@ -61,7 +61,7 @@ def check_trainer(trainer: pl.Trainer) -> None:
     if getattr(trainer._accelerator_connector, "_layer_sync", None) is not None:
         raise ValueError(
             "sync_batchnorm=True would take statistics over samples of clients on several processes, and rounds do "
-            "not: leave it out; batchnorm_average says how statistics of clients are averaged"
+            "not: leave it out; batchnorm_average sets how statistics of clients are averaged"
         )
     for callback in list(trainer.callbacks):  # type: ignore[attr-defined]
         for name, (why, instead) in REFUSED.items():

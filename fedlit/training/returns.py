@@ -1,6 +1,6 @@
 """Returns: how processes that resume, or come back to a run, come to the round that the server is in.
 
-A site that comes back has the state of its own clients, from its own checkpoint or afresh. The server tells it the
+A site that comes back has the state of its own clients, from its own checkpoint or afresh. The server sends it the
 rest: the round, counters, ledger, and which totals there are, of which its clients then fetch what they have missed.
 """
 
@@ -71,15 +71,15 @@ def welcome(trainer: Trainer, method: Method, back: frozenset[int], batches_per_
         return
     federation = method.federation
     transport = federation.transport
-    have = federation.have()
+    have = federation.have()  # before the server's state takes the place of this process's
     state = transport.hand_out(_state(trainer, method) if transport.rank == 0 else None, back, "a return")
     if state is not None:
         _go_on(trainer, method, state, batches_per_round)
     federation.settled = True
-    told = transport.tell_all(have if transport.rank in back else None, "totals of those who come back")
+    totals = transport.tell_all(have if transport.rank in back else None, "totals of those who come back")
     rank_of = federation.roster.rank_of
     came = {name: rank for name, rank in rank_of.items() if rank in back and rank not in transport.lost}
-    own = [told[rank] if rank in came.values() else {} for rank in range(transport.world_size)]
+    own = [totals[rank] if rank in came.values() else {} for rank in range(transport.world_size)]
     federation.welcome(told_of_own(own, came, "totals"))
     method.welcome_(method.public_state() if state is None else state["method"], [*came])
     if method.warmup_rounds and federation.round_idx > method.warmup_rounds:
@@ -87,7 +87,7 @@ def welcome(trainer: Trainer, method: Method, back: frozenset[int], batches_per_
 
 
 def _state(trainer: Trainer, method: Method) -> dict[str, Any]:
-    """What the server tells: nothing of it is a client's."""
+    """What the server sends: nothing of it is a client's."""
     return {
         "federation": method.federation.public_state(),
         "plan": method.record.plan,

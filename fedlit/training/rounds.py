@@ -313,7 +313,7 @@ class Rounds(Callback):
             )
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Say so if nothing was left to train, of which Lightning makes no word."""
+        """Warn if nothing was left to train, which Lightning does not report."""
         if self._trains:
             return
         rounds, limit = cast(Method, pl_module).federation.round_idx, trainer.limit_train_batches
@@ -327,7 +327,7 @@ class Rounds(Callback):
             rank_zero_warn(f"no round is trained, and the model is as it was before ({asked})")
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Say what to monitor, where something monitors what is not logged."""
+        """Name what to monitor, where something monitors what is not logged."""
         explain_monitor(trainer, pl_module, exception)
 
     def _open(self, trainer: Trainer, method: Method) -> None:
@@ -364,16 +364,16 @@ class Rounds(Callback):
         numbers = {name: {"loss": loss} for name, loss in losses.items()}
         for name, norms in method.record.norms.items():
             numbers[name]["grad_norm"] = float(torch.stack(norms).mean())
-        told = federation.report(numbers, ["loss", "grad_norm"])
+        reported = federation.report(numbers, ["loss", "grad_norm"])
         if method.warming_up:
             method.average_warmup_()
         else:
             method.on_round_end(round_idx)
             if self._is_last(trainer, round_idx):
                 self._finish(method, round_idx)
-        metrics = metric_names(method, told)
-        if told:
-            metrics["train/loss"] = sum(row["loss"] for row in told.values()) / len(told)
+        metrics = metric_names(method, reported)
+        if reported:
+            metrics["train/loss"] = sum(row["loss"] for row in reported.values()) / len(reported)
         if failed:
             federation.raise_left()
         method.log_everywhere({**metrics, "round": float(round_idx)})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 LEAST_STEPS = 100
-"""Local steps that a share comes to at least: with fewer, networks do not yet tell classes apart. In 15 rounds of 10 a
+"""Local steps that a share comes to at least: with fewer, networks do not yet separate classes. In 15 rounds of 10 a
 half left FedRF-TCA 5.3 points below SourceOnly on some inputs, and KD3A 4.5; 100 steps 2.2 and 2.7 points."""
 
 MOST = 0.75

@@ -220,7 +220,7 @@ def test_classes_that_mix_in_a_sure_network_are_told(tmp_path: Path):
     (said,) = worse(
         trainer(8, [MixedFrom(4)], tmp_path), build(optimizer=lambda params: torch.optim.Adam(params, lr=0.02))
     )
-    assert "have got worse by round 6: near samples are told apart more often" in said
+    assert "have got worse by round 6: near samples are put into different classes more often" in said
     assert "validator/trust" in said
 
 

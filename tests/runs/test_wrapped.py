@@ -483,7 +483,7 @@ def test_a_step_that_gives_no_loss_is_named(given: Any) -> None:
     ("arguments", "message"),
     [
         ({"features": "bone"}, r"features='bone' is no part of Net, which has \['backbone', 'head', 'accuracy'\]"),
-        ({"width": None}, "does not tell how many features it gives: give width"),
+        ({"width": None}, "does not state how many features it gives: give width"),
     ],
 )
 def test_a_part_that_gives_no_features_is_named_at_once(arguments: dict[str, Any], message: str) -> None:
