@@ -110,7 +110,7 @@ class SampleCheck:
         method = self.method
         if method.federation.transport.world_size == 1 or method.trainer.state.fn != TrainerFn.FITTING:
             raise error
-        error.public = f"client {client!r} has samples that the run cannot take: its own message states which"
+        error.public = f"client {client!r} has samples that the run cannot take: the error raised there states which"
         method.federation.fail(error)
         self._unseen.clear()
 

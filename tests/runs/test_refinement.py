@@ -125,7 +125,7 @@ class Negative(nn.Module):
         ({"classifier": nn.Linear(6, 3, bias=False)}, "no linear layer of its network has a bias"),
         ({"classifier": nn.Sequential(nn.Linear(6, 3), Negative())}, "not those of one"),
         ({"classifier": Flipped(6, 3)}, "not those of one linear classifier of its features"),
-        ({"optimizer": lambda params: SGD(params, lr=0.0), "classifier": "constant"}, "are of class 1: nothing separates"),
+        ({"optimizer": lambda params: SGD(params, lr=0.0), "classifier": "constant"}, "class 1: nothing separates"),
     ],
 )
 def test_where_it_cannot_be_done_a_warning_says_why_and_nothing_changes(arguments: Any, reason: str) -> None:
