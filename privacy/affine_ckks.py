@@ -12,9 +12,9 @@ The mask of a number of y is uniform in [-2^18, 2^18), in steps of 2^-34: what S
 noise of its own ciphertext, which it knows, multiplied by A, under rounding noise of the same order: about one linear
 combination of each row of A per exchange.
 
-The answers of S could reveal the key to T, since a T that knows y otherwise sees the noise in it (Li and Micciancio,
-2021). So S adds Gaussian noise: of n numbers, T learns at most n / 2 times the squared ratio of the two deviations in
-nats (Li et al., 2022, section 4), which is below 1e-7 for a row of A of norm 1.
+What S answers could reveal to T something of the key, since a T that knows y otherwise sees the noise in it (Li and
+Micciancio, 2021). So S adds Gaussian noise: of n numbers, T learns at most n / 2 times the squared ratio of the two
+deviations in nats (Li et al., 2022, section 4), which is below 1e-7 for a row of A of norm 1.
 
 Why `CKKSAffine.error_bound` holds. The noise of a fresh ciphertext, of a rescaled one and of one with a prime dropped
 is the rounding of two polynomials of N = 8192 coefficients, the second times the private key. Roundings are independent
