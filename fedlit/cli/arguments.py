@@ -139,13 +139,13 @@ def refuse_linked(args: list[str]) -> None:
 
 
 def refuse_nameless(args: list[str]) -> None:
-    """Refuse a configuration or an option that sets arguments of data or a model before anything says of which."""
+    """Refuse a configuration or an option that sets arguments of data or a model before anything names its class."""
     named: set[str] = set()
     for key, value in options(args):
         part, _, rest = key.partition(".")
         if part in ("data", "model") and part not in named and rest not in ("", "class_path", "help"):
             sys.exit(
-                f"fedlit: --{key} sets an argument of {part}, and nothing before it says of which: put --{part}, or "
+                f"fedlit: --{key} sets an argument of {part}, and nothing before it names its class: put --{part}, or "
                 "the configuration that has it, before it"
             )
         if part in ("data", "model"):
@@ -157,7 +157,7 @@ def refuse_nameless(args: list[str]) -> None:
             if isinstance(given, dict) and "class_path" not in given and part not in named:
                 names = ", ".join(map(str, given))
                 sys.exit(
-                    f"fedlit: {value} sets arguments of {part} ({names}), and nothing before it says of which: put "
+                    f"fedlit: {value} sets arguments of {part} ({names}), and nothing before it names its class: put "
                     f"--{part}, or the configuration that has it, before it"
                 )
             if given is not None:
@@ -189,7 +189,7 @@ class _Once(yaml.SafeLoader):
 
 
 def content_of(text: str) -> Any:
-    """What YAML says, or the file that it names."""
+    """Parse YAML, or the file of that name."""
     where = "the command line"
     if os.path.isfile(text):  # which takes long texts, too
         where, text = text, Path(text).read_text()

@@ -1,4 +1,4 @@
-"""``fedlit benchmark``: run again what the tables were made from, and say where the figures stand."""
+"""``fedlit benchmark``: run again what the tables were made from, and compare the figures."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def benchmark(args: list[str]) -> None:
     """Run a benchmark and compare it with the figures that the repository has; without a name, list what there is."""
     parser = argparse.ArgumentParser(
         prog="fedlit benchmark",
-        description="Run a benchmark of the repository again, and say of each figure with a spread whether it lies "
-        "within theirs. Without a name: list them. Arguments after the name are the benchmark's own "
+        description="Run a benchmark of the repository again, and report for each figure with a spread whether it "
+        "lies within theirs. Without a name: list them. Arguments after the name are the benchmark's own "
         "(fedlit benchmark NAME --help).",
     )
     parser.add_argument("name", nargs="?", help="Of a file in benchmarks/, such as fedgp.")
@@ -117,8 +117,8 @@ def figures(results: Any, path: tuple[str, ...] = ()) -> Iterator[Figure]:
 def comparison(kept: list[Figure], now: list[Figure]) -> Table | str:
     """The figures of the repository and of this run, side by side; a sentence if there are none with a spread.
 
-    Two means agree if they are no further apart than both spreads together, or than rounding to the places that they
-    are told with explains.
+    Two means agree if they are no further apart than both spreads together, or than rounding to the decimals that they
+    are reported with explains.
     """
     if not now:
         return "This benchmark has no figures with a spread over seeds: compare its output with benchmarks/RESULTS.md."

@@ -101,7 +101,7 @@ def made() -> str:
 def sends(thing: type) -> str:
     """Channels that a method declares with its default arguments, without a warm-up, by how their messages go.
 
-    Of another class, or of a method that needs more arguments, nothing is told.
+    Empty for another class, and for a method that needs more arguments.
     """
     if not issubclass(thing, FederatedModule):
         return ""
@@ -128,7 +128,7 @@ def _plain(text: str) -> str:
 
 
 def _citation(thing: type) -> str:
-    """Where a class is from, as its docstring or that of its module says; empty if they do not."""
+    """Where a class is from, as its docstring or that of its module states; empty if they do not."""
     text = cleandoc(thing.__doc__ or "")
     for place, pattern in ((summary(thing), _CITATION), (summary(getmodule(thing)), _CITATION), (text, _REFERENCE)):
         found = pattern.search(place)
@@ -157,7 +157,7 @@ def _class_paths(config: Any) -> Iterator[str]:
 
 
 def _scores() -> list[Row]:
-    """Scores that need no target labels; what they are is told in brackets after their names in the docstrings."""
+    """Scores that need no target labels; the docstrings explain each in brackets after its name."""
     always = dict(_EXPLAINED.findall(FederatedModule.__doc__ or ""))
     chosen = dict(_EXPLAINED.findall(Validators.__doc__ or ""))
     quality, _, score = Classification.metrics

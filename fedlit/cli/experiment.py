@@ -68,7 +68,7 @@ class Method:
             entry: A configuration is one that is installed, such as ``methods/fed_mmd``, or a file, and is called by
                 its file, or by its class if it is what is shipped for that; what the experiment sets in data and
                 trainer stays, and what the command line sets in model. A class gets the arguments of its shipped
-                configuration, as far as the experiment says nothing else. A mapping has ``class_path`` and may have
+                configuration, as far as the experiment sets nothing else. A mapping has ``class_path`` and may have
                 ``init_args``, ``name`` (by default the class and those ``init_args`` that are no mappings) and, in
                 ``data`` and ``trainer``, arguments that differ from the configuration's.
         """
@@ -303,7 +303,7 @@ class Experiment:
 
     Args:
         args: Of the user.
-        parsed: What they say.
+        parsed: The same, parsed.
         methods: The method of the configuration, and those it is compared with.
         targets: Client names; ``None`` is the target of the configuration.
         seeds: ``None`` is the seed of the configuration.
@@ -369,7 +369,7 @@ class Experiment:
 
     @cached_property
     def by_method(self) -> dict[Method, Parsed]:
-        """What the configuration says with each method: parsed once for all targets and seeds, which it is free of."""
+        """The configuration with each method: parsed once for all targets and seeds, on which it does not depend."""
         for method in self.methods:
             refuse_linked([*method.preset, *method.arguments])
         return {Method(): self.parsed} | {

@@ -42,7 +42,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 """Of a function in a network's text, which is another in each run."""
 
 _MARK = "made_of"
-"""Entry of the file that tells features of other data or another network from these."""
+"""Entry of the file by which features of other data or another network are distinguished from these."""
 
 
 def extract(args: list[str]) -> None:
@@ -67,7 +67,7 @@ def extract(args: list[str]) -> None:
         sys.exit(f"fedlit: features are for classification, but {type(data).__name__} has numbers to predict")
     names = _names(data, given.clients)
     for name in names:
-        data.labels(name)  # what cannot be read is told before there is a folder
+        data.labels(name)  # raises for what cannot be read, before there is a folder
     parts = Path(f"{out}.parts")
     parts.mkdir(exist_ok=True)
     try:
@@ -123,7 +123,7 @@ def _network(given: Namespace) -> nn.Module:
 
 
 def _read_as_trained(arguments: Namespace | dict[str, Any], network: nn.Module) -> None:
-    """Set arguments of the data that were not given to what a pretrained network was trained on, and say so."""
+    """Set arguments of the data that were not given to what a pretrained network was trained on, and print it."""
     found = (getattr(part, "preprocessing", None) for part in network.modules())
     trained = next(({**each} for each in found if isinstance(each, Mapping) and each), {})
     size = arguments.get("image_size")

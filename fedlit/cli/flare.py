@@ -15,7 +15,7 @@ from typing import Any
 
 from fedlit.cli.arguments import find_config, normalise, options, refuse_nameless
 from fedlit.cli.experiment import all_clients
-from fedlit.cli.seats import AGAIN, read_run, start_again, take_seat, tell_who_comes
+from fedlit.cli.seats import AGAIN, print_seat_log, read_run, start_again, take_seat
 from fedlit.federation.names import alike, difference, shown
 from fedlit.remote.message_carrier import MessageCaller
 from fedlit.remote.relay import TIMES, RelayedSender
@@ -66,7 +66,7 @@ def flare(args: list[str]) -> None:
     arguments = [f"--config={name}" for name in texts] + normalise(others)
     write(given.out, sites, texts, arguments, {"wait_for": given.wait_for, "patience": given.patience})
     print(f"fedlit: the job is in '{given.out}'; submit it with: nvflare job submit -j {given.out}")
-    print(f"Each party needs fedlit, and {COMPONENTS!r} in class_allow_list of its local/resources.json; a site says")
+    print(f"Each party needs fedlit, and {COMPONENTS!r} in class_allow_list of its local/resources.json; a site states")
     print("where its data are in its local/fedlit.yaml. See docs/flare.md.")
 
 
@@ -103,7 +103,7 @@ def check(files: list[Path], others: list[str], sites: dict[str, list[str]]) -> 
 
 def _site(args: list[str]) -> None:
     """Take part in the run of a job."""
-    tell_who_comes()
+    print_seat_log()
     experiment = read_run(normalise(["fit", *args]), JOB)
     times = os.environ.get(TIMES)
     if times is None:
@@ -129,7 +129,7 @@ def write(
         folder / "meta.json": {
             "name": folder.name,
             "resource_spec": {},
-            "min_clients": 1,  # else FLARE ends the job when it finds one dead; the run says itself whom it needs
+            "min_clients": 1,  # else FLARE ends the job when it finds one dead; the run knows itself whom it needs
             "deploy_map": {"app": ["server", *sites]},
         },
         configs / "config_fed_server.json": {

@@ -61,33 +61,33 @@ from fedlit.remote import Seat
 from fedlit.strategy import FederatedStrategy
 from fedlit.training.parts import files_of
 
-SAID = (
+CLEAR_ERRORS = (
     *(RosterError, FederationError, PrivacyError, DatasetNotFoundError, DatasetLayoutError),
     MisconfigurationException,  # of Lightning
 )
-"""Errors whose message says all that a user can do."""
+"""Errors whose message states all that a user can do."""
 
 _REASON = re.compile(r"^ *- (?:Problem with given class_path .*:\n *)?(.+)$", re.MULTILINE)
 """Why one of an argument's types was not taken, in the words of jsonargparse or of a constructor."""
 
 _NOT_A_REASON = ("Does not validate against any", "Expected a", "Not a valid", "Parser key")
-"""What jsonargparse says of types that were not meant."""
+"""Beginnings of jsonargparse's reasons for types that were not meant."""
 
 _OF_EXPERIMENTS = ("seeds", "targets", "compare", "jobs", "fresh")
-"""Keys that say which runs there are, and are not of a single one."""
+"""Keys that list the runs of an experiment, and are not of a single one."""
 
 _USAGE = """%(prog)s [--config FILE] [--KEY VALUE ...]
        what keys can name: fedlit list; how a key's class is made: fedlit fit --model.help FedAvg"""
 
 
 class SaveConfig(SaveConfigCallback):
-    """Writes ``config.yaml`` as Lightning does, and tells W&B, TensorBoard and others the configuration."""
+    """Writes ``config.yaml`` as Lightning does, and logs the configuration to W&B, TensorBoard and others."""
 
     def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Tell loggers; those of CSV files lie next to ``config.yaml``."""
-        told = [logger for logger in trainer.loggers if not isinstance(logger, CSVLogger)]
-        config = yaml.safe_load(self.parser.dump(self.config, skip_none=False)) if told else {}
-        for logger in told:
+        """Log to all loggers but those of CSV files, which lie next to ``config.yaml``."""
+        loggers = [logger for logger in trainer.loggers if not isinstance(logger, CSVLogger)]
+        config = yaml.safe_load(self.parser.dump(self.config, skip_none=False)) if loggers else {}
+        for logger in loggers:
             logger.log_hyperparams(config)
 
 
@@ -104,7 +104,7 @@ def go_on(logger: CSVLogger, checkpoint: Path) -> None:
 
 
 class WarnOfRepeats(Callback):
-    """Says, before a run of an experiment trains, which sums tell single messages beside those of its other runs.
+    """Warns, before a run of an experiment trains, of sums that reveal single messages beside those of its other runs.
 
     Args:
         targets: Of the experiment.
@@ -131,7 +131,7 @@ class WarnOfRepeats(Callback):
 
 
 class _Parser(LightningArgumentParser):
-    """Says in the help of a method which of its arguments the data give, though its constructor needs them."""
+    """Shows in the help of a method which of its arguments the data give, though its constructor needs them."""
 
     def format_help(self, *args: Any, **kwargs: Any) -> str:
         """The text of ``--help`` and of ``--model.help``."""
@@ -172,7 +172,7 @@ class Parsed:
         return text
 
     def instead(self, args: list[str]) -> Parsed:
-        """What other words after the same subcommand say."""
+        """Parse other arguments of the same subcommand."""
         config = self.config.clone()
         with in_a_line(self.parser, args):
             config[config.subcommand] = self.parser.parse_args(args)
@@ -283,7 +283,7 @@ class FedlitCLI(LightningCLI):
             type=list[str | dict] | None,  # type: ignore[type-arg]  # jsonargparse would build classes out of Any
             default=None,
             help="Train these methods too, on the same data: configurations (methods/fed_mmd, or a file), classes, "
-            "which get their shipped configuration where this one says nothing else, or mappings of class_path, "
+            "which get their shipped configuration where this one sets nothing else, or mappings of class_path, "
             "init_args, a name for the closing table, and what is different in data and trainer.",
         )
         parser.add_argument(
@@ -297,8 +297,8 @@ class FedlitCLI(LightningCLI):
             "--select",
             type=Literal["best"] | None,
             default=None,
-            help="best: say, without labels of the target, which method of compare to take and after which round, and "
-            "keep a checkpoint of it: the most trusted one, see fedlit.callbacks.Validators.",
+            help="best: print, without labels of the target, which method of compare to take and after which round, "
+            "and keep a checkpoint of it: the most trusted one, see fedlit.callbacks.Validators.",
         )
         parser.add_argument(
             "--fresh",
@@ -309,7 +309,7 @@ class FedlitCLI(LightningCLI):
         )
 
     def before_instantiate_classes(self) -> None:
-        """Say so if no data or model was chosen, which jsonargparse would leave for a later, darker error."""
+        """End if no data or model was chosen, which jsonargparse would report later and less clearly."""
         for key, example in (("model", "FedAvg"), ("data", "fedlit.data.Digits")):
             if self._get(self.config, key) is None:
                 sys.exit(f"fedlit: no {key} was given: add --{key} {example}, or a --config that has it")
@@ -488,7 +488,7 @@ def in_sweep() -> bool:
 
 @contextmanager
 def in_a_line(parser: LightningArgumentParser, args: Sequence[str]) -> Iterator[None]:
-    """Say in one line what a parser refuses, and end."""
+    """Print in one line what a parser refuses, and end."""
     try:
         yield
     except ArgumentError as error:
@@ -498,7 +498,7 @@ def in_a_line(parser: LightningArgumentParser, args: Sequence[str]) -> Iterator[
 
 @contextmanager
 def in_plain_words(config: Namespace) -> Iterator[None]:
-    """Say in one line why something could not be made of a configuration, and under which key of it, and end."""
+    """Print in one line why something could not be made of a configuration, and under which key of it, and end."""
     try:
         yield
     except (ValueError, TypeError) as error:
@@ -513,7 +513,7 @@ def in_plain_words(config: Namespace) -> Iterator[None]:
 
 
 def _plain_words(error: Exception) -> str:
-    """What a constructor said, out of what jsonargparse makes of it when the argument could have other types."""
+    """A constructor's message, out of what jsonargparse makes of it when the argument could have other types."""
     text = str(error)
     if not text.startswith("Does not validate"):
         return text
@@ -524,7 +524,7 @@ def _plain_words(error: Exception) -> str:
 def _place_of(text: str, config: Any) -> str | None:
     """Where the configuration has the argument that an error begins with; ``None`` if in no place, or in several.
 
-    The file is told, too, if it has the value that counts, which an option may have replaced.
+    The file is named, too, if it has the value that counts, which an option may have replaced.
     """
     word = re.match(r"\w*", text)
     assert word is not None
@@ -550,7 +550,7 @@ def quieten() -> None:
     for name in ("lightning.pytorch", "lightning.pytorch.utilities.rank_zero", "lightning.fabric"):
         logging.getLogger(name).addFilter(_no_tips)
         logging.getLogger(name).setLevel(logging.WARNING)
-    logging.getLogger("lightning.pytorch.fedlit").setLevel(logging.INFO)  # what fedlit says through Lightning's handler
+    logging.getLogger("lightning.pytorch.fedlit").setLevel(logging.INFO)  # fedlit's messages, by Lightning's handler
 
 
 def _no_tips(record: logging.LogRecord) -> bool:

@@ -21,5 +21,5 @@ def load(place: str) -> Any:
             gc.enable()
     gc.freeze()
     atexit.unregister(gc.unfreeze)
-    atexit.register(gc.unfreeze)  # or extensions would tell of leaks when the process ends
+    atexit.register(gc.unfreeze)  # or extensions would report leaks when the process ends
     return found

@@ -48,10 +48,10 @@ _SYNONYMS = {"learning_rate": "lr", "n_classes": "num_classes", "batchsize": "ba
 
 @dataclass
 class Given:
-    """What a command line and its configurations say, in their order.
+    """What a command line and its configurations set, in their order.
 
     Args:
-        sources: A file, or an option with its hyphens, and what it says, from the top.
+        sources: A file, or an option with its hyphens, and what it sets, from the top.
         classes: The class that is named last at a key; keys go without ``init_args``.
     """
 
@@ -146,11 +146,11 @@ def refuse(where: str, key: str, text: str) -> NoReturn:
         key: That is wrong.
         text: What is wrong, and what to write.
     """
-    sys.exit(f"fedlit: {told(where, key, text)}")
+    sys.exit(f"fedlit: {placed(where, key, text)}")
 
 
-def told(where: str, key: str, text: str) -> str:
-    """A mistake after its place; an option that is the key is named once."""
+def placed(where: str, key: str, text: str) -> str:
+    """Put file or option, and key, before the text of a mistake; an option that is the key is named once."""
     return ": ".join(filter(None, [where, "" if short(key) == where.lstrip("-") else key, text]))
 
 

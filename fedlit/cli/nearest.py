@@ -14,6 +14,6 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A question to go between an error and what else it says, or nothing but a colon."""
+    """A question to go between an error and the rest of its message, or nothing but a colon."""
     found = nearest(word, known)
     return ":" if found is None else f": did you mean {found!r}?"

@@ -78,7 +78,7 @@ class PlugIn:
 
 @cache
 def load_plugins() -> tuple[PlugIn, ...]:
-    """Import what installed packages offer, once; what cannot be used is told by name and left out.
+    """Import what installed packages offer, once; what cannot be used is reported by name and left out.
 
     That is all that short names need: jsonargparse looks for them among the subclasses that were imported.
     """
@@ -90,7 +90,7 @@ def load_plugins() -> tuple[PlugIn, ...]:
                 thing = _load(entry, KINDS[kind], owners)
             except Exception as error:  # whatever its import raises is no concern of runs without it
                 reason = f"{type(error).__name__}: {error}"
-                _tell(f"plug-in {entry.name!r} of {_distribution(entry)} (fedlit.{kind}) is left out: {reason}")
+                _report(f"plug-in {entry.name!r} of {_distribution(entry)} (fedlit.{kind}) is left out: {reason}")
             else:
                 owners[entry.name] = _distribution(entry)
                 found.append(PlugIn(kind, thing, _distribution(entry)))
@@ -117,5 +117,5 @@ def _distribution(entry: EntryPoint) -> str:
 
 
 @rank_zero_only
-def _tell(text: str) -> None:
+def _report(text: str) -> None:
     print(f"fedlit: {text}", file=sys.stderr, flush=True)

@@ -68,7 +68,7 @@ def not_ranked(metric: str | None) -> str:
 class Ranking:
     """Settings by the metric of the sweep file, on each target.
 
-    Methods are compared by ``validator/trust`` alone, with `choose`, as docs/labels.md says. Other metrics rank
+    Methods are compared by ``validator/trust`` alone, with `choose`, see docs/labels.md. Other metrics rank
     settings of one method, and where there are several methods those within each.
 
     Args:

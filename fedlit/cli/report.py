@@ -17,14 +17,14 @@ no other file and no network. Numbers on the target's hidden labels are marked O
 
 
 def report(args: list[str]) -> None:
-    """Write the page, and say where."""
+    """Write the page, and print its path."""
     parser = ArgumentParser("fedlit report", description=_DESCRIPTION)
     parser.add_argument(
         "runs",
         nargs="+",
         type=Path,
         metavar="RUN_DIR",
-        help="folder of a run (runs/METHOD/version_N, if nothing else was said), or one above several runs, all of "
+        help="folder of a run (runs/METHOD/version_N, if nothing else was set), or one above several runs, all of "
         "which are taken; a run that was interrupted is reported as far as it came",
     )
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""What jsonargparse says of a mistake, on all types that an argument might have had, in a line.
+"""Put in a line what jsonargparse reports of a mistake, on all types that an argument might have had.
 
 Its report is read as text, as its errors keep no more. What is not understood stays as it is.
 """
@@ -17,7 +17,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from jsonargparse import ArgumentParser, Namespace
 
-from fedlit.cli.mistakes import MEANT, Given, no_such_argument, short, told
+from fedlit.cli.mistakes import MEANT, Given, no_such_argument, placed, short
 from fedlit.cli.nearest import did_you_mean, nearest
 from fedlit.federation.names import how_to_quote
 
@@ -60,7 +60,7 @@ def explain(
     given: Given,
     keys: Collection[str],
 ) -> str:
-    """The first line of what is told for a report of jsonargparse.
+    """The first line of the message to print for a report of jsonargparse.
 
     Args:
         message: The report.
@@ -86,13 +86,13 @@ def explain(
         several = next(filter(None, map(_SEVERAL.search, chain[-1].reasons)), None)
         if several is not None:
             key = _key_of(chain)
-            return told(given.where(key), key, f"there are several classes {several[1]}: write {_one_of(several[2])}")
+            return placed(given.where(key), key, f"there are several classes {several[1]}: write {_one_of(several[2])}")
     chain = max(chains, key=len)
     key = _key_of(chain)
     lacking = next(filter(None, (re.match(_LACKING, reason) for reason in chain[-1].reasons)), None)
     if lacking is not None:
         key += f".init_args.{lacking[1]}"
-    return told(given.where(key), key, _reason(chain, key, given))
+    return placed(given.where(key), key, _reason(chain, key, given))
 
 
 def _one_of(paths: str) -> str:
@@ -186,7 +186,7 @@ def _reason(
             return no_such_argument(place.cls, f"{key}.{option[1]}", takes, given)
         if re.match(_LACKING, reason) is not None:
             name, above = place.cls.split(".")[-1], short(key.rpartition(".init_args.")[0])
-            return f"is missing, and {name} needs it: fedlit fit --{above}.help {name} tells what it takes"
+            return f"is missing, and {name} needs it: fedlit fit --{above}.help {name} shows what it takes"
         attribute = re.match(r"module '([^']+)' has no attribute '([^']+)'", reason)
         if attribute is not None:
             found = nearest(attribute[2], names_of(attribute[1]))
@@ -247,7 +247,7 @@ def arguments_of(cls: str | type) -> list[str]:
 
 @cache
 def _types_of(cls: type) -> Mapping[str, Any]:
-    """Types of what a class is made with, by name; ``None`` where it does not say."""
+    """Types of what a class is made with, by name; ``None`` where it has none."""
     parser = ArgumentParser(exit_on_error=False)
     added = parser.add_class_arguments(cls, "made", fail_untyped=False)
     actions = {action.dest: action for action in parser._actions}

@@ -141,8 +141,8 @@ def train_all(
         except (Exception, SystemExit) as error:
             if failed is None or any(isinstance(each, KeyboardInterrupt | SIGTERMException) for each in causes(error)):
                 raise
-            told = str(error) if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}"
-            _go_on(failed, number, f"run {number + 1} of {clock.total} ({experiment.runs[number]}) failed: {told}")
+            reason = str(error) if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}"
+            _go_on(failed, number, f"run {number + 1} of {clock.total} ({experiment.runs[number]}) failed: {reason}")
         clock.tick(failed)
 
 
@@ -155,7 +155,7 @@ def _go_on(failed: dict[int, str] | None, number: int, text: str) -> None:
 
 
 def _select(folder: ExperimentFolder, number: int) -> None:
-    """Say, and write, which of the finished runs to take the model of."""
+    """Print, and write, which of the finished runs to take the model of."""
     places = [folder.folder_of(each) for each in range(number) if folder.finished(each) is not None]
     found = select({str(place): read_runs([place])[0] for place in places if place is not None})
     path = folder.path / "selected.json"
@@ -168,7 +168,7 @@ def _select(folder: ExperimentFolder, number: int) -> None:
 
 @dataclass
 class Clock:
-    """Says which run it is, and how long the others will take.
+    """Shows which run it is, and how long the others will take.
 
     Args:
         total: Runs of the experiment.
@@ -257,9 +257,9 @@ def _side_by_side(
                 process = running.pop(number)
                 if process.returncode or folder.finished(number) is None:
                     lines = folder.log(number).read_text(encoding="utf-8", errors="replace").splitlines()
-                    told = "\n".join(lines[-TOLD:])
+                    ending = "\n".join(lines[-TOLD:])
                     run = f"run {number + 1} of {clock.total} ({experiment.runs[number]})"
-                    _go_on(failed, number, f"{run} failed; '{folder.log(number)}' ends with:\n{told}")
+                    _go_on(failed, number, f"{run} failed; '{folder.log(number)}' ends with:\n{ending}")
                 clock.tick(failed)
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -32,21 +32,21 @@ AGAIN = (DismissedError, ServerLostError, AheadOfServerError)
 
 def serve(args: list[str]) -> None:
     """Take the server's seat."""
-    tell_who_comes()
+    print_seat_log()
     _take("serve", args)
 
 
 def join(args: list[str]) -> None:
     """Take a site's seat; starts again where the run goes on without this process, or the server was lost."""
-    tell_who_comes()
+    print_seat_log()
     try:
         _take("join", args)
     except AGAIN as error:
         start_again(error)
 
 
-def tell_who_comes() -> None:
-    """Print what the seats log: who comes and leaves, whom is waited for, and why somebody is refused."""
+def print_seat_log() -> None:
+    """Print what the seats log: who joins and leaves, who is waited for, and why somebody is refused."""
     log = logging.getLogger("fedlit.remote")
     if not log.handlers:
         handler = logging.StreamHandler()
@@ -157,6 +157,6 @@ def start_again(error: FederationError) -> None:
     if isinstance(error, AheadOfServerError):
         os.environ[_ROUND] = str(error.server_round)
     time.sleep(1)
-    sys.stdout.flush()
+    sys.stdout.flush()  # execv drops what is buffered
     # -P: no file of the folder takes the place of a library's
     os.execv(sys.executable, [sys.executable, "-P", "-m", "fedlit.cli", *sys.argv[1:]])

@@ -85,7 +85,7 @@ def _progress(path: Path) -> tuple[int, int, float]:
     try:
         return int(federation.get("round_idx", 0)), int(federation.get("batch_idx", 0)), path.stat().st_mtime
     except (ValueError, TypeError, OverflowError) as error:
-        sys.exit(f"fedlit: '{path}' does not say how many rounds it has trained for: take it away ({error})")
+        sys.exit(f"fedlit: '{path}' does not state how many rounds it has trained for: take it away ({error})")
 
 
 def _read(path: Path) -> dict[str, Any]:

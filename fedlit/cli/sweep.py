@@ -27,7 +27,7 @@ def sweep(args: list[str]) -> None:
     )
     parser.add_argument("file", metavar="FILE", help="sweep file, or an installed one: sweeps/fedprox_digits")
     parser.add_argument(
-        "--method", choices=("grid", "random"), help="all combinations, or random ones, whatever the file says"
+        "--method", choices=("grid", "random"), help="all combinations, or random ones, whatever the file sets"
     )
     parser.add_argument("--trials", type=_count, metavar="N", help="most trials; random ones need it, or run_cap there")
     parser.add_argument(

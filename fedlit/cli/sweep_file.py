@@ -1,4 +1,4 @@
-"""What a W&B sweep file says: its trials, in W&B's order and with W&B's distributions, and the words that start one."""
+"""W&B sweep files: their trials, in W&B's order and with W&B's distributions, and the arguments that start one."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _KNOWN = (
     *("method", "metric", "parameters", "program", "command", "run_cap", "early_terminate"),
     *("name", "description", "project", "entity", "apiVersion", "kind", "controller"),
 )
-"""Keys of a sweep file; those of the second line say where W&B shows it."""
+"""Keys of a sweep file; those of the second line set where W&B shows it."""
 
 _LAUNCHED = ("job", "image_uri", "scheduler", "metrics")
 """Keys of sweeps that run on W&B's own queues, or by another optimiser."""
 
 _RANGE = {"min", "max"}
-_STEPS: dict[str, float] = {"q": 1}  # whole, so that steps are counts unless the file says otherwise
+_STEPS: dict[str, float] = {"q": 1}  # whole, so that steps are counts unless the file sets another
 _NORMAL, _BETA = {"mu": 0.0, "sigma": 1.0}, {"a": 1.0, "b": 1.0}
 
 _DISTRIBUTIONS: dict[str, tuple[set[str], dict[str, float]]] = {
@@ -165,7 +165,7 @@ class SweepFile:
 
         Raises:
             FileNotFoundError: If it is not there.
-            ValueError: If it says what W&B or this command does not take; the message has the key and a way out.
+            ValueError: If it has what W&B or this command does not take; the message has the key and a way out.
         """
         if not os.path.isfile(path):
             raise FileNotFoundError(

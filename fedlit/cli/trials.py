@@ -132,7 +132,7 @@ class Sweep:
 
     @contextmanager
     def _named(self, number: int) -> Iterator[None]:
-        """Say which trial it is whose configuration is refused."""
+        """Print which trial it is whose configuration is refused."""
         try:
             yield
         except SystemExit:

@@ -173,7 +173,9 @@ def test_a_strangers_checkpoint_is_refused_whatever_it_holds(run: Path, change: 
 @pytest.mark.parametrize("rounds", ["x", None, float("inf")])
 def test_of_several_checkpoints_all_must_say_how_far_they_are(run: Path, rounds: Any) -> None:
     torch.save({"federation": {"round_idx": rounds}}, run / "checkpoints" / "strange.ckpt")
-    with pytest.raises(SystemExit, match=r"^fedlit: '.*strange.ckpt' does not say how many rounds it has trained for"):
+    with pytest.raises(
+        SystemExit, match=r"^fedlit: '.*strange.ckpt' does not state how many rounds it has trained for"
+    ):
         main(["export", "run"])
 
 

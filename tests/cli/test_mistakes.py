@@ -64,7 +64,7 @@ IN_A_FILE: list[tuple[str, Any, str]] = [
     ("model", {"class_path": "FedProx", "mu": 0.1}, "model.mu: stands beside class_path: put it below init_args"),
     ("model", ["FedAvg"], "model: must be one class, got the list ['FedAvg']: write model: and below it class_path"),
     ("model", {"class_path": "FedAvg"}, "model.init_args.extractor: is missing, and FedAvg needs it: fedlit fit"
-     " --model.help FedAvg tells what it takes"),
+     " --model.help FedAvg shows what it takes"),
     ("model.init_args.extractor.class_path", "fedlit.models.MPL", "model.init_args.extractor: fedlit.models has no"
      " class 'MPL': did you mean 'fedlit.models.MLP'?"),
     ("model.init_args.extractor.init_args.hiden", [3], "model.init_args.extractor.init_args.hiden: MLP has no argument"
@@ -303,7 +303,7 @@ def test_what_fedlit_refuses_in_a_run_is_a_line_and_slips_keep_their_traceback(
 def test_an_option_before_what_it_is_of_is_refused_and_one_that_is_replaced_is_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    first = "--model.mu sets an argument of model, and nothing before it says of which: put --model, or the"
+    first = "--model.mu sets an argument of model, and nothing before it names its class: put --model, or the"
     assert told("fit", "--model.mu=0.5", "--config=data/digits", "--config=methods/fedprox").startswith(
         f"fedlit: {first}"
     )

@@ -33,9 +33,9 @@ class Kind:
         what: They are.
         depths: How deep files lie in a folder of them.
         suffixes: Gives those of their files.
-        options: Adds what is to be told of one's own.
-        own: What a study of one's own data says.
-        example: What the study of an example in a folder says, and what writes its files.
+        options: Adds the options that describe a user's data.
+        own: Makes the study of a user's data.
+        example: Makes the study of an example in a folder, and what writes its files.
         method: Class of the recommended method, which names the folder of its runs.
     """
 
@@ -65,7 +65,7 @@ KINDS = {
 
 
 def new(args: list[str]) -> None:
-    """Write the folder, and say what to do with it."""
+    """Write the folder, and print what to do with it."""
     parser = argparse.ArgumentParser("fedlit new", description=_DESCRIPTION)
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="|".join(KINDS))
     for name, kind in KINDS.items():
@@ -163,7 +163,7 @@ def _about_labels(study: Study) -> str:
         return f"{study.target} has {has}, and FedAvg needs one to train on and one to be scored by."
     return (
         f"{study.target} has {known} labels: FedAvg trains on {number}, drawn at random, and the other "
-        f"{known - number} score it, as a label that was trained on tells nothing."
+        f"{known - number} score it, as a label that was trained on shows nothing."
     )
 
 

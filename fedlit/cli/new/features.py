@@ -12,7 +12,7 @@ SUFFIXES = (".npz",)
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """Nothing more is to be told of features."""
+    """Features need no further options."""
 
 
 def own(given: argparse.Namespace) -> Study:

@@ -16,7 +16,7 @@ def suffixes() -> tuple[str, ...]:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """Add what is to be told of images."""
+    """Add the options that describe images."""
     parser.add_argument("--image_size", type=int, help="side of the square that the network sees, in pixels")
 
 

@@ -1,4 +1,4 @@
-"""What a configuration and its README say of the data they are for."""
+"""The facts of a user's data that a configuration and its README state."""
 
 from __future__ import annotations
 

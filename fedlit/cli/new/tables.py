@@ -35,7 +35,7 @@ _SQUARED_LENGTH = 11.0
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """Add what is to be told of tables."""
+    """Add the options that describe tables."""
     parser.add_argument("--label", metavar="COLUMN", help="column to predict; with --data")
     parser.add_argument("--task", choices=["classification", "regression"], help="whether it has classes, or numbers")
     parser.add_argument("--id", metavar="COLUMN", help="column that names the rows, which is no feature")
@@ -51,20 +51,20 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def own(given: argparse.Namespace) -> Study:
-    """The user's tables, from what the command was told of them."""
+    """The user's tables, from the options that describe them."""
     from fedlit.data import CSVDomains, DatasetLayoutError
 
-    told_of = (
+    described_by = (
         *("id", "leave_out", "categories", "classes", "task"),
         *("missing_values", "separator", "decimal", "thousands", "encoding"),
     )
-    arguments = {key: getattr(given, key) for key in (*told_of, "site") if getattr(given, key) is not None}
+    arguments = {key: getattr(given, key) for key in (*described_by, "site") if getattr(given, key) is not None}
     if given.task == "regression" and given.classes:
         sys.exit("fedlit: --classes names the classes of a label, and --task regression has none: leave one out")
     if given.data.is_file() and given.site is None:
         sys.exit(
-            f"fedlit: --data '{given.data}' is one file: give --site COLUMN, the column that says whose a row is, or a "
-            "folder with a file for each client"
+            f"fedlit: --data '{given.data}' is one file: give --site COLUMN, the column that names each row's client, "
+            "or a folder with a file for each client"
         )
     try:
         probe = CSVDomains(str(given.data), label=given.label or "", **arguments)
@@ -79,13 +79,13 @@ def own(given: argparse.Namespace) -> Study:
             "test_fraction": 0.0,
         }  # in the template
         data = CSVDomains(str(given.data), label=given.label, target=given.target, **arguments, **as_written)
-        told = {name: data.facts(name) for name in names}
-        data.check_facts(told)
+        facts = {name: data.facts(name) for name in names}
+        data.check_facts(facts)
         rows = {name: data.load(name) for name in names}
         y = rows[given.target].y
     except DatasetLayoutError as error:
-        sys.exit(f"fedlit: {error}. What it says to give is an option of fedlit new csv, with -- before it: --help")
-    features = list(told[names[0]]["columns"][names[0]])
+        sys.exit(f"fedlit: {error}. What it asks for is an option of fedlit new csv, with -- before it: --help")
+    features = list(facts[names[0]]["columns"][names[0]])
     for name in features:
         if all(_counts(data.table(client)[name]) for client in names):
             print(f"fedlit: column {name!r} has another whole number in each row: if it names them, give --id {name}")
@@ -161,7 +161,7 @@ def example(folder: Path, writers: Writers) -> Study:
         target="long_beach",
         labelled=len(tables["long_beach"]),
         about="tables of four hospitals as an example (920 patients, UCI heart disease data, CC BY 4.0): who is ill at "
-        "Long Beach, which tells nobody who is?",
+        "Long Beach, which reveals to nobody who is?",
         place="The example runs as it is. Then put a CSV or Parquet file for each client into `data/`, in place of "
         "those there.",
         listing="- `data/`: the example, a table for each hospital.\n",
