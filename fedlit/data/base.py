@@ -57,7 +57,7 @@ _log = logging.getLogger("lightning.pytorch.fedlit.data")
 
 
 class DatasetNotFoundError(FileNotFoundError):
-    """The data are not where they were looked for; the message says where that was and where to get them."""
+    """The data are not where they were looked for; the message states where that was and where to get them."""
 
 
 class DatasetLayoutError(ValueError):
@@ -273,7 +273,7 @@ class DomainDataModule(L.LightningDataModule, ABC):
         self._splits: dict[str, Split] = {}
         self._datasets: dict[tuple[str, str], Dataset[Any]] = {}
 
-    # What a subclass says about its data.
+    # What a subclass states about its data.
 
     @abstractmethod
     def domain_names(self) -> list[str]:
@@ -344,7 +344,7 @@ class DomainDataModule(L.LightningDataModule, ABC):
 
     @property
     def clients(self) -> list[Client]:
-        """The clients in order; how many samples each has is told when training starts."""
+        """The clients in order; each announces its number of samples when training starts."""
         kept = bool(self.target_labels)
         return [replace(client, labelled=not client.is_target or kept) for client in self._roster_of_run()]
 
@@ -443,7 +443,7 @@ class DomainDataModule(L.LightningDataModule, ABC):
         return self.make_dataset(domain, torch.arange(len(y)), y, training=False)
 
     def identity(self, domain: str) -> list[Any]:
-        """What tells the samples of a domain from others', in plain data: by default, themselves."""
+        """Plain data that identify the samples of a domain: by default, the samples themselves."""
         tensors = leaves(self._domain(domain).x)
         return [part for x in tensors.values() for part in (tuple(x.shape), x.numpy().tobytes())]
 
@@ -501,34 +501,34 @@ class DomainDataModule(L.LightningDataModule, ABC):
             error=DatasetLayoutError,
         )
 
-    # What clients tell each other before they train.
+    # Facts that clients announce before they train.
 
     def setup(self, stage: str | None = None) -> None:
-        """Tell the other processes of this one's data, and refuse data that do not fit together.
+        """Announce this process's data to the others, and refuse data that do not fit together.
 
         Raises:
             DatasetLayoutError: On every process, if they do not.
         """
         federation = self._federation()
         if federation is not None and stage == "fit":
-            self._local_names()  # says so if these are the data of another model's clients
+            self._local_names()  # raises if these are the data of another model's clients
             self.check_facts(federation.tell("data", self.facts))
 
     def facts(self, client: str) -> dict[str, Any]:
-        """What a client tells of its data: shape and classes, never samples.
+        """Return what a client announces of its data: shape and classes, never samples.
 
-        An unlabelled target tells no classes that it has.
+        An unlabelled target does not announce which classes it has.
         """
         members = self._members(client)
         shapes = [sample_shape(domain.x) for domain in map(self._domain, members) if tensors_of(domain.x)]
-        told: dict[str, Any] = {"shapes": list(dict.fromkeys(shapes)), "classes": self.class_names(), "has": None}
+        facts: dict[str, Any] = {"shapes": list(dict.fromkeys(shapes)), "classes": self.class_names(), "has": None}
         if self.task == "classification" and (client != self.target or self.target_labels):
             y = torch.cat([self._domain(name).y for name in members])
-            told["has"] = [bool((y == label).any()) for label in range(self.num_classes)]
-        return told
+            facts["has"] = [bool((y == label).any()) for label in range(self.num_classes)]
+        return facts
 
     def check_facts(self, told: Mapping[str, Any]) -> None:
-        """Raise a `DatasetLayoutError` unless what clients told of their data fits together.
+        """Raise a `DatasetLayoutError` unless the data that clients announced fit together.
 
         Args:
             told: By client: what `facts` gave, or its own process took for it.
@@ -581,7 +581,7 @@ class DomainDataModule(L.LightningDataModule, ABC):
         else:
             labelled = random_choice(candidates, wanted, generator)
         if self.transductive:
-            test = test[~torch.isin(test, labelled)]
+            test = test[~torch.isin(test, labelled)]  # samples whose labels are trained on would score too high
         return Split(train, val, test, labelled)
 
     def _num_target_labels(self, num_train: int, num_known: int, num_candidates: int) -> int:
@@ -882,9 +882,9 @@ def pooled(parts: Sequence[Dataset[Any]]) -> Dataset[Any]:
     return PooledDataset(parts) if all(hasattr(part, "batch") for part in parts) else ConcatDataset(parts)
 
 
-def agreed(what: str, told: Mapping[str, Mapping[str, Any]], way_out: str) -> Any:
-    """What all clients told alike under one key; else a `DatasetLayoutError` that has the first two that differ."""
-    (first, own), *others = told.items()
+def agreed(what: str, facts: Mapping[str, Mapping[str, Any]], way_out: str) -> Any:
+    """Return what all clients announced alike under one key; else raise an error with the first two that differ."""
+    (first, own), *others = facts.items()
     for name, each in others:
         if each[what] != own[what]:
             raise DatasetLayoutError(

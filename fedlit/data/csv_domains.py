@@ -1,4 +1,4 @@
-"""Tables of one's own: a CSV or Parquet file for each client, or one file with a column that says whose a row is."""
+"""Tables of one's own: a CSV or Parquet file per client, or one file with a column that names each row's client."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class CSVDomains(DomainDataModule):
     """Tables, CSV or Parquet, of classes or numbers to predict from numbers and categories.
 
     Each process reads the tables of its own clients; those of others need not be there, nor be named in ``files`` if
-    ``clients`` has the names of all. Columns are told when training starts and must be the same at each client, in any
+    ``clients`` has the names of all. Columns are sent when training starts and must be the same at each client, in any
     order. A column of numbers is standardised, one of texts is a category; missing values are allowed in both. What
     clients must agree on to write the same features is summed through the channels ``"levels"``, ``"magnitudes"`` and
     ``"statistics"``, over all clients whoever is the target, and lies in the checkpoint.
@@ -69,12 +69,12 @@ class CSVDomains(DomainDataModule):
         leave_out: Columns that are no features.
         categories: Columns of categories that look like numbers, and categories whose levels are known:
             ``{column: [level, ...]}``, or ``{column: null}`` to agree on the levels of what all clients have, as for
-            columns of texts. Levels are then told to all, with how many clients have each, and not which.
+            columns of texts. Levels are then sent to all, with how many clients have each, and not which.
         classes: Names of the classes, in the order of their labels; ``None`` takes those of the tables that are here,
             sorted, which must be the same for each process.
         task: ``"classification"`` or ``"regression"``.
         statistics: Mean and deviation that numbers are standardised with, and missing ones replaced by: of all
-            clients' training samples (``"federated"``), or of the client's ``"own"``, of which nothing is told.
+            clients' training samples (``"federated"``), or of the client's ``"own"``, of which nothing is sent.
         predict_file: Table of the target whose rows are predicted, instead of its test samples.
         separator: Between the columns of CSV files.
         decimal: Sign before the decimals of numbers that are written as texts, in CSV and Parquet files.
@@ -181,7 +181,7 @@ class CSVDomains(DomainDataModule):
             if not path.is_dir():
                 raise DatasetNotFoundError(
                     f"files={files!r} must be a folder of tables (looked for {str(path.absolute())!r}), "
-                    "{client: file}, or one file with site, the column that says whose a row is"
+                    "{client: file}, or one file with site, the column that names each row's client"
                 )
             found = sorted(file for file in path.iterdir() if file.suffix.lower() in SUFFIXES and file.name[0] != ".")
             check_once([file.stem for file in found], f"tables in {files!r} are called", "keep one for each client")
@@ -209,7 +209,7 @@ class CSVDomains(DomainDataModule):
         nameless = table.index[names.isna()]
         if len(nameless):
             raise DatasetLayoutError(
-                f"{len(nameless)} rows of {str(path)!r} have no {self.site!r} ({lines(nameless)}): say whose they are, "
+                f"{len(nameless)} rows of {str(path)!r} have no {self.site!r} ({lines(nameless)}): name their client, "
                 "or leave them out"
             )
         for group in alike(dict.fromkeys(names), self._key):
@@ -440,7 +440,7 @@ class CSVDomains(DomainDataModule):
             )
 
     def facts(self, client: str) -> dict[str, Any]:
-        """What a client tells of its data: columns, classes and the number of its training samples."""
+        """Return what a client announces of its data: columns, classes and the number of its training samples."""
         members = self._members(client)
         has: list[bool] | None = None
         if self.task == "classification" and (client != self.target or self.target_labels):
@@ -501,7 +501,7 @@ class CSVDomains(DomainDataModule):
 
     @property
     def channels(self) -> tuple[Summed, ...]:
-        """What clients tell each other to agree on features."""
+        """Channels over which clients agree on features."""
         levels, magnitudes, statistics = _CHANNELS
         chosen = (levels,) if self._asks_for_levels else ()
         return chosen + ((magnitudes, statistics) if self.statistics == "federated" else ())
@@ -513,8 +513,8 @@ class CSVDomains(DomainDataModule):
         if federation is not None and stage == "fit":
             federation.channels.declare(self.channels)  # of a Trainer with another strategy
             self._agree(self._total_over(federation))
-            told = federation.tell("the number of features", lambda client: len(self.feature_names()))
-            self._width = next(iter(told.values()))  # which a process without clients has no table to find in
+            widths = federation.tell("the number of features", lambda client: len(self.feature_names()))
+            self._width = next(iter(widths.values()))  # which a process without clients has no table to find in
 
     def _total_over(self, federation: Federation) -> Total:
         """Secure sums over the clients of a run, whoever takes part in its first round."""
@@ -570,7 +570,7 @@ class CSVDomains(DomainDataModule):
         for name in self._hosted():
             mean, deviation = moments or own_moments(self._numbers(name, numbers))
             found[name] = TableFeatures(columns, tuple(mean.tolist()), tuple(deviation.tolist()))
-            self._tell_of(name)
+            self._warn_of_columns(name)
         self._take(found)
 
     def _key(self, name: str) -> object:
@@ -599,7 +599,7 @@ class CSVDomains(DomainDataModule):
         """Numbers of a client's training samples, shape (n, d), NaN where one is missing."""
         return numbers_of(self.table(client), numbers)[self._training(client)]
 
-    def _tell_of(self, client: str) -> None:
+    def _warn_of_columns(self, client: str) -> None:
         """Warn of columns from which nothing can be learnt of a client."""
         rows = self.table(client).iloc[self._training(client).tolist()]
         same: dict[str, list[str]] = {}
@@ -615,7 +615,7 @@ class CSVDomains(DomainDataModule):
             if found:
                 each = f"column {found[0]}" if len(found) == 1 else f"each of the columns {', '.join(found)}"
                 warnings.warn(
-                    f"{each} {what} the {len(rows)} training samples of {self.where(client)}, and tells nothing there: "
+                    f"{each} {what} the {len(rows)} training samples of {self.where(client)}, and shows nothing there: "
                     "see whether it was exported rightly, or leave it out at all clients (leave_out)",
                     stacklevel=2,
                 )
@@ -647,7 +647,7 @@ class CSVDomains(DomainDataModule):
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Number of features; in a process that hosts no client, as the others have told it."""
+        """Number of features; in a process that hosts no client, as received from the others."""
         if self._width is not None and not self._hosted():
             return (self._width,)
         return (len(self.feature_names()),)

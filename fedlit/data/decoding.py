@@ -221,8 +221,8 @@ def _without_colour(rgb: Image, mode: str, transparency: Any, path: Path, file: 
             bits = content.read(25)[24]  # of the header, which is the first part of all
     if bits == 16:
         raise DatasetLayoutError(
-            f"{str(path)!r} declares one colour of 16 bits transparent, which cannot be told from its neighbours once "
-            "it has 8: save the image with 8 bits per channel, or without transparency"
+            f"{str(path)!r} declares one colour of 16 bits transparent, which cannot be distinguished from its "
+            "neighbours once it has 8: save the image with 8 bits per channel, or without transparency"
         )
     most = (1 << bits) - 1
     colour = np.array(transparency) & most

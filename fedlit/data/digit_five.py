@@ -81,8 +81,8 @@ class DigitFive(DomainDataModule):
         super().__init__(target=target, **kwargs)
         if not 8 <= image_size <= 64:
             raise ValueError(
-                f"image_size must lie in 8..64 pixels, got {image_size}: below 8 digits cannot be told apart, and no "
-                "original has more than 28"
+                f"image_size must lie in 8..64 pixels, got {image_size}: below 8 digits cannot be distinguished, and "
+                "no original has more than 28"
             )
         if max_samples is not None and max_samples < NUM_CLASSES:
             raise ValueError(f"max_samples must be at least {NUM_CLASSES}, one of each digit, got {max_samples}")

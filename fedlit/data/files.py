@@ -49,7 +49,7 @@ def read_npz(path: str | Path) -> Arrays:
         return arrays
     except Exception as error:  # at bytes of another format, libraries raise errors of any kind
         raise DatasetLayoutError(
-            f"{str(path)!r} cannot be read as .npz ({_said(error)}): save plain arrays with numpy.savez"
+            f"{str(path)!r} cannot be read as .npz ({_message_of(error)}): save plain arrays with numpy.savez"
         ) from error
 
 
@@ -69,8 +69,8 @@ def read_mat(path: str | Path, seconds: float = 600.0) -> Arrays:
         except subprocess.TimeoutExpired:
             raise _no_mat(path, f"it takes longer than {seconds:g} s") from None
         if done.returncode:
-            said = done.stderr.decode(errors="replace").strip().splitlines()
-            raise _no_mat(path, said[-1] if said else f"the process that read it ended with {done.returncode}")
+            lines = done.stderr.decode(errors="replace").strip().splitlines()
+            raise _no_mat(path, lines[-1] if lines else f"the process that read it ended with {done.returncode}")
         return read_npz(read)
 
 
@@ -88,7 +88,7 @@ def unzipped(path: str | Path) -> bytes:
                 size += len(part)
                 _check_size(size)
     except Exception as error:  # at bytes of another format, libraries raise errors of any kind
-        raise DatasetLayoutError(f"{str(path)!r} cannot be read ({_said(error)}): get it again") from error
+        raise DatasetLayoutError(f"{str(path)!r} cannot be read ({_message_of(error)}): get it again") from error
     return b"".join(parts)
 
 
@@ -103,5 +103,5 @@ def _check_size(size: int) -> None:
         raise ValueError(f"it unpacks to {size} bytes or more, and this machine has {MOST_BYTES}")
 
 
-def _said(error: BaseException) -> str:
+def _message_of(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

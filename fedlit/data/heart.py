@@ -47,7 +47,7 @@ CATEGORIES = {
 NEVER_MISSING = ("age", "sex", "cp")
 RATE = "thalch"
 RATE_MEAN, RATE_UNIT = 140.0, 25.0
-"""Heart rates are predicted in units of 25 per minute above 140; fixed, so that no hospital tells its own."""
+"""Heart rates are predicted in units of 25 per minute above 140; fixed, so that no hospital reveals its own."""
 
 
 class HeartDisease(DomainDataModule):

@@ -153,7 +153,7 @@ class ImageDomains(DomainDataModule):
         by_client = {name: list(self._folders[name]) for name in here if not self._is_unlabelled(name)}
         if self._wanted is None and not by_client:
             raise DatasetLayoutError(
-                f"the clients whose images are in {str(self.root)!r} ({here}) have no class folders to tell the "
+                f"the clients whose images are in {str(self.root)!r} ({here}) have no class folders to show the "
                 "classes: name them in classes, in the order of their labels"
             )
         for name, classes in by_client.items():
@@ -313,7 +313,7 @@ class ImageDomains(DomainDataModule):
             )
 
     def facts(self, client: str) -> dict[str, Any]:
-        """What a client tells of its data: as the base class, and how images become inputs."""
+        """Return what a client announces of its data: as the base class, and how images become inputs."""
         return super().facts(client) | {"reading": self._reading()}
 
     def check_facts(self, told: Mapping[str, Any]) -> None:
@@ -414,7 +414,7 @@ class ImageTransform:
 class ImageFiles(Dataset[tuple[Tensor, Tensor]]):
     """Images of one client that are decoded sample by sample, as `decode` does, with classes y, int64, -1 where hidden.
 
-    The transform is applied to a batch of decoded images; ``augments`` says whether it draws random numbers.
+    The transform is applied to a batch of decoded images; ``augments`` states whether it draws random numbers.
     """
 
     paths: Sequence[Path]

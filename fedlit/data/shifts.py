@@ -8,7 +8,7 @@ from torch import Tensor
 from fedlit.federation.streams import stable_seed
 
 NUM_FIRST_CLASSES = 3
-"""Classes in the first of the two sets that a label shift moves apart; the paper says how many, not which."""
+"""Classes in the first of the two sets that a label shift moves apart; the paper states how many, not which."""
 
 
 def check_shifts(num_classes: int, label_shift: float | None, labels_per_source: int | None) -> None:

@@ -47,7 +47,7 @@ _USUAL = [
     *("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A", "NA"),
     *("NULL", "NaN", "None", "n/a", "nan", "null"),
 ]
-"""What pandas takes for missing values, unless it is told otherwise."""
+"""What pandas takes for missing values by default."""
 _SEPARATORS = {";": "';'", "\t": "'\\t'", "|": "'|'"}
 
 
@@ -128,9 +128,9 @@ class TableReader:
                 "'latin-1' or 'utf-16'"
             ) from error
         except Exception as error:  # at bytes of another format, libraries raise errors of any kind
-            said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise DatasetLayoutError(
-                f"{str(path)!r} cannot be read as a table ({said}): mend or export it again"
+                f"{str(path)!r} cannot be read as a table ({reason}): mend or export it again"
             ) from (error)
         empty = table.index[table.isna().all(axis=1)]
         if len(empty):

@@ -459,7 +459,7 @@ def test_rows_that_pandas_would_fill_shift_or_cut_are_refused(files, line, says)
 
 def test_columns_that_tell_nothing_at_one_client_are_told_with_its_file(files):
     clinic("east").assign(marker=3.5, sex=None).to_csv("east.csv", index=False)
-    with pytest.warns(UserWarning, match="tells nothing there") as told:
+    with pytest.warns(UserWarning, match="shows nothing there") as told:
         make(files).feature_names()
     lines = [str(warning.message) for warning in told]
     constant, unknown = (next(line for line in lines if name in line) for name in ("'marker'", "'sex'"))

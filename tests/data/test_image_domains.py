@@ -365,7 +365,7 @@ def test_a_site_with_images_of_no_class_is_told_the_classes(root):
     for other in ("art", "sketch"):
         shutil.rmtree(root / other)
     given = {"clients": ["art", "photo"], "target": "photo", "image_size": 20}
-    with pytest.raises(DatasetLayoutError, match="no class folders to tell the classes: name them in classes"):
+    with pytest.raises(DatasetLayoutError, match="no class folders to show the classes: name them in classes"):
         ImageDomains(str(root), **given)
     module = ImageDomains(str(root), **given, classes=["cat", "dog"])
     assert module.labels("photo").tolist() == [-1] * 20
