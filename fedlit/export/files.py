@@ -1,4 +1,4 @@
-"""What an exported file says of itself: metadata, columns by name in ONNX, and a model card."""
+"""What an exported file states of itself: metadata, columns by name in ONNX, and a model card."""
 
 from __future__ import annotations
 

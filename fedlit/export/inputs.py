@@ -46,7 +46,7 @@ def raw_inputs_of(data: DomainDataModule) -> RawInputs | None:
         same = not hooks or (hooks == ["transform"] and _transforms_alike(data, raw))
     if same:
         return raw
-    missing = "which raw_inputs() does not say" if raw is None else "and raw_inputs() in another way"
+    missing = "which raw_inputs() does not state" if raw is None else "and raw_inputs() in another way"
     raise TypeError(
         f"{kind} prepares samples in {' and '.join(hooks)}(), {missing}, so that an exported model would predict "
         "wrongly on raw ones: override raw_inputs() to return a RawInputs whose network prepares samples so, or export "

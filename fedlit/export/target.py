@@ -123,7 +123,7 @@ def export_target(module: FederatedModule, path: str | Path, data: DomainDataMod
 
     Args:
         module: As for `target_model`.
-        path: Of the file; its suffix says the format.
+        path: Of the file; its suffix sets the format.
         data: The data module; or the shape of one sample alone.
 
     Raises:
@@ -131,7 +131,7 @@ def export_target(module: FederatedModule, path: str | Path, data: DomainDataMod
         FileNotFoundError: If the folder is not there.
         ImportError: If libraries for ONNX are missing.
         TypeError: If the method or the network cannot be exported, or the data module prepares samples in a way that
-            its ``raw_inputs`` does not say.
+            its ``raw_inputs`` does not state.
         RuntimeError: If this process has no network of the target.
     """
     path, method = check_path(path), type(module).__name__
@@ -210,10 +210,10 @@ def _about(module: FederatedModule, data: DomainDataModule | Sequence[int], raw:
 
 
 def check_path(path: str | Path) -> Path:
-    """Say now, rather than when a model is there, if a file cannot be written; with the errors of `export_target`."""
+    """Raise now, rather than when a model is there, if a file cannot be written; with the errors of `export_target`."""
     path = Path(path)
     if path.suffix not in SUFFIXES:
-        raise ValueError(f"output must end in one of {', '.join(SUFFIXES)}, which says the format, got '{path}'")
+        raise ValueError(f"output must end in one of {', '.join(SUFFIXES)}, which sets the format, got '{path}'")
     if not path.parent.is_dir():
         raise FileNotFoundError(f"output '{path}' is to be in the folder '{path.parent}', which is not there: make it")
     if path.suffix == ".onnx":

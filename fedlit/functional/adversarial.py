@@ -1,4 +1,4 @@
-"""Adversarial adaptation: losses of discriminators and critics that tell two domains apart, and what goes into them."""
+"""Adversarial adaptation: losses of discriminators and critics that distinguish two domains, and their inputs."""
 
 from __future__ import annotations
 

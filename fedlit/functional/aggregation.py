@@ -214,7 +214,7 @@ def fedgp(
         beta: Weight of the projection, from 0 (target alone) to 1 (projections alone): one number, or one per source.
         weights: One finite number per source, none negative, in any unit: see :func:`fedda`.
         granularity: ``"layer"`` projects every entry on its own, as the paper's experiments do; ``"model"`` projects
-            the update as one vector, as the paper's definition says.
+            the update as one vector, as in the paper's definition.
         products: From :func:`products_with_sources` of the same updates and granularity, if they are known.
 
     Returns:

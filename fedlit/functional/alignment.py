@@ -26,7 +26,7 @@ def alignment_loss(aligned: Tensor, other: Tensor, *, unbiased: bool = False, re
     Args:
         aligned: f of the client's own batch, shape (b, m).
         other: :math:`W^\top\mu`, the received mean in the same space, shape (m,).
-        unbiased: Subtract the expected contribution of the batch's own noise; one sample alone does not tell it.
+        unbiased: Subtract the expected contribution of the batch's own noise; one sample alone does not show it.
         relative: Divide by the batch's spread; for one sample alone, which has none, by Q.
 
     Returns:

@@ -110,7 +110,7 @@ def auto_weights(target_variance: float | Tensor, distance: float | Tensor) -> T
 
     .. math:: \beta = \frac{\sigma^2}{\sigma^2 + \max(d^2, 0)}, \quad 0 \text{ where } \sigma^2 = 0
 
-    An estimate of :math:`d^2` below zero says that the source cannot be told from the target: its weight is 1.
+    An estimate of :math:`d^2` below zero means that source and target cannot be distinguished: the weight is 1.
 
     Args:
         target_variance: Variance of the target's mean gradient (sigma^2), not negative.

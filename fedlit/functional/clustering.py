@@ -1,4 +1,4 @@
-"""k-means, and how compact clusters are: without labels, a sign of how well features tell classes apart."""
+"""k-means, and how compact clusters are: without labels, a sign of how well features separate classes."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def linear_discriminant(
     within = (within + within.T) / 2
     level = float(within.trace()) / width
     if not level > 0:
-        raise ValueError("the samples of each class are all alike: there is no covariance to tell classes apart with")
+        raise ValueError("the samples of each class are all alike: there is no covariance to separate classes with")
     covariance = (1 - shrinkage) * within + shrinkage * level * torch.eye(width).to(within)
     weights = torch.linalg.solve(covariance, means).T
     biases = shares.clamp(min=_LEAST_PRIOR).log() - 0.5 * (weights * means.T).sum(dim=1)

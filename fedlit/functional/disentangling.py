@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def uniform_cross_entropy(logits: Tensor) -> Tensor:
-    r"""Cross-entropy of predictions to the uniform distribution: least where they tell no class from another.
+    r"""Cross-entropy of predictions to the uniform distribution: minimal where they distinguish no class from another.
 
     .. math:: L = -\frac{1}{B C} \sum_i \sum_c \log p_{ic}, \qquad p_i = \text{softmax}(\text{logits}_i)
 
@@ -46,7 +46,7 @@ def mutual_information_bound(joint: Tensor, independent: Tensor) -> Tensor:
         independent: T of pairs that were drawn independently, such as of two samples, shape (m,).
 
     Returns:
-        A scalar in nats. A critic that says the same of all pairs has 0, a bad one less.
+        A scalar in nats. A critic with one value for all pairs has 0, a bad one less.
 
     Raises:
         ValueError: If there are no pairs of a kind, or a shape is another.

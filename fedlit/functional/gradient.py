@@ -1,4 +1,4 @@
-"""A loss for a client that is told its gradient by somebody else."""
+"""A loss for a client that receives its gradient from somebody else."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def loss_from_gradient(inputs: Tensor, gradient: Tensor, value: Tensor | float =
     """
     if inputs.shape != gradient.shape:
         raise ValueError(
-            f"gradient must have the shape of inputs, {tuple(inputs.shape)}, got {tuple(gradient.shape)}: it is told "
-            "for each of them"
+            f"gradient must have the shape of inputs, {tuple(inputs.shape)}, got {tuple(gradient.shape)}: it has "
+            "one entry for each of theirs"
         )
     linear = (inputs * gradient.detach().to(inputs)).sum().double()
     return linear - linear.detach() + value

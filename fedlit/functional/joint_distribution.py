@@ -192,7 +192,7 @@ def jda(
         num_iterations: Most iterations, at least 1.
         labelling: ``"neighbour"`` gives a target sample the class of the source sample at the smallest angle in the
             components, as published; ``"class_mean"`` that of the nearest mean of a class, which sums over samples
-            tell (see `jda_from_sums`).
+            give (see `jda_from_sums`).
         scaling: ``"constraint"`` fulfils the constraint above; ``"unit"`` gives every column of W length 1, as the
             published code does. Distances, and with them pseudo-labels, differ.
 

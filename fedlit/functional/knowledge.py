@@ -1,4 +1,4 @@
-"""What several sources know of one batch: their confident votes, what each of them adds, and how sure each tells."""
+"""What several sources know of one batch: confident votes, what each of them adds, and how it separates classes."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def between_class_variance(probabilities: Tensor) -> Tensor:
         probabilities: Of N samples, shape (N, C).
 
     Returns:
-        A scalar, float64, in [0, 1 - 1/C]; 0 for a classifier that says the same of all.
+        A scalar, float64, in [0, 1 - 1/C]; 0 for a classifier that predicts the same for all.
 
     Raises:
         ValueError: If there is no sample or no class.

@@ -1,4 +1,4 @@
-"""What samples say of uncertain predictions of them: neighbours are alike, and classes have their shares."""
+"""Refine uncertain predictions of samples: neighbours are alike, and classes have their shares."""
 
 from __future__ import annotations
 
@@ -222,8 +222,8 @@ def refine_labels(
 ) -> Tensor:
     """Class probabilities of a domain's samples, by those of their neighbours and by shares of the classes.
 
-    Predictions are made as sure as ``confidence`` says, whether they come from a network that trained for long or not
-    (`to_confidence`), and spread over neighbourhoods (`neighbour_graph`, `propagate_labels`). What comes out tells the
+    Predictions are made as sure as ``confidence`` sets, whether they come from a network that trained for long or not
+    (`to_confidence`), and spread over neighbourhoods (`neighbour_graph`, `propagate_labels`). The result gives the
     shares of the classes (`adaptive_shares`). The predictions are scaled to these (`to_class_shares`), spread and
     scaled again.
 

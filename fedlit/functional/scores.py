@@ -65,8 +65,8 @@ def information_score(mean_probabilities: Tensor, mean_entropy: float | Tensor) 
 
     .. math:: \frac{H(\bar p) - \frac{1}{n}\sum_i H(p_i)}{\log C}
 
-    High when predictions are certain and all classes occur. It tells a collapsed model from a working one without
-    labels; it is not an accuracy, and a confidently wrong model can score high.
+    High when predictions are certain and all classes occur. It distinguishes a collapsed model from a working one
+    without labels; it is not an accuracy, and a confidently wrong model can score high.
 
     Args:
         mean_probabilities: Predicted class probabilities averaged over samples, shape (C,), sums to 1.
@@ -98,7 +98,7 @@ def soft_neighbourhood_density(probabilities: Tensor, temperature: float = 0.05)
         temperature: tau, positive.
 
     Returns:
-        A scalar in [0, 1], float64. Equal predictions have 1: it does not tell a collapsed model from a working one.
+        A scalar in [0, 1], float64. Equal predictions have 1: it does not show whether a model has collapsed.
 
     Raises:
         ValueError: If there are fewer than three samples, or the temperature is not positive.
@@ -176,7 +176,7 @@ def feature_hash(x: Tensor, size: int, seed: int = 0) -> Tensor:
     Args:
         x: Samples, shape (n, d).
         size: k, at least 1.
-        seed: Of the draw, which says to which of the numbers a feature goes, and its sign.
+        seed: Of the draw of the number to which each feature goes, and of its sign.
 
     Returns:
         Shape (n, k), on the device and of the type of ``x``; up to k features are left as they are, followed by zeros.
@@ -313,7 +313,7 @@ def trust_score(calibrated: Tensor, neighbourhood: Tensor, match: Tensor, source
     """How far a model can be trusted at a target without labels, whichever method it is of: a product of four scores.
 
     Each of them is low for models that another takes for good ones: `calibrated_information` for those whose sureness
-    means nothing on the sources, `neighbourhood_information` for those that tell apart what is alike,
+    means nothing on the sources, `neighbourhood_information` for those that separate what is alike,
     `class_mean_match` for those that mix classes up, and accuracy for those that forget what the sources taught them.
 
     Args:

@@ -1,4 +1,4 @@
-"""The union of sets from a sum of tables, which does not tell who has what.
+"""The union of sets from a sum of tables, which does not reveal who has what.
 
 An invertible Bloom lookup table: each element is added to a few cells that its hash chooses, and a cell with one
 element alone gives it away, which empties others (Goodrich and Mitzenmacher, Invertible Bloom lookup tables, Allerton
@@ -60,7 +60,7 @@ def read_union(total: Tensor, cells: int) -> dict[bytes, int]:
         cells: As of the tables.
 
     Raises:
-        ValueError: If there are more elements than the table can tell apart, or it is no sum of tables.
+        ValueError: If there are more elements than can be decoded from the table, or it is no sum of tables.
     """
     left = (total.double() / _UNIT).round().long()
     if left.shape != (_HASHES * cells, 1 + _DIGITS):
@@ -70,6 +70,7 @@ def read_union(total: Tensor, cells: int) -> dict[bytes, int]:
     while waiting:
         place = waiting.pop()
         element, count = _alone(left[place]), int(left[place, 0])
+        # each element is taken once: in what is no sum of tables one may come again, and the loop would not end
         if element is None or element in found or place not in (places := _places(element, cells)):
             continue
         found[element] = count
@@ -78,7 +79,7 @@ def read_union(total: Tensor, cells: int) -> dict[bytes, int]:
     if bool(left.any()):
         raise ValueError(
             f"total must be a sum of tables of at most {cells * _HASHES // 2} different elements, and after "
-            f"{len(found)} of them something is left that cannot be told apart"
+            f"{len(found)} of them something is left that cannot be decoded"
         )
     return dict(sorted(found.items()))
 

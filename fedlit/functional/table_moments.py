@@ -19,7 +19,7 @@ _PASSES = 3
 """Over the numbers, each about the mean that the one before has found."""
 
 EXPONENTS = 128
-"""Powers of two that are told apart: from 2^-64, for anything smaller, to 2^63, for anything larger."""
+"""Powers of two that are distinguished: from 2^-64, for anything smaller, to 2^63, for anything larger."""
 
 CONSTANT = 2.0**-16
 """Share of a column's squared scale below which its variance is rounding: the column is constant."""

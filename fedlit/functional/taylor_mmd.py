@@ -59,7 +59,7 @@ def taylor_moments(x: Tensor, degree: int) -> Tensor:
         Shape (M,), see :func:`num_taylor_moments`; float64, as powers of features cancel. Gradients pass through.
 
     Raises:
-        ValueError: If the shape or the degree is not as said.
+        ValueError: If the shape or the degree is not as stated.
         TypeError: If the samples are not of a floating type.
 
     References:
@@ -111,7 +111,7 @@ def _entries(length: int, t: int) -> tuple[Tensor, Tensor]:
 
 
 def moments_to_send(num_features: int, degree: int, unit_norm: bool) -> Tensor:
-    r"""Which moments say something new, so that the others need not be sent.
+    r"""Find the moments that have new information, so that the others need not be sent.
 
     The first moment is 1. If all samples have length 1, :math:`\lVert x \rVert^{2i} x^{\otimes t}` does not depend on
     i.

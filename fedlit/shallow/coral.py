@@ -92,7 +92,7 @@ class CORAL(OneToOneFeatureMixin, DomainTransformer):  # type: ignore[misc]
         Args:
             X: As in `fit`.
             y: Ignored; here for pipelines.
-            sample_domain: As in `fit`; it says which rows are moved, too.
+            sample_domain: As in `fit`; it states which rows are moved, too.
             fit_params: There are no others.
 
         Returns:

@@ -186,8 +186,8 @@ def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        (Scaled, r"Scaled prepares samples in finish\(\), which raw_inputs\(\) does not say"),
-        (ByTransform, r"ByTransform prepares samples in transform\(\), which raw_inputs\(\) does not say"),
+        (Scaled, r"Scaled prepares samples in finish\(\), which raw_inputs\(\) does not state"),
+        (ByTransform, r"ByTransform prepares samples in transform\(\), which raw_inputs\(\) does not state"),
         (Halved, r"Halved prepares samples in finish\(\), and raw_inputs\(\) in another way"),
     ],
 )
