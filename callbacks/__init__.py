@@ -1,4 +1,4 @@
-"""What is watched while a method trains, and what is told about it afterwards."""
+"""What is watched while a method trains, and what is reported about it afterwards."""
 
 from fedlit.callbacks.aggregation_curves import AggregationCurves
 from fedlit.callbacks.calibration import Calibration

@@ -23,11 +23,11 @@ LEAST_LABELS = 10
 """Labelled samples of the target from which a temperature may be fitted."""
 
 RIDGE = 10.0
-"""Of the weights: few validation samples tell no more of a ratio of densities, and weights below 0 tell wrong."""
+"""Of the weights: few validation samples show no more of a ratio of densities, and weights below 0 mislead."""
 
 
 class Calibration(Callback):
-    """Divides the target's logits by a temperature of at least 1, where its probabilities say more than is so.
+    """Divides the target's logits by a temperature of at least 1, where its probabilities are overconfident.
 
     Samples of others, and those that a model was trained on, can show that it is too sure of itself. That it is not
     sure enough of new samples of the target they cannot, and a temperature below 1 is not taken from them.
@@ -118,7 +118,7 @@ class Calibration(Callback):
                 self._losses.setdefault(name, []).append(losses)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Find the temperature where the target is hosted, and tell it."""
+        """Find the temperature where the target is hosted, and report it."""
         if trainer.sanity_checking:
             return
         module = federated(pl_module, self)
@@ -135,19 +135,19 @@ class Calibration(Callback):
             received = self._exchange(module).get(target.name, {})
             if federation.is_local(target) and not self._unready:
                 error, found = self._of_sources(module, received)
-        federation.check("calibration", error)
+        federation.check("calibration", error)  # in every process: an error of the target's ends all of them
         if found is not None:
             module.target_temperature = max(found, 1.0)
         self.on_test_epoch_end(trainer, pl_module)
         self._start_afresh()
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Tell the temperature that the target predicts with."""
+        """Report the temperature that the target predicts with."""
         module = federated(pl_module, self)
         target = module.target
         own = {target.name: {"temperature": module.target_temperature}} if module.federation.is_local(target) else {}
-        told = module.federation.report(own, ["temperature"]).get(target.name, {})
-        module.log_everywhere({f"target/{name}": value for name, value in told.items()})
+        reported = module.federation.report(own, ["temperature"]).get(target.name, {})
+        module.log_everywhere({f"target/{name}": value for name, value in reported.items()})
 
     def _start_afresh(self) -> None:
         self._unready = False
@@ -190,6 +190,7 @@ class Calibration(Callback):
                 f"Calibration(using='weighted') needs validation samples of {name!r}, without labels, and there are "
                 "none: raise val_fraction of the data module, or take using='sources'"
             ), None
+        # sources without samples have sent zeros: divided by the share of the others, this is the mean over those
         means = {key: (total / received["there"]).double().cpu() for key, total in received.items()}
         losses = means["losses"]
         if self.using == "weighted":

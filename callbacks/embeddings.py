@@ -32,7 +32,7 @@ class Embeddings:
 
     def __init__(self) -> None:
         self._hooks: list[RemovableHandle] = []
-        self._heard: dict[str, list[Tensor]] = {}
+        self._captured: dict[str, list[Tensor]] = {}
         self._kept: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {}
 
     def start_(self, module: FederatedModule) -> None:
@@ -44,14 +44,14 @@ class Embeddings:
         for name, replica in module.replicas.named_children():
             extractor = getattr(replica, "extractor", None)
             if isinstance(extractor, torch.nn.Module):
-                heard = self._heard[name] = []
-                self._hooks.append(extractor.register_forward_hook(lambda _, __, out, heard=heard: heard.append(out)))
+                captured = self._captured[name] = []
+                self._hooks.append(extractor.register_forward_hook(lambda _, __, out, to=captured: to.append(out)))
 
     def keep_(self, module: FederatedModule, outputs: Any, batch: Any) -> None:
         """Keep a batch of each client, as far as it has been predicted by its extractor's features."""
-        for name, heard in self._heard.items():
-            features = next((each for each in heard if isinstance(each, Tensor)), None)
-            heard.clear()
+        for name, captured in self._captured.items():
+            features = next((each for each in captured if isinstance(each, Tensor)), None)
+            captured.clear()
             predicted = outputs.get(name) if isinstance(outputs, Mapping) else None
             if features is None or not isinstance(predicted, Tensor) or len(features) != len(predicted):
                 continue
@@ -92,7 +92,7 @@ class Embeddings:
         """Listen no more."""
         for hook in self._hooks:
             hook.remove()
-        self._hooks, self._heard = [], {}
+        self._hooks, self._captured = [], {}
 
 
 def _plane(features: Tensor) -> list[list[float]]:

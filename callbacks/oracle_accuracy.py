@@ -31,7 +31,7 @@ from fedlit.training.tasks import Classification, NumberMeter
 _PREFIX = "oracle/"
 _BINS = 10
 _FEW = 10
-"""Labelled validation samples of the target up to which a run says how few they are."""
+"""Labelled validation samples of the target up to which a run warns how few they are."""
 
 
 class OracleAccuracy(Callback):
@@ -177,7 +177,7 @@ class OracleAccuracy(Callback):
         self._warned = True
         warnings.warn(
             f"accuracy on validation samples of {module.target.name!r} (oracle) is of {number} with a label, of which "
-            f"one makes {100 / number:.0f} points: it tells little",
+            f"one makes {100 / number:.0f} points: it shows little",
             stacklevel=2,
         )
 
@@ -202,15 +202,15 @@ class OracleAccuracy(Callback):
             if self._outputs and self._are_finite():
                 counted = chain(*self._confusion(module), *self._reliability(module))
                 mine[module.target.name] |= dict(zip(names[shown:], counted, strict=True))
-        told = module.federation.report(mine, names, channel="oracle").get(module.target.name, {})
+        reported = module.federation.report(mine, names, channel="oracle").get(module.target.name, {})
         if len(names) > shown:
-            numbers = iter([told[name] for name in names[shown:] if name in told])
+            numbers = iter([reported[name] for name in names[shown:] if name in reported])
             size = module.num_classes
             self.confusion = [[int(number) for number in islice(numbers, size)] for _ in range(size)]
             self.reliability = [[*islice(numbers, 3)] for _ in range(_BINS)]
             if not self.confusion[0]:
                 self.confusion = self.reliability = None
-        module.log_everywhere({f"{_PREFIX}target/{key}": told[key] for key in names[:shown] if key in told})
+        module.log_everywhere({f"{_PREFIX}target/{key}": reported[key] for key in names[:shown] if key in reported})
 
     def _are_finite(self) -> bool:
         """Whether the outputs have probabilities at all: those of a model that has diverged may not."""

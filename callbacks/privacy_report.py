@@ -23,11 +23,11 @@ from fedlit.privacy import Accountant, Description
 _ALWAYS = (
     "The server is trusted to follow the protocol: one that deviates from it, by other sample counts, totals or keys "
     "for some clients or by a repeated round, reads single vectors whatever the backend.",
-    "What a sum itself tells, round after round, is not hidden by any backend: only differential privacy limits it.",
+    "No backend protects what a sum itself reveals, round after round: only differential privacy limits it.",
     "Who takes part, in which round, and the number of training samples of each client are known to all.",
-    "Sums of the same messages over different clients, in another round or run, tell their difference.",
+    "Sums of the same messages over different clients, in another round or run, reveal their difference.",
     "Watched numbers (channels 'metrics' and 'oracle': losses, accuracies) are sent in the clear, unless reports of "
-    "the strategy say otherwise. Messages from client to client are read by who receives them.",
+    "the strategy state otherwise. Messages from client to client are read by their receivers.",
 )
 _JOB = (
     "The processes of a run are joined without encryption or authentication: use a private network or a tunnel.",
@@ -42,7 +42,7 @@ _SEATS = (
     "and how much everybody sends. Messages from client to client pass through it: it reads those in the clear, unless "
     "they are encrypted between the two, as they are beside a privacy backend.",
 )
-_TRUST = ("Public keys are trusted when they are first told: whoever swaps them then is everybody's peer.",)
+_TRUST = ("Public keys are trusted when they are first received: whoever swaps them then is everybody's peer.",)
 _LAST = "Clients are trusted to follow the protocol; nothing keeps one from sending a poisoned vector."
 
 NOT_PROTECTED = (
@@ -166,12 +166,12 @@ def _table(channels: Sequence[ChannelReport]) -> Table:
 
 
 def declared(sent: Sequence[str]) -> list[str]:
-    """What goes over channels, in words (empty where nobody has told), in a row like those of `described`."""
+    """What goes over channels, in words (empty where none were declared), in a row like those of `described`."""
     return ["messages", *(words or "-" for words in sent)]
 
 
 def described(descriptions: Sequence[Description | None]) -> list[list[str]]:
-    """What backends say of themselves, one row per statement: its name, and a cell for each backend.
+    """What backends state of themselves, one row per statement: its name, and a cell for each backend.
 
     ``None`` stands for messages from client to client, which no backend carries.
     """

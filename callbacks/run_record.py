@@ -58,7 +58,7 @@ class RunRecord(Callback):
     - ``ledger.csv``: who sent how much to whom;
     - ``embeddings.csv``: from ``test``, by the process of the target, of its own clients alone: features of some test
       samples in the plane of their first two principal components, with labels (see `Embeddings`);
-    - ``settings.yaml``: what the run was made of, as far as a script tells; the command has ``config.yaml``.
+    - ``settings.yaml``: what the run was made of, as far as a script shows it; the command has ``config.yaml``.
 
     Args:
         folder: In which each run gets ``version_0``, ``version_1`` and so on; ``None`` is the folder of the first
@@ -155,7 +155,7 @@ class RunRecord(Callback):
             trainer.loggers = [self._own, *others]
 
     def _check_export(self, trainer: Trainer) -> None:
-        """Say before training what would fail after it."""
+        """Raise before training what would fail after it."""
         if self.export is None or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         from fedlit.export.target import check_path  # takes a second to import

@@ -216,7 +216,7 @@ def summarise(trainer: Trainer, module: FederatedModule, seconds: float, method:
 
 
 def _target_sha256(module: FederatedModule) -> str:
-    """Fingerprint of the target's weights; the process that hosts it tells the others."""
+    """Fingerprint of the target's weights; the process that hosts it sends it to the others."""
     federation = module.federation
     digest = ""
     if federation.is_local(module.target):
@@ -227,8 +227,8 @@ def _target_sha256(module: FederatedModule) -> str:
             else:  # of get_extra_state
                 sha.update(name.encode() + fingerprint(tensor).encode())
         digest = sha.hexdigest()
-    told = federation.transport.tell_all(digest, "the fingerprint of the target")
-    return str(told[federation.roster.rank_of[module.target.name]] or "")  # of one that is lost, nothing is known
+    digests = federation.transport.tell_all(digest, "the fingerprint of the target")
+    return str(digests[federation.roster.rank_of[module.target.name]] or "")  # of one that is lost, nothing is known
 
 
 def methods_of(runs: Iterable[RunSummary]) -> list[str]:

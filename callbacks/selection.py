@@ -30,7 +30,7 @@ whose target predictions are random gets up to about 0.09 of neighbourhood infor
 60 samples; with 0.2 of calibrated information and accurate sources that makes 0.002. With ten classes, untrained models
 had less than 0.0001, one that was right about 14% of the target's samples 0.0001, and one with 39% 0.007. In the
 hospitals, models that were no better than naming the larger class had up to 0.004. With two classes even random
-networks may have more: those that tell them apart by chance.
+networks may have more: those that separate them by chance.
 """
 
 

@@ -101,7 +101,7 @@ class ClosingRow:
 class ClosingTable:
     """What several runs came to: methods, in each its targets, and sentences below the table.
 
-    The title says how numbers are to be read; ``None`` if each is of one run. Titles of columns have line breaks.
+    The title states how numbers are to be read; ``None`` if each is of one run. Titles of columns have line breaks.
     """
 
     rows: Sequence[ClosingRow]
@@ -176,7 +176,7 @@ def _percent(accuracies: Sequence[float]) -> str:
 
 
 def marks(summaries: Sequence[RunSummary]) -> list[str]:
-    """Sentences on figures that are not what their column says: of models that predict one class alone, or of noise."""
+    """Sentences on figures that are not what the column names: of models that predict one class alone, or of noise."""
     found: dict[tuple[str, str, str], list[int]] = {}
     for run in summaries:
         if run.only_class is not None:
@@ -267,7 +267,7 @@ def _alternatives(summaries: Sequence[RunSummary]) -> list[str]:
 
 def _privacy(summaries: Sequence[RunSummary]) -> list[str]:
     """What each channel's backend hides and reveals; a method is named where the others differ."""
-    said: dict[str, list[str]] = {}
+    by_text: dict[str, list[str]] = {}
     for run in summaries:
         for channel in run.bytes_by_channel:
             if channel in LOGGING_CHANNELS or channel.endswith(KEYS):
@@ -277,13 +277,13 @@ def _privacy(summaries: Sequence[RunSummary]) -> list[str]:
                 text = f"{channel} -> {run.channels.get(channel, 'from client to client, in the clear')}"
             else:
                 text = f"{channel} -> {about.backend}, hides {about.hidden}, reveals {about.revealed}"
-            methods = said.setdefault(text, [])
+            methods = by_text.setdefault(text, [])
             if run.method not in methods:
                 methods.append(run.method)
-    if not said:
+    if not by_text:
         return ["privacy: nothing is sent"]
     everyone = methods_of(summaries)
     return [
         f"privacy: {text}" if methods == everyone else f"privacy ({', '.join(methods)}): {text}"
-        for text, methods in said.items()
+        for text, methods in by_text.items()
     ]

@@ -1,4 +1,4 @@
-"""TargetPredictions: what the target's model says of its samples, as a file."""
+"""TargetPredictions: what the target's model predicts for its samples, as a file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedlit.training.tasks import Classification
 class TargetPredictions(Callback):
     """Writes what ``trainer.predict`` finds for the target to a file: a row per sample, in the data's order.
 
-    The first column, ``id``, says which sample it is: the name that the data module's ``ids`` gives it, or its position
+    The first column, ``id``, identifies the sample: the name that the data module's ``ids`` gives it, or its position
     in the target's data, from 0, before they were split; of a loader without a `DomainDataModule`, in the loader. Then
     ``predicted`` has the most probable class, and there is a column for the probability of each class; in regression
     there is a column for each number alone. Columns bear the names that the data module has in ``classes``, such as a
@@ -109,7 +109,7 @@ class TargetPredictions(Callback):
         print(f"predictions of {len(rows)} samples of {target.name!r} are in {self._path}", flush=True)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Refuse to end without a file; Lightning goes through no loop, and says nothing, where there is no sample."""
+        """Refuse to end without a file; Lightning goes through no loop, and logs nothing, where there is no sample."""
         module = federated(pl_module, self)
         if stage != "predict" or self._batches or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return

@@ -52,7 +52,7 @@ WEIGHTED = ("iwv", "dev")
 """Those that weigh the sources' samples by how much they resemble the target's."""
 
 _CALIBRATED = ("calibrated", "trust")
-"""Those with a temperature that the sources' samples tell."""
+"""Those with a temperature that is fitted to the sources' samples."""
 
 _MATCHED = ("class_means", "trust")
 """Those that compare means of classes."""
@@ -98,7 +98,7 @@ class Validators(Callback):
 
     Of what sources send the target receives the mean, through the privacy backend of the channel. Each source counts
     equally, however many samples it has. Over "source_moments" go for ``iwv`` and ``dev`` 4 N^2 + 6 N numbers for N
-    frequencies, which tell the mean of random features of a source's samples, and how often it errs; for
+    frequencies, which reveal the mean of random features of a source's samples, and how often it errs; for
     ``calibrated`` and ``trust`` the mean loss at 41 temperatures from 0.1 to 10; for ``trust`` accuracy too. Over
     "class_means" go for ``class_means`` and ``trust`` the means of classes and their shares, 129 numbers for each
     class. Never a sample.
@@ -216,9 +216,9 @@ class Validators(Callback):
             error = self._missing(module.target.name, received)
             if error is None:
                 scores[module.target.name] = self._scores(module, received)
-        federation.check("validators", error)
-        told = federation.report(scores, list(self.names)).get(module.target.name, {})
-        metrics = {f"validator/{name}": value for name, value in told.items()}
+        federation.check("validators", error)  # in every process: an error of the target's ends all of them
+        reported = federation.report(scores, list(self.names)).get(module.target.name, {})
+        metrics = {f"validator/{name}": value for name, value in reported.items()}
         module.log_everywhere(metrics)
         self._start_afresh()
 

@@ -41,7 +41,7 @@ _MOST_PICTURES = 1 << 20
 _CHANNELS = "MB by channel"
 """A column of the closing table that has many words."""
 
-_TOLD_APART = 16
+_DISTINGUISHABLE = 16
 """Most curves in one picture."""
 
 _NAMEABLE = 3
@@ -81,7 +81,7 @@ def report_on(runs: Sequence[RunFolder]) -> tuple[str, list[Block]]:
     """Title and content of the page on at least one run: what they come to first, single runs behind folds."""
     title = f"{_listed(run.method for run in runs)} on {_listed(run.target for run in runs)}"
     federations = by_federation(runs)
-    names = {name: called for each in federations for name, called in told_apart(each.runs).items()}
+    names = {name: called for each in federations for name, called in distinct_names(each.runs).items()}
     blocks: list[Block] = [Heading(1, title)]
     if len(federations) > 1:
         blocks.append(Text(_APART % len(federations)))
@@ -181,14 +181,14 @@ _SAME_METHOD = re.compile(
 """Keys in which repetitions of one method differ."""
 
 
-def told_apart(runs: Sequence[RunFolder]) -> dict[str, str]:
+def distinct_names(runs: Sequence[RunFolder]) -> dict[str, str]:
     """What runs are called, by their folders' names: settings of one method have names of their own.
 
     Where a method's runs differ in more than target and seed, as in a sweep, its name is followed by what differs, or,
     where that is much, by the first folder of the setting. Runs that are equal in target and seed, too, are called by
     their folders, or else they would count as repetitions.
     """
-    told: dict[str, str] = {}
+    names: dict[str, str] = {}
     for method in dict.fromkeys(run.method for run in runs):
         same = [run for run in runs if run.method == method]
         settings = [
@@ -209,8 +209,8 @@ def told_apart(runs: Sequence[RunFolder]) -> dict[str, str]:
             shown = words
             if words in again:
                 shown = (f"as {run.name}",) if len(found) > _NAMEABLE else (*words, run.name)
-            told[run.name] = f"{method} ({', '.join(shown)})" if shown else method
-    return told
+            names[run.name] = f"{method} ({', '.join(shown)})" if shown else method
+    return names
 
 
 def _config_diff(runs: Sequence[RunFolder], names: Mapping[str, str]) -> list[Block]:
@@ -250,8 +250,8 @@ def _over_rounds(runs: Sequence[RunFolder], names: Mapping[str, str], about: str
         for run in runs:
             if run.target == target:
                 here.setdefault(names[run.name], []).append(run)
-        if len(here) > _TOLD_APART:
-            blocks.append(Text(f"{len(here)} settings on {target} are too many to be told apart in one picture."))
+        if len(here) > _DISTINGUISHABLE:
+            blocks.append(Text(f"{len(here)} settings on {target} are too many to be distinguished in one picture."))
             continue
         panels: list[Panel] = []
         for metric, title in (("acc", "accuracy in %"), ("r2", "R2")):
@@ -266,8 +266,8 @@ def _over_rounds(runs: Sequence[RunFolder], names: Mapping[str, str], about: str
     if not blocks:
         return []
     repeated = len({run.seed for run in runs}) > 1
-    told = [Text("Means over seeds, with a band of one standard deviation to either side.")] if repeated else []
-    return [Heading(2, f"The target over rounds{about}"), *told, *blocks]
+    note = [Text("Means over seeds, with a band of one standard deviation to either side.")] if repeated else []
+    return [Heading(2, f"The target over rounds{about}"), *note, *blocks]
 
 
 def _means(here: Mapping[str, Sequence[RunFolder]], name: str) -> list[Line]:

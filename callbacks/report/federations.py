@@ -10,7 +10,7 @@ from fedlit.callbacks.report.run_folder import RunFolder, as_yaml, differences
 _CLASS = "data.class_path"
 _DATA = "data.init_args."
 _CLIENTS = "model.init_args.clients"
-"""Of runs of scripts, which tell less of their data."""
+"""Of runs of scripts, which record less of their data."""
 
 _SHOWN = 3
 """Most arguments in a title."""
@@ -63,7 +63,7 @@ def _titles(firsts: Sequence[RunFolder]) -> list[str]:
 
 
 def facts_of(config: Mapping[str, object]) -> dict[str, object]:
-    """What a configuration tells of data and clients, by key; what is null is as if it were not there."""
+    """What a configuration states of data and clients, by key; what is null is as if it were not there."""
     return {
         key: value
         for key, value in config.items()
@@ -76,7 +76,7 @@ def facts_of(config: Mapping[str, object]) -> dict[str, object]:
 
 
 def is_regression(run: RunFolder) -> bool:
-    """Whether numbers are predicted: what targets are measured by tells it, whatever the configuration lacks."""
+    """Whether numbers are predicted: the metrics of targets show it, whatever the configuration lacks."""
     of_numbers = any(name.endswith("/r2") for name in (*run.curves, *run.final))
     return of_numbers or (run.summary is not None and run.summary.oracle_r2 is not None)
 

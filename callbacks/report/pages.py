@@ -82,7 +82,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture; its name beside a Markdown page tells the kind: ``.svg``, which is text, or ``.png``."""
+    """A picture; its name beside a Markdown page shows the type: ``.svg``, which is text, or ``.png``."""
 
     file: str
     caption: str

@@ -19,8 +19,8 @@ _HOW = (
 def ranking(runs: Sequence[RunFolder], names: Mapping[str, str]) -> list[Block]:
     """Sentences on the method to take, and a table of all selections, for finished runs of one federation.
 
-    Methods are compared by ``validator/trust`` alone, as docs/labels.md says, within each target and seed. Nothing is
-    said of a single method.
+    Methods are compared by ``validator/trust`` alone, see docs/labels.md, within each target and seed. Nothing is
+    reported on a single method.
 
     Args:
         runs: Finished ones.

@@ -305,8 +305,8 @@ def _privacy(run: RunFolder, anchor: str) -> list[Block]:
     if run.privacy is not None:
         channels = run.privacy.channels
         names = [channel.channel for channel in channels]
-        told = declared([channel.sent for channel in channels])
-        rows = [told, *described([channel.description for channel in channels]), *traffic(channels)]
+        messages = declared([channel.sent for channel in channels])
+        rows = [messages, *described([channel.description for channel in channels]), *traffic(channels)]
         if any(channel.clip_norm is not None for channel in channels):
             by_message, by_sum = map(_epsilon, (run.privacy.epsilon_message, run.privacy.epsilon_sum))
             blocks.append(
@@ -319,7 +319,7 @@ def _privacy(run: RunFolder, anchor: str) -> list[Block]:
         blocks.append(
             Text(
                 "There is no privacy.json (--trainer.callbacks+=fedlit.callbacks.PrivacyReport writes it): this is "
-                "what the run's other files tell."
+                "what the run's other files show."
             )
         )
         configured = [
@@ -332,8 +332,8 @@ def _privacy(run: RunFolder, anchor: str) -> list[Block]:
         names = [name for name in sent if name not in LOGGING_CHANNELS and not name.endswith(KEYS)]
         rows = []
         if run.summary is not None:
-            told = declared([run.summary.channels.get(name, "") for name in names])
-            rows = [told, *described([run.summary.backends.get(name) for name in names])]
+            messages = declared([run.summary.channels.get(name, "") for name in names])
+            rows = [messages, *described([run.summary.backends.get(name) for name in names])]
     if names:
         blocks.append(Table(["", *names], rows, words=len(names) + 1))
     spent = [

@@ -54,7 +54,7 @@ class RunFolder:
     """What one run left in its folder.
 
     Args:
-        name: The last parts of its path, as many as tell the runs of a report apart.
+        name: The last parts of its path, as many as distinguish the runs of a report.
         summary: ``None`` if the run has not finished, or was not one of ``fedlit fit``.
         config: Leaves of its configuration by dotted key; empty if there is none.
         curves: By metric, its numbers by round; see `rounds_of`.
@@ -98,7 +98,7 @@ class RunFolder:
 
     @property
     def num_rounds(self) -> int:
-        """Rounds that have ended, as far as the folder tells."""
+        """Rounds that have ended, as far as the folder shows."""
         return self.summary.rounds if self.summary is not None else max(self.curves.get("round", {}), default=-1) + 1
 
 
@@ -129,7 +129,7 @@ def _folders(place: Path) -> list[Path]:
     return sorted(found, key=lambda folder: [_natural(part) for part in folder.parts])
 
 
-_WAY_OUT = "give the folder that `fedlit fit` wrote (runs/METHOD/version_N, if nothing else was said), or one above it"
+_WAY_OUT = "give the folder that `fedlit fit` wrote (runs/METHOD/version_N, if nothing else was set), or one above it"
 
 
 def _natural(text: str) -> list[tuple[int, int, str]]:
@@ -138,7 +138,7 @@ def _natural(text: str) -> list[tuple[int, int, str]]:
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
-    """The last two parts of each path, or as many as it takes to tell them apart."""
+    """The last two parts of each path, or as many as it takes to distinguish them."""
     for length in count(2):
         names = ["/".join(folder.parts[-length:]) for folder in folders]
         if len(set(names)) == len(names):
@@ -179,7 +179,7 @@ def _rounds_per_epoch(config: Mapping[str, object]) -> int:
 
 
 def _parsed(path: Path, parse: Callable[[str], _T]) -> _T | None:
-    """What a file says; ``None`` if it is not there. Raises a `ValueError` if it is not what a run writes."""
+    """Parse a file; ``None`` if it is not there. Raises a `ValueError` if it is not what a run writes."""
     if not path.is_file():
         return None
     try:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from html import escape
 
 COLORS = ("#3b82c4", "#e07b39", "#3a9d5d", "#c94f5c", "#8f6fc9", "#9a7b4f", "#d165b0", "#2ba3a8", "#b8a02c", "#7d8894")
-"""All are told apart, and from the ground, whether it is light or dark."""
+"""All can be distinguished from one another, and from the ground, whether it is light or dark."""
 DASHES = ("", "6 3", "8 3 2 3", "2 3")
 INK = "currentColor"
 

@@ -24,7 +24,7 @@ _MEASURES: tuple[tuple[str, Callable[[RunSummary], float | None]], ...] = (
 
 
 def target_blocks(target: str, runs: Runs, file: str) -> list[Block]:
-    """Tables and pictures of the test samples of one target; nothing if no run has told of them."""
+    """Tables and pictures of the test samples of one target; nothing if no run has recorded them."""
     summaries = [run for own in runs.values() for run in _summaries(own)]
     classes = next((run.classes for run in summaries if run.oracle_confusion), [])
     summed = {method: _summed(own, classes) for method, own in runs.items()}
@@ -50,9 +50,9 @@ def target_blocks(target: str, runs: Runs, file: str) -> list[Block]:
         title = f"{method} on {target}: true classes (rows, {ORACLE})"
         add(title, Confusion(title, classes, counts).draw())
     for method, own in runs.items():
-        told = [run for run in own if run.embeddings and run.summary]
-        if told:
-            run = min(told, key=lambda run: int(run.seed))
+        embedded = [run for run in own if run.embeddings and run.summary]
+        if embedded:
+            run = min(embedded, key=lambda run: int(run.seed))
             title = f"{method} on {target}: features, seed {run.seed}"
             add(title, _points(title, run, target))
     blocks: list[Block] = [*_table(runs)]
@@ -108,8 +108,8 @@ def _table(runs: Runs) -> list[Block]:
         if any(each):
             rows.append([method, *(_number(values) if values else "-" for values in each)])
     header = [name for name, _ in _MEASURES]
-    told = Text(f"{ORACLE}, all but the temperature by which Calibration has divided logits:")
-    return [told, Table(["method", *header], rows)] if rows else []
+    caption = Text(f"{ORACLE}, all but the temperature by which Calibration has divided logits:")
+    return [caption, Table(["method", *header], rows)] if rows else []
 
 
 def _number(values: Sequence[float]) -> str:

@@ -30,7 +30,7 @@ def verdict(runs: Sequence[RunSummary], trust: Picture | None = None, prefix: st
 
     Methods are compared with the floor on targets and seeds that both have, and are not ranked: hidden labels may not
     choose among them. A difference counts where its mean over seeds is more than two standard deviations of it. That is
-    a rule of thumb, no test, and of few seeds a weak one; the page says so.
+    a rule of thumb, no test, and of few seeds a weak one; the page states so.
 
     Args:
         runs: Of one federation.
@@ -105,7 +105,7 @@ def _signed(values: Sequence[float], where: str) -> str:
     mean, spread = mean_and_spread(values)
     text = f"{_points(values)} points {where}"
     if spread is None:
-        return f"{text}, of one seed, which tells nothing about chance"
+        return f"{text}, of one seed, which shows nothing about chance"
     if abs(mean) > _SURE * spread and mean:
         return f"{text}, over {len(values)} seeds: more than two standard deviations"
     return f"{text}, over {len(values)} seeds: not more than two standard deviations, chance may have made it"

@@ -10,7 +10,7 @@ import yaml
 
 from fedlit.callbacks import RunSummary
 from fedlit.callbacks.report import read_runs, report_on
-from fedlit.callbacks.report.contents import told_apart
+from fedlit.callbacks.report.contents import distinct_names
 from fedlit.callbacks.report.pages import Bullets, Heading, Pictures, Table, Text
 
 
@@ -195,5 +195,5 @@ def test_equal_runs_of_settings_that_differ_in_much_have_a_name_each(tmp_path: P
         config = yaml.safe_load((tmp_path / name / "config.yaml").read_text())
         config["model"]["init_args"] = of_data
         (tmp_path / name / "config.yaml").write_text(yaml.safe_dump(config))
-    names = told_apart(read_runs([tmp_path]))
+    names = distinct_names(read_runs([tmp_path]))
     assert sorted(names.values()) == [f"FedAvg (as {run})" for run in sorted(names)]

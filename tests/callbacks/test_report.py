@@ -183,7 +183,7 @@ def test_many_runs_are_not_drawn_on_top_of_each_other(tmp_path: Path):
         write_run(tmp_path / f"version_{number}")
     runs = read_runs([tmp_path])
     _, blocks = report_on(runs[:1] + runs)
-    assert Text("17 settings on webcam are too many to be told apart in one picture.") in blocks
+    assert Text("17 settings on webcam are too many to be distinguished in one picture.") in blocks
     assert blocks[0] == Heading(1, "FedAvg on webcam")
 
 

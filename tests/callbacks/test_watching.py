@@ -535,5 +535,5 @@ def test_an_accuracy_of_a_few_validation_samples_is_told_as_such(tmp_path: Path,
         trainer(2, [OracleAccuracy()], tmp_path).fit(build(), Blobs(unknown))
     found = [str(each.message) for each in told if "validation samples of 'webcam'" in str(each.message)]
     assert [each.partition("(oracle) ")[2] for each in found] == (
-        ["is of 2 with a label, of which one makes 50 points: it tells little"] if is_few else []
+        ["is of 2 with a label, of which one makes 50 points: it shows little"] if is_few else []
     )
