@@ -51,8 +51,8 @@ class CoMDA(TaughtTarget):
     predictions, for the label, and trains on those samples of a batch on which the other's loss is least.
 
     Args:
-        warmup_rounds: Rounds of FedAvg over the sources, in which all receive a sum of their weights; 0 keeps the
-            sources to themselves.
+        warmup_rounds: Rounds of FedAvg over the sources, in which all receive a sum of their weights; with 0 the
+            sources' weights are never averaged.
         ensemble: What a moving mean keeps of its past, in [0, 1); 0 takes the newest answers alone.
         sharpness: sigma, at least 0, which is the plain mean; the larger, the more the best source counts alone.
         forget_rate: Share of a batch that is left out, in [0, 1), once it has risen over 10 rounds.

@@ -72,8 +72,8 @@ def example(folder: Path, writers: Writers) -> Study:
         files="data",
         target="printed",
         labelled=10 * _IMAGES,
-        about="images of digits as an example: three clients say which digits they have written, photographed and "
-        "faxed, and the fourth, who prints them, does not.",
+        about="images of digits as an example: of three clients, who write, photograph and fax them, and of a fourth, "
+        "who prints them and whose labels score the result and are for comparison.",
         place="The example runs as it is. Then put a folder of your own for each client into `data/`, in place of "
         "those there, and in it one for each class: `data/CLIENT/CLASS/*.jpg`. Give `image_size` what they need.",
         listing="- `data/`: the example, a folder for each client, and in it one for each class.\n",

@@ -161,7 +161,7 @@ def example(folder: Path, writers: Writers) -> Study:
         target="long_beach",
         labelled=len(tables["long_beach"]),
         about="tables of four hospitals as an example (920 patients, UCI heart disease data, CC BY 4.0): who is ill at "
-        "Long Beach, which reveals to nobody who is?",
+        "Long Beach? Its labels score the result and are for comparison.",
         place="The example runs as it is. Then put a CSV or Parquet file for each client into `data/`, in place of "
         "those there.",
         listing="- `data/`: the example, a table for each hospital.\n",
