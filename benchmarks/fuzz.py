@@ -6,8 +6,8 @@ Run from the repository root: python benchmarks/fuzz.py [--minutes 10] [--cases 
 A case is one input: bytes of one of the formats in `fuzz_formats.py` and `fuzz_files.py`, or a plan of one of the
 conversations in `fuzz_conversations.py`, in which one message is spoilt on its way. It may be read, where a change does
 no harm or is nobody's to notice, or refused by one of the errors that the format declares (typed). What must not happen
-is counted, saved and told: another error, no end within 10 seconds, the end of the process, or a sum that is wrong
-although the backend promises a right one or none.
+is counted, saved and reported: another error, no end within 10 seconds of a core or 60 on the clock, the end of the
+process, or a sum that is wrong although the backend promises a right one or none.
 
 Cases are read in a forked process, which gets a successor if it dies. Each has a random generator of its own, drawn
 from ``--seed``, its format and its number, so ``--formats NAME --only NUMBER`` repeats one; keys are the operating
@@ -49,7 +49,9 @@ FORMATS: dict[str, Make] = fuzz_formats.FORMATS | fuzz_files.FORMATS | fuzz_conv
 OUTCOMES = ("read", "typed", "untyped", "hang", "crash", "wrong sum")
 FAILURES = OUTCOMES[2:]
 LIMIT_S = 10.0
-"""Of one case, with all that it does."""
+"""Seconds of a core for one case, with all that it does."""
+_WAITING = 6.0
+"""How much longer it may take on the clock: a busy machine is no hang, and a case that waits forever uses no core."""
 
 _PARTS = 5
 _MEMORY = 4 << 30
@@ -101,7 +103,7 @@ def _work(form: Format, name: str, seed: int, numbers: range, pipe: Connection, 
 
 
 def outcomes(form: Format, name: str, seed: int, numbers: range, limit: float = LIMIT_S) -> Iterator[tuple[str, str]]:
-    """What comes of each case, in forked processes: one until it dies or is silent for longer than ``limit``."""
+    """What comes of each case, in forked processes: one until it dies or takes longer than ``limit``."""
     context, start = multiprocessing.get_context("fork"), numbers.start
     while start < numbers.stop:
         ours, theirs = context.Pipe(duplex=False)
@@ -112,7 +114,7 @@ def outcomes(form: Format, name: str, seed: int, numbers: range, limit: float = 
             theirs.close()
             try:
                 while start < numbers.stop:
-                    if not ours.poll(limit):
+                    if _is_silent(ours, process.pid or 0, limit):
                         os.kill(process.pid or 0, signal.SIGABRT)  # whereupon it writes down where it was
                         process.join(2)
                         yield "hang", _logged(log)
@@ -128,6 +130,21 @@ def outcomes(form: Format, name: str, seed: int, numbers: range, limit: float = 
                 process.kill()
                 process.join()
                 ours.close()
+
+
+def _is_silent(pipe: Connection, pid: int, limit: float) -> bool:
+    """Whether nothing arrives from a process that has had its time."""
+    begun, deadline = _core_seconds(pid), time.monotonic() + _WAITING * limit
+    while time.monotonic() < deadline and _core_seconds(pid) - begun < limit:
+        if pipe.poll(limit / 10):
+            return False
+    return True
+
+
+def _core_seconds(pid: int) -> float:
+    """Of a process, in all its threads."""
+    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def _logged(log: Any) -> str:
