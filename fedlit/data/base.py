@@ -504,7 +504,7 @@ class DomainDataModule(L.LightningDataModule, ABC):
     # Facts that clients announce before they train.
 
     def setup(self, stage: str | None = None) -> None:
-        """Announce this process's data to the others, and refuse data that do not fit together.
+        """Announce facts of this process's data to the others, and refuse data that do not fit together.
 
         Raises:
             DatasetLayoutError: On every process, if they do not.
@@ -528,7 +528,7 @@ class DomainDataModule(L.LightningDataModule, ABC):
         return facts
 
     def check_facts(self, told: Mapping[str, Any]) -> None:
-        """Raise a `DatasetLayoutError` unless the data that clients announced fit together.
+        """Raise a `DatasetLayoutError` unless what clients announced of their data fits together.
 
         Args:
             told: By client: what `facts` gave, or its own process took for it.

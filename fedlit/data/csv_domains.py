@@ -54,10 +54,11 @@ class CSVDomains(DomainDataModule):
     """Tables, CSV or Parquet, of classes or numbers to predict from numbers and categories.
 
     Each process reads the tables of its own clients; those of others need not be there, nor be named in ``files`` if
-    ``clients`` has the names of all. Columns are sent when training starts and must be the same at each client, in any
-    order. A column of numbers is standardised, one of texts is a category; missing values are allowed in both. What
-    clients must agree on to write the same features is summed through the channels ``"levels"``, ``"magnitudes"`` and
-    ``"statistics"``, over all clients whoever is the target, and lies in the checkpoint.
+    ``clients`` has the names of all. Names and types of columns are announced when training starts. They must be the
+    same at each client, in any order. A column of numbers is standardised, one of texts is a category; missing values
+    are allowed in both. What clients must agree on to write the same features is summed through the channels
+    ``"levels"``, ``"magnitudes"`` and ``"statistics"``, over all clients whoever is the target, and lies in the
+    checkpoint.
 
     Args:
         files: File for each client; or a folder, in which each table is a client of its name; or one file, with

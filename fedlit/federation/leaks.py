@@ -112,8 +112,9 @@ def over_other_senders(channels: Channels, before: Mapping[str, Sequence[str]], 
         if odd and _unblurred(channel):
             sentences.append(
                 f"channel {channel.name!r} is summed over {[*channel.senders]}, and was over {[*before[channel.name]]} "
-                f"with {method} and the same seed: the two sums reveal what {sorted(odd)} send alike in the "
-                "first round of both methods. Give this method a run with a seed of its own, or differential_privacy"
+                f"with {method} and the same seed: as clients send the same in the first round of both methods, "
+                f"the two sums reveal what {sorted(odd)} sent. Give this method a run with a seed of its own, or "
+                "differential_privacy"
             )
     return sentences
 

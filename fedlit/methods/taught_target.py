@@ -1,4 +1,4 @@
-"""What KD3A and Co-MDA share: at the end of a round the target gets its sources' predictions on all of its samples.
+"""What KD3A and Co-MDA share: at the end of a round the target learns how its sources classify all of its samples.
 
 Models or votes: either every source sends its model to the target, which asks it (the default); or the target sends its
 samples to the sources, once, which answer through a secure sum. The target trains on the answers in the round after.

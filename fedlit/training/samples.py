@@ -110,7 +110,9 @@ class SampleCheck:
         method = self.method
         if method.federation.transport.world_size == 1 or method.trainer.state.fn != TrainerFn.FITTING:
             raise error
-        error.public = f"client {client!r} has samples that the run cannot take: the error raised there states which"
+        error.public = (
+            f"client {client!r} has samples that the run cannot take: the error raised at its process states which"
+        )
         method.federation.fail(error)
         self._unseen.clear()
 
