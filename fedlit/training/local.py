@@ -53,7 +53,7 @@ def materialise(method: Method) -> None:
         )
     training = [part.training for part in method.originals]
     known = next((p for part in method.originals for p in part.parameters()), torch.zeros(0))
-    features = extractor.eval()(torch.zeros(1, *shape, dtype=known.dtype))
+    features = extractor.eval()(torch.zeros(1, *shape, dtype=known.dtype, device=known.device))
     if without_width:
         extractor.in_features = extractor.out_features = features.shape[1]
     if any(map(is_lazy, classifier.state_dict(keep_vars=True).values())):

@@ -106,7 +106,7 @@ def test_differential_privacy_noises_the_moments_and_books_them() -> None:
     mechanism = GaussianMechanism(clip_norm=1.0, noise_multiplier=1.0)
     federation = Federation(["a", "t"], "t", differential_privacy={"dot": mechanism})
     exact = run(Federation(["a", "t"], "t"))["a"]["t"]
-    assert float((run(federation)["a"]["t"] - exact).abs().max()) > 1e-3
+    assert float((run(federation)["a"]["t"] - exact).abs().max()) > 1e-5  # nearer in 2e-11 of all runs
     assert list(federation.accounts["message"].clients) == ["t"]
 
 
