@@ -265,7 +265,7 @@ def test_sums_that_are_taken_for_several_targets_are_told_by_channel() -> None:
 def test_sums_of_compared_methods_over_other_clients_are_told_by_channel() -> None:
     """A labelled target trains in FedAvg and not in SourceOnly: what it sends first is the difference of two sums."""
     arguments = ["--config", "data/digits", "--config", "privacy/masking", "--data.target_labels=1.0", *ONE_BATCH]
-    with pytest.warns(PrivacyWarning, match=r"with FedAvg and the same seed: .* reveal what \['fonts'\] send"):
+    with pytest.warns(PrivacyWarning, match=r"with FedAvg and the same seed: .* reveal what \['fonts'\] sent"):
         main(["fit", *arguments, "--model=FedAvg", "--compare=[fedlit.methods.SourceOnly]"])
 
 
