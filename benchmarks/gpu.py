@@ -5,11 +5,13 @@ Run from the repository root, where there is a GPU: python benchmarks/gpu.py [--
 methods  Each row of the tests' table of methods, three rounds on the CPU and on the GPU, in 64 and 32 bits and with
     masked sums: distance between the target's weights of both, relative to how far they moved; and whether both sent
     the same messages.
-resume   Each row, three rounds on the GPU next to two rounds, a checkpoint, and the third: whether they are equal.
+resume   Each row, three rounds on the GPU next to two rounds, a checkpoint, and the third: whether they are equal, with
+    dropout.
 resnet   Wall-clock seconds of a round of three sources and a target, ResNet-50 of torchvision with random weights,
     inputs of random numbers, and the most memory that the GPU held; FedAvg also as a loop written by hand.
 
-Without dropout, whose random numbers are others on a GPU. Products of 32 bits are torch's default, without TF32.
+Devices are compared without dropout, whose random numbers are others on a GPU. Products of 32 bits are torch's default,
+without TF32.
 """
 
 # ruff: noqa: E402  (the table of methods is one of the tests, which the lines below find)
@@ -68,33 +70,50 @@ class Start(pl.Callback):
         self.weights = weights(pl_module, pl_module.target.name)
 
 
-def fitted(name: str, device: str, precision: str, masked: bool) -> tuple[FederatedModule, dict[str, Tensor]]:
-    """A row of the table, trained, and the target's weights before it was."""
-    method, arguments, options = METHODS[name]
+def fitted(
+    name: str,
+    device: str,
+    *callbacks: pl.Callback,
+    precision: Any = "32-true",
+    masked: bool = False,
+    dropout: float = 0.0,
+    rounds: int = ROUNDS,
+    checkpoint: Path | None = None,
+) -> pl.Trainer:
+    """A row of the table, trained."""
+    _quieten()
     torch.set_num_threads(1)
     os.environ["PL_GLOBAL_SEED"] = "0"
+    method, arguments, options = METHODS[name]
     data = digits(batch_size=32, **options)
-    module = build(method, data, **OPTIMISING | arguments)
+    module = build(method, data, **OPTIMISING | {"dropout": dropout} | arguments)
     strategy = {"privacy": PairwiseMasking(colluders=0)} if masked else {}  # as two sources are few
-    start = Start()
-    run = trainer(ROUNDS, [start], gradient_clip_val=1.0, strategy=strategy, accelerator=device, precision=precision)
-    run.fit(module, data)
-    return module, start.weights
+    run = trainer(rounds, callbacks, gradient_clip_val=1.0, strategy=strategy, accelerator=device, precision=precision)
+    run.fit(module, data, ckpt_path=checkpoint)
+    return run
 
 
 def compared(name: str, device: str) -> dict[str, Any]:
     """A row of the table on both devices."""
-    _quieten()
     row: dict[str, Any] = {"same messages": True}
     for label, bits, masked in (("64 bits", 64, False), ("32 bits", 32, False), ("64 bits, masked", 64, True)):
+        start = Start()
         try:
-            here, there = (fitted(name, place, f"{bits}-true", masked) for place in ("cpu", device))
-        except RosterError:  # a method that has nothing to say over a hidden channel
+            expected = module_of(fitted(name, "cpu", start, precision=f"{bits}-true", masked=masked))
+            found = module_of(fitted(name, device, precision=f"{bits}-true", masked=masked))
+        except RosterError:  # of a method that needs single messages
             row[label] = "refused"
             continue
-        row[label] = distance(*here, there[0])
-        row["same messages"] &= sorted(here[0].federation.ledger) == sorted(there[0].federation.ledger)
+        row[label] = distance(expected, start.weights, found)
+        row["same messages"] &= sorted(expected.federation.ledger) == sorted(found.federation.ledger)
     return row
+
+
+def module_of(run: pl.Trainer) -> FederatedModule:
+    """What a run trained."""
+    module = run.lightning_module
+    assert isinstance(module, FederatedModule)
+    return module
 
 
 def distance(expected: FederatedModule, start: dict[str, Tensor], found: FederatedModule) -> float:
@@ -110,27 +129,14 @@ def distance(expected: FederatedModule, start: dict[str, Tensor], found: Federat
 
 
 def resumed(name: str, device: str) -> dict[str, bool]:
-    """Whether a row's run is equal to the last bit if it is left and taken up again."""
-    _quieten()
-    method, arguments, options = METHODS[name]
-    data = digits(batch_size=32, **options)
-
-    def fit(rounds: int, path: str | None, save: Path | None = None) -> FederatedModule:
-        os.environ["PL_GLOBAL_SEED"] = "0"
-        torch.set_num_threads(1)
-        module = build(method, data, **OPTIMISING | {"dropout": 0.2} | arguments)
-        one = trainer(rounds, gradient_clip_val=1.0, accelerator=device)
-        one.fit(module, data, ckpt_path=path)
-        if save is not None:
-            one.save_checkpoint(save)
-        return module
-
+    """Whether a row's run is equal to the last bit if it is left and resumed."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "two.ckpt")
-        fit(ROUNDS - 1, None, path)
-        again, straight = fit(ROUNDS, str(path)), fit(ROUNDS, None)
-    hosted = [client.name for client in straight.clients]
-    return {"equal": all(same(weights(straight, client), weights(again, client)) for client in hosted)}
+        fitted(name, device, dropout=0.2, rounds=ROUNDS - 1).save_checkpoint(path)
+        again = module_of(fitted(name, device, dropout=0.2, checkpoint=path))
+    straight = module_of(fitted(name, device, dropout=0.2))
+    clients = [client.name for client in straight.clients]
+    return {"equal": all(same(weights(straight, client), weights(again, client)) for client in clients)}
 
 
 def _quieten() -> None:
@@ -163,7 +169,7 @@ class Seconds(pl.Callback):
 
 
 def now(device: torch.device) -> float:
-    """Seconds, when the device has done what it was told."""
+    """Seconds, once the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()

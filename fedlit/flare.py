@@ -33,7 +33,7 @@ from nvflare.apis.signal import Signal
 from fedlit.federation import FederationError
 from fedlit.remote import Seat
 from fedlit.remote.message_carrier import Message, MessageListener
-from fedlit.remote.processes import TOLD, await_end
+from fedlit.remote.processes import LAST_LINES, await_end
 from fedlit.remote.relay import TIMES, Relay
 from fedlit.remote.seats import CarriedServer
 
@@ -192,7 +192,7 @@ class FedlitExecutor(Executor):  # type: ignore[misc]
         )
         assert process.stdout is not None
         lines = iter(process.stdout)
-        last = deque[str](maxlen=TOLD)
+        last = deque[str](maxlen=LAST_LINES)
 
         def read_lines() -> None:
             for line in lines:

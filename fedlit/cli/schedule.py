@@ -27,7 +27,7 @@ from fedlit.cli.experiment import Experiment
 from fedlit.cli.folders import ExperimentFolder, first_process
 from fedlit.cli.lightning_cli import Parsed
 from fedlit.remote import Seat
-from fedlit.remote.processes import PATIENCE, TOLD, await_end
+from fedlit.remote.processes import LAST_LINES, PATIENCE, await_end
 
 _ONE = "FEDLIT_RUN"
 """Set in the environment of a process that trains one run of the experiment: its number."""
@@ -257,7 +257,7 @@ def _side_by_side(
                 process = running.pop(number)
                 if process.returncode or folder.finished(number) is None:
                     lines = folder.log(number).read_text(encoding="utf-8", errors="replace").splitlines()
-                    ending = "\n".join(lines[-TOLD:])
+                    ending = "\n".join(lines[-LAST_LINES:])
                     run = f"run {number + 1} of {clock.total} ({experiment.runs[number]})"
                     _go_on(failed, number, f"{run} failed; '{folder.log(number)}' ends with:\n{ending}")
                 clock.tick(failed)

@@ -7,7 +7,7 @@ import subprocess
 PATIENCE = 30
 """Seconds that a process has to end once it was asked to."""
 
-TOLD = 15
+LAST_LINES = 15
 """Lines of a failed process's output that are shown."""
 
 
