@@ -35,6 +35,7 @@ FLOORS = {
     "shallow": 1,
     "privacy": 0,
     "functional": 0,
+    "checks": -1,
     "console": 0,
     "configs": 0,
 }

@@ -1,0 +1,16 @@
+"""How tests expect errors: by their type and the argument they name, not by their sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+
+@contextmanager
+def refused(argument: str, error: type[Exception] = ValueError) -> Iterator[pytest.ExceptionInfo[Exception]]:
+    """Expect an error of `fedlit.checks` about an argument."""
+    with pytest.raises(error) as caught:
+        yield caught
+    assert getattr(caught.value, "argument", None) == argument, f"{caught.value!r} is not about {argument!r}"
