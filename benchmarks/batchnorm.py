@@ -37,7 +37,7 @@ from fedlit.data import DigitFive, Digits, DomainDataModule, FeatureDomains
 from fedlit.functional import mixture_variance
 from fedlit.methods import AdaBN, SourceOnly
 from fedlit.models import Features, SmallCNN
-from fedlit.training.batchnorm import variances_of
+from fedlit.run.batchnorm import variances_of
 
 SEEDS = (0, 1, 2)
 SHARED = Path("../shared/data")

@@ -15,7 +15,7 @@ from fedlit.callbacks.shared import CALIBRATION, RandomBasis, federated, triangl
 from fedlit.federation import Channel, RosterError, Summed
 from fedlit.functional import best_temperature, fit_temperature, importance_weights, losses_at, temperature_grid
 from fedlit.module import FederatedModule
-from fedlit.training.tasks import Classification
+from fedlit.run.tasks import Classification
 
 Using = Literal["sources", "weighted", "target"]
 

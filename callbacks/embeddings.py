@@ -14,7 +14,7 @@ from fedlit.callbacks.shared import class_names
 from fedlit.federation import reveal_for_oracle
 from fedlit.federation.labels import known_labels
 from fedlit.module import FederatedModule
-from fedlit.training.tasks import Classification
+from fedlit.run.tasks import Classification
 
 HEADER = ["client", "x", "y", "predicted", "label"]
 MOST = 150

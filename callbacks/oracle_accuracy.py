@@ -26,7 +26,7 @@ from fedlit.federation.labels import known_labels
 from fedlit.federation.nested import take
 from fedlit.functional import brier_score
 from fedlit.module import FederatedModule
-from fedlit.training.tasks import Classification, NumberMeter
+from fedlit.run.tasks import Classification, NumberMeter
 
 _PREFIX = "oracle/"
 _BINS = 10

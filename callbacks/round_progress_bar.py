@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from fedlit.callbacks.shared import federated, megabytes
 from fedlit.module import FederatedModule
-from fedlit.training.rounds import Rounds
+from fedlit.run.rounds import Rounds
 
 _SECONDS_BETWEEN_REFRESHES = 0.1
 _LINES = 10

@@ -15,7 +15,7 @@ from fedlit.callbacks.shared import class_names, federated
 from fedlit.data import DomainDataModule
 from fedlit.functional import decide
 from fedlit.module import FederatedModule
-from fedlit.training.tasks import Classification
+from fedlit.run.tasks import Classification
 
 
 class TargetPredictions(Callback):

@@ -33,7 +33,7 @@ from fedlit.functional import (
     trust_score,
 )
 from fedlit.module import FederatedModule
-from fedlit.training.tasks import Classification
+from fedlit.run.tasks import Classification
 
 Validator = Literal[
     "certainty",

@@ -30,10 +30,10 @@ from fedlit.federation.ledger import SERVER
 from fedlit.federation.metrics import METRICS
 from fedlit.models import Replica, make_classifier, part_of
 from fedlit.models.copies import check_copyable, check_part, check_tied, forget_compiled_
-from fedlit.training import checkpoints
-from fedlit.training.evaluation import Evaluation, log_everywhere
-from fedlit.training.label_scale import label_channels
-from fedlit.training.local import (
+from fedlit.run import checkpoint as checkpoints
+from fedlit.run.evaluation import Evaluation, log_everywhere
+from fedlit.run.label_scale import label_channels
+from fedlit.run.local import (
     batch_positions,
     build,
     in_step,
@@ -43,18 +43,18 @@ from fedlit.training.local import (
     samples_in_step,
     training_inputs,
 )
-from fedlit.training.optimisation import ClientOptimisation, default_optimizer, with_schedules
-from fedlit.training.param_groups import check_param_groups, check_parts, make
-from fedlit.training.progress import progress, rounds_of_run
-from fedlit.training.record import RoundRecord
-from fedlit.training.refinement import CHANNELS as REFINEMENT
-from fedlit.training.refusals import check_trainer
-from fedlit.training.replicas import Replicas, SharedWeights
-from fedlit.training.rounds import Rounds
-from fedlit.training.tasks import make_task
-from fedlit.training.trust_region import check_trust_region, copy_weights, hold_back_, limit_now
-from fedlit.training.vectorisation import stack
-from fedlit.training.warmup import check_warmup, is_share
+from fedlit.run.optimisation import ClientOptimisation, default_optimizer, with_schedules
+from fedlit.run.param_groups import check_param_groups, check_parts, make
+from fedlit.run.progress import progress, rounds_of_run
+from fedlit.run.record import RoundRecord
+from fedlit.run.refinement import CHANNELS as REFINEMENT
+from fedlit.run.replicas import Replicas, SharedWeights
+from fedlit.run.rounds import Rounds
+from fedlit.run.tasks import make_task
+from fedlit.run.trainer_checks import check_trainer
+from fedlit.run.trust_region import check_trust_region, copy_weights, hold_back_, limit_now
+from fedlit.run.vectorisation import stack
+from fedlit.run.warmup import check_warmup, is_share
 
 Batch: TypeAlias = Mapping[str, Sequence[Any]]
 """``{client: (inputs, labels)}`` of local clients; those that sit out a step are missing."""

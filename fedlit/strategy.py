@@ -51,10 +51,10 @@ from fedlit.module import FederatedModule
 from fedlit.privacy import DecodeError, GaussianMechanism, PrivacyWarning, SecureAggregation, TwoPartyAffine
 from fedlit.remote import Seat
 from fedlit.remote.star import PROTOCOL, ServerStar, SiteStar
-from fedlit.training.checkpoints import Part, check_public, class_path, gather
-from fedlit.training.parts import PROCESS, SET, part_of, read, stale
-from fedlit.training.rounds import plan_rounds
-from fedlit.training.samples import check_evaluation
+from fedlit.run.checkpoint import Part, check_public, class_path, gather
+from fedlit.run.checkpoint_files import PROCESS, SET, part_of, read, stale
+from fedlit.run.rounds import plan_rounds
+from fedlit.run.sample_check import check_evaluation
 
 _START_UP = timedelta(minutes=10)
 """Processes may start at different times (imports, data); only then is the federation's own timeout in force."""

@@ -28,8 +28,8 @@ from fedlit.methods import FedAvg, FedCORAL, FedDAN, FedProx
 from fedlit.methods.mean_matching import MomentMatching
 from fedlit.models import feature_width
 from fedlit.module import Batch, FederatedModule
-from fedlit.training.optimisation import default_optimizer
-from fedlit.training.own_optimisers import ClientOptimizer, OwnOptimisers, nobodys, together
+from fedlit.run.optimisation import default_optimizer
+from fedlit.run.own_optimisers import ClientOptimizer, OwnOptimisers, nobodys, together
 
 _REFUSED = {
     **dict.fromkeys(

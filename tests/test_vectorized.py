@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from fedlit.training.vectorisation import StackedReplicas
+from fedlit.run.vectorisation import StackedReplicas
 
 NAMES = ["a", "b", "c"]
 Batch = dict[str, tuple[Tensor, Tensor]]

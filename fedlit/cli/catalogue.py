@@ -29,7 +29,7 @@ from fedlit.cli.reports import arguments_of
 from fedlit.federation import Client, Summed
 from fedlit.models import Bottleneck, SmallCNN
 from fedlit.module import FederatedModule
-from fedlit.training.tasks import Classification
+from fedlit.run.tasks import Classification
 
 _NAMED = ("methods", "data", "models", "privacy", "callbacks", "federation")
 """Packages whose classes configurations name."""

@@ -18,7 +18,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from fedlit.callbacks import RunSummary
 from fedlit.callbacks.run_record import SUMMARY, claim, write_whole
-from fedlit.training.parts import SET
+from fedlit.run.checkpoint_files import SET
 
 _MARK = "experiment.sha256"
 """In a run's folder: the fingerprint of what it is trained with."""

@@ -58,8 +58,8 @@ from fedlit.federation.leaks import hidden_senders, over_other_senders, over_oth
 from fedlit.module import FederatedModule
 from fedlit.privacy import PrivacyError, PrivacyWarning
 from fedlit.remote import Seat
+from fedlit.run.checkpoint_files import files_of
 from fedlit.strategy import FederatedStrategy
-from fedlit.training.parts import files_of
 
 CLEAR_ERRORS = (
     *(RosterError, FederationError, PrivacyError, DatasetNotFoundError, DatasetLayoutError),

@@ -14,7 +14,7 @@ from fedlit.cli.lightning_cli import FedlitCLI
 from fedlit.export.target import check_path, export_target
 from fedlit.federation import RosterError
 from fedlit.module import FederatedModule
-from fedlit.training.checkpoints import (
+from fedlit.run.checkpoint import (
     check_there,
     class_path,
     complete,
@@ -22,7 +22,7 @@ from fedlit.training.checkpoints import (
     restore_data,
     restore_outputs,
 )
-from fedlit.training.parts import files_of, read
+from fedlit.run.checkpoint_files import files_of, read
 
 
 class _StoredCLI(FedlitCLI):

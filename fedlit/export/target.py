@@ -19,7 +19,7 @@ from fedlit.data.raw_inputs import RawInputs, RawRows
 from fedlit.export.files import model_card, save_onnx
 from fedlit.export.inputs import raw_inputs_of
 from fedlit.module import FederatedModule
-from fedlit.training.tasks import Classification, Regression
+from fedlit.run.tasks import Classification, Regression
 
 if TYPE_CHECKING:
     import onnx

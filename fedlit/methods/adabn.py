@@ -26,9 +26,9 @@ from fedlit.models import (
     make_classifier,
     with_mixed_batchnorm,
 )
-from fedlit.training.batchnorm import as_variances, second_moment
-from fedlit.training.local import all_inputs
-from fedlit.training.replicas import SharedWeights
+from fedlit.run.batchnorm import as_variances, second_moment
+from fedlit.run.local import all_inputs
+from fedlit.run.replicas import SharedWeights
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked", "other_mean", "other_var", "heard")
 

@@ -33,8 +33,8 @@ from fedlit.functional.knowledge import draw_mixup
 from fedlit.methods.taught_target import ExchangeName, TaughtTarget, on_grid
 from fedlit.models import Replica, Twins
 from fedlit.models.twins import STAYS_LOCAL
-from fedlit.training.progress import warn_of_few_steps
-from fedlit.training.replicas import Replicas
+from fedlit.run.progress import warn_of_few_steps
+from fedlit.run.replicas import Replicas
 
 RAMP = 10
 """Rounds over which the share of samples that are left out rises to its full value."""

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from fedlit.federation import Client, FederatedLoader, RosterError
 from fedlit.models import RoundMemory
 from fedlit.module import Batch, FederatedModule
-from fedlit.training.param_groups import check_ratio
+from fedlit.run.param_groups import check_ratio
 
 Update = dict[str, Tensor]
 

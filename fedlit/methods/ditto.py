@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fedlit.federation import Client
 from fedlit.methods.personalised import Personalised, PersonalReplica
 from fedlit.models import Anchor
-from fedlit.training.replicas import Replicas
+from fedlit.run.replicas import Replicas
 
 
 class AnchoredPersonalReplica(PersonalReplica):

@@ -20,7 +20,7 @@ from fedlit.federation import Channel, Client, Summed
 from fedlit.methods.fedavg import FedAvg
 from fedlit.models import AdversarialReplica, feature_width, make_discriminator
 from fedlit.module import Batch
-from fedlit.training.replicas import Replicas
+from fedlit.run.replicas import Replicas
 
 
 class DomainAdversarial(FedAvg, ABC):

@@ -40,8 +40,8 @@ from fedlit.methods.domain_adversarial import check_weight
 from fedlit.models import AdversarialReplica, DisentanglingReplica, feature_width, make_discriminator
 from fedlit.models.disentangling import DISENTANGLING
 from fedlit.module import Batch
-from fedlit.training.local import drawn_inputs, evaluating
-from fedlit.training.replicas import Replicas
+from fedlit.run.local import drawn_inputs, evaluating
+from fedlit.run.replicas import Replicas
 
 
 class FADA(CombinedUpdates):

@@ -34,7 +34,7 @@ from fedlit.functional.wasserstein import LabelCost, check_entropy, check_label_
 from fedlit.models import Dictionary, DictionaryReplica, feature_width
 from fedlit.models.dictionary import STAYS_LOCAL
 from fedlit.module import Batch, FederatedModule, Weighting
-from fedlit.training.replicas import Replicas
+from fedlit.run.replicas import Replicas
 
 
 class FedDaDiL(FederatedModule):

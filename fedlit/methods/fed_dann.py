@@ -30,9 +30,9 @@ from fedlit.federation import Client
 from fedlit.functional import domain_loss, entropy_weights, loss_from_gradient, multilinear_map
 from fedlit.functional import reversal_weight as scheduled
 from fedlit.methods.domain_adversarial import DomainAdversarial, check_weight, domain_shares
-from fedlit.training.param_groups import check_ratio
-from fedlit.training.progress import share_over
-from fedlit.training.tasks import Classification
+from fedlit.run.param_groups import check_ratio
+from fedlit.run.progress import share_over
+from fedlit.run.tasks import Classification
 
 
 class FedDANN(DomainAdversarial):

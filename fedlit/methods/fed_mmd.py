@@ -48,9 +48,9 @@ from fedlit.methods.mean_messages import Message, exchange_means, sources_in_ste
 from fedlit.models import Committee, MomentReplica, feature_width, part_of
 from fedlit.models.committee import STAYS_LOCAL
 from fedlit.module import Batch, FederatedModule
-from fedlit.training.progress import warn_of_few_steps
-from fedlit.training.replicas import Replicas
-from fedlit.training.tasks import Classification
+from fedlit.run.progress import warn_of_few_steps
+from fedlit.run.replicas import Replicas
+from fedlit.run.tasks import Classification
 
 SCALED_ALPHA = 0.25
 """Kernel parameter of scaled features, which moments and squared distances are those of. If alpha fits the features,

@@ -26,7 +26,7 @@ from fedlit.federation.labels import GuardedLabels, known_labels
 from fedlit.functional import minimax_entropy_loss
 from fedlit.methods.fedavg import FedAvg
 from fedlit.models import Replica, feature_width
-from fedlit.training.replicas import Replicas
+from fedlit.run.replicas import Replicas
 
 
 class CosineReplica(Replica):

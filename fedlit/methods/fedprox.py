@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedlit.federation import Client
 from fedlit.methods.fedavg import FedAvg
 from fedlit.models import Anchor, Replica
-from fedlit.training.replicas import Replicas
+from fedlit.run.replicas import Replicas
 
 
 class AnchoredReplica(Replica):

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from fedlit.federation import Channel, Client, FederatedLoader, Summed
 from fedlit.methods.fedavg import FedAvg
 from fedlit.models import Replica
-from fedlit.training.replicas import Replicas
+from fedlit.run.replicas import Replicas
 
 
 class FedRep(FedAvg):

@@ -33,8 +33,8 @@ from fedlit.methods.mean_messages import exchange_means
 from fedlit.models import AlignedReplica, VotingReplica, feature_width, part_of
 from fedlit.models.aligned import STAYS_LOCAL, check_widths
 from fedlit.module import Batch, FederatedModule, Weighting
-from fedlit.training.progress import warn_of_few_steps
-from fedlit.training.replicas import NORMS, Replicas
+from fedlit.run.progress import warn_of_few_steps
+from fedlit.run.replicas import NORMS, Replicas
 
 
 class FedRFTCA(FederatedModule):

@@ -24,7 +24,7 @@ from fedlit.functional import Kernel, RandomFeatureSums, linear_discriminant, rf
 from fedlit.models import AlignedReplica, feature_width
 from fedlit.models.aligned import STAYS_LOCAL, check_widths
 from fedlit.module import Batch, FederatedModule, Weighting
-from fedlit.training.replicas import Replicas
+from fedlit.run.replicas import Replicas
 
 
 class FedRFTCAClosedForm(FederatedModule):

@@ -41,7 +41,7 @@ from fedlit.functional.knowledge import (
     standing_votes,
 )
 from fedlit.methods.taught_target import ExchangeName, TaughtTarget
-from fedlit.training.batchnorm import as_second_moments, variances_of
+from fedlit.run.batchnorm import as_second_moments, variances_of
 
 
 class KD3A(TaughtTarget):

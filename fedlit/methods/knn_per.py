@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedlit.methods.fedavg import FedAvg
 from fedlit.models import Replica
-from fedlit.training.replicas import Replicas
+from fedlit.run.replicas import Replicas
 
 
 def knn_probabilities(

@@ -21,7 +21,7 @@ from fedlit.models import MatchingReplica, feature_width
 from fedlit.models.copies import check_tied
 from fedlit.models.matching import STAYS_LOCAL
 from fedlit.module import Batch, FederatedModule
-from fedlit.training.replicas import Replicas
+from fedlit.run.replicas import Replicas
 
 
 class MomentMatching(FederatedModule):

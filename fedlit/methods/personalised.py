@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedlit.federation import Client
 from fedlit.methods.fedavg import FedAvg
 from fedlit.models import Replica
-from fedlit.training.replicas import Replicas
+from fedlit.run.replicas import Replicas
 
 
 class PersonalReplica(Replica):

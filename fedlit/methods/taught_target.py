@@ -17,8 +17,8 @@ from fedlit.federation import Channel, Client, Open
 from fedlit.federation.nested import Inputs, concatenate, leaves, mapped, pieces, rebuilt
 from fedlit.models import Replica
 from fedlit.module import FederatedModule
-from fedlit.training.local import evaluating, first_inputs
-from fedlit.training.replicas import Replicas
+from fedlit.run.local import evaluating, first_inputs
+from fedlit.run.replicas import Replicas
 
 ExchangeName = Literal["models", "votes"]
 

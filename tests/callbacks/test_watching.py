@@ -30,7 +30,7 @@ import small_federation
 from fedlit import FederatedModule, methods
 from fedlit.callbacks import CommunicationLedger, OracleAccuracy, RoundTimer, RunSummary, TargetPredictions, summarise
 from fedlit.federation import Fraction, LabelGuardError, Ledger, Schedule
-from fedlit.training.collapse import CollapseWatch
+from fedlit.run.collapse import CollapseWatch
 from small_federation import CLIENTS, NUM_CLASSES, TARGET, Blobs, EveryMetric, build, trainer
 
 

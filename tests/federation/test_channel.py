@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import runpy
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -31,7 +30,6 @@ from fedlit.federation.choices import Channels
 from fedlit.federation.leaks import seen_by_the_server
 from fedlit.federation.transport import OneProcess, Transport
 from fedlit.privacy import CKKSAffine, GaussianMechanism, Paillier, PairwiseMasking, Plain, PlainAffine
-from fedlit.training.optimisation import default_optimizer
 from thread_transport import on_ranks
 
 NAMES = ["a", "b", "c", "t"]
@@ -268,12 +266,6 @@ def test_the_strategy_takes_old_names_once_and_says_so_where_they_are_given() ->
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         FederatedStrategy(drops=None, nested_drops=True)  # as config.yaml of an earlier run has them
-
-
-def test_the_old_place_of_the_default_optimizer_says_where_it_is_now() -> None:
-    with pytest.warns(FutureWarning, match=r"fedlit.optim is now called fedlit.training.optimisation; fedlit 0\.4"):
-        old = runpy.run_module("fedlit.optim")
-    assert old["default_optimizer"] is default_optimizer
 
 
 # ---------------------------------------------------------------- a payload for each receiver

@@ -14,8 +14,8 @@ from torch.optim import SGD, Adam, Optimizer
 from torch.optim.lr_scheduler import ExponentialLR
 
 from fedlit.federation import FederationError
-from fedlit.training.checkpoints import Part, arrange, check_public, gather, join, split
-from fedlit.training.optimisation import ClientSchedules
+from fedlit.run.checkpoint import Part, arrange, check_public, gather, join, split
+from fedlit.run.optimisation import ClientSchedules
 
 NAMES = ["b", "VA Long Beach", "keys", "a", "replicas"]
 PLACEMENTS = [

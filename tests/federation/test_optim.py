@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import SGD, Adam, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LinearLR, ReduceLROnPlateau, StepLR
 
-from fedlit.training.optimisation import ClientSchedules, client_norms, clip_client_gradients, default_optimizer
+from fedlit.run.optimisation import ClientSchedules, client_norms, clip_client_gradients, default_optimizer
 
 CLIENTS = ["a", "b", "keys"]
 

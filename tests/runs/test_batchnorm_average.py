@@ -18,7 +18,7 @@ from fedlit.functional import mixture_variance
 from fedlit.methods import FedAvg, FedDA, FedGP, FedRFTCA, SourceOnly
 from fedlit.models import SmallCNN
 from fedlit.privacy import CKKS, FixedPoint, GaussianMechanism, PairwiseMasking, Plain, PrivacyError
-from fedlit.training.batchnorm import as_second_moments, as_variances, second_moment, variances_of
+from fedlit.run.batchnorm import as_second_moments, as_variances, second_moment, variances_of
 from helpers import STATEFUL, build, digits, loader, same, shards, trainer, weights
 
 SIZES = {"c0": 20, "c1": 14, "c2": 9}

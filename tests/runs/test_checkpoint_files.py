@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedlit.federation import RosterError
-from fedlit.training.parts import files_of, part_of, read, stale
+from fedlit.run.checkpoint_files import files_of, part_of, read, stale
 from site_runs import merged, start, trouble
 
 pytestmark = pytest.mark.multiprocess

@@ -19,7 +19,7 @@ from fedlit.data import Digits, FederatedLoader
 from fedlit.federation import Client
 from fedlit.methods import FedAvg, FedDaDiL, FedJDA, FedRFTCAClosedForm
 from fedlit.models import MLP
-from fedlit.training.tasks import Classification
+from fedlit.run.tasks import Classification
 from method_table import METHODS
 from small_federation import trainer
 

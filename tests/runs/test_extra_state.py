@@ -15,7 +15,7 @@ import fedlit
 import processes
 from fedlit import FederatedModule
 from fedlit.methods import FedAvg
-from fedlit.training import refinement
+from fedlit.run import refinement
 from helpers import build, digits, loader, same, shards, trainer, weights
 from method_table import METHODS
 from shown import one_of_each

@@ -18,7 +18,7 @@ from fedlit.federation import Schedule
 from fedlit.functional import intra_cluster_distance, k_means, relative_scatter
 from fedlit.methods import FADA, FedAvg
 from fedlit.models.disentangling import DISENTANGLING
-from fedlit.training.local import drawn_inputs
+from fedlit.run.local import drawn_inputs
 from helpers import loader, trainer, weights
 
 LAMBDA, RATE = 0.6, 0.2

@@ -27,7 +27,7 @@ from fedlit.federation import ChannelError, RosterError
 from fedlit.methods import FedAvg, FedDANN, FedGP, Oracle, SourceOnly, TargetOnly
 from fedlit.models import MLP
 from fedlit.privacy import CKKS, FixedPoint, GaussianMechanism, Paillier, PairwiseMasking, Plain
-from fedlit.training.tasks import NumberMeter
+from fedlit.run.tasks import NumberMeter
 from helpers import QUIET, build, loader, normalised_head, same, trainer, weights
 from method_table import METHODS
 from shown import one_of_each

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from fedlit.methods import KD3A, AdaBN, FedDAN, FedJDA, FedMMD
 from fedlit.models import MLP
-from fedlit.training.label_shift import beyond_chance, count_classes, most_unequal
+from fedlit.run.label_shift import beyond_chance, count_classes, most_unequal
 from helpers import loader, trainer
 
 CLIENTS = ("a", "b", "t")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam
 from torch.utils.data import TensorDataset
 
-import fedlit.training.refinement as refinement
+import fedlit.run.refinement as refinement
 from fedlit import FederatedModule
 from fedlit.export import target_model
 from fedlit.federation import ChannelError

@@ -13,7 +13,7 @@ from lightning.pytorch.tuner import Tuner
 import one_site
 import processes
 from fedlit.methods import FedAvg
-from fedlit.training.refusals import REFUSED
+from fedlit.run.trainer_checks import REFUSED
 from helpers import build, digits, same, trainer, weights
 
 AVERAGING = [

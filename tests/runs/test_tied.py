@@ -18,7 +18,7 @@ from fedlit import Client, FederatedModule
 from fedlit.export import export_target
 from fedlit.methods import FedAvg, FedCORAL, FedGP, FedProx, FedRep
 from fedlit.privacy import GaussianMechanism
-from fedlit.training.replicas import NORMS
+from fedlit.run.replicas import NORMS
 from helpers import digits, loader, same, trainer, weights
 from method_table import METHODS
 from shown import one_of_each

@@ -12,7 +12,7 @@ from torch import nn
 from fedlit import methods
 from fedlit.functional import annealing
 from fedlit.models import MLP
-from fedlit.training.trust_region import copy_weights, hold_back_, step_limit
+from fedlit.run.trust_region import copy_weights, hold_back_, step_limit
 from small_federation import TARGET, Blobs, build, trainer
 
 

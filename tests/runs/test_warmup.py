@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from fedlit import FederatedModule, methods
-from fedlit.training.warmup import warmup_of
+from fedlit.run.warmup import warmup_of
 from small_federation import TARGET, Blobs, build, trainer
 
 

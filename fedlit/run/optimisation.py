@@ -18,8 +18,8 @@ from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from fedlit.federation.ledger import SERVER
-from fedlit.training.record import RoundRecord
-from fedlit.training.vectorisation import StackedReplicas
+from fedlit.run.record import RoundRecord
+from fedlit.run.vectorisation import StackedReplicas
 
 
 def default_optimizer(params: Iterable[Any]) -> Optimizer:
@@ -138,7 +138,7 @@ def check_resumed(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
     """Compare a checkpoint's optimiser with the one that takes over its state, settings included.
 
     Groups are compared one by one, so that the state's must be in the optimiser's order, as
-    `fedlit.training.checkpoints.arrange` puts them.
+    `fedlit.run.checkpoint.arrange` puts them.
 
     Raises:
         ValueError: If it is of another algorithm.

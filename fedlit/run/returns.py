@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import EarlyStopping
 from fedlit.federation import FederationError, RosterError
 from fedlit.federation.client import told_of_own
 from fedlit.federation.errors import AheadOfServerError
-from fedlit.training.method import Method
+from fedlit.run.method import Method
 
 
 def come_together(trainer: Trainer, method: Method, batches_per_round: int) -> bool:

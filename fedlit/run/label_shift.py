@@ -17,8 +17,8 @@ from torch.utils.data import TensorDataset
 
 from fedlit.federation import FederatedLoader
 from fedlit.federation.labels import UNLABELLED
-from fedlit.training.method import Method
-from fedlit.training.tasks import Classification
+from fedlit.run.method import Method
+from fedlit.run.tasks import Classification
 
 UNEQUAL = 0.2
 """Total variation, beyond that of chance, from which class shares count as unequal. Hospitals differ by 0.1 to 0.6; the

@@ -18,10 +18,10 @@ from torch import Tensor
 from fedlit.federation import FederatedLoader, RosterError, SampleError, Summed
 from fedlit.federation.samples import check_labels
 from fedlit.functional.table_moments import agree_on_moments, own_moments
-from fedlit.training.tasks import Regression
+from fedlit.run.tasks import Regression
 
 if TYPE_CHECKING:
-    from fedlit.training.method import Method
+    from fedlit.run.method import Method
 
 NAME = "label_statistics"
 """Of the channel."""

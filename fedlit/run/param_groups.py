@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fedlit.federation.streams import enter_stream, torch_streams
-from fedlit.training.method import Method
+from fedlit.run.method import Method
 
 Entries: TypeAlias = list[dict[str, Any]]
 

@@ -18,7 +18,7 @@ from fedlit.federation.labels import TaskName, known_labels
 from fedlit.functional import information_score
 
 if TYPE_CHECKING:
-    from fedlit.training.label_scale import LabelScale
+    from fedlit.run.label_scale import LabelScale
 
 _ROUNDING = 1e-3
 """By which a row of probabilities may differ from 1 in sum."""

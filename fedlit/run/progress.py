@@ -8,7 +8,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 
 from fedlit.federation import FederatedLoader
-from fedlit.training.method import Method
+from fedlit.run.method import Method
 
 
 def rounds_of_run(trainer: Trainer) -> int | None:

@@ -11,9 +11,9 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
 from fedlit.federation import Client, Federation
-from fedlit.training.record import RoundRecord
-from fedlit.training.replicas import Replicas, SharedWeights
-from fedlit.training.tasks import Classification, Regression
+from fedlit.run.record import RoundRecord
+from fedlit.run.replicas import Replicas, SharedWeights
+from fedlit.run.tasks import Classification, Regression
 
 
 class Method(Protocol):

@@ -21,11 +21,11 @@ from torch.optim import Optimizer
 from fedlit.federation import FederationError, RosterError
 from fedlit.federation.documents import document, fingerprint, read_document
 from fedlit.privacy import DecodeError
-from fedlit.training.label_scale import LabelScale
-from fedlit.training.method import Method
-from fedlit.training.parts import PROCESS
-from fedlit.training.tasks import Regression
-from fedlit.training.warmup import is_share
+from fedlit.run.checkpoint_files import PROCESS
+from fedlit.run.label_scale import LabelScale
+from fedlit.run.method import Method
+from fedlit.run.tasks import Regression
+from fedlit.run.warmup import is_share
 
 REPLICAS = "replicas."
 """Prefix of the clients' weights in a module's state dict: ``replicas.NAME.…``."""

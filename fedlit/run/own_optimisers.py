@@ -1,6 +1,6 @@
 """Optimisers and schedules that each client's own module makes, put together as a federated module has them.
 
-All clients of a process share an optimiser, as in `fedlit.training.optimisation`: the first that each of their modules
+All clients of a process share an optimiser, as in `fedlit.run.optimisation`: the first that each of their modules
 makes is one, the second another. A client's parameter groups keep what its module gave them.
 """
 
@@ -21,7 +21,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import nn
 from torch.optim import LBFGS, Optimizer
 
-from fedlit.training.optimisation import ClientSchedules, ClientView
+from fedlit.run.optimisation import ClientSchedules, ClientView
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fedlit.federation import Client, NotTrainedError
-from fedlit.training.method import Method
+from fedlit.run.method import Method
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """By the size of an element in bytes."""

@@ -28,21 +28,21 @@ from fedlit.federation.leaks import with_samples
 from fedlit.federation.nested import mapped
 from fedlit.federation.streams import torch_streams
 from fedlit.privacy import PrivacyWarning
-from fedlit.training.checkpoints import arrange
-from fedlit.training.label_scale import label_scales
-from fedlit.training.label_shift import warn_of_unequal_classes
-from fedlit.training.local import present_learners
-from fedlit.training.method import Method, metric_names
-from fedlit.training.monitors import check_modes, explain_monitor
-from fedlit.training.optimisation import ClientSchedules, check_resumed
-from fedlit.training.progress import rounds_of_run
-from fedlit.training.refinement import refine_
-from fedlit.training.replicas import check_local_norm
-from fedlit.training.returns import adapts, come_together, welcome
-from fedlit.training.samples import SampleCheck
-from fedlit.training.standstill import Standstill
-from fedlit.training.tasks import Classification, Regression
-from fedlit.training.warmup import is_share, warmup_of
+from fedlit.run.checkpoint import arrange
+from fedlit.run.label_scale import label_scales
+from fedlit.run.label_shift import warn_of_unequal_classes
+from fedlit.run.local import present_learners
+from fedlit.run.method import Method, metric_names
+from fedlit.run.monitors import check_modes, explain_monitor
+from fedlit.run.optimisation import ClientSchedules, check_resumed
+from fedlit.run.progress import rounds_of_run
+from fedlit.run.refinement import refine_
+from fedlit.run.replicas import check_local_norm
+from fedlit.run.returns import adapts, come_together, welcome
+from fedlit.run.sample_check import SampleCheck
+from fedlit.run.standstill import Standstill
+from fedlit.run.tasks import Classification, Regression
+from fedlit.run.warmup import is_share, warmup_of
 
 
 def plan_rounds(

@@ -14,7 +14,7 @@ from fedlit.federation import Client, FederatedLoader, RosterError, RoundPlan
 from fedlit.federation.labels import known_labels
 from fedlit.federation.nested import Inputs, take
 from fedlit.federation.streams import enter_stream, torch_streams
-from fedlit.training.method import Method
+from fedlit.run.method import Method
 
 
 def build(method: Method) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlit.federation import Client
-from fedlit.training.batchnorm import as_second_moments, as_variances, variances_of
+from fedlit.run.batchnorm import as_second_moments, as_variances, variances_of
 
 NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
 """Normalisation layers: what ``local_norm`` keeps at home."""

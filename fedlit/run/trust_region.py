@@ -18,9 +18,9 @@ from torch.func import functional_call
 from fedlit.federation import FederatedLoader
 from fedlit.federation.nested import Inputs, num_samples
 from fedlit.functional import annealing
-from fedlit.training.local import evaluating
-from fedlit.training.method import Method
-from fedlit.training.progress import share_over
+from fedlit.run.local import evaluating
+from fedlit.run.method import Method
+from fedlit.run.progress import share_over
 
 ENDLESS = 1000
 """Rounds that a run without a planned end is taken to have."""

@@ -32,11 +32,11 @@ from fedlit.federation import Client, Open, Summed
 from fedlit.federation.nested import Inputs, num_samples, vectors
 from fedlit.federation.streams import enter_stream, torch_streams
 from fedlit.functional import information_maximisation_loss, neighbour_graph, refine_labels, softmax_regression
-from fedlit.training.local import evaluating, labelled_samples, shuffled_inputs, training_inputs
-from fedlit.training.method import Method
-from fedlit.training.optimisation import clip_client_gradients
-from fedlit.training.param_groups import make
-from fedlit.training.tasks import Classification
+from fedlit.run.local import evaluating, labelled_samples, shuffled_inputs, training_inputs
+from fedlit.run.method import Method
+from fedlit.run.optimisation import clip_client_gradients
+from fedlit.run.param_groups import make
+from fedlit.run.tasks import Classification
 
 LEAST_SAMPLES = 50
 """Of the target; neighbourhoods of fewer have little information."""

@@ -17,8 +17,8 @@ from torch.func import functional_call, stack_module_state, vmap
 
 from fedlit.federation.labels import UNLABELLED
 from fedlit.federation.streams import enter_stream, torch_streams
-from fedlit.training.method import Method
-from fedlit.training.tasks import Classification
+from fedlit.run.method import Method
+from fedlit.run.tasks import Classification
 
 
 class StackedReplicas:

@@ -14,9 +14,9 @@ from fedlit.federation.labels import known_labels
 from fedlit.federation.nested import Inputs, sample_shape, take, tensors_of
 from fedlit.federation.samples import check_labels, not_finite, refuse_inputs, stored
 from fedlit.federation.streams import torch_streams
-from fedlit.training.local import evaluating
-from fedlit.training.method import Method
-from fedlit.training.tasks import Regression
+from fedlit.run.local import evaluating
+from fedlit.run.method import Method
+from fedlit.run.tasks import Regression
 
 _TRIED = 8
 """Samples that are not finite on which a network is tried."""

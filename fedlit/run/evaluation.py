@@ -15,10 +15,10 @@ from torch import Tensor
 from fedlit.federation import FederatedLoader
 from fedlit.federation.nested import vectors
 from fedlit.functional import nearest_neighbours, neighbourhood_information, standardised_directions
-from fedlit.training.collapse import FEW, CollapseWatch
-from fedlit.training.method import Method, metric_names
-from fedlit.training.samples import check_evaluation
-from fedlit.training.tasks import Classification, Meter
+from fedlit.run.collapse import FEW, CollapseWatch
+from fedlit.run.method import Method, metric_names
+from fedlit.run.sample_check import check_evaluation
+from fedlit.run.tasks import Classification, Meter
 
 LEAST = 30
 """Validation samples of a target of which neighbourhoods are looked at."""
