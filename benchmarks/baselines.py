@@ -49,6 +49,8 @@ from fedlit.methods import (
     SourceOnly,
 )
 from fedlit.models import MLP, SmallCNN
+from fedlit.run.component import Component
+from fedlit.run.run import Run
 from measures import environment
 
 ROUNDS = 12
@@ -74,7 +76,7 @@ METHODS: dict[str, Callable[..., Any]] = {
 VERBS = ("exchange", "mean", "sum", "affine")
 
 
-class Counts(pl.Callback):
+class Counts(pl.Callback, Component):
     """CPU seconds at the start and the end of each round, and what was called within local steps of the last one."""
 
     def __init__(self) -> None:
@@ -106,7 +108,7 @@ class Counts(pl.Callback):
         """What follows belongs to the round."""
         self.inside = False
 
-    def on_round_end(self, trainer: pl.Trainer, module: Any, round_idx: int) -> None:
+    def on_round_end(self, run: Run) -> None:
         """One more round."""
         self.inside = False
         self.marks.append(time.process_time())

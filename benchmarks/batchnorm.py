@@ -38,6 +38,7 @@ from fedlit.functional import mixture_variance
 from fedlit.methods import AdaBN, SourceOnly
 from fedlit.models import Features, SmallCNN
 from fedlit.run.batchnorm import variances_of
+from fedlit.run.run import Run
 
 SEEDS = (0, 1, 2)
 SHARED = Path("../shared/data")
@@ -76,9 +77,9 @@ class Noting(SourceOnly):
 
     spread = math.nan
 
-    def on_round_end(self, round_idx: int) -> None:
+    def on_round_end(self, run: Run) -> None:
         """Look at the sources' own statistics first."""
-        states = [self.shared_state(client.name) for client in self.sources]
+        states = [self.run.weights.of(client.name) for client in self.sources]
         weights = torch.tensor([float(self.federation.weights[client.name]) for client in self.sources])
         shares: list[Tensor] = []
         for variance, mean in variances_of(self.replicas[self.sources[0]]).items():
@@ -86,7 +87,7 @@ class Noting(SourceOnly):
             whole = mixture_variance(means, variances, weights)
             shares.append(1 - (weights / weights.sum() @ variances)[whole > 0] / whole[whole > 0])
         self.spread = float(torch.cat(shares).mean())
-        super().on_round_end(round_idx)
+        super().on_round_end(run)
 
 
 COLUMNS: dict[str, tuple[type[SourceOnly], dict[str, Any]]] = {

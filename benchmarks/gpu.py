@@ -33,6 +33,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from fedlit.run.component import Component
+from fedlit.run.run import Run
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 
@@ -156,14 +159,14 @@ def images(size: int, pixels: int) -> dict[str, TensorDataset]:
     }
 
 
-class Seconds(pl.Callback):
+class Seconds(pl.Callback, Component):
     """Wall clock at the end of each round, once the GPU is done."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.marks: list[float] = []
 
-    def on_round_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, round_idx: int) -> None:
+    def on_round_end(self, run: Run) -> None:
         """One more."""
         self.marks.append(now(self.device))
 

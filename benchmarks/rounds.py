@@ -38,6 +38,8 @@ from fedlit.cli import quieten
 from fedlit.data import FederatedLoader
 from fedlit.methods import FedAvg
 from fedlit.models import MLP, Replica
+from fedlit.run.component import Component
+from fedlit.run.run import Run
 from measures import mebibytes
 
 ROUNDS = 20
@@ -89,7 +91,7 @@ def plain_loop(data: Shards, hidden: list[int], fused: bool = False) -> tuple[li
     return marks, models["client0"]
 
 
-class Marks(pl.Callback):
+class Marks(pl.Callback, Component):
     """CPU seconds at the end of each round, and seconds until the first batch."""
 
     def __init__(self) -> None:
@@ -100,7 +102,7 @@ class Marks(pl.Callback):
         """The first batch is next."""
         self.first_batch = time.perf_counter()
 
-    def on_round_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, round_idx: int) -> None:
+    def on_round_end(self, run: Run) -> None:
         """One more round."""
         self.marks.append(time.process_time())
 

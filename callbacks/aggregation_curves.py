@@ -13,7 +13,8 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from fedlit.callbacks.shared import federated
-from fedlit.module import FederatedModule
+from fedlit.run.component import Component
+from fedlit.run.run import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,7 +28,7 @@ PER_SOURCE = ("beta", "distance", "tau")
 _MARKERS = "osD^vP*X<>"
 
 
-class AggregationCurves(Callback):
+class AggregationCurves(Callback, Component):
     r"""Collects what FedDA and FedGP log of the sources' weights, and writes it as curves and as a table.
 
     These are ``beta`` and ``beta/SOURCE`` (weights of the sources), ``target_variance`` (:math:`\sigma^2`),
@@ -51,15 +52,15 @@ class AggregationCurves(Callback):
         self.rounds = {round_idx: row for round_idx, row in self.rounds.items() if round_idx < now}
         self._seen = {}
 
-    def on_round_end(self, trainer: Trainer, module: FederatedModule, round_idx: int) -> None:
+    def on_round_end(self, run: Run) -> None:
         """Collect what was logged in the round that ended."""
-        metrics = trainer.callback_metrics
-        names = [name for name in _columns(client.name for client in module.sources) if name in metrics]
+        metrics = run.trainer.callback_metrics
+        names = [name for name in _columns(client.name for client in run.sources) if name in metrics]
         # callback_metrics keeps the numbers of earlier rounds; those of this round are other tensors
         fresh = {name: metrics[name] for name in names if metrics[name] is not self._seen.get(name)}
         self._seen |= fresh
         if fresh:
-            self.rounds[round_idx] = {name: float(value) for name, value in fresh.items()}
+            self.rounds[run.clock.round_idx] = {name: float(value) for name, value in fresh.items()}
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the table and the curves."""

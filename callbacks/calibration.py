@@ -15,6 +15,7 @@ from fedlit.callbacks.shared import CALIBRATION, RandomBasis, federated, triangl
 from fedlit.federation import Channel, RosterError, Summed
 from fedlit.functional import best_temperature, fit_temperature, importance_weights, losses_at, temperature_grid
 from fedlit.module import FederatedModule
+from fedlit.run.component import Component
 from fedlit.run.tasks import Classification
 
 Using = Literal["sources", "weighted", "target"]
@@ -26,7 +27,7 @@ RIDGE = 10.0
 """Of the weights: few validation samples show no more of a ratio of densities, and weights below 0 mislead."""
 
 
-class Calibration(Callback):
+class Calibration(Callback, Component):
     """Divides the target's logits by a temperature of at least 1, where its probabilities are overconfident.
 
     Samples of others, and those that a model was trained on, can show that it is too sure of itself. That it is not
@@ -137,7 +138,7 @@ class Calibration(Callback):
                 error, found = self._of_sources(module, received)
         federation.check("calibration", error)  # in every process: an error of the target's ends all of them
         if found is not None:
-            module.target_temperature = max(found, 1.0)
+            module.run.outputs.temperature = max(found, 1.0)
         self.on_test_epoch_end(trainer, pl_module)
         self._start_afresh()
 
@@ -145,9 +146,11 @@ class Calibration(Callback):
         """Report the temperature that the target predicts with."""
         module = federated(pl_module, self)
         target = module.target
-        own = {target.name: {"temperature": module.target_temperature}} if module.federation.is_local(target) else {}
+        own = (
+            {target.name: {"temperature": module.run.outputs.temperature}} if module.federation.is_local(target) else {}
+        )
         reported = module.federation.report(own, ["temperature"]).get(target.name, {})
-        module.log_everywhere({f"target/{name}": value for name, value in reported.items()})
+        module.run.log({f"target/{name}": value for name, value in reported.items()})
 
     def _start_afresh(self) -> None:
         self._unready = False
@@ -203,7 +206,7 @@ class Calibration(Callback):
         target = module.target
         if not module.can_predict(target):
             return None, None
-        samples = [(x, y) for _, x, y in module.labelled_samples([target]) if len(y)] if target.labelled else []
+        samples = [(x, y) for _, x, y in module.run.samples.labelled([target]) if len(y)] if target.labelled else []
         number = sum(len(labels) for _, labels in samples)
         if number < LEAST_LABELS:
             return RosterError(

@@ -14,12 +14,13 @@ from rich.table import Table
 from fedlit.callbacks.shared import check_fields, federated, megabytes, watched
 from fedlit.console import show
 from fedlit.federation import SERVER, LedgerEntry
-from fedlit.module import FederatedModule
+from fedlit.run.component import Component
+from fedlit.run.run import Run
 
 COLUMNS = ("round", "channel", "sender", "receiver", "messages", "bytes")
 
 
-class CommunicationLedger(Callback):
+class CommunicationLedger(Callback, Component):
     """Logs what each round sends, writes the ledger to a file, and prints a table of it.
 
     Logs ``comm/CHANNEL/MB`` (10^6 bytes, of the round that ended) and ``comm/MB`` (all rounds so far, without the
@@ -46,14 +47,14 @@ class CommunicationLedger(Callback):
             if entry.round_idx < federation.round_idx:
                 self._sent[entry.channel] = self._sent.get(entry.channel, 0) + entry.num_bytes
 
-    def on_round_end(self, trainer: Trainer, module: FederatedModule, round_idx: int) -> None:
+    def on_round_end(self, run: Run) -> None:
         """Log the bytes of the round that ended; a channel that was silent in it sent 0."""
-        sent = module.federation.ledger.bytes_by_channel(round_idx)
+        sent = run.federation.ledger.bytes_by_channel(run.clock.round_idx)
         for channel, num_bytes in sent.items():
             self._sent[channel] = self._sent.get(channel, 0) + num_bytes
         metrics = {f"comm/{channel}/MB": sent.get(channel, 0) / 1e6 for channel in self._sent}
         own = sum(num_bytes for channel, num_bytes in self._sent.items() if not watched(channel))
-        module.log_everywhere(metrics | {"comm/MB": own / 1e6})
+        run.log(metrics | {"comm/MB": own / 1e6})
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the file and print the table."""

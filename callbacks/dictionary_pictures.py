@@ -13,7 +13,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from fedlit.methods import FedDaDiL
-from fedlit.module import FederatedModule
+from fedlit.run.component import Component
+from fedlit.run.run import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 _SHOWN = 1000  # most samples of the target in a picture
 
 
-class DictionaryPictures(Callback):
+class DictionaryPictures(Callback, Component):
     r"""Draws FedDaDiL's atoms, each client's coordinates and transport cost, and the target by its reconstruction.
 
     At the end of a fit, into the Trainer's ``log_dir``, or its ``default_root_dir``:
@@ -63,12 +64,12 @@ class DictionaryPictures(Callback):
             for client, rounds in self.rounds.items()
         }
 
-    def on_round_end(self, trainer: Trainer, module: FederatedModule, round_idx: int) -> None:
+    def on_round_end(self, run: Run) -> None:
         """Collect coordinates and costs, once there are atoms."""
-        dadil = _dadil(module)
-        if round_idx <= dadil.warmup_rounds:
+        dadil, round_idx = _dadil(run.module), run.clock.round_idx
+        if round_idx <= run.clock.warmup_rounds:
             return
-        costs = dadil.record.mean_losses()
+        costs = run.record.mean_losses()
         for client in dadil.federation.local_clients:
             coordinates = dadil.replicas[client].coordinates.detach().tolist()
             row = [*coordinates, costs.get(client.name, float("nan"))]

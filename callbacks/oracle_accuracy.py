@@ -21,11 +21,12 @@ from torchmetrics.functional.classification import (
 )
 
 from fedlit.callbacks.shared import federated
-from fedlit.federation import LabelGuardError, Open, reveal_for_oracle
+from fedlit.federation import Channel, LabelGuardError, Open, reveal_for_oracle
 from fedlit.federation.labels import known_labels
 from fedlit.federation.nested import take
 from fedlit.functional import brier_score
 from fedlit.module import FederatedModule
+from fedlit.run.component import Component
 from fedlit.run.tasks import Classification, NumberMeter
 
 _PREFIX = "oracle/"
@@ -34,7 +35,7 @@ _FEW = 10
 """Labelled validation samples of the target up to which a run warns how few they are."""
 
 
-class OracleAccuracy(Callback):
+class OracleAccuracy(Callback, Component):
     """Accuracy and loss on the target's hidden labels, in validation and test: what papers report.
 
     Logs ``oracle/target/acc``, ``oracle/target/balanced_acc`` (mean recall over the classes that the target has) and
@@ -73,15 +74,11 @@ class OracleAccuracy(Callback):
         self.confusion: list[list[int]] | None = None
         self.reliability: list[list[float]] | None = None
 
-    channels = (
-        Open(
-            "oracle",
-            "scores on the target's hidden labels",
-            how_often="every evaluation",
-            unblurred="no federation could know it",
-            watched=True,
-        ),
-    )
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        """Scores on labels that no federation has."""
+        contents, way = "scores on the target's hidden labels", "no federation could know it"
+        return (Open("oracle", contents, how_often="every evaluation", unblurred=way, watched=True),)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuse callbacks that would select by the target's labels."""
@@ -210,7 +207,7 @@ class OracleAccuracy(Callback):
             self.reliability = [[*islice(numbers, 3)] for _ in range(_BINS)]
             if not self.confusion[0]:
                 self.confusion = self.reliability = None
-        module.log_everywhere({f"{_PREFIX}target/{key}": reported[key] for key in names[:shown] if key in reported})
+        module.run.log({f"{_PREFIX}target/{key}": reported[key] for key in names[:shown] if key in reported})
 
     def _are_finite(self) -> bool:
         """Whether the outputs have probabilities at all: those of a model that has diverged may not."""
@@ -223,7 +220,7 @@ class OracleAccuracy(Callback):
 
     def _reliability(self, module: FederatedModule) -> list[list[float]]:
         logits, labels = map(torch.cat, zip(*self._outputs, strict=True))
-        sure, predicted = module.task.predictions(logits.double(), module.target_temperature).max(dim=1)
+        sure, predicted = module.task.predictions(logits.double(), module.run.outputs.temperature).max(dim=1)
         bins = (sure * _BINS).long().clamp(max=_BINS - 1)
         sums = torch.zeros(_BINS, 3, dtype=torch.float64)
         sums.index_add_(0, bins, torch.stack([torch.ones_like(sure), sure, (predicted == labels).double()], dim=1))
@@ -255,7 +252,7 @@ class OracleAccuracy(Callback):
         if not self._are_finite():
             return {}
         logits, labels = map(torch.cat, zip(*self._outputs, strict=True))
-        p = module.task.predictions(logits.double(), module.target_temperature)
+        p = module.task.predictions(logits.double(), module.run.outputs.temperature)
         areas = [
             float(binary_auroc(p[:, label], of_class.long()))
             for label in range(module.num_classes)

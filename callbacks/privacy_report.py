@@ -19,6 +19,8 @@ from fedlit.callbacks.shared import LOGGING_CHANNELS, check_fields, federated
 from fedlit.console import show
 from fedlit.federation import KEYS, Federation
 from fedlit.privacy import Accountant, Description
+from fedlit.run.component import Component
+from fedlit.run.run import Run
 
 _ALWAYS = (
     "The server is trusted to follow the protocol: one that deviates from it, by other sample counts, totals or keys "
@@ -242,7 +244,7 @@ def _spent(federation: Federation) -> tuple[float, float] | None:
     return max(by_message.values(), default=0.0), max(by_sum.values(), default=0.0)
 
 
-class PrivacyReport(Callback):
+class PrivacyReport(Callback, Component):
     """Prints and writes, at the end of a fit, what each channel's backend hides from whom, and what nothing protects.
 
     With differential privacy, logs the greatest privacy loss of a client after each round as ``privacy/epsilon``
@@ -266,12 +268,11 @@ class PrivacyReport(Callback):
         if federated(pl_module, self).federation.channels.mechanisms:
             Accountant().epsilon("nobody", delta=0.5)
 
-    def on_round_end(self, trainer: Trainer, module: LightningModule, round_idx: int) -> None:
+    def on_round_end(self, run: Run) -> None:
         """Log what has been spent so far."""
-        method = federated(module, self)
-        spent = _spent(method.federation)
+        spent = _spent(run.federation)
         if spent is not None:
-            method.log_everywhere({"privacy/epsilon": spent[0], "privacy/epsilon_sum": spent[1]})
+            run.log({"privacy/epsilon": spent[0], "privacy/epsilon_sum": spent[1]})
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the file and print the report."""

@@ -13,14 +13,16 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from fedlit.callbacks.shared import federated, megabytes
 from fedlit.module import FederatedModule
-from fedlit.run.rounds import Rounds
+from fedlit.run.component import Component
+from fedlit.run.loop import Rounds
+from fedlit.run.run import Run
 
 _SECONDS_BETWEEN_REFRESHES = 0.1
 _LINES = 10
 """Lines that a run leaves in a log file."""
 
 
-class RoundProgressBar(ProgressBar):
+class RoundProgressBar(ProgressBar, Component):
     """Shows ``round 12/50 | target score 0.71 | loss 0.35 | 3.2 MB | ETA 0:41``.
 
     A bar on a terminal; elsewhere a line for every tenth of the rounds. MB are all bytes sent so far. It takes no time
@@ -58,16 +60,16 @@ class RoundProgressBar(ProgressBar):
         self._start = None
         self._done = self._shown = federated(pl_module, self).federation.round_idx
 
-    def on_round_start(self, trainer: Trainer, module: FederatedModule, round_idx: int) -> None:
+    def on_round_start(self, run: Run) -> None:
         """Set up the bar in the first round, when the number of rounds is known."""
-        self._set_up(trainer, module, round_idx, round_idx)
+        self._set_up(run, run.clock.round_idx)
 
-    def _set_up(self, trainer: Trainer, module: FederatedModule, round_idx: int, first: int) -> None:
-        """Start the clock before round ``first``, in the round ``round_idx``."""
+    def _set_up(self, run: Run, first: int) -> None:
+        """Start the clock before round ``first``."""
         if self._start is not None or not self._enabled:
             return
         self._start = (first, time.perf_counter())
-        self._total = _total_rounds(trainer, module, round_idx)
+        self._total = _total_rounds(run.trainer, federated(run.module, self), run.clock.round_idx)
         if sys.stdout.isatty():
             # Refreshed by hand: a refreshing thread would take its share of every local step.
             self._progress = Progress(
@@ -76,17 +78,17 @@ class RoundProgressBar(ProgressBar):
                 console=Console(),
                 auto_refresh=False,
             )
-            self._task = self._progress.add_task("", total=self._total, completed=round_idx)
+            self._task = self._progress.add_task("", total=self._total, completed=run.clock.round_idx)
             self._progress.start()
-            self._show(trainer, module)
+            self._show(run.trainer, federated(run.module, self))
 
-    def on_round_end(self, trainer: Trainer, module: FederatedModule, round_idx: int) -> None:
+    def on_round_end(self, run: Run) -> None:
         """Move on by one round; the last one of an epoch is shown after its validation."""
         # a run that resumes within a round has no start of it
-        self._set_up(trainer, module, round_idx, round_idx + 1)
-        self._done = round_idx + 1
-        if not trainer.is_last_batch:
-            self._show(trainer, module)
+        self._set_up(run, run.clock.round_idx + 1)
+        self._done = run.clock.round_idx + 1
+        if not run.trainer.is_last_batch:
+            self._show(run.trainer, federated(run.module, self))
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Show the round together with the score of its validation."""

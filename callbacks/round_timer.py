@@ -8,12 +8,13 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from fedlit.callbacks.shared import federated
-from fedlit.module import FederatedModule
+from fedlit.run.component import Component
+from fedlit.run.run import Run
 
 PHASES = ("local", "exchange", "protection")
 
 
-class RoundTimer(Callback):
+class RoundTimer(Callback, Component):
     """Logs the seconds of each round, by phase.
 
     ``time/local_s`` (local steps), ``time/exchange_s`` (messages, and waiting for the other processes),
@@ -45,14 +46,14 @@ class RoundTimer(Callback):
         self._since = self._started = time.perf_counter()
         self._ended = None
 
-    def on_round_end(self, trainer: Trainer, module: FederatedModule, round_idx: int) -> None:
+    def on_round_end(self, run: Run) -> None:
         """Log the seconds since the last round ended."""
-        seconds = dict(module.federation.seconds)
+        seconds = dict(run.federation.seconds)
         metrics = {f"time/{phase}_s": seconds.get(phase, 0.0) - self._before.get(phase, 0.0) for phase in PHASES}
         metrics["time/round_s"] = self._elapsed()
         self._before, self._spent, self._since = seconds, 0.0, time.perf_counter()
-        for logger in trainer.loggers:
-            logger.log_metrics(metrics, step=trainer.global_step)
+        for logger in run.trainer.loggers:
+            logger.log_metrics(metrics, step=run.trainer.global_step)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stop counting what the run has trained."""

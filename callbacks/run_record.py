@@ -26,7 +26,6 @@ from fedlit.callbacks.shared import federated
 from fedlit.callbacks.target_predictions import TargetPredictions
 from fedlit.data import DomainDataModule
 from fedlit.federation import RosterError
-from fedlit.federation.channel import declared_by
 from fedlit.federation.streams import was_seeded
 from fedlit.module import FederatedModule
 
@@ -174,7 +173,7 @@ class RunRecord(Callback):
         new = [kind(print_table=False) if kind is CommunicationLedger else kind() for kind in lacking]
         place = given.index(self) + 1  # Lightning goes on with those that stand behind this one
         given[place:place] = new
-        module.federation.channels.declare(declared_by(new))
+        module.run.declare_channels()
 
     # ---------------------------------------------------------------- what is recorded
 

@@ -33,6 +33,7 @@ from fedlit.functional import (
     trust_score,
 )
 from fedlit.module import FederatedModule
+from fedlit.run.component import Component
 from fedlit.run.tasks import Classification
 
 Validator = Literal[
@@ -70,7 +71,7 @@ _PIXELS = 32
 """Height and width that larger images are shrunk to, before they are compared."""
 
 
-class Validators(Callback):
+class Validators(Callback, Component):
     """Log label-free scores of the target after each validation, as ``validator/NAME``; the higher, the better.
 
     Of the target's predictions alone: ``certainty`` (how sure each prediction is, by its entropy), ``diversity`` (how
@@ -219,7 +220,7 @@ class Validators(Callback):
         federation.check("validators", error)  # in every process: an error of the target's ends all of them
         reported = federation.report(scores, list(self.names)).get(module.target.name, {})
         metrics = {f"validator/{name}": value for name, value in reported.items()}
-        module.log_everywhere(metrics)
+        module.run.log(metrics)
         self._start_afresh()
 
     def _note_answers(self, source: str, logits: Tensor, labels: Tensor) -> None:

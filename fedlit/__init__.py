@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedlit.federation import Client, Federation
     from fedlit.module import FederatedModule
+    from fedlit.run.component import Component, Phase
+    from fedlit.run.options import ReplicaSpec, Requires
+    from fedlit.run.run import Run
     from fedlit.strategy import FederatedStrategy
     from fedlit.wrapped import Federated, FederatedCORAL, FederatedDAN, FederatedProx
 
 __all__ = [
     "Client",
+    "Component",
     "Federated",
     "FederatedCORAL",
     "FederatedDAN",
@@ -21,6 +25,10 @@ __all__ = [
     "FederatedProx",
     "FederatedStrategy",
     "Federation",
+    "Phase",
+    "ReplicaSpec",
+    "Requires",
+    "Run",
 ]
 
 __version__ = version("fedlit")
@@ -29,6 +37,9 @@ _HOMES = {
     "Client": "fedlit.federation",
     "Federation": "fedlit.federation",
     "FederatedModule": "fedlit.module",
+    **dict.fromkeys(("Component", "Phase"), "fedlit.run.component"),
+    **dict.fromkeys(("ReplicaSpec", "Requires"), "fedlit.run.options"),
+    "Run": "fedlit.run.run",
     "FederatedStrategy": "fedlit.strategy",
     **dict.fromkeys(("Federated", "FederatedCORAL", "FederatedDAN", "FederatedProx"), "fedlit.wrapped"),
 }

@@ -38,7 +38,6 @@ from fedlit.federation import (
     PayloadError,
     RosterError,
 )
-from fedlit.federation.channel import declared_by
 from fedlit.federation.choices import Reports, check_choices
 from fedlit.federation.client import names_of, place
 from fedlit.federation.descriptions import described
@@ -53,7 +52,7 @@ from fedlit.remote import Seat
 from fedlit.remote.star import PROTOCOL, ServerStar, SiteStar
 from fedlit.run.checkpoint import Part, check_public, class_path, gather
 from fedlit.run.checkpoint_files import PROCESS, SET, part_of, read, stale
-from fedlit.run.rounds import plan_rounds
+from fedlit.run.planning import plan_rounds
 from fedlit.run.sample_check import check_evaluation
 
 _START_UP = timedelta(minutes=10)
@@ -208,11 +207,10 @@ class FederatedStrategy(DDPStrategy):
         together = self._star is None and (self.world_size > 1 or self.seat is not None)  # a star has compared them
         facts = self._facts(module) if together else {}
         transport, placement = self._joined(facts)
-        federation = module.make_federation(
-            channels=declared_by([*module.trainer.callbacks, module.trainer.datamodule]),  # type: ignore[attr-defined]
+        federation = module.run.make_federation(
             transport=transport,
             placement=placement,
-            participation=module.default_participation if self.participation is None else self.participation,
+            participation=module.requires.participation if self.participation is None else self.participation,
             heard=self.heard,
             nested_heard=self.nested_heard,
             privacy=self.privacy,
@@ -236,7 +234,7 @@ class FederatedStrategy(DDPStrategy):
         """What all processes must have alike."""
         return {
             "roster": [(client.name, client.role) for client in module.clients],
-            "method": class_path(module),
+            "method": class_path(module.run),
             "rounds": (self.local_steps, self.rounds_per_epoch),
             "seed (call seed_everything before building the module)": global_seed(),
             "the initial network (call seed_everything before building it)": _digest(module),
@@ -367,10 +365,10 @@ class FederatedStrategy(DDPStrategy):
             error = found
         federation.check("loaders", error)
         if training:
-            plan_rounds(module, dataloader, self.local_steps, self.rounds_per_epoch)
+            plan_rounds(module.run, dataloader, self.local_steps, self.rounds_per_epoch)
         else:
             dataloader.guarded = module.target.name
-            check_evaluation(module, dataloader)
+            check_evaluation(module.run, dataloader)
             # a process without samples goes along with the others
             lengths = federation.transport.tell_all(len(dataloader), "lengths of loaders")
             dataloader.least_batches = max(length for length in lengths if isinstance(length, int))
@@ -566,7 +564,7 @@ def _digest(module: FederatedModule) -> str:
 
 def _arguments(module: FederatedModule) -> dict[str, Any]:
     """Those that are plain data, and what makes optimisers and schedules, as the server compares them."""
-    given = {name: getattr(module, name) for name in ("optimizer", "lr_scheduler")}
+    given = {name: getattr(module.run.local, name) for name in ("optimizer", "lr_scheduler")}
     return {name: _plain(value) for name, value in {**cast(Any, module).hparams, **given}.items()}
 
 

@@ -28,8 +28,10 @@ from fedlit.methods import FedAvg, FedCORAL, FedDAN, FedProx
 from fedlit.methods.mean_matching import MomentMatching
 from fedlit.models import feature_width
 from fedlit.module import Batch, FederatedModule
+from fedlit.run.component import Component
 from fedlit.run.optimisation import default_optimizer
 from fedlit.run.own_optimisers import ClientOptimizer, OwnOptimisers, nobodys, together
+from fedlit.run.run import Run
 
 _REFUSED = {
     **dict.fromkeys(
@@ -89,6 +91,42 @@ class Outputs(nn.Module):
         )
 
 
+class LoggedNumbers(Component):
+    """Numbers that clients' copies of a module log, reported by client when a round ends."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, dict[str, list[Any]]] = {}
+
+    def note(self, client: str, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        """Stand in for ``self.log`` of a client's copy."""
+        numbers = self._numbers.setdefault(client, {}).setdefault(name, [])
+        if isinstance(value, Metric):
+            numbers[:] = [value]
+        else:
+            numbers.append(value.detach() if isinstance(value, Tensor) else float(value))
+
+    def on_run_start(self, run: Run) -> None:
+        """Forget what was logged in another run."""
+        self._numbers = {}
+
+    def on_round_end(self, run: Run) -> None:
+        """Log the mean over the round's steps of each number, of each client under its name."""
+        federation, logged, self._numbers = run.federation, self._numbers, {}
+        if federation.channels.reports == "off":
+            return
+        own = {client: {name: _number(each) for name, each in numbers.items()} for client, numbers in logged.items()}
+        names = {name for numbers in own.values() for name in numbers}
+        received = federation.transport.tell_all(sorted(names), "names of logged numbers")
+        everywhere = sorted({str(name) for each in received if isinstance(each, list) for name in each})
+        if everywhere:
+            reported = federation.report(own, everywhere)
+            renamed = {
+                client: {f"own_{name}" if name in _TAKEN else name: each for name, each in numbers.items()}
+                for client, numbers in reported.items()
+            }
+            run.log(run.metric_names(renamed))
+
+
 class Wrapped(FederatedModule):
     """Mixed in before a method, it trains a LightningModule in place of an extractor and a classifier.
 
@@ -134,24 +172,30 @@ class Wrapped(FederatedModule):
                 f"{type(self).__name__} cannot add to its loss: take fedlit.Federated, which is FedAvg"
             )
         self.automatic_optimization = module.automatic_optimization
-        self._logged: dict[str, dict[str, list[Any]]] = {}
+        self.run.own_labels = True  # training_step of the module defines what labels are
+        self._logged = LoggedNumbers()
+        self.run.parts.append(self._logged)
 
     def _refuse_what_the_module_has(self) -> None:
         name = type(self).__name__
+        local, makes = self.run.local, "configure_optimizers of the module"
         own: dict[str, tuple[bool, str]] = {
-            "optimizer": (self.optimizer is not default_optimizer, "configure_optimizers of the module makes it"),
-            "param_groups": (self.param_groups is not None, "configure_optimizers of the module makes them"),
-            "lr_scheduler": (self.lr_scheduler is not None, "configure_optimizers of the module makes it"),
-            "schedule_interval": (self.schedule_interval != "round", "configure_optimizers of the module has interval"),
+            "optimizer": (local.optimizer is not default_optimizer, f"{makes} makes it"),
+            "param_groups": (local.param_groups is not None, f"{makes} makes them"),
+            "lr_scheduler": (local.lr_scheduler is not None, f"{makes} makes it"),
+            "schedule_interval": (local.schedule_interval != "round", f"{makes} has interval"),
             "class_weights": (self.hparams.get("class_weights") is not None, "training_step of the module weighs"),
-            "scale_labels": (self.scale_labels, "training_step of the module is given labels as they are, and scales"),
-            "vectorize": (self.vectorize, "training_step of the module is called for each client"),
+            "scale_labels": (
+                self.run.outputs.scales_labels,
+                "training_step of the module is given labels as they are, and scales",
+            ),
+            "vectorize": (local.vectorize, "training_step of the module is called for each client"),
         }
         for argument, (given, why) in own.items():
             if given:
                 raise ValueError(f"{name} takes no {argument}: {why}")
         for argument in ("refine", "trust_region"):
-            if getattr(self, argument):
+            if self.hparams.get(argument):
                 raise ValueError(
                     f"{name} takes no {argument}, which has to know where features end and the classifier begins: give "
                     "these two parts of the module as extractor and classifier to a method of fedlit.methods instead"
@@ -175,7 +219,7 @@ class Wrapped(FederatedModule):
         module: Any = self.replicas[name].extractor
         module.trainer = self.trainer
         # methods of one object, which no copy of it takes along
-        mine: dict[str, Callable[..., Any]] = {"log": partial(self._note, name)}
+        mine: dict[str, Callable[..., Any]] = {"log": partial(self._logged.note, name)}
         if not self.automatic_optimization:
             mine["optimizers"] = lambda use_pl_optimizer=True: _alone_or_all(
                 [ClientOptimizer(each, name) for each in self.trainer.optimizers]
@@ -190,11 +234,6 @@ class Wrapped(FederatedModule):
             for each in mine:
                 del module.__dict__[each]
             module.trainer = None
-
-    @property
-    def own_labels(self) -> bool:
-        """The module's ``training_step`` defines what labels are."""
-        return True
 
     def build_replica(self) -> Any:
         """A copy of the module, whose metrics are its own."""
@@ -229,13 +268,6 @@ class Wrapped(FederatedModule):
             )
         return loss.reshape(())
 
-    def _note(self, client: str, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
-        numbers = self._logged.setdefault(client, {}).setdefault(name, [])
-        if isinstance(value, Metric):
-            numbers[:] = [value]
-        else:
-            numbers.append(value.detach() if isinstance(value, Tensor) else float(value))
-
     # ---------------------------------------------------------------- optimisation
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
@@ -261,40 +293,8 @@ class Wrapped(FederatedModule):
 
     # ---------------------------------------------------------------- hooks
 
-    def on_round_end(self, round_idx: int) -> None:
-        """Communicate, and report what clients have logged."""
-        super().on_round_end(round_idx)
-        self._report_logged()
-
-    def average_warmup_(self) -> None:
-        """Communicate, and report what clients have logged."""
-        super().average_warmup_()
-        self._report_logged()
-
-    def _report_logged(self) -> None:
-        """Log the mean over a round's steps of each number, of each client under its name."""
-        federation, logged, self._logged = self.federation, self._logged, {}
-        if federation.channels.reports == "off":
-            return
-        own = {client: {name: _number(each) for name, each in numbers.items()} for client, numbers in logged.items()}
-        names = {name for numbers in own.values() for name in numbers}
-        received = federation.transport.tell_all(sorted(names), "names of logged numbers")
-        everywhere = sorted({str(name) for each in received if isinstance(each, list) for name in each})
-        if not everywhere:
-            return
-        for client, numbers in federation.report(own, everywhere).items():
-            place = "target" if client == self.target.name else f"source/{client}"
-            self.log_everywhere(
-                {f"{place}/{f'own_{name}' if name in _TAKEN else name}": each for name, each in numbers.items()}
-            )
-
-    def on_fit_start(self) -> None:
-        """Forget what was logged in another run."""
-        super().on_fit_start()
-        self._logged = {}
-
     def _call_copies(self, hook: str) -> None:
-        for client, _ in self.in_streams({client.name: () for client in self.federation.local_clients}, hook):
+        for client, _ in self.run.in_streams({client.name: () for client in self.federation.local_clients}, hook):
             with self.at_work(client) as module:
                 getattr(module, hook)()
 

@@ -380,7 +380,7 @@ class Experiment:
         """Find methods that need labels of the target where it has none, before the first run trains."""
         for method, parsed in self.by_method.items():
             path = parsed.arguments.model.class_path
-            needs_labels = getattr(locate(path), "needs_target_labels", False)
+            needs_labels = getattr(getattr(locate(path), "requires", None), "target_labels", False)
             if needs_labels and parsed.arguments.get("data.init_args.target_labels") == 0:
                 sys.exit(
                     f"fedlit: {method.name or path.split('.')[-1]} trains on target labels, but "

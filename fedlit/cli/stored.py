@@ -19,10 +19,9 @@ from fedlit.run.checkpoint import (
     class_path,
     complete,
     join,
-    restore_data,
-    restore_outputs,
 )
 from fedlit.run.checkpoint_files import files_of, read
+from fedlit.run.component import Component
 
 
 class _StoredCLI(FedlitCLI):
@@ -105,17 +104,19 @@ def _load(module: FederatedModule, path: Path, data: Any) -> int:
         checkpoint = read(path, _read)
         check_there(checkpoint, [module.target.name])
         module.federation.roster.check(checkpoint["federation"]["roster"])
-        if checkpoint["method"] != class_path(module):
+        if checkpoint["method"] != class_path(module.run):
             sys.exit(
                 f"fedlit: '{path}' is a checkpoint of {checkpoint['method']}, the run's config.yaml has "
-                f"{class_path(module)}: give one of the same run"
+                f"{class_path(module.run)}: give one of the same run"
             )
-        restore_data(data, checkpoint, clients)
+        states = {name: checkpoint["clients"].get(name, {}) for name in clients}
+        if isinstance(data, Component):
+            data.load_state(states, checkpoint, resumes=False)
         module.configure_model()
         join(checkpoint, clients)
-        complete(module, checkpoint, clients)
+        complete(module.run, checkpoint, clients)
         module.load_state_dict(checkpoint["state_dict"])
-        restore_outputs(module, checkpoint, clients)
+        module.run.outputs.load_state(states, checkpoint, resumes=False)
         module.federation.round_idx = int(checkpoint["federation"]["round_idx"])
         return module.federation.round_idx
     except RosterError as error:

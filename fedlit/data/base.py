@@ -38,6 +38,7 @@ from fedlit.federation.nested import (
 )
 from fedlit.federation.samples import check_labels
 from fedlit.federation.streams import global_seed, stable_seed
+from fedlit.run.component import Component
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -147,7 +148,7 @@ class Split:
     labelled: Tensor
 
 
-class DomainDataModule(L.LightningDataModule, ABC):
+class DomainDataModule(L.LightningDataModule, Component, ABC):
     """One domain per client, and one loader over the clients that this process hosts.
 
     A subclass names its domains and classes and loads one domain at a time; everything else is here. What a data set
@@ -611,13 +612,6 @@ class DomainDataModule(L.LightningDataModule, ABC):
         return None
 
     # Checkpoints.
-
-    def client_state(self, client: str) -> dict[str, Any]:
-        """What a checkpoint keeps of a client's data, such as statistics that samples are normalised with."""
-        return {}
-
-    def load_client_state(self, client: str, state: Mapping[str, Any]) -> None:
-        """Take what `client_state` gave."""
 
     # Loaders.
 

@@ -714,19 +714,22 @@ class CSVDomains(DomainDataModule):
     # ---------------------------------------------------------------- checkpoints
 
     def client_state(self, client: str) -> dict[str, Any]:
-        """What makes features of a client's rows."""
-        return {name: self._features[name].state() for name in self._members(client) if name in self._features}
+        """Return what makes features of a client's rows."""
+        features = {name: self._features[name].state() for name in self._members(client) if name in self._features}
+        return {"data": features} if features else {}
 
-    def load_client_state(self, client: str, state: Mapping[str, Any]) -> None:
+    def load_state(self, clients: Mapping[str, Mapping[str, Any]], public: Mapping[str, Any], resumes: bool) -> None:
         """Make features as in the run of a checkpoint.
 
         Raises:
             DatasetLayoutError: If training goes on from it, and clients have agreed on something else now.
         """
-        found = {name: TableFeatures.from_state(each) for name, each in state.items()}
-        training = getattr(getattr(self.trainer, "state", None), "fn", None) == "fit"
+        kept = {name: each for state in clients.values() for name, each in state.get("data", {}).items()}
+        found = {name: TableFeatures.from_state(each) for name, each in kept.items()}
         now = {name: self._features.get(name) for name in found}
-        if training and now != found:
+        if not found:
+            return
+        if resumes and self.trainer is not None and now != found:
             raise DatasetLayoutError(
                 f"the checkpoint was trained with other features of {[*found]} than its tables give now: give the "
                 "tables, seed and arguments of that run, or train anew"

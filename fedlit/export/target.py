@@ -88,7 +88,7 @@ def target_model(module: FederatedModule) -> TargetModel:
         )
     # what a method does before a Trainer predicts, such as fitting classifiers
     module.on_predict_start()
-    module.prepare_predictions()
+    module.run.prepare_predictions()
     network = copy.deepcopy(module.replicas[name])
     # Flags in its state choose the way through forward. They stand still from here on, and no graph could branch on
     # tensors; arrays have the same truth, any() and tolist().
@@ -97,7 +97,7 @@ def target_model(module: FederatedModule) -> TargetModel:
             delattr(network, flag)
             setattr(network, flag, value.cpu().numpy())
     return (
-        TargetModel(network, copy.deepcopy(module.task), module.target_temperature, name)
+        TargetModel(network, copy.deepcopy(module.task), module.run.outputs.temperature, name)
         .to("cpu", torch.float32)
         .eval()
         .requires_grad_(False)
@@ -204,7 +204,7 @@ def _about(module: FederatedModule, data: DomainDataModule | Sequence[int], raw:
         "target": module.target.name,
         "sources": [client.name for client in module.sources],
         "rounds": module.federation.round_idx,
-        "temperature": module.target_temperature,
+        "temperature": module.run.outputs.temperature,
         "data": whose,
     }
 

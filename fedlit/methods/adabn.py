@@ -11,7 +11,7 @@ Difference from AutoDIAL's published code: variances are mixed as second moments
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, cast
 
 import torch
@@ -27,8 +27,24 @@ from fedlit.models import (
     with_mixed_batchnorm,
 )
 from fedlit.run.batchnorm import as_variances, second_moment
-from fedlit.run.local import all_inputs
-from fedlit.run.replicas import SharedWeights
+from fedlit.run.component import Phase
+from fedlit.run.options import Requires
+from fedlit.run.run import Run
+from fedlit.run.warmup import WarmUp
+
+
+class AdaptingWarmUp(WarmUp):
+    """A warm-up, after each round of which the target adapts."""
+
+    def __init__(self, run: Run, loss: Callable[[Client, Sequence[Any]], Tensor], adapt: Callable[[], None]) -> None:
+        super().__init__(run, loss)
+        self._adapt = adapt
+
+    def on_round_end(self, run: Run) -> None:
+        """Average all weights but statistics; then the target takes those of its own samples."""
+        super().on_round_end(run)
+        self._adapt()
+
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked", "other_mean", "other_var", "heard")
 
@@ -70,9 +86,9 @@ class AdaBN(SourceOnly):
         can hide, the target keeps the last ones.
     """
 
-    matches_distributions: ClassVar[bool] = True
-    uses_unlabelled_target: ClassVar[bool] = True
-    adaptation_weight: ClassVar[str] = "entropy_weight"
+    requires: ClassVar[Requires] = Requires(
+        unlabelled_target=True, matches_distributions=True, adaptation_weight="entropy_weight"
+    )
 
     def __init__(
         self,
@@ -118,7 +134,7 @@ class AdaBN(SourceOnly):
         self.pass_per_layer = pass_per_layer
         layers = batchnorm_layers(nn.ModuleDict(dict(zip(("extractor", "classifier"), self.originals, strict=True))))
         home = tuple(f"{layer}.{name}" for layer in layers for name in _STATISTICS)
-        self.shared = SharedWeights(self.replicas, self.originals, home, local_norm=False)
+        self.run.weights.stays_local = home
 
     @property
     def channels(self) -> tuple[Channel, ...]:
@@ -155,17 +171,20 @@ class AdaBN(SourceOnly):
 
     # ---------------------------------------------------------------- rounds
 
-    def on_train_start(self) -> None:
+    def phases(self) -> tuple[Phase, ...]:
+        """A warm-up in which the target takes its own statistics, too, as it has no others."""
+        return AdaptingWarmUp(self.run, self.label_loss, self.adapt_), self
+
+    def on_run_start(self, run: Run) -> None:
         """Refuse a target whose samples have no variance."""
-        super().on_train_start()
         if self.federation.weights[self.target.name] < 2:
             raise RosterError(
                 f"AdaBN takes the variance of the target's samples, and {self.target.name!r} has 1: give it more"
             )
 
-    def on_round_end(self, round_idx: int) -> None:
+    def on_round_end(self, run: Run) -> None:
         """Average all weights but statistics; then the target takes those of its own samples."""
-        super().on_round_end(round_idx)
+        super().on_round_end(run)
         # in this order: the target's layers normalise by the sources' moments too, so its own statistics depend on them
         if self.mixing is not None:
             self.hear_sources_()
@@ -173,23 +192,20 @@ class AdaBN(SourceOnly):
         if self.mixing is not None:
             self.tell_sources_()
 
-    def average_warmup_(self) -> None:
-        """As in any other round: the target has no other statistics than its own."""
-        super().average_warmup_()
-        self.adapt_()
-
     def adapt_(self) -> None:
         """The target, if it is present, takes the statistics of its own samples."""
         target = self.target
         if self.federation.is_local(target) and target in self.federation.present():
             with self.trainer.precision_plugin.forward_context():
-                estimate_statistics_(self.replicas[target], lambda: all_inputs(self, target), self.pass_per_layer)
+                estimate_statistics_(
+                    self.replicas[target], lambda: self.run.samples.mixed_inputs(target), self.pass_per_layer
+                )
 
     def hear_sources_(self) -> None:
         """The target takes the moments of the mixture of all sources."""
         federation = self.federation
         sent = {client.name: self.moments(client) for client in self.sources if federation.is_local(client)}
-        self.hear_(federation.mean("statistics", sent, weights=self.mean_weights))
+        self.hear_(federation.mean("statistics", sent, weights=self.run.weights.mean_weights))
 
     def tell_sources_(self) -> None:
         """The sources take the target's."""

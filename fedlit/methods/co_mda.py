@@ -19,6 +19,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, cast
 
 import torch
@@ -33,8 +34,9 @@ from fedlit.functional.knowledge import draw_mixup
 from fedlit.methods.taught_target import ExchangeName, TaughtTarget, on_grid
 from fedlit.models import Replica, Twins
 from fedlit.models.twins import STAYS_LOCAL
-from fedlit.run.progress import warn_of_few_steps
+from fedlit.run.options import ReplicaSpec
 from fedlit.run.replicas import Replicas
+from fedlit.run.run import Run
 
 RAMP = 10
 """Rounds over which the share of samples that are left out rises to its full value."""
@@ -77,8 +79,7 @@ class CoMDA(TaughtTarget):
     """
 
     replicas: Replicas[Replica]
-    stays_local: ClassVar[tuple[str, ...]] = STAYS_LOCAL
-    several_models: ClassVar[bool] = True
+    replica_spec: ClassVar[ReplicaSpec] = replace(TaughtTarget.replica_spec, local=STAYS_LOCAL, several_models=True)
 
     def __init__(
         self,
@@ -149,13 +150,13 @@ class CoMDA(TaughtTarget):
 
     # ---------------------------------------------------------------- rounds
 
-    def on_round_start(self, round_idx: int) -> None:
+    def on_round_start(self, run: Run) -> None:
         """After a warm-up both of the target's networks begin with its extractor."""
-        super().on_round_start(round_idx)
-        if self.warmup_rounds and round_idx == self.warmup_rounds and self.federation.is_local(self.target):
+        super().on_round_start(run)
+        if self.warmup_rounds and run.clock.round_idx == self.warmup_rounds and self.federation.is_local(self.target):
             self.twins.start_peer_()
 
-    def on_round_end(self, round_idx: int) -> None:
+    def on_round_end(self, run: Run) -> None:
         """The sources answer, and the target takes the weighted mean of their answers."""
         teachers = self.teachers()
         if not teachers:
@@ -192,14 +193,15 @@ class CoMDA(TaughtTarget):
         total = sum(weights.values())
         reported = {self.target.name: {f"weight/{name}": own / total for name, own in weights.items()}} if total else {}
         every = [f"weight/{client.name}" for client in self.sources]
-        self.log_everywhere(self.federation.report(reported, every).get(self.target.name, {}))
+        self.run.log(self.federation.report(reported, every).get(self.target.name, {}))
 
     # ---------------------------------------------------------------- set-up
 
-    def on_train_start(self) -> None:
+    def on_run_start(self, run: Run) -> None:
         """Warn where the target's networks, one of which has a new classifier, have few steps to learn in."""
-        super().on_train_start()
-        warn_of_few_steps(self, "with 100 it ended up to 16 points below SourceOnly, with 250 up to 3", least=200)
+        self.run.clock.warn_of_few_steps(
+            "with 100 it ended up to 16 points below SourceOnly, with 250 up to 3", enough=200
+        )
 
     @property
     def twins(self) -> Twins:

@@ -7,7 +7,7 @@ looks at each of its batches from there as well, for the variance of its gradien
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -18,7 +18,9 @@ from torch.optim import Optimizer
 from fedlit.federation import Client, FederatedLoader, RosterError
 from fedlit.models import RoundMemory
 from fedlit.module import Batch, FederatedModule
+from fedlit.run.options import Requires
 from fedlit.run.param_groups import check_ratio
+from fedlit.run.run import Run
 
 Update = dict[str, Tensor]
 
@@ -36,13 +38,13 @@ class CombinedUpdates(FederatedModule):
         ValueError: If ``target_lr_ratio`` is out of range.
     """
 
-    needs_target_labels: ClassVar[bool] = True
+    requires: ClassVar[Requires] = Requires(target_labels=True)
 
     def __init__(self, *args: Any, target_lr_ratio: float = 1.0, align_magnitudes: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if not 0 < target_lr_ratio < math.inf:
             raise ValueError(f"target_lr_ratio must be positive and finite, got {target_lr_ratio}")
-        check_ratio(self.param_groups, "target_lr_ratio", target_lr_ratio, client=self.target.name)
+        check_ratio(self.run.local.param_groups, "target_lr_ratio", target_lr_ratio, client=self.target.name)
         self.target_lr_ratio = target_lr_ratio
         self.align_magnitudes = align_magnitudes
         self._memories: dict[str, RoundMemory] = {}
@@ -50,10 +52,10 @@ class CombinedUpdates(FederatedModule):
 
     # ---------------------------------------------------------------- rounds
 
-    def on_round_start(self, round_idx: int) -> None:
+    def on_round_start(self, run: Run) -> None:
         """Those who were away fetch the current model; everyone remembers what the round starts from."""
         if self._behind is None and self.warmup_rounds:  # the newest model is a warm-up's
-            self.load_shared_(self.federation.catch_up("weights"))
+            self.run.weights.catch_up("weights")
         self.send_model_()
         for client in self.federation.local_clients:
             self.memory(client).begin_(self.weights_of(client))
@@ -87,9 +89,9 @@ class CombinedUpdates(FederatedModule):
         late = [client for client in self.sources if client.name in behind & present]
         if not late or self.target.name not in present:
             return
-        sent = {self.target.name: self.shared_state(self.target.name)} if federation.is_local(self.target) else {}
+        sent = {self.target.name: self.run.weights.of(self.target.name)} if federation.is_local(self.target) else {}
         received = federation.exchange("model", sent, to=late)
-        self.load_shared_({name: messages[self.target.name] for name, messages in received.items()})
+        self.run.weights.load_({name: messages[self.target.name] for name, messages in received.items()})
         self._behind = behind - {client.name for client in late}
 
     def has_newest(self, client: Client) -> bool:
@@ -105,8 +107,8 @@ class CombinedUpdates(FederatedModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """As the base class; the target sees each of its batches from the round's start as well, for its variance."""
-        learners = {client.name for client in self.present_learners()}
-        if not self.warming_up and self.target.name in batch.keys() & learners:
+        learners = {client.name for client in self.run.present_learners()}
+        if not self.run.clock.warming_up and self.target.name in batch.keys() & learners:
             self.observe_(self.task.standardised(self.target.name, batch[self.target.name]))
         return super().training_step(batch, batch_idx)
 
@@ -121,7 +123,7 @@ class CombinedUpdates(FederatedModule):
             return
         params = self.parameters_of(self.target)
         with memory.at_start(self.replicas[self.target.name], self.weights_of(self.target)):
-            for client, inputs in self.in_streams({self.target.name: samples}, "variance"):
+            for client, inputs in self.run.in_streams({self.target.name: samples}, "variance"):
                 loss = self.loss(client, inputs)
                 gradients = torch.autograd.grad(loss, list(params.values()), materialize_grads=True)
                 memory.observe_(dict(zip(params, gradients, strict=True)))
@@ -132,7 +134,7 @@ class CombinedUpdates(FederatedModule):
         A client with several parameter groups counts with the learning rate of the first that has gradients.
         """
         super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
-        if self.warming_up:
+        if self.run.clock.warming_up:
             return
         rates: dict[str, float] = {}
         for group in optimizer.param_groups:
@@ -202,70 +204,67 @@ class CombinedUpdates(FederatedModule):
 
         Counters (integers) are not among them: they are in no update, and go on.
         """
-        state = self.shared_state(client.name).items()
+        state = self.run.weights.of(client.name).items()
         return {name: tensor for name, tensor in state if tensor.is_floating_point()}
 
     def moments_of(self, client: Client) -> dict[str, str]:
         """Names of variances in `weights_of` that are combined as second moments, each with that of its mean."""
         state = self.weights_of(client)
-        return {name: mean for name, mean in self.shared.variances(client.name).items() if name in state}
+        return {name: mean for name, mean in self.run.weights.variances(client.name).items() if name in state}
 
     def parameters_of(self, client: Client) -> Update:
         """A local client's parameters that are shared and trained, by name; buffers are no part of a gradient."""
-        shared = self.shared_state(client.name)
+        shared = self.run.weights.of(client.name)
         params = self.replicas[client.name].named_parameters()
         return {name: param for name, param in params if name in shared and param.requires_grad}
 
-    def memory(self, client: Client) -> RoundMemory:
+    def memory(self, client: Client | str) -> RoundMemory:
         """Of a local client."""
-        if client.name not in self._memories:
-            self._memories[client.name] = RoundMemory(self.keeps_gradients)
-        return self._memories[client.name]
+        name = client if isinstance(client, str) else client.name
+        if name not in self._memories:
+            self._memories[name] = RoundMemory(self.keeps_gradients)
+        return self._memories[name]
 
     def shares(self, names: Sequence[str]) -> list[float]:
         """Weights w_i of sources, of sum 1."""
-        known = self.mean_weights
+        known = self.run.weights.mean_weights
         weights = [1.0 if known is None else float(known[name]) for name in names]
         return [weight / sum(weights) for weight in weights]
 
-    # ---------------------------------------------------------------- those who come back, and checkpoints
+    # ---------------------------------------------------------------- sites that return, and checkpoints
 
-    def public_state(self) -> list[str] | None:
-        """Who lacks the newest model."""
-        return None if self._behind is None else sorted(self._behind)
+    def public_state(self) -> dict[str, Any]:
+        """Return the names of sources that lack the newest model."""
+        return {"behind": None if self._behind is None else sorted(self._behind)}
 
-    def welcome_(self, state: Any, back: Collection[str]) -> None:
-        """Send the newest model to sources that come back.
+    def on_return(self, public: Mapping[str, Any], clients: Collection[str]) -> None:
+        """Send the newest model to sources that return.
 
         Raises:
-            RosterError: At the target, if it comes back without a checkpoint: the model was its own.
+            RosterError: At the target, if it returns without a checkpoint: the model was its own.
         """
-        target = self.target
-        if state is not None and self._behind is None and target.name in back and self.federation.is_local(target):
+        target, behind = self.target, public["behind"]
+        if behind is None:
+            return
+        if self._behind is None and target.name in clients and self.federation.is_local(target):
             raise RosterError(
                 f"target {target.name!r} comes back without a checkpoint, and the model, which it hands out in "
                 f"{type(self).__name__}, is in no other place: start it with its checkpoint, or all from the beginning"
             )
-        if state is not None:
-            self._behind = {client.name for client in self.sources if client.name in {*state, *back}}
+        self._behind = {client.name for client in self.sources if client.name in {*behind, *clients}}
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add who lacks the newest model, and what is remembered of a round under way."""
-        super().on_save_checkpoint(checkpoint)
-        checkpoint["behind"] = self.public_state()
-        for client in self.federation.local_clients if self.federation.batch_idx else ():
-            checkpoint["clients"][client.name]["memory"] = self.memory(client).state_dict()
+    def client_state(self, client: str) -> dict[str, Any]:
+        """Return what a client remembers of a round under way."""
+        return {"memory": self.memory(client).state_dict()} if self.run.clock.step else {}
 
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+    def load_state(self, clients: Mapping[str, Mapping[str, Any]], public: Mapping[str, Any], resumes: bool) -> None:
         """Restore who lacks the newest model, and what is remembered of a round under way."""
-        super().on_load_checkpoint(checkpoint)
-        behind = checkpoint.get("behind")
+        behind = public.get("behind")
         self._behind = None if behind is None else set(behind)
-        for client in self.federation.local_clients:
-            memory = checkpoint.get("clients", {}).get(client.name, {}).get("memory")
-            if memory is not None:
+        for name, state in clients.items():
+            if "memory" in state:
                 device = self.federation.device or torch.device("cpu")
-                self.memory(client).load_state_dict(move_data_to_device(memory, device))
+                self.memory(name).load_state_dict(move_data_to_device(state["memory"], device))
 
 
 def times(update: Update, factor: float) -> Update:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -17,7 +18,9 @@ from torch import Tensor, nn
 from fedlit.federation import Client
 from fedlit.methods.personalised import Personalised, PersonalReplica
 from fedlit.models import Anchor
+from fedlit.run.options import ReplicaSpec
 from fedlit.run.replicas import Replicas
+from fedlit.run.run import Run
 
 
 class AnchoredPersonalReplica(PersonalReplica):
@@ -44,7 +47,7 @@ class Ditto(Personalised):
     """
 
     replicas: Replicas[AnchoredPersonalReplica]
-    stays_local: ClassVar[tuple[str, ...]] = (*Personalised.stays_local, "anchor.")
+    replica_spec: ClassVar[ReplicaSpec] = replace(Personalised.replica_spec, local=("personal", "anchor."))
 
     def __init__(self, *args: Any, lam: float = 1.0, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -58,9 +61,9 @@ class Ditto(Personalised):
         """Both models, and the anchor."""
         return AnchoredPersonalReplica(*copy.deepcopy(self.originals))
 
-    def on_round_start(self, round_idx: int) -> None:
+    def on_round_start(self, run: Run) -> None:
         """Fetch the current w, and remember it."""
-        super().on_round_start(round_idx)
+        super().on_round_start(run)
         for client in self.federation.local_clients:
             replica = self.replicas[client]
             network = [*replica.extractor.parameters(), *replica.classifier.parameters()]

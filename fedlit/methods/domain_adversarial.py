@@ -20,7 +20,9 @@ from fedlit.federation import Channel, Client, Summed
 from fedlit.methods.fedavg import FedAvg
 from fedlit.models import AdversarialReplica, feature_width, make_discriminator
 from fedlit.module import Batch
+from fedlit.run.options import Requires
 from fedlit.run.replicas import Replicas
+from fedlit.run.run import Run
 
 
 class DomainAdversarial(FedAvg, ABC):
@@ -39,8 +41,7 @@ class DomainAdversarial(FedAvg, ABC):
     """
 
     replicas: Replicas[AdversarialReplica]
-    matches_distributions: ClassVar[bool] = True
-    uses_unlabelled_target: ClassVar[bool] = True
+    requires: ClassVar[Requires] = Requires(unlabelled_target=True, matches_distributions=True)
 
     gradient_channel: ClassVar[str]
     """Over which D's gradients are summed."""
@@ -104,7 +105,7 @@ class DomainAdversarial(FedAvg, ABC):
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         """Each client's loss on its labels, and against D."""
         losses, features, outputs = {}, {}, {}
-        for client, samples in self.in_streams(batch):
+        for client, samples in self.run.in_streams(batch):
             replica, name = self.replicas[client], client.name
             own = replica.extractor(samples[0])
             features[name] = own if own.requires_grad else own.clone().requires_grad_()  # of a frozen extractor
@@ -132,7 +133,7 @@ class DomainAdversarial(FedAvg, ABC):
         Without ``step`` it is the one under way.
         """
         first = self.gradient_channel if self.sync == "step" else self.model_channel
-        able = self.in_step(first, self.model_channel, step=step)
+        able = self.run.in_step(first, self.model_channel, step=step)
         summed = self.federation.senders(first, able)
         met = [client for client in able if client.name in summed]
         return met if self.target in met and len(met) > 1 else []
@@ -152,28 +153,28 @@ class DomainAdversarial(FedAvg, ABC):
 
     # ---------------------------------------------------------------- rounds
 
-    def on_round_start(self, round_idx: int) -> None:
+    def on_round_start(self, run: Run) -> None:
         """Clients that were away fetch the current networks."""
-        super().on_round_start(round_idx)
-        self.load_shared_(self.federation.catch_up(self.model_channel))
+        super().on_round_start(run)
+        self.run.weights.catch_up(self.model_channel)
 
-    def on_round_end(self, round_idx: int) -> None:
+    def on_round_end(self, run: Run) -> None:
         """Average extractors and classifiers; and D's of those who met in the last step in which anybody did.
 
         With ``sync="step"`` these are equal, and their mean is for the others.
         """
         among = [client for client in self.clients if client.labelled or self.average == "all"]
-        self.average_("weights", among, part=("extractor", "classifier"))
+        self.run.weights.average_("weights", among, part=("extractor", "classifier"))
         federation = self.federation
         met = next(filter(None, map(self.opponents, reversed(range(federation.batch_idx)))), [])
         sent = {
-            client.name: {k: t for k, t in self.shared_state(client.name).items() if k.startswith("discriminator.")}
+            client.name: {k: t for k, t in self.run.weights.of(client.name).items() if k.startswith("discriminator.")}
             for client in met
             if federation.is_local(client)
         }
         if met:
-            shares, around = domain_shares(met), self.shared.received
-            self.load_shared_(federation.mean(self.model_channel, sent, met, weights=shares, around=around))
+            shares, around = domain_shares(met), self.run.weights.received
+            self.run.weights.load_(federation.mean(self.model_channel, sent, met, weights=shares, around=around))
 
     def on_fit_start(self) -> None:
         """Warn where a sum of two hides nothing from the two, and of discriminators of one domain each."""

@@ -40,8 +40,10 @@ from fedlit.methods.domain_adversarial import check_weight
 from fedlit.models import AdversarialReplica, DisentanglingReplica, feature_width, make_discriminator
 from fedlit.models.disentangling import DISENTANGLING
 from fedlit.module import Batch
-from fedlit.run.local import drawn_inputs, evaluating
+from fedlit.run.local import evaluating
+from fedlit.run.options import ReplicaSpec, Requires
 from fedlit.run.replicas import Replicas
+from fedlit.run.run import Run
 
 
 class FADA(CombinedUpdates):
@@ -79,13 +81,15 @@ class FADA(CombinedUpdates):
     """
 
     replicas: Replicas[AdversarialReplica]
-    needs_target_labels: ClassVar[bool] = False
-    uses_unlabelled_target: ClassVar[bool] = True
-    matches_distributions: ClassVar[bool] = True
-    adaptation_weight: ClassVar[str] = "identifier_weight"
-    classes_only: ClassVar[bool] = True
-    own_rates: ClassVar[Mapping[str, str]] = {"discriminator": "identifier_lr"}
-    stays_local: ClassVar[tuple[str, ...]] = ("discriminator.", *DISENTANGLING)
+    requires: ClassVar[Requires] = Requires(
+        unlabelled_target=True,
+        tasks=("classification",),
+        matches_distributions=True,
+        adaptation_weight="identifier_weight",
+    )
+    replica_spec: ClassVar[ReplicaSpec] = ReplicaSpec(
+        local=("discriminator.", *DISENTANGLING), own_rates={"discriminator": "identifier_lr"}
+    )
 
     def __init__(
         self,
@@ -161,7 +165,7 @@ class FADA(CombinedUpdates):
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         """Step the identifiers; return each client's loss on its labels, plus that by which extractors mislead them."""
         losses, features = {}, {}
-        for client, samples in self.in_streams(batch):
+        for client, samples in self.run.in_streams(batch):
             replica = self.replicas[client]
             own = replica.extractor(samples[0])
             outputs = replica.classifier(own)
@@ -170,7 +174,7 @@ class FADA(CombinedUpdates):
                 label_loss = partial(self.task.loss, client, labels=samples[1])
                 losses[client.name] = losses[client.name] + replica.disentangling_loss(own, label_loss, self.mi_weight)
             features[client.name] = own if own.requires_grad else own.clone().requires_grad_()  # of a frozen extractor
-        able = self.in_step("identifier")
+        able = self.run.in_step("identifier")
         met = [client for client in able if not client.is_target] if self.target in able else []
         if not met:
             return losses
@@ -213,7 +217,7 @@ class FADA(CombinedUpdates):
 
     # ---------------------------------------------------------------- rounds: equation 3
 
-    def on_round_end(self, round_idx: int) -> None:
+    def on_round_end(self, run: Run) -> None:
         """The target takes its own update and the sources' by their attention, and hands out the new model."""
         federation, target = self.federation, self.target
         participants = federation.present("update")
@@ -235,7 +239,7 @@ class FADA(CombinedUpdates):
         self.move_to_(step)
         self.hand_out_()
         names = [f"attention/{client.name}" for client in self.sources]
-        self.log_everywhere(federation.report(reported, names).get(target.name, {}))
+        self.run.log(federation.report(reported, names).get(target.name, {}))
 
     @torch.no_grad()
     def weigh(self, updates: Mapping[str, Update]) -> dict[str, float]:
@@ -243,7 +247,7 @@ class FADA(CombinedUpdates):
         gains = torch.zeros(len(updates), dtype=torch.float64)
         inputs, number = None, 0
         if self.attention != "uniform" and len(updates) > 1:
-            inputs = drawn_inputs(self, self.target, self.attention_samples)
+            inputs = self.run.samples.drawn(self.target, self.attention_samples)
             number = num_samples(inputs)
         if number >= self.num_classes:
             scatter = relative_scatter if self.attention == "relative" else intra_cluster_distance

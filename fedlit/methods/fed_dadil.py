@@ -33,8 +33,13 @@ from fedlit.functional import balanced_weights, joint_ot_loss, nearest_class_mea
 from fedlit.functional.wasserstein import LabelCost, check_entropy, check_label_cost
 from fedlit.models import Dictionary, DictionaryReplica, feature_width
 from fedlit.models.dictionary import STAYS_LOCAL
-from fedlit.module import Batch, FederatedModule, Weighting
+from fedlit.module import Batch, FederatedModule
+from fedlit.run.component import Phase
+from fedlit.run.options import ReplicaSpec, Requires
 from fedlit.run.replicas import Replicas
+from fedlit.run.run import Run
+from fedlit.run.warmup import WarmUp
+from fedlit.run.weights import Weighting
 
 
 class FedDaDiL(FederatedModule):
@@ -81,11 +86,8 @@ class FedDaDiL(FederatedModule):
     """
 
     replicas: Replicas[DictionaryReplica]
-    classes_only: ClassVar[bool] = True
-    weighs_classes: ClassVar[bool] = False
-    stays_local: ClassVar[tuple[str, ...]] = STAYS_LOCAL
-    uses_unlabelled_target: ClassVar[bool] = True
-    statistics_stand_still: ClassVar[bool] = True
+    requires: ClassVar[Requires] = Requires(unlabelled_target=True, tasks=("classification",), class_weights=False)
+    replica_spec: ClassVar[ReplicaSpec] = ReplicaSpec(local=STAYS_LOCAL, frozen_statistics=True)
     alternative_names: ClassVar[tuple[str, ...]] = ("reconstruction", "ensemble")
     watched_by: ClassVar[tuple[str, ...]] = ("fedlit.callbacks.DictionaryPictures",)
 
@@ -236,31 +238,31 @@ class FedDaDiL(FederatedModule):
 
     # ---------------------------------------------------------------- rounds (algorithm 1)
 
-    def on_round_start(self, round_idx: int) -> None:
+    def on_round_start(self, run: Run) -> None:
         """Clients that were away fetch what the others have."""
-        if round_idx == self.warmup_rounds:
-            self.fetch_warmup_(round_idx)
+        if run.clock.round_idx == self.warmup_rounds:
+            run.weights.finish_warmup()
         else:
-            self.load_shared_(self.federation.catch_up("atoms"))
+            self.run.weights.catch_up("atoms")
 
-    def on_round_end(self, round_idx: int) -> None:
+    def on_round_end(self, run: Run) -> None:
         """The mean of all clients' atoms (equation 12); before the first one, where they start."""
-        if round_idx == self.warmup_rounds:
+        if run.clock.round_idx == self.warmup_rounds:
             self.start_atoms_()
             return
         for client in self.federation.local_clients:
             self.replicas[client].project_()
             self.replicas[client].fitted.fill_(False)
-        self.average_("atoms", among=self.clients, part="dictionary")
+        self.run.weights.average_("atoms", among=self.clients, part="dictionary")
 
-    def average_warmup_(self) -> None:
-        """Encoder and classifier; there is nothing in the atoms yet."""
-        self.average_("weights", among=self.sources, part=("extractor", "classifier"))
+    def phases(self) -> tuple[Phase, ...]:
+        """A warm-up of encoder and classifier, as there is nothing in the atoms yet; then the method itself."""
+        return WarmUp(self.run, self.label_loss, parts=("extractor", "classifier")), self
 
     def count(self, client: Client) -> Tensor:
         """A local source's sums by class over all its samples: features, their squares, and numbers, (C, 2d + 1)."""
         total = torch.zeros(self.num_classes, 2 * self.width + 1, dtype=torch.float64, device=self.device)
-        for _, inputs, labels in self.labelled_samples([client]):
+        for _, inputs, labels in self.run.samples.labelled([client]):
             with self.trainer.precision_plugin.forward_context():
                 z = self.encode(client, inputs).double()
             classes = F.one_hot(labels, self.num_classes).double()
@@ -301,7 +303,7 @@ class FedDaDiL(FederatedModule):
 
     # ---------------------------------------------------------------- predictions (section 3.4)
 
-    def prepare_predictions(self) -> None:
+    def on_evaluation_start(self, run: Run) -> None:
         """Fit local clients' classifiers to the dictionary as it stands, where there is one and it has moved since."""
         for client in self.federation.local_clients:
             replica = self.replicas[client]

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -30,8 +31,8 @@ from fedlit.federation import Client
 from fedlit.functional import domain_loss, entropy_weights, loss_from_gradient, multilinear_map
 from fedlit.functional import reversal_weight as scheduled
 from fedlit.methods.domain_adversarial import DomainAdversarial, check_weight, domain_shares
+from fedlit.run.options import ReplicaSpec, Requires
 from fedlit.run.param_groups import check_ratio
-from fedlit.run.progress import share_over
 from fedlit.run.tasks import Classification
 
 
@@ -72,8 +73,8 @@ class FedDANN(DomainAdversarial):
         Adam, their optimiser states, and so within a round their D's, differ a little from then on.
     """
 
-    several_models: ClassVar[bool] = True
-    adaptation_weight: ClassVar[str] = "reversal_weight"
+    requires: ClassVar[Requires] = replace(DomainAdversarial.requires, adaptation_weight="reversal_weight")
+    replica_spec: ClassVar[ReplicaSpec] = ReplicaSpec(several_models=True)
     gradient_channel: ClassVar[str] = "discriminator_gradient"
     model_channel: ClassVar[str] = "discriminator"
 
@@ -102,7 +103,7 @@ class FedDANN(DomainAdversarial):
         self.schedule_rounds = schedule_rounds
         self.conditional = conditional
         self.squared = squared
-        check_ratio(self.param_groups, "discriminator_lr_ratio", discriminator_lr_ratio, part="discriminator")
+        check_ratio(self.run.local.param_groups, "discriminator_lr_ratio", discriminator_lr_ratio, part="discriminator")
         self.discriminator_lr_ratio = discriminator_lr_ratio
 
     def judged_width(self) -> int:
@@ -138,10 +139,10 @@ class FedDANN(DomainAdversarial):
 
     def reversal(self) -> float:
         """Lambda in this round."""
-        rounds = self.planned_rounds() if isinstance(self.schedule_rounds, str) else self.schedule_rounds
+        rounds = self.run.clock.planned_rounds() if isinstance(self.schedule_rounds, str) else self.schedule_rounds
         if rounds is None:
             return self.reversal_weight
-        return self.reversal_weight * scheduled(share_over(self, rounds))
+        return self.reversal_weight * scheduled(self.run.clock.share_over(rounds))
 
     def client_param_groups(self) -> list[dict[str, Any]]:
         """Two per local client: of the network that predicts, and of D."""

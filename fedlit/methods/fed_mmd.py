@@ -48,8 +48,9 @@ from fedlit.methods.mean_messages import Message, exchange_means, sources_in_ste
 from fedlit.models import Committee, MomentReplica, feature_width, part_of
 from fedlit.models.committee import STAYS_LOCAL
 from fedlit.module import Batch, FederatedModule
-from fedlit.run.progress import warn_of_few_steps
+from fedlit.run.options import ReplicaSpec, Requires
 from fedlit.run.replicas import Replicas
+from fedlit.run.run import Run
 from fedlit.run.tasks import Classification
 
 SCALED_ALPHA = 0.25
@@ -104,11 +105,10 @@ class FedMMD(FederatedModule):
     """
 
     replicas: Replicas[MomentReplica]
-    stays_local: ClassVar[tuple[str, ...]] = STAYS_LOCAL
-    uses_unlabelled_target: ClassVar[bool] = True
-    matches_distributions: ClassVar[bool] = True
-    adaptation_weight: ClassVar[str] = "mmd_weight"
-    parts_apart: ClassVar[str] = "FedMMD sends classifiers alone"
+    requires: ClassVar[Requires] = Requires(
+        unlabelled_target=True, matches_distributions=True, adaptation_weight="mmd_weight"
+    )
+    replica_spec: ClassVar[ReplicaSpec] = ReplicaSpec(local=STAYS_LOCAL, apart="FedMMD sends classifiers alone")
 
     def __init__(
         self,
@@ -186,7 +186,7 @@ class FedMMD(FederatedModule):
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         """Feed forward, exchange moments, and each client's loss."""
         features = {
-            client.name: self.replicas[client].features(samples[0]) for client, samples in self.in_streams(batch)
+            client.name: self.replicas[client].features(samples[0]) for client, samples in self.run.in_streams(batch)
         }
         scaled = {name: own * self._scale for name, own in features.items()}
         moments = {name: taylor_moments(own, self.degree) for name, own in scaled.items()}
@@ -194,7 +194,7 @@ class FedMMD(FederatedModule):
         meet = {"summed": self.meet_summed, "pairwise": self.meet_pairwise, "open": self.meet_open}[self.exchange]
         met = meet(sources, scaled, moments) if sources else {}
         losses = {}
-        for client, samples in self.in_streams(batch, "classify"):
+        for client, samples in self.run.in_streams(batch, "classify"):
             name = client.name
             parts = []
             if not client.is_target:
@@ -396,19 +396,20 @@ class FedMMD(FederatedModule):
 
     # ---------------------------------------------------------------- rounds
 
-    def on_round_start(self, round_idx: int) -> None:
+    def on_round_start(self, run: Run) -> None:
         """Nobody trains on from a model of before the end of the pre-training."""
-        self.fetch_warmup_(round_idx)
+        run.weights.finish_warmup()
 
-    def on_round_end(self, round_idx: int) -> None:
+    def on_round_end(self, run: Run) -> None:
         """Every T_C rounds the target receives the sources' classifiers."""
-        if self.classifier_period is not None and (round_idx + 1) % self.classifier_period == 0:
-            self.send_classifiers_(round_idx)
+        if self.classifier_period is not None and (run.clock.round_idx + 1) % self.classifier_period == 0:
+            self.send_classifiers_(run.clock.round_idx)
 
-    def close_run(self, round_idx: int) -> None:
+    def on_run_end(self, run: Run) -> None:
         """The target has the classifiers of the last round, those of absent sources too."""
-        if round_idx >= self.warmup_rounds and self._classified_in != round_idx:
-            self.send_classifiers_(round_idx, absent_too=True)
+        last = run.clock.last_round
+        if last >= self.warmup_rounds and self._classified_in != last:
+            self.send_classifiers_(last, absent_too=True)
 
     def send_classifiers_(self, round_idx: int, absent_too: bool = False) -> None:
         """Each source sends its classifier to the target, which seats it in its committee.
@@ -418,11 +419,11 @@ class FedMMD(FederatedModule):
         federation = self.federation
         self._classified_in = round_idx
         sent = {
-            client.name: part_of(self.shared_state(client.name, frozen_too=True), "classifier")
+            client.name: part_of(self.run.weights.of(client.name, frozen_too=True), "classifier")
             for client in self.sources
             if federation.is_local(client)
         }
-        around = self.received_part("classifier")
+        around = self.run.weights.received_part("classifier")
         received = federation.exchange("classifier", sent, around=around, absent_too=absent_too)
         for target, messages in received.items():
             for name, classifier in messages.items():
@@ -440,10 +441,9 @@ class FedMMD(FederatedModule):
         names = [client.name for client in self.sources]
         return Committee(replica, names, of_logits=isinstance(self.task, Classification))
 
-    def on_train_start(self) -> None:
+    def on_run_start(self, run: Run) -> None:
         """Nobody has sent a classifier in this run yet."""
-        super().on_train_start()
         if self.warmup_rounds and self.unit_norm:
             seen = "with 50, standardised inputs and features of length 1, it ended up to 6 points below SourceOnly"
-            warn_of_few_steps(self, seen)
+            self.run.clock.warn_of_few_steps(seen)
         self._classified_in = self.federation.round_idx - 1

@@ -26,6 +26,7 @@ from fedlit.federation.labels import GuardedLabels, known_labels
 from fedlit.functional import minimax_entropy_loss
 from fedlit.methods.fedavg import FedAvg
 from fedlit.models import Replica, feature_width
+from fedlit.run.options import ReplicaSpec, Requires
 from fedlit.run.replicas import Replicas
 
 
@@ -76,9 +77,10 @@ class FedMME(FedAvg):
     """
 
     replicas: Replicas[CosineReplica]
-    classes_only: ClassVar[bool] = True
-    parts_apart: ClassVar[str] = "the classifier raises the entropy that the extractor lowers"
-    uses_unlabelled_target: ClassVar[bool] = True
+    requires: ClassVar[Requires] = Requires(unlabelled_target=True, tasks=("classification",))
+    replica_spec: ClassVar[ReplicaSpec] = ReplicaSpec(
+        apart="the classifier raises the entropy that the extractor lowers"
+    )
 
     def __init__(
         self,

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -25,6 +26,7 @@ from torch.nn.utils import parameters_to_vector
 from fedlit.federation import Client
 from fedlit.functional import gradient_penalty, loss_from_gradient
 from fedlit.methods.domain_adversarial import DomainAdversarial, check_weight, domain_shares
+from fedlit.run.options import ReplicaSpec, Requires
 
 
 class FedWDGRL(DomainAdversarial):
@@ -52,9 +54,9 @@ class FedWDGRL(DomainAdversarial):
         Who learns what is as with `FedDANN`: everybody the sum of the critic's gradients in each of its steps.
     """
 
-    own_rates: ClassVar[Mapping[str, str]] = {"discriminator": "critic_lr"}
+    requires: ClassVar[Requires] = replace(DomainAdversarial.requires, adaptation_weight="wasserstein_weight")
+    replica_spec: ClassVar[ReplicaSpec] = ReplicaSpec(own_rates={"discriminator": "critic_lr"})
     gradient_channel: ClassVar[str] = "critic_gradient"
-    adaptation_weight: ClassVar[str] = "wasserstein_weight"
     model_channel: ClassVar[str] = "critic"
 
     def __init__(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from fedlit.federation import Channel, Summed
 from fedlit.module import FederatedModule
+from fedlit.run.run import Run
 
 
 class FedAvg(FederatedModule):
@@ -23,10 +24,10 @@ class FedAvg(FederatedModule):
         """The weights."""
         return (Summed("weights", "weights of the network", up="learners"),)
 
-    def on_round_start(self, round_idx: int) -> None:
-        """A client that was away fetches the current model first."""
-        self.load_shared_(self.federation.catch_up("weights"))
+    def on_round_start(self, run: Run) -> None:
+        """A client that was absent fetches the current model first."""
+        run.weights.catch_up("weights")
 
-    def on_round_end(self, round_idx: int) -> None:
+    def on_round_end(self, run: Run) -> None:
         """Replace everyone's weights: w <- sum over learners k of (n_k / n) w_k."""
-        self.average_("weights", among=self.learners(round_idx))
+        run.weights.average_("weights", among=run.learners())

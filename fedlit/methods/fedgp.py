@@ -48,7 +48,8 @@ from fedlit.functional import (
 )
 from fedlit.functional.updates import check_granularity
 from fedlit.methods.combined_updates import CombinedUpdates, Update, times
-from fedlit.module import Weighting
+from fedlit.run.run import Run
+from fedlit.run.weights import Weighting
 
 _DROWNED = (
     "the numbers sent beside an update would be drowned in its noise, so that it needs a fixed beta and "
@@ -197,7 +198,7 @@ class FedDA(CombinedUpdates):
 
     # ---------------------------------------------------------------- Algorithm 1
 
-    def on_round_end(self, round_idx: int) -> None:
+    def on_round_end(self, run: Run) -> None:
         """The target combines the updates and hands out the new model."""
         participants = {client.name for client in self.federation.present("update")}
         step: Update = {}
@@ -246,7 +247,7 @@ class FedDA(CombinedUpdates):
             contributions[client.name] = self.contribution(update, products, weight.beta)
             if self.auto:
                 contributions[client.name]["beta"] = torch.tensor(weight.beta)
-        received = federation.mean("update", contributions, among=sources, weights=self.mean_weights)
+        received = federation.mean("update", contributions, among=sources, weights=self.run.weights.mean_weights)
         if not federation.is_local(self.target):
             return {}, {}
         own = self.update(self.target)
@@ -473,7 +474,7 @@ class FedDA(CombinedUpdates):
     def _log(self, logged: Mapping[str, float]) -> None:
         kinds = [f"{kind}/{client.name}" for kind in ("beta", "distance", "tau") for client in self.sources]
         mine = {self.target.name: logged} if self.federation.is_local(self.target) else {}
-        self.log_everywhere(self.federation.report(mine, ["beta", "target_variance", *kinds]).get(self.target.name, {}))
+        self.run.log(self.federation.report(mine, ["beta", "target_variance", *kinds]).get(self.target.name, {}))
 
 
 class FedGP(FedDA):

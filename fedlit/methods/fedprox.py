@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from fedlit.federation import Client
 from fedlit.methods.fedavg import FedAvg
 from fedlit.models import Anchor, Replica
+from fedlit.run.options import ReplicaSpec
 from fedlit.run.replicas import Replicas
+from fedlit.run.run import Run
 
 
 class AnchoredReplica(Replica):
@@ -37,7 +39,7 @@ class FedProx(FedAvg):
     """
 
     replicas: Replicas[AnchoredReplica]
-    stays_local: ClassVar[tuple[str, ...]] = ("anchor.",)  # everybody knows it already
+    replica_spec: ClassVar[ReplicaSpec] = ReplicaSpec(local=("anchor.",))  # everybody has it already
 
     def __init__(self, *args: Any, mu: float = 0.01, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -49,9 +51,9 @@ class FedProx(FedAvg):
         """A network and its anchor."""
         return AnchoredReplica(*copy.deepcopy(self.originals))
 
-    def on_round_start(self, round_idx: int) -> None:
+    def on_round_start(self, run: Run) -> None:
         """Fetch the current model, and remember it as the anchor."""
-        super().on_round_start(round_idx)
+        super().on_round_start(run)
         for client in self.federation.local_clients:
             self.replicas[client].anchor.move_(self.replicas[client].parameters())
 

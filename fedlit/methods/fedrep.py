@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from fedlit.federation import Channel, Client, FederatedLoader, Summed
 from fedlit.methods.fedavg import FedAvg
 from fedlit.models import Replica
+from fedlit.run.options import ReplicaSpec, Requires
 from fedlit.run.replicas import Replicas
 
 
@@ -36,8 +37,8 @@ class FedRep(FedAvg):
     """
 
     replicas: Replicas[Replica]
-    stays_local: ClassVar[tuple[str, ...]] = ("classifier.",)
-    needs_target_labels: ClassVar[bool] = True
+    requires: ClassVar[Requires] = Requires(target_labels=True)
+    replica_spec: ClassVar[ReplicaSpec] = ReplicaSpec(local=("classifier.",))
 
     def __init__(self, *args: Any, head_share: float = 0.5, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -61,7 +62,7 @@ class FedRep(FedAvg):
     def on_after_backward(self) -> None:
         """Forget the gradients of what is fixed; an optimiser passes over parameters without one."""
         super().on_after_backward()
-        if self.warming_up:
+        if self.run.clock.warming_up:
             return
         for client in self.federation.local_clients:
             replica = self.replicas[client]

@@ -27,14 +27,16 @@ from typing import Any, ClassVar, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from fedlit.federation import Channel, Client, Open, Participation, Summed, UniformSubset
+from fedlit.federation import Channel, Client, Open, Summed, UniformSubset
 from fedlit.functional import Kernel, alignment_loss, sample_frequencies
 from fedlit.methods.mean_messages import exchange_means
 from fedlit.models import AlignedReplica, VotingReplica, feature_width, part_of
 from fedlit.models.aligned import STAYS_LOCAL, check_widths
-from fedlit.module import Batch, FederatedModule, Weighting
-from fedlit.run.progress import warn_of_few_steps
+from fedlit.module import Batch, FederatedModule
+from fedlit.run.options import ReplicaSpec, Requires
 from fedlit.run.replicas import NORMS, Replicas
+from fedlit.run.run import Run
+from fedlit.run.weights import Weighting
 
 
 class FedRFTCA(FederatedModule):
@@ -90,14 +92,15 @@ class FedRFTCA(FederatedModule):
     """
 
     replicas: Replicas[AlignedReplica]
-    classes_only: ClassVar[bool] = True
-    parts_apart: ClassVar[str] = "FedRF-TCA averages classifiers alone"
-    stays_local: ClassVar[tuple[str, ...]] = STAYS_LOCAL
-    uses_unlabelled_target: ClassVar[bool] = True
-    matches_distributions: ClassVar[bool] = True
-    adaptation_weight: ClassVar[str] = "mmd_weight"
-    default_participation: ClassVar[Participation] = UniformSubset()
-    trains_when_absent: ClassVar[bool] = True
+    requires: ClassVar[Requires] = Requires(
+        unlabelled_target=True,
+        tasks=("classification",),
+        matches_distributions=True,
+        adaptation_weight="mmd_weight",
+        participation=UniformSubset(),
+        trains_when_absent=True,
+    )
+    replica_spec: ClassVar[ReplicaSpec] = ReplicaSpec(local=STAYS_LOCAL, apart="FedRF-TCA averages classifiers alone")
 
     def __init__(
         self,
@@ -150,6 +153,7 @@ class FedRFTCA(FederatedModule):
         self.classifier_period = classifier_period
         # Columns of W are orthogonal and so long that an aligned feature has a length of about 1.
         self._gain = math.sqrt(2 * num_frequencies / num_components)
+        self.run.weights.watchers.append(self.note_classifier_)
         self._classified_in = -1  # round in which the target last got a classifier
 
     @property
@@ -174,12 +178,13 @@ class FedRFTCA(FederatedModule):
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         """Exchange messages in the first step of a round; then each client's loss."""
         features = {
-            client.name: self.replicas[client].random_features(samples[0]) for client, samples in self.in_streams(batch)
+            client.name: self.replicas[client].random_features(samples[0])
+            for client, samples in self.run.in_streams(batch)
         }
         if self.federation.batch_idx == 0:
             self.exchange_means({name: own.mean(dim=0) for name, own in features.items()})
         losses = {}
-        for client, samples in self.in_streams(batch, "classify"):
+        for client, samples in self.run.in_streams(batch, "classify"):
             own = self.aligned_loss(client, features[client.name], samples)
             if own is not None:
                 losses[client.name] = own
@@ -196,7 +201,7 @@ class FedRFTCA(FederatedModule):
             ("features", "target_features"),
             {name: {"mean": mean} for name, mean in means.items()},
             [client for client in federation.present("features") if not client.is_target],
-            weights=self.mean_weights,
+            weights=self.run.weights.mean_weights,
         )
         for client in federation.local_clients:
             replica = self.replicas[client]
@@ -224,7 +229,7 @@ class FedRFTCA(FederatedModule):
     def on_after_backward(self) -> None:
         """Forget the gradients of what is not to be trained; an optimiser passes over parameters without one."""
         super().on_after_backward()
-        if self.warming_up or self.train_extractor == "all":
+        if self.run.clock.warming_up or self.train_extractor == "all":
             return
         for client in self.federation.local_clients:
             for module in self.replicas[client].extractor.modules():
@@ -234,42 +239,44 @@ class FedRFTCA(FederatedModule):
 
     # ---------------------------------------------------------------- Algorithm 4: aggregation
 
-    def on_round_start(self, round_idx: int) -> None:
+    def on_round_start(self, run: Run) -> None:
         """Nobody trains on from a model of before the warm-up's end."""
-        self.fetch_warmup_(round_idx)
+        run.weights.finish_warmup()
 
-    def on_round_end(self, round_idx: int) -> None:
+    def on_round_end(self, run: Run) -> None:
         """Average W over present sources and the target (line 3), and C over present sources every T_C rounds (4-6)."""
         if self._num_sources("aligner"):
-            self.average_("aligner", among=self.clients, part="aligner")
+            self.run.weights.average_("aligner", among=self.clients, part="aligner")
         if self.constraint == "orthogonal":
             self.orthogonalise_()
-        due = self.classifier_period is not None and (round_idx + 1) % self.classifier_period == 0
+        due = self.classifier_period is not None and (run.clock.round_idx + 1) % self.classifier_period == 0
         if due and self._num_sources("classifier"):
-            self.average_("classifier", among=self.sources, part="classifier")
+            self.run.weights.average_("classifier", among=self.sources, part="classifier")
             if self.federation.senders("classifier"):
-                self._classified_in = round_idx
+                self._classified_in = run.clock.round_idx
 
-    def close_run(self, round_idx: int) -> None:
+    def on_run_end(self, run: Run) -> None:
         """Give the target a classifier for good: the sources' mean, or all of theirs to vote."""
-        if self._classified_in == round_idx:
+        if self._classified_in == run.clock.last_round:
             return
-        self._classified_in = round_idx
+        self._classified_in = run.clock.last_round
         if self.classifier_period is None:
             self.vote_()
         else:
-            self.average_("classifier", among=self.sources, to=[self.target], part="classifier", absent_too=True)
+            run.weights.average_("classifier", self.sources, [self.target], "classifier", absent_too=True)
 
     @torch.no_grad()
     def vote_(self) -> None:
         """Send every source's classifier to the target."""
         federation = self.federation
         ballots = {
-            client.name: part_of(self.shared_state(client.name, frozen_too=True), "classifier")
+            client.name: part_of(self.run.weights.of(client.name, frozen_too=True), "classifier")
             for client in self.sources
             if federation.is_local(client)
         }
-        received = federation.exchange("vote", ballots, around=self.received_part("classifier"), absent_too=True)
+        received = federation.exchange(
+            "vote", ballots, around=self.run.weights.received_part("classifier"), absent_too=True
+        )
         for name, messages in received.items():
             cast(VotingReplica, self.replicas[name]).count_(messages)
 
@@ -300,9 +307,8 @@ class FedRFTCA(FederatedModule):
         voters = [client.name for client in self.sources]
         return VotingReplica(replica, voters) if self.classifier_period is None else replica
 
-    def load_shared_(self, received: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Write received weights into local replicas, and note that a target without votes has a classifier."""
-        super().load_shared_(received)
+    def note_classifier_(self, received: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Note that a target without votes has received a classifier."""
         for name, state in received.items():
             if any(entry.startswith("classifier.") for entry in state) and not self.replicas[name].votes:
                 self.replicas[name].informed.fill_(True)
@@ -312,14 +318,15 @@ class FedRFTCA(FederatedModule):
         super().on_fit_start()
         self._classified_in = self.federation.round_idx - 1
 
-    def on_train_start(self) -> None:
+    def on_run_start(self, run: Run) -> None:
         """Nobody has voted yet; not called where a finished run is resumed, which keeps its votes. Warn of short runs.
 
         After the warm-up every extractor moves on its own, and the classifier follows those of the sources.
         """
-        super().on_train_start()
         if self.warmup_rounds:
-            warn_of_few_steps(self, "with 50, and standardised inputs, it ended up to 8 points below SourceOnly")
+            self.run.clock.warn_of_few_steps(
+                "with 50, and standardised inputs, it ended up to 8 points below SourceOnly"
+            )
         for client in self.federation.local_clients:
             if self.replicas[client].votes:
                 self.replicas[client].informed.fill_(False)

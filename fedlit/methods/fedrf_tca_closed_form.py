@@ -23,8 +23,11 @@ from fedlit.federation import Channel, Client, DivergedError, Open, RosterError,
 from fedlit.functional import Kernel, RandomFeatureSums, linear_discriminant, rf_tca_from_sums, sample_frequencies
 from fedlit.models import AlignedReplica, feature_width
 from fedlit.models.aligned import STAYS_LOCAL, check_widths
-from fedlit.module import Batch, FederatedModule, Weighting
+from fedlit.module import Batch, FederatedModule
+from fedlit.run.options import ReplicaSpec, Requires
 from fedlit.run.replicas import Replicas
+from fedlit.run.run import Run
+from fedlit.run.weights import Weighting
 
 
 class FedRFTCAClosedForm(FederatedModule):
@@ -69,12 +72,10 @@ class FedRFTCAClosedForm(FederatedModule):
     """
 
     replicas: Replicas[AlignedReplica]
-    classes_only: ClassVar[bool] = True
-    weighs_classes: ClassVar[bool] = False
-    stays_local: ClassVar[tuple[str, ...]] = STAYS_LOCAL
-    matches_distributions: ClassVar[bool] = True
-    uses_unlabelled_target: ClassVar[bool] = True
-    statistics_stand_still: ClassVar[bool] = True
+    requires: ClassVar[Requires] = Requires(
+        unlabelled_target=True, tasks=("classification",), class_weights=False, matches_distributions=True
+    )
+    replica_spec: ClassVar[ReplicaSpec] = ReplicaSpec(local=STAYS_LOCAL, frozen_statistics=True)
     problem: ClassVar[str] = "RF-TCA"
     """What is solved, in errors."""
 
@@ -132,7 +133,7 @@ class FedRFTCAClosedForm(FederatedModule):
     @torch.no_grad()
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         """Add a batch's moments; nothing is trained, so there are no losses."""
-        for client, samples in self.in_streams(batch):
+        for client, samples in self.run.in_streams(batch):
             replica = self.replicas[client]
             replica.eval()
             features = replica.random_features(samples[0])
@@ -159,21 +160,21 @@ class FedRFTCAClosedForm(FederatedModule):
             by_class = torch.cat([features.double(), ones], dim=1).T @ members  # the last row counts
             self._class_sums[name] = self._class_sums.get(name, torch.zeros_like(by_class)) + by_class
 
-    def on_round_start(self, round_idx: int) -> None:
+    def on_round_start(self, run: Run) -> None:
         """Clients that were away at the end of a warm-up fetch its result."""
-        self.fetch_warmup_(round_idx)
+        run.weights.finish_warmup()
 
     @torch.no_grad()
-    def on_round_end(self, round_idx: int) -> None:
+    def on_round_end(self, run: Run) -> None:
         """One secure mean over the sources, to the target; one model from there to everyone."""
-        if round_idx > self.warmup_rounds:
+        if run.clock.round_idx > self.warmup_rounds:
             return
         self._check_complete()
         federation = self.federation
         received = federation.mean(
             "moments",
             {client.name: self.moments(client) for client in self.sources if client.name in self._sums},
-            weights=self.mean_weights,
+            weights=self.run.weights.mean_weights,
         )
         solved: dict[str, dict[str, Tensor]] = {}
         try:
@@ -182,7 +183,7 @@ class FedRFTCAClosedForm(FederatedModule):
             federation.fail(RosterError(f"{self.problem} cannot be solved for these data: {error}"))
         handed_out = federation.exchange("model", solved)
         models = {**solved, **{name: messages[self.target.name] for name, messages in handed_out.items()}}
-        self.load_shared_(models)
+        self.run.weights.load_(models)
         self.forget_()
         self.trainer.should_stop = True
 

@@ -10,6 +10,8 @@ from typing import Any, ClassVar
 
 from fedlit.federation import Channel, Client, Summed
 from fedlit.methods.fedavg import FedAvg
+from fedlit.run.options import Requires
+from fedlit.run.run import Run
 
 
 class FinetuneOffline(FedAvg):
@@ -24,7 +26,7 @@ class FinetuneOffline(FedAvg):
         RosterError: When training starts, if the target has no labels.
     """
 
-    needs_target_labels: ClassVar[bool] = True
+    requires: ClassVar[Requires] = Requires(target_labels=True)
 
     def __init__(self, *args: Any, federated_rounds: int = 10, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -41,7 +43,7 @@ class FinetuneOffline(FedAvg):
         """The sources, then the target."""
         return self.sources if round_idx < self.federated_rounds else (self.target,)
 
-    def on_round_end(self, round_idx: int) -> None:
+    def on_round_end(self, run: Run) -> None:
         """Average the sources while federated; fine-tuning is offline."""
-        if round_idx < self.federated_rounds:
-            super().on_round_end(round_idx)
+        if run.clock.round_idx < self.federated_rounds:
+            super().on_round_end(run)

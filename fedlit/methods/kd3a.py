@@ -42,6 +42,7 @@ from fedlit.functional.knowledge import (
 )
 from fedlit.methods.taught_target import ExchangeName, TaughtTarget
 from fedlit.run.batchnorm import as_second_moments, variances_of
+from fedlit.run.run import Run
 
 
 class KD3A(TaughtTarget):
@@ -159,12 +160,12 @@ class KD3A(TaughtTarget):
 
     # ---------------------------------------------------------------- the end of a round
 
-    def on_round_start(self, round_idx: int) -> None:
+    def on_round_start(self, run: Run) -> None:
         """Clients that were away fetch the newest extractor."""
-        super().on_round_start(round_idx)
+        super().on_round_start(run)
         self.load_mean_(self.federation.catch_up("backbone"))
 
-    def on_round_end(self, round_idx: int) -> None:
+    def on_round_end(self, run: Run) -> None:
         """The sources vote, the target takes what they agree on, and extractors are averaged by what each adds."""
         teachers = self.teachers()
         if not teachers:
@@ -229,7 +230,7 @@ class KD3A(TaughtTarget):
         client that knows it.
         """
         models, target = self.exchange == "models", self.target.name
-        by_size = self.weighting == "samples"
+        by_size = self.run.weights.averaging.weighting == "samples"
         sizes = self.federation.weights if by_size else dict.fromkeys([client.name for client in self.clients], 1)
         largest = max(sizes[client.name] for client in self.sources)
         adds = {name: own.reshape(1) * (sizes[name] / largest) for name, own in focus.items()}
@@ -263,7 +264,7 @@ class KD3A(TaughtTarget):
         payloads, among = {}, [*sharers, self.target.name]
         for name in (name for name in among if self.federation.is_local(name)):
             share = self.kept(name)["share"].to(self.device, torch.float32)
-            state = {key: tensor for key, tensor in self.shared_state(name).items() if key.startswith("extractor.")}
+            state = {key: tensor for key, tensor in self.run.weights.of(name).items() if key.startswith("extractor.")}
             if self.bn == "moments":
                 state = as_second_moments(state, variances_of(self.replicas[name]))
             scaled = {key: share[0] * tensor for key, tensor in state.items() if tensor.is_floating_point()}
@@ -274,7 +275,7 @@ class KD3A(TaughtTarget):
         """Write the mean of extractors into those of local clients, from what `average_extractors_` adds up."""
         for name, total in totals.items():
             mean = {key: tensor / total["share"][0] for key, tensor in total.items() if key != "share"}
-            self.load_shared_({name: mean})
+            self.run.weights.load_({name: mean})
 
     def _log(self, confident: Mapping[str, float]) -> None:
         """Share of the target's samples that somebody is confident of, and alpha, as far as the target knows them."""
@@ -284,4 +285,4 @@ class KD3A(TaughtTarget):
             alphas = {f"share/{name}": float(self.kept(name)["share"]) for name in known}
             reported = {target: {"confident": confident[target], **alphas}}
         every = ["confident", *(f"share/{client.name}" for client in self.clients)]
-        self.log_everywhere(self.federation.report(reported, every).get(target, {}))
+        self.run.log(self.federation.report(reported, every).get(target, {}))

@@ -16,7 +16,9 @@ from torch import Tensor, nn
 
 from fedlit.methods.fedavg import FedAvg
 from fedlit.models import Replica
+from fedlit.run.options import ReplicaSpec, Requires
 from fedlit.run.replicas import Replicas
+from fedlit.run.run import Run
 
 
 def knn_probabilities(
@@ -109,9 +111,8 @@ class KNNPer(FedAvg):
     """
 
     replicas: Replicas[MemorisingReplica]
-    classes_only: ClassVar[bool] = True
-    stays_local: ClassVar[tuple[str, ...]] = ("embeddings", "labels")
-    needs_target_labels: ClassVar[bool] = True
+    requires: ClassVar[Requires] = Requires(target_labels=True, tasks=("classification",))
+    replica_spec: ClassVar[ReplicaSpec] = ReplicaSpec(local=("embeddings", "labels"))
 
     def __init__(self, *args: Any, lam: float = 0.5, num_neighbors: int = 10, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -121,6 +122,7 @@ class KNNPer(FedAvg):
             raise ValueError(f"num_neighbors (k) must be at least 1, got {num_neighbors}")
         self.lam = lam
         self.num_neighbors = num_neighbors
+        self.run.weights.watchers.append(self.forget_)
 
     def build_replica(self) -> MemorisingReplica:
         """A network and an empty datastore."""
@@ -132,24 +134,19 @@ class KNNPer(FedAvg):
         self.forget_()
         return super().training_step(batch, batch_idx)
 
-    def load_shared_(self, received: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Write received weights into local replicas, which puts what was memorised out of date."""
-        super().load_shared_(received)
-        self.forget_()
-
-    def forget_(self) -> None:
-        """Empty the datastores of local clients."""
+    def forget_(self, received: Mapping[str, Mapping[str, Tensor]] | None = None) -> None:
+        """Empty the datastores of local clients, which weights that were received put out of date."""
         for client in self.federation.local_clients:
             self.replicas[client].forget_()
 
-    def prepare_predictions(self) -> None:
+    def on_evaluation_start(self, run: Run) -> None:
         """Fill empty datastores of local clients, where there are training data to fill them from."""
         empty = [client for client in self.federation.local_clients if not len(self.replicas[client].labels)]
-        if not empty or self._trainer is None or self.trainer.train_dataloader is None:
+        if not empty or not run.is_attached or run.trainer.train_dataloader is None:
             return
         found: dict[str, list[tuple[Tensor, Tensor]]] = {client.name: [] for client in empty}
         with self._evaluating():
-            for name, inputs, labels in self.labelled_samples(empty):
+            for name, inputs, labels in self.run.samples.labelled(empty):
                 with self.trainer.precision_plugin.forward_context():
                     features = self.replicas[name].extractor(inputs)
                 found[name].append((features, labels))
@@ -171,6 +168,6 @@ class KNNPer(FedAvg):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Fill the datastores first, so that the checkpoint predicts as the clients do."""
-        self.prepare_predictions()
+        self.on_evaluation_start(self.run)
         checkpoint["state_dict"] = self.state_dict()
         super().on_save_checkpoint(checkpoint)

@@ -21,7 +21,9 @@ from fedlit.models import MatchingReplica, feature_width
 from fedlit.models.copies import check_tied
 from fedlit.models.matching import STAYS_LOCAL
 from fedlit.module import Batch, FederatedModule
+from fedlit.run.options import ReplicaSpec, Requires
 from fedlit.run.replicas import Replicas
+from fedlit.run.run import Run
 
 
 class MomentMatching(FederatedModule):
@@ -53,10 +55,10 @@ class MomentMatching(FederatedModule):
     """
 
     replicas: Replicas[MatchingReplica]
-    uses_unlabelled_target: ClassVar[bool] = True
-    matches_distributions: ClassVar[bool] = True
-    adaptation_weight: ClassVar[str] = "mmd_weight"
-    stays_local: ClassVar[tuple[str, ...]] = STAYS_LOCAL
+    requires: ClassVar[Requires] = Requires(
+        unlabelled_target=True, matches_distributions=True, adaptation_weight="mmd_weight"
+    )
+    replica_spec: ClassVar[ReplicaSpec] = ReplicaSpec(local=STAYS_LOCAL)
 
     contents: ClassVar[str]
     """What a message holds."""
@@ -87,7 +89,7 @@ class MomentMatching(FederatedModule):
             if value not in known:
                 raise ValueError(f"{name} must be {known[0]!r} or {known[1]!r}, got {value!r}")
         if average == "classifier":
-            check_tied(*self.originals, "average='classifier' averages classifiers alone", self.stays_local)
+            check_tied(*self.originals, "average='classifier' averages classifiers alone", self.replica_spec.local)
         if not any(param.requires_grad for param in self.originals[0].parameters()):
             raise ValueError(
                 f"{type(self).__name__} moves features, and the extractor has nothing to train: put a layer behind it, "
@@ -134,10 +136,10 @@ class MomentMatching(FederatedModule):
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         """Exchange means, and each client's loss."""
-        features = {client.name: self.features(client, samples) for client, samples in self.in_streams(batch)}
+        features = {client.name: self.features(client, samples) for client, samples in self.run.in_streams(batch)}
         means = self.matched_means(features)
         losses = {}
-        for client, samples in self.in_streams(batch, "classify"):
+        for client, samples in self.run.in_streams(batch, "classify"):
             replica, name = self.replicas[client], client.name
             parts = []
             if client.labelled:
@@ -198,7 +200,7 @@ class MomentMatching(FederatedModule):
         """Those of the sources whose batch has samples enough; none if the target's has not."""
         if self.fewest_samples == 1:
             return sources
-        sizes = self.samples_in_step([*sources, self.target])
+        sizes = self.run.samples.sizes_in_step([*sources, self.target])
         small = [name for name, size in sizes.items() if size < self.fewest_samples]
         if small and not self._warned:
             self._warned = True
@@ -244,7 +246,7 @@ class MomentMatching(FederatedModule):
         if not federation.senders("scale", among=participants):
             return False
         if federation.batch_idx == 0:
-            sizes = self.samples_in_step(participants)
+            sizes = self.run.samples.sizes_in_step(participants)
             sent = {
                 name: {"mean": own.mean(dim=0), "square": own.square().mean()}
                 for name, own in ((name, own.detach().double()) for name, own in features.items() if name in sizes)
@@ -290,14 +292,14 @@ class MomentMatching(FederatedModule):
         """Copies of extractor and classifier, and room for what is received."""
         return MatchingReplica(*copy.deepcopy(self.originals), self.num_moments())
 
-    def on_round_start(self, round_idx: int) -> None:
+    def on_round_start(self, run: Run) -> None:
         """A client that was away fetches the current model first."""
-        self.fetch_warmup_(round_idx)
-        self.load_shared_(self.federation.catch_up("weights"))
+        run.weights.finish_warmup()
+        self.run.weights.catch_up("weights")
 
-    def on_round_end(self, round_idx: int) -> None:
+    def on_round_end(self, run: Run) -> None:
         """Average everyone's networks, or the sources' classifiers."""
         if self.average == "all":
-            self.average_("weights", among=self.clients)
+            self.run.weights.average_("weights", among=self.clients)
         else:
-            self.average_("weights", among=self.sources, part="classifier")
+            self.run.weights.average_("weights", among=self.sources, part="classifier")

@@ -20,7 +20,7 @@ Message = Mapping[str, Tensor]
 
 def sources_in_step(module: FederatedModule, channel: str, *others: str) -> list[Client]:
     """Sources that participate on all these channels and have a batch in this step; none unless the target does too."""
-    able = module.in_step(channel, *others)
+    able = module.run.in_step(channel, *others)
     return [client for client in able if not client.is_target] if any(c.is_target for c in able) else []
 
 

@@ -183,7 +183,7 @@ class FedCORAL(MomentMatching):
 
         Samples that weigh w_i have the factor 1 / (1 - sum of w_i^2), with w_i = 1 / (K n_k) of those of source k.
         """
-        sizes = self.samples_in_step([*sources, self.target])
+        sizes = self.run.samples.sizes_in_step([*sources, self.target])
         factors = {name: size / (size - 1) for name, size in sizes.items()}
         if self.match == "pooled":
             squares = sum(1 / (len(sources) ** 2 * sizes[client.name]) for client in sources)

@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from fedlit.federation import Client
 from fedlit.methods.fedavg import FedAvg
 from fedlit.models import Replica
+from fedlit.run.options import ReplicaSpec, Requires
 from fedlit.run.replicas import Replicas
+from fedlit.run.run import Run
 
 
 class PersonalReplica(Replica):
@@ -57,24 +59,22 @@ class Personalised(FedAvg, ABC):
     """
 
     replicas: Replicas[PersonalReplica]
-    stays_local: ClassVar[tuple[str, ...]] = ("personal",)
-    needs_target_labels: ClassVar[bool] = True
-    several_models: ClassVar[bool] = True
+    requires: ClassVar[Requires] = Requires(target_labels=True)
+    replica_spec: ClassVar[ReplicaSpec] = ReplicaSpec(local=("personal",), several_models=True)
 
     @abstractmethod
     def build_replica(self) -> PersonalReplica:
         """What one client holds."""
 
-    def on_train_start(self) -> None:
+    def on_run_start(self, run: Run) -> None:
         """No v has started while a run warms up, even if one was trained by a run before it."""
-        super().on_train_start()
-        if self.warming_up:
+        if self.run.clock.warming_up:
             for client in self.federation.local_clients:
                 self.replicas[client].personalised.fill_(False)
 
-    def on_round_start(self, round_idx: int) -> None:
+    def on_round_start(self, run: Run) -> None:
         """Fetch the current w, and start v where a client takes part for the first time."""
-        super().on_round_start(round_idx)
+        super().on_round_start(run)
         for client in self.federation.present():
             if self.federation.is_local(client) and not self.replicas[client].personalised:
                 self.replicas[client].personalise_()

@@ -10,6 +10,8 @@ from typing import ClassVar
 
 from fedlit.federation import Client, FederatedLoader, RosterError
 from fedlit.module import FederatedModule
+from fedlit.run.options import Requires
+from fedlit.run.run import Run
 
 
 class TargetOnly(FederatedModule):
@@ -19,8 +21,7 @@ class TargetOnly(FederatedModule):
         RosterError: When training starts, if the target has no labels.
     """
 
-    needs_target_labels: ClassVar[bool] = True
-    trains_sources: ClassVar[bool] = False
+    requires: ClassVar[Requires] = Requires(target_labels=True, sources=False)
 
     def learners(self, round_idx: int) -> tuple[Client, ...]:
         """The target."""
@@ -37,9 +38,8 @@ class Oracle(TargetOnly):
         RosterError: When training starts, on every process, if the target is not fully labelled.
     """
 
-    def on_train_start(self) -> None:
+    def on_run_start(self, run: Run) -> None:
         """Refuse a target that hides some labels."""
-        super().on_train_start()
         loader = self.trainer.train_dataloader
         name = self.target.name
         error: RosterError | None = None

@@ -17,8 +17,10 @@ from fedlit.federation import Channel, Client, Open
 from fedlit.federation.nested import Inputs, concatenate, leaves, mapped, pieces, rebuilt
 from fedlit.models import Replica
 from fedlit.module import FederatedModule
-from fedlit.run.local import evaluating, first_inputs
+from fedlit.run.local import evaluating
+from fedlit.run.options import ReplicaSpec, Requires
 from fedlit.run.replicas import Replicas
+from fedlit.run.run import Run
 
 ExchangeName = Literal["models", "votes"]
 
@@ -59,15 +61,16 @@ class TaughtTarget(FederatedModule):
     """
 
     replicas: Replicas[Replica]
-    classes_only: ClassVar[bool] = True
-    parts_apart: ClassVar[str] = "extractors are averaged or copied without their classifiers"
-    uses_unlabelled_target: ClassVar[bool] = True
+    requires: ClassVar[Requires] = Requires(unlabelled_target=True, tasks=("classification",))
+    replica_spec: ClassVar[ReplicaSpec] = ReplicaSpec(
+        apart="extractors are averaged or copied without their classifiers"
+    )
 
     def __init__(self, *args: Any, exchange: ExchangeName = "models", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if exchange not in get_args(ExchangeName):
             raise ValueError(f"exchange must be 'models' or 'votes', got {exchange!r}")
-        if exchange == "models" and self.local_norm:
+        if exchange == "models" and self.run.weights.averaging.local_norm:
             raise ValueError(
                 "exchange='models' needs whole models at the target, and local_norm=True keeps their normalisation "
                 "layers at home: leave it out, or take exchange='votes'"
@@ -94,7 +97,7 @@ class TaughtTarget(FederatedModule):
 
     def lesson(self) -> dict[str, Tensor]:
         """What the target has learned of the samples of its batch in this local step, by name; nothing at first."""
-        rows = self.batch_positions(self.target)
+        rows = self.run.samples.positions(self.target)
         return {name: table[rows].to(self.device) for name, table in self._lessons.items()}
 
     def labelled_loss(self, network: Callable[[Tensor], Tensor], batch: Sequence[Any]) -> Tensor | float:
@@ -103,13 +106,13 @@ class TaughtTarget(FederatedModule):
 
     def share_over(self) -> float:
         """The run's `progress`; 0 if it has no planned end."""
-        return 0.0 if self.planned_rounds() is None else self.progress
+        return 0.0 if self.run.clock.planned_rounds() is None else self.run.clock.progress
 
     # ---------------------------------------------------------------- rounds
 
-    def on_round_start(self, round_idx: int) -> None:
+    def on_round_start(self, run: Run) -> None:
         """Clients that were away at the end of a warm-up fetch its result."""
-        self.fetch_warmup_(round_idx)
+        run.weights.finish_warmup()
 
     def teachers(self) -> list[str]:
         """Names of sources that participate on all channels in this round, wherever they are, if the target does."""
@@ -125,15 +128,15 @@ class TaughtTarget(FederatedModule):
         """
         federation, target = self.federation, self.target.name
         if self.exchange == "models":
-            sent = {name: self.shared_state(name) for name in teachers if federation.is_local(name)}
-            received = federation.exchange("teacher", sent, to=[self.target], around=self.shared.received)
+            sent = {name: self.run.weights.of(name) for name in teachers if federation.is_local(name)}
+            received = federation.exchange("teacher", sent, to=[self.target], around=self.run.weights.received)
             return {
-                name: self.answers(self.teacher(state), self.training_inputs(self.target))
+                name: self.answers(self.teacher(state), self.run.samples.inputs(self.target))
                 for name, state in received.get(target, {}).items()
             }
         late = [name for name in teachers if name not in self._shown]
         if late:
-            own = [*self.training_inputs(self.target)] if federation.is_local(target) else []
+            own = [*self.run.samples.inputs(self.target)] if federation.is_local(target) else []
             message = {target: _message(concatenate([mapped(Tensor.cpu, inputs) for inputs in own]))} if own else {}
             for name, messages in federation.exchange("samples", message, to=late).items():
                 if target in messages:
@@ -146,7 +149,7 @@ class TaughtTarget(FederatedModule):
         """The target's samples as a local source has them, in batches, structured as its own inputs."""
         tensors = {path.removeprefix(_INPUTS): tensor for path, tensor in self._samples[source.name].items()}
         alone = tensors.get("")
-        yield from pieces(rebuilt(first_inputs(self, source), tensors) if alone is None else alone, _AT_ONCE)
+        yield from pieces(rebuilt(self.run.samples.first(source), tensors) if alone is None else alone, _AT_ONCE)
 
     def teacher(self, state: Mapping[str, Tensor]) -> Replica:
         """A source's network at the target, from what it has sent; frozen weights are the target's own."""
@@ -187,41 +190,29 @@ class TaughtTarget(FederatedModule):
 
     # ---------------------------------------------------------------- those who come back, and checkpoints
 
-    def public_state(self) -> list[str]:
-        """Who has the target's samples."""
-        return sorted(self._shown)
+    def public_state(self) -> dict[str, Any]:
+        """Return the names of sources that have the target's samples."""
+        return {"shown": sorted(self._shown)}
 
-    def welcome_(self, state: Any, back: Collection[str]) -> None:
-        """Show the samples again to sources that come back, and to all as the target does, whatever they have kept."""
-        self._shown = set() if self.target.name in back else {*state} - {*back}
+    def on_return(self, public: Mapping[str, Any], clients: Collection[str]) -> None:
+        """Show the samples again to sources that return, and to all as the target does, whatever they have kept."""
+        self._shown = set() if self.target.name in clients else {*public["shown"]} - {*clients}
 
-    def _kept_by(self, client: str) -> list[str]:
-        """About whom a client keeps something."""
-        if self.exchange == "votes":
-            return [client]
-        return [each.name for each in self.clients] if client == self.target.name else []
+    def client_state(self, client: str) -> dict[str, Any]:
+        """Return what is kept of a client, the target's samples that a source has, and what the target has learned."""
+        about = [client] if self.exchange == "votes" else []
+        if self.exchange == "models" and client == self.target.name:
+            about = [each.name for each in self.clients]
+        state: dict[str, Any] = {"kept": {name: self._kept[name] for name in about if name in self._kept}}
+        state |= {"samples": self._samples[client]} if client in self._samples else {}
+        return state | ({"lessons": self._lessons} if client == self.target.name else {})
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add what the target has learned, what sources have seen, and what is kept of each."""
-        super().on_save_checkpoint(checkpoint)
-        checkpoint["shown"] = self.public_state()
-        for client in self.federation.local_clients:
-            own = checkpoint["clients"][client.name]
-            own["kept"] = {name: self._kept[name] for name in self._kept_by(client.name) if name in self._kept}
-            if client.name in self._samples:
-                own["samples"] = self._samples[client.name]
-            if client.is_target:
-                own["lessons"] = self._lessons
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore what the target has learned, what sources have seen, and what is kept of each."""
-        super().on_load_checkpoint(checkpoint)
-        self._shown = set(checkpoint.get("shown", ()))
-        for client in self.federation.local_clients:
-            own = checkpoint.get("clients", {}).get(client.name, {})
-            self._kept.update(own.get("kept", {}))
-            if "samples" in own:
-                kept = own["samples"]  # one tensor in earlier checkpoints
-                self._samples[client.name] = {_INPUTS: kept} if isinstance(kept, Tensor) else kept
-            if client.is_target:
-                self._lessons = own.get("lessons", {})
+    def load_state(self, clients: Mapping[str, Mapping[str, Any]], public: Mapping[str, Any], resumes: bool) -> None:
+        """Restore `client_state` of local clients and `public_state`."""
+        self._shown = set(public.get("shown", ()))
+        for name, state in clients.items():
+            self._kept.update(state.get("kept", {}))
+            if "samples" in state:
+                self._samples[name] = state["samples"]
+            if name == self.target.name:
+                self._lessons = state.get("lessons", {})

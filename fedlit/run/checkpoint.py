@@ -6,7 +6,6 @@ under its name, and `join` puts them back. Of several processes each writes its 
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -15,17 +14,15 @@ from typing import Any, cast
 
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from fedlit.federation import FederationError, RosterError
 from fedlit.federation.documents import document, fingerprint, read_document
 from fedlit.privacy import DecodeError
 from fedlit.run.checkpoint_files import PROCESS
-from fedlit.run.label_scale import LabelScale
-from fedlit.run.method import Method
-from fedlit.run.tasks import Regression
-from fedlit.run.warmup import is_share
+from fedlit.run.clock import is_share
+from fedlit.run.run import Run
 
 REPLICAS = "replicas."
 """Prefix of the clients' weights in a module's state dict: ``replicas.NAME.…``."""
@@ -34,113 +31,74 @@ SERVER = "server"
 """Key of what process 0 keeps by itself, where the server lives: totals for those who were away, and clocks."""
 
 
-def class_path(method: Method) -> str:
-    """Where a method is defined, which names it in checkpoints and between processes."""
-    return f"{type(method).__module__}.{type(method).__qualname__}"
+def class_path(run: Run) -> str:
+    """Return where a method is defined, which names it in checkpoints and between processes."""
+    return f"{type(run.module).__module__}.{type(run.module).__qualname__}"
 
 
-def save(method: Method, checkpoint: dict[str, Any]) -> None:
-    """Put what Lightning has saved of each client under its name, and add what fedlit saves."""
-    federation = method.federation
+def save(run: Run, checkpoint: dict[str, Any]) -> None:
+    """Put what Lightning has saved of each client under its name; add the state of the federation and components."""
+    federation = run.federation
     local = [client.name for client in federation.local_clients]
     split(checkpoint, local)
     state = federation.state_dict()
     totals, checkpoint.setdefault(SERVER, {})["federation"] = state.pop("clients"), state.pop("server")
-    checkpoint |= {"federation": state, "method": class_path(method), "plan": method.record.plan}
-    losses = method.record.losses() if federation.batch_idx else {}
-    data = _data_of(method)
+    checkpoint |= {"federation": state, "method": class_path(run)}
+    for each in run.components:
+        checkpoint |= each.public_state()
+        for name in local:
+            checkpoint["clients"][name] |= each.client_state(name)
     for name in local:
-        own = {"totals": totals[name], "losses": losses.get(name, []), "received": method.shared.received.get(name)}
-        checkpoint["clients"][name] |= own
-        if data is not None and (kept := data.client_state(name)):
-            checkpoint["clients"][name]["data"] = kept
-        if isinstance(method.task, Regression) and name in method.task.scales:
-            checkpoint["clients"][name]["label_scale"] = method.task.scales[name].state()
-    if method.target.name in local and method.target_temperature != 1:
-        checkpoint["clients"][method.target.name]["temperature"] = method.target_temperature
+        checkpoint["clients"][name]["totals"] = totals[name]
 
 
-def restore_outputs(method: Method, checkpoint: Mapping[str, Any], clients: Iterable[str]) -> None:
-    """Read what networks give as in the run of a checkpoint: with its temperature of the target, and scale of labels.
-
-    One that has none of these is of logits as they are, or of numbers in the labels' unit.
-
-    Raises:
-        RosterError: If the checkpoint has something else in their place.
-    """
-    if isinstance(method.task, Regression):
-        states = {name: checkpoint.get("clients", {}).get(name, {}).get("label_scale") for name in clients}
-        method.task.scales = {
-            name: LabelScale.from_state(state, method.task.num_outputs)
-            for name, state in states.items()
-            if state is not None
-        }
-    found = checkpoint.get("clients", {}).get(method.target.name, {}).get("temperature", 1.0)
-    if not isinstance(found, float) or not 0 < found < math.inf:
-        raise RosterError(f"the checkpoint's temperature of the target must be a positive number, got {found!r}")
-    method.target_temperature = found
-
-
-def _data_of(method: Method) -> Any:
-    """The data module of a run, if it keeps something of clients."""
-    data = getattr(method._trainer, "datamodule", None)
-    return data if hasattr(data, "client_state") else None
-
-
-def load(method: Method, checkpoint: dict[str, Any]) -> None:
+def load(run: Run, checkpoint: dict[str, Any]) -> None:
     """Give Lightning its form back, and go on where the checkpoint stopped if training does.
 
     Raises:
         RosterError: If it belongs to another roster, or training cannot go on from it.
     """
-    federation = method.federation
+    federation = run.federation
     federation.roster.check(checkpoint["federation"]["roster"])
-    if is_share(method.warmup):
-        method.warmup_rounds = (checkpoint.get("plan") or {}).get("warmup_rounds", method.warmup_rounds)
+    if is_share(run.clock.warmup):
+        run.clock.warmup_rounds = (checkpoint.get("plan") or {}).get("warmup_rounds", run.clock.warmup_rounds)
     local = [client.name for client in federation.local_clients]
-    trainer = method._trainer
-    predicting = trainer is not None and trainer.state.fn == TrainerFn.PREDICTING
-    check_there(checkpoint, [name for name in local if name == method.target.name] if predicting else local)
+    predicting = run.is_attached and run.trainer.state.fn == TrainerFn.PREDICTING
+    check_there(checkpoint, [name for name in local if name == run.target.name] if predicting else local)
     join(checkpoint, local)
-    complete(method, checkpoint, local)
-    restore_outputs(method, checkpoint, local)
-    restore_data(_data_of(method), checkpoint, local)
-    if trainer is not None and trainer.state.fn != TrainerFn.FITTING:
-        return  # for validation and testing, only the weights are of interest
-    if "clients" not in checkpoint:
-        if trainer is None:
-            return
+    complete(run, checkpoint, local)
+    states = {name: checkpoint["clients"].get(name, {}) for name in local}
+    resumes = run.is_fitting or not run.is_attached
+    if resumes:
+        _check_resumed(run, checkpoint)
+        totals = {name: state["totals"] for name, state in states.items()}
+        memory = {"server": checkpoint[SERVER]["federation"], "clients": totals}
+        federation.load_state_dict(checkpoint["federation"] | memory)
+    for each in run.components:
+        each.load_state(states, checkpoint, resumes)
+
+
+def _check_resumed(run: Run, checkpoint: Mapping[str, Any]) -> None:
+    """Raise a `RosterError` if training cannot go on from a checkpoint, and warn of arguments that have changed."""
+    if checkpoint["method"] != class_path(run):
         raise RosterError(
-            "the checkpoint is of a version of fedlit that did not keep each client's state under its name, and "
-            "training cannot go on from it: train anew, or use its weights in validate, test, predict and export"
-        )
-    if checkpoint["method"] != class_path(method):
-        raise RosterError(
-            f"the checkpoint is one of {checkpoint['method']}, this run trains {class_path(method)}: resume with the "
+            f"the checkpoint is one of {checkpoint['method']}, this run trains {class_path(run)}: resume with the "
             "same method, or load the weights alone with load_from_checkpoint"
         )
-    _warn_of_changes(method, checkpoint)
-    if federation.hosts_server and checkpoint.get(PROCESS, 0):
+    _warn_of_changes(run, checkpoint)
+    if run.federation.hosts_server and checkpoint.get(PROCESS, 0):
         raise RosterError(
             f"process 0 resumes from a file of process {checkpoint[PROCESS]}, and needs its own, which has the state "
             "of the server: NAME.ckpt, and not NAME.ckpt.part1"
         )
-    own = {name: checkpoint["clients"][name] for name in local}
-    memory = {"server": checkpoint[SERVER]["federation"], "clients": {name: own[name]["totals"] for name in own}}
-    federation.load_state_dict(checkpoint["federation"] | memory)
-    method.record.restore_plan_(checkpoint["plan"])
-    for name, state in own.items():
-        method.record.restore_(name, state["losses"])
-        if state["received"] is not None:
-            method.shared.restore_(name, state["received"])
 
 
 _PLAIN = (bool, int, float, str, list, type(None))
 
 
-def _warn_of_changes(method: Method, checkpoint: Mapping[str, Any]) -> None:
+def _warn_of_changes(run: Run, checkpoint: Mapping[str, Any]) -> None:
     """Warn of arguments with which training goes on otherwise than it began."""
-    before, now = checkpoint.get("hyper_parameters", {}), cast(Any, method).hparams
+    before, now = checkpoint.get("hyper_parameters", {}), run.module.hparams
     changed = [
         f"{name} was {before[name]!r} and is {now[name]!r}"
         for name in now
@@ -151,33 +109,31 @@ def _warn_of_changes(method: Method, checkpoint: Mapping[str, Any]) -> None:
     ]
     if changed:
         rank_zero_warn(f"training goes on with other arguments than the checkpoint's: {'; '.join(changed)}")
-    if "param_groups" in before and before["param_groups"] != method.param_groups:  # as rates of the optimizer are
+    if "param_groups" in before and before["param_groups"] != run.local.param_groups:  # as rates of the optimizer are
         rank_zero_warn(
-            f"param_groups was {before['param_groups']} and is {method.param_groups}: an optimizer goes on with the "
+            f"param_groups was {before['param_groups']} and is {run.local.param_groups}: an optimizer goes on with the "
             "settings that the checkpoint has"
         )
 
 
-def complete(method: Method, checkpoint: dict[str, Any], clients: Sequence[str]) -> None:
+def complete(run: Run, checkpoint: dict[str, Any], clients: Sequence[str]) -> None:
     """Where the target predicts by itself, and has its own file alone: leave the others' replicas as they are.
 
     Modules read a state by the version of its form, which a checkpoint with clients apart does not state.
     """
-    if "clients" not in checkpoint:
-        return
     lacking = tuple(f"{REPLICAS}{name}." for name in clients if name not in checkpoint["clients"])
-    own: Any = cast(nn.Module, method).state_dict()
+    own: Any = run.module.state_dict()
     state: Any = OrderedDict(checkpoint["state_dict"])
     state.update({key: own[key] for key in own if lacking and key.startswith(lacking)})
     state._metadata = own._metadata
     checkpoint["state_dict"] = state
 
 
-def local_part(method: Method, state: Mapping[str, Any], strict: bool) -> Mapping[str, Any]:
+def local_part(run: Run, state: Mapping[str, Any], strict: bool) -> Mapping[str, Any]:
     """Return what a process loads of a state dict: all but the weights of clients that other processes host.
 
     Args:
-        method: With its replicas built.
+        run: With its replicas built.
         state: As `FederatedModule.state_dict` gives it, of a process that hosts as many clients or more.
         strict: Whether it must have the weights of each local client, and of no unknown one.
 
@@ -185,13 +141,13 @@ def local_part(method: Method, state: Mapping[str, Any], strict: bool) -> Mappin
         ValueError: If it is another part of a checkpoint.
         RosterError: If it has no weights of clients, or lacks a local client, or has an unknown one.
     """
-    names, kind = [client.name for client in method.clients], type(method).__name__
+    names, kind = [client.name for client in run.clients], run.name
     load_file = f"load the file with {kind}.load_from_checkpoint(path, ...), or give the Trainer ckpt_path=path"
     if "state_dict" in state or any(isinstance(state.get(name), Mapping) for name in names):
         what = "a whole checkpoint" if "state_dict" in state else "checkpoint['clients']"
         raise ValueError(f"state_dict must have weights by their names replicas.CLIENT..., got {what}: {load_file}")
     there = dict.fromkeys(key.split(".")[1] for key in state if key.startswith(REPLICAS))
-    lacking = [client.name for client in method.federation.local_clients if client.name not in there]
+    lacking = [client.name for client in run.federation.local_clients if client.name not in there]
     if lacking and not there:
         raise RosterError(
             f"state_dict has no weights of clients {lacking}, so that nothing would be loaded: a checkpoint file has "
@@ -205,7 +161,7 @@ def local_part(method: Method, state: Mapping[str, Any], strict: bool) -> Mappin
             f"state_dict has weights of {[*there]}, and none of {lacking}, which this process hosts: load a state dict "
             "with all of them, or give strict=False, which leaves theirs as they are"
         )
-    elsewhere = tuple(f"{REPLICAS}{name}." for name in names if name not in method.replicas)
+    elsewhere = tuple(f"{REPLICAS}{name}." for name in names if name not in run.replicas)
     if not elsewhere:
         return state
     left: Any = OrderedDict({key: each for key, each in state.items() if not key.startswith(elsewhere)})
@@ -213,17 +169,9 @@ def local_part(method: Method, state: Mapping[str, Any], strict: bool) -> Mappin
     return cast(Mapping[str, Any], left)
 
 
-def restore_data(data: Any, checkpoint: Mapping[str, Any], clients: Iterable[str]) -> None:
-    """Give a data module what a checkpoint keeps of the data of these clients."""
-    for name in clients if data is not None else ():
-        state = checkpoint.get("clients", {}).get(name, {}).get("data")
-        if state:
-            data.load_client_state(name, state)
-
-
 def check_there(checkpoint: Mapping[str, Any], clients: Sequence[str]) -> None:
     """Raise a `RosterError` unless the files of a checkpoint that were found have the states of these clients."""
-    lacking = [name for name in clients if "clients" in checkpoint and name not in checkpoint["clients"]]
+    lacking = [name for name in clients if name not in checkpoint["clients"]]
     if lacking:
         raise RosterError(
             f"the checkpoint was written by several processes, each of its own clients, and there is no state of "
@@ -258,12 +206,7 @@ def split(checkpoint: dict[str, Any], clients: Sequence[str]) -> None:
 
 
 def join(checkpoint: dict[str, Any], clients: Collection[str]) -> None:
-    """Put the states of local clients where Lightning looks for them, in place.
-
-    A checkpoint that is in Lightning's form already, as those of early versions are, stays as it is.
-    """
-    if "clients" not in checkpoint:
-        return
+    """Put the states of local clients where Lightning looks for them, in place."""
     own = {name: state for name, state in checkpoint["clients"].items() if name in clients}
     checkpoint["state_dict"] = dict(checkpoint["state_dict"])
     for name, state in own.items():

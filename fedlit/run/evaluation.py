@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -16,7 +16,7 @@ from fedlit.federation import FederatedLoader
 from fedlit.federation.nested import vectors
 from fedlit.functional import nearest_neighbours, neighbourhood_information, standardised_directions
 from fedlit.run.collapse import FEW, CollapseWatch
-from fedlit.run.method import Method, metric_names
+from fedlit.run.run import Run, run_of
 from fedlit.run.sample_check import check_evaluation
 from fedlit.run.tasks import Classification, Meter
 
@@ -49,18 +49,18 @@ class Evaluation(Callback):
         self._classes.clear()
         self._predictions = self._undefined = 0
         self._inputs.clear()
-        self._check_samples(trainer, cast(Method, pl_module))
-        cast(Method, pl_module).prepare_predictions()
+        self._check_samples(trainer, run_of(pl_module))
+        run_of(pl_module).prepare_predictions()
 
-    def _check_samples(self, trainer: Trainer, module: Method) -> None:
+    def _check_samples(self, trainer: Trainer, run: Run) -> None:
         """Do what a `FederatedStrategy` does, where there is none: look at samples before they are evaluated."""
         if getattr(trainer.strategy, "federation", None) is not None:
             return
         stage = "predict" if trainer.predicting else "test" if trainer.testing else "val"
         loaders = getattr(trainer, f"{stage}_dataloaders")
         for loader in loaders if isinstance(loaders, list | tuple) else [loaders]:
-            if isinstance(loader, FederatedLoader) and getattr(loader.check, "method", None) is not module:
-                check_evaluation(module, loader)
+            if isinstance(loader, FederatedLoader) and getattr(loader.check, "run", None) is not run:
+                check_evaluation(run, loader)
 
     def _count(
         self,
@@ -71,13 +71,13 @@ class Evaluation(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        module = cast(Method, pl_module)
+        run = run_of(pl_module)
         for name, predicted in outputs.items():
             if name not in self._meters:
-                self._meters[name] = module.task.meter(name == module.target.name, module.device)
+                self._meters[name] = run.task.meter(name == run.target.name, run.device)
             self._meters[name].update(predicted, batch[name][1])
-        if trainer.state.fn == TrainerFn.FITTING and self._neighbours is None and module.target.name in outputs:
-            inputs = vectors(batch[module.target.name][0])
+        if trainer.state.fn == TrainerFn.FITTING and self._neighbours is None and run.target.name in outputs:
+            inputs = vectors(batch[run.target.name][0])
             if inputs is not None and sum(map(len, self._inputs)) < MOST:
                 self._inputs.append(inputs.detach().cpu())
         self._count_classes(trainer, pl_module, outputs, batch, batch_idx, dataloader_idx)
@@ -91,15 +91,15 @@ class Evaluation(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        module = cast(Method, pl_module)
-        predicted = outputs.get(module.target.name) if isinstance(outputs, Mapping) else None
+        run = run_of(pl_module)
+        predicted = outputs.get(run.target.name) if isinstance(outputs, Mapping) else None
         if not isinstance(predicted, torch.Tensor):
             return
         # of classes, a logit of -inf rules one out
-        numbers = predicted.detach().softmax(dim=1) if isinstance(module.task, Classification) else predicted.detach()
+        numbers = predicted.detach().softmax(dim=1) if isinstance(run.task, Classification) else predicted.detach()
         self._undefined += int(numbers.isnan().any(dim=1).sum())
         self._predictions += len(numbers)
-        if isinstance(module.task, Classification):
+        if isinstance(run.task, Classification):
             self._classes.append(predicted.detach().argmax(dim=1).cpu())
 
     def _predicted(self) -> Counter[int]:
@@ -129,7 +129,7 @@ class Evaluation(Callback):
         if self._undefined:
             warnings.warn(
                 f"{self._undefined} of {self._predictions} predictions for target "
-                f"{cast(Method, pl_module).target.name!r} are NaN: its network has diverged. Lower the "
+                f"{run_of(pl_module).target.name!r} are NaN: its network has diverged. Lower the "
                 "learning rate, clip gradients (Trainer(gradient_clip_val=...)), or scale inputs that are large",
                 stacklevel=2,
             )
@@ -139,27 +139,27 @@ class Evaluation(Callback):
         ((label, number),) = predicted.items()
         if number < FEW:
             return
-        module = cast(Method, pl_module)
+        run = run_of(pl_module)
         warnings.warn(
-            f"all {number} predictions for target {module.target.name!r} are of class {_class_name(trainer, label)}, "
+            f"all {number} predictions for target {run.target.name!r} are of class {_class_name(trainer, label)}, "
             "as of a model that has not learnt yet or has collapsed: train for more rounds (max_epochs), with Adam or "
             "a higher learning rate (optimizer), or with warmup_rounds on the sources first; if one class is much the "
             "larger, decide by what errors cost (costs of TargetPredictions)",
             stacklevel=2,
         )
 
-    def _warn_of_collapse(self, trainer: Trainer, module: Method, score: float) -> None:
+    def _warn_of_collapse(self, trainer: Trainer, run: Run, score: float) -> None:
         """Warn where the target is hosted, after the round in which its predictions get worse for good."""
-        round_idx = module.federation.round_idx - 1
+        round_idx = run.federation.round_idx - 1
         predicted = {_class_name(trainer, label): number for label, number in self._predicted().items()}
-        assert isinstance(module.task, Classification)
-        information = self._information(module.task.num_classes)
+        assert isinstance(run.task, Classification)
+        information = self._information(run.task.num_classes)
         text = self._watch.see(predicted, score, round_idx, information)
         if text:
-            weight = f"lower {module.adaptation_weight}, or " if module.adaptation_weight else "lower "
-            limit = " set trust_region=1.0," if module.uses_unlabelled_target and module.trust_region is None else ""
+            weight = f"lower {run.requires.adaptation_weight}, or " if run.requires.adaptation_weight else "lower "
+            limit = " set trust_region=1.0," if run.requires.unlabelled_target and run.trust_region is None else ""
             warnings.warn(
-                f"the predictions of {type(module).__name__} for target {module.target.name!r} have got worse by round "
+                f"the predictions of {run.name} for target {run.target.name!r} have got worse by round "
                 f"{round_idx}: {text}. Take an earlier round, by validator/trust (the callbacks Validators and "
                 f"TrustedRound); or{limit} {weight}the learning rate, raise warmup_rounds, or scale inputs to length 1",
                 stacklevel=2,
@@ -173,17 +173,17 @@ class Evaluation(Callback):
     def _log(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.sanity_checking:
             return
-        module = cast(Method, pl_module)
+        run = run_of(pl_module)
         values = {name: meter.compute() for name, meter in self._meters.items()}
-        if trainer.state.fn == TrainerFn.FITTING and "score" in values.get(module.target.name, {}):
-            self._warn_of_collapse(trainer, module, values[module.target.name]["score"])
-        reported = module.federation.report(values, list(module.task.metrics))
-        metrics = metric_names(module, reported)
-        quality = module.task.metrics[0]
+        if trainer.state.fn == TrainerFn.FITTING and "score" in values.get(run.target.name, {}):
+            self._warn_of_collapse(trainer, run, values[run.target.name]["score"])
+        reported = run.federation.report(values, list(run.task.metrics))
+        metrics = run.metric_names(reported)
+        quality = run.task.metrics[0]
         of_sources = [row[quality] for row in reported.values() if quality in row]
         if of_sources:
             metrics[f"source/{quality}"] = sum(of_sources) / len(of_sources)
-        module.log_everywhere(metrics)
+        run.log(metrics)
 
     on_validation_epoch_start = on_test_epoch_start = on_predict_epoch_start = _start
     on_validation_batch_end = on_test_batch_end = _count
@@ -193,24 +193,13 @@ class Evaluation(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Refuse validation samples before the first round, rather than after it."""
-        self._check_samples(trainer, cast(Method, pl_module))
+        self._check_samples(trainer, run_of(pl_module))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leave a module that predicts."""
-        cast(Method, pl_module).prepare_predictions()
+        run_of(pl_module).prepare_predictions()
 
 
 def _class_name(trainer: Trainer, label: int) -> str:
     names = getattr(trainer.datamodule, "classes", None)  # type: ignore[attr-defined]
     return f"{names[label]!r}" if names is not None and len(names) > label else str(label)
-
-
-def log_everywhere(trainer: Trainer, module: LightningModule, metrics: Mapping[str, float]) -> None:
-    """Log numbers that are equal on all processes, in whatever hook."""
-    if trainer.evaluating:  # a Trainer returns what is logged so; no reduction, no warning, the key exists everywhere
-        module.log_dict(dict(metrics), batch_size=1, sync_dist=True, rank_zero_only=True)
-        return
-    # at once, and without the quarter of a millisecond that `self.log` takes for each
-    trainer.callback_metrics.update({name: torch.tensor(value) for name, value in metrics.items()})
-    for logger in trainer.loggers:
-        logger.log_metrics(dict(metrics), step=trainer.global_step)

@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 
 from fedlit.federation import FederatedLoader
 from fedlit.federation.labels import UNLABELLED
-from fedlit.run.method import Method
+from fedlit.run.run import Run
 from fedlit.run.tasks import Classification
 
 UNEQUAL = 0.2
@@ -25,18 +25,18 @@ UNEQUAL = 0.2
 digits, photographs and drawings on which matching helps, by less than 0.2."""
 
 
-def warn_of_unequal_classes(method: Method, loader: FederatedLoader) -> None:
+def warn_of_unequal_classes(run: Run, loader: FederatedLoader) -> None:
     """Warn if sources of this process have classes in other shares than each other, or its only one than equal ones.
 
     Nothing is sent, and nobody learns another's shares: a process with one source cannot know that others are alike.
     Sources whose labels are no tensor in memory are left out, as reading labels means reading all samples.
     """
-    argument, task = method.adaptation_weight, method.task
-    idle = argument and not getattr(method, argument)
-    if idle or not (method.matches_distributions and isinstance(task, Classification)):
+    task, weight = run.task, run.requires.adaptation_weight
+    is_off = weight and not getattr(run.module, weight)
+    if is_off or not (run.requires.matches_distributions and isinstance(task, Classification)):
         return
     counts = {}
-    for client in method.sources:
+    for client in run.sources:
         found = (
             count_classes(loader.datasets[client.name], task.num_classes) if client.name in loader.datasets else None
         )
@@ -45,7 +45,7 @@ def warn_of_unequal_classes(method: Method, loader: FederatedLoader) -> None:
     distance, words = most_unequal(counts)
     if distance > UNEQUAL:
         warnings.warn(
-            f"classes are shared out unequally ({words}), and {type(method).__name__} makes the features of all "
+            f"classes are shared out unequally ({words}), and {run.name} makes the features of all "
             "clients alike as a whole. If the target's shares differ too, samples of one class are moved onto another: "
             "in the four hospitals that cost up to 23 points against SourceOnly. Compare with SourceOnly (--compare), "
             "or take KD3A, FedAvg or recipes/tables, which hold there",

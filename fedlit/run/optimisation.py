@@ -7,7 +7,8 @@ their own gradient, so this is exactly independent local training, at the price 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, ClassVar
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
 import torch
@@ -18,8 +19,9 @@ from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from fedlit.federation.ledger import SERVER
-from fedlit.run.record import RoundRecord
-from fedlit.run.vectorisation import StackedReplicas
+
+if TYPE_CHECKING:
+    from fedlit.run.run import Run
 
 
 def default_optimizer(params: Iterable[Any]) -> Optimizer:
@@ -253,33 +255,38 @@ class ClientSchedules:
 class ClientOptimisation(pl.LightningModule):
     """Lightning's hooks of optimisation, client by client, where all clients of a process share an optimiser."""
 
-    several_models: ClassVar[bool]
-    record: RoundRecord
-    _stacked: StackedReplicas | None = None
+    run: Run
 
     def on_after_backward(self) -> None:
         """Hand stacked gradients back to the clients' own parameters."""
-        if self._stacked is not None:
-            self._stacked.scatter_gradients()
+        if self.run.stacked is not None:
+            self.run.stacked.scatter_gradients()
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        """Take a step; a target without labels that has a trust region keeps within its share of that."""
+        region = self.run.trust_region
+        with nullcontext() if region is None else region.limited(self.run):
+            super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Optimizer) -> None:
         """Clear gradients to None, so that an absent client's optimiser state stands still."""
         optimizer.zero_grad(set_to_none=True)
-        if self._stacked is not None:
-            self._stacked.zero_grad()
+        if self.run.stacked is not None:
+            self.run.stacked.zero_grad()
 
     def configure_gradient_clipping(
         self, optimizer: Optimizer, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
     ) -> None:
         """Clip each client's gradient by itself."""
         if gradient_clip_val:
-            algorithm = str(gradient_clip_algorithm or "norm")
-            self.record.add_norms_(clip_client_gradients(optimizer, gradient_clip_val, algorithm, self.several_models))
+            algorithm, several = str(gradient_clip_algorithm or "norm"), self.run.spec.several_models
+            self.run.record.add_norms_(clip_client_gradients(optimizer, gradient_clip_val, algorithm, several))
 
     def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
         """Advance per-client schedules that count steps; those that count rounds advance when a round ends."""
+        steps = self.run.record.steps
         if not isinstance(scheduler, ClientSchedules):
             super().lr_scheduler_step(scheduler, metric)
-        elif scheduler.interval == "step" and self.record.steps:
-            names, values = self.record.steps[-1]
+        elif scheduler.interval == "step" and steps:
+            names, values = steps[-1]
             scheduler.step(names, dict(zip(names, values.tolist(), strict=True)))

@@ -9,13 +9,15 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
-from fedlit.federation.streams import enter_stream, torch_streams
-from fedlit.run.method import Method
+from fedlit.run.local import initial_networks
+
+if TYPE_CHECKING:
+    from fedlit.run.run import Run
 
 Entries: TypeAlias = list[dict[str, Any]]
 
@@ -71,25 +73,25 @@ def check_ratio(entries: Entries | None, name: str, ratio: float, **where: str) 
             )
 
 
-def make(method: Method, groups: Sequence[dict[str, Any]]) -> Optimizer:
+def make(run: Run, groups: Sequence[dict[str, Any]]) -> Optimizer:
     """The method's optimiser over a client's or several clients' parameter groups, divided by its entries.
 
     Raises:
         ValueError: If the optimiser lacks a setting, or a setting is out of range.
     """
-    optimizer = method.optimizer(divide(method, groups))
-    for place, entry in enumerate(method.param_groups or ()):
+    optimizer = run.local.optimizer(divide(run, groups))
+    for place, entry in enumerate(run.local.param_groups or ()):
         for name, value in _settings(entry).items():
             _check_setting(f"param_groups[{place}]", name, value, optimizer)
     return optimizer
 
 
-def divide(method: Method, groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def divide(run: Run, groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Parameter groups with one group for each set of entries that meets some of its parameters.
 
     Those that come of one group have its number among its client's under ``"model"``, by which they are clipped.
     """
-    entries = method.param_groups
+    entries = run.local.param_groups
     if not entries:
         return list(groups)
     names: dict[str, dict[int, list[str]]] = {}
@@ -99,7 +101,7 @@ def divide(method: Method, groups: Sequence[dict[str, Any]]) -> list[dict[str, A
         client = group["client"]
         if client not in names:
             names[client] = {}
-            for name, param in method.replicas[client].named_parameters(remove_duplicate=False):
+            for name, param in run.replicas[client].named_parameters(remove_duplicate=False):
                 names[client].setdefault(id(param), []).append(name)  # a tied one has several
         pieces: dict[tuple[int, ...], list[Tensor]] = {}
         for param in group["params"]:
@@ -115,18 +117,18 @@ def divide(method: Method, groups: Sequence[dict[str, Any]]) -> list[dict[str, A
     return divided
 
 
-def check_parts(method: Method, groups: Iterable[Mapping[str, Any]]) -> None:
+def check_parts(run: Run, groups: Iterable[Mapping[str, Any]]) -> None:
     """Raise a `ValueError` if an entry is for a part that clients lack, or that no optimiser trains.
 
     Args:
-        method: With its replicas built.
+        run: With its replicas built.
         groups: Of its local clients; of none, nothing is checked.
     """
     trained = {id(param) for group in groups for param in group["params"]}
     if not trained:
         return
-    local = {client.name: method.replicas[client] for client in method.federation.local_clients}
-    for place, entry in enumerate(method.param_groups or ()):
+    local = {client.name: run.replicas[client] for client in run.federation.local_clients}
+    for place, entry in enumerate(run.local.param_groups or ()):
         part, of = entry.get("part"), entry.get("client")
         if part is None:
             continue
@@ -138,9 +140,9 @@ def check_parts(method: Method, groups: Iterable[Mapping[str, Any]]) -> None:
         if named:
             raise ValueError(
                 f"param_groups[{place}] is for part {part!r}, which the optimizer does not train: it is frozen, or "
-                f"{type(method).__name__} does not train it by gradients"
+                f"{run.name} does not train it by gradients"
             )
-        elsewhere = _networks(method, of)  # a client of another process may have it
+        elsewhere = initial_networks(run, of)  # a client of another process may have it
         if not any(_is_in(name, part) for network in elsewhere for name, _ in network.named_parameters()):
             parts = dict.fromkeys(name.split(".")[0] for net in elsewhere for name, _ in net.named_parameters())
             whose = "nobody has" if of is None else f"{of!r} does not have"
@@ -148,18 +150,6 @@ def check_parts(method: Method, groups: Iterable[Mapping[str, Any]]) -> None:
                 f"param_groups[{place}] is for part {part!r}, which {whose}: give one of {list(parts)}, or a module "
                 "within one, as extractor.NAME"
             )
-
-
-def _networks(method: Method, client: str | None) -> list[nn.Module]:
-    """What a source and the target hold, or one client, whoever hosts them."""
-    made: list[nn.Module] = []
-    with torch_streams():
-        for is_target in (False, True):
-            if client is None or is_target == (client == method.target.name):
-                enter_stream(method.federation.seed, "initial weights")
-                replica = method.build_replica()
-                made.append(method.build_target(replica) if is_target else replica)
-    return made
 
 
 def _settings(entry: Mapping[str, Any]) -> dict[str, Any]:

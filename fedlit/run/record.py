@@ -1,18 +1,23 @@
-"""What is noted of the run and of the round under way: how it was planned, losses and gradient norms."""
+"""Record of the run and of the round under way: how it was planned, losses and gradient norms."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from fedlit.federation import RosterError
+from fedlit.federation import Channel, RosterError
+from fedlit.federation.metrics import METRICS
+from fedlit.run.component import Component
+
+if TYPE_CHECKING:
+    from fedlit.run.run import Run
 
 
-class RoundRecord:
+class RoundRecord(Component):
     """Losses of local clients in the steps of a round so far, and norms of their gradients.
 
     Attributes:
@@ -22,7 +27,8 @@ class RoundRecord:
         graphs: Clients of which a loss in the round depended on something that is trained.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, run: Run) -> None:
+        self._run = run
         self.plan: dict[str, Any] | None = None
         self._planned = False  # whether the plan is that of a checkpoint
         self.steps: list[tuple[list[str], Tensor]] = []
@@ -46,6 +52,13 @@ class RoundRecord:
             )
         self._planned = False
 
+    def check_plan(self, servers: dict[str, Any] | None) -> None:
+        """Raise a `RosterError` if a site returns with other data or rounds than the run has."""
+        if servers != self.plan:
+            raise RosterError(
+                f"this site comes back with other data or rounds than it left: {self.plan}, and the run has {servers}"
+            )
+
     @property
     def resumes(self) -> bool:
         """Whether the run that is planned next goes on from a checkpoint."""
@@ -54,10 +67,6 @@ class RoundRecord:
     def of_checkpoint(self, name: str) -> Any:
         """What the run was planned with whose checkpoint is gone on from; ``None`` without one, or if it has none."""
         return (self.plan or {}).get(name) if self._planned else None
-
-    def restore_plan_(self, plan: dict[str, Any] | None) -> None:
-        """Take the plan of a checkpoint, which the run that goes on from it must have."""
-        self.plan, self._planned = plan, plan is not None
 
     def start_run_(self) -> None:
         """Forget another run, and go on in the round of a checkpoint if there was one."""
@@ -94,6 +103,26 @@ class RoundRecord:
         """Training loss of each local client that trained in the round: mean over its steps."""
         return {name: math.fsum(values) / len(values) for name, values in self.losses().items()}
 
-    def restore_(self, client: str, losses: list[float]) -> None:
-        """Take a client's losses before a checkpoint within a round, for the run that starts next."""
-        self._resumed += [([client], torch.tensor([value])) for value in losses]
+    # ---------------------------------------------------------------- a component
+
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        """The numbers that clients report."""
+        return (METRICS,)
+
+    def client_state(self, client: str) -> dict[str, Any]:
+        """Return a client's losses in a round that a checkpoint is written within."""
+        return {"losses": self.losses().get(client, []) if self._run.clock.step else []}
+
+    def public_state(self) -> dict[str, Any]:
+        """Return the plan."""
+        return {"plan": self.plan}
+
+    def load_state(self, clients: Mapping[str, Mapping[str, Any]], public: Mapping[str, Any], resumes: bool) -> None:
+        """Take the plan, which the run that goes on from it must have, and losses for the run that starts next."""
+        if not resumes:
+            return
+        self.plan = public["plan"]
+        self._planned = self.plan is not None
+        for name, state in clients.items():
+            self._resumed += [([name], torch.tensor([value])) for value in state["losses"]]

@@ -19,24 +19,28 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import scipy.sparse
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedlit.federation import Client, Open, Summed
+from fedlit.checks import check_one_of
+from fedlit.federation import Channel, Client, Open, Summed
 from fedlit.federation.nested import Inputs, num_samples, vectors
 from fedlit.federation.streams import enter_stream, torch_streams
 from fedlit.functional import information_maximisation_loss, neighbour_graph, refine_labels, softmax_regression
-from fedlit.run.local import evaluating, labelled_samples, shuffled_inputs, training_inputs
-from fedlit.run.method import Method
+from fedlit.run.component import Component
+from fedlit.run.local import evaluating
 from fedlit.run.optimisation import clip_client_gradients
 from fedlit.run.param_groups import make
 from fedlit.run.tasks import Classification
+
+if TYPE_CHECKING:
+    from fedlit.run.run import Run
 
 LEAST_SAMPLES = 50
 """Of the target; neighbourhoods of fewer have little information."""
@@ -119,69 +123,90 @@ class Proposal:
     state: Mapping[str, Any]
 
 
-def refine_(method: Method) -> None:
-    """Refine the target's predictions, if the sources' samples do not speak against it; all processes call it.
+class Refinement(Component):
+    """Refines the target's predictions when a run ends, if the sources' samples do not speak against it.
 
     Logs ``refine/taken`` (1 or 0) and the accuracies on the sources' samples, ``refine/reverse_accuracy`` and
     ``refine/reverse_accuracy_before``. Where it cannot be done, the target's process warns, and nothing changes.
+
+    Args:
+        refine: ``True`` for the classifier, ``"network"`` to train the network below it first.
+        can_predict: Whether a client has something to predict with.
+
+    Raises:
+        ValueError: If ``refine`` is neither.
     """
-    federation, target = method.federation, method.target
-    method.prepare_predictions()
-    passes = iter(range(PASSES if method.refine == "network" else 0))
-    proposal: Proposal | None = None
-    if federation.is_local(target):
-        try:
-            proposal = propose(method, passes)
-        except NoRefinementError as reason:
-            _warn(method, str(reason))
-    for _ in passes:  # those that the target's process goes through, or has left out
-        federation.check("refinement", None)
-    sent = {} if proposal is None else {target.name: {"weight": proposal.heads.weight, "bias": proposal.heads.bias}}
-    received = federation.exchange(_HEADS, sent, absent_too=True)
-    answers = {
-        client.name: {"right": answer(method, client, received.get(client.name, {}).get(target.name))}
-        for client in method.sources
-        if federation.is_local(client)
-    }
-    accuracies = federation.mean(_ANSWERS, answers, weights=federation.weights, absent_too=True).get(target.name)
-    own: dict[str, dict[str, float]] = {}
-    if federation.is_local(target):
-        own[target.name] = {"taken": 0.0} if proposal is None else decide_(method, proposal, accuracies)
-    numbers = federation.report(own, _NAMES).get(target.name, {})
-    method.log_everywhere({f"refine/{name}": number for name, number in numbers.items()})
+
+    def __init__(self, refine: bool | str, can_predict: Callable[[Client], bool]) -> None:
+        check_one_of("refine", refine, (False, True, "network"))
+        self.of_network = refine == "network"
+        self.can_predict = can_predict
+
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        """Classifiers of the target, and how many of their samples sources find them right about."""
+        return CHANNELS
+
+    def on_run_end(self, run: Run) -> None:
+        """Propose a classifier at the target, ask the sources, and decide."""
+        federation, target = run.federation, run.target
+        run.prepare_predictions()
+        passes = iter(range(PASSES if self.of_network else 0))
+        proposal: Proposal | None = None
+        if federation.is_local(target):
+            try:
+                if not self.can_predict(target):
+                    raise NoRefinementError("it has no classifier yet")
+                proposal = propose(run, passes, self.of_network)
+            except NoRefinementError as reason:
+                _warn(run, str(reason))
+        for _ in passes:  # those that the target's process goes through, or has left out
+            federation.check("refinement", None)
+        sent = {} if proposal is None else {target.name: {"weight": proposal.heads.weight, "bias": proposal.heads.bias}}
+        received = federation.exchange(_HEADS, sent, absent_too=True)
+        answers = {
+            client.name: {"right": answer(run, client, received.get(client.name, {}).get(target.name))}
+            for client in run.sources
+            if federation.is_local(client)
+        }
+        accuracies = federation.mean(_ANSWERS, answers, weights=federation.weights, absent_too=True).get(target.name)
+        own: dict[str, dict[str, float]] = {}
+        if federation.is_local(target):
+            own[target.name] = {"taken": 0.0} if proposal is None else decide_(run, proposal, accuracies)
+        numbers = federation.report(own, _NAMES).get(target.name, {})
+        run.log({f"refine/{name}": number for name, number in numbers.items()})
 
 
-def propose(method: Method, passes: Iterator[int]) -> Proposal:
+def propose(run: Run, passes: Iterator[int], of_network: bool) -> Proposal:
     """What the target's samples make of its network, which stays as it is.
 
     Args:
-        method: Of a process that hosts the target.
+        run: Of a process that hosts the target.
         passes: In which the network is trained on, if it is; before each, processes meet.
+        of_network: Whether it is.
 
     Raises:
         NoRefinementError: If there are too few samples, no classifier to fit, one predicted class, or a network cannot
             be trained on.
     """
-    target = method.target
-    samples = method.federation.weights[target.name]
+    target = run.target
+    samples = run.federation.weights[target.name]
     if samples < LEAST_SAMPLES:
         raise NoRefinementError(f"it has {samples} training samples, and neighbourhoods take {LEAST_SAMPLES}")
-    if not method.can_predict(target):
-        raise NoRefinementError("it has no classifier yet")
-    network = method.replicas[target]
+    network = run.replicas[target]
     before = _copied(network)
-    layers, features, p = _looked_at(method)
-    inputs = _vectors(method)
+    layers, features, p = _looked_at(run)
+    inputs = _vectors(run)
     # vectors are compared as they come: there, neighbours are of one class more often than among trained features
     graph = None if inputs is None else neighbour_graph(_standardised(inputs)[0])
     classes = [F.one_hot(p.argmax(dim=1), p.shape[1]).double()]
     try:
         refined = refine_labels(p, _standardised(features)[0] if graph is None else graph)
-        put_in_(method, layers, features, refined)
-        if method.refine == "network":
+        put_in_(run, layers, features, refined)
+        if of_network:
             _restore_(network, before)
-            then, refined = train_on_(method, layers, refined, graph, passes)
-            put_in_(method, layers, then, refined)
+            then, refined = train_on_(run, layers, refined, graph, passes)
+            put_in_(run, layers, then, refined)
         after = _copied(network)
     finally:
         _restore_(network, before)
@@ -190,7 +215,7 @@ def propose(method: Method, passes: Iterator[int]) -> Proposal:
     return Proposal(Heads(torch.stack(weights), torch.stack(biases)), after)
 
 
-def put_in_(method: Method, layers: Iterable[nn.Linear], features: Tensor, refined: Tensor) -> None:
+def put_in_(run: Run, layers: Iterable[nn.Linear], features: Tensor, refined: Tensor) -> None:
     """Let these last layers of the target's network be a classifier that is fitted to refined predictions.
 
     Raises:
@@ -199,14 +224,14 @@ def put_in_(method: Method, layers: Iterable[nn.Linear], features: Tensor, refin
     weight, bias = _fitted(features, refined, STRENGTH)
     for layer in layers:
         _set_(layer, weight, bias)
-    _, _, outputs = _outputs(method, method.target, training_inputs(method, method.target))
+    _, _, outputs = _outputs(run, run.target, run.samples.inputs(run.target))
     agree = outputs.argmax(dim=1) == (features.float() @ weight.T + bias).argmax(dim=1)
     if agree.double().mean() < AGREEMENT:
         raise NoRefinementError("its predictions are not those of one linear classifier of its features")
 
 
 def train_on_(
-    method: Method,
+    run: Run,
     layers: Iterable[nn.Linear],
     refined: Tensor,
     graph: scipy.sparse.csr_array | None,
@@ -215,7 +240,7 @@ def train_on_(
     """Train the target's network below its classifier, the given layers.
 
     Args:
-        method: Of a process that hosts the target.
+        run: Of a process that hosts the target.
         layers: That stand still.
         refined: Predictions of the target's samples, shape (n, C).
         graph: Of their neighbourhoods; ``None`` is that of the network's features, which changes.
@@ -227,22 +252,22 @@ def train_on_(
     Raises:
         NoRefinementError: If there is nothing to train, or predictions stop being finite, or become of one class.
     """
-    target, trainer = method.target, method.trainer
-    network = method.replicas[target]
+    target, trainer = run.target, run.trainer
+    network = run.replicas[target]
     fixed = {id(param) for layer in layers for param in layer.parameters()}
     params = [param for param in network.parameters() if param.requires_grad and id(param) not in fixed]
     if not params:
         raise NoRefinementError("its network has nothing to train below the classifier: give refine=True")
-    optimizer = make(method, [{"params": params, "client": target.name}])
+    optimizer = make(run, [{"params": params, "client": target.name}])
     rates, steps = [group["lr"] for group in optimizer.param_groups], 0
     features = torch.zeros(0)
-    with torch_streams(method.device), torch.enable_grad():
-        enter_stream(method.federation.seed, "refine", target.name, device=method.device)
+    with torch_streams(run.device), torch.enable_grad():
+        enter_stream(run.federation.seed, "refine", target.name, device=run.device)
         for pass_idx in passes:
-            method.federation.check("refinement", None)  # so that others wait for no longer than a pass
+            run.federation.check("refinement", None)  # so that others wait for no longer than a pass
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * (1 - pass_idx / PASSES)
-            for positions, inputs in shuffled_inputs(method, target, pass_idx):
+            for positions, inputs in run.samples.shuffled(target, pass_idx):
                 if num_samples(inputs) < 2:  # a single sample has no information, nor statistics for BatchNorm
                     continue
                 with trainer.precision_plugin.forward_context():
@@ -262,7 +287,7 @@ def train_on_(
                     "no batch of it has 2 samples to train on: raise batch_size, or give refine=True"
                 )
             try:
-                _, features, p = _looked_at(method)
+                _, features, p = _looked_at(run)
             except NoRefinementError as reason:
                 raise NoRefinementError(
                     f"once it has trained on, {reason}: lower the learning rate, or give refine=True"
@@ -277,13 +302,13 @@ def _loss(logits: Tensor, refined: Tensor) -> Tensor:
     return information_maximisation_loss(logits) + PSEUDO_LABELS * known
 
 
-def _looked_at(method: Method) -> tuple[list[nn.Linear], Tensor, Tensor]:
+def _looked_at(run: Run) -> tuple[list[nn.Linear], Tensor, Tensor]:
     """As `_outputs`, of all the target's samples, with class probabilities, float64, in place of outputs.
 
     Raises:
         NoRefinementError: If they are not finite, or all of one class.
     """
-    layers, features, outputs = _outputs(method, method.target, training_inputs(method, method.target))
+    layers, features, outputs = _outputs(run, run.target, run.samples.inputs(run.target))
     if not bool(features.isfinite().all() and outputs.isfinite().all()):
         raise NoRefinementError("its features or predictions are not finite")
     p = outputs.double().softmax(dim=1)
@@ -293,10 +318,10 @@ def _looked_at(method: Method) -> tuple[list[nn.Linear], Tensor, Tensor]:
     return layers, features, p
 
 
-def _vectors(method: Method) -> Tensor | None:
+def _vectors(run: Run) -> Tensor | None:
     """All inputs of the target's samples, on the CPU, where they are vectors."""
     found = []
-    for inputs in training_inputs(method, method.target):
+    for inputs in run.samples.inputs(run.target):
         side_by_side = vectors(inputs)
         if side_by_side is None:
             return None
@@ -337,7 +362,7 @@ def _standardised(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return (x - mean) / deviation, mean, deviation
 
 
-def answer(method: Method, client: Client, message: Mapping[str, Tensor] | None) -> Tensor:
+def answer(run: Run, client: Client, message: Mapping[str, Tensor] | None) -> Tensor:
     """Shares of a local source's training samples that both classifiers get right, shape (2,).
 
     A source on whose features they cannot be tried speaks against the refined one.
@@ -346,9 +371,9 @@ def answer(method: Method, client: Client, message: Mapping[str, Tensor] | None)
         return torch.zeros(2, dtype=torch.float64)
     heads = Heads(message["weight"].cpu(), message["bias"].cpu())
     right, count = torch.zeros(2, dtype=torch.float64), 0
-    for _, inputs, labels in labelled_samples(method, [client]):
+    for _, inputs, labels in run.samples.labelled([client]):
         try:
-            _, features, _ = _outputs(method, client, [inputs])
+            _, features, _ = _outputs(run, client, [inputs])
         except NoRefinementError:
             return torch.tensor([1.0, 0.0], dtype=torch.float64)
         if features.shape[1] != heads.weight.shape[2]:
@@ -357,32 +382,32 @@ def answer(method: Method, client: Client, message: Mapping[str, Tensor] | None)
     return right / max(count, 1)
 
 
-def decide_(method: Method, proposal: Proposal, accuracies: Mapping[str, Tensor] | None) -> dict[str, float]:
+def decide_(run: Run, proposal: Proposal, accuracies: Mapping[str, Tensor] | None) -> dict[str, float]:
     """Take what is proposed, unless it does much worse on the sources' samples; what is logged of it."""
     if accuracies is None:
-        _warn(method, "too few sources answered for the privacy backend to hide which of them sent what")
+        _warn(run, "too few sources answered for the privacy backend to hide which of them sent what")
         return {"taken": 0.0}
     before, after = accuracies["right"].tolist()
     taken = after >= LEFT * before
     if taken:
-        _restore_(method.replicas[method.target], proposal.state)
-        method.target_temperature = 1.0  # another one belonged to the old classifier
+        _restore_(run.replicas[run.target], proposal.state)
+        run.outputs.temperature = 1.0  # another one belonged to the old classifier
     else:
         _warn(
-            method,
+            run,
             f"the refined predictions would take the accuracy on the sources' samples from {before:.3f} to {after:.3f}",
         )
     return {"taken": float(taken), "reverse_accuracy": after, "reverse_accuracy_before": before}
 
 
 @torch.no_grad()
-def _outputs(method: Method, client: Client, batches: Iterable[Inputs]) -> tuple[list[nn.Linear], Tensor, Tensor]:
+def _outputs(run: Run, client: Client, batches: Iterable[Inputs]) -> tuple[list[nn.Linear], Tensor, Tensor]:
     """The linear layers that a local client's network ends in, what it gives them, and its outputs, on the CPU.
 
     There are several layers where classifiers vote, or their mean predicts.
     """
-    assert isinstance(method.task, Classification)
-    network, num_classes = method.replicas[client], method.task.num_classes
+    assert isinstance(run.task, Classification)
+    network, num_classes = run.replicas[client], run.task.num_classes
     calls: list[tuple[nn.Linear, Tensor]] = []
 
     def note(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -397,7 +422,7 @@ def _outputs(method: Method, client: Client, batches: Iterable[Inputs]) -> tuple
         with evaluating(network):
             for inputs in batches:
                 calls.clear()
-                with method.trainer.precision_plugin.forward_context():
+                with run.trainer.precision_plugin.forward_context():
                     outputs.append(network(inputs).cpu())
                 if not calls or calls[-1][1].dim() != 2:
                     reason = "no linear layer of its network has a bias and an output per class"
@@ -416,8 +441,8 @@ def _set_(layer: nn.Linear, weight: Tensor, bias: Tensor) -> None:
     layer.bias.copy_(bias)
 
 
-def _warn(method: Method, reason: str) -> None:
+def _warn(run: Run, reason: str) -> None:
     warnings.warn(
-        f"refine: target {method.target.name!r} is left as the last round made it: {reason}",
+        f"refine: target {run.target.name!r} is left as the last round made it: {reason}",
         stacklevel=2,
     )

@@ -15,15 +15,14 @@ from lightning.pytorch.callbacks import EarlyStopping
 from fedlit.federation import FederationError, RosterError
 from fedlit.federation.client import told_of_own
 from fedlit.federation.errors import AheadOfServerError
-from fedlit.run.method import Method
+from fedlit.run.run import Run
 
 
-def come_together(trainer: Trainer, method: Method, batches_per_round: int) -> bool:
+def come_together(run: Run, batches_per_round: int) -> bool:
     """Before the first batch, come to the server's round; returns whether the roll of that round is called already.
 
     Args:
-        trainer: Of this process.
-        method: That it trains.
+        run: That this process takes part in.
         batches_per_round: In which the training data are cut.
 
     Raises:
@@ -31,7 +30,7 @@ def come_together(trainer: Trainer, method: Method, batches_per_round: int) -> b
         FederationError: If the server has no checkpoint, and others have trained for more than a round.
         RosterError: If it resumes within a round.
     """
-    federation = method.federation
+    federation = run.federation
     transport = federation.transport
     if federation.batch_idx:
         raise RosterError(
@@ -39,7 +38,7 @@ def come_together(trainer: Trainer, method: Method, batches_per_round: int) -> b
             "from one that was written at the end of a round"
         )
     if transport.returning:
-        welcome(trainer, method, federation.roll_call(adapts(method)), batches_per_round)
+        welcome(run, federation.roll_call(run.requires.adapts), batches_per_round)
         return True
     rounds = [each if type(each) is int else 0 for each in transport.tell_all(federation.round_idx, "rounds")]
     ahead = frozenset(rank for rank, each in enumerate(rounds) if each > rounds[0])
@@ -53,47 +52,49 @@ def come_together(trainer: Trainer, method: Method, batches_per_round: int) -> b
     if transport.rank in ahead:
         raise AheadOfServerError(federation.round_idx, rounds[0])
     if rounds[0]:
-        welcome(trainer, method, frozenset(range(1, transport.world_size)) - ahead, batches_per_round)
+        welcome(run, frozenset(range(1, transport.world_size)) - ahead, batches_per_round)
         if transport.rank == 0:
-            _go_to_round(trainer, trainer.fit_loop.state_dict(), rounds[0], batches_per_round)
+            _go_to_round(run.trainer, run.trainer.fit_loop.state_dict(), rounds[0], batches_per_round)
     federation.settled = True
     return False
 
 
-def adapts(method: Method) -> bool:
-    """Whether a method's rounds are for the target's samples."""
-    return method.uses_unlabelled_target or method.needs_target_labels
-
-
-def welcome(trainer: Trainer, method: Method, back: frozenset[int], batches_per_round: int) -> None:
-    """Let processes that come back go on where the server is; all others call it, too."""
+def welcome(run: Run, back: frozenset[int], batches_per_round: int) -> None:
+    """Let processes that return go on where the server is; all others call it, too."""
     if not back:
         return
-    federation = method.federation
+    federation = run.federation
     transport = federation.transport
     have = federation.have()  # before the server's state takes the place of this process's
-    state = transport.hand_out(_state(trainer, method) if transport.rank == 0 else None, back, "a return")
+    state = transport.hand_out(_state(run) if transport.rank == 0 else None, back, "a return")
+    public = _public_state(run) if state is None else state["components"]
     if state is not None:
-        _go_on(trainer, method, state, batches_per_round)
+        _go_on(run, state, batches_per_round)
     federation.settled = True
     totals = transport.tell_all(have if transport.rank in back else None, "totals of those who come back")
     rank_of = federation.roster.rank_of
     came = {name: rank for name, rank in rank_of.items() if rank in back and rank not in transport.lost}
     own = [totals[rank] if rank in came.values() else {} for rank in range(transport.world_size)]
     federation.welcome(told_of_own(own, came, "totals"))
-    method.welcome_(method.public_state() if state is None else state["method"], [*came])
-    if method.warmup_rounds and federation.round_idx > method.warmup_rounds:
-        method.load_shared_(federation.catch_up("weights", absent_too=True))
+    for each in run.components:
+        each.on_return(public, [*came])
 
 
-def _state(trainer: Trainer, method: Method) -> dict[str, Any]:
-    """What the server sends: nothing of it is a client's."""
+def _public_state(run: Run) -> dict[str, Any]:
+    """Of all components."""
+    public: dict[str, Any] = {}
+    for each in run.components:
+        public |= each.public_state()
+    return public
+
+
+def _state(run: Run) -> dict[str, Any]:
+    """The state that the server sends; nothing of it is a client's."""
     return {
-        "federation": method.federation.public_state(),
-        "plan": method.record.plan,
-        "method": method.public_state(),
-        "loops": trainer.fit_loop.state_dict(),
-        "stopping": {each.state_key: each.state_dict() for each in _stopping(trainer)},
+        "federation": run.federation.public_state(),
+        "components": _public_state(run),
+        "loops": run.trainer.fit_loop.state_dict(),
+        "stopping": {each.state_key: each.state_dict() for each in _stopping(run.trainer)},
     }
 
 
@@ -101,21 +102,18 @@ def _stopping(trainer: Trainer) -> list[EarlyStopping]:
     return [each for each in trainer.callbacks if isinstance(each, EarlyStopping)]  # type: ignore[attr-defined]
 
 
-def _go_on(trainer: Trainer, method: Method, state: dict[str, Any], batches_per_round: int) -> None:
-    """Take the place of one who was there all the time; raises an `AheadOfServerError` as `come_together`."""
-    if state["plan"] != method.record.plan:
-        raise RosterError(
-            f"this site comes back with other data or rounds than it left: {method.record.plan}, and the run has "
-            f"{state['plan']}"
-        )
-    own, servers = method.federation.round_idx, state["federation"]["round_idx"]
+def _go_on(run: Run, state: dict[str, Any], batches_per_round: int) -> None:
+    """Take the place of one that was there all the time; raises an `AheadOfServerError` as `come_together`."""
+    trainer = run.trainer
+    run.record.check_plan(state["components"]["plan"])  # before anything of this process is replaced
+    own, servers = run.federation.round_idx, state["federation"]["round_idx"]
     if own > servers:  # the server has gone back, while this one was away
         raise AheadOfServerError(own, servers)
-    method.federation.come_back(state["federation"])
+    run.federation.come_back(state["federation"])
     for callback in _stopping(trainer):
         if callback.state_key in state["stopping"]:
             callback.load_state_dict(state["stopping"][callback.state_key])
-    _go_to_round(trainer, state["loops"], method.federation.round_idx, batches_per_round)
+    _go_to_round(trainer, state["loops"], run.federation.round_idx, batches_per_round)
 
 
 def _go_to_round(trainer: Trainer, state: dict[str, Any], round_idx: int, batches_per_round: int) -> None:

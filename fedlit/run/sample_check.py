@@ -15,7 +15,7 @@ from fedlit.federation.nested import Inputs, sample_shape, take, tensors_of
 from fedlit.federation.samples import check_labels, not_finite, refuse_inputs, stored
 from fedlit.federation.streams import torch_streams
 from fedlit.run.local import evaluating
-from fedlit.run.method import Method
+from fedlit.run.run import Run
 from fedlit.run.tasks import Regression
 
 _TRIED = 8
@@ -34,12 +34,12 @@ class SampleCheck:
     where the method reads them as classes or numbers.
 
     Args:
-        method: That trains or is evaluated.
+        run: That trains or evaluates.
         loader: Of local clients' samples.
     """
 
-    def __init__(self, method: Method, loader: FederatedLoader) -> None:
-        self.method = method
+    def __init__(self, run: Run, loader: FederatedLoader) -> None:
+        self.run = run
         self.loader = loader
         self._unseen: dict[str, Tensor] = {}  # by client, which samples have not been looked at, bool
         self._taken: set[str] = set()  # types and shapes of inputs that a network has taken
@@ -107,40 +107,40 @@ class SampleCheck:
 
         They meet in every batch, in Lightning's loop too, and would wait for this one for ever.
         """
-        method = self.method
-        if method.federation.transport.world_size == 1 or method.trainer.state.fn != TrainerFn.FITTING:
+        run = self.run
+        if run.federation.transport.world_size == 1 or run.trainer.state.fn != TrainerFn.FITTING:
             raise error
         error.public = (
             f"client {client!r} has samples that the run cannot take: the error raised at its process states which"
         )
-        method.federation.fail(error)
+        run.federation.fail(error)
         self._unseen.clear()
 
     # ---------------------------------------------------------------- rules
 
     def _check_labels(self, client: str, labels: Any, positions: Tensor) -> None:
         """Refuse labels that the run is going to read, and cannot."""
-        method, training = self.method, self.loader.training
-        of_target = client == method.target.name
-        if training and (method.own_labels or (of_target and not method.target.labelled)):
+        run, training = self.run, self.loader.training
+        of_target = client == run.target.name
+        if training and (run.own_labels or (of_target and not run.target.labelled)):
             return
-        read = not of_target or "oracle" in method.federation.channels
-        if not training and (method.trainer.predicting or not read):
+        read = not of_target or "oracle" in run.federation.channels
+        if not training and (run.trainer.predicting or not read):
             return
-        regression = isinstance(method.task, Regression)
+        regression = isinstance(run.task, Regression)
         check_labels(
             labels,
             client,
             "regression" if regression else "classification",
-            method.task.num_outputs if isinstance(method.task, Regression) else method.task.num_classes,
+            run.task.num_outputs,
             may_lack=of_target,
             exact=not regression,
             positions=positions,
         )
 
     def _check_some_known(self, client: str, labels: Tensor) -> None:
-        target = self.method.target
-        if not self.loader.training or self.method.own_labels or client != target.name or not target.labelled:
+        target = self.run.target
+        if not self.loader.training or self.run.own_labels or client != target.name or not target.labelled:
             return
         if not bool(known_labels(labels).any()):
             raise SampleError(
@@ -164,7 +164,7 @@ class SampleCheck:
         try:
             features = self._features(client, some)
         except Exception:
-            if self.method.own_labels:  # a module of its own may be called with something else
+            if self.run.own_labels:  # a module of its own may be called with something else
                 return
             features = None
         if features is None or not_finite(features) is not None:
@@ -175,24 +175,24 @@ class SampleCheck:
 
         It is tried on a sample, unless this is one tensor of the type of its parameters.
         """
-        method, network = self.method, self._network(client)
+        run, network = self.run, self._network(client)
         several = not isinstance(inputs, Tensor)
-        if several and method.vectorize:
+        if several and run.local.vectorize:
             raise SampleError(
                 f"vectorize=True stacks the inputs of all clients in one tensor, and those of client {client!r} are "
                 f"{_described(inputs)}: leave vectorize out"
             )
-        if network is None or method.own_labels:
+        if network is None or run.own_labels:
             return
-        converted = tensors_of(method.trainer.precision_plugin.convert_input(inputs))
+        converted = tensors_of(run.trainer.precision_plugin.convert_input(inputs))
         kinds = {leaf.dtype for leaf in converted.values()}
-        own = next((kind for kind in _types(method, client) if kind.is_floating_point), None)
+        own = next((kind for kind in _types(run, client) if kind.is_floating_point), None)
         if not several and (own is None or kinds == {own}):
             return
         described = _described(inputs)
         if described in self._taken:  # by another client's network, which is of the same form
             return
-        others = {kind for kind in kinds if kind.is_floating_point and kind not in _types(method, client)}
+        others = {kind for kind in kinds if kind.is_floating_point and kind not in _types(run, client)}
         try:
             features = self._features(client, inputs)
             if not (others and own and isinstance(features, Tensor) and features.dtype in others):
@@ -217,10 +217,10 @@ class SampleCheck:
         One client's are tried, as others are of the same form and shapes of clients' inputs are compared afterwards, on
         its first sample, twice, as a forward may drop an axis of length 1.
         """
-        method = self.method
-        if self._fits or method.own_labels or not self.loader.training or client not in method.replicas:
+        run = self.run
+        if self._fits or run.own_labels or not self.loader.training or client not in run.replicas:
             return
-        replica: Any = method.replicas[client]
+        replica: Any = run.replicas[client]
         if not isinstance(getattr(replica, "extractor", None), nn.Module):
             return
         described = _described(inputs)
@@ -232,13 +232,13 @@ class SampleCheck:
                 f"extractor {extractor} does not take the inputs of client {client!r}, {described} "
                 f"({_reason(error)}): give inputs that its forward takes"
             ) from error
-        task, width = method.task, getattr(replica.extractor, "out_features", None)
+        task, width = run.task, getattr(replica.extractor, "out_features", None)
         is_tensor = isinstance(features, Tensor) and features.ndim == 2
         is_odd = not is_tensor or features.shape != (2, width or features.shape[1])
         found = f"{_shown(features)}, of 2 samples of client {client!r} ({described})"
-        number = task.num_outputs if isinstance(task, Regression) else task.num_classes
+        number = task.num_outputs
         # labels of pixels or positions have outputs of each; those of an unlabelled target may have any form
-        read = isinstance(labels, Tensor) and (client != method.target.name or method.target.labelled)
+        read = isinstance(labels, Tensor) and (client != run.target.name or run.target.labelled)
         places = tuple(labels.shape[1:]) if read and not isinstance(task, Regression) else ()
         wanted, reason = (2, number, *places), ""
         if type(replica).forward.__qualname__ == "Replica.forward":
@@ -274,19 +274,19 @@ class SampleCheck:
 
     def _outputs(self, replica: nn.Module, inputs: Inputs) -> Any:
         """Outputs of a few samples in evaluation mode."""
-        trainer = self.method.trainer
+        trainer = self.run.trainer
         moved = trainer.strategy.batch_to_device(trainer.precision_plugin.convert_input(inputs))
         with (
-            torch_streams(self.method.device), evaluating(replica), torch.enable_grad(),
+            torch_streams(self.run.device), evaluating(replica), torch.enable_grad(),
             trainer.precision_plugin.forward_context(),
         ):  # fmt: skip
             return replica(moved)
 
     def _network(self, client: str) -> nn.Module | None:
         """The part of a client's replica that takes inputs; ``None`` if it is not built."""
-        if client not in self.method.replicas:
+        if client not in self.run.replicas:
             return None
-        replica = self.method.replicas[client]
+        replica = self.run.replicas[client]
         extractor = getattr(replica, "extractor", None)
         return extractor if isinstance(extractor, nn.Module) else replica
 
@@ -296,19 +296,19 @@ class SampleCheck:
         return None if network is None else self._outputs(network, inputs)
 
 
-def check_evaluation(method: Method, loader: FederatedLoader) -> None:
+def check_evaluation(run: Run, loader: FederatedLoader) -> None:
     """Look at samples of local clients before an evaluation; all processes call it.
 
     Raises:
         SampleError: If it cannot take them; on other processes a `PeerFailedError`.
     """
-    loader.check = check = SampleCheck(method, loader)
-    method.federation.tell("samples to evaluate", check.start)
+    loader.check = check = SampleCheck(run, loader)
+    run.federation.tell("samples to evaluate", check.start)
 
 
-def _types(method: Method, client: str) -> list[torch.dtype]:
+def _types(run: Run, client: str) -> list[torch.dtype]:
     """Of a client's parameters."""
-    return [param.dtype for param in method.replicas[client].parameters()]
+    return [param.dtype for param in run.replicas[client].parameters()]
 
 
 def _described(inputs: Inputs) -> str:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fedlit.federation import Client, NotTrainedError
-from fedlit.run.method import Method
+from fedlit.run.run import Run
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """By the size of an element in bytes."""
@@ -29,12 +29,12 @@ class Standstill:
     the run's end warns.
 
     Args:
-        method: Whose clients are watched.
+        run: Whose clients are watched.
         optimizers: Of the run.
     """
 
-    def __init__(self, method: Method, optimizers: Sequence[Optimizer]) -> None:
-        self._trainable = {c.name: _trainable(method.replicas[c]) for c in method.federation.local_clients}
+    def __init__(self, run: Run, optimizers: Sequence[Optimizer]) -> None:
+        self._trainable = {c.name: _trainable(run.replicas[c]) for c in run.federation.local_clients}
         self._optimised = {id(param) for each in optimizers for group in each.param_groups for param in group["params"]}
         self._waiting = [name for name, params in self._trainable.items() if params]
         self._trained: set[str] = set()

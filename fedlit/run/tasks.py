@@ -18,7 +18,7 @@ from fedlit.federation.labels import TaskName, known_labels
 from fedlit.functional import information_score
 
 if TYPE_CHECKING:
-    from fedlit.run.label_scale import LabelScale
+    from fedlit.run.outputs import LabelScale
 
 _ROUNDING = 1e-3
 """By which a row of probabilities may differ from 1 in sum."""
@@ -67,7 +67,7 @@ class Classification:
     def __init__(self, num_classes: int, class_weights: ClassWeights = None) -> None:
         if num_classes < 2:
             raise ValueError(f"num_classes must be at least 2, got {num_classes}")
-        self.num_classes = num_classes
+        self.num_classes = self.num_outputs = num_classes
         self.balanced = class_weights == "balanced"
         self._weights = None if self.balanced or class_weights is None else _checked(class_weights, num_classes)
         self._balanced: dict[str, Tensor] = {}

@@ -8,45 +8,84 @@ ones, of length sqrt(d), by far more than those of length 1. What counts is by h
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedlit.federation import FederatedLoader
+from fedlit.checks import check_positive, refuse
 from fedlit.federation.nested import Inputs, num_samples
 from fedlit.functional import annealing
+from fedlit.run.component import Component
 from fedlit.run.local import evaluating
-from fedlit.run.method import Method
-from fedlit.run.progress import share_over
+
+if TYPE_CHECKING:
+    from fedlit.run.run import Run
 
 ENDLESS = 1000
 """Rounds that a run without a planned end is taken to have."""
 
 
-def check_trust_region(value: float | None, method: str, uses_unlabelled_target: bool) -> None:
-    """Raise a `ValueError` unless a trust region is positive and does something."""
-    if value is None:
-        return
-    if not 0 < value < math.inf:
-        raise ValueError(
-            f"trust_region must be positive and finite, in units of the features' spread, got {value}; null is no limit"
-        )
-    if not uses_unlabelled_target:
-        raise ValueError(
-            f"trust_region={value} would do nothing in {method}, whose target does not train without labels: leave it "
-            "out"
-        )
+class TrustRegion(Component):
+    """Limits how far a target that trains without labels moves its features in all steps after the warm-up together.
 
+    Args:
+        size: In units of the features' spread, positive.
+        run: Of the target.
 
-def limit_now(method: Method, trust_region: float) -> float:
-    """Share of a trust region that a step in the round under way may use, in units of the features' spread."""
-    loader: Any = method.trainer.train_dataloader
-    steps = loader.batches_per_round if isinstance(loader, FederatedLoader) else method.trainer.num_training_batches
-    rounds = max(1, method.planned_rounds() or ENDLESS)
-    return step_limit(trust_region, share_over(method, rounds), rounds, int(steps))
+    Raises:
+        ValueError: If ``size`` is not positive and finite, or would do nothing in the method.
+    """
+
+    def __init__(self, size: float, run: Run) -> None:
+        check_positive("trust_region", size, "it is in units of the features' spread; null is no limit")
+        if not run.requires.unlabelled_target:
+            refuse("trust_region", f"left out in {run.name}, whose target does not train without labels", size)
+        self.size = size
+        self._batch: Sequence[Any] | None = None
+        self._has_limited = False
+
+    def see(self, batch: Sequence[Any] | None) -> None:
+        """Note the target's batch in a local step; ``None`` where it has none, or is hosted elsewhere."""
+        self._batch = batch
+
+    @contextmanager
+    def limited(self, run: Run) -> Iterator[None]:
+        """Shorten the step that is taken inside, if it moves the target's features by more than its share."""
+        if run.clock.warming_up or run.target.labelled or not run.federation.is_local(run.target):
+            yield
+            return
+        extractor = cast(nn.Module, run.replicas[run.target].extractor)
+        before = copy_weights(extractor)
+        yield
+        if self._batch is not None:
+            with run.trainer.precision_plugin.forward_context():
+                hold_back_(extractor, before, self._batch[0], self._limit(run))
+            self._has_limited |= any(param.grad is not None for param in extractor.parameters())
+
+    def _limit(self, run: Run) -> float:
+        """Share of a step in the round under way, in units of the features' spread."""
+        loader = run.samples.loader
+        steps = run.trainer.num_training_batches if loader is None else loader.batches_per_round
+        rounds = max(1, run.clock.planned_rounds() or ENDLESS)
+        return step_limit(self.size, run.clock.share_over(rounds), rounds, int(steps))
+
+    def on_run_start(self, run: Run) -> None:
+        """Forget another run."""
+        self._has_limited = False
+
+    def on_run_end(self, run: Run) -> None:
+        """Warn at the target's process if no step was one that could be limited."""
+        if run.federation.is_local(run.target) and not self._has_limited:
+            warnings.warn(
+                f"trust_region={self.size} has done nothing: it limits steps that the target takes without labels, and "
+                f"{run.target.name!r} took none in {run.name}: leave it out",
+                stacklevel=2,
+            )
 
 
 def step_limit(trust_region: float, progress: float, rounds: int, steps: int) -> float:

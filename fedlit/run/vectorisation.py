@@ -8,7 +8,7 @@ are one batched call. Worth it when a network is so small that Python and dispat
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -17,8 +17,10 @@ from torch.func import functional_call, stack_module_state, vmap
 
 from fedlit.federation.labels import UNLABELLED
 from fedlit.federation.streams import enter_stream, torch_streams
-from fedlit.run.method import Method
 from fedlit.run.tasks import Classification
+
+if TYPE_CHECKING:
+    from fedlit.run.run import Run
 
 
 class StackedReplicas:
@@ -100,12 +102,12 @@ class StackedReplicas:
             name: mean for name, mean, active in zip(self.names, means.unbind(0), self._asked, strict=True) if active
         }
 
-    def losses_in_stream(self, method: Method, batch: Mapping[str, Sequence[Any]]) -> dict[str, Tensor]:
+    def losses_in_stream(self, run: Run, batch: Mapping[str, Sequence[Any]]) -> dict[str, Tensor]:
         """As `losses`, inside a random stream that all clients share."""
-        federation = method.federation
-        with torch_streams(method.device):
+        federation = run.federation
+        with torch_streams(run.device):
             moment = (federation.round_idx, federation.batch_idx)
-            enter_stream(federation.seed, "train together", *moment, device=method.device)
+            enter_stream(federation.seed, "train together", *moment, device=run.device)
             return self.losses(batch)
 
     def scatter_gradients(self) -> None:
@@ -132,16 +134,16 @@ def _layout(module: nn.Module) -> list[tuple[str, torch.Size]]:
     return [(name, param.shape) for name, param in module.named_parameters()]
 
 
-def stack(method: Method, own_loss: bool) -> StackedReplicas:
-    """Stack a method's local replicas.
+def stack(run: Run, own_loss: bool) -> StackedReplicas:
+    """Stack a run's local replicas.
 
     Raises:
         ValueError: If its clients cannot be trained together.
     """
     if own_loss:
-        raise ValueError(f"vectorize=True needs the plain supervised loss, {type(method).__name__} has its own")
-    if not isinstance(method.task, Classification):
+        raise ValueError(f"vectorize=True needs the plain supervised loss, {run.name} has its own")
+    if not isinstance(run.task, Classification):
         raise ValueError("vectorize=True has the loss of a classification built in: train without it")
-    if not method.automatic_optimization:
+    if not run.module.automatic_optimization:
         raise ValueError("vectorize=True needs automatic optimisation: it hands gradients to the clients itself")
-    return StackedReplicas({client.name: method.replicas[client] for client in method.federation.local_clients})
+    return StackedReplicas({client.name: run.replicas[client] for client in run.federation.local_clients})

@@ -1,51 +1,62 @@
-"""How many rounds of a run warm it up, given as such or as a share of the planned ones."""
+"""The warm-up: rounds of FedAvg over the sources, before a method's own phases."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-LEAST_STEPS = 100
-"""Local steps that a share comes to at least: with fewer, networks do not yet separate classes. In 15 rounds of 10 a
-half left FedRF-TCA 5.3 points below SourceOnly on some inputs, and KD3A 4.5; 100 steps 2.2 and 2.7 points."""
+from torch import Tensor
 
-MOST = 0.75
-"""Share of a run's rounds beyond which `LEAST_STEPS` do not lengthen a warm-up."""
+from fedlit.federation import Channel, Client, Summed
+from fedlit.run.component import Phase
 
-
-def check_warmup(warmup: int | float) -> None:
-    """Raise a `ValueError` unless it is a number of rounds, or a share of the planned ones."""
-    if not (0 < warmup < 1 or (warmup >= 0 and float(warmup).is_integer())):
-        raise ValueError(
-            "warmup_rounds must be a number of rounds, at least 0, or a share of the planned ones, above 0 and below "
-            f"1, got {warmup}"
-        )
+if TYPE_CHECKING:
+    from fedlit.run.run import Run
 
 
-def is_share(warmup: int | float) -> bool:
-    """Whether it is a share of the planned rounds."""
-    return 0 < warmup < 1
-
-
-def warmup_of(warmup: int | float, planned: int | None, steps: int) -> int:
-    """Rounds of warm-up in a run of so many; a round is left for the method.
-
-    A share is the whole rounds in it; where these have fewer than `LEAST_STEPS`, as many as have them, up to three
-    quarters of the run.
+class WarmUp(Phase):
+    """FedAvg over the sources (McMahan et al., AISTATS 2017, Algorithm 1).
 
     Args:
-        warmup: As the user gave it.
-        planned: Rounds of the whole run; ``None`` has no planned end.
-        steps: Local steps in a round, at least 1.
-
-    Raises:
-        ValueError: If it is a share of a run without a planned end.
+        run: That begins with it.
+        loss: Of one client on its labelled samples.
+        parts: Sub-modules of the replicas that are averaged; ``None`` is all shared weights.
     """
-    if not is_share(warmup):
-        return int(warmup)
-    if planned is None:
-        raise ValueError(
-            f"warmup_rounds={warmup} is a share of the planned rounds, and a run with max_epochs=-1 has no planned "
-            "end: give max_epochs, or warmup_rounds as a number of rounds"
-        )
-    rounds = math.floor(warmup * planned + 1e-9)  # 0.29 of 100 are 29
-    return max(rounds, min(math.ceil(LEAST_STEPS / steps), math.floor(MOST * planned)))
+
+    def __init__(
+        self, run: Run, loss: Callable[[Client, Sequence[Any]], Tensor], parts: tuple[str, ...] | None = None
+    ) -> None:
+        self._run = run
+        self._loss = loss
+        self._parts = parts
+
+    @property
+    def rounds(self) -> int:  # type: ignore[override]
+        """How many, which a share of the planned rounds comes to when the run is planned."""
+        return self._run.clock.warmup_rounds
+
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        """The weights, if there is a warm-up."""
+        return (Summed("weights", "weights, while warming up", up="sources"),) if self.rounds else ()
+
+    def learners(self, round_idx: int) -> tuple[Client, ...]:
+        """Return the sources."""
+        return self._run.sources
+
+    def losses(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, Tensor]:
+        """Return each source's loss on its labels."""
+        return self._run.local_losses(self._loss, batch)
+
+    def on_round_start(self, run: Run) -> None:
+        """Let clients that were absent fetch the current model."""
+        run.weights.catch_up("weights")
+
+    def on_round_end(self, run: Run) -> None:
+        """Average the sources' weights, for everyone."""
+        run.weights.average_("weights", among=run.sources, part=self._parts)
+
+    def on_return(self, public: Mapping[str, Any], clients: Any) -> None:
+        """Let clients that return after the warm-up fetch its result."""
+        if self.rounds and self._run.clock.round_idx > self.rounds:
+            self._run.weights.catch_up("weights", absent_too=True)

@@ -19,6 +19,7 @@ from fedlit import Client
 from fedlit.callbacks import AggregationCurves
 from fedlit.methods import FedAvg, FedGP
 from fedlit.models import MLP
+from fedlit.run.run import Run
 from small_federation import NUM_CLASSES, TARGET, Blobs, build, trainer
 
 SOURCES = ["amazon", "dslr", "caltech"]
@@ -27,17 +28,17 @@ SOURCES = ["amazon", "dslr", "caltech"]
 class Told(FedAvg):
     """Logs given numbers: what `numbers` says of a round."""
 
-    def on_round_end(self, round_idx: int) -> None:
-        super().on_round_end(round_idx)
-        self.log_everywhere(numbers(round_idx))
+    def on_round_end(self, run: Run) -> None:
+        super().on_round_end(run)
+        self.run.log(numbers(run.clock.round_idx))
 
 
 class AtOnce(FedAvg):
     """Logs numbers in its first round."""
 
-    def on_round_end(self, round_idx: int) -> None:
-        super().on_round_end(round_idx)
-        self.log_everywhere(numbers(round_idx + 1))
+    def on_round_end(self, run: Run) -> None:
+        super().on_round_end(run)
+        self.run.log(numbers(run.clock.round_idx + 1))
 
 
 def numbers(round_idx: int) -> dict[str, float]:

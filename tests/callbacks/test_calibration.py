@@ -72,28 +72,28 @@ def calibrated(folder: Path, using: Any = "sources", rounds: int = 6, module: An
 @pytest.mark.parametrize("using", ["sources", "weighted"])
 def test_the_temperature_is_that_of_the_sources_samples_in_one_place(using: Any, tmp_path: Path):
     run, module = calibrated(tmp_path, using)
-    assert module.target_temperature == pytest.approx(by_scipy(module, using == "weighted"), rel=5e-3)
-    assert module.target_temperature > 1.2
-    assert float(run.callback_metrics["target/temperature"]) == pytest.approx(module.target_temperature)
+    assert module.run.outputs.temperature == pytest.approx(by_scipy(module, using == "weighted"), rel=5e-3)
+    assert module.run.outputs.temperature > 1.2
+    assert float(run.callback_metrics["target/temperature"]) == pytest.approx(module.run.outputs.temperature)
 
 
 @pytest.mark.parametrize("using", ["sources", "weighted"])
 def test_a_model_that_is_not_sure_enough_is_left_as_it_is(using: Any, tmp_path: Path):
     _, module = calibrated(tmp_path, using, rounds=1, module=build())
     assert by_scipy(module, using == "weighted") < 0.9
-    assert module.target_temperature == 1
+    assert module.run.outputs.temperature == 1
 
 
 def test_weights_change_the_temperature(tmp_path: Path):
-    plain, weighted = (calibrated(tmp_path, using)[1].target_temperature for using in ("sources", "weighted"))
+    plain, weighted = (calibrated(tmp_path, using)[1].run.outputs.temperature for using in ("sources", "weighted"))
     assert abs(math.log(plain / weighted)) > 0.01
 
 
 @pytest.mark.parametrize("using", ["sources", "weighted"])
 def test_the_target_is_sent_the_mean_alone_through_the_backend(using: Any, tmp_path: Path):
-    plain = calibrated(tmp_path, using)[1].target_temperature
+    plain = calibrated(tmp_path, using)[1].run.outputs.temperature
     _, module = calibrated(tmp_path, using, strategy={"privacy": PairwiseMasking(colluders=0)})
-    assert module.target_temperature == pytest.approx(plain, rel=1e-3)
+    assert module.run.outputs.temperature == pytest.approx(plain, rel=1e-3)
     assert module.federation.channels["calibration"].description.backend == "PairwiseMasking"
     sent = [entry for entry in module.federation.ledger if entry.channel == "calibration"]
     assert [(entry.sender, entry.receiver) for entry in sent] == 6 * [
@@ -118,11 +118,11 @@ def test_sharp_probabilities_are_mended_and_classes_stay(tmp_path: Path):
     x, y = data.parts["test"][TARGET].tensors
     with torch.no_grad():
         logits = module.replicas[TARGET](x).double()
-    expected = (logits / module.target_temperature).softmax(dim=1)
+    expected = (logits / module.run.outputs.temperature).softmax(dim=1)
     squares = [float((p - torch.eye(NUM_CLASSES)[y]).square().sum(dim=1).mean()) for p in (expected, logits.softmax(1))]
     assert float(run.callback_metrics["oracle/target/brier"]) == pytest.approx(squares[0], abs=1e-6)
     assert squares[0] < squares[1]
-    assert summarise(run, module, 1.0).temperature == pytest.approx(module.target_temperature)
+    assert summarise(run, module, 1.0).temperature == pytest.approx(module.run.outputs.temperature)
     run.predict(module, data)
     with (tmp_path / "predictions.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -139,14 +139,14 @@ def test_others_predictions_are_left_alone(tmp_path: Path):
     for name in CLIENTS:
         with torch.no_grad():
             logits = module.replicas[name](data.parts["test"][name].tensors[0])
-        divided = logits / module.target_temperature if name == TARGET else logits
+        divided = logits / module.run.outputs.temperature if name == TARGET else logits
         torch.testing.assert_close(torch.cat([batch[name] for batch in predicted]), divided.softmax(dim=1))
 
 
 def test_checkpoints_and_files_have_the_temperature_of_their_weights(tmp_path: Path):
     saver = ModelCheckpoint(tmp_path, save_top_k=-1, filename="{epoch}")
     _, module = calibrated(tmp_path, callbacks=[saver], enable_checkpointing=True)
-    final = module.target_temperature
+    final = module.run.outputs.temperature
     saved = {
         epoch: torch.load(tmp_path / f"epoch={epoch}.ckpt", weights_only=True)["clients"][TARGET]["temperature"]
         for epoch in (1, 5)
@@ -156,7 +156,7 @@ def test_checkpoints_and_files_have_the_temperature_of_their_weights(tmp_path: P
     x = Blobs().parts["test"][TARGET].tensors[0]
     other = sharp()
     (first, *_) = trainer(1, [], tmp_path).predict(other, Blobs(), ckpt_path=str(tmp_path / "epoch=1.ckpt"))
-    assert other.target_temperature == saved[1]
+    assert other.run.outputs.temperature == saved[1]
     with torch.no_grad():
         expected = (other.replicas[TARGET](x) / saved[1]).softmax(dim=1)
     torch.testing.assert_close(first[TARGET], expected[:8])
@@ -168,9 +168,9 @@ def test_checkpoints_and_files_have_the_temperature_of_their_weights(tmp_path: P
 
 def test_a_fit_without_calibration_ends_without_a_temperature(tmp_path: Path):
     _, module = calibrated(tmp_path)
-    assert module.target_temperature != 1
+    assert module.run.outputs.temperature != 1
     trainer(1, [], tmp_path).fit(module, Blobs())
-    assert module.target_temperature == 1
+    assert module.run.outputs.temperature == 1
 
 
 @pytest.mark.parametrize("odd", [0.0, math.inf, "2"])
@@ -221,7 +221,7 @@ def test_few_labels_of_the_target_are_enough(method: Any, above: bool, tmp_path:
     )
     expected = float(np.exp(found.x))
     assert (expected > 1) == above
-    assert module.target_temperature == pytest.approx(max(1, expected), rel=1e-4)
+    assert module.run.outputs.temperature == pytest.approx(max(1, expected), rel=1e-4)
     assert not [entry for entry in module.federation.ledger if entry.channel == "calibration"]
 
 
@@ -260,8 +260,8 @@ def test_missing_samples_are_told(using: Any, names: list[str], said: str, tmp_p
 def test_a_source_without_validation_samples_does_not_count(tmp_path: Path):
     module = sharp()
     trainer(6, [Calibration()], tmp_path).fit(module, Without([*SOURCES[1:], TARGET]))
-    assert module.target_temperature == pytest.approx(by_scipy(module, sources=SOURCES[1:]), rel=5e-3)
-    assert module.target_temperature != pytest.approx(by_scipy(module), rel=0.05)
+    assert module.run.outputs.temperature == pytest.approx(by_scipy(module, sources=SOURCES[1:]), rel=5e-3)
+    assert module.run.outputs.temperature != pytest.approx(by_scipy(module), rel=0.05)
 
 
 def test_while_there_is_nothing_to_predict_with_there_is_no_temperature(tmp_path: Path):
@@ -293,7 +293,7 @@ def seen(folder: Path, devices: int, using: Any, placement: Any = None) -> dict[
     run.fit(module, Blobs())
     logged = {key: float(value) for key, value in run.callback_metrics.items() if "grad_norm" not in key}
     run.save_checkpoint(folder / "last.ckpt")
-    own = module.target_temperature if module.federation.is_local(module.target) else None
+    own = module.run.outputs.temperature if module.federation.is_local(module.target) else None
     return {"own": own, "logged": logged, "ledger": [tuple(vars(entry).items()) for entry in module.federation.ledger]}
 
 
@@ -319,4 +319,4 @@ def test_two_processes_find_what_one_finds(using: Any, placement: Any, tmp_path:
     other = sharp()
     path = tmp_path / "2" / "last.ckpt"
     trainer(1, [], tmp_path).predict(other, Blobs(), ckpt_path=str(path))
-    assert other.target_temperature == alone["own"]
+    assert other.run.outputs.temperature == alone["own"]

@@ -19,6 +19,8 @@ from fedlit.callbacks import DictionaryPictures
 from fedlit.federation import Schedule
 from fedlit.methods import FedAvg, FedDaDiL
 from fedlit.models import MLP, Features
+from fedlit.run.component import Component
+from fedlit.run.run import Run
 from small_federation import CLIENTS, NUM_CLASSES, TARGET, Blobs, trainer
 
 
@@ -37,13 +39,15 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Figure, "savefig", lambda self, path, **kwargs: Path(path).touch())
 
 
-class Watch(pl.Callback):
+class Watch(pl.Callback, Component):
     """What a client's coordinates and cost were after each round, read where they live."""
 
     def __init__(self) -> None:
         self.rounds: list[tuple[list[float], float]] = []
 
-    def on_round_end(self, trainer: pl.Trainer, module: FedDaDiL, round_idx: int) -> None:
+    def on_round_end(self, run: Run) -> None:
+        trainer = run.trainer
+        module: Any = run.module
         coordinates = module.replicas[module.target].coordinates.tolist()
         self.rounds.append((coordinates, float(trainer.callback_metrics.get("target/loss", math.nan))))
 

@@ -18,6 +18,7 @@ from fedlit.callbacks.privacy_report import NOT_PROTECTED, ChannelReport, Report
 from fedlit.federation import Open, Summed
 from fedlit.methods import FedAvg
 from fedlit.privacy import GaussianMechanism, PairwiseMasking, Plain
+from fedlit.run.run import Run
 from small_federation import CLIENTS, Blobs, EveryMetric, build, trainer
 
 
@@ -26,8 +27,8 @@ class Gossip(FedAvg):
 
     channels = (Summed("weights", "weights of the network", up="learners"), Open("prototypes", "three numbers"))
 
-    def on_round_end(self, round_idx: int) -> None:
-        super().on_round_end(round_idx)
+    def on_round_end(self, run: Run) -> None:
+        super().on_round_end(run)
         local = {client.name: {"mean": torch.zeros(3)} for client in self.federation.local_clients}
         self.federation.exchange("prototypes", local)
 

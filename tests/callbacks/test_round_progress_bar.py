@@ -14,6 +14,8 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 from fedlit.callbacks import OracleAccuracy, RoundProgressBar
 from fedlit.callbacks.round_progress_bar import _clock
+from fedlit.run.component import Component
+from fedlit.run.run import Run
 from small_federation import Blobs, build, trainer
 
 LINE = re.compile(
@@ -143,8 +145,8 @@ def test_an_error_gives_the_terminal_back(tmp_path: Path, monkeypatch: pytest.Mo
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
 
-    class Fails(pl.Callback):
-        def on_round_end(self, trainer: pl.Trainer, module: Any, round_idx: int) -> None:
+    class Fails(pl.Callback, Component):
+        def on_round_end(self, run: Run) -> None:
             raise RuntimeError("lost")
 
     with pytest.raises(RuntimeError, match="lost"):

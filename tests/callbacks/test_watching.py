@@ -31,6 +31,8 @@ from fedlit import FederatedModule, methods
 from fedlit.callbacks import CommunicationLedger, OracleAccuracy, RoundTimer, RunSummary, TargetPredictions, summarise
 from fedlit.federation import Fraction, LabelGuardError, Ledger, Schedule
 from fedlit.run.collapse import CollapseWatch
+from fedlit.run.component import Component
+from fedlit.run.run import Run
 from small_federation import CLIENTS, NUM_CLASSES, TARGET, Blobs, EveryMetric, build, trainer
 
 
@@ -177,13 +179,15 @@ def test_a_model_that_tells_samples_apart_is_not_warned_about(tmp_path: Path):
     assert not told(trainer(2, [], tmp_path), build())
 
 
-class OneClassFrom(pl.Callback):
+class OneClassFrom(pl.Callback, Component):
     """From a round on, all clients predict class 2."""
 
     def __init__(self, round_idx: int) -> None:
         self.round_idx = round_idx
 
-    def on_round_end(self, trainer: pl.Trainer, module: FederatedModule, round_idx: int) -> None:
+    def on_round_end(self, run: Run) -> None:
+        module: Any = run.module
+        round_idx = run.clock.round_idx
         if round_idx == self.round_idx:
             for client in module.federation.local_clients:
                 module.replicas[client].classifier.bias.data[2] += 1000.0
@@ -207,10 +211,12 @@ def test_a_collapse_is_told_once_in_the_round_where_it_starts(tmp_path: Path):
     assert all(way in said for way in ("validator/trust", "trust_region", "reversal_weight", "warmup_rounds"))
 
 
-class MixedFrom(OneClassFrom):
+class MixedFrom(OneClassFrom, Component):
     """From a round on, networks are as sure as ever and know nothing: features change faster than samples lie apart."""
 
-    def on_round_end(self, trainer: pl.Trainer, module: FederatedModule, round_idx: int) -> None:
+    def on_round_end(self, run: Run) -> None:
+        module: Any = run.module
+        round_idx = run.clock.round_idx
         if round_idx == self.round_idx:
             for client in module.federation.local_clients:
                 module.replicas[client].extractor.register_forward_hook(lambda *call: 20 * torch.sin(1e4 * call[2]))
@@ -414,10 +420,11 @@ def test_fast_dev_run_writes_no_file(tmp_path: Path):
 # ---------------------------------------------------------------- time
 
 
-class Seconds(pl.Callback):
+class Seconds(pl.Callback, Component):
     """What the federation's clocks showed when the last round had ended."""
 
-    def on_round_end(self, trainer: pl.Trainer, module: Any, round_idx: int) -> None:
+    def on_round_end(self, run: Run) -> None:
+        module: Any = run.module
         self.last = dict(module.federation.seconds)
 
 

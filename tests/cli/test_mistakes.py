@@ -295,7 +295,7 @@ def test_what_fedlit_refuses_in_a_run_is_a_line_and_slips_keep_their_traceback(
     def slip(*_: object) -> None:
         int("no number")
 
-    monkeypatch.setattr("fedlit.run.rounds.check_modes", slip)
+    monkeypatch.setattr("fedlit.run.loop.check_modes", slip)
     with pytest.raises(ValueError, match="invalid literal"):
         main(words)
 

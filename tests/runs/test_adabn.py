@@ -17,6 +17,7 @@ from fedlit.functional import mixture_variance
 from fedlit.methods import AdaBN, SourceOnly
 from fedlit.models import MixedBatchNorm, SmallCNN
 from fedlit.privacy import FixedPoint, PairwiseMasking
+from fedlit.run.run import Run
 from helpers import build, digits, loader, same, shards, trainer, weights
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked", "other_mean", "other_var", "heard")
@@ -151,9 +152,9 @@ def test_a_step_of_the_target_lowers_the_weighted_entropy_of_its_predictions() -
     gradient = torch.autograd.grad(loss, [head.weight])[0]
 
     class Noted(AdaBN):
-        def on_round_end(self, round_idx: int) -> None:
+        def on_round_end(self, run: Run) -> None:
             self.note = weights(self, "c2")["classifier.weight"]
-            super().on_round_end(round_idx)
+            super().on_round_end(run)
 
     module = Noted(["c0", "c1", "c2"], "c2", 2, *network(), mixing="learned", entropy_weight=0.3,
                    optimizer=lambda params: SGD(params, lr=0.1))  # fmt: skip

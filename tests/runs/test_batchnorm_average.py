@@ -19,6 +19,7 @@ from fedlit.methods import FedAvg, FedDA, FedGP, FedRFTCA, SourceOnly
 from fedlit.models import SmallCNN
 from fedlit.privacy import CKKS, FixedPoint, GaussianMechanism, PairwiseMasking, Plain, PrivacyError
 from fedlit.run.batchnorm import as_second_moments, as_variances, second_moment, variances_of
+from fedlit.run.run import Run
 from helpers import STATEFUL, build, digits, loader, same, shards, trainer, weights
 
 SIZES = {"c0": 20, "c1": 14, "c2": 9}
@@ -117,9 +118,9 @@ def test_who_was_away_fetches_the_same_statistics() -> None:
     assert not same(statistics(away, "c0"), statistics(away, "c1"))
 
     class Fetching(SourceOnly):
-        def on_round_start(self, round_idx: int) -> None:
-            super().on_round_start(round_idx)
-            if round_idx == 2:
+        def on_round_start(self, run: Run) -> None:
+            super().on_round_start(run)
+            if run.clock.round_idx == 2:
                 self.fetched = statistics(self, "c1")
 
     back = fit(Fetching, 3, {"participation": schedule})
@@ -168,13 +169,15 @@ def test_every_average_of_a_method_takes_them() -> None:
     sizes = {"num_frequencies": 16, "num_components": 8, "classifier_period": 1, "batchnorm_average": "moments"}
     seen: list[dict[str, Tensor]] = []
 
-    class Noted(FedRFTCA):
-        def average_(self, channel: str, *args: Any, **kwargs: Any) -> None:
-            if channel == "classifier":
-                seen.extend(weights(self, name) for name in ("clean", "blended"))
-            super().average_(channel, *args, **kwargs)
+    module = build(FedRFTCA, data, classifier=head, **sizes)
+    average_ = module.run.weights.average_
 
-    module = build(Noted, data, classifier=head, **sizes)
+    def noted(channel: str, *args: Any, **kwargs: Any) -> None:
+        if channel == "classifier":
+            seen.extend(weights(module, name) for name in ("clean", "blended"))
+        average_(channel, *args, **kwargs)
+
+    module.run.weights.average_ = noted  # type: ignore[method-assign]
     trainer(1, strategy={"local_steps": 2, "participation": Schedule([["clean", "blended", "fonts"]])}).fit(
         module, data
     )

@@ -16,6 +16,7 @@ from fedlit.callbacks import Validators
 from fedlit.federation import KEYS, SERVER, ChannelError, Federation, Fraction, Open, RosterError
 from fedlit.methods import FedAvg, FedGP, FedMMD, FedRFTCA
 from fedlit.privacy import GaussianMechanism, PairwiseMasking, PlainAffine
+from fedlit.run.run import Run
 from helpers import build, digits, normalised_head, same, trainer, weights
 from method_table import METHODS, ONE_PASS
 
@@ -125,7 +126,7 @@ def test_where_updates_are_hidden_exact_residuals_are_refused() -> None:
 class Chatty(FedAvg):
     """Says more than it declares, after the first round."""
 
-    def on_round_end(self, round_idx: int) -> None:
+    def on_round_end(self, run: Run) -> None:
         self.federation.exchange("chat", {client.name: {"x": torch.ones(1)} for client in self.sources})
 
 

@@ -52,7 +52,7 @@ def test_every_method_trains_with_extra_state(name: str) -> None:
     trainer(2, strategy={"local_steps": None if whole else 2}).fit(module, data)
     counters = [id(part.state) for part in module.modules() if isinstance(part, Counts)]
     assert len(set(counters)) == len(counters)  # no two copies count together
-    sent = module.shared_state("clean")
+    sent = module.run.weights.of("clean")
     assert all(isinstance(tensor, Tensor) for tensor in sent.values())
     assert not [key for key in sent if key.endswith("_extra_state")]
 

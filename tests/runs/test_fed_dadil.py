@@ -27,6 +27,8 @@ from fedlit.functional import joint_ot_loss, project_simplex, softmax_regression
 from fedlit.methods import FedAvg, FedDaDiL
 from fedlit.models import DictionaryReplica, Features
 from fedlit.privacy import CKKS, GaussianMechanism, PairwiseMasking, PrivacyWarning
+from fedlit.run.component import Component
+from fedlit.run.run import Run
 from helpers import loader, same, trainer, weights
 
 NAMES = ["c0", "c1", "c2"]
@@ -55,13 +57,14 @@ def build(**kwargs: Any) -> FedDaDiL:
     return FedDaDiL(NAMES, "c2", CLASSES, kwargs.pop("extractor", None) or Features(WIDTH), **(given | kwargs))
 
 
-class Snapshots(pl.Callback):
+class Snapshots(pl.Callback, Component):
     """Copies of all clients' states after each round."""
 
     def __init__(self) -> None:
         self.rounds: list[dict[str, dict[str, Tensor]]] = []
 
-    def on_round_end(self, trainer: pl.Trainer, module: FedDaDiL | FedAvg, round_idx: int) -> None:
+    def on_round_end(self, run: Run) -> None:
+        module: Any = run.module
         self.rounds.append({name: weights(module, name) for name, _ in module.replicas.named_children()})
 
 
@@ -464,8 +467,9 @@ def test_a_distilled_set_has_all_classes_and_trains_a_classifier() -> None:
 def test_the_loss_falls() -> None:
     losses: list[float] = []
 
-    class Watch(pl.Callback):
-        def on_round_end(self, trainer: pl.Trainer, module: FedDaDiL | FedAvg, round_idx: int) -> None:
+    class Watch(pl.Callback, Component):
+        def on_round_end(self, run: Run) -> None:
+            trainer = run.trainer
             if "train/loss" in trainer.callback_metrics:
                 losses.append(float(trainer.callback_metrics["train/loss"]))
 
@@ -526,7 +530,7 @@ def test_atoms_that_moved_do_not_predict_by_old_classifiers() -> None:
     module.loss(module.target, batch)
     with pytest.raises(RuntimeError, match="moved since classifiers were fitted to it: call the method's"):
         replica(x)
-    module.prepare_predictions()
+    module.run.prepare_predictions()
     torch.testing.assert_close(replica(x), before)
 
 

@@ -21,6 +21,8 @@ from fedlit.functional import domain_adversarial_loss, entropy_weights, reversal
 from fedlit.methods import FADA, FADE, FedAvg, FedDANN, FedWDGRL
 from fedlit.models import AdversarialReplica, make_discriminator
 from fedlit.privacy import FixedPoint, PairwiseMasking, Plain
+from fedlit.run.component import Component
+from fedlit.run.run import Run
 from helpers import STATEFUL, build, digits, loader, same, trainer, weights
 
 LAMBDA = 0.7
@@ -255,8 +257,9 @@ def test_absent_clients_keep_their_discriminator_until_they_come_back() -> None:
     presence = [["c0", "c2"], ["c0", "c1", "c2"]]
     module, seen = federated(), []
 
-    class Watching(pl.Callback):
-        def on_round_start(self, trainer: pl.Trainer, module: Any, round_idx: int) -> None:
+    class Watching(pl.Callback, Component):
+        def on_round_start(self, run: Run) -> None:
+            module: Any = run.module
             seen.append({name: weights(module, name)["discriminator.0.weight"] for name in NAMES})
 
         on_round_end = on_round_start

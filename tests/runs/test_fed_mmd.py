@@ -33,6 +33,8 @@ from fedlit.privacy import (
     PlainAffine,
     PrivacyError,
 )
+from fedlit.run.component import Component
+from fedlit.run.run import Run
 from helpers import digits, loader, same, shards, trainer, weights
 
 LR = 0.5
@@ -70,7 +72,7 @@ def unequal() -> dict[str, TensorDataset]:
     }
 
 
-class Snapshots(pl.Callback):
+class Snapshots(pl.Callback, Component):
     """The replicas at the start, and copies of all clients' weights after each round."""
 
     def __init__(self) -> None:
@@ -80,7 +82,8 @@ class Snapshots(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, module: FedMMD) -> None:  # type: ignore[override]
         self.start = {name: copy.deepcopy(replica) for name, replica in module.replicas.named_children()}
 
-    def on_round_end(self, trainer: pl.Trainer, module: FedMMD, round_idx: int) -> None:
+    def on_round_end(self, run: Run) -> None:
+        module: Any = run.module
         self.rounds.append({name: weights(module, name) for name, _ in module.replicas.named_children()})
 
 

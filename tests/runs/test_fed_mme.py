@@ -17,6 +17,7 @@ from fedlit.federation.labels import UNLABELLED, GuardedLabels
 from fedlit.functional import minimax_entropy_loss
 from fedlit.methods import FedAvg, FedMME, SourceOnly
 from fedlit.models import MLP
+from fedlit.run.run import Run
 from helpers import build, digits, loader, same, shards, trainer, weights
 
 
@@ -149,9 +150,9 @@ def test_the_mean_is_over_everyone_by_samples() -> None:
     notes: dict[str, Tensor] = {}
 
     class Noted(FedMME):
-        def on_round_end(self, round_idx: int) -> None:
+        def on_round_end(self, run: Run) -> None:
             notes.update({client.name: weights(self, client.name)["classifier.weight"] for client in self.clients})
-            super().on_round_end(round_idx)
+            super().on_round_end(run)
 
     torch.manual_seed(0)
     module = Noted(["c0", "c1", Client("c2", role="target", labelled=True)], "c2", 2, MLP(5, [4]))

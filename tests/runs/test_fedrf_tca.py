@@ -38,6 +38,8 @@ from fedlit.methods import FedRFTCA
 from fedlit.models import MLP, SmallCNN, VotingReplica
 from fedlit.privacy import BFV, CKKS, FixedPoint, GaussianMechanism, Paillier, PairwiseMasking, Plain
 from fedlit.privacy.packing import schema_of
+from fedlit.run.component import Component
+from fedlit.run.run import Run
 from helpers import digits, loader, same, shards, trainer, weights
 
 N, M = 8, 4  # frequencies and components
@@ -54,7 +56,7 @@ def build(num_clients: int = 3, **kwargs: Any) -> FedRFTCA:
     return FedRFTCA(names, names[-1], 2, kwargs.pop("extractor", None) or nn.Linear(5, 6), **(given | kwargs))
 
 
-class Snapshots(pl.Callback):
+class Snapshots(pl.Callback, Component):
     """Copies of all clients' weights: at the start, and after each round."""
 
     def __init__(self) -> None:
@@ -64,7 +66,8 @@ class Snapshots(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, module: FederatedModule) -> None:  # type: ignore[override]
         self.start = {name: copy.deepcopy(replica) for name, replica in module.replicas.named_children()}
 
-    def on_round_end(self, trainer: pl.Trainer, module: FederatedModule, round_idx: int) -> None:
+    def on_round_end(self, run: Run) -> None:
+        module: Any = run.module
         self.rounds.append({name: weights(module, name) for name, _ in module.replicas.named_children()})
 
 
@@ -949,7 +952,7 @@ def test_batches_without_spread_neither_blow_up_the_aligner_nor_the_loss(trouble
 
     class Losses(pl.Callback):
         def on_train_batch_end(self, trainer: pl.Trainer, module: FederatedModule, *rest: Any) -> None:  # type: ignore[override]
-            seen.extend(float(loss) for _, losses in module.record.steps[-1:] for loss in losses)
+            seen.extend(float(loss) for _, losses in module.run.record.steps[-1:] for loss in losses)
 
     run = trainer(10, [snapshots, Losses()], strategy=ALL)
     run.fit(module, loader(data, 1 if trouble == "batch of 1" else 8))

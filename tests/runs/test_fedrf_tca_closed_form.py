@@ -329,7 +329,7 @@ def test_the_warm_up_sends_as_much_as_that_of_the_trained_method_and_no_frequenc
     assert used[0] == used[1] > 0
     names = {"extractor.weight", "extractor.bias", "aligner.weight", "classifier.weight", "classifier.bias"}
     for module in (trained, closed):
-        state = module.shared_state("c0")
+        state = module.run.weights.of("c0")
         assert set(state) == names
         assert all(tensor.is_floating_point() for tensor in state.values())
 

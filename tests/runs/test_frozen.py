@@ -15,6 +15,7 @@ from fedlit.federation import Everyone
 from fedlit.methods import FedAvg, FedGP, FedMMD, FedProx, FedRep, SourceOnly
 from fedlit.models import MLP, Features
 from fedlit.privacy import GaussianMechanism
+from fedlit.run.run import Run
 from helpers import build, digits, loader, same, shards, trainer, weights
 from site_runs import merged, start
 
@@ -58,8 +59,10 @@ def test_a_frozen_extractor_costs_what_features_computed_beforehand_cost() -> No
 class SendsAll(SourceOnly):
     """Sends frozen weights, too."""
 
-    def shared_state(self, client: str, frozen_too: bool = False) -> dict[str, torch.Tensor]:
-        return super().shared_state(client, frozen_too=True)
+    def on_round_end(self, run: Run) -> None:
+        of = run.weights.of
+        run.weights.of = lambda client, frozen_too=False: of(client, frozen_too=True)  # type: ignore[method-assign]
+        super().on_round_end(run)
 
 
 def test_what_is_frozen_need_not_be_sent_for_the_same_result() -> None:
@@ -92,7 +95,7 @@ def test_statistics_of_a_frozen_batchnorm_are_sent_as_long_as_they_move(mode: st
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     module = fit(network, shards(3))
     (norm,) = (part for part in module.replicas["c0"].modules() if isinstance(part, nn.BatchNorm1d))
-    sent = set(module.shared_state("c0"))
+    sent = set(module.run.weights.of("c0"))
     statistics = {"extractor.1.running_mean", "extractor.1.running_var"}
     assert sent == {"classifier.weight", "classifier.bias"} | (statistics if mode == "training" else set())
     assert torch.equal(norm.running_mean, before["1.running_mean"]) == (mode == "evaluation")
@@ -102,9 +105,9 @@ def test_statistics_of_a_frozen_batchnorm_are_sent_as_long_as_they_move(mode: st
 class Thaws(SourceOnly):
     """Trains all from round 1 on."""
 
-    def on_round_start(self, round_idx: int) -> None:
-        super().on_round_start(round_idx)
-        if round_idx == 1:
+    def on_round_start(self, run: Run) -> None:
+        super().on_round_start(run)
+        if run.clock.round_idx == 1:
             self.replicas.requires_grad_(True)
             optimizer = self.optimizers(use_pl_optimizer=False)
             for client in self.federation.local_clients:
@@ -126,7 +129,7 @@ def test_what_a_method_freezes_later_is_sent_all_the_same() -> None:
     """FedMMD, FedRep and others fix parts for a while: frozen is what was given frozen."""
     module = fit(backbone().requires_grad_(True), shards(3))
     module.replicas.requires_grad_(False)
-    assert set(module.shared_state("c0")) == set(weights(module, "c0"))
+    assert set(module.run.weights.of("c0")) == set(weights(module, "c0"))
 
 
 def test_loaded_weights_that_are_not_those_given_are_sent() -> None:

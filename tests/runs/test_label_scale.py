@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from fedlit.federation import ChannelError, RosterError
 from fedlit.methods import FedAvg, FedDANN, FedGP, Oracle, SourceOnly, TargetOnly
 from fedlit.models import MLP
 from fedlit.privacy import CKKS, FixedPoint, GaussianMechanism, Paillier, PairwiseMasking, Plain
+from fedlit.run.run import Run
 from fedlit.run.tasks import NumberMeter
 from helpers import QUIET, build, loader, normalised_head, same, trainer, weights
 from method_table import METHODS
@@ -182,7 +184,8 @@ def test_a_network_learns_labels_of_tables_in_any_unit(level: float, spread: flo
 REGRESSING = {
     name: row
     for name, row in METHODS.items()
-    if not row[0].classes_only and name not in ("FedDANN, conditional", "AdaBN, mixing")  # which are about classes
+    if row[0].requires.tasks != ("classification",)
+    and name not in ("FedDANN, conditional", "AdaBN, mixing")  # which are about classes
 }
 
 
@@ -210,7 +213,7 @@ def test_a_thousand_times_the_labels_and_a_million_more_train_alike(name: str) -
         for key, tensor in weights(module, client.name).items():
             torch.testing.assert_close(weights(other, client.name)[key], tensor, atol=2e-5, rtol=2e-5)
     metrics, again = run.callback_metrics, rerun.callback_metrics
-    trained = [client for client in data.clients if not client.is_target and module.trains_sources]
+    trained = [client for client in data.clients if not client.is_target and module.requires.sources]
     for key in ("oracle/target/r2", *(f"source/{client.name}/r2" for client in trained), "train/loss"):
         assert float(again[key]) == pytest.approx(float(metrics[key]), abs=1e-4)
     assert float(again["oracle/target/loss"]) == pytest.approx(1e6 * float(metrics["oracle/target/loss"]), rel=1e-3)
@@ -285,9 +288,9 @@ def test_a_loss_that_a_method_writes_itself_reads_standardised_labels() -> None:
 class Watched(FedGP):
     """Keeps the variances of the target's gradients, of which its automatic weights are made."""
 
-    def on_round_end(self, round_idx: int) -> None:
+    def on_round_end(self, run: Run) -> None:
         self.seen = [*getattr(self, "seen", ()), self.memory(self.target).statistics.variance]
-        super().on_round_end(round_idx)
+        super().on_round_end(run)
 
 
 def test_gradients_that_fedgp_observes_are_of_standardised_labels() -> None:
@@ -396,7 +399,7 @@ def test_a_module_that_was_trained_keeps_its_scale_in_another_run() -> None:
     x = numbers()["c2"].tensors[0]
     expected = module(x).detach()
     again = {name: TensorDataset(each.tensors[0], 2 * each.tensors[1]) for name, each in numbers().items()}
-    module.optimizer = lambda params: SGD(params, lr=0.0)
+    module.run.local = replace(module.run.local, optimizer=lambda params: SGD(params, lr=0.0))
     trainer(1).fit(module, loader(again, 16))
     assert module.task.scales["c0"].state() == before  # type: ignore[union-attr]
     torch.testing.assert_close(module(x).detach(), expected)

@@ -41,6 +41,7 @@ from fedlit.methods import (
     TargetOnly,
 )
 from fedlit.models import MLP, Replica, SmallCNN
+from fedlit.run.options import Requires
 from helpers import STATEFUL, build, digits, loader, same, shards, trainer, weights
 from method_table import METHODS, ONE_PASS
 from shown import one_of_each
@@ -654,7 +655,7 @@ class Spy(pl.Callback):
 
 def test_callbacks_see_guarded_labels_too() -> None:
     class Everybody(SourceOnly):
-        uses_unlabelled_target = True
+        requires = Requires(unlabelled_target=True)
 
         def learners(self, round_idx: int) -> tuple[Client, ...]:
             return self.clients

@@ -32,6 +32,8 @@ from fedlit.methods.mean_matching import MomentMatching
 from fedlit.methods.mean_messages import sum_difference
 from fedlit.models import MLP
 from fedlit.privacy import PairwiseMasking
+from fedlit.run.component import Component
+from fedlit.run.run import Run
 from helpers import loader, same, shards, trainer, weights
 
 LR = 0.5
@@ -71,7 +73,7 @@ def shifted(*sizes: int) -> dict[str, TensorDataset]:
     }
 
 
-class Snapshots(pl.Callback):
+class Snapshots(pl.Callback, Component):
     """The replicas at the start, and copies of all clients' weights after each round."""
 
     def __init__(self) -> None:
@@ -81,7 +83,8 @@ class Snapshots(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, module: MomentMatching) -> None:  # type: ignore[override]
         self.start = {name: copy.deepcopy(replica) for name, replica in module.replicas.named_children()}
 
-    def on_round_end(self, trainer: pl.Trainer, module: MomentMatching, round_idx: int) -> None:
+    def on_round_end(self, run: Run) -> None:
+        module: Any = run.module
         self.rounds.append({name: weights(module, name) for name, _ in module.replicas.named_children()})
 
 

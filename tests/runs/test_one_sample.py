@@ -59,7 +59,7 @@ def test_what_is_told_is_what_torch_refuses(monkeypatch: pytest.MonkeyPatch) -> 
     """Without the check the same run fails inside torch, and with drop_last it trains."""
     assert run(normed(), drop_last=True).federation.round_idx == 1
     assert run(normed(), size=10).federation.round_idx == 1
-    monkeypatch.setattr("fedlit.run.rounds.check_batches", lambda *arguments: None)
+    monkeypatch.setattr("fedlit.run.planning.check_batches", lambda *arguments: None)
     with pytest.raises(ValueError, match="Expected more than 1 value per channel"):
         run(normed())
 

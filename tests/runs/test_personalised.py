@@ -24,6 +24,8 @@ from fedlit.federation import UNLABELLED, Fraction, RosterError, Schedule
 from fedlit.methods import APFL, Ditto, FedAvg, FedRep, KNNPer, TargetOnly
 from fedlit.methods.knn_per import knn_probabilities
 from fedlit.models import MLP, SmallCNN
+from fedlit.run.component import Component
+from fedlit.run.run import Run
 from helpers import build, digits, loader, same, shards, trainer, weights
 from site_runs import merged, start
 
@@ -464,7 +466,7 @@ def test_the_averaged_model_is_fedavgs_to_the_last_bit(name: str) -> None:
 def test_only_what_is_shared_leaves(name: str) -> None:
     method, arguments = METHODS[name]
     module = run_digits(method, 1, **arguments)
-    parts = {key.split(".")[0] for key in module.shared_state("fonts")}
+    parts = {key.split(".")[0] for key in module.run.weights.of("fonts")}
     assert parts == ({"extractor"} if name == "FedRep" else {"extractor", "classifier"})
     sent = module.federation.ledger.bytes_by_channel()["weights"]
     plain = run_digits(FedAvg, 1).federation.ledger.bytes_by_channel()["weights"]
@@ -522,13 +524,14 @@ def test_a_checkpoint_predicts_validates_and_tests_as_the_run_did(name: str, tmp
         torch.testing.assert_close(loaded(x).softmax(dim=1), expected[2]["fonts"])
 
 
-class Starts(pl.Callback):
+class Starts(pl.Callback, Component):
     """All weights when each round has started."""
 
     def __init__(self) -> None:
         self.rounds: list[dict[str, dict[str, Tensor]]] = []
 
-    def on_round_start(self, trainer: pl.Trainer, module: FederatedModule, round_idx: int) -> None:  # type: ignore[override]
+    def on_round_start(self, run: Run) -> None:
+        module: Any = run.module
         self.rounds.append({client.name: weights(module, client.name) for client in module.clients})
 
 

@@ -14,10 +14,12 @@ from torch.utils.data import DataLoader
 from fedlit import FederatedModule
 from fedlit.functional import annealing
 from fedlit.methods import KD3A, CoMDA, FedAvg, FedDANN
+from fedlit.run.component import Component
+from fedlit.run.run import Run
 from helpers import build, digits, trainer
 
 
-class Seen(pl.Callback):
+class Seen(pl.Callback, Component):
     """What progress, and the target's learning rate, were in each round."""
 
     def __init__(self) -> None:
@@ -25,18 +27,19 @@ class Seen(pl.Callback):
         self.rates: list[float] = []
         self.end = -1.0
 
-    def on_round_start(self, trainer: pl.Trainer, module: FederatedModule, round_idx: int) -> None:
-        self.progress.append(module.progress)
+    def on_round_start(self, run: Run) -> None:
+        module: Any = run.module
+        self.progress.append(module.run.clock.progress)
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
         assert isinstance(pl_module, FederatedModule)
         if pl_module.federation.batch_idx == 0:  # the first batch of a round
-            assert pl_module.progress == self.progress[-1]  # the same within it
+            assert pl_module.run.clock.progress == self.progress[-1]  # the same within it
             self.rates.append(trainer.optimizers[0].param_groups[0]["lr"])
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         assert isinstance(pl_module, FederatedModule)
-        self.end = pl_module.progress
+        self.end = pl_module.run.clock.progress
 
 
 @pytest.mark.parametrize(
@@ -76,7 +79,7 @@ def test_a_run_without_a_planned_end_has_no_progress() -> None:
     with pytest.raises(ValueError, match=r"a run with max_epochs=-1 on a FederatedLoader has no planned end: give max"):
         run.fit(build(FedAvg, data), data)
     with pytest.raises(RuntimeError, match="not attached to a `Trainer`"):
-        _ = build(FedAvg, data).progress
+        _ = build(FedAvg, data).run.clock.progress
 
 
 def test_methods_go_on_as_they_began_in_a_run_without_a_planned_end() -> None:
@@ -112,7 +115,7 @@ def test_a_schedule_by_progress_has_the_rate_of_each_round(tmp_path: Path) -> No
             FedAvg,
             data,
             optimizer=lambda params: SGD(params, lr=0.1),
-            lr_scheduler=lambda optimizer: LambdaLR(optimizer, lambda _: annealing(module.progress)),
+            lr_scheduler=lambda optimizer: LambdaLR(optimizer, lambda _: annealing(module.run.clock.progress)),
             warmup_rounds=1,
         )
         run = trainer(epochs, [seen])

@@ -25,6 +25,7 @@ from fedlit.methods.co_mda import easiest
 from fedlit.methods.taught_target import on_grid
 from fedlit.models import MLP, Replica, SmallCNN, Twins
 from fedlit.privacy import CKKS, FixedPoint, PairwiseMasking, Plain
+from fedlit.run.run import Run
 from helpers import build, digits, loader, same, shards, trainer, weights
 
 NAMES = ["c0", "c1", "c2", "c3"]
@@ -55,11 +56,11 @@ def fitted(method: type[FederatedModule], rounds: int = 3, **kwargs: Any) -> Any
 class Watched(FederatedModule):
     """Remembers what the clients' networks were when each round ended, before anything was exchanged."""
 
-    def on_round_end(self, round_idx: int) -> None:
+    def on_round_end(self, run: Run) -> None:
         if not hasattr(self, "before"):
             self.before: list[dict[str, Any]] = []
         self.before.append({name: copy.deepcopy(self.replicas[name]).eval() for name in NAMES})
-        super().on_round_end(round_idx)
+        super().on_round_end(run)
 
     def told(self, round_idx: int) -> Tensor:
         """Probabilities of the sources for the target's samples, shape (3, n_T, C)."""
@@ -343,7 +344,7 @@ def test_labelled_samples_of_the_target_are_learnt_beside() -> None:
     inputs, labels = (tensor[:6] for tensor in data()[TARGET].tensors)
     labels = torch.where(torch.arange(6) < 4, labels, -1)
     expected = F.cross_entropy(module.replicas[TARGET](inputs[:4]), labels[:4])
-    module.batch_positions = lambda client: torch.arange(6)
+    module.run.samples.positions = lambda client: torch.arange(6)
     torch.testing.assert_close(module.loss(module.target, (inputs, labels)), expected)
 
 
@@ -355,9 +356,9 @@ def test_a_source_that_was_away_fetches_the_newest_extractor() -> None:
     caught: dict[str, Any] = {}
 
     class Caught(KD3A):
-        def on_round_start(self, round_idx: int) -> None:
-            super().on_round_start(round_idx)
-            if round_idx == 2:
+        def on_round_start(self, run: Run) -> None:
+            super().on_round_start(run)
+            if run.clock.round_idx == 2:
                 caught.update({name: copy.deepcopy(self.replicas[name].extractor.state_dict()) for name in NAMES})
 
     fitted(Caught, 3, gate=0.6, strategy={"participation": schedule})

@@ -19,6 +19,7 @@ from fedlit.export import export_target
 from fedlit.methods import FedAvg, FedCORAL, FedGP, FedProx, FedRep
 from fedlit.privacy import GaussianMechanism
 from fedlit.run.replicas import NORMS
+from fedlit.run.run import Run
 from helpers import digits, loader, same, trainer, weights
 from method_table import METHODS
 from shown import one_of_each
@@ -85,7 +86,7 @@ def test_a_method_keeps_weights_tied_or_refuses_them_by_name(name: str) -> None:
         replica = module.replicas[client.name]
         assert shared_names(replica)
         assert not hasattr(replica, "personal") or shared_names(replica.personal)
-        sent = [tensor.data_ptr() for tensor in module.shared_state(client.name).values() if tensor.numel()]
+        sent = [tensor.data_ptr() for tensor in module.run.weights.of(client.name).values() if tensor.numel()]
         assert len(set(sent)) == len(sent)
 
 
@@ -111,7 +112,7 @@ def test_a_round_of_fedavg_is_that_of_copies_of_the_whole_network() -> None:
 
 def test_a_tied_weight_is_sent_once() -> None:
     module = fit(FedAvg)
-    assert [name for name in module.shared_state("c0") if name.startswith("classifier")] == ["classifier.bias"]
+    assert [name for name in module.run.weights.of("c0") if name.startswith("classifier")] == ["classifier.bias"]
     apart = FedAvg(NAMES, "c2", 3, Body(), nn.Linear(3, 3))
     trainer(1).fit(apart, loader(samples(), batch_size=20))
     ours, theirs = (each.federation.ledger.bytes_by_channel()["weights"] for each in (module, apart))
@@ -206,7 +207,7 @@ def test_tied_buffers_stay_tied_and_are_sent_once() -> None:
     trainer(1).fit(module, loader(samples()))
     replica = module.replicas["c1"]
     assert replica.classifier.scale is replica.extractor.scale
-    assert "classifier.scale" not in module.shared_state("c1")
+    assert "classifier.scale" not in module.run.weights.of("c1")
 
 
 def test_a_norm_layer_that_stands_twice_stays_local_under_both_names() -> None:
@@ -216,7 +217,7 @@ def test_a_norm_layer_that_stands_twice_stays_local_under_both_names() -> None:
     body.norm, head = norm, nn.Sequential(norm, nn.Linear(3, 3))
     module = FedAvg([*NAMES], "c2", 3, body, head, local_norm=True)
     module.configure_model()
-    sent = {id(tensor) for tensor in module.shared_state("c0").values()}
+    sent = {id(tensor) for tensor in module.run.weights.of("c0").values()}
     for layer in module.replicas["c0"].modules():
         if isinstance(layer, NORMS):
             assert not sent & {id(param) for param in layer.parameters()}
@@ -224,8 +225,8 @@ def test_a_norm_layer_that_stands_twice_stays_local_under_both_names() -> None:
 
 def test_a_part_with_a_weight_of_another_part_is_not_averaged_alone() -> None:
     class Heads(FedAvg):
-        def on_round_end(self, round_idx: int) -> None:
-            self.average_("weights", among=self.sources, part="classifier")
+        def on_round_end(self, run: Run) -> None:
+            self.run.weights.average_("weights", among=self.sources, part="classifier")
 
     with pytest.raises(ValueError, match=r"'extractor\.second\.weight' and 'classifier\.weight' are one weight"):
         fit(Heads)

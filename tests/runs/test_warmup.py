@@ -12,18 +12,22 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from fedlit import FederatedModule, methods
-from fedlit.run.warmup import warmup_of
+from fedlit.run.clock import warmup_of
+from fedlit.run.component import Component
+from fedlit.run.run import Run
+from refused import refused
 from small_federation import TARGET, Blobs, build, trainer
 
 
-class Kinds(pl.Callback):
+class Kinds(pl.Callback, Component):
     """By round, whether it was one of the warm-up."""
 
     def __init__(self) -> None:
         self.warm: list[bool] = []
 
-    def on_round_start(self, trainer: pl.Trainer, module: FederatedModule, round_idx: int) -> None:
-        self.warm.append(module.warming_up)
+    def on_round_start(self, run: Run) -> None:
+        module: Any = run.module
+        self.warm.append(module.run.clock.warming_up)
 
 
 def fitted(folder: Path, rounds: int, warmup: int | float, method: Any = methods.FedMMD, **kwargs: Any) -> Any:
@@ -90,7 +94,7 @@ def test_what_is_no_number_of_rounds_and_no_share_is_refused(value: float) -> No
 
 
 def test_a_share_of_a_run_without_an_end_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"warmup_rounds=0\.5 is a share of the planned rounds, .* give max_epochs"):
+    with refused("warmup_rounds"):
         fitted(tmp_path, -1, 0.5)
 
 

@@ -19,6 +19,8 @@ from fedlit import Client, FederatedModule
 from fedlit.federation import Federation
 from fedlit.methods import FedDA, FedGP
 from fedlit.privacy import AffineGrid, FixedPoint
+from fedlit.run.component import Component
+from fedlit.run.run import Run
 from helpers import loader, trainer, weights
 
 Update = dict[str, Tensor]
@@ -60,7 +62,7 @@ def unequal(seed: int = 0) -> dict[str, TensorDataset]:
     return data
 
 
-class Snapshots(pl.Callback):
+class Snapshots(pl.Callback, Component):
     """Copies of all clients' weights, and of what is logged: at the start, and after each round."""
 
     def __init__(self) -> None:
@@ -71,7 +73,9 @@ class Snapshots(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, module: FederatedModule) -> None:  # type: ignore[override]
         self.start = {name: weights(module, name) for name, _ in module.replicas.named_children()}
 
-    def on_round_end(self, trainer: pl.Trainer, module: FederatedModule, round_idx: int) -> None:
+    def on_round_end(self, run: Run) -> None:
+        trainer = run.trainer
+        module: Any = run.module
         self.rounds.append({name: weights(module, name) for name, _ in module.replicas.named_children()})
         self.metrics.append({name: float(value) for name, value in trainer.callback_metrics.items()})
 

@@ -28,6 +28,8 @@ from fedlit.methods import FedAvg, FedRFTCA
 from fedlit.models import MLP
 from fedlit.privacy import PrivacyWarning
 from fedlit.remote import Server, Site
+from fedlit.run.component import Component
+from fedlit.run.run import Run
 from helpers import QUIET, STATEFUL, build, digits, fingerprint, normalised_head, trainer, weights
 from own_modules import Net
 from processes import LAUNCHED
@@ -82,13 +84,16 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
 """What methods are given, by the name under which they are asked for."""
 
 
-class Trouble(pl.Callback):
+class Trouble(pl.Callback, Component):
     """Something that happens to one process in round 1."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
 
-    def on_round_start(self, trainer: pl.Trainer, module: pl.LightningModule, round_idx: int) -> None:
+    def on_round_start(self, run: Run) -> None:
+        trainer = run.trainer
+        module: Any = run.module
+        round_idx = run.clock.round_idx
         if round_idx != 1 or trainer.global_rank != 1:
             return
         if self.kind == "nan":
@@ -108,9 +113,9 @@ class OutOfStep(FedAvg):
 
     channels = (Summed("weights", up="learners"), Summed("gossip", up="learners"))
 
-    def on_round_end(self, round_idx: int) -> None:
+    def on_round_end(self, run: Run) -> None:
         rank = self.federation.transport.rank
-        self.average_("gossip" if rank == 1 else "weights", among=self.learners(round_idx))
+        self.run.weights.average_("gossip" if rank == 1 else "weights", among=run.learners())
 
 
 class OwnDataOnly(pl.LightningDataModule):
@@ -296,7 +301,7 @@ def run(arguments: Sequence[str]) -> dict[str, Any]:
     }
 
 
-class Presence(pl.Callback):
+class Presence(pl.Callback, Component):
     """Notes who is there in each round in which this process takes part."""
 
     def __init__(self, pause: float) -> None:
@@ -304,7 +309,9 @@ class Presence(pl.Callback):
         self.rounds: dict[int, list[str]] = {}
         self.moments: list[float] = []
 
-    def on_round_start(self, trainer: pl.Trainer, module: pl.LightningModule, round_idx: int) -> None:
+    def on_round_start(self, run: Run) -> None:
+        module: Any = run.module
+        round_idx = run.clock.round_idx
         self.moments.append(time.time())
         self.rounds[round_idx] = [client.name for client in module.federation.present()]
         time.sleep(self.pause)

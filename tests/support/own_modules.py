@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy
 
 import fedlit
+from fedlit.run.component import Component
+from fedlit.run.run import Run
 from helpers import fingerprint, trainer, weights
 from small_federation import CLIENTS, NUM_CLASSES, TARGET, Blobs
 
@@ -89,13 +91,14 @@ def build(kind: str, net: Net | None = None, **kwargs: Any) -> fedlit.FederatedM
     return getattr(fedlit, wrapper)(net, CLIENTS, TARGET, NUM_CLASSES, **(given | kwargs))
 
 
-class Numbers(pl.Callback):
+class Numbers(pl.Callback, Component):
     """What a run logs in each round."""
 
     def __init__(self) -> None:
         self.rounds: list[dict[str, float]] = []
 
-    def on_round_end(self, trainer: pl.Trainer, module: fedlit.FederatedModule, round_idx: int) -> None:
+    def on_round_end(self, run: Run) -> None:
+        trainer = run.trainer
         self.rounds.append({name: float(value) for name, value in trainer.callback_metrics.items()})
 
 

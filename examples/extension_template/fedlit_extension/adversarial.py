@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedlit import Client
+from fedlit import Client, ReplicaSpec, Requires
 from fedlit.federation import Channel, Open, Summed
 from fedlit.functional import loss_from_gradient
 from fedlit.methods import FedAvg
@@ -33,8 +33,8 @@ class SplitDANN(FedAvg):
         The target learns ``width`` numbers of each sample of a source's batch; each source the gradient by its own.
     """
 
-    uses_unlabelled_target: ClassVar[bool] = True
-    stays_local: ClassVar[tuple[str, ...]] = ("judge",)
+    requires: ClassVar[Requires] = Requires(unlabelled_target=True)
+    replica_spec: ClassVar[ReplicaSpec] = ReplicaSpec(local=("judge",))
 
     def __init__(self, *args: Any, adversarial_weight: float = 0.3, width: int = 16, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -71,13 +71,13 @@ class SplitDANN(FedAvg):
     def losses(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, Tensor]:
         """The task's loss less lambda times the domain loss, which critic and judge lower."""
         losses, features, hidden = {}, {}, {}
-        for client, (inputs, labels, *_) in self.in_streams(batch):
+        for client, (inputs, labels, *_) in self.run.in_streams(batch):
             replica, name = self.replicas[client], client.name
             features[name] = replica.extractor(inputs)
             hidden[name] = replica.critic(features[name])
             outputs = replica.classifier(features[name])
             losses[name] = self.task.loss(client, outputs, labels) if client.labelled else 0 * outputs.sum()
-        active = self.in_step("hidden", "verdicts", "critic")  # the same on every process, as all calls have to be
+        active = self.run.in_step("hidden", "verdicts", "critic")  # the same on every process, as all calls have to be
         if self.target not in active or len(active) == 1:
             return losses
         hidden = {client.name: hidden[client.name] for client in active if client.name in hidden}

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedlit import Client
+from fedlit import Client, Requires
 from fedlit.methods import FedAvg
 
 
@@ -27,8 +27,7 @@ class FedEntropy(FedAvg):
         ValueError: If ``entropy_weight`` is negative.
     """
 
-    classes_only: ClassVar[bool] = True
-    uses_unlabelled_target: ClassVar[bool] = True
+    requires: ClassVar[Requires] = Requires(unlabelled_target=True, tasks=("classification",))
 
     def __init__(self, *args: Any, entropy_weight: float = 0.1, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

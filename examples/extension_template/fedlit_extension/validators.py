@@ -47,4 +47,4 @@ class Confidence(Callback):
         target = pl_module.target.name
         known = {target: {"confidence": float(torch.cat(self._likely).mean())}} if self._likely else {}
         told = pl_module.federation.report(known, ["confidence"])
-        pl_module.log_everywhere({f"validator/{name}": value for name, value in told.get(target, {}).items()})
+        pl_module.run.log({f"validator/{name}": value for name, value in told.get(target, {}).items()})

@@ -19,6 +19,7 @@ from fedlit.federation.errors import ChannelError
 from fedlit.methods import FedAvg
 from fedlit.models import MLP
 from fedlit.privacy import FixedPoint, PairwiseMasking, Plain
+from fedlit.run.run import Run
 from fedlit_extension.adversarial import SplitDANN
 from fedlit_extension.data import ANGLES, Moons
 
@@ -112,7 +113,7 @@ def test_the_critic_is_the_same_everywhere_within_a_round() -> None:
     """All descend along the summed gradient: a round without averaging would leave it equal."""
 
     class Apart(SplitDANN):
-        def on_round_end(self, round_idx: int) -> None:
+        def on_round_end(self, run: Run) -> None:
             pass
 
     module, *_ = run(Apart, batch_size=40)

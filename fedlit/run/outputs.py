@@ -1,7 +1,7 @@
-"""The scale of labels in regression: networks learn numbers of mean 0 and deviation 1, and predict in the labels' unit.
+"""How outputs of networks are read: the scale of labels in regression, and the temperature of the target's logits.
 
-A squared error and its gradient grow with the unit of the labels: no learning rate fits lengths in metres and in
-millimetres alike.
+In regression networks learn labels of mean 0 and deviation 1, and predict in the labels' unit. A squared error and its
+gradient grow with that unit: no learning rate fits lengths in metres and in millimetres alike.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fedlit.federation import FederatedLoader, RosterError, SampleError, Summed
+from fedlit.checks import check
+from fedlit.federation import Channel, FederatedLoader, RosterError, SampleError, Summed
 from fedlit.federation.samples import check_labels
 from fedlit.functional.table_moments import agree_on_moments, own_moments
+from fedlit.run.component import Component
 from fedlit.run.tasks import Regression
 
 if TYPE_CHECKING:
-    from fedlit.run.method import Method
+    from fedlit.run.run import Run
 
 NAME = "label_statistics"
 """Of the channel."""
@@ -99,37 +101,91 @@ def _numbers(given: object, number: int, above: float) -> bool:
     )
 
 
-def label_channels(method: Method) -> list[Summed]:
-    """The channel for statistics of labels; none in classification, without ``scale_labels``, or for a lone target.
+class Outputs(Component):
+    """Keeps what outputs of networks are read with, and finds the scale of labels when a run starts.
 
-    Senders are the sources, and the target if it trains on labels. A target that trains alone sends nothing.
+    Args:
+        run: Of the networks.
+
+    Attributes:
+        scales_labels: Whether networks learn standardised labels in regression.
+        temperature: What the target's process divides its logits by when it predicts; 1 unless `Calibration` has
+            found another.
     """
-    scaled = isinstance(method.task, Regression) and method.scale_labels
-    if not scaled or not (method.trains_sources or method.warmup_rounds):
-        return []
-    learners = {client.name for client in method.learners(method.warmup_rounds)}
-    return [
-        Summed(
-            NAME,
-            "mean and deviation of labels, unless scale_labels is false",
-            up="everyone" if method.target.labelled and method.target.name in learners else "sources",
-            how_often="once",
-            fixed=True,
-            unblurred="statistics of labels are exact: give the model scale_labels=False and scale labels in the data, "
-            "or let a mechanism blur other channels alone",
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self.scales_labels = True
+        self.temperature = 1.0
+
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        """The channel for statistics of labels; none in classification, without ``scale_labels``, or for a lone target.
+
+        Senders are the sources, and the target if it trains on labels. A target that trains alone sends nothing.
+        """
+        run = self._run
+        scaled = isinstance(run.task, Regression) and self.scales_labels
+        if not scaled or not (run.requires.sources or run.clock.warmup_rounds):
+            return ()
+        learners = {client.name for client in run.learners(run.clock.warmup_rounds)}
+        return (
+            Summed(
+                NAME,
+                "mean and deviation of labels, unless scale_labels is false",
+                up="everyone" if run.target.labelled and run.target.name in learners else "sources",
+                how_often="once",
+                fixed=True,
+                unblurred="statistics of labels are exact: give the model scale_labels=False and scale labels in the "
+                "data, or let a mechanism blur other channels alone",
+            ),
         )
-    ]
+
+    def client_state(self, client: str) -> dict[str, Any]:
+        """Return a client's scale of labels, and the target's temperature."""
+        task, state = self._run.task, dict[str, Any]()
+        if isinstance(task, Regression) and client in task.scales:
+            state["label_scale"] = task.scales[client].state()
+        if client == self._run.target.name and self.temperature != 1:
+            state["temperature"] = self.temperature
+        return state
+
+    def load_state(self, clients: Mapping[str, Mapping[str, Any]], public: Mapping[str, Any], resumes: bool) -> None:
+        """Read outputs as in the run of a checkpoint; without any of it, they are logits or in the labels' unit.
+
+        Raises:
+            RosterError: If the checkpoint has something else in their place.
+        """
+        task = self._run.task
+        if isinstance(task, Regression):
+            states = {name: state.get("label_scale") for name, state in clients.items()}
+            task.scales = {
+                name: LabelScale.from_state(state, task.num_outputs)
+                for name, state in states.items()
+                if state is not None
+            }
+        # of the target's state, wherever it is hosted
+        found = public.get("clients", {}).get(self._run.target.name, {}).get("temperature", 1.0)
+        is_positive = isinstance(found, float) and 0 < found < inf
+        check(is_positive, "temperature", "a positive number in the checkpoint", found, error=RosterError)
+        self.temperature = found
+
+    def scale_labels_(self, loader: FederatedLoader, resumes: bool) -> None:
+        """At the start of a run, find the scale of labels if the task has one; all processes call it."""
+        task = self._run.task
+        if isinstance(task, Regression) and self.scales_labels:
+            task.scales = label_scales(self._run, task, loader, resumes)
 
 
-def label_scales(method: Method, task: Regression, loader: FederatedLoader, resumes: bool) -> dict[str, LabelScale]:
+def label_scales(run: Run, task: Regression, loader: FederatedLoader, resumes: bool) -> dict[str, LabelScale]:
     """Find the scale of labels at the start of a run, by local client; it is equal at all clients.
 
     It is computed from all training labels of the channel's senders, including clients that are absent in the first
     round. A target that trains alone computes it from its labels, and the sources have none.
 
     Args:
-        method: That trains.
-        task: Of the method, for k outputs, with the scales from a checkpoint or an earlier run, which are kept.
+        run: That starts.
+        task: Of the run, for k outputs, with the scales from a checkpoint or an earlier run, which are kept.
         loader: Training data of local clients.
         resumes: Whether the run goes on from a checkpoint; one without scales goes on without.
 
@@ -137,11 +193,11 @@ def label_scales(method: Method, task: Regression, loader: FederatedLoader, resu
         RosterError: On every process, if labels are not k finite numbers for each sample, or the Trainer's precision
             rounds them by more than `ROUNDING`.
     """
-    federation, kept, num_outputs = method.federation, dict(task.scales), task.num_outputs
+    federation, kept, num_outputs = run.federation, dict(task.scales), task.num_outputs
     if NAME not in federation.channels:
-        labels = _local_labels(method, loader, [method.target.name], num_outputs)
+        labels = _local_labels(run, loader, [run.target.name], num_outputs)
         alone = {name: LabelScale.of(*own_moments(each.double()), {name: each}) for name, each in labels.items()}
-        _check_rounding(method, labels, alone)
+        _check_rounding(run, labels, alone)
         return kept if resumes or kept else alone
     local = [client.name for client in federation.local_clients]
     complete, losable = resumes or kept.keys() >= {*local}, federation.transport.losable
@@ -152,7 +208,7 @@ def label_scales(method: Method, task: Regression, loader: FederatedLoader, resu
         if all(each is True for each in answers):
             return kept
     senders = federation.channels[NAME].senders
-    labels = _local_labels(method, loader, senders, num_outputs)
+    labels = _local_labels(run, loader, senders, num_outputs)
     samples = {client.name: client.num_samples or 0 for client in federation.clients if client.name in senders}
 
     def total(_: str, message: Callable[[str], Tensor]) -> Tensor | None:
@@ -162,19 +218,17 @@ def label_scales(method: Method, task: Regression, loader: FederatedLoader, resu
         return None if mean is None else len(senders) * mean["moments"].double().cpu()
 
     scale = LabelScale.of(*agree_on_moments(num_outputs, lambda name: labels[name].double(), samples, total), labels)
-    _check_rounding(method, labels, dict.fromkeys(labels, scale))
+    _check_rounding(run, labels, dict.fromkeys(labels, scale))
     return kept if complete and losable else dict.fromkeys(local, scale)
 
 
-def _local_labels(
-    method: Method, loader: FederatedLoader, clients: Sequence[str], num_outputs: int
-) -> dict[str, Tensor]:
+def _local_labels(run: Run, loader: FederatedLoader, clients: Sequence[str], num_outputs: int) -> dict[str, Tensor]:
     """Training labels of the local ones among these clients, each of shape (n, k); unknown ones are NaN."""
     labels: dict[str, Tensor] = {}
     error: RosterError | None = None
-    target = method.target.name
+    target = run.target.name
     for name in (each for each in clients if each in loader.datasets):
-        batches = loader.in_order([name], labelled_only=name == target and not method.uses_unlabelled_target)
+        batches = loader.in_order([name], labelled_only=name == target and not run.requires.unlabelled_target)
         numbers = torch.cat([torch.as_tensor(batch[name][1]) for batch in batches])
         try:  # a loss from outside of fedlit has had no look at them
             check_labels(numbers, name, "regression", num_outputs, may_lack=name == target, exact=False)
@@ -183,14 +237,14 @@ def _local_labels(
         numbers = numbers.reshape(len(numbers), -1)
         known = numbers.isfinite().all(dim=1)
         labels[name] = numbers if known.all() else torch.where(known[:, None], numbers, torch.nan)
-    method.federation.check("labels", error)
+    run.federation.check("labels", error)
     return labels
 
 
-def _check_rounding(method: Method, labels: Mapping[str, Tensor], scales: Mapping[str, LabelScale]) -> None:
+def _check_rounding(run: Run, labels: Mapping[str, Tensor], scales: Mapping[str, LabelScale]) -> None:
     """Refuse a Trainer's precision that rounds labels coarsely before training steps and evaluation receive them."""
     error: RosterError | None = None
-    plugin = method.trainer.precision_plugin
+    plugin = run.trainer.precision_plugin
     for name, exact in labels.items():
         rounded = plugin.convert_input(exact).double()
         lost = ((rounded - exact.double()).abs() / scales[name].deviation).nan_to_num(0.0)
@@ -199,4 +253,4 @@ def _check_rounding(method: Method, labels: Mapping[str, Tensor], scales: Mappin
                 f"precision={plugin.precision!r} rounds labels of client {name!r} by up to {float(lost.max()):.2g} of "
                 "their deviation: give the Trainer precision='bf16-mixed' or '32-true', or scale the labels in the data"
             )
-    method.federation.check("rounded labels", error)
+    run.federation.check("rounded labels", error)

@@ -1,0 +1,262 @@
+"""Rounds: what happens when one starts and ends.
+
+A callback, because `on_train_batch_end` of callbacks runs before ModelCheckpoint saves and before validation: a
+checkpoint holds the state after aggregation, and validation sees the aggregated model. (The module's own hook runs
+after ModelCheckpoint's; `on_train_epoch_end` runs after validation.)
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import Timer
+from lightning.pytorch.trainer.connectors.data_connector import _DataLoaderSource
+from lightning.pytorch.utilities import rank_zero_warn
+
+from fedlit.federation import DivergedError, FederatedLoader
+from fedlit.federation.leaks import with_samples
+from fedlit.privacy import PrivacyWarning
+from fedlit.run.checkpoint import arrange
+from fedlit.run.monitors import check_modes, explain_monitor
+from fedlit.run.optimisation import ClientSchedules, check_resumed
+from fedlit.run.planning import plan_rounds
+from fedlit.run.returns import come_together, welcome
+from fedlit.run.run import Run, run_of
+from fedlit.run.standstill import Standstill
+from fedlit.run.tasks import Regression
+
+
+@dataclass
+class _PlannedSource(_DataLoaderSource):
+    """The source of the training data, which are cut into rounds at once: Lightning asks for their length next."""
+
+    run: Run
+
+    def dataloader(self) -> Any:
+        loader = super().dataloader()
+        if isinstance(loader, FederatedLoader):
+            plan_rounds(self.run, loader)
+        return loader
+
+
+class Rounds(Callback):
+    """Runs the rounds of a federated module, which attaches it through ``configure_callbacks``."""
+
+    batches_per_round: int
+    _started: float
+    _exchanging: float
+    _run_closed: bool
+    _called: bool
+    _trains: bool = False
+    _standstill: Standstill
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Do what a `FederatedStrategy` does, where there is none: declare channels, and cut data into rounds."""
+        if getattr(trainer.strategy, "federation", None) is not None:
+            return
+        run = run_of(pl_module)
+        run.declare_channels()
+        if stage == "fit":
+            for sentence in with_samples(run.federation.channels):
+                rank_zero_warn(sentence, category=PrivacyWarning)
+            source = trainer.fit_loop._data_source
+            trainer.fit_loop._data_source = _PlannedSource(source.instance, source.name, run)
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """See to it that optimisers find each client's state in a checkpoint."""
+        check_modes(trainer)
+        self._trains = False
+        for optimizer in trainer.optimizers:
+            optimizer.register_load_state_dict_pre_hook(arrange)
+            optimizer.register_load_state_dict_pre_hook(check_resumed)  # of the state as it is arranged
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Find the length of a round, refuse settings that would stop inside one, and start all components."""
+        run, loader = run_of(pl_module), trainer.train_dataloader
+        whole = trainer.num_training_batches
+        if whole == float("inf"):
+            raise TypeError("training data without a length have no rounds: give a FederatedLoader({client: dataset})")
+        _check_optimizers(run)
+        self._trains, self._run_closed, self._called = True, False, False
+        self.batches_per_round = int(whole)
+        if isinstance(loader, FederatedLoader):
+            self.batches_per_round = min(loader.batches_per_round, self.batches_per_round)
+        elif isinstance(run.task, Regression) and run.outputs.scales_labels:
+            rank_zero_warn(
+                f"labels are learnt in the unit that the data have them in: scale_labels reads them from a "
+                f"FederatedLoader, and training data come from a {type(loader).__name__}. Give "
+                "FederatedLoader({client: dataset}), or scale_labels=False and labels of mean 0 and deviation 1"
+            )
+        _check_ends(run, self.batches_per_round)
+        if run.federation.transport.losable:
+            self._called = come_together(run, self.batches_per_round)
+            if not run.federation.local_clients:  # the server has compared networks, and needs shapes alone
+                for network in run.originals:
+                    network.to("meta")
+        self._standstill = Standstill(run, trainer.optimizers)
+        for each in run.components:
+            each.on_run_start(run)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Open a round at its first batch."""
+        run = run_of(pl_module)
+        if run.clock.step == 0:
+            self._open(run)
+        self._started = time.perf_counter()
+        self._exchanging = _exchanging(run)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Close the round at its last batch, and start counting the next one."""
+        run = run_of(pl_module)
+        federation = run.federation
+        local = time.perf_counter() - self._started - (_exchanging(run) - self._exchanging)
+        federation.seconds["local"] = federation.seconds.get("local", 0.0) + local
+        federation.batch_idx += 1
+        self._standstill.note_gradients_()
+        last_of_epoch = batch_idx + 1 >= trainer.num_training_batches
+        if federation.batch_idx >= self.batches_per_round or last_of_epoch:
+            losses = run.record.mean_losses()
+            # a module that steps by itself may give its loss without a graph
+            with_graph = run.record.graphs if pl_module.automatic_optimization else losses
+            error = self._standstill.check_(losses, with_graph, federation.round_idx)
+            if error is not None:
+                federation.fail(error)
+            self._close(run)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Close a round and a run in which training was stopped early: what was learnt is still to be aggregated."""
+        run = run_of(pl_module)
+        if run.clock.step:
+            self._close(run)
+        if run.clock.round_idx > run.clock.warmup_rounds and not self._run_closed:
+            self._finish(run, run.clock.round_idx - 1)
+        run.federation.raise_left()
+        self._standstill.end_()
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Warn if nothing was left to train, which Lightning does not report."""
+        if self._trains:
+            return
+        rounds, limit = run_of(pl_module).clock.round_idx, trainer.limit_train_batches
+        asked = f"max_epochs={trainer.max_epochs}, max_steps={trainer.max_steps}, limit_train_batches={limit}"
+        if rounds and limit:
+            rank_zero_warn(
+                f"no round is trained: the checkpoint has {rounds} rounds, and no more are asked for ({asked}): for "
+                "more raise max_epochs"
+            )
+        else:
+            rank_zero_warn(f"no round is trained, and the model is as it was before ({asked})")
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Name what to monitor, where something monitors what is not logged."""
+        explain_monitor(trainer, pl_module, exception)
+
+    def _open(self, run: Run) -> None:
+        federation = run.federation
+        if federation.transport.losable and not self._called:
+            welcome(run, federation.roll_call(run.requires.adapts), self.batches_per_round)
+        self._called = False
+        run.record.start_round_()
+        if run.local.reset_optimizer:
+            for optimizer in run.trainer.optimizers:
+                optimizer.state.clear()
+        for each in run.active():
+            each.on_round_start(run)
+        self._standstill.start_round_(run.present_learners())
+
+    def _close(self, run: Run) -> None:
+        """Check and log the losses, communicate, advance schedules and the counter."""
+        federation, round_idx = run.federation, run.clock.round_idx
+        failed = federation.failed  # an exchange of this round's end raises it everywhere, if there is one
+        losses = run.record.mean_losses()
+        for name, loss in losses.items():
+            if not math.isfinite(loss):
+                federation.fail(
+                    DivergedError(
+                        f"the training loss of client {name!r} is {loss} in round {round_idx}: lower the learning "
+                        "rate, clip gradients (Trainer(gradient_clip_val=...)), or scale inputs and labels if they "
+                        "are large"
+                    )
+                )
+        federation.see_who_is_there()
+        numbers = {name: {"loss": loss} for name, loss in losses.items()}
+        for name, norms in run.record.norms.items():
+            numbers[name]["grad_norm"] = float(torch.stack(norms).mean())
+        reported = federation.report(numbers, ["loss", "grad_norm"])
+        method, *others = run.active()
+        method.on_round_end(run)
+        if self._is_last(run):
+            self._finish(run, round_idx)
+        metrics = run.metric_names(reported)
+        if reported:
+            metrics["train/loss"] = sum(row["loss"] for row in reported.values()) / len(reported)
+        if failed:
+            federation.raise_left()
+        run.log({**metrics, "round": float(round_idx)})
+        for each in others:
+            each.on_round_end(run)
+        federation.round_idx, federation.batch_idx = round_idx + 1, 0
+        for config in run.trainer.lr_scheduler_configs:  # from here on: one may go by the progress of the next round
+            if isinstance(config.scheduler, ClientSchedules) and config.scheduler.interval == "round":
+                config.scheduler.step(list(losses), losses)
+
+    def _finish(self, run: Run, last_round: int) -> None:
+        """Close a run once, after its last round."""
+        run.clock.last_round = last_round
+        for each in run.components:
+            each.on_run_end(run)
+        self._run_closed = True
+
+    def _is_last(self, run: Run) -> bool:
+        """Whether the round under way is the last one of the run, as far as it was planned, and not of a warm-up."""
+        trainer = run.trainer
+        if run.clock.warming_up:
+            return False
+        if 0 <= trainer.max_steps <= trainer.global_step:
+            return True
+        return run.clock.round_idx + 1 == run.clock.all_rounds()
+
+
+def _check_optimizers(run: Run) -> None:
+    """Raise a `ValueError` unless each parameter group is of one client, and has its settings."""
+    for optimizer in run.trainer.optimizers:
+        if any(group.get("client") is None for group in optimizer.param_groups):
+            raise ValueError(
+                "each parameter group of an optimizer needs the key 'client' with a client's name: build the "
+                "groups with client_param_groups(), or as it does"
+            )
+        is_divided = any("model" in group for group in optimizer.param_groups)
+        if run.federation.local_clients and run.local.param_groups and not is_divided:
+            raise ValueError(
+                f"param_groups would do nothing, as {run.name} configures an optimizer without make_optimizer(): give "
+                "the settings there"
+            )
+
+
+def _check_ends(run: Run, batches_per_round: int) -> None:
+    """Raise a `ValueError` if a limit of the Trainer would end the run inside a round."""
+    trainer = run.trainer
+    if trainer.max_steps != -1 and run.module.automatic_optimization:
+        steps = -(-batches_per_round // trainer.accumulate_grad_batches)
+        if trainer.max_steps % steps:
+            raise ValueError(
+                f"max_steps={trainer.max_steps} stops inside a round of {steps} optimiser steps: give a multiple "
+                f"of {steps}, or limit max_epochs"
+            )
+    if any(isinstance(cb, Timer) and cb._interval == "step" for cb in trainer.callbacks):  # type: ignore[attr-defined]
+        raise ValueError(
+            "max_time stops inside a round: give Trainer(callbacks=[Timer(duration, interval='epoch')]) instead"
+        )
+
+
+def _exchanging(run: Run) -> float:
+    """Seconds spent in exchanges so far; a method may exchange within a local step."""
+    seconds = run.federation.seconds
+    return seconds.get("exchange", 0.0) + seconds.get("protection", 0.0)

@@ -1,0 +1,279 @@
+"""The run that a method's components take part in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor, nn
+
+from fedlit.federation import Client, Federation
+from fedlit.federation.streams import enter_stream, torch_streams
+from fedlit.run.clock import Clock
+from fedlit.run.component import Component, Phase
+from fedlit.run.local_samples import LocalSamples
+from fedlit.run.options import LocalTraining, ReplicaSpec, Requires
+from fedlit.run.outputs import Outputs
+from fedlit.run.record import RoundRecord
+from fedlit.run.replicas import Replicas
+from fedlit.run.tasks import Classification, Regression
+from fedlit.run.trust_region import TrustRegion
+from fedlit.run.vectorisation import StackedReplicas
+from fedlit.run.weights import Averaging, SharedWeights
+
+
+class Run:
+    """What a `Component` is handed: the federation, weights and samples of its clients, the clock and the log.
+
+    Args:
+        module: The LightningModule that is trained, for its Trainer and device.
+        clients: The roster.
+        task: What is predicted.
+        requires: Declared by the method.
+        spec: Declared by the method.
+        local: How clients take local steps.
+        averaging: How means of their weights are taken.
+        warmup: Rounds of warm-up, or their share.
+        originals: Extractor and classifier, of which clients have copies.
+        replicas: Of local clients.
+        build_replica: Makes one.
+        build_target: Makes the target's from one.
+        phases: Returns the method's phases, in order.
+
+    Attributes:
+        weights: Those that clients share.
+        samples: Training samples of local clients.
+        clock: Rounds and local steps.
+        record: Losses and gradient norms of the round.
+        outputs: How outputs of networks are read.
+        parts: Further components of the method.
+        trust_region: Of a target that trains without labels; ``None`` is no limit.
+        own_labels: Whether a loss from outside of fedlit reads labels, which may have any form.
+        stacked: Replicas that are trained in one call, in a run that is vectorised.
+    """
+
+    def __init__(
+        self,
+        module: pl.LightningModule,
+        *,
+        clients: tuple[Client, ...],
+        task: Classification | Regression,
+        requires: Requires,
+        spec: ReplicaSpec,
+        local: LocalTraining,
+        averaging: Averaging,
+        warmup: int | float,
+        originals: tuple[nn.Module, nn.Module],
+        replicas: Replicas[nn.Module],
+        build_replica: Callable[[], nn.Module],
+        build_target: Callable[[Any], nn.Module],
+        phases: Callable[[], tuple[Phase, ...]],
+    ) -> None:
+        self._module = module
+        self.clients, self.task, self.requires, self.spec, self.local = clients, task, requires, spec, local
+        self.originals, self.replicas = originals, replicas
+        self.build_replica, self.build_target = build_replica, build_target
+        self._make_phases, self._phases = phases, tuple[Phase, ...]()
+        self._own_federation: Federation | None = None
+        self.clock = Clock(self, warmup)
+        self.samples = LocalSamples(self)
+        self.weights = SharedWeights(self, replicas, originals, spec.local, averaging)
+        self.record = RoundRecord(self)
+        self.outputs = Outputs(self)
+        self.trust_region: TrustRegion | None = None
+        self.parts: list[Component] = [self.outputs, self.record, self.weights]
+        self.own_labels = False
+        self.stacked: StackedReplicas | None = None
+
+    # ---------------------------------------------------------------- who and where
+
+    @property
+    def name(self) -> str:
+        """Name of the method's class."""
+        return type(self._module).__name__
+
+    @property
+    def sources(self) -> tuple[Client, ...]:
+        """Labelled clients other than the target, in roster order."""
+        return tuple(client for client in self.clients if not client.is_target)
+
+    @property
+    def target(self) -> Client:
+        """The client adapted to."""
+        return next(client for client in self.clients if client.is_target)
+
+    @property
+    def device(self) -> torch.device:
+        """Of the networks."""
+        return self._module.device
+
+    @property
+    def module(self) -> pl.LightningModule:
+        """The method itself."""
+        return self._module
+
+    @property
+    def trainer(self) -> pl.Trainer:
+        """The Trainer; a `RuntimeError` if none is attached."""
+        return self._module.trainer
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether there is a Trainer."""
+        return self._module._trainer is not None
+
+    @property
+    def is_fitting(self) -> bool:
+        """Whether the Trainer fits, rather than evaluates or predicts."""
+        return self.is_attached and self.trainer.state.fn == TrainerFn.FITTING
+
+    @property
+    def federation(self) -> Federation:
+        """The strategy's federation; under any other strategy, one of this process's own with the plain backend."""
+        federation = getattr(self.trainer.strategy, "federation", None) if self.is_attached else None
+        if isinstance(federation, Federation):
+            return federation
+        if self._own_federation is None:
+            self._own_federation = self.make_federation(participation=self.requires.participation)
+        return self._own_federation
+
+    def make_federation(self, **choices: Any) -> Federation:
+        """Return a federation with the channels of all components; ``choices`` are arguments of `Federation`."""
+        channels = [channel for each in self.components for channel in each.channels]
+        train = any("learners" in (channel.up, channel.to) for channel in channels)
+        learners = self.learners(self.clock.warmup_rounds) if train else None
+        return Federation(self.clients, self.target.name, channels=channels, learners=learners, **choices)
+
+    # ---------------------------------------------------------------- components
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """Of the method, in order."""
+        if not self._phases:
+            self._phases = self._make_phases()
+        return self._phases
+
+    def phase(self, round_idx: int | None = None) -> Phase:
+        """Return the phase that a round belongs to; ``None`` is the round under way."""
+        left = self.clock.round_idx if round_idx is None else round_idx
+        *others, last = self.phases
+        for phase in others:
+            if phase.rounds is None or left < phase.rounds:
+                return phase
+            left -= phase.rounds
+        return last
+
+    @property
+    def components(self) -> list[Component]:
+        """All that take part, in the order in which their hooks are called."""
+        attached: list[object] = []
+        if self.is_attached:
+            attached = [*self.trainer.callbacks, self.trainer.datamodule]  # type: ignore[attr-defined]
+        return [*reversed(self.phases), *self.parts, *(each for each in attached if isinstance(each, Component))]
+
+    def active(self) -> Iterator[Component]:
+        """Yield the components whose round hooks are called in the round under way: all but other phases."""
+        now = self.phase()
+        yield from (each for each in self.components if each is now or not isinstance(each, Phase))
+
+    def declare_channels(self) -> None:
+        """Declare the channels of components that were attached after the federation was made."""
+        self.federation.channels.declare([channel for each in self.components for channel in each.channels])
+
+    def prepare_predictions(self) -> None:
+        """Let components make what is predicted with."""
+        for each in self.components:
+            each.on_evaluation_start(self)
+
+    # ---------------------------------------------------------------- who trains
+
+    def learners(self, round_idx: int | None = None) -> tuple[Client, ...]:
+        """Return the clients that take local steps in a round, present or not; ``None`` is the round under way."""
+        round_idx = self.clock.round_idx if round_idx is None else round_idx
+        return self.phase(round_idx).learners(round_idx)
+
+    def present_learners(self, round_idx: int | None = None) -> tuple[Client, ...]:
+        """Return the clients that take local steps in a round, past or to come; ``None`` is the round under way."""
+        round_idx = self.clock.round_idx if round_idx is None else round_idx
+        everybody = self.requires.trains_when_absent and round_idx >= self.clock.warmup_rounds
+        roster = self.federation.roster
+        present = {client.name for client in roster.present(round_idx)}
+        return tuple(
+            client
+            for client in self.learners(round_idx)
+            if client.name in present or (everybody and client.name not in roster.away)
+        )
+
+    def in_step(self, channel: str, *others: str, step: int | None = None) -> tuple[Client, ...]:
+        """Return the clients that participate on all these channels and have a batch in a local step.
+
+        Local epochs differ in length: a client that has run out of samples sits out the rest of the round.
+
+        Args:
+            channel: Of the round under way.
+            others: Further ones.
+            step: Of the round, from 0; ``None`` is the one under way.
+        """
+        step = self.clock.step if step is None else step
+        participants = [self.federation.present(each) for each in (channel, *others)]
+        able = [client for client in participants[0] if all(client in each for each in participants)]
+        loader = self.samples.loader
+        if loader is None:
+            return tuple(able)
+        learning = {client.name for client in self.present_learners()}
+        return tuple(client for client in able if client.name in learning and step < loader.batches_of(client.name))
+
+    def in_streams(
+        self, batch: Mapping[str, Sequence[Any]], purpose: str = "train"
+    ) -> Iterator[tuple[Client, Sequence[Any]]]:
+        """Yield local clients of ``batch`` in roster order with their samples, each inside a random stream of its own.
+
+        Args:
+            batch: Of this local step.
+            purpose: Distinguishes streams of one client and step, if it is gone through more than once.
+        """
+        seed, moment = self.federation.seed, (self.clock.round_idx, self.clock.step)
+        with torch_streams(self.device):
+            for client in self.clients:
+                if client.name in batch:
+                    enter_stream(seed, purpose, client.name, *moment, device=self.device)
+                    yield client, batch[client.name]
+
+    def local_losses(
+        self, loss: Callable[[Client, Sequence[Any]], Tensor], batch: Mapping[str, Sequence[Any]]
+    ) -> dict[str, Tensor]:
+        """Return the losses of local clients by a function of one client and its batch."""
+        if self.stacked is not None:
+            return self.stacked.losses_in_stream(self, batch)
+        return {client.name: loss(client, samples) for client, samples in self.in_streams(batch)}
+
+    # ---------------------------------------------------------------- the log
+
+    def log(self, metrics: Mapping[str, float]) -> None:
+        """Log numbers that are equal on all processes, in whatever hook."""
+        trainer = self.trainer
+        if trainer.evaluating:  # a Trainer returns what is logged so; no reduction, and the key exists everywhere
+            self._module.log_dict(dict(metrics), batch_size=1, sync_dist=True, rank_zero_only=True)
+            return
+        # at once, and without the quarter of a millisecond that `self.log` takes for each
+        trainer.callback_metrics.update({name: torch.tensor(value) for name, value in metrics.items()})
+        for logger in trainer.loggers:
+            logger.log_metrics(dict(metrics), step=trainer.global_step)
+
+    def metric_names(self, reported: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+        """Return numbers of clients by the names under which they are logged: ``source/NAME/...``, ``target/...``."""
+        target = self.target.name
+        return {
+            f"{'target' if client == target else f'source/{client}'}/{name}": value
+            for client, row in reported.items()
+            for name, value in row.items()
+        }
+
+
+def run_of(module: pl.LightningModule) -> Run:
+    """Return the run of a federated module, as Lightning hands it to callbacks."""
+    run: Run = cast(Any, module).run
+    return run

@@ -1,0 +1,301 @@
+"""Weights that clients share: which of a replica's leave its client, how they are averaged, and what was received."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+
+import torch
+from torch import Tensor, nn
+
+from fedlit.checks import check_one_of, refuse
+from fedlit.federation import Client
+from fedlit.models import part_of
+from fedlit.models.copies import check_part
+from fedlit.run.batchnorm import as_second_moments, as_variances, variances_of
+from fedlit.run.component import Component
+from fedlit.run.replicas import NORMS, Replicas
+
+if TYPE_CHECKING:
+    from fedlit.run.run import Run
+
+_PARTS = ("extractor", "classifier")
+"""Of a replica, which are copies of the networks given to the constructor."""
+
+Weighting: TypeAlias = Literal["samples", "sqrt", "uniform"]
+"""What clients count by in a mean: their training samples, the square root of these, or alike."""
+
+
+@dataclass(frozen=True)
+class Averaging:
+    """How means of clients' weights are taken; arguments are those of `FederatedModule`.
+
+    Raises:
+        ValueError: If an argument is none of its choices, or the two about normalisation contradict each other.
+    """
+
+    weighting: Weighting
+    local_norm: bool = False
+    batchnorm_average: Literal["variances", "moments"] = "variances"
+
+    def __post_init__(self) -> None:
+        check_one_of("weighting", self.weighting, get_args(Weighting))
+        check_one_of("batchnorm_average", self.batchnorm_average, ("variances", "moments"))
+        if self.local_norm and self.batchnorm_average == "moments":
+            refuse(
+                "batchnorm_average",
+                "'variances' beside local_norm=True, which keeps at its client what 'moments' averages",
+                self.batchnorm_average,
+                "leave one of both out",
+            )
+
+
+class SharedWeights(Component):
+    """Those weights of local replicas that leave their clients, tied ones once, under their first name.
+
+    Frozen weights are equal everywhere from the start, and are left out. Frozen is a parameter that is not trainable in
+    the network given to the constructor, nor now, and still has its value; and with a layer's parameters its buffers,
+    such as BatchNorm's statistics, as long as the layer is in evaluation mode. In training mode they move.
+
+    Args:
+        run: Of which they are.
+        replicas: Of local clients.
+        originals: Extractor and classifier as given to the constructor.
+        stays_local: Beginnings of names that never leave.
+        averaging: How means of them are taken.
+
+    Attributes:
+        stays_local: Beginnings of names that never leave.
+        watchers: Functions that are called with what was written into local replicas.
+        received: By client, what it last received (at first, what it started with), as far as it is remembered: what
+            differential privacy clips its messages around.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        replicas: Replicas[nn.Module],
+        originals: tuple[nn.Module, nn.Module],
+        stays_local: Sequence[str],
+        averaging: Averaging,
+    ) -> None:
+        self._run = run
+        self.watchers: list[Callable[[Mapping[str, Mapping[str, Tensor]]], None]] = []
+        self._replicas = replicas
+        self._originals = dict(zip(_PARTS, originals, strict=True))
+        self.stays_local = tuple(stays_local)
+        self.averaging = averaging
+        self._known: dict[str, dict[str, tuple[dict[str, Tensor], str]]] = {}
+        self._untouched: dict[str, frozenset[str]] = {}
+        self._remembers = False
+        self._restored: dict[str, dict[str, Tensor]] = {}
+        self.received: dict[str, dict[str, Tensor]] = {}
+
+    def start_(self) -> None:
+        """Begin a run: remember what clients start with where differential privacy clips around it.
+
+        Raises:
+            ValueError: If weights that are sent have NaN or infinity.
+        """
+        federation = self._run.federation
+        channels, clients = federation.channels, federation.local_clients
+        sends, remembers = "weights" in channels, bool(channels.mechanisms)
+        self._known.clear()
+        self._untouched = {client.name: self._find_untouched(client.name) for client in clients}
+        for client in clients[:1] if sends else ():  # others start alike
+            bad = [name for name, tensor in self.of(client.name).items() if not bool(torch.isfinite(tensor).all())]
+            if bad:
+                raise ValueError(
+                    f"weights of networks must be finite before training, as clients send them, and {bad[:3]} of "
+                    f"client {client.name!r} have NaN or infinity: register a constant, such as a mask, with "
+                    "persistent=False, or mend the weights"
+                )
+            blurred = channels["weights"].mechanism is not None
+            noisy = [name for name in self.of(client.name) if name.endswith("running_var")] if blurred else []
+            if noisy:
+                warnings.warn(
+                    f"differential privacy adds noise to running variances of BatchNorm ({noisy[0]!r} is the first of "
+                    f"{len(noisy)}), of which those below 0 become 0, and outputs large: take GroupNorm or LayerNorm, "
+                    "or keep them at their clients (local_norm=True)",
+                    stacklevel=2,
+                )
+        self._remembers = remembers
+        restored, self._restored, self.received = self._restored, {}, {}
+        for client in clients if remembers else ():
+            own = {name: tensor.detach().clone() for name, tensor in self.of(client.name, True).items()}
+            self.received[client.name] = restored.get(client.name, own)
+
+    def client_state(self, client: str) -> dict[str, Any]:
+        """Return what a client last received."""
+        return {"received": self.received.get(client)}
+
+    def load_state(self, clients: Mapping[str, Mapping[str, Any]], public: Mapping[str, Any], resumes: bool) -> None:
+        """Take what clients had received before a checkpoint, for the run that starts next."""
+        for name, state in clients.items() if resumes else ():
+            if state.get("received") is not None:
+                self._restored[name] = state["received"]
+
+    def of(self, client: str, frozen_too: bool = False) -> dict[str, Tensor]:
+        """Weights of a local client that leave it, by name.
+
+        Args:
+            client: Its name.
+            frozen_too: Whether those are among them that are not sent because everybody has them.
+        """
+        if client not in self._known:
+            replica = self._replicas[client]
+            state = replica.state_dict(keep_vars=True)
+            norms = (
+                [module for module in replica.modules() if isinstance(module, NORMS)]
+                if self.averaging.local_norm
+                else []
+            )
+            # By tensor, as a tied one has several names, and stays local under all of them.
+            local = {id(tensor) for module in norms for tensor in (*module.parameters(), *module.buffers())}
+            # A count of batches is nobody else's business, and one integer would send all numbers in float64.
+            local |= {id(tensor) for name, tensor in state.items() if name.endswith("num_batches_tracked")}
+            local |= {id(tensor) for name, tensor in state.items() if name.startswith(self.stays_local)}
+            self._known[client] = _places(replica, {k: each for k, each in state.items() if id(each) not in local})
+            _check_complete(client, replica, state)
+        # looked up each time, as a module may put another tensor in a buffer's place
+        known = {name: holder[key] for name, (holder, key) in self._known[client].items()}
+        untouched = self._untouched.get(client)
+        if frozen_too or not untouched:
+            return known
+        replica = self._replicas[client]
+        frozen = untouched & _frozen(_parts_of(replica))
+        return {name: tensor for name, tensor in known.items() if name not in frozen}
+
+    def variances(self, client: str) -> dict[str, str]:
+        """Names of running variances that leave a local client as second moments, each with that of its mean."""
+        if self.averaging.batchnorm_average != "moments":
+            return {}
+        pairs, shared = variances_of(self._replicas[client]), self.of(client)
+        return {variance: mean for variance, mean in pairs.items() if variance in shared and mean in shared}
+
+    def to_average(self, client: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A local client's weights as they are sent where a mean of them is taken, which `load_` takes back."""
+        return as_second_moments(state, self.variances(client))
+
+    @property
+    def mean_weights(self) -> Mapping[str, float] | None:
+        """Weights of clients in a mean, by name, according to ``weighting``; ``None`` where all count alike."""
+        if self.averaging.weighting == "uniform":
+            return None
+        sizes = self._run.federation.weights
+        if self.averaging.weighting == "samples":
+            return sizes
+        return {name: math.sqrt(size) for name, size in sizes.items()}
+
+    def average_(
+        self,
+        channel: str,
+        among: Iterable[Client],
+        to: Iterable[Client] | None = None,
+        part: str | tuple[str, ...] | None = None,
+        absent_too: bool = False,
+    ) -> None:
+        """Replace the shared weights of ``to`` by the mean over ``among``, as far as they are present.
+
+        Args:
+            channel: Over which they are sent.
+            among: Clients whose weights are averaged, weighted by ``weighting``.
+            to: Clients that receive the mean; ``None`` is all that the channel is declared for.
+            part: Sub-module of the replicas to which this is restricted, such as ``"classifier"``, or several.
+            absent_too: See `Federation.mean`.
+
+        Raises:
+            ValueError: If a weight of these parts is tied to one of another part, which would change too.
+        """
+        federation, among = self._run.federation, tuple(among)
+        named = (part,) if isinstance(part, str) else part
+        parts = ("",) if named is None else tuple(f"{name}." for name in named)
+        local = [client.name for client in among if federation.is_local(client)]
+        for name in local if named is not None else ():
+            check_part(self._replicas[name], parts)
+        states = {name: {k: t for k, t in self.of(name).items() if k.startswith(parts)} for name in local}
+        payloads = {name: self.to_average(name, state) for name, state in states.items()}
+        around = {name: self.to_average(name, state) for name, state in self.received.items()}
+        self.load_(federation.mean(channel, payloads, among, to, self.mean_weights, around, absent_too))
+
+    def catch_up(self, channel: str, absent_too: bool = False) -> None:
+        """Let clients that were absent fetch the newest mean of a channel; see `Federation.catch_up`."""
+        self.load_(self._run.federation.catch_up(channel, absent_too=absent_too))
+
+    def finish_warmup(self) -> None:
+        """In the first round after a warm-up, let clients that were absent at its end fetch its result."""
+        clock = self._run.clock
+        if clock.warmup_rounds and clock.round_idx == clock.warmup_rounds:
+            self.catch_up("weights", absent_too=True)
+
+    def received_part(self, part: str) -> dict[str, dict[str, Tensor]]:
+        """Return what local clients last received of a part, such as ``"classifier"``: a mechanism clips around it."""
+        return {client: part_of(state, part) for client, state in self.received.items()}
+
+    def _find_untouched(self, client: str) -> frozenset[str]:
+        """Entries that were given frozen and still have the values given, which a checkpoint may have replaced."""
+        frozen = _frozen(self._originals, whatever_mode=True) & _frozen(_parts_of(self._replicas[client]))
+        given = {f"{part}.{name}": t for part, net in self._originals.items() for name, t in net.state_dict().items()}
+        own = self._replicas[client].state_dict()
+        return frozenset(
+            name
+            for name in frozen
+            if name in given and torch.equal(own[name].cpu(), given[name].to("cpu", own[name].dtype))
+        )
+
+    @torch.no_grad()
+    def load_(self, received: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Write received weights into local replicas: ``{client: {name: tensor}}``; see `to_average`, too."""
+        for client, message in received.items():
+            own, state = self.of(client, frozen_too=True), as_variances(message)
+            if state:  # a part that is frozen as a whole is an empty message
+                torch._foreach_copy_([own[name] for name in state], list(state.values()))
+            for name in [name for name in state if name.endswith("running_var")]:
+                own[name].clamp_(min=0)  # the noise of differential privacy may bring it below
+            if self._remembers:
+                self.received[client] = {**self.received.get(client, {}), **state}
+        for watch in self.watchers:
+            watch(received)
+
+
+def _places(replica: nn.Module, state: Mapping[str, object]) -> dict[str, tuple[dict[str, Tensor], str]]:
+    """Of entries that are parameters or buffers, the module's dictionary and the key; of tied ones under one name.
+
+    Other entries are state that a module describes in a form of its own (``get_extra_state``), and have no mean.
+    """
+    places: dict[int, tuple[Any, str]] = {}
+    for module in replica.modules():
+        for holder in (module._parameters, module._buffers):
+            places |= {id(tensor): (holder, key) for key, tensor in holder.items() if tensor is not None}
+    return {name: places.pop(id(value)) for name, value in state.items() if id(value) in places}
+
+
+def _check_complete(client: str, replica: nn.Module, state: Mapping[str, object]) -> None:
+    """Raise a `ValueError` if weights that are trained are not in a replica's state, and would never be averaged."""
+    known = {id(value) for value in state.values()}
+    lacking = [name for name, param in replica.named_parameters() if param.requires_grad and id(param) not in known]
+    if lacking:
+        raise ValueError(
+            f"the state_dict of client {client!r} leaves out or copies {lacking[:3]}, which are trained and would not "
+            "be averaged: let state_dict(keep_vars=True) have the parameters themselves, or freeze them"
+        )
+
+
+def _parts_of(replica: nn.Module) -> dict[str, nn.Module]:
+    return {part: getattr(replica, part) for part in _PARTS if hasattr(replica, part)}
+
+
+def _frozen(parts: Mapping[str, nn.Module], whatever_mode: bool = False) -> frozenset[str]:
+    """Names in replicas' state of what no training moves; ``whatever_mode`` takes buffers in training mode too."""
+    found: set[str] = set()
+    for part, network in parts.items():
+        for prefix, module in network.named_modules(prefix=part):
+            params = dict(module.named_parameters(recurse=False))
+            fixed = [name for name, param in params.items() if not param.requires_grad]
+            if params and len(fixed) == len(params) and (whatever_mode or not module.training):
+                fixed += [name for name, _ in module.named_buffers(recurse=False)]
+            found.update(f"{prefix}.{name}" for name in fixed)
+    return frozenset(found)
