@@ -50,9 +50,9 @@ from fedlit.privacy import (
     TwoPartyAffine,
     affine,
     links,
-    masking,
 )
 from fedlit.privacy.frames import pack_fields, unpack_fields
+from fedlit.privacy.masking import messages
 from fuzz_formats import REFUSED, Format, Make, WrongSumError, bytes_of, tensor_of
 from mutations import spoil
 
@@ -147,10 +147,10 @@ class Conversation:
 
     def _steps(self, steps: Sequence[str], wire: Wire) -> None:
         for step in steps:
-            said = {name: wire.carry(f"{step} up", client.say(step)) for name, client in self.clients.items()}
-            relayed = self.server.relay(step, said)
+            sent = {name: wire.carry(f"{step} up", client.send(step)) for name, client in self.clients.items()}
+            relayed = self.server.relay(step, sent)
             for name, client in self.clients.items():
-                client.hear(step, wire.carry(f"{step} down", relayed.get(name, b"")))
+                client.receive(step, wire.carry(f"{step} down", relayed.get(name, b"")))
 
     def play(self, wire: Wire) -> None:
         """One round; raises a `WrongSumError` if somebody reads another sum than that of the vectors that arrived."""
@@ -195,7 +195,7 @@ class Conversation:
 @contextmanager
 def spoiling_inside(wire: Wire) -> Iterator[None]:
     """Lets a wire spoil what parties of masked rounds say before they tag or seal it."""
-    tagged, seal = masking.authenticate, links.Link.seal
+    tagged, seal = messages.authenticate, links.Link.seal
 
     def authenticate(link: links.Link, about: bytes, body: bytes) -> bytes:
         return tagged(link, about, wire.carry("tagged", body, inside=True))
@@ -203,7 +203,7 @@ def spoiling_inside(wire: Wire) -> Iterator[None]:
     def sealed(link: links.Link, message: bytes, about: bytes) -> bytes:
         return seal(link, wire.carry("sealed", bytes(message), inside=True), about)
 
-    with mock.patch.object(masking, "authenticate", authenticate), mock.patch.object(links.Link, "seal", sealed):
+    with mock.patch.object(messages, "authenticate", authenticate), mock.patch.object(links.Link, "seal", sealed):
         yield
 
 

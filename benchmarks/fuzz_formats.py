@@ -32,7 +32,7 @@ from fedlit.privacy import BFV, CKKS, CKKSAffine, FixedPoint, Paillier, Paillier
 from fedlit.privacy.affine_ckks import PARAMETERS as AFFINE_PARAMETERS
 from fedlit.privacy.frames import field, pack_fields, unpack_fields
 from fedlit.privacy.links import KeyPair, Link, derive
-from fedlit.privacy.masking_round import HEADER_BYTES, binding, check_tag, read_header, write_header
+from fedlit.privacy.masking.messages import HEADER_BYTES, binding, check_tag, read_header, write_header
 from fedlit.privacy.packing import is_wide, schema_of, unpack
 from fedlit.privacy.seal_format import fields as buffer_fields
 from fedlit.privacy.tenseal_keys import Context, join

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedlit.privacy import masking
+from fedlit.privacy.masking import server as masking_server
 
 pytest.importorskip("tenseal")
 pytest.importorskip("phe")
@@ -105,7 +105,7 @@ def test_a_reader_that_lets_errors_of_others_through_is_caught(tmp_path: Path, m
 @pytest.mark.parametrize("missing", ["check_tag", "_check_newest"])
 def test_a_backend_without_one_of_its_checks_is_caught(missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     if missing == "check_tag":
-        monkeypatch.setattr(masking, missing, lambda *_: None)
+        monkeypatch.setattr(masking_server, missing, lambda *_: None)
         rows = fuzz.run(["masked rounds"], 300, seed=0, deadline=math.inf, folder=tmp_path)
     else:
         monkeypatch.setattr("fedlit.privacy.shared_key.SharedKeyClient._check_newest", lambda *_: None)

@@ -12,13 +12,25 @@ from torch import Tensor
 from fedlit.privacy import PrivacyError, QuorumError, RoundId
 from fedlit.privacy.frames import pack_fields, unpack_fields
 from fedlit.privacy.masking import MaskingClient, MaskingServer, PairwiseMasking
-from fedlit.privacy.masking_round import MaskedRound, authenticate, binding, party
+from fedlit.privacy.masking.messages import authenticate, binding, party
+from fedlit.privacy.masking.round import MaskedRound
 
 STAGES = ["keys", "shares", "vector", "confirm", "unmask"]
 """At which a client may vanish."""
 
 Wire = Callable[[str, str, bytes], bytes]
 """Step, client and message, and what arrives of it."""
+
+
+class Recorder:
+    """A wire that keeps what it carries."""
+
+    def __init__(self) -> None:
+        self.carried: list[tuple[str, str, bytes]] = []
+
+    def __call__(self, what: str, client: str, message: bytes) -> bytes:
+        self.carried.append((what, client, message))
+        return message
 
 
 @dataclass
@@ -44,10 +56,10 @@ class Parties:
 
     def step(self, step: str, gone: Sequence[str] = ()) -> None:
         there = {name: client for name, client in self.clients.items() if name not in gone}
-        said = {name: self.wire(f"say {step}", name, client.say(step)) for name, client in there.items()}
-        relayed = self.server.relay(step, said)
+        sent = {name: self.wire(f"send {step}", name, client.send(step)) for name, client in there.items()}
+        relayed = self.server.relay(step, sent)
         for name, client in there.items():
-            client.hear(step, self.wire(f"hear {step}", name, relayed.get(name, b"")))
+            client.receive(step, self.wire(f"receive {step}", name, relayed.get(name, b"")))
 
     def open(self) -> None:
         for each in (*self.clients.values(), self.server):
@@ -55,7 +67,7 @@ class Parties:
         self.rounds += 1
 
     def sum(self, vectors: Mapping[str, Tensor], vanish: Mapping[str, str] | None = None) -> list[int]:
-        """Integers of the sum over a whole round; ``vanish`` says before which stage clients do."""
+        """Integers of the sum over a whole round; ``vanish`` names the stage before which clients do."""
         vanish = vanish or {}
 
         def gone(stage: str) -> list[str]:
@@ -70,15 +82,25 @@ class Parties:
         total: list[int] = self.server.conclude(self.close(gone)).tolist()
         return total
 
+    def protect(self, vectors: Mapping[str, Tensor] | None = None, length: int = 2) -> dict[str, Tensor]:
+        """Masked vectors; of zeros, from all clients, by default."""
+        vectors = dict.fromkeys(self.names, torch.zeros(length)) if vectors is None else vectors
+        return {name: self.clients[name].protect(vector) for name, vector in vectors.items()}
+
+    def confirmations(self) -> dict[str, bytes]:
+        """Answers to an honest server's question who survived."""
+        asked = self.server.ask("confirm", {})
+        return {name: self.clients[name].answer("confirm", text) for name, text in asked.items()}
+
     def close(self, gone: Callable[[str], Sequence[str]] = lambda step: ()) -> dict[str, bytes]:
         """Answers to the last step of closing."""
         answers: dict[str, bytes] = {}
         for step in self.backend.closing:
             asked = self.server.ask(step, answers)
-            heard = {name: self.wire(f"ask {step}", name, text) for name, text in asked.items()}
+            received = {name: self.wire(f"ask {step}", name, text) for name, text in asked.items()}
             answers = {
                 name: self.wire(f"answer {step}", name, self.clients[name].answer(step, text))
-                for name, text in heard.items()
+                for name, text in received.items()
                 if name not in gone(step)
             }
         return answers
@@ -96,12 +118,30 @@ class Parties:
         assert self.server._round.agreed is not None
         return self.server._round.agreed
 
+    def opening(self) -> bytes:
+        """Digest to which messages of the open round are bound before its keys are known."""
+        assert self.server._round is not None
+        return self.server._round.opening
+
+    def directory(self) -> dict[str, bytes]:
+        """Identity key of each party."""
+        keys = {party(name): client.send("identities") for name, client in self.clients.items()}
+        return {"server": self.server._identity.public, **keys}
+
+    def forge(self, what: str, name: str, bound_to: bytes, body: bytes) -> bytes:
+        """A message of a dishonest client, properly tagged."""
+        return authenticate(self.clients[name]._identity.link("server"), binding(what, party(name), bound_to), body)
+
+    def tell_keys(self, name: str, keys: Mapping[str, bytes]) -> None:
+        """Send a client these round keys."""
+        self.clients[name].receive("keys", self.tell("keys", name, self.opening(), pack_fields(keys)))
+
     def tell(self, what: str, name: str, bound_to: bytes, body: bytes) -> bytes:
         """A message of a dishonest server, properly tagged."""
         return authenticate(self.server._identity.link(party(name)), binding(what, "server", bound_to), body)
 
     def confirm(self, name: str, fates: Mapping[str, str]) -> dict[str, bytes]:
-        """Tags that a client gives for its peers when a dishonest server tells it these fates."""
+        """Tags that a client makes for its peers when a dishonest server reports these fates."""
         client = self.clients[name]
         answer = client.answer("confirm", self.tell("survivors", name, agreed_by(client).digest, question(fates)))
         return unpack_fields(answer[28:])
@@ -141,11 +181,11 @@ def addressed_to(name: str, tags: Mapping[str, Mapping[str, bytes]]) -> dict[str
 
 @dataclass
 class Lies:
-    """What a dishonest server makes of a round in which it tells each client something else.
+    """A round in which a dishonest server reports something else to each client.
 
     Args:
-        parties: With an open round, keys heard.
-        shared: Who shared secrets, as each client is told.
+        parties: With an open round and its keys.
+        shared: Who shared secrets, as reported to each client.
     """
 
     parties: Parties
@@ -158,16 +198,16 @@ class Lies:
 
     def __post_init__(self) -> None:
         clients = self.parties.clients
-        deals = {name: unpack_fields(client.say("shares")[28:]) for name, client in clients.items()}
+        deals = {name: unpack_fields(client.send("shares")[28:]) for name, client in clients.items()}
         for name, client in clients.items():
             sealed = {owner: deals[owner].get(party(name), b"") for owner in self.shared[name]}
-            client.hear("shares", self.parties.tell("shares", name, agreed_by(client).digest, pack_fields(sealed)))
+            client.receive("shares", self.parties.tell("shares", name, agreed_by(client).digest, pack_fields(sealed)))
             assert client._round is not None
             self.masked_with[name] = set(client._round.mask_keys)
             client.protect(torch.arange(3.0))
 
     def ask(self, dropped: Mapping[str, Sequence[str]]) -> None:
-        """Collect what clients give when each is told that these vanished."""
+        """Collect the answers of clients to which these are reported as dropped."""
         tags: dict[str, dict[str, bytes]] = {}
         for name, gone in dropped.items():
             try:
@@ -205,7 +245,7 @@ class Lies:
 
 @dataclass
 class Colluding(Lies):
-    """Lies in which some clients help the server: they give it all they hold, and confirm whatever it tells others.
+    """Lies in which some clients help the server: they send it all they hold, and confirm whatever it reports.
 
     Args:
         colluding: Their names.
@@ -214,7 +254,7 @@ class Colluding(Lies):
     colluding: Sequence[str] = ()
 
     def ask(self, dropped: Mapping[str, Sequence[str]]) -> None:
-        """Collect what honest clients give when each is told that these vanished, and the colluders say the same."""
+        """Collect the answers of honest clients to which these are reported as dropped; colluders confirm it."""
         for name in self.colluding:
             opened = self.parties.clients[name]._round
             assert opened is not None
@@ -224,21 +264,21 @@ class Colluding(Lies):
         views: dict[tuple[str, ...], list[str]] = {}
         for name, gone in dropped.items():
             views.setdefault(tuple(gone), []).append(name)
-        for gone, told in views.items():
+        for gone, misled in views.items():
             tags = {}
-            for name in told:
-                with suppress(QuorumError):  # it hears of too few survivors
+            for name in misled:
+                with suppress(QuorumError):  # too few survivors are reported to it
                     tags[name] = self.parties.confirm(name, fates_of(self.shared[name], gone))
-            told = list(tags)
+            misled = list(tags)
             survivors = tuple(name for name in self.parties.names if name not in gone)
             agreed = agreed_by(next(iter(self.parties.clients.values())))
             view = agreed.view(self.parties.names, survivors)
             for helper in self.colluding:
                 identity = self.parties.clients[helper]._identity
                 tags[helper] = {
-                    name: identity.link(party(name)).tag(view, agreed.confirmation(helper, name)) for name in told
+                    name: identity.link(party(name)).tag(view, agreed.confirmation(helper, name)) for name in misled
                 }
-            for name in told:
+            for name in misled:
                 try:
                     owners = self.parties.unmask(name, addressed_to(name, tags))
                 except QuorumError:
@@ -249,13 +289,13 @@ class Colluding(Lies):
 
 
 def collude(backend: PairwiseMasking, names: Sequence[str], number: int) -> Colluding:
-    """A round in which a server tells two halves of the honest clients that the other half vanished."""
+    """A round in which a server reports to two halves of the honest clients that the other half dropped out."""
     parties = Parties(backend, names)
     parties.open()
     parties.step("keys")
     colluding, honest = names[:number], names[number:]
     lying = Colluding(parties, dict.fromkeys(names, names), colluding=colluding)
     halves = honest[: len(honest) // 2], honest[len(honest) // 2 :]
-    told = {name: other for half, other in (halves, halves[::-1]) for name in half}
-    lying.ask(told)
+    misled = {name: other for half, other in (halves, halves[::-1]) for name in half}
+    lying.ask(misled)
     return lying

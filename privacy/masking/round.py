@@ -1,10 +1,9 @@
-"""What the parties of a masked round have in common: the agreed round with its graph, messages, masks."""
+"""The agreed round of masked sums: keys, the graph of neighbours, keys of masks, and the masks themselves."""
 
 from __future__ import annotations
 
 import functools
 import math
-import struct
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, final
 
@@ -12,46 +11,23 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
-from fedlit.privacy.errors import AuthenticationError, DecodeError, KeyCheckError, QuorumError
-from fedlit.privacy.links import KEY_BYTES, TAG_BYTES, KeyPair, Link, derive, digest
+from fedlit.privacy.errors import AuthenticationError, KeyCheckError, QuorumError
+from fedlit.privacy.links import KEY_BYTES, KeyPair, derive, digest
+from fedlit.privacy.masking.messages import SERVER, binding, party
 
-SERVER = "server"
 LARGEST_COMPLETE_GRAPH = 20
 """Rounds of up to so many clients mask every pair."""
 
-_HEADER = struct.Struct("<32sIQ")  # digest of the round, bits of the ring, numbers in the vector
-HEADER_BYTES = TAG_BYTES + _HEADER.size
-"""Before the numbers of a masked vector; a multiple of 8, so that they are aligned."""
+SURVIVED, DROPPED = b"survived", b"dropped"
+"""Fates of clients, as the server reports them."""
 
 _CHUNK_BYTES = 2**17
 _ZEROS = bytes(_CHUNK_BYTES)
 
 
-def party(client: str) -> str:
-    """Name of a client among parties, so that a client may be called "server"."""
-    return f"client {client}"
-
-
-def binding(what: str, sender: str, bound_to: bytes, recipient: str = "") -> bytes:
-    """What one message is tagged or sealed for: step, sender, recipient where that is a client, and the round."""
-    return digest("masking", what, sender, recipient, bound_to)
-
-
-def authenticate(link: Link, about: bytes, body: bytes) -> bytes:
-    """A message with its tag in front."""
-    return link.tag(body, about) + body
-
-
-def authenticated(link: Link, about: bytes, message: bytes) -> bytes:
-    """Body of a message, once its tag has been checked; raises an `AuthenticationError` if it fails."""
-    body = message[TAG_BYTES:]
-    link.verify(body, about, message[:TAG_BYTES])
-    return body
-
-
 @final
 class MaskedRound:
-    """What all parties of one round agree on, once round keys are announced. Holds no secret.
+    """The terms that all parties of one round share, once round keys are announced; holds no secret.
 
     Everything made in the round is bound to its `digest`, which covers the round, the clients, all their keys and the
     terms of the backend. So parties that received different ones cannot open each other's messages.
@@ -96,12 +72,12 @@ class MaskedRound:
         self.digest = digest(
             "masked round", opening, identities[SERVER], announced, threshold, quorum, degree, list(terms)
         )
-        self._points = {name: place + 1 for place, name in enumerate(self.clients)}
+        self._points = {name: position for position, name in enumerate(self.clients, 1)}
         self._neighbours = _neighbours(self.clients, degree, self.digest)
         self.check_left(self.clients, "announced a round key")
 
     def point(self, client: str) -> int:
-        """Where the polynomials of secrets are evaluated for a client's share."""
+        """Argument of the polynomials of secrets at which a client's share is their value."""
         return self._points[client]
 
     def neighbours(self, client: str) -> tuple[str, ...]:
@@ -131,19 +107,18 @@ class MaskedRound:
         return digest("seed of a self mask", self.digest, client, seed)
 
     def view(self, shared: Sequence[str], survivors: Sequence[str]) -> bytes:
-        """Digest of what a client received in the round: who shared secrets, and who of them survived."""
+        """Digest of a client's view of the round: who shared secrets, and who of them survived."""
         return digest("view of a round", self.digest, list(shared), list(survivors))
 
     def confirmation(self, sender: str, recipient: str) -> bytes:
-        """What a tag on the `view` of ``sender`` is bound to, when made for ``recipient``."""
+        """Binding of a tag on the `view` of ``sender``, made for ``recipient``."""
         return binding("confirm", party(sender), self.digest, party(recipient))
 
     def check_left(self, left: Collection[str], what: str) -> None:
         """Raise a `QuorumError` unless the clients ``left`` are enough for a sum, and to restore every secret."""
-        needed = self._quorum
-        if len(left) < needed:
+        if len(left) < self._quorum:
             raise QuorumError(
-                f"only {len(left)} clients {what}, {sorted(left)}, but at least {needed} must: the round is lost"
+                f"only {len(left)} clients {what}, {sorted(left)}, but at least {self._quorum} must: the round is lost"
             )
         if all(len(neighbours) == len(self.clients) - 1 for neighbours in self._neighbours.values()):
             return
@@ -162,12 +137,12 @@ def _neighbours(clients: Sequence[str], degree: int, seed: bytes) -> dict[str, t
     if degree >= len(clients) - 1:
         return {name: tuple(other for other in clients if other != name) for name in clients}
     circle = sorted(clients, key=lambda name: digest("place on the circle", seed, name))
-    places = {name: place for place, name in enumerate(clients)}
-    graph: dict[str, tuple[str, ...]] = {}
-    for place, name in enumerate(circle):
-        steps = [step for step in range(-(degree // 2), degree // 2 + 1) if step]
-        graph[name] = tuple(sorted((circle[(place + step) % len(circle)] for step in steps), key=places.__getitem__))
-    return graph
+    order = {name: index for index, name in enumerate(clients)}
+    steps = [step for step in range(-(degree // 2), degree // 2 + 1) if step]
+    return {
+        name: tuple(sorted((circle[(position + step) % len(circle)] for step in steps), key=order.__getitem__))
+        for position, name in enumerate(circle)
+    }
 
 
 @functools.cache
@@ -194,11 +169,11 @@ def default_degree(num_clients: int) -> int:
     return others
 
 
-def _tail(population: int, marked: int, drawn: int, least: int) -> float:
-    """Probability of at least ``least`` marked ones among ``drawn``, without replacement."""
+def _tail(population: int, marked: int, drawn: int, minimum: int) -> float:
+    """Probability of at least ``minimum`` marked ones in ``drawn``, without replacement."""
     ways = sum(
         math.comb(marked, hit) * math.comb(population - marked, drawn - hit)
-        for hit in range(least, min(marked, drawn) + 1)
+        for hit in range(minimum, min(marked, drawn) + 1)
     )
     return ways / math.comb(population, drawn)
 
@@ -230,31 +205,3 @@ class Masks:
         for encryptor, combine in self._streams:
             encryptor.update_into(zeros, keystream.data)
             combine(numbers, keystream.view(numbers.dtype), out=numbers)
-
-
-def write_header(message: NDArray[np.uint8], link: Link, about: bytes, bound_to: bytes, dtype: np.dtype[Any]) -> None:
-    """Fill in what stands before the numbers of a masked vector: its tag, and what it is."""
-    length = (len(message) - HEADER_BYTES) // dtype.itemsize
-    _HEADER.pack_into(message.data, TAG_BYTES, bound_to, 8 * dtype.itemsize, length)
-    message[:TAG_BYTES] = np.frombuffer(link.tag(message.data[TAG_BYTES:], about), np.uint8)
-
-
-def read_header(message: NDArray[np.uint8], dtype: np.dtype[Any]) -> tuple[bytes, NDArray[Any]]:
-    """Digest of the round and numbers of a masked vector, not copied; its tag is checked by `check_tag`.
-
-    Raises a `DecodeError` if it is no such message.
-    """
-    if len(message) < HEADER_BYTES:
-        raise DecodeError(f"a masked vector has at least {HEADER_BYTES} bytes, got {len(message)}")
-    bound_to, bits, length = _HEADER.unpack_from(message.data, TAG_BYTES)
-    if bits != 8 * dtype.itemsize or len(message) != HEADER_BYTES + length * dtype.itemsize:
-        raise DecodeError(
-            f"a masked vector announces {length} numbers of {bits} bits, but has {len(message)} bytes and the ring "
-            f"{8 * dtype.itemsize} bits"
-        )
-    return bound_to, message[HEADER_BYTES:].view(dtype)
-
-
-def check_tag(message: NDArray[np.uint8], link: Link, about: bytes) -> None:
-    """Raise an `AuthenticationError` unless a masked vector was made by the other end of ``link``."""
-    link.verify(message.data[TAG_BYTES:], about, bytes(message.data[:TAG_BYTES]))

@@ -1,0 +1,279 @@
+"""The client of masked sums: masks its vector, holds shares of its neighbours' secrets, confirms who survived."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, final
+
+import torch
+from torch import Tensor
+
+from fedlit.privacy import shamir
+from fedlit.privacy.base import AggregationClient, RoundId
+from fedlit.privacy.errors import AuthenticationError, DecodeError, KeyCheckError, ReplayError
+from fedlit.privacy.frames import pack_fields, unpack_fields
+from fedlit.privacy.links import Identity, KeyPair, round_digest
+from fedlit.privacy.masking.messages import HEADER_BYTES, SERVER, binding, party, read, write, write_header
+from fedlit.privacy.masking.round import DROPPED, SURVIVED, MaskedRound, Masks
+from fedlit.privacy.packing import check_row
+
+if TYPE_CHECKING:
+    from fedlit.privacy.masking.backend import PairwiseMasking
+
+
+@dataclass(repr=False)
+class _ClientRound:
+    """State of the open round; forgotten with this client's last answer."""
+
+    opening: bytes
+    """Digest of the round and its clients: binds messages before round keys are known."""
+    roster: tuple[str, ...]
+    keys: KeyPair
+    seed: bytes
+    agreed: MaskedRound | None = None
+    deal: bytes = b""
+    mask_keys: dict[str, bytes] = field(default_factory=dict)
+    shares: dict[str, tuple[bytes, bytes]] = field(default_factory=dict)
+    """Of the seed and of the round key of each neighbour, and of this client's."""
+    shared: tuple[str, ...] = ()
+    """Clients whose shares were relayed."""
+    protected: bool = False
+    survivors: tuple[str, ...] = ()
+    """As the server reported; empty until this client has confirmed it."""
+
+
+@final
+class MaskingClient(AggregationClient):
+    """Masks one vector per round, and holds shares of its neighbours' secrets.
+
+    Args:
+        name: Of the client, as the roster has it.
+        backend: Settings that all parties share.
+    """
+
+    def __init__(self, name: str, backend: PairwiseMasking) -> None:
+        super().__init__(name)
+        self._backend = backend
+        self._identity = Identity(party(name))
+        self._roster: tuple[str, ...] = ()
+        self._round: _ClientRound | None = None
+
+    def enrol(self, roster: Sequence[str]) -> None:
+        """Begin enrolment; keys pinned earlier stay pinned."""
+        if self.name not in roster:
+            raise KeyCheckError(f"client {self.name!r} is not in the roster {list(roster)}")
+        self._roster = tuple(roster)
+        self._round = None
+
+    def open_round(self, round_id: RoundId, clients: Sequence[str]) -> None:
+        """Begin a sum over ``clients``, with fresh secrets.
+
+        Raises:
+            QuorumError: If they are too few, or the threshold does not suit them.
+            RangeError: If they are too many for the ring.
+        """
+        self._round = None
+        self._backend.check_round(len(clients))
+        if self.name not in clients:
+            raise KeyCheckError(f"client {self.name!r} is not in the round among {list(clients)}")
+        for peer in (SERVER, *map(party, clients)):
+            self._identity.public_of(peer)
+        self._round = _ClientRound(
+            round_digest(round_id, clients), tuple(clients), KeyPair(), secrets.token_bytes(shamir.SECRET_BYTES)
+        )
+
+    def send(self, step: str) -> bytes:
+        """Identity key; round key; encrypted shares, or nothing if the server has left this client out."""
+        if step == "identities":
+            return self._identity.public
+        opened = self._open()
+        if step == "keys":
+            return write(self._identity, SERVER, "keys", opened.opening, opened.keys.public)
+        deal, opened.deal = opened.deal, b""
+        return deal
+
+    def receive(self, step: str, message: bytes) -> None:
+        """Directory; round keys; shares of the neighbours' secrets. Empty if this client is left out of the round."""
+        if not message:
+            return
+        if step == "identities":
+            self._receive_identities(message)
+        elif step == "keys":
+            self._receive_keys(message)
+        else:
+            self._receive_shares(message)
+
+    def protect(self, vector: Tensor) -> Tensor:
+        """Masked vector, shape (bytes,), uint8; once per round.
+
+        Raises:
+            InputError: If the vector cannot be encoded.
+            ReplayError: If this round's masks are used up, or not agreed on.
+        """
+        opened, agreed = self._agreed()
+        if opened.protected:
+            raise ReplayError(
+                f"client {self.name!r} has protected a vector in this round: the same masks would show how two differ"
+            )
+        check_row("vector to protect", vector)
+        vector = vector.detach().cpu()
+        self._backend.codec.check(vector)
+        dtype = self._backend.dtype
+        added, subtracted = [], []
+        for peer, key in opened.mask_keys.items():
+            (added if agreed.adds(self.name, peer) else subtracted).append(key)
+        masks = Masks([*added, agreed.self_mask_key(opened.seed)], subtracted, dtype)
+        opened.protected = True  # before masking: if that fails midway, the masks are used up all the same
+        opened.mask_keys.clear()
+        message = torch.empty(HEADER_BYTES + len(vector) * dtype.itemsize, dtype=torch.uint8)
+        data = message.numpy()
+        numbers = (vector if vector.dtype == torch.float64 else vector.float()).numpy()
+        masked = data[HEADER_BYTES:].view(dtype)
+        for start in range(0, len(masked), masks.chunk):
+            chunk = masked[start : start + masks.chunk]
+            # two's complement: a negative integer is itself modulo the size of the ring
+            self._backend.codec.round_into(numbers[start : start + masks.chunk], chunk.view(self._backend.signed_dtype))
+            masks.apply(chunk)
+        about = binding("vector", self._identity.owner, agreed.digest)
+        write_header(data, self._identity.link(SERVER), about, agreed.digest, dtype)
+        return message
+
+    def answer(self, step: str, question: bytes) -> bytes:
+        """Tags for the other survivors; shares, whereupon the round is forgotten.
+
+        Raises:
+            AuthenticationError: If the question was not asked by the server, in this round.
+            ReplayError: If a view was confirmed before, or is not confirmed yet.
+            DecodeError: If the clients named are not those who shared secrets.
+            QuorumError: If too few survived, or too few confirm what this client received.
+        """
+        return self._confirm(question) if step == "confirm" else self._unmask(question)
+
+    def _receive_identities(self, message: bytes) -> None:
+        directory = unpack_fields(message)
+        if set(directory) != {SERVER, *map(party, self._roster)}:
+            raise KeyCheckError(
+                f"the server names identity keys of {sorted(directory)}, but the roster is {list(self._roster)}"
+            )
+        self._identity.pin(directory)
+
+    def _receive_keys(self, message: bytes) -> None:
+        opened = self._open()
+        if opened.agreed is not None:
+            raise ReplayError(f"client {self.name!r} has received the keys of this round before")
+        keys = unpack_fields(read(self._identity, SERVER, "keys", opened.opening, message))
+        if keys.get(self.name) != opened.keys.public:
+            raise KeyCheckError(f"the server names another round key of client {self.name!r} than it has")
+        agreed = self._backend.agree(opened.opening, opened.roster, self._identity, keys)
+        opened.mask_keys = {
+            peer: agreed.mask_key(opened.keys, self.name, peer) for peer in agreed.neighbours(self.name)
+        }
+        opened.deal = self._deal(opened, agreed)
+        opened.agreed = agreed
+
+    def _deal(self, opened: _ClientRound, agreed: MaskedRound) -> bytes:
+        """Shares of this client's secrets, each pair encrypted for its holder."""
+        holders = agreed.holders(self.name)
+        points = [agreed.point(holder) for holder in holders]
+        of_seed = shamir.split(opened.seed, agreed.threshold, points)
+        of_key = shamir.split(opened.keys.private_bytes(), agreed.threshold, points)
+        deal = {"commitment": agreed.commitment(self.name, opened.seed)}
+        for holder, point in zip(holders, points, strict=True):
+            if holder == self.name:
+                opened.shares[holder] = of_seed[point], of_key[point]
+            else:
+                about = binding("shares", self._identity.owner, agreed.digest, party(holder))
+                deal[party(holder)] = self._identity.link(party(holder)).seal(of_seed[point] + of_key[point], about)
+        return write(self._identity, SERVER, "shares", agreed.digest, pack_fields(deal))
+
+    def _receive_shares(self, message: bytes) -> None:
+        opened = self._open()
+        agreed = opened.agreed
+        if agreed is None or opened.shared:
+            raise ReplayError(f"client {self.name!r} has received shares of this round before, or no keys yet")
+        encrypted = unpack_fields(read(self._identity, SERVER, "shares", agreed.digest, message))
+        shared = tuple(name for name in agreed.clients if name in encrypted)
+        if len(shared) != len(encrypted) or self.name not in encrypted:
+            raise AuthenticationError(
+                f"the server relays shares of {list(encrypted)}, but keys were announced by {list(agreed.clients)}"
+            )
+        agreed.check_left(shared, "shared secrets")
+        shares: dict[str, tuple[bytes, bytes]] = {}
+        for peer in agreed.neighbours(self.name):
+            if peer in encrypted:
+                about = binding("shares", party(peer), agreed.digest, self._identity.owner)
+                both = self._identity.link(party(peer)).open(encrypted[peer], about)
+                if len(both) != 2 * shamir.SHARE_BYTES:
+                    raise DecodeError(f"client {peer!r} dealt {len(both)} bytes, not two shares")
+                shares[peer] = both[: shamir.SHARE_BYTES], both[shamir.SHARE_BYTES :]
+        opened.shares |= shares
+        # nobody could remove the mask of a client that dropped out before its shares were dealt
+        opened.mask_keys = {peer: opened.mask_keys[peer] for peer in shares}
+        opened.shared = shared
+
+    def _confirm(self, question: bytes) -> bytes:
+        """Commit to one view of who shared secrets and who survived, and attest it to every other survivor."""
+        opened, agreed = self._agreed()
+        if not opened.protected:
+            raise ReplayError(f"client {self.name!r} is asked about a sum to which it has given no vector")
+        if opened.survivors:
+            raise ReplayError(
+                f"client {self.name!r} has confirmed who survived this round: a second list could be another"
+            )
+        fates = unpack_fields(read(self._identity, SERVER, "survivors", agreed.digest, question))
+        if set(fates) != set(opened.shared) or not set(fates.values()) <= {SURVIVED, DROPPED}:
+            raise DecodeError(f"the server must state who of {list(opened.shared)} survived, got {list(fates)}")
+        if fates[self.name] != SURVIVED:
+            raise AuthenticationError(f"client {self.name!r} is asked to confirm that it vanished")
+        survivors = tuple(name for name in opened.shared if fates[name] == SURVIVED)
+        agreed.check_left(survivors, "survived")
+        opened.survivors = survivors
+        view = agreed.view(opened.shared, survivors)
+        tags = {
+            peer: self._identity.link(party(peer)).tag(view, agreed.confirmation(self.name, peer))
+            for peer in survivors
+            if peer != self.name
+        }
+        return write(self._identity, SERVER, "tags", agreed.digest, pack_fields(tags))
+
+    def _unmask(self, question: bytes) -> bytes:
+        """Shares of the survivors' seeds and of the round keys of the others, once enough confirm who survived."""
+        opened, agreed = self._agreed()
+        if not opened.survivors:
+            raise ReplayError(f"client {self.name!r} is asked for shares before it has confirmed who survived")
+        tags = unpack_fields(read(self._identity, SERVER, "tags", agreed.digest, question))
+        view = agreed.view(opened.shared, opened.survivors)
+        others = [peer for peer in opened.survivors if peer != self.name]
+        confirming = [self.name, *(peer for peer in others if self._confirms(peer, tags.get(peer, b""), view, agreed))]
+        agreed.check_left(confirming, f"confirm the list of survivors that client {self.name!r} received")
+        shares = {
+            owner: of_seed if owner in opened.survivors else of_key
+            for owner, (of_seed, of_key) in opened.shares.items()
+        }
+        self._round = None
+        about = binding("unmask", self._identity.owner, agreed.digest)
+        return self._identity.link(SERVER).seal(pack_fields(shares), about)
+
+    def _confirms(self, peer: str, tag: bytes, view: bytes, agreed: MaskedRound) -> bool:
+        """Whether another survivor has the same view; a wrong tag is none, lest a single client stop the round."""
+        try:
+            self._identity.link(party(peer)).verify(view, agreed.confirmation(peer, self.name), tag)
+        except AuthenticationError:
+            return False
+        return True
+
+    def _open(self) -> _ClientRound:
+        if self._round is None:
+            raise ReplayError(f"client {self.name!r} has no open round, or has left it: call open_round first")
+        return self._round
+
+    def _agreed(self) -> tuple[_ClientRound, MaskedRound]:
+        opened = self._open()
+        if opened.agreed is None or not opened.shared:
+            raise ReplayError(
+                f"client {self.name!r} has not received everything that opens the round: run its steps "
+                f"{list(self._backend.opening)} first; a client that the server left out takes no part"
+            )
+        return opened, opened.agreed

@@ -1,0 +1,321 @@
+"""The server of masked sums: relays keys and encrypted shares, adds masked vectors, removes the masks of the sum."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedlit.privacy import frames, shamir
+from fedlit.privacy.base import AggregationServer, RoundId
+from fedlit.privacy.errors import AuthenticationError, DecodeError, QuorumError, ReplayError
+from fedlit.privacy.frames import pack_fields, unpack_fields
+from fedlit.privacy.links import TAG_BYTES, Identity, KeyPair, round_digest
+from fedlit.privacy.masking.messages import SERVER, binding, check_tag, party, read, read_header, write
+from fedlit.privacy.masking.round import DROPPED, SURVIVED, MaskedRound, Masks
+from fedlit.privacy.packing import check_equally_long
+
+if TYPE_CHECKING:
+    from fedlit.privacy.masking.backend import PairwiseMasking
+
+
+@dataclass
+class _ServerRound:
+    """State of the open round."""
+
+    opening: bytes
+    """Digest of the round and its clients: binds messages before round keys are known."""
+    roster: tuple[str, ...]
+    agreed: MaskedRound | None = None
+    commitments: dict[str, bytes] = field(default_factory=dict)
+    """Of the clients that shared secrets, in roster order."""
+    survivors: tuple[str, ...] = ()
+    lengths: dict[str, int] = field(default_factory=dict)
+    """Of the vectors added so far."""
+    sum: NDArray[Any] | None = None
+    """Of these."""
+    total: NDArray[Any] | None = None
+    confirming: tuple[str, ...] = ()
+    """Survivors who are asked for shares."""
+
+
+@final
+class MaskingServer(AggregationServer):
+    """Relays keys and encrypted shares, adds masked vectors, and removes the masks of the sum.
+
+    Args:
+        backend: Settings that all parties share.
+    """
+
+    on_grid = True
+
+    def __init__(self, backend: PairwiseMasking) -> None:
+        self._backend = backend
+        self._identity = Identity(SERVER)
+        self._roster: tuple[str, ...] = ()
+        self._round: _ServerRound | None = None
+
+    def enrol(self, roster: Sequence[str]) -> None:
+        """Begin enrolment; keys pinned earlier stay pinned."""
+        self._roster = tuple(roster)
+        self._round = None
+
+    def open_round(self, round_id: RoundId, clients: Sequence[str]) -> None:
+        """Begin a sum over ``clients``; raises as `MaskingClient.open_round`."""
+        self._round = None
+        self._backend.check_round(len(clients))
+        for name in clients:
+            self._identity.public_of(party(name))
+        self._round = _ServerRound(round_digest(round_id, clients), tuple(clients))
+
+    def relay(self, step: str, sent: Mapping[str, bytes]) -> dict[str, bytes]:
+        """Identity keys, round keys, or encrypted shares of those who sent something, to each of them.
+
+        Raises:
+            QuorumError: If too few sent something; in enrolment, if anybody did not.
+        """
+        messages = {name: message for name, message in sent.items() if message}
+        if step == "identities":
+            return self._relay_identities(messages)
+        return self._relay_keys(messages) if step == "keys" else self._relay_shares(messages)
+
+    def aggregate(self, messages: Mapping[str, Tensor]) -> Tensor:
+        """Masked total, which `conclude` changes in place; who is not among the messages has vanished.
+
+        Raises:
+            QuorumError: If too few survived; nothing is added.
+            ReplayError: If a vector was made for another round, or the vectors come a second time.
+            AuthenticationError: If a vector was not made by its sender, or was changed.
+            DecodeError: If it is none, or longer or shorter than the others.
+        """
+        opened, agreed = self._adding()
+        self._check_shared(messages, opened)
+        agreed.check_left(messages, "survived")
+        opened.lengths, opened.sum = {}, None
+        for name, message in messages.items():
+            self.add(name, message)
+        return self.total()
+
+    def add(self, name: str, message: Tensor) -> None:
+        """Add one vector, of which nothing is kept; raises as `aggregate`."""
+        opened, agreed = self._adding()
+        if name in opened.lengths:
+            raise ReplayError(f"client {name!r} has sent its vector of this round already")
+        self._check_shared([name], opened)
+        numbers = self._numbers(name, message, agreed)
+        check_equally_long({**opened.lengths, name: len(numbers)})
+        opened.lengths[name] = len(numbers)
+        if opened.sum is None:
+            opened.sum = numbers.copy()
+        else:
+            opened.sum += numbers
+
+    def total(self) -> Tensor:
+        """Masked total of the vectors that were added; raises as `aggregate`."""
+        opened, agreed = self._adding()
+        agreed.check_left(opened.lengths, "survived")
+        if opened.sum is None:
+            raise QuorumError("there is no vector to add")
+        opened.total, opened.sum = opened.sum, None
+        opened.survivors = tuple(name for name in opened.commitments if name in opened.lengths)
+        return torch.from_numpy(opened.total.view(self._backend.signed_dtype))
+
+    def ask(self, step: str, answers: Mapping[str, bytes]) -> dict[str, bytes]:
+        """Each survivor, to confirm who survived; each one who did, for shares, with the others' tags for it.
+
+        Raises:
+            QuorumError: If too few confirmed.
+            AuthenticationError: If an answer was not made by its sender, or who answers was not asked.
+            DecodeError: If somebody has not confirmed to all others.
+        """
+        return self._ask_to_confirm() if step == "confirm" else self._ask_for_shares(answers)
+
+    def conclude(self, answers: Mapping[str, bytes]) -> Tensor:
+        """Total without masks, shape (n,), signed integers of the ring's size; then the round is forgotten.
+
+        Raises:
+            QuorumError: If a secret lacks shares: too few survivors answered.
+            AuthenticationError: If an answer was not made by its sender, or holds a wrong share.
+        """
+        opened, agreed, total = self._added()
+        shares = self._open_answers(answers, opened, agreed)
+        added, subtracted = [], []
+        survivors = set(opened.survivors)
+        for name in opened.survivors:
+            added.append(agreed.self_mask_key(self._restore_seed(name, shares[name], opened, agreed)))
+        for name in opened.commitments:
+            if name in survivors:
+                continue
+            keys = self._restore_keys(name, shares[name], agreed)
+            for peer in agreed.neighbours(name):
+                if peer in survivors:
+                    key = agreed.mask_key(keys, name, peer)
+                    (added if agreed.adds(peer, name) else subtracted).append(key)
+        masks = Masks(subtracted, added, self._backend.dtype)
+        self._round = None  # from here on the total changes: a second try would start from half of one
+        for start in range(0, len(total), masks.chunk):
+            masks.apply(total[start : start + masks.chunk])
+        return torch.from_numpy(total.view(self._backend.signed_dtype))
+
+    def reveal(self, total: Tensor, num_clients: int) -> Tensor:
+        """Reals of the total that `conclude` returned."""
+        return self._backend.codec.decode(total)
+
+    def _relay_identities(self, messages: Mapping[str, bytes]) -> dict[str, bytes]:
+        missing = [name for name in self._roster if name not in messages]
+        strangers = [name for name in messages if name not in self._roster]
+        if missing or strangers:
+            raise QuorumError(
+                f"clients {missing} did not enrol and {strangers} did, but the roster is {list(self._roster)}"
+            )
+        publics = {party(name): messages[name] for name in self._roster}
+        self._identity.pin(publics)
+        return dict.fromkeys(self._roster, pack_fields({SERVER: self._identity.public, **publics}))
+
+    def _relay_keys(self, messages: Mapping[str, bytes]) -> dict[str, bytes]:
+        opened = self._open()
+        if opened.agreed is not None:
+            raise ReplayError("the keys of this round have been relayed")
+        keys = self._bodies("keys", messages, opened.roster, opened.opening)
+        for name, key in keys.items():
+            self._identity.check_strong(key, name)
+        opened.agreed = self._backend.agree(opened.opening, opened.roster, self._identity, keys)
+        return self._write("keys", opened.opening, dict.fromkeys(keys, pack_fields(keys)))
+
+    def _relay_shares(self, messages: Mapping[str, bytes]) -> dict[str, bytes]:
+        opened = self._open()
+        agreed = opened.agreed
+        if agreed is None or opened.commitments:
+            raise ReplayError("the shares of this round have been relayed, or no keys yet")
+        bodies = self._bodies("shares", messages, agreed.clients, agreed.digest)
+        deals = {name: unpack_fields(body) for name, body in bodies.items()}
+        agreed.check_left(deals, "shared secrets")
+        commitments = {name: frames.field(deal, "commitment", 32) for name, deal in deals.items()}
+        relayed: dict[str, bytes] = {}
+        for name in deals:
+            neighbours = set(agreed.neighbours(name))
+            relayed[name] = pack_fields(
+                {
+                    owner: frames.field(deal, party(name)) if owner in neighbours else b""
+                    for owner, deal in deals.items()
+                }
+            )
+        opened.commitments = commitments
+        return self._write("shares", agreed.digest, relayed)
+
+    def _write(self, step: str, bound_to: bytes, bodies: Mapping[str, bytes]) -> dict[str, bytes]:
+        return {name: write(self._identity, party(name), step, bound_to, body) for name, body in bodies.items()}
+
+    def _bodies(
+        self, step: str, messages: Mapping[str, bytes], clients: Sequence[str], bound_to: bytes
+    ) -> dict[str, bytes]:
+        """Bodies of what ``clients`` sent in a step, in their order, once the tags have been checked."""
+        strangers = [name for name in messages if name not in clients]
+        if strangers:
+            raise AuthenticationError(f"{strangers} sent {step}, but the round is among {list(clients)}")
+        return {
+            name: read(self._identity, party(name), step, bound_to, messages[name])
+            for name in clients
+            if name in messages
+        }
+
+    @staticmethod
+    def _check_shared(names: Iterable[str], opened: _ServerRound) -> None:
+        strangers = [name for name in names if name not in opened.commitments]
+        if strangers:
+            raise AuthenticationError(
+                f"vectors of {strangers}, who are not among those who shared secrets, {list(opened.commitments)}"
+            )
+
+    def _numbers(self, name: str, message: Tensor, agreed: MaskedRound) -> NDArray[Any]:
+        """Masked numbers of one vector, in the message's memory."""
+        if message.dtype != torch.uint8 or message.dim() != 1:
+            raise DecodeError(f"a masked vector is a row of bytes, got {tuple(message.shape)} of {message.dtype}")
+        data = message.cpu().contiguous().numpy()
+        bound_to, numbers = read_header(data, self._backend.dtype)
+        if bound_to != agreed.digest:
+            raise ReplayError(f"the vector of client {name!r} was made for another round, roster or keys")
+        check_tag(data, self._identity.link(party(name)), binding("vector", party(name), agreed.digest))
+        return numbers
+
+    def _ask_to_confirm(self) -> dict[str, bytes]:
+        opened, agreed, _ = self._added()
+        fates = {name: SURVIVED if name in opened.survivors else DROPPED for name in opened.commitments}
+        return self._write("survivors", agreed.digest, dict.fromkeys(opened.survivors, pack_fields(fates)))
+
+    def _ask_for_shares(self, answers: Mapping[str, bytes]) -> dict[str, bytes]:
+        opened, agreed, _ = self._added()
+        messages = {name: answer for name, answer in answers.items() if answer}
+        bodies = self._bodies("tags", messages, opened.survivors, agreed.digest)
+        agreed.check_left(bodies, "confirmed who survived")
+        tags = {name: unpack_fields(body) for name, body in bodies.items()}
+        questions = {
+            name: pack_fields(
+                {peer: frames.field(made, name, TAG_BYTES) for peer, made in tags.items() if peer != name}
+            )
+            for name in tags
+        }
+        opened.confirming = tuple(questions)
+        return self._write("tags", agreed.digest, questions)
+
+    def _open_answers(
+        self, answers: Mapping[str, bytes], opened: _ServerRound, agreed: MaskedRound
+    ) -> dict[str, dict[int, bytes]]:
+        """Shares of each client's secret by the points of their holders."""
+        shares: dict[str, dict[int, bytes]] = {name: {} for name in opened.commitments}
+        for name, answer in answers.items():
+            if name not in opened.confirming:
+                raise AuthenticationError(f"client {name!r} answers, but was not asked")
+            if not answer:
+                continue
+            about = binding("unmask", party(name), agreed.digest)
+            held = unpack_fields(self._identity.link(party(name)).open(answer, about))
+            expected = [owner for owner in agreed.holders(name) if owner in shares]
+            if set(held) != set(expected):
+                raise DecodeError(f"client {name!r} must answer with shares of {expected}, got {list(held)}")
+            for owner, share in held.items():
+                shares[owner][agreed.point(name)] = share
+        return shares
+
+    def _restore_seed(self, name: str, shares: Mapping[int, bytes], opened: _ServerRound, agreed: MaskedRound) -> bytes:
+        seed = shamir.combine(shares, agreed.threshold)
+        if agreed.commitment(name, seed) != opened.commitments[name]:
+            raise AuthenticationError(
+                f"the shares of the seed of client {name!r} do not fit: a client sent a wrong one"
+            )
+        return seed
+
+    def _restore_keys(self, name: str, shares: Mapping[int, bytes], agreed: MaskedRound) -> KeyPair:
+        keys = KeyPair(shamir.combine(shares, agreed.threshold))
+        if keys.public != agreed.keys[name]:
+            raise AuthenticationError(f"the shares of the key of client {name!r} do not fit: a client sent a wrong one")
+        return keys
+
+    def _open(self) -> _ServerRound:
+        if self._round is None:
+            raise ReplayError("no round is open, or its total has been unmasked: call open_round first")
+        return self._round
+
+    def _agreed(self) -> tuple[_ServerRound, MaskedRound]:
+        opened = self._open()
+        if opened.agreed is None or not opened.commitments:
+            raise ReplayError(f"the round is not open yet: relay its steps {list(self._backend.opening)} first")
+        return opened, opened.agreed
+
+    def _adding(self) -> tuple[_ServerRound, MaskedRound]:
+        """The round, while its vectors are added."""
+        opened, agreed = self._agreed()
+        if opened.total is not None:
+            raise ReplayError("the vectors of this round have been added: these come too late, or twice")
+        return opened, agreed
+
+    def _added(self) -> tuple[_ServerRound, MaskedRound, NDArray[Any]]:
+        """The round, once its vectors are added."""
+        opened, agreed = self._agreed()
+        if opened.total is None:
+            raise ReplayError("no vectors of this round have been added yet: call aggregate first")
+        return opened, agreed, opened.total
