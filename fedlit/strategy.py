@@ -43,7 +43,7 @@ from fedlit.federation.choices import Reports, check_choices
 from fedlit.federation.client import names_of, place
 from fedlit.federation.descriptions import described
 from fedlit.federation.documents import fingerprint
-from fedlit.federation.leaks import seen_by_the_server, told_beside, with_samples
+from fedlit.federation.leaks import seen_by_the_server, sent_beside, with_samples
 from fedlit.federation.roster import under_new_names
 from fedlit.federation.streams import global_seed
 from fedlit.federation.transport import OneProcess, ProcessGroup, Transport
@@ -290,7 +290,7 @@ class FederatedStrategy(DDPStrategy):
         for sentence in (
             *seen_by_the_server(federation.channels, federation.roster.rank_of),
             *with_samples(federation.channels),
-            *told_beside(federation.channels),
+            *sent_beside(federation.channels),
         ):
             rank_zero_warn(sentence, category=PrivacyWarning)
 
@@ -348,7 +348,7 @@ class FederatedStrategy(DDPStrategy):
         federation, training = module.federation, bool(module.trainer.training)
         if dataloader == [] and not training:  # as of a data module that keeps no validation samples
             federation.check("loaders", None)
-            federation.transport.tell_all(0, "lengths of loaders")
+            federation.transport.all_gather(0, "lengths of loaders")
             return dataloader
         if not isinstance(dataloader, FederatedLoader):
             raise TypeError(
@@ -372,7 +372,7 @@ class FederatedStrategy(DDPStrategy):
             dataloader.guarded = module.target.name
             check_evaluation(module, dataloader)
             # a process without samples goes along with the others
-            lengths = federation.transport.tell_all(len(dataloader), "lengths of loaders")
+            lengths = federation.transport.all_gather(len(dataloader), "lengths of loaders")
             dataloader.least_batches = max(length for length in lengths if isinstance(length, int))
         return dataloader
 
@@ -401,7 +401,7 @@ class FederatedStrategy(DDPStrategy):
             return obj
         self._settle()
         _, transport = self._transports()
-        sent: TBroadcast = transport.tell_all(obj if self.global_rank == src else None, "a broadcast of Lightning's")[
+        sent: TBroadcast = transport.all_gather(obj if self.global_rank == src else None, "a broadcast of Lightning's")[
             src
         ]
         return sent
@@ -500,7 +500,7 @@ class FederatedStrategy(DDPStrategy):
         except PayloadError as found:
             error = found
         federation.check("checkpoint", error)
-        messages, error = federation.transport.bring_first(message, "a checkpoint"), None
+        messages, error = federation.transport.gather(message, "a checkpoint"), None
         try:
             if messages:
                 parts = [Part.read(federation.roster.hosted_by(rank), each) for rank, each in enumerate(messages)]

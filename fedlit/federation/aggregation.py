@@ -301,7 +301,7 @@ class Aggregation:
                 if not messenger.failed and self._check_schemas(recipe.channel, schemas):
                     parties.server.add(name, part(message, "sum"))
 
-        messenger.bring(recipe.channel, messages, sizes, take)
+        messenger.gather_each(recipe.channel, messages, sizes, take)
         if not messenger.hosts_server or not schemas or messenger.failed:
             return None
         with self._protecting():
@@ -405,11 +405,11 @@ class Aggregation:
 
     def _up(self, channel: str, messages: Mapping[str, bytes], kind: int) -> dict[str, bytes]:
         """Carry messages of clients to the server."""
-        return self._carry(channel, messages, kind, self._messenger.to_server, lambda name: (name, SERVER))
+        return self._carry(channel, messages, kind, self._messenger.gather, lambda name: (name, SERVER))
 
     def _down(self, channel: str, messages: Mapping[str, bytes], kind: int) -> dict[str, bytes]:
         """Carry the server's message to each client."""
-        return self._carry(channel, messages, kind, self._messenger.from_server, lambda name: (SERVER, name))
+        return self._carry(channel, messages, kind, self._messenger.scatter, lambda name: (SERVER, name))
 
     def _carry(
         self,
@@ -538,7 +538,7 @@ class Aggregation:
         if author not in sizes:
             raise DecodeError(f"client {author!r} announces no total over channel {channel!r}, which it has read")
         messenger.book(channel, author, SERVER, sizes[author])
-        arrived = messenger.to_server(channel, messages, sizes)
+        arrived = messenger.gather(channel, messages, sizes)
         if arrived:
             published.total = part(arrived[author], "sum")
         published.restored = False

@@ -115,7 +115,7 @@ def _sizes(shape: object) -> tuple[object, ...]:
     return shape if isinstance(shape, tuple) else (-1,)
 
 
-def told_of_own(reported: Sequence[object], rank_of: Mapping[str, int], label: str) -> dict[str, Any]:
+def reports_by_client(reported: Sequence[object], rank_of: Mapping[str, int], label: str) -> dict[str, Any]:
     """Return what each process reported of the clients it hosts, in roster order.
 
     Args:

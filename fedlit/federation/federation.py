@@ -16,7 +16,7 @@ from torch import Tensor
 from fedlit.federation.aggregation import Aggregation, Recipe
 from fedlit.federation.channel import Channel, Open, Pairwise, Summed
 from fedlit.federation.choices import Channels, Reports
-from fedlit.federation.client import Client, Facts, introductions, names_of, told_of_own
+from fedlit.federation.client import Client, Facts, introductions, names_of, reports_by_client
 from fedlit.federation.errors import FederationError, OutOfStepError, RosterError
 from fedlit.federation.exchange import Exchange, Payloads, Received, by_receiver
 from fedlit.federation.leaks import with_other_participation
@@ -186,10 +186,10 @@ class Federation:
         Raises:
             RosterError: On every process, if a client's samples are shaped unlike the others'.
         """
-        shares = self.transport.tell_all({name: tuple(fact) for name, fact in facts.items()}, "introductions")
+        shares = self.transport.all_gather({name: tuple(fact) for name, fact in facts.items()}, "introductions")
         self.roster.introduce(introductions(shares, self.roster.rank_of))
 
-    def tell(self, label: str, of: Callable[[str], Any]) -> dict[str, Any]:
+    def all_gather(self, label: str, of: Callable[[str], Any]) -> dict[str, Any]:
         """Return what all clients report about ``label``, in plain data, before anything is sent on channels.
 
         Args:
@@ -208,15 +208,15 @@ class Federation:
         except Exception as error:
             failure = error
         self.settle()
-        reported = self.transport.tell_all(own, label)
+        reported = self.transport.all_gather(own, label)
         if failure is not None:  # raised after the meeting, in which the other processes wait for this one
             raise failure
-        return told_of_own(reported, self.roster.rank_of, label)
+        return reports_by_client(reported, self.roster.rank_of, label)
 
     def agree(self, label: str, value: object) -> None:
         """Raise an `OutOfStepError` on every process unless all of them hold an equal ``value``."""
         self.settle()
-        values = self.transport.tell_all(value, f"agreement on {label}")
+        values = self.transport.all_gather(value, f"agreement on {label}")
         for rank, other in enumerate(values):
             if other != values[0] and rank not in self.transport.lost:
                 words = f"rank 0 has {str(values[0])[:1000]}, rank {rank} {str(other)[:1000]}"

@@ -51,7 +51,7 @@ def with_samples(channels: Channels) -> list[str]:
     ]
 
 
-def told_beside(channels: Channels) -> list[str]:
+def sent_beside(channels: Channels) -> list[str]:
     """Name numbers of clients that are sent beside what a mechanism blurs, or are not sent because there is one."""
     if not channels.mechanisms:
         return []

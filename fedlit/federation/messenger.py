@@ -129,7 +129,7 @@ class Messenger:
     def _raise_everywhere(self, failure: FederationError | RosterError | PrivacyError | None) -> None:
         public = str(getattr(failure, "public", failure))  # words about data stay here
         own = None if failure is None else [type(failure).__name__, public[:_MOST_WORDS]]
-        failures = self.transport.tell_all(own, "failures")
+        failures = self.transport.all_gather(own, "failures")
         if failure is not None:
             raise failure
         for rank, item in enumerate(failures):
@@ -227,7 +227,7 @@ class Messenger:
 
     # ---------------------------------------------------------------- carrying
 
-    def gather(self, table: Tensor, channel: str) -> list[Tensor]:
+    def all_gather(self, table: Tensor, channel: str) -> list[Tensor]:
         """``table`` of every process, after an announcement; zeros of one that is lost."""
         return self.transport.meet(table, self._doing(channel))
 
@@ -280,13 +280,13 @@ class Messenger:
                 received.setdefault(receiver, {})[sender] = messages[party]
         return received
 
-    def to_server(self, channel: str, messages: Mapping[str, Message], sizes: Mapping[str, int]) -> dict[str, Message]:
+    def gather(self, channel: str, messages: Mapping[str, Message], sizes: Mapping[str, int]) -> dict[str, Message]:
         """Carry clients' messages to the server: there those that came, none elsewhere."""
         came: dict[str, Message] = {}
-        self.bring(channel, messages, sizes, came.__setitem__)
+        self.gather_each(channel, messages, sizes, came.__setitem__)
         return {} if self.failed else came
 
-    def bring(
+    def gather_each(
         self,
         channel: str,
         messages: Mapping[str, Message],
@@ -318,7 +318,7 @@ class Messenger:
                 return
             take(names[far[place]], decoded)
 
-        self.transport.bring(ways, outgoing, self._doing(channel), arrived)
+        self.transport.gather_each(ways, outgoing, self._doing(channel), arrived)
         own(len(names))
 
     def broadcast(self, channel: str, message: Message, size: int, receivers: Sequence[str]) -> Message:
@@ -330,7 +330,7 @@ class Messenger:
             return message
         return {} if not arrived or arrived[0] is None else decode(arrived[0])
 
-    def from_server(
+    def scatter(
         self, channel: str, messages: Mapping[str, Message], sizes: Mapping[str, int]
     ) -> dict[str, Message]:
         """Carry the server's messages, a different one for each client; those of local clients."""

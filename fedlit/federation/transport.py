@@ -75,7 +75,7 @@ class Transport(ABC):
             doing: For error messages.
         """
 
-    def bring(
+    def gather_each(
         self, ways: Sequence[Way], outgoing: Sequence[Outgoing], doing: str, take: Callable[[int, Tensor], None]
     ) -> None:
         """As `swap`, where only rank 0 receives: there, ``take`` is given the place and message of each way.
@@ -103,7 +103,7 @@ class Transport(ABC):
     def begin(self, back: Collection[int]) -> None:  # noqa: B027 (nothing, where nobody comes back)
         """At the server: the first round comes next, for which ``back`` will start again, and are waited for."""
 
-    def hand_out(self, value: Any, ranks: Collection[int], doing: str) -> Any:
+    def broadcast(self, value: Any, ranks: Collection[int], doing: str) -> Any:
         """At these ranks, what rank 0 gives as ``value``, of what `document` can hold; ``None`` elsewhere."""
         message = document(value if self.rank == 0 else None, doing)
         size = self._sizes(message, doing)[0]
@@ -123,7 +123,7 @@ class Transport(ABC):
         """How often the processes have met or swapped."""
         return 0
 
-    def tell_all(self, value: Any, doing: str) -> list[Any]:
+    def all_gather(self, value: Any, doing: str) -> list[Any]:
         """A value of every rank, in rank order; of what `document` can hold. ``None`` of ranks that are lost.
 
         Raises:
@@ -144,7 +144,7 @@ class Transport(ABC):
             values[rank] = None if theirs is None else read_document(theirs)
         return values
 
-    def bring_first(self, message: Tensor, doing: str) -> list[Tensor]:
+    def gather(self, message: Tensor, doing: str) -> list[Tensor]:
         """Messages of every rank, of shape (bytes,), in rank order, on rank 0; none on the others.
 
         Raises:

@@ -13,7 +13,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import EarlyStopping
 
 from fedlit.federation import FederationError, RosterError
-from fedlit.federation.client import told_of_own
+from fedlit.federation.client import reports_by_client
 from fedlit.federation.errors import AheadOfServerError
 from fedlit.training.method import Method
 
@@ -41,7 +41,7 @@ def come_together(trainer: Trainer, method: Method, batches_per_round: int) -> b
     if transport.returning:
         welcome(trainer, method, federation.roll_call(adapts(method)), batches_per_round)
         return True
-    rounds = [each if type(each) is int else 0 for each in transport.tell_all(federation.round_idx, "rounds")]
+    rounds = [each if type(each) is int else 0 for each in transport.all_gather(federation.round_idx, "rounds")]
     ahead = frozenset(rank for rank, each in enumerate(rounds) if each > rounds[0])
     if not rounds[0] and max(rounds) > 1:  # by one round, it was killed before its first checkpoint
         names = [name for name, rank in federation.roster.rank_of.items() if rank in ahead]
@@ -72,15 +72,15 @@ def welcome(trainer: Trainer, method: Method, back: frozenset[int], batches_per_
     federation = method.federation
     transport = federation.transport
     have = federation.have()  # before the server's state takes the place of this process's
-    state = transport.hand_out(_state(trainer, method) if transport.rank == 0 else None, back, "a return")
+    state = transport.broadcast(_state(trainer, method) if transport.rank == 0 else None, back, "a return")
     if state is not None:
         _go_on(trainer, method, state, batches_per_round)
     federation.settled = True
-    totals = transport.tell_all(have if transport.rank in back else None, "totals of those who come back")
+    totals = transport.all_gather(have if transport.rank in back else None, "totals of those who come back")
     rank_of = federation.roster.rank_of
     came = {name: rank for name, rank in rank_of.items() if rank in back and rank not in transport.lost}
     own = [totals[rank] if rank in came.values() else {} for rank in range(transport.world_size)]
-    federation.welcome(told_of_own(own, came, "totals"))
+    federation.welcome(reports_by_client(own, came, "totals"))
     method.welcome_(method.public_state() if state is None else state["method"], [*came])
     if method.warmup_rounds and federation.round_idx > method.warmup_rounds:
         method.load_shared_(federation.catch_up("weights", absent_too=True))

@@ -60,7 +60,7 @@ def plan_rounds(
     loader.guarded = None if target.labelled else target.name
     labelled_only = () if method.uses_unlabelled_target or not target.labelled else (target.name,)
     loader.check = check = SampleCheck(method, loader)
-    federation.tell("training samples", check.start)
+    federation.all_gather("training samples", check.start)
     facts = loader.facts(labelled_only)
     federation.introduce(facts)
     endless = trainer.max_epochs is None or trainer.max_epochs < 0

@@ -303,7 +303,7 @@ def check_evaluation(method: Method, loader: FederatedLoader) -> None:
         SampleError: If it cannot take them; on other processes a `PeerFailedError`.
     """
     loader.check = check = SampleCheck(method, loader)
-    method.federation.tell("samples to evaluate", check.start)
+    method.federation.all_gather("samples to evaluate", check.start)
 
 
 def _types(method: Method, client: str) -> list[torch.dtype]:

@@ -162,13 +162,13 @@ def test_a_peers_failure_is_an_error_of_this_package_whatever_it_says(told: Any,
 def test_a_process_reports_of_its_own_clients_alone() -> None:
     def reports_of_others(transport: Transport) -> None:
         federation = Federation(NAMES, "t", transport=transport, placement=[["a", "b"], ["t"]])
-        gather = federation._messenger.gather
+        gather = federation._messenger.all_gather
 
         def lie(table: Tensor, channel: str) -> list[Tensor]:
             table[:, 0] = torch.tensor([[float("nan")], [1.0]])  # of a, after an announcement of t alone
             return gather(table, channel)
 
-        federation._messenger.gather = lie  # type: ignore[method-assign]
+        federation._messenger.all_gather = lie  # type: ignore[method-assign]
         federation.report({"t": {"loss": 1.0}}, ["loss"])
 
     def honest(federation: Federation) -> None:
@@ -222,10 +222,10 @@ def test_a_total_that_no_server_announces_is_told() -> None:
         lambda federation, mine: federation.exchange("e", mine),
         lambda federation, mine: federation.report({}, ["loss"]),
         lambda federation, mine: federation.agree("a word", "good"),
-        lambda federation, mine: federation.tell("a word", lambda name: name),
+        lambda federation, mine: federation.all_gather("a word", lambda name: name),
         lambda federation, mine: federation.see_who_is_there(),
     ],
-    ids=["sum", "exchange", "report", "agree", "tell", "close"],
+    ids=["sum", "exchange", "report", "agree", "all_gather", "close"],
 )
 def test_within_a_step_a_total_that_does_not_open_for_one_fails_elsewhere_at_the_next_exchange(then: Any) -> None:
     def both(transport: Transport) -> tuple[bool, str]:
