@@ -44,7 +44,6 @@ from fedlit.federation.client import names_of, place
 from fedlit.federation.descriptions import described
 from fedlit.federation.documents import fingerprint
 from fedlit.federation.leaks import seen_by_the_server, sent_beside, with_samples
-from fedlit.federation.roster import under_new_names
 from fedlit.federation.streams import global_seed
 from fedlit.federation.transport import OneProcess, ProcessGroup, Transport
 from fedlit.module import FederatedModule
@@ -118,8 +117,6 @@ class FederatedStrategy(DDPStrategy):
         seat: Place of this process in a federation across organisations, `fedlit.remote.Server` or
             `fedlit.remote.Site`, which trains by an ordinary Trainer of one device; ``None`` is none. Every process
             then writes its own checkpoint, of its own clients alone.
-        drops: Old name of ``heard``; fedlit 0.4 takes the new one only.
-        nested_drops: Old name of ``nested_heard``; fedlit 0.4 takes the new one only.
 
     Attributes:
         stays_joined: Whether this process stays in a federation across organisations when a run ends, as for
@@ -128,7 +125,7 @@ class FederatedStrategy(DDPStrategy):
     Raises:
         RosterError: When a run starts, if there are more processes than clients.
         ChannelError: When a run starts, if a choice does not fit the channels that the method declares.
-        ValueError: If a number is out of range, or if ``drops`` is given beside ``heard``.
+        ValueError: If a number is out of range.
     """
 
     strategy_name = "federated"
@@ -151,8 +148,6 @@ class FederatedStrategy(DDPStrategy):
         start_method: Literal["popen", "spawn", "fork", "forkserver"] = "popen",
         gather_checkpoints: bool | None = None,
         seat: Seat | None = None,
-        drops: dict[str, Participation] | None = None,
-        nested_drops: bool = True,
     ) -> None:
         if local_steps is not None and local_steps < 1:
             raise ValueError(
@@ -169,7 +164,7 @@ class FederatedStrategy(DDPStrategy):
         self.local_steps = local_steps
         self.rounds_per_epoch = rounds_per_epoch
         self.participation = participation
-        self.heard, self.nested_heard = under_new_names(heard, nested_heard, drops, nested_drops)
+        self.heard, self.nested_heard = heard, nested_heard
         self.privacy = privacy
         self.two_party = two_party
         self.differential_privacy = differential_privacy

@@ -24,7 +24,7 @@ from fedlit.federation.messenger import KINDS, Messenger
 from fedlit.federation.metrics import share_numbers
 from fedlit.federation.participation import Participation
 from fedlit.federation.release import Releases
-from fedlit.federation.roster import Roster, under_new_names
+from fedlit.federation.roster import Roster
 from fedlit.federation.streams import global_seed
 from fedlit.federation.transport import OneProcess, Transport
 from fedlit.federation.two_party import TwoPartyExchange
@@ -64,8 +64,6 @@ class Federation:
         encrypted: Whether messages from client to client are encrypted between the two (`Seals`); ``None`` is where a
             backend or protocol protects others.
         seed: Of participation and random streams; ``None`` takes the one given to ``seed_everything``.
-        drops: Old name of ``heard``; fedlit 0.4 takes the new one only.
-        nested_drops: Old name of ``nested_heard``; fedlit 0.4 takes the new one only.
 
     Attributes:
         channels: By name, each with the backend, protocol and mechanism that it has in this run.
@@ -79,7 +77,6 @@ class Federation:
         RosterError: If roster, target, placement or participation do not fit together.
         ChannelError: If a choice names a channel that there is not, or one that cannot take it; see `Channels`.
         TypeError: If ``privacy``, ``two_party`` or ``differential_privacy`` hold something else.
-        ValueError: If ``drops`` is given beside ``heard``.
     """
 
     def __init__(
@@ -100,13 +97,10 @@ class Federation:
         reports: Reports | None = None,
         encrypted: bool | None = None,
         seed: int | None = None,
-        drops: Mapping[str, Participation] | None = None,
-        nested_drops: bool = True,
     ) -> None:
         self.transport = OneProcess() if transport is None else transport
-        heard, nested = under_new_names(heard, nested_heard, drops, nested_drops)
         seed = global_seed() if seed is None else seed
-        self.roster = Roster(clients, target, self.transport, placement, participation, heard, nested, seed)
+        self.roster = Roster(clients, target, self.transport, placement, participation, heard, nested_heard, seed)
         learning = None if learners is None else names_of(learners)
         choices = {"privacy": privacy, "two_party": two_party, "differential_privacy": differential_privacy}
         self.channels = Channels(channels, self.clients, learning, self.roster.heard, encrypted, reports, **choices)

@@ -330,9 +330,7 @@ class Messenger:
             return message
         return {} if not arrived or arrived[0] is None else decode(arrived[0])
 
-    def scatter(
-        self, channel: str, messages: Mapping[str, Message], sizes: Mapping[str, int]
-    ) -> dict[str, Message]:
+    def scatter(self, channel: str, messages: Mapping[str, Message], sizes: Mapping[str, int]) -> dict[str, Message]:
         """Carry the server's messages, a different one for each client; those of local clients."""
         if self.transport.world_size == 1:
             return {name: messages[name] for name in sizes}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -17,22 +16,6 @@ _T = TypeVar("_T")
 
 _ROUNDS_COMPARED = 10
 """After a checkpoint, to see whether participation has changed."""
-
-
-def under_new_names(
-    heard: Mapping[str, Participation] | None,
-    nested: bool,
-    drops: Mapping[str, Participation] | None,
-    nested_drops: bool,
-) -> tuple[Mapping[str, Participation] | None, bool]:
-    """``heard`` and ``nested_heard`` of whoever calls, which may have been given under the names of fedlit 0.1."""
-    if heard is not None and drops is not None:
-        raise ValueError("drops is the old name of heard, and both are given: give heard alone")
-    for old, new, given in (("drops", "heard", drops is not None), ("nested_drops", "nested_heard", not nested_drops)):
-        if given:
-            # not a DeprecationWarning, which Python shows for what stands in the main script alone
-            warnings.warn(f"{old} is now called {new}; fedlit 0.4 takes the new name only", FutureWarning, stacklevel=3)
-    return drops if heard is None else heard, nested and nested_drops
 
 
 class Roster:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import runpy
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedlit import FederatedStrategy
 from fedlit.federation import (
     Channel,
     ChannelError,
@@ -231,43 +229,6 @@ def test_without_declarations_any_name_may_be_sent_over() -> None:
 
 
 # ---------------------------------------------------------------- old names
-
-
-RULES = {"weights": Fraction(0.5), "features": Fraction(0.4)}
-OLD_NAMES = (
-    "drops is now called heard; fedlit 0.4 takes the new name only",
-    "nested_drops is now called nested_heard; fedlit 0.4 takes the new name only",
-)
-
-
-def test_drops_is_the_old_name_of_heard() -> None:
-    new = Federation(NAMES, "t", channels=[WEIGHTS, FEATURES], heard=RULES, nested_heard=False, seed=3)
-    with pytest.warns(FutureWarning) as told:
-        old = Federation(NAMES, "t", channels=[WEIGHTS, FEATURES], drops=RULES, nested_drops=False, seed=3)
-    assert [str(each.message) for each in told] == [*OLD_NAMES]
-    assert {each.filename for each in told} == {__file__}  # the line that is to be changed
-    differs = False
-    nested = Federation(NAMES, "t", channels=[WEIGHTS, FEATURES], heard=RULES, seed=3)
-    for round_idx in range(20):
-        new.round_idx = old.round_idx = nested.round_idx = round_idx
-        assert [new.present(name) for name in RULES] == [old.present(name) for name in RULES]
-        differs |= [new.present(name) for name in RULES] != [nested.present(name) for name in RULES]
-    assert differs
-    with pytest.raises(ValueError, match="drops is the old name of heard, and both are given: give heard alone"):
-        Federation(NAMES, "t", heard=RULES, drops=RULES)
-
-
-def test_the_strategy_takes_old_names_once_and_says_so_where_they_are_given() -> None:
-    with pytest.warns(FutureWarning) as told:
-        strategy = FederatedStrategy(drops=RULES, nested_drops=False)
-    assert [str(each.message) for each in told] == [*OLD_NAMES]
-    assert {each.filename for each in told} == {__file__}
-    assert (strategy.heard, strategy.nested_heard) == (RULES, False)
-    with pytest.raises(ValueError, match="drops is the old name of heard, and both are given: give heard alone"):
-        FederatedStrategy(heard=RULES, drops=RULES)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        FederatedStrategy(drops=None, nested_drops=True)  # as config.yaml of an earlier run has them
 
 
 def test_the_old_place_of_the_default_optimizer_says_where_it_is_now() -> None:
