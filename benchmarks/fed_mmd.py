@@ -382,10 +382,10 @@ class Federation:
         for party in (*self.clients.values(), self.server):
             party.enrol(roster)
         for step in backend.enrolment:
-            said = {name: client.say(step) for name, client in self.clients.items()}
-            relayed = self.server.relay(step, said)
+            sent = {name: client.send(step) for name, client in self.clients.items()}
+            relayed = self.server.relay(step, sent)
             for name, client in self.clients.items():
-                client.hear(step, relayed.get(name, b""))
+                client.receive(step, relayed.get(name, b""))
         self._calls = 0
 
     def mean(self, vectors: Mapping[str, Tensor], books: Books) -> Tensor:
@@ -417,18 +417,18 @@ class Federation:
             with books.working(name):
                 self.clients[name].open_round(round_id, self.sources)
         for step in self.backend.opening:
-            said = {}
+            sent = {}
             for name in self.sources:
                 with books.working(name):
-                    said[name] = self.clients[name].say(step)
-                books.carry(name, "server", len(said[name]))
+                    sent[name] = self.clients[name].send(step)
+                books.carry(name, "server", len(sent[name]))
             with books.working("server"):
-                relayed = self.server.relay(step, said)
+                relayed = self.server.relay(step, sent)
             for name in self.sources:
-                heard = relayed.get(name, b"")
-                books.carry("server", name, len(heard))
+                received = relayed.get(name, b"")
+                books.carry("server", name, len(received))
                 with books.working(name):
-                    self.clients[name].hear(step, heard)
+                    self.clients[name].receive(step, received)
 
     def _close(self, books: Books) -> Tensor:
         answers: dict[str, bytes] = {}

@@ -147,10 +147,10 @@ class Conversation:
 
     def _steps(self, steps: Sequence[str], wire: Wire) -> None:
         for step in steps:
-            said = {name: wire.carry(f"{step} up", client.say(step)) for name, client in self.clients.items()}
-            relayed = self.server.relay(step, said)
+            sent = {name: wire.carry(f"{step} up", client.send(step)) for name, client in self.clients.items()}
+            relayed = self.server.relay(step, sent)
             for name, client in self.clients.items():
-                client.hear(step, wire.carry(f"{step} down", relayed.get(name, b"")))
+                client.receive(step, wire.carry(f"{step} down", relayed.get(name, b"")))
 
     def play(self, wire: Wire) -> None:
         """One round; raises a `WrongSumError` if somebody reads another sum than that of the vectors that arrived."""

@@ -89,11 +89,11 @@ class AggregationClient(Party, ABC):
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def say(self, step: str) -> bytes:
+    def send(self, step: str) -> bytes:
         """This client's message to the server in a step of enrolment or opening; may be empty."""
         raise NotImplementedError(f"{type(self).__name__} has no step {step!r}")
 
-    def hear(self, step: str, message: bytes) -> None:
+    def receive(self, step: str, message: bytes) -> None:
         """Take in what the server relays in that step; may be empty.
 
         Raises:
@@ -135,7 +135,7 @@ class AggregationServer(Party, ABC):
 
     on_grid: bool = False
 
-    def relay(self, step: str, said: Mapping[str, bytes]) -> dict[str, bytes]:
+    def relay(self, step: str, sent: Mapping[str, bytes]) -> dict[str, bytes]:
         """Return the message to each client in a step, given what each has sent; clients may be left out."""
         raise NotImplementedError(f"{type(self).__name__} has no step {step!r}")
 
@@ -289,10 +289,10 @@ class SecureAggregation(ABC):
 def run_steps(steps: Sequence[str], clients: Mapping[str, AggregationClient], server: AggregationServer) -> None:
     """Carry the messages of some steps between parties that are all here."""
     for step in steps:
-        messages = {name: client.say(step) for name, client in clients.items()}
+        messages = {name: client.send(step) for name, client in clients.items()}
         relayed = server.relay(step, messages)
         for name, client in clients.items():
-            client.hear(step, relayed.get(name, b""))
+            client.receive(step, relayed.get(name, b""))
 
 
 def close_round(steps: Sequence[str], clients: Mapping[str, AggregationClient], server: AggregationServer) -> Tensor:

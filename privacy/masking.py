@@ -376,7 +376,7 @@ class MaskingClient(AggregationClient):
             round_digest(round_id, clients), tuple(clients), KeyPair(), secrets.token_bytes(shamir.SECRET_BYTES)
         )
 
-    def say(self, step: str) -> bytes:
+    def send(self, step: str) -> bytes:
         """Identity key; round key; sealed shares, or nothing if the server has left this client out."""
         if step == "identities":
             return self._identity.public
@@ -387,7 +387,7 @@ class MaskingClient(AggregationClient):
         deal, opened.deal = opened.deal, b""
         return deal
 
-    def hear(self, step: str, message: bytes) -> None:
+    def receive(self, step: str, message: bytes) -> None:
         """Directory; round keys; shares of the neighbours' secrets. Empty if this client is left out of the round."""
         if not message:
             return
@@ -631,13 +631,13 @@ class MaskingServer(AggregationServer):
             self._identity.public_of(party(name))
         self._round = _ServerRound(round_digest(round_id, clients), tuple(clients))
 
-    def relay(self, step: str, said: Mapping[str, bytes]) -> dict[str, bytes]:
+    def relay(self, step: str, sent: Mapping[str, bytes]) -> dict[str, bytes]:
         """Identity keys, round keys, or sealed shares of those who sent something, to each of them.
 
         Raises:
             QuorumError: If too few sent something; in enrolment, if anybody did not.
         """
-        messages = {name: message for name, message in said.items() if message}
+        messages = {name: message for name, message in sent.items() if message}
         if step == "identities":
             return self._relay_identities(messages)
         return self._relay_keys(messages) if step == "keys" else self._relay_shares(messages)

@@ -175,7 +175,7 @@ class SharedKeyClient(AggregationClient):
         self._round = _Binding(round_id, round_digest(round_id, clients))
         self._opened[round_id.channel] = max(round_id.call, self._opened.get(round_id.channel, round_id.call))
 
-    def say(self, step: str) -> bytes:
+    def send(self, step: str) -> bytes:
         """First one's public key; then, from the dealer, everybody's sealed keys."""
         self._backend.check_step(step)
         if step == "identities":
@@ -183,7 +183,7 @@ class SharedKeyClient(AggregationClient):
         deal, self._deal = self._deal, b""
         return deal
 
-    def hear(self, step: str, message: bytes) -> None:
+    def receive(self, step: str, message: bytes) -> None:
         """As the dealer, everybody's public keys; as another client, the sealed key."""
         self._backend.check_step(step)
         if not message:
@@ -332,7 +332,7 @@ class SharedKeyServer(AggregationServer):
         self._clients = tuple(clients)
         self._round = _Binding(round_id, round_digest(round_id, clients))
 
-    def relay(self, step: str, said: Mapping[str, bytes]) -> dict[str, bytes]:
+    def relay(self, step: str, sent: Mapping[str, bytes]) -> dict[str, bytes]:
         """Pass public keys to the dealer, and its sealed keys to everybody.
 
         Raises a `QuorumError` if somebody did not enrol, or no keys were dealt, a `KeyCheckError` if this step comes
@@ -341,19 +341,19 @@ class SharedKeyServer(AggregationServer):
         self._backend.check_step(step)
         if not self._roster:
             raise KeyCheckError("the server has no roster yet: call enrol first")
-        missing = [name for name in self._roster if not said.get(name)]
+        missing = [name for name in self._roster if not sent.get(name)]
         dealer = self._roster[0]
         if step == "identities":
             if missing:
                 raise QuorumError(f"clients {missing} did not enrol: the roster is {list(self._roster)}")
-            self._publics = dict(said)
-            to_dealer = {f"client {name}": said[name] for name in self._roster[1:]}
+            self._publics = dict(sent)
+            to_dealer = {f"client {name}": sent[name] for name in self._roster[1:]}
             return {dealer: pack_fields({"server": self._identity.public, **to_dealer})}
         if dealer not in self._publics:
             raise KeyCheckError("the server has no public keys of the clients yet: relay 'identities' first")
         if dealer in missing:
             raise QuorumError(f"client {dealer!r} dealt no keys")
-        deal = unpack_fields(said[dealer])
+        deal = unpack_fields(sent[dealer])
         public = field(deal, "public")
         about = _about_deal(self._roster, public)
         link = Link(derive(self._identity.agree(self._publics[dealer], dealer), about, "server"), "server")

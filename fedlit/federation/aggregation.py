@@ -372,7 +372,7 @@ class Aggregation:
         local = [name for name in names if name in parties.clients]
         sent: dict[str, bytes] = {}
         with self._protecting():
-            sent = {name: parties.clients[name].say(step) for name in local}
+            sent = {name: parties.clients[name].send(step) for name in local}
         arrived = self._up(channel, sent, _KEYS)
         relayed: dict[str, bytes] = {}
         if self._messenger.hosts_server:
@@ -381,7 +381,7 @@ class Aggregation:
         received = self._down(channel, relayed, _KEYS)
         with self._protecting():
             for name in local:
-                parties.clients[name].hear(step, received.get(name, b""))
+                parties.clients[name].receive(step, received.get(name, b""))
 
     def _unmask(
         self, recipe: Recipe, parties: _Parties, senders: Sequence[str], published: _Published | None

@@ -58,11 +58,11 @@ def parties():
         party.enrol(names)
     messages: list[bytes] = []
     for step in BACKEND.enrolment:
-        said = {name: client.say(step) for name, client in clients.items()}
-        relayed = server.relay(step, said)
-        messages += [*said.values(), *relayed.values()]
+        sent = {name: client.send(step) for name, client in clients.items()}
+        relayed = server.relay(step, sent)
+        messages += [*sent.values(), *relayed.values()]
         for name, client in clients.items():
-            client.hear(step, relayed.get(name, b""))
+            client.receive(step, relayed.get(name, b""))
     return clients, server, messages
 
 
@@ -292,12 +292,12 @@ def test_a_swapped_public_half_fails_the_enrolment():
     for party in (*clients.values(), server):
         party.enrol(names)
     run_steps(BACKEND.enrolment[:1], clients, server)
-    relayed = server.relay("keys", {name: client.say("keys") for name, client in clients.items()})
+    relayed = server.relay("keys", {name: client.send("keys") for name, client in clients.items()})
     from fedlit.privacy.frames import pack_fields, unpack_fields
 
     deal = {**unpack_fields(relayed["b"]), "public": BACKEND.scheme.generate()[1]}
     with pytest.raises(PrivacyError):
-        clients["b"].hear("keys", pack_fields(deal))
+        clients["b"].receive("keys", pack_fields(deal))
 
 
 def test_nothing_printed_shows_a_key(halves, client_key):

@@ -67,11 +67,11 @@ class Parties:
 
     def steps(self, steps: Sequence[str], names: Sequence[str]) -> None:
         for step in steps:
-            said = {name: self.clients[name].say(step) for name in names}
-            self.uplinks += said.values()
-            relayed = self.server.relay(step, said)
+            sent = {name: self.clients[name].send(step) for name in names}
+            self.uplinks += sent.values()
+            relayed = self.server.relay(step, sent)
             for name in names:
-                self.clients[name].hear(step, relayed.get(name, b""))
+                self.clients[name].receive(step, relayed.get(name, b""))
 
     def open(self, names: Sequence[str]) -> None:
         round_id = RoundId(self.calls, "test", self.calls)

@@ -66,10 +66,10 @@ def test_a_round_has_four_verbs_in_order_and_the_server_sees_pads_only(generator
     assert backend.log == [
         *(("enrol", name) for name in [SERVER, *NAMES]),
         ("relay", "greet", ("a", "b", "c", "t")),
-        *(("hear", name, "greet") for name in NAMES),
+        *(("receive", name, "greet") for name in NAMES),
         *(("open_round", name, ("a", "b"), round_id) for name in ["a", "b", SERVER]),
         ("relay", "agree", ("a", "b")),
-        *(("hear", name, "agree") for name in ["a", "b"]),
+        *(("receive", name, "agree") for name in ["a", "b"]),
         ("protect", "a"),
         ("protect", "b"),
         ("aggregate", ("a", "b")),
@@ -173,13 +173,13 @@ def test_a_client_that_refuses_its_key_can_enrol_again(generator: torch.Generato
     fed = federation(backend)
     refuse = ["greet"]
 
-    def hear(self: PadClient, step: str, message: bytes) -> None:
+    def receive(self: PadClient, step: str, message: bytes) -> None:
         if step in refuse and self.name == "b":
             refuse.clear()
             raise KeyCheckError("b does not like this key")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PadClient, "hear", hear)
+        patch.setattr(PadClient, "receive", receive)
         with pytest.raises(KeyCheckError, match="does not like"):
             fed.mean("w", payloads(generator))
         assert sorted(fed.mean("w", payloads(generator))) == NAMES

@@ -216,11 +216,11 @@ def test_a_neighbourhood_of_which_too_few_stay_loses_the_round() -> None:
 def test_a_client_that_was_late_for_the_keys_takes_no_part() -> None:
     parties = Parties(majority(), names_of(4))
     parties.open()
-    said = {name: parties.clients[name].say("keys") for name in parties.names if name != "c2"}
-    relayed = parties.server.relay("keys", said)
+    sent = {name: parties.clients[name].send("keys") for name in parties.names if name != "c2"}
+    relayed = parties.server.relay("keys", sent)
     for name, client in parties.clients.items():
-        client.hear("keys", relayed.get(name, b""))
-    assert parties.clients["c2"].say("shares") == b""
+        client.receive("keys", relayed.get(name, b""))
+    assert parties.clients["c2"].send("shares") == b""
     parties.step("shares")
     with pytest.raises(ReplayError, match="left out"):
         parties.clients["c2"].protect(torch.zeros(1))
@@ -373,7 +373,7 @@ def test_no_message_contains_a_vector_a_seed_or_a_private_key() -> None:
 
         def __call__(self, what: str, client: str, message: bytes) -> bytes:
             opened = parties.clients[client]._round
-            if what == "say shares" and opened is not None and opened.agreed is not None:
+            if what == "send shares" and opened is not None and opened.agreed is not None:
                 secret[f"seed {client}"] = opened.seed
                 secret[f"round key {client}"] = opened.keys.private_bytes()
                 secret[f"identity {client}"] = parties.clients[client]._identity._keys.private_bytes()
@@ -393,7 +393,7 @@ def test_no_message_contains_a_vector_a_seed_or_a_private_key() -> None:
         secret[f"vector of {name}"] = vector.numpy().tobytes()[:16]
         secret[f"integers of {name}"] = codec.encode(vector).to(torch.int32).numpy().tobytes()[:16]
     assert {what for what, _, _ in recorder.carried} >= {
-        *("say identities", "hear shares", "vector", "ask confirm", "answer confirm", "ask unmask", "answer unmask")
+        *("send identities", "receive shares", "vector", "ask confirm", "answer confirm", "ask unmask", "answer unmask")
     }
     for what, _, message in recorder.carried:
         assert not [name for name, value in secret.items() if value in message], what
@@ -473,7 +473,7 @@ LOW_ORDER = [
 @pytest.mark.parametrize("key", LOW_ORDER)
 def test_low_order_identity_keys_are_refused(key: bytes) -> None:
     def wire(what: str, client: str, message: bytes) -> bytes:
-        return key if (what, client) == ("say identities", "c1") else message
+        return key if (what, client) == ("send identities", "c1") else message
 
     with pytest.raises(KeyCheckError, match="low order"):
         Parties(majority(), names_of(3), wire)
@@ -485,22 +485,22 @@ def test_low_order_identity_keys_are_refused(key: bytes) -> None:
     stranger.enrol(parties.names)
     directory |= {party("c0"): stranger._identity.public, party("c1"): key}
     with pytest.raises(KeyCheckError, match="low order"):
-        stranger.hear("identities", pack_fields(directory))
+        stranger.receive("identities", pack_fields(directory))
 
 
 @pytest.mark.parametrize("key", LOW_ORDER)
 def test_low_order_round_keys_are_refused_by_the_server_and_by_clients(key: bytes) -> None:
     parties = Parties(majority(), names_of(3))
     parties.open()
-    said = {name: client.say("keys") for name, client in parties.clients.items()}
+    sent = {name: client.send("keys") for name, client in parties.clients.items()}
     bad, opening = parties.clients["c1"], parties.server._round
     assert opening is not None
     about = binding("keys", party("c1"), opening.opening)
     with pytest.raises(KeyCheckError, match="low order"):
-        parties.server.relay("keys", said | {"c1": authenticate(bad._identity.link("server"), about, key)})
-    keys = {name: message[-32:] for name, message in said.items()}
+        parties.server.relay("keys", sent | {"c1": authenticate(bad._identity.link("server"), about, key)})
+    keys = {name: message[-32:] for name, message in sent.items()}
     with pytest.raises(KeyCheckError, match="low order"):
-        parties.clients["c0"].hear(
+        parties.clients["c0"].receive(
             "keys", parties.tell("keys", "c0", opening.opening, pack_fields({**keys, "c1": key}))
         )
 
@@ -516,7 +516,7 @@ def test_a_client_refuses_an_identity_key_that_has_changed(changed: str) -> None
     client = parties.clients["c0"]
     client.enrol(parties.names)
     with pytest.raises(KeyCheckError, match=f"the identity key of '{changed}' is not the one that 'client c0' knows"):
-        client.hear("identities", pack_fields(directory_of(parties) | {changed: KeyPair().public}))
+        client.receive("identities", pack_fields(directory_of(parties) | {changed: KeyPair().public}))
 
 
 def test_the_server_refuses_an_identity_key_that_has_changed() -> None:
@@ -548,7 +548,7 @@ def test_one_identity_key_under_two_names_is_refused(original: str, encode: Call
     client.enrol(parties.names)
     directory = directory_of(parties) | {party("c0"): client._identity.public}
     with pytest.raises(KeyCheckError, match="the same identity key"):
-        client.hear("identities", pack_fields(directory | {"client c2": encode(directory[original])}))
+        client.receive("identities", pack_fields(directory | {"client c2": encode(directory[original])}))
 
 
 @pytest.mark.parametrize("change", ["own", "missing", "stranger", "short"])
@@ -564,7 +564,7 @@ def test_a_directory_other_than_the_roster_is_refused(change: str) -> None:
     else:
         directory["client c2"] = bytes(31)
     with pytest.raises(KeyCheckError):
-        parties.clients["c0"].hear("identities", pack_fields(directory))
+        parties.clients["c0"].receive("identities", pack_fields(directory))
 
 
 def test_whoever_takes_the_place_of_a_client_with_another_identity_is_found_out() -> None:
@@ -574,9 +574,9 @@ def test_whoever_takes_the_place_of_a_client_with_another_identity_is_found_out(
     false._identity.pin(directory_of(parties) | {party("c1"): false._identity.public})
     parties.open()
     false.open_round(RoundId(0, "update", 0), parties.names)
-    said = {name: client.say("keys") for name, client in (parties.clients | {"c1": false}).items()}
+    sent = {name: client.send("keys") for name, client in (parties.clients | {"c1": false}).items()}
     with pytest.raises(AuthenticationError):
-        parties.server.relay("keys", said)
+        parties.server.relay("keys", sent)
 
 
 def test_a_swapped_round_key_is_found_before_anything_is_masked() -> None:
@@ -584,25 +584,25 @@ def test_a_swapped_round_key_is_found_before_anything_is_masked() -> None:
     parties = Parties(majority(), names_of(3))
     parties.open()
     assert parties.server._round is not None
-    relayed = parties.server.relay("keys", {name: client.say("keys") for name, client in parties.clients.items()})
+    relayed = parties.server.relay("keys", {name: client.send("keys") for name, client in parties.clients.items()})
     opening = parties.server._round.opening
     about = binding("keys", "server", opening)
     keys = unpack_fields(authenticated(parties.clients["c0"]._identity.link("server"), about, relayed["c0"]))
     relayed["c0"] = parties.tell("keys", "c0", opening, pack_fields({**keys, "c1": KeyPair().public}))
     for name, client in parties.clients.items():
-        client.hear("keys", relayed[name])
+        client.receive("keys", relayed[name])
     digests = {name: agreed_by(client).digest for name, client in parties.clients.items()}
     assert digests["c0"] != digests["c1"] == digests["c2"]
     # an honest server would stop here, as the tag of c0 covers another digest
-    said = {name: client.say("shares") for name, client in parties.clients.items()}
+    sent = {name: client.send("shares") for name, client in parties.clients.items()}
     with pytest.raises(AuthenticationError):
-        parties.server.relay("shares", said)
+        parties.server.relay("shares", sent)
     # this one strips the tags, and relays with fresh ones
-    deals = {name: unpack_fields(message[28:]) for name, message in said.items()}
+    deals = {name: unpack_fields(message[28:]) for name, message in sent.items()}
     for victim in ("c0", "c1"):
         body = pack_fields({owner: b"" if owner == victim else deal[party(victim)] for owner, deal in deals.items()})
         with pytest.raises(AuthenticationError, match="does not open"):
-            parties.clients[victim].hear("shares", parties.tell("shares", victim, digests[victim], body))
+            parties.clients[victim].receive("shares", parties.tell("shares", victim, digests[victim], body))
         with pytest.raises(ReplayError):
             parties.clients[victim].protect(torch.zeros(3))
 
@@ -612,15 +612,15 @@ def test_clients_that_are_told_different_rosters_cannot_open_each_others_shares(
     parties.open()
     assert parties.server._round is not None
     opening = parties.server._round.opening
-    keys = {name: client.say("keys")[-32:] for name, client in parties.clients.items()}
+    keys = {name: client.send("keys")[-32:] for name, client in parties.clients.items()}
     told = {"c0": ["c0", "c1", "c2"], "c1": ["c0", "c1", "c2", "c3"]}
     for name, among in told.items():
         body = pack_fields({peer: keys[peer] for peer in among})
-        parties.clients[name].hear("keys", parties.tell("keys", name, opening, body))
-    deal = unpack_fields(parties.clients["c1"].say("shares")[28:])
+        parties.clients[name].receive("keys", parties.tell("keys", name, opening, body))
+    deal = unpack_fields(parties.clients["c1"].send("shares")[28:])
     body = pack_fields({"c0": b"", "c1": deal[party("c0")], "c2": b""})
     with pytest.raises(AuthenticationError, match="does not open"):
-        parties.clients["c0"].hear(
+        parties.clients["c0"].receive(
             "shares", parties.tell("shares", "c0", agreed_by(parties.clients["c0"]).digest, body)
         )
 
@@ -640,7 +640,7 @@ def test_round_keys_other_than_of_a_majority_of_the_round_are_refused(change: st
     parties = Parties(majority(), names_of(4))
     parties.open()
     assert parties.server._round is not None
-    keys = {name: client.say("keys")[-32:] for name, client in parties.clients.items()}
+    keys = {name: client.send("keys")[-32:] for name, client in parties.clients.items()}
     changed = {
         "half": {name: keys[name] for name in ("c0", "c1")},
         "stranger": {**keys, "x": KeyPair().public},
@@ -650,10 +650,10 @@ def test_round_keys_other_than_of_a_majority_of_the_round_are_refused(change: st
         "short": {**keys, "c2": bytes(31)},
     }[change]
     with pytest.raises(error):
-        parties.clients["c0"].hear(
+        parties.clients["c0"].receive(
             "keys", parties.tell("keys", "c0", parties.server._round.opening, pack_fields(changed))
         )
-    assert parties.clients["c0"].say("shares") == b""
+    assert parties.clients["c0"].send("shares") == b""
 
 
 def test_parties_with_other_settings_do_not_understand_each_other() -> None:
@@ -1043,7 +1043,7 @@ def test_messages_of_the_last_round_do_not_open_this_one(step: str) -> None:
     parties = Parties(majority(), names_of(3), recorder)
     parties.agree()
     last = {(what, client): message for what, client, message in recorder.carried}
-    for direction in ("say", "hear"):
+    for direction in ("send", "receive"):
 
         def replay(what: str, client: str, message: bytes, direction: str = direction) -> bytes:
             return last[what, client] if (what, client) == (f"{direction} {step}", "c1") else message
@@ -1076,11 +1076,11 @@ def test_steps_are_heard_once() -> None:
     heard = {what: message for what, client, message in recorder.carried if client == "c0"}
     for step in ("keys", "shares"):
         with pytest.raises(ReplayError, match="before"):
-            parties.clients["c0"].hear(step, heard[f"hear {step}"])
+            parties.clients["c0"].receive(step, heard[f"receive {step}"])
     for step in ("keys", "shares"):
-        said = {client: message for what, client, message in recorder.carried if what == f"say {step}"}
+        sent = {client: message for what, client, message in recorder.carried if what == f"send {step}"}
         with pytest.raises(ReplayError, match="have been relayed"):
-            parties.server.relay(step, said)
+            parties.server.relay(step, sent)
 
 
 def test_steps_out_of_order_are_refused() -> None:
@@ -1100,7 +1100,7 @@ def test_steps_out_of_order_are_refused() -> None:
         lambda: parties.clients["c0"].protect(torch.zeros(1)),
         lambda: parties.clients["c0"].answer("confirm", b""),
         lambda: parties.clients["c0"].answer("unmask", b""),
-        lambda: parties.clients["c0"].say("keys"),
+        lambda: parties.clients["c0"].send("keys"),
         lambda: parties.server.aggregate({}),
         lambda: parties.server.relay("keys", {"c0": b"x"}),
     ):
@@ -1109,7 +1109,7 @@ def test_steps_out_of_order_are_refused() -> None:
     parties.open()
     for wrong in (
         lambda: parties.clients["c0"].protect(torch.zeros(1)),
-        lambda: parties.clients["c0"].hear("shares", b"x"),
+        lambda: parties.clients["c0"].receive("shares", b"x"),
         lambda: parties.server.aggregate({}),
         lambda: parties.server.relay("shares", {"c0": b"x"}),
         lambda: parties.server.ask("confirm", {}),
@@ -1324,7 +1324,7 @@ def test_clients_of_a_sparse_graph_deal_to_their_neighbours_only() -> None:
     recorder = Recorder()
     parties = Parties(majority(neighbours=4), names_of(24), recorder)
     agreed = parties.agree()
-    deals = {client: unpack_fields(message[28:]) for what, client, message in recorder.carried if what == "say shares"}
+    deals = {client: unpack_fields(message[28:]) for what, client, message in recorder.carried if what == "send shares"}
     for name, deal in deals.items():
         assert set(deal) == {"commitment", *map(party, agreed.neighbours(name))}
     for client in parties.clients.values():

@@ -625,7 +625,7 @@ class Exchange:
         self.names = list(names)
         self.clients = {name: of.client(name) for name in names}
         self.server = of.server()
-        self.said: list[bytes] = []
+        self.sent: list[bytes] = []
         for party in self.parties():
             party.enrol(self.names)
         for client in self.clients.values():
@@ -633,13 +633,13 @@ class Exchange:
         run_steps(of.enrolment, self.clients, self.server)
 
     def _record(self, client: Any) -> None:
-        say = client.say
+        send = client.send
 
         def recorded(step: str) -> bytes:
-            self.said.append(say(step))
-            return self.said[-1]
+            self.sent.append(send(step))
+            return self.sent[-1]
 
-        client.say = recorded
+        client.send = recorded
 
     def parties(self) -> Iterator[Any]:
         yield from (*self.clients.values(), self.server)
@@ -650,7 +650,7 @@ class Exchange:
 
     def protect(self, vector: Tensor) -> dict[str, Tensor]:
         messages = {name: client.protect(vector) for name, client in self.clients.items()}
-        self.said += [bytes(message.numpy()) for message in messages.values()]
+        self.sent += [bytes(message.numpy()) for message in messages.values()]
         return messages
 
 
@@ -685,7 +685,7 @@ def test_the_server_holds_no_private_key_and_hears_none() -> None:
         secret = prime.to_bytes(BITS // 16, "big")
         assert not any(type(value).__name__ in ("int", "mpz") and value == prime for value in held)
         assert not any(isinstance(value, bytes) and secret in value for value in held)
-        assert not any(secret in message or secret[::-1] in message for message in exchange.said)
+        assert not any(secret in message or secret[::-1] in message for message in exchange.sent)
     # the same search does find them at a client
     assert any(type(value).__name__ in ("int", "mpz") and value == p for value in reachable(client))
 

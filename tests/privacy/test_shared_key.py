@@ -230,17 +230,17 @@ def client_and_server() -> tuple[SharedKeyClient, SharedKeyServer]:
 @pytest.mark.parametrize("step", ["nonsense", "", "shares"])
 def test_unknown_steps_are_refused(parties: Parties, step: str) -> None:
     client, server = parties.clients["a"], parties.server
-    for call in (lambda: client.say(step), lambda: client.hear(step, b""), lambda: server.relay(step, {})):
+    for call in (lambda: client.send(step), lambda: client.receive(step, b""), lambda: server.relay(step, {})):
         with pytest.raises(ValueError, match=f"steps .'identities', 'keys'., got '{step}'"):
             call()
 
 
 def test_parties_without_a_roster_hear_and_relay_nothing() -> None:
     client, server = client_and_server()
-    said = dict.fromkeys(NAMES, bytes(32))
+    sent = dict.fromkeys(NAMES, bytes(32))
     calls: list[Callable[[], object]] = [
-        *(lambda step=step: client.hear(step, b"x") for step in ("identities", "keys")),  # type: ignore[misc]
-        *(lambda step=step: server.relay(step, said) for step in ("identities", "keys")),  # type: ignore[misc]
+        *(lambda step=step: client.receive(step, b"x") for step in ("identities", "keys")),  # type: ignore[misc]
+        *(lambda step=step: server.relay(step, sent) for step in ("identities", "keys")),  # type: ignore[misc]
     ]
     for call in calls:
         with pytest.raises(KeyCheckError, match="call enrol first"):

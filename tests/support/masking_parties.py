@@ -44,10 +44,10 @@ class Parties:
 
     def step(self, step: str, gone: Sequence[str] = ()) -> None:
         there = {name: client for name, client in self.clients.items() if name not in gone}
-        said = {name: self.wire(f"say {step}", name, client.say(step)) for name, client in there.items()}
-        relayed = self.server.relay(step, said)
+        sent = {name: self.wire(f"send {step}", name, client.send(step)) for name, client in there.items()}
+        relayed = self.server.relay(step, sent)
         for name, client in there.items():
-            client.hear(step, self.wire(f"hear {step}", name, relayed.get(name, b"")))
+            client.receive(step, self.wire(f"receive {step}", name, relayed.get(name, b"")))
 
     def open(self) -> None:
         for each in (*self.clients.values(), self.server):
@@ -158,10 +158,10 @@ class Lies:
 
     def __post_init__(self) -> None:
         clients = self.parties.clients
-        deals = {name: unpack_fields(client.say("shares")[28:]) for name, client in clients.items()}
+        deals = {name: unpack_fields(client.send("shares")[28:]) for name, client in clients.items()}
         for name, client in clients.items():
             sealed = {owner: deals[owner].get(party(name), b"") for owner in self.shared[name]}
-            client.hear("shares", self.parties.tell("shares", name, agreed_by(client).digest, pack_fields(sealed)))
+            client.receive("shares", self.parties.tell("shares", name, agreed_by(client).digest, pack_fields(sealed)))
             assert client._round is not None
             self.masked_with[name] = set(client._round.mask_keys)
             client.protect(torch.arange(3.0))

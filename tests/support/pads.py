@@ -70,12 +70,12 @@ class PadClient(Logged, AggregationClient):
         super().__init__(name)
         self.backend = backend
 
-    def say(self, step: str) -> bytes:
+    def send(self, step: str) -> bytes:
         return f"{self.name} {step}".encode()
 
-    def hear(self, step: str, message: bytes) -> None:
+    def receive(self, step: str, message: bytes) -> None:
         assert message == f"{self.name} {step} ok".encode()
-        self.backend.log.append(("hear", self.name, step))
+        self.backend.log.append(("receive", self.name, step))
 
     def protect(self, vector: Tensor) -> Tensor:
         self.backend.log.append(("protect", self.name))
@@ -97,9 +97,9 @@ class PadServer(Logged, AggregationServer):
     def __init__(self, backend: AdditivePads) -> None:
         self.backend = backend
 
-    def relay(self, step: str, said: Mapping[str, bytes]) -> dict[str, bytes]:
-        self.backend.log.append(("relay", step, tuple(said)))
-        return {name: text + b" ok" for name, text in said.items()}
+    def relay(self, step: str, sent: Mapping[str, bytes]) -> dict[str, bytes]:
+        self.backend.log.append(("relay", step, tuple(sent)))
+        return {name: text + b" ok" for name, text in sent.items()}
 
     def aggregate(self, messages: Mapping[str, Tensor]) -> Tensor:
         self.backend.log.append(("aggregate", tuple(messages)))
