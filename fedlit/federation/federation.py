@@ -13,7 +13,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fedlit.federation.aggregation import Aggregation, Recipe
 from fedlit.federation.channel import Channel, Open, Pairwise, Summed
 from fedlit.federation.choices import Channels, Reports
 from fedlit.federation.client import Client, Facts, introductions, names_of, reports_by_client
@@ -26,6 +25,7 @@ from fedlit.federation.participation import Participation
 from fedlit.federation.release import Releases
 from fedlit.federation.roster import Roster
 from fedlit.federation.streams import global_seed
+from fedlit.federation.sums.driver import Recipe, Sums
 from fedlit.federation.transport import OneProcess, Transport
 from fedlit.federation.two_party import TwoPartyExchange
 from fedlit.privacy import GaussianMechanism, PrivacyError, PrivacyWarning, SecureAggregation, TwoPartyAffine
@@ -112,7 +112,7 @@ class Federation:
         self.ledger, self.accounts = self._messenger.ledger, self._releases.accounts
         self.hosts_server = self._messenger.hosts_server
         self._exchange = Exchange(self._messenger, self._releases, self.channels.sealed)
-        self._aggregation = Aggregation(self._messenger, self.channels, self._releases, self._timed)
+        self._sums = Sums(self._messenger, self.channels, self._releases, self._timed)
         self._two_party = TwoPartyExchange(self._messenger, self._exchange, self._releases, self._timed)
 
     @property
@@ -284,7 +284,7 @@ class Federation:
     def public_state(self) -> dict[str, Any]:
         """Return what the server sends to processes that come back; nothing of it is a client's."""
         state = self.state_dict()
-        return {**state, **self._aggregation.public_state(), "seconds": dict(self.seconds)}
+        return {**state, **self._sums.totals.public_state(), "seconds": dict(self.seconds)}
 
     def come_back(self, state: Mapping[str, Any]) -> None:
         """Go on where the server is, with its `public_state`, and what local clients have."""
@@ -293,18 +293,18 @@ class Federation:
         self._messenger.call = state["calls"]
         self.ledger.load_state_dict(state["ledger"])
         self._releases.load_state_dict(state["accounts"])
-        self._aggregation.come_back(state)
+        self._sums.totals.come_back(state)
 
     def welcome(self, have: Mapping[str, Mapping[str, int]]) -> None:
         """Go on with clients that have come back, which ``have`` these totals, and with new keys."""
-        self._aggregation.welcome(have)
-        self._aggregation.forget()
+        self._sums.totals.welcome(have)
+        self._sums.totals.renew_keys()
         self._exchange.forget()
         self._two_party.forget()
 
     def have(self) -> dict[str, dict[str, int]]:
         """Which total of each channel local clients have, by client; 0 is none."""
-        return self._aggregation.have()
+        return self._sums.totals.versions()
 
     # ---------------------------------------------------------------- messages
 
@@ -456,7 +456,7 @@ class Federation:
             ``{receiver: {name: tensor}}`` for local receivers that were behind.
         """
         with self._timed("exchange"):
-            return self._aggregation.catch_up(channel, self._participants(channel, absent_too))
+            return self._sums.totals.catch_up(channel, self._participants(channel, absent_too))
 
     def report(
         self, values: Mapping[str, Mapping[str, float]], names: Sequence[str], channel: str = "metrics"
@@ -541,7 +541,7 @@ class Federation:
             participants = self._participants(channel, absent_too)
             senders, receivers = ([name for name in participants if name in some] for some in (counted, addressed))
             recipe = Recipe(channel, senders, receivers, frozenset(addressed.difference(participants)), weights)
-            return self._aggregation.run(recipe, mine, around)
+            return self._sums.run(recipe, mine, around)
 
     def _participants(self, channel: str, absent_too: bool) -> list[str]:
         participants = names_of(self.clients if absent_too else self.present(channel))
@@ -568,7 +568,7 @@ class Federation:
             Values that are equal on all processes, such as ``"calls"``, exchanges so far; ``"server"``, what the server
             keeps, from where it lives; and ``"clients"``, by local client, what is that client's.
         """
-        totals = self._aggregation.state_dict()
+        totals = self._sums.totals.state_dict()
         return {
             "roster": self.roster.state(),
             "seed": self.seed,
@@ -594,7 +594,7 @@ class Federation:
         self.ledger.load_state_dict(state["ledger"])
         self.seconds = dict(state["server"]["seconds"])
         self._releases.load_state_dict(state["accounts"])
-        self._aggregation.load_state_dict({**state, "server": state["server"]["totals"]})
+        self._sums.totals.load_state_dict({**state, "server": state["server"]["totals"]})
 
     def __repr__(self) -> str:
         names = ", ".join(client.name for client in self.sources)

@@ -239,7 +239,7 @@ def test_within_a_step_a_total_that_does_not_open_for_one_fails_elsewhere_at_the
             federation.sum("w", mine)
         assert len(meetings) == 3 + 2
         if transport.rank:
-            federation._aggregation._revealed = lambda *_: part({}, "sum")  # type: ignore[method-assign]
+            federation._sums.totals._revealed = lambda *_: part({}, "sum")  # type: ignore[method-assign]
         first = True
         with pytest.raises(DecodeError) as error:  # noqa: PT012 (where it is raised is what this is about)
             with federation.stepping():

@@ -31,7 +31,7 @@ from fedlit.privacy import (
     ReplayError,
     RoundId,
 )
-from fedlit.privacy.base import close_round, run_steps
+from fedlit.privacy.driver import close_round, run_steps
 from fedlit.privacy.frames import pack_fields, unpack_fields
 from fedlit.privacy.links import KeyPair, digest
 from fedlit.privacy.masking import PairwiseMasking
@@ -1343,7 +1343,8 @@ def test_the_graph_is_another_in_each_round() -> None:
 def test_ten_million_numbers_take_at_most_three_times_their_own_size() -> None:
     script = """
 import resource, torch
-from fedlit.privacy.base import RoundId, run_steps
+from fedlit.privacy.base import RoundId
+from fedlit.privacy.driver import run_steps
 from fedlit.privacy.masking import PairwiseMasking
 backend, names = PairwiseMasking(), [f"c{i}" for i in range(10)]
 clients, server = {name: backend.client(name) for name in names}, backend.server()
