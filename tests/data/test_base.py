@@ -17,7 +17,7 @@ from fedlit.data.splits import apportion, balanced_choice, stratified_split
 from fedlit.federation.client import Client
 from fedlit.federation.errors import LabelGuardError, RosterError
 from fedlit.federation.labels import UNLABELLED, GuardedLabels, reveal_for_oracle
-from fedlit.federation.loader import BatchedDataset
+from fedlit.federation.reading import BatchedDataset
 
 CLASS_SHARES = {"a": [50, 30, 20], "b": [40, 40, 40], "c": [9, 40, 11], "d": [30, 30, 31]}
 
