@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
-from fedlit.checks import check, refuse
+from fedlit.checks import check
 from fedlit.federation.channel import Channel, Open, Pairwise, Parties, Summed
 from fedlit.federation.client import Client
 from fedlit.federation.errors import ChannelError
@@ -254,7 +254,10 @@ class Channels(Mapping[str, Resolved]):
         named = {option: [*self._by_name(option)] for option in self._choices} | {"heard": [*heard]}
         for option, names in named.items():
             unknown = [name for name in names if name not in declared]
-            check(not unknown, option, f"by channels of {[*dict.fromkeys(declared)]}", unknown, "", ChannelError)
+            if unknown:
+                has = [*dict.fromkeys(declared)]
+                text = f"{option} names the channels {unknown}, which this run does not have: it has {has}"
+                _refuse(option, unknown, text)
 
     def _check_kind(self, channel: Resolved) -> None:
         """Refuse a protection that its messages would not pass."""
@@ -264,8 +267,8 @@ class Channels(Mapping[str, Resolved]):
                 if option == "privacy" and isinstance(self._choices.get(option), SecureAggregation):
                     chosen = self._choices[option].min_clients > 1 and bool(channel.declared.otherwise)
                 if chosen:
-                    way_out = f"leave it out for this channel{channel.way_out}"
-                    refuse(option, f"of {kind.kind} channels", channel, way_out, ChannelError, str(channel))
+                    text = f"{option} does not protect channel {channel}: leave it out for this channel"
+                    _refuse(option, channel, text + channel.way_out)
 
     def _check_left_out(self, channel: Resolved) -> None:
         """Refuse that what one channel sends is in the clear only because another one was named."""
@@ -274,16 +277,23 @@ class Channels(Mapping[str, Resolved]):
             optional = isinstance(declared, Pairwise) and declared.beside is not None
             if named and isinstance(declared, kind) and declared.name not in named and not optional:
                 plain = Plain if kind is Summed else PlainAffine
-                rule = f"given for {channel.name!r} too, which would be sent in the clear ({declared})"
-                way_out = f"add it, if only with fedlit.privacy.{plain.__name__}()"
-                refuse(option, rule, named, way_out, ChannelError, f"channels {[*named]}")
+                _refuse(
+                    option,
+                    named,
+                    f"{option} names the channels {[*named]}, but not {channel.name!r}, whose messages would be sent "
+                    f"in the clear ({declared}): add it, if only with fedlit.privacy.{plain.__name__}()",
+                )
 
     def _check_blurred(self, channel: Resolved) -> None:
         chosen = channel.mechanism is not None or channel.name in self._by_name("differential_privacy")
         if chosen and channel.declared.unblurred:
             able = [each.name for each in self.values() if not each.declared.unblurred]
-            rule = f"by channel, for some of {able}, as {channel.declared.unblurred}"
-            refuse("differential_privacy", rule, channel, "", ChannelError, f"one for {channel}")
+            _refuse(
+                "differential_privacy",
+                channel,
+                f"differential_privacy cannot blur channel {channel}: {channel.declared.unblurred}. Give it by "
+                f"channel, for some of {able}",
+            )
 
     def _check_number(self, channel: Resolved) -> None:
         if not channel.hides:
@@ -303,14 +313,23 @@ class Channels(Mapping[str, Resolved]):
         }
         ways = "".join(channel.way_out for channel in self.values())
         if self._choices.get("two_party") and not pairwise and ways:
-            rule = "left out where no channel of a run is pairwise"
-            refuse("two_party", rule, self._choices["two_party"], f"leave it out{ways}", ChannelError)
+            text = f"two_party is given, but no channel of this run is pairwise: leave it out{ways}"
+            _refuse("two_party", self._choices["two_party"], text)
         for name, declared in pairwise.items():
             beside = declared.beside
             if beside is not None and self[name].protocol is not None and not self[beside].hides:
-                rule = f"left out for {name!r} where everybody sees the messages of channel {beside!r}"
-                way_out = "give privacy, such as fedlit.privacy.PairwiseMasking(), or leave two_party out"
-                refuse("two_party", rule, self[name].protocol, way_out, ChannelError)
+                _refuse(
+                    "two_party",
+                    self[name].protocol,
+                    f"two_party for {name!r} keeps from others what they could see anyway, as channel {beside!r} is "
+                    "open: give the strategy privacy, such as fedlit.privacy.PairwiseMasking(), or leave two_party out",
+                )
+
+
+def _refuse(argument: str, value: object, text: str) -> NoReturn:
+    error: Any = ChannelError(text)
+    error.argument, error.value = argument, value  # as of `fedlit.checks.refuse`
+    raise error
 
 
 def check_choices(

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from fedlit.checks import check, check_at_least, check_one_of
+from fedlit.checks import check, check_at_least, check_one_of, refuse
 from fedlit.federation.errors import PeerFailedError, RosterError
 from fedlit.federation.names import alike, check_texts, difference, folded, not_text, shown
 from fedlit.federation.nested import Shape
@@ -53,7 +53,8 @@ class Client:
         if self.labelled is None:
             object.__setattr__(self, "labelled", self.role == "source")
         if self.role == "source" and not self.labelled:
-            raise RosterError(f"source client {self.name!r} must be labelled: only the target may be unlabelled")
+            way_out = "only the target may be unlabelled"
+            refuse(f"labelled of source {self.name!r}", "True", self.labelled, way_out, RosterError)
         if self.num_samples is not None:
             way_out = "leave the client out or give it data"
             check_at_least(f"num_samples of {self.name!r}", self.num_samples, 1, "sample", way_out, RosterError)
@@ -136,10 +137,9 @@ def make_roster(clients: Iterable[Client | str], target: str) -> tuple[Client, .
         for client in clients
     )
     names = [client.name for client in roster]
-    check(len(roster) >= 2, "clients", "at least 2 clients", names, "", RosterError)
+    check(len(roster) >= 2, "clients", "at least 2 clients", len(roster), f"they are {names}", RosterError)
     duplicates = sorted({name for name in names if names.count(name) > 1})
-    if duplicates:
-        raise RosterError(f"client names must be unique, got {duplicates} more than once in {names}")
+    check(not duplicates, "clients", "unique", duplicates, f"they are {names}", RosterError)
     for group in alike(names):
         raise RosterError(
             f"client names {shown(group)} differ in {difference(group)}: if they are one client, write its name "
@@ -179,13 +179,9 @@ def place(clients: Sequence[Client], world_size: int, placement: Sequence[Sequen
         )
     if placement is None:
         return [index * world_size // len(clients) for index in range(len(clients))]
-    if len(placement) != world_size:
-        raise RosterError(f"placement has {len(placement)} entries for {world_size} processes: give one list per rank")
-    placed = [name for share in placement for name in share]
-    if sorted(placed) != sorted(names) or not all(placement[apart:]):
-        raise RosterError(
-            f"placement must name each of {names} once and leave no rank empty but the first, for a server apart, got "
-            f"{list(placement)}"
-        )
+    placed = sorted(name for share in placement for name in share)
+    valid = len(placement) == world_size and placed == sorted(names) and all(placement[apart:])
+    rule = f"a list for each of {world_size} processes, with each of {names} once, where only the first may be empty"
+    check(valid, "placement", rule, list(placement), "", RosterError)
     rank_of = {name: rank for rank, share in enumerate(placement) for name in share}
     return [rank_of[name] for name in names]

@@ -114,7 +114,7 @@ class FederatedLoader:
         self.check: SampleCheck | None = None
         for name, dataset in self.datasets.items():
             check_map_style(name, dataset)
-            check_at_least(f"batch_size of client {name!r}", self.batch_size_of(name), 1, "sample")
+            check_at_least("batch_size", self.batch_size_of(name), 1, way_out=f"give client {name!r} more")
             if len(dataset) == 0:  # type: ignore[arg-type]
                 raise RosterError(f"client {name!r} has no samples: leave it out of the federation or give it data")
         self._plan: RoundPlan | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -108,7 +108,7 @@ class Backends:
             parties.enrolled = True
         return parties
 
-    def open_round(self, channel: str, senders: list[str]) -> None:
+    def open_round(self, channel: str, senders: Sequence[str]) -> None:
         """Open a round between the senders."""
         call, round_idx = self._messenger.position
         parties = self.parties(self._channels[channel].backend)
