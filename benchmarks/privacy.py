@@ -45,7 +45,7 @@ from fedlit.privacy import (
     RoundId,
     SecureAggregation,
 )
-from fedlit.privacy.base import close_round, run_steps
+from fedlit.privacy.driver import close_round, run_steps
 
 CLIENTS = [f"client{index}" for index in range(10)]
 LONG = 1_000_000

@@ -227,7 +227,7 @@ def _target_sha256(module: FederatedModule) -> str:
             else:  # of get_extra_state
                 sha.update(name.encode() + fingerprint(tensor).encode())
         digest = sha.hexdigest()
-    digests = federation.transport.tell_all(digest, "the fingerprint of the target")
+    digests = federation.transport.all_gather(digest, "the fingerprint of the target")
     return str(digests[federation.roster.rank_of[module.target.name]] or "")  # of one that is lost, nothing is known
 
 

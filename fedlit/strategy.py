@@ -42,8 +42,7 @@ from fedlit.federation.choices import Reports, check_choices
 from fedlit.federation.client import names_of, place
 from fedlit.federation.descriptions import described
 from fedlit.federation.documents import fingerprint
-from fedlit.federation.leaks import seen_by_the_server, told_beside, with_samples
-from fedlit.federation.roster import under_new_names
+from fedlit.federation.leaks import seen_by_the_server, sent_beside, with_samples
 from fedlit.federation.streams import global_seed
 from fedlit.federation.transport import OneProcess, ProcessGroup, Transport
 from fedlit.module import FederatedModule
@@ -117,8 +116,6 @@ class FederatedStrategy(DDPStrategy):
         seat: Place of this process in a federation across organisations, `fedlit.remote.Server` or
             `fedlit.remote.Site`, which trains by an ordinary Trainer of one device; ``None`` is none. Every process
             then writes its own checkpoint, of its own clients alone.
-        drops: Old name of ``heard``; fedlit 0.4 takes the new one only.
-        nested_drops: Old name of ``nested_heard``; fedlit 0.4 takes the new one only.
 
     Attributes:
         stays_joined: Whether this process stays in a federation across organisations when a run ends, as for
@@ -127,7 +124,7 @@ class FederatedStrategy(DDPStrategy):
     Raises:
         RosterError: When a run starts, if there are more processes than clients.
         ChannelError: When a run starts, if a choice does not fit the channels that the method declares.
-        ValueError: If a number is out of range, or if ``drops`` is given beside ``heard``.
+        ValueError: If a number is out of range.
     """
 
     strategy_name = "federated"
@@ -150,8 +147,6 @@ class FederatedStrategy(DDPStrategy):
         start_method: Literal["popen", "spawn", "fork", "forkserver"] = "popen",
         gather_checkpoints: bool | None = None,
         seat: Seat | None = None,
-        drops: dict[str, Participation] | None = None,
-        nested_drops: bool = True,
     ) -> None:
         if local_steps is not None and local_steps < 1:
             raise ValueError(
@@ -168,7 +163,7 @@ class FederatedStrategy(DDPStrategy):
         self.local_steps = local_steps
         self.rounds_per_epoch = rounds_per_epoch
         self.participation = participation
-        self.heard, self.nested_heard = under_new_names(heard, nested_heard, drops, nested_drops)
+        self.heard, self.nested_heard = heard, nested_heard
         self.privacy = privacy
         self.two_party = two_party
         self.differential_privacy = differential_privacy
@@ -288,7 +283,7 @@ class FederatedStrategy(DDPStrategy):
         for sentence in (
             *seen_by_the_server(federation.channels, federation.roster.rank_of),
             *with_samples(federation.channels),
-            *told_beside(federation.channels),
+            *sent_beside(federation.channels),
         ):
             rank_zero_warn(sentence, category=PrivacyWarning)
 
@@ -346,7 +341,7 @@ class FederatedStrategy(DDPStrategy):
         federation, training = module.federation, bool(module.trainer.training)
         if dataloader == [] and not training:  # as of a data module that keeps no validation samples
             federation.check("loaders", None)
-            federation.transport.tell_all(0, "lengths of loaders")
+            federation.transport.all_gather(0, "lengths of loaders")
             return dataloader
         if not isinstance(dataloader, FederatedLoader):
             raise TypeError(
@@ -370,7 +365,7 @@ class FederatedStrategy(DDPStrategy):
             dataloader.guarded = module.target.name
             check_evaluation(module.run, dataloader)
             # a process without samples goes along with the others
-            lengths = federation.transport.tell_all(len(dataloader), "lengths of loaders")
+            lengths = federation.transport.all_gather(len(dataloader), "lengths of loaders")
             dataloader.least_batches = max(length for length in lengths if isinstance(length, int))
         return dataloader
 
@@ -399,7 +394,7 @@ class FederatedStrategy(DDPStrategy):
             return obj
         self._settle()
         _, transport = self._transports()
-        sent: TBroadcast = transport.tell_all(obj if self.global_rank == src else None, "a broadcast of Lightning's")[
+        sent: TBroadcast = transport.all_gather(obj if self.global_rank == src else None, "a broadcast of Lightning's")[
             src
         ]
         return sent
@@ -498,7 +493,7 @@ class FederatedStrategy(DDPStrategy):
         except PayloadError as found:
             error = found
         federation.check("checkpoint", error)
-        messages, error = federation.transport.bring_first(message, "a checkpoint"), None
+        messages, error = federation.transport.gather(message, "a checkpoint"), None
         try:
             if messages:
                 parts = [Part.read(federation.roster.hosted_by(rank), each) for rank, each in enumerate(messages)]

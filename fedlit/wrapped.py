@@ -116,7 +116,7 @@ class LoggedNumbers(Component):
             return
         own = {client: {name: _number(each) for name, each in numbers.items()} for client, numbers in logged.items()}
         names = {name for numbers in own.values() for name in numbers}
-        received = federation.transport.tell_all(sorted(names), "names of logged numbers")
+        received = federation.transport.all_gather(sorted(names), "names of logged numbers")
         everywhere = sorted({str(name) for each in received if isinstance(each, list) for name in each})
         if everywhere:
             reported = federation.report(own, everywhere)

@@ -11,8 +11,7 @@ and nothing else, and which sends the others messages as byte strings. Whoever r
     reveal       at the key holder: protected total -> plaintext total
 
 Enrolment and opening are made of steps, each the same exchange: every client sends the server a message, the server
-relays, every client receives. `SecureAggregation.sum` runs all parties in one process and is the pattern for carrying
-the bytes oneself.
+relays, every client receives. `fedlit.privacy.driver` has these steps in their order, for one process or several.
 """
 
 from __future__ import annotations
@@ -24,9 +23,10 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
+from fedlit.privacy.driver import sum_in_process
 from fedlit.privacy.errors import QuorumError
 from fedlit.privacy.fixed_point import FixedPoint
-from fedlit.privacy.packing import Payload, check_equal, pack, relative_weights, schema_of, unpack
+from fedlit.privacy.packing import Payload
 
 
 @dataclass(frozen=True)
@@ -249,7 +249,7 @@ class SecureAggregation(ABC):
         Raises:
             PrivacyError: If a payload cannot be protected, or too few clients give one.
         """
-        return self._run(payloads, None)
+        return sum_in_process(self, RoundId(0, "sum", 0), payloads, None)
 
     def mean(self, payloads: Mapping[str, Payload], weights: Mapping[str, float] | None = None) -> dict[str, Tensor]:
         """Weighted mean, likewise.
@@ -259,46 +259,5 @@ class SecureAggregation(ABC):
             weights: By client, positive; ``None`` is uniform. They travel inside the sum; on a grid, rounded to
                 2^-24 of the largest.
         """
-        return self._run(payloads, dict.fromkeys(payloads, 1.0) if weights is None else weights)
-
-    def _run(self, payloads: Mapping[str, Payload], weights: Mapping[str, float] | None) -> dict[str, Tensor]:
-        names = list(payloads)
-        self.check_clients(len(names))
-        schema = check_equal({name: schema_of(payload) for name, payload in payloads.items()})
-        shares = None if weights is None else relative_weights(weights, names, self.codec)
-        clients, server = {name: self.client(name) for name in names}, self.server()
-        parties: list[Party] = [*clients.values(), server]
-        for party in parties:
-            party.enrol(names)
-        run_steps(self.enrolment, clients, server)
-        for party in parties:
-            party.open_round(RoundId(0, "sum", 0), names)
-        run_steps(self.opening, clients, server)
-        total = server.aggregate(
-            {
-                name: clients[name].protect(pack(payload, self.codec, None if shares is None else shares[name]))
-                for name, payload in payloads.items()
-            }
-        )
-        if self.closing:
-            total = close_round(self.closing, clients, server)
-        holder = server if self.key_holder == "server" else clients[names[0]]
-        return unpack(holder.reveal(total, len(names)), schema, self.codec, weighted=weights is not None)
-
-
-def run_steps(steps: Sequence[str], clients: Mapping[str, AggregationClient], server: AggregationServer) -> None:
-    """Carry the messages of some steps between parties that are all here."""
-    for step in steps:
-        messages = {name: client.send(step) for name, client in clients.items()}
-        relayed = server.relay(step, messages)
-        for name, client in clients.items():
-            client.receive(step, relayed.get(name, b""))
-
-
-def close_round(steps: Sequence[str], clients: Mapping[str, AggregationClient], server: AggregationServer) -> Tensor:
-    """Carry the questions and answers that unmask a total between parties that are all here."""
-    answers: dict[str, bytes] = {}
-    for step in steps:
-        asked = server.ask(step, answers)
-        answers = {name: clients[name].answer(step, question) for name, question in asked.items()}
-    return server.conclude(answers)
+        shares = dict.fromkeys(payloads, 1.0) if weights is None else weights
+        return sum_in_process(self, RoundId(0, "sum", 0), payloads, shares)

@@ -58,7 +58,7 @@ def test_threads_exchange_copies_in_rank_order_and_give_up_on_the_silent() -> No
         sent = torch.tensor([transport.rank])
         frames = transport.meet(sent, "a test")
         sent += 10
-        gathered = transport.tell_all(transport.rank, "a test")
+        gathered = transport.all_gather(transport.rank, "a test")
         swapped = transport.swap([(0, 1, 1), (1, 2, 1), (2, 0, 1)], [torch.tensor([transport.rank])], "a test")
         return [int(frame) for frame in frames], gathered, int(swapped[0])
 
@@ -68,7 +68,7 @@ def test_threads_exchange_copies_in_rank_order_and_give_up_on_the_silent() -> No
 
     def silent(transport):
         if transport.rank == 0:
-            transport.tell_all("anybody?", "a test")
+            transport.all_gather("anybody?", "a test")
 
     with pytest.raises(FederationTimeoutError, match=r"rank 1 was silent for 0\.2 s"):
         on_ranks(silent, 2, timeout=0.2)

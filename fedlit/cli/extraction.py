@@ -31,7 +31,7 @@ from fedlit.cli.plugins import load_plugins
 from fedlit.data import DomainDataModule
 from fedlit.data.files import read_npz
 from fedlit.federation.documents import fingerprint
-from fedlit.federation.loader import BatchedDataset
+from fedlit.federation.reading import BatchedDataset
 from fedlit.models import Backbone
 from fedlit.models.backbone import LITE0, TIMM
 

@@ -513,7 +513,7 @@ class DomainDataModule(L.LightningDataModule, Component, ABC):
         federation = self._federation()
         if federation is not None and stage == "fit":
             self._local_names()  # raises if these are the data of another model's clients
-            self.check_facts(federation.tell("data", self.facts))
+            self.check_facts(federation.all_gather("data", self.facts))
 
     def facts(self, client: str) -> dict[str, Any]:
         """Return what a client announces of its data: shape and classes, never samples.

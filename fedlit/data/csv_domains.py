@@ -514,7 +514,7 @@ class CSVDomains(DomainDataModule):
         if federation is not None and stage == "fit":
             federation.channels.declare(self.channels)  # of a Trainer with another strategy
             self._agree(self._total_over(federation))
-            widths = federation.tell("the number of features", lambda client: len(self.feature_names()))
+            widths = federation.all_gather("the number of features", lambda client: len(self.feature_names()))
             self._width = next(iter(widths.values()))  # which a process without clients has no table to find in
 
     def _total_over(self, federation: Federation) -> Total:

@@ -1,8 +1,4 @@
-"""Channels: what clients send each other, declared once by the method or the callback that sends it.
-
-What goes over a `Summed` channel passes a privacy backend, and its receivers learn a sum or a mean; over an `Open` one
-it goes from client to client in the clear; over a `Pairwise` one two clients compute together by a protocol.
-"""
+"""Channels: messages between clients, declared once by the method or callback that sends them."""
 
 from __future__ import annotations
 
@@ -10,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, final, get_args
 
+from fedlit.checks import check, check_one_of
 from fedlit.federation.ledger import KEYS
 
 Parties = Literal["everyone", "sources", "target", "learners"]
@@ -37,8 +34,8 @@ class Channel:
         watched: Whether it is for watching alone: the method would train the same without it.
         fixed: Whether a client's message is the same whenever it is sent, as nothing that training changes is in it.
             Sums of such messages over different clients reveal single ones.
-        samples: Whether a message holds single samples: their inputs, or a vector of features for each. Receivers can
-            keep these, and no backend hides them; a run warns of it at its start.
+        samples: Whether a message holds single samples: their inputs, or a vector of features for each. No backend
+            hides these from a receiver; a run warns of it at its start.
 
     Raises:
         ValueError: If the name is empty, too long, or that of another channel's keys, or an argument is out of range.
@@ -59,16 +56,10 @@ class Channel:
     """How its messages go, in words."""
 
     def __post_init__(self) -> None:
-        if not 0 < len(self.name.encode()) <= NAME_BYTES or self.name.endswith(KEYS):
-            raise ValueError(
-                f"the name of a channel must have 1 to {NAME_BYTES} bytes of UTF-8 and not end in {KEYS!r}, got "
-                f"{self.name!r}"
-            )
+        valid = 0 < len(self.name.encode()) <= NAME_BYTES and not self.name.endswith(KEYS)
+        check(valid, "name of a channel", f"1 to {NAME_BYTES} bytes of UTF-8, not ending in {KEYS!r}", self.name)
         for argument, value in (("up", self.up), ("to", self.to)):
-            if value not in get_args(Parties):
-                raise ValueError(
-                    f"{argument} of channel {self.name!r} must be one of {get_args(Parties)}, got {value!r}"
-                )
+            check_one_of(f"{argument} of channel {self.name!r}", value, get_args(Parties))
 
     def __str__(self) -> str:
         """What goes from whom to whom, and how often."""
@@ -94,8 +85,7 @@ class Summed(Channel):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.too_few not in ("raise", "skip"):
-            raise ValueError(f"too_few of channel {self.name!r} must be 'raise' or 'skip', got {self.too_few!r}")
+        check_one_of(f"too_few of channel {self.name!r}", self.too_few, ("raise", "skip"))
 
 
 @final

@@ -1,15 +1,12 @@
-"""What a user chose for the channels of a run, laid over their declarations before the first round.
-
-A choice that no channel can take is an error then, and so is one that would leave a channel in the clear unasked. What
-is not declared cannot be sent.
-"""
+"""Backends, protocols and mechanisms that a user chose, resolved for each declared channel before the first round."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
+from fedlit.checks import check
 from fedlit.federation.channel import Channel, Open, Pairwise, Parties, Summed
 from fedlit.federation.client import Client
 from fedlit.federation.errors import ChannelError
@@ -41,7 +38,7 @@ class Resolved:
         backend: Of its sums.
         protocol: Of what pairs compute over it; ``None`` if they compute nothing.
         mechanism: Of differential privacy; ``None`` for none.
-        sealed: Whether what goes from client to client is encrypted between them.
+        encrypted: Whether what goes from client to client is encrypted between them.
     """
 
     declared: Channel
@@ -50,7 +47,7 @@ class Resolved:
     backend: SecureAggregation
     protocol: TwoPartyAffine | None = None
     mechanism: GaussianMechanism | None = None
-    sealed: bool = False
+    encrypted: bool = False
 
     @property
     def name(self) -> str:
@@ -72,7 +69,7 @@ class Resolved:
         """How messages go with what was chosen, what they hold, from whom to whom, and how often, in a line."""
         kind = Open.kind if self.singly else self.declared.kind
         kind = f"single samples, {kind}" if self.declared.samples else kind
-        if self.sealed and kind.endswith(Open.kind) and not self.declared.watched:
+        if self.encrypted and kind.endswith(Open.kind) and not self.declared.watched:
             kind += " to who receives it, encrypted on its way"
         return f"{kind}: {self.declared}"
 
@@ -103,23 +100,22 @@ class Channels(Mapping[str, Resolved]):
     """The channels of a run by name, each with what was chosen for it.
 
     Args:
-        declared: By the method and its callbacks; ``None`` lets a federation that is used without a method send over
-            any name.
+        declared: By the method and its callbacks; ``None`` lets a federation without a method send over any name.
         roster: All clients.
         learners: Names of those who take local steps; ``None`` is all with labels.
-        heard: Channels on which not all present clients participate; only their names are looked at here.
+        heard: Names of channels on which not all present clients participate.
         encrypted: Whether messages from client to client are; ``None`` is where something protects others.
         reports: How numbers for logging are sent; ``None`` is as they are, and with differential privacy not at all.
         choices: ``privacy``, ``two_party`` and ``differential_privacy`` of `Federation`.
 
     Attributes:
-        sealed: Whether messages from client to client are encrypted between them.
+        encrypted: Whether messages from client to client are encrypted between them.
         reports: How numbers for logging are sent.
 
     Raises:
-        ChannelError: If a choice names a channel that there is not, or that cannot take it; if a channel would be left
-            in the clear beside others that a choice names; if fewer can ever send than a backend can hide.
-        TypeError: If a declaration or a choice is something else than it should be.
+        ChannelError: If a choice names an unknown channel, or one that cannot take it; if a choice by channel leaves
+            one in plaintext; if fewer can ever send than a backend can hide.
+        TypeError: If a declaration or a choice has another type.
     """
 
     def __init__(
@@ -136,24 +132,30 @@ class Channels(Mapping[str, Resolved]):
         self._roster = roster
         self._learners = [client.name for client in roster if client.labelled] if learners is None else learners
         self._choices = choices
-        self.sealed = self._protect_something() if encrypted is None else encrypted
-        self.reports: Reports = reports or ("off" if self._given("differential_privacy") else "exact")
-        self._in_the_clear = Plain()  # one object, whose parties serve all channels
+        self.encrypted = self._protect_something() if encrypted is None else encrypted
+        self.reports: Reports = reports or ("off" if self._all("differential_privacy") else "exact")
+        self._plain = Plain()  # one object, whose parties serve all channels
         self._any_name = declared is None
         self._resolved: dict[str, Resolved] = {}
-        found = [*(declared or ())]
-        for channel in found:
-            if not isinstance(channel, Summed | Open | Pairwise):
-                raise TypeError(f"channels must be of Summed, Open or Pairwise, got {channel!r}")
+        channels = [*(declared or ())]
+        for channel in channels:
+            check(
+                isinstance(channel, Summed | Open | Pairwise),
+                "channels",
+                "Summed, Open or Pairwise",
+                channel,
+                "",
+                TypeError,
+            )
         if not self._any_name:
-            self._check_names([channel.name for channel in found], heard)
-        self.declare(found)
+            self._check_names([channel.name for channel in channels], heard)
+        self.declare(channels)
 
     def __getitem__(self, name: str) -> Resolved:
         if name in self._resolved:
             return self._resolved[name]
         if self._any_name:
-            return self._lay_over(Summed(name))
+            return self._resolve(Summed(name))
         raise ChannelError(
             f"channel {name!r} is not declared, and what is not declared cannot be sent: add it to `channels` of the "
             f"method, which has {[*self]}"
@@ -172,7 +174,7 @@ class Channels(Mapping[str, Resolved]):
     def mechanisms(self) -> list[GaussianMechanism]:
         """Of differential privacy, over all channels and of reports; none if it is off."""
         reports = [self.reports] if isinstance(self.reports, GaussianMechanism) else []
-        return self._given("differential_privacy") + reports
+        return self._all("differential_privacy") + reports
 
     def over(
         self, name: str, kind: type[Channel], senders: Collection[str] = (), receivers: Collection[str] = ()
@@ -184,7 +186,7 @@ class Channels(Mapping[str, Resolved]):
         """
         if self._any_name:
             if name not in self._resolved or type(self[name].declared) is not kind:
-                self._resolved[name] = self._lay_over(kind(name))
+                self._resolved[name] = self._resolve(kind(name))
                 self._check(self[name])
             return self[name]
         channel = self[name]
@@ -207,7 +209,7 @@ class Channels(Mapping[str, Resolved]):
         if self._any_name:
             return
         new = {channel.name: channel for channel in reversed([*channels]) if channel.name not in self}
-        self._resolved |= {name: self._lay_over(channel) for name, channel in reversed(new.items())}
+        self._resolved |= {name: self._resolve(channel) for name, channel in reversed(new.items())}
         for name in reversed(new):
             self._check(self[name])
         self._check_two_party()
@@ -218,14 +220,14 @@ class Channels(Mapping[str, Resolved]):
         self._check_blurred(channel)
         self._check_number(channel)
 
-    def _lay_over(self, channel: Channel) -> Resolved:
-        backend = self._chosen("privacy", channel) or self._in_the_clear
+    def _resolve(self, channel: Channel) -> Resolved:
+        backend = self._chosen("privacy", channel) or self._plain
         mechanism = None if channel.watched and channel.unblurred else self._chosen("differential_privacy", channel)
         protocol = None
         if isinstance(channel, Pairwise):
             protocol = self._chosen("two_party", channel) or (PlainAffine() if channel.beside is None else None)
         senders, receivers = (self._members(parties) for parties in (channel.up, channel.to))
-        return Resolved(channel, senders, receivers, backend, protocol, mechanism, self.sealed)
+        return Resolved(channel, senders, receivers, backend, protocol, mechanism, self.encrypted)
 
     def _members(self, parties: Parties) -> tuple[str, ...]:
         if parties == "learners":
@@ -233,31 +235,29 @@ class Channels(Mapping[str, Resolved]):
         return tuple(client.name for client in self._roster if parties == "everyone" or parties.startswith(client.role))
 
     def _chosen(self, option: str, channel: Channel) -> Any:
-        given = self._choices.get(option)
-        return given.get(channel.name) if isinstance(given, Mapping) else given
+        choice = self._choices.get(option)
+        return choice.get(channel.name) if isinstance(choice, Mapping) else choice
 
-    def _given(self, option: str) -> list[Any]:
-        given = self._choices.get(option)
-        return [*given.values()] if isinstance(given, Mapping) else [given] if given is not None else []
+    def _all(self, option: str) -> list[Any]:
+        return _values(self._choices.get(option))
 
     def _protect_something(self) -> bool:
-        return any(backend.min_clients > 1 for backend in self._given("privacy")) or any(
-            not isinstance(protocol, PlainAffine) for protocol in self._given("two_party")
+        return any(backend.min_clients > 1 for backend in self._all("privacy")) or any(
+            not isinstance(protocol, PlainAffine) for protocol in self._all("two_party")
         )
 
     def _by_name(self, option: str) -> Mapping[str, Any]:
-        given = self._choices.get(option)
-        return given if isinstance(given, Mapping) else {}
+        choice = self._choices.get(option)
+        return choice if isinstance(choice, Mapping) else {}
 
     def _check_names(self, declared: Sequence[str], heard: Collection[str]) -> None:
         named = {option: [*self._by_name(option)] for option in self._choices} | {"heard": [*heard]}
         for option, names in named.items():
             unknown = [name for name in names if name not in declared]
             if unknown:
-                raise ChannelError(
-                    f"{option} names the channels {unknown}, which this run does not have: it has "
-                    f"{[*dict.fromkeys(declared)]}"
-                )
+                has = [*dict.fromkeys(declared)]
+                text = f"{option} names the channels {unknown}, which this run does not have: it has {has}"
+                _refuse(option, unknown, text)
 
     def _check_kind(self, channel: Resolved) -> None:
         """Refuse a protection that its messages would not pass."""
@@ -267,29 +267,32 @@ class Channels(Mapping[str, Resolved]):
                 if option == "privacy" and isinstance(self._choices.get(option), SecureAggregation):
                     chosen = self._choices[option].min_clients > 1 and bool(channel.declared.otherwise)
                 if chosen:
-                    raise ChannelError(
-                        f"{option} does not protect channel {channel}: leave it out for this channel" + channel.way_out
-                    )
+                    text = f"{option} does not protect channel {channel}: leave it out for this channel"
+                    _refuse(option, channel, text + channel.way_out)
 
     def _check_left_out(self, channel: Resolved) -> None:
         """Refuse that what one channel sends is in the clear only because another one was named."""
         for option, kind in _PROTECTS.items():
-            given, declared = self._by_name(option), channel.declared
+            named, declared = self._by_name(option), channel.declared
             optional = isinstance(declared, Pairwise) and declared.beside is not None
-            if given and isinstance(declared, kind) and declared.name not in given and not optional:
+            if named and isinstance(declared, kind) and declared.name not in named and not optional:
                 plain = Plain if kind is Summed else PlainAffine
-                raise ChannelError(
-                    f"{option} names the channels {[*given]}, but not {channel.name!r}, whose messages would be sent "
-                    f"in the clear ({declared}): add it, if only with fedlit.privacy.{plain.__name__}()"
+                _refuse(
+                    option,
+                    named,
+                    f"{option} names the channels {[*named]}, but not {channel.name!r}, whose messages would be sent "
+                    f"in the clear ({declared}): add it, if only with fedlit.privacy.{plain.__name__}()",
                 )
 
     def _check_blurred(self, channel: Resolved) -> None:
         chosen = channel.mechanism is not None or channel.name in self._by_name("differential_privacy")
         if chosen and channel.declared.unblurred:
             able = [each.name for each in self.values() if not each.declared.unblurred]
-            raise ChannelError(
+            _refuse(
+                "differential_privacy",
+                channel,
                 f"differential_privacy cannot blur channel {channel}: {channel.declared.unblurred}. Give it by "
-                f"channel, for some of {able}"
+                f"channel, for some of {able}",
             )
 
     def _check_number(self, channel: Resolved) -> None:
@@ -304,20 +307,29 @@ class Channels(Mapping[str, Resolved]):
             ) from error
 
     def _check_two_party(self) -> None:
-        """Refuse protocols that nothing would be computed by, or that would hide what is seen anyway."""
+        """Refuse protocols by which nothing would be computed, or that would hide what is seen anyway."""
         pairwise = {
             channel.name: channel.declared for channel in self.values() if isinstance(channel.declared, Pairwise)
         }
         ways = "".join(channel.way_out for channel in self.values())
         if self._choices.get("two_party") and not pairwise and ways:
-            raise ChannelError(f"two_party is given, but no channel of this run is pairwise: leave it out{ways}")
+            text = f"two_party is given, but no channel of this run is pairwise: leave it out{ways}"
+            _refuse("two_party", self._choices["two_party"], text)
         for name, declared in pairwise.items():
             beside = declared.beside
             if beside is not None and self[name].protocol is not None and not self[beside].hides:
-                raise ChannelError(
+                _refuse(
+                    "two_party",
+                    self[name].protocol,
                     f"two_party for {name!r} keeps from others what they could see anyway, as channel {beside!r} is "
-                    "open: give the strategy privacy, such as fedlit.privacy.PairwiseMasking(), or leave two_party out"
+                    "open: give the strategy privacy, such as fedlit.privacy.PairwiseMasking(), or leave two_party out",
                 )
+
+
+def _refuse(argument: str, value: object, text: str) -> NoReturn:
+    error: Any = ChannelError(text)
+    error.argument, error.value = argument, value  # as of `fedlit.checks.refuse`
+    raise error
 
 
 def check_choices(
@@ -327,17 +339,19 @@ def check_choices(
 
     ``reports`` is no mapping, but may be ``"exact"`` or ``"off"``.
     """
-    if not (reports is None or reports in ("exact", "off") or isinstance(reports, GaussianMechanism)):
-        raise TypeError(f"reports must be 'exact', 'off' or a GaussianMechanism, got {reports!r}")
-    for argument, given, kind in (
+    valid = reports is None or reports in ("exact", "off") or isinstance(reports, GaussianMechanism)
+    check(valid, "reports", "'exact', 'off' or a GaussianMechanism", reports, "", TypeError)
+    for argument, choice, kind in (
         ("privacy", privacy, SecureAggregation),
         ("two_party", two_party, TwoPartyAffine),
         ("differential_privacy", differential_privacy, GaussianMechanism),
     ):
-        values = list(given.values()) if isinstance(given, Mapping) else [] if given is None else [given]
-        for value in values:
-            if not isinstance(value, kind):
-                raise TypeError(
-                    f"{argument} must be a {kind.__name__}, a mapping from channels to them, or None, got {value!r}: "
-                    "give an object, such as fedlit.privacy.PairwiseMasking(), and not its class"
-                )
+        rule = f"a {kind.__name__}, a mapping from channels to them, or None"
+        way_out = "give an object, such as fedlit.privacy.PairwiseMasking(), and not its class"
+        for value in _values(choice):
+            check(isinstance(value, kind), argument, rule, value, way_out, TypeError)
+
+
+def _values(choice: Any) -> list[Any]:
+    """What is chosen for any channel."""
+    return [*choice.values()] if isinstance(choice, Mapping) else [] if choice is None else [choice]

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from fedlit.checks import check, check_at_least, check_one_of, refuse
 from fedlit.federation.errors import PeerFailedError, RosterError
 from fedlit.federation.names import alike, check_texts, difference, folded, not_text, shown
 from fedlit.federation.nested import Shape
@@ -23,14 +24,12 @@ class Client:
     """One data holder.
 
     Args:
-        name: Unique in the federation; the key of this client's batches, metrics and weights.
-            Dots, slashes and colons are refused: names become parts of metric names and checkpoint keys. So are outer
-            blanks and signs that nobody sees.
+        name: Unique in the federation; the key of this client's batches, metrics and weights. Without dots, slashes,
+            colons, outer blanks and invisible characters.
         role: ``"source"`` (labelled) or ``"target"`` (the domain adapted to).
         labelled: Whether its training data carry labels, some or all. ``None`` means: sources do, the target does not.
-        num_samples: Number of training samples, the weight of this client in a mean weighted by samples.
-            ``None`` is filled in from the client's data when training starts. A client is equal to itself before and
-            after, so ``self.target in self.in_step(...)`` holds.
+        num_samples: Number of training samples, the weight of this client in a mean weighted by samples; ``None`` is
+            filled in from its data when training starts. Clients are compared without it.
 
     Raises:
         RosterError: If the name or role is unusable, ``num_samples`` is below 1, or a source is unlabelled.
@@ -50,17 +49,15 @@ class Client:
                 f"client name must be a non-empty string without '.', '/', ':', outer blanks and invisible signs, "
                 f"other than {_RESERVED}, got {shown([self.name])[1:-1]}: rename the client"
             )
-        if self.role not in ("source", "target"):
-            raise RosterError(f"role of client {self.name!r} must be 'source' or 'target', got {self.role!r}")
+        check_one_of(f"role of client {self.name!r}", self.role, ("source", "target"), "", RosterError)
         if self.labelled is None:
             object.__setattr__(self, "labelled", self.role == "source")
         if self.role == "source" and not self.labelled:
-            raise RosterError(f"source client {self.name!r} must be labelled: only the target may be unlabelled")
-        if self.num_samples is not None and self.num_samples < 1:
-            raise RosterError(
-                f"client {self.name!r} has {self.num_samples} training samples, at least 1 is needed: "
-                "leave the client out or give it data"
-            )
+            way_out = "only the target may be unlabelled"
+            refuse(f"labelled of source {self.name!r}", "True", self.labelled, way_out, RosterError)
+        if self.num_samples is not None:
+            way_out = "leave the client out or give it data"
+            check_at_least(f"num_samples of {self.name!r}", self.num_samples, 1, "sample", way_out, RosterError)
 
     @property
     def is_target(self) -> bool:
@@ -81,15 +78,7 @@ class Facts(NamedTuple):
 
 
 def introductions(reported: Sequence[object], rank_of: Mapping[str, int]) -> dict[str, Facts]:
-    """Return what the processes reported of their clients' data; each reports for the clients that it hosts.
-
-    Args:
-        reported: A mapping from names to `Facts`, as tuples, for each rank.
-        rank_of: Process of each client.
-
-    Raises:
-        DecodeError: If it is something else, or of another rank's client.
-    """
+    """Return `Facts` by client from the reports of each rank; a `DecodeError` if they are no facts of its clients."""
     facts: dict[str, Facts] = {}
     for rank, share in enumerate(reported):
         for name, fact in share.items() if isinstance(share, dict) else [("", share)]:
@@ -105,50 +94,41 @@ def introductions(reported: Sequence[object], rank_of: Mapping[str, int]) -> dic
 
 
 def _sizes(shape: object) -> tuple[object, ...]:
-    """All numbers in a shape that was received; what is none has -1."""
+    """All sizes in a shape that was received; -1 for what is no size."""
     if isinstance(shape, tuple) and any(isinstance(part, tuple) for part in shape):
         sizes: list[object] = []
         for part in shape:
-            path, own = part if isinstance(part, tuple) and len(part) == 2 else (None, None)
-            sizes += own if isinstance(path, str) and isinstance(own, tuple) else (-1,)
+            path, shape_of_one = part if isinstance(part, tuple) and len(part) == 2 else (None, None)
+            sizes += shape_of_one if isinstance(path, str) and isinstance(shape_of_one, tuple) else (-1,)
         return tuple(sizes)
     return shape if isinstance(shape, tuple) else (-1,)
 
 
-def told_of_own(reported: Sequence[object], rank_of: Mapping[str, int], label: str) -> dict[str, Any]:
-    """Return what each process reported of the clients it hosts, in roster order.
-
-    Args:
-        reported: A mapping from names for each rank.
-        rank_of: Process of each client.
-        label: What the reports are about, for errors.
+def reports_by_client(reported: Sequence[object], rank_of: Mapping[str, int], label: str) -> dict[str, Any]:
+    """Merge the mappings that each rank reported about ``label`` for its clients, in roster order.
 
     Raises:
         PeerFailedError: If a rank reported that it could not.
         DecodeError: If a rank reports for clients that it does not host, or not for all that it hosts.
     """
     for rank, share in enumerate(reported):
-        own = [name for name, host in rank_of.items() if host == rank]
+        local = [name for name, host in rank_of.items() if host == rank]
         if share is None:
             raise PeerFailedError(
-                f"the process of {own or 'the server'} (rank {rank}) could not report its {label}: the error raised "
+                f"the process of {local or 'the server'} (rank {rank}) could not report its {label}: the error raised "
                 "there states why"
             )
-        if not isinstance(share, dict) or sorted(share) != sorted(own):
-            raise DecodeError(f"rank {rank} hosts {own}, and reports {label} of others: {str(share)[:100]}")
+        if not isinstance(share, dict) or sorted(share) != sorted(local):
+            raise DecodeError(f"rank {rank} hosts {local}, and reports {label} of others: {str(share)[:100]}")
     return {name: reported[rank][name] for name, rank in rank_of.items()}  # type: ignore[index]
 
 
 def make_roster(clients: Iterable[Client | str], target: str) -> tuple[Client, ...]:
-    """Turn client names or `Client` objects into a checked roster, in the order given.
-
-    Args:
-        clients: At least two clients, names unique. Those given by name alone get their role from ``target``.
-        target: Name of the one client that is the target.
+    """Turn names or `Client` objects into a checked roster; those named get their role from ``target``.
 
     Raises:
-        RosterError: If there are fewer than two clients, a name occurs twice or two are alike but for capitals, blanks
-            or Unicode normal form, the target is not among them, or a client's role contradicts it.
+        RosterError: If there are fewer than two clients, a name occurs twice or two differ in capitals, blanks or
+            Unicode normal form alone, the target is not among them, or a client's role contradicts it.
     """
     clients = tuple(clients)
     check_texts("target", target, RosterError)
@@ -157,18 +137,15 @@ def make_roster(clients: Iterable[Client | str], target: str) -> tuple[Client, .
         for client in clients
     )
     names = [client.name for client in roster]
-    if len(roster) < 2:
-        raise RosterError(f"a federation needs at least 2 clients, got {len(roster)}: {names}")
+    check(len(roster) >= 2, "clients", "at least 2 clients", len(roster), f"they are {names}", RosterError)
     duplicates = sorted({name for name in names if names.count(name) > 1})
-    if duplicates:
-        raise RosterError(f"client names must be unique, got {duplicates} more than once in {names}")
+    check(not duplicates, "clients", "unique", duplicates, f"they are {names}", RosterError)
     for group in alike(names):
         raise RosterError(
             f"client names {shown(group)} differ in {difference(group)}: if they are one client, write its name "
             "alike everywhere; if not, rename one"
         )
-    if target not in names:
-        raise RosterError(f"target {target!r} is not one of the clients {names}")
+    check_one_of("target", target, names, "", RosterError)
     for client in clients:
         if isinstance(client, Client) and client.is_target != (client.name == target):
             raise RosterError(
@@ -186,14 +163,8 @@ def names_of(clients: Iterable[Client | str]) -> list[str]:
 def place(clients: Sequence[Client], world_size: int, placement: Sequence[Sequence[str]] | None = None) -> list[int]:
     """Rank that hosts each client, in roster order.
 
-    Args:
-        clients: The roster, K of them.
-        world_size: Number of processes, at most K, or K + 1 with a placement whose first entry is empty.
-        placement: Client names per rank; ``None`` deals out contiguous shares of near-equal size. The first may be
-            empty: then process 0 is the server's alone.
-
-    Returns:
-        One rank per client.
+    ``placement`` has client names per rank; ``None`` deals out contiguous shares of near-equal size. The first may be
+    empty: then process 0 is the server's alone.
 
     Raises:
         RosterError: If there are more processes than clients, or ``placement`` does not place each client once and
@@ -208,13 +179,9 @@ def place(clients: Sequence[Client], world_size: int, placement: Sequence[Sequen
         )
     if placement is None:
         return [index * world_size // len(clients) for index in range(len(clients))]
-    if len(placement) != world_size:
-        raise RosterError(f"placement has {len(placement)} entries for {world_size} processes: give one list per rank")
-    placed = [name for share in placement for name in share]
-    if sorted(placed) != sorted(names) or not all(placement[apart:]):
-        raise RosterError(
-            f"placement must name each of {names} once and leave no rank empty but the first, for a server apart, got "
-            f"{list(placement)}"
-        )
+    placed = sorted(name for share in placement for name in share)
+    valid = len(placement) == world_size and placed == sorted(names) and all(placement[apart:])
+    rule = f"a list for each of {world_size} processes, with each of {names} once, where only the first may be empty"
+    check(valid, "placement", rule, list(placement), "", RosterError)
     rank_of = {name: rank for rank, share in enumerate(placement) for name in share}
     return [rank_of[name] for name in names]

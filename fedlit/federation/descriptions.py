@@ -1,4 +1,4 @@
-"""What an argument is, in a text that is equal in all processes that are given equal arguments, and after a resume.
+"""Texts of arguments, equal on all processes and after a resume.
 
 ``repr`` has addresses of functions and objects, sets in the order of their hashes, and large arrays cut short.
 """
@@ -22,9 +22,7 @@ _DEPTH = 20
 def described(value: Any, depth: int = 0) -> str:
     """Return a text of a value: data by their contents, functions and other objects by where they are defined.
 
-    Args:
-        value: Of any type; two functions of one name, as lambdas of one scope, have the same text.
-        depth: How deep it lies in another value; what is deeper than 20 is left out.
+    Lambdas of one scope have the same text. What lies more than 20 deep is left out.
     """
     if depth > _DEPTH:
         return "..."
@@ -41,22 +39,22 @@ def described(value: Any, depth: int = 0) -> str:
     if isinstance(value, Tensor | np.ndarray):
         return f"{type(value).__name__}({tuple(value.shape)}, {value.dtype}, {fingerprint(value)[:16]})"
     if isinstance(value, partial):
-        given = [described(each, depth + 1) for each in value.args]
-        given += [f"{name}={described(each, depth + 1)}" for name, each in value.keywords.items()]
-        return f"partial({', '.join([described(value.func, depth + 1), *given])})"
+        arguments = [described(each, depth + 1) for each in (value.func, *value.args)]
+        arguments += [f"{name}={described(each, depth + 1)}" for name, each in value.keywords.items()]
+        return f"partial({', '.join(arguments)})"
     if isinstance(value, Enum):
-        return f"{_place(type(value))}.{value.name}"
+        return f"{_qualified(type(value))}.{value.name}"
     if is_dataclass(value) and not isinstance(value, type):
         parts = (f"{each.name}={described(getattr(value, each.name, None), depth + 1)}" for each in fields(value))
-        return f"{_place(type(value))}({', '.join(parts)})"
+        return f"{_qualified(type(value))}({', '.join(parts)})"
     if isinstance(value, nn.Module):
-        return f"{_place(type(value))}({fingerprint({**value.state_dict()})[:16]})"
+        return f"{_qualified(type(value))}({fingerprint({**value.state_dict()})[:16]})"
     if hasattr(value, "__qualname__"):  # a class, function or method
-        return _place(value)
+        return _qualified(value)
     text = repr(value)
-    return _place(type(value)) if " at 0x" in text else text
+    return _qualified(type(value)) if " at 0x" in text else text
 
 
-def _place(defined: Any) -> str:
+def _qualified(defined: Any) -> str:
     module = getattr(defined, "__module__", None)
     return f"{module}.{defined.__qualname__}" if module else str(defined.__qualname__)

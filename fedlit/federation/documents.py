@@ -1,7 +1,7 @@
-"""Plain data on the wire: what processes send each other besides tensors. Nothing that a peer sends is unpickled.
+"""Plain data on the wire, without pickle.
 
-A document is a message of `wire`: its structure as JSON, then the tensors in it. JSON has no tuples, bytes, infinities
-or keys that are numbers: these are lists that begin with their type, ``["tuple", 1, 2]``, as all lists do.
+A document is a message of `wire`: its structure as JSON, then the tensors in it. Lists begin with their type,
+``["tuple", 1, 2]``; so do bytes, infinities and mappings with keys that are no texts, which JSON has not.
 """
 
 from __future__ import annotations
@@ -31,28 +31,19 @@ _MAPPINGS: dict[str, Callable[[list[tuple[Any, Any]]], Any]] = {
 
 
 def document(value: Any, what: str) -> Tensor:
-    """A value as a message, shape (bytes,), uint8.
+    """A value as a message, shape (bytes,), uint8; ``what`` names it in errors.
 
-    Args:
-        value: ``None``, a bool, number, text or bytes, a tensor or numeric array, or a list, tuple, set or mapping of
-            such, nested up to 100 deep.
-        what: Names it in errors, such as ``"checkpoint['clients']"``.
-
-    Raises:
-        PayloadError: If it holds anything else; names where.
+    It may be ``None``, a bool, number, text or bytes, a tensor or numeric array, or a list, tuple, set or mapping of
+    such, nested up to 100 deep; a `PayloadError` of anything else.
     """
     tensors: list[Tensor] = []
     structure = json.dumps(_structure(value, what, tensors, 0), separators=(",", ":"), allow_nan=False).encode()
     text = torch.frombuffer(bytearray(structure), dtype=torch.uint8)
-    return encode({_STRUCTURE: text} | {str(place): tensor for place, tensor in enumerate(tensors)})
+    return encode({_STRUCTURE: text} | {str(index): tensor for index, tensor in enumerate(tensors)})
 
 
 def read_document(message: Tensor) -> Any:
-    """The value of a message that `document` made; tensors are on the CPU.
-
-    Raises:
-        DecodeError: If it is no such message.
-    """
+    """Inverse of `document`, with tensors on the CPU; a `DecodeError` of any other message."""
     tensors = decode(message)
     try:
         structure = json.loads(tensors.pop(_STRUCTURE).numpy().tobytes(), parse_constant=_refuse)
@@ -132,7 +123,7 @@ def _refuse(constant: str) -> None:
 
 
 def fingerprint(value: Any) -> str:
-    """SHA-256 of a value, equal for equal ones on all machines; of objects that are no data, their type counts alone.
+    """SHA-256 of a value, equal for equal ones on all machines; of other objects than data, of their type alone.
 
     Mappings and sets may be in any order; 1, 1.0 and True are different, a NaN is equal to itself.
     """

@@ -1,4 +1,4 @@
-"""Messages from client to client: what leaves a sender, which receiver gets it, and what is booked."""
+"""Messages from client to client."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def by_receiver(sender: str, payload: Mapping[str, Any]) -> bool:
 
 
 class Exchange:
-    """Carries messages from client to client, sealed between them if they are to be."""
+    """Carries messages from client to client, encrypted between them if they are to be."""
 
-    def __init__(self, messenger: Messenger, releases: Releases, sealed: bool = False) -> None:
+    def __init__(self, messenger: Messenger, releases: Releases, encrypted: bool = False) -> None:
         self._messenger = messenger
         self._releases = releases
         local = [name for name in messenger.rank_of if messenger.is_local(name)]
-        self._seals = Seals(local) if sealed else None
+        self._seals = Seals(local) if encrypted else None
 
     def run(
         self,
@@ -55,7 +55,7 @@ class Exchange:
     ) -> Received:
         """Send messages of local clients; ``to`` has the receivers by sender, the same on every process."""
         participants = [name for name in participants if not self._messenger.is_lost(name)]
-        wanted = {
+        receivers_of = {
             sender: [name for name in participants if name in to.get(sender, ()) and name != sender]
             for sender in self._messenger.rank_of
         }
@@ -65,24 +65,21 @@ class Exchange:
             messages: dict[Party, Any] = {sender: payload}
             if by_receiver(sender, payload):
                 sent = dict(zip(names_of(payload), payload.values(), strict=True))
-                messages = {(sender, name): sent[name] for name in wanted[sender] if name in sent}
+                messages = {(sender, name): sent[name] for name in receivers_of[sender] if name in sent}
             for party, message in messages.items():
                 outgoing[party] = self._releases.of(channel, sender, message, around)
-        return self.carry(channel, outgoing, wanted, "exchange")
+        return self.carry(channel, outgoing, receivers_of, "exchange")
 
     def carry(
-        self, channel: Resolved, outgoing: Mapping[Party, Message], wanted: Mapping[str, Sequence[str]], kind: str
+        self, channel: Resolved, outgoing: Mapping[Party, Message], receivers_of: Mapping[str, Sequence[str]], kind: str
     ) -> Received:
-        """Carry and book finished messages of local clients, by sender or by (sender, receiver).
-
-        ``wanted`` has, by sender, those who receive; what goes by an ``"exchange"`` is accounted for.
-        """
+        """Carry and book messages of local clients, by sender or (sender, receiver); ``receivers_of`` has receivers."""
         self._meet(channel)
         messenger, seals = self._messenger, self._seals
         longer = 0 if seals is None else MAC_BYTES
         announced = {party: wire_size(message) + longer for party, message in outgoing.items()}
         sizes = messenger.announce(channel.name, announced, KINDS.index(kind))
-        ways = self._ways(sizes, wanted)
+        ways = self._ways(sizes, receivers_of)
         for party in dict.fromkeys(ways.values()) if kind == "exchange" else ():
             self._releases.account(channel, {party if isinstance(party, str) else party[0]: 1.0})
         longer = 0 if seals is None else WRAP_BYTES
@@ -91,20 +88,20 @@ class Exchange:
         return messenger.deliver(channel.name, outgoing, sizes, ways, seals)
 
     def forget(self) -> None:
-        """Make new keys before the next sealed message, as somebody has come back who has none."""
+        """Make new keys before the next encrypted message, as a process without keys has come back."""
         if self._seals is not None:
             self._seals = Seals([name for name in self._messenger.rank_of if self._messenger.is_local(name)])
 
-    def _ways(self, sizes: Mapping[Any, int], wanted: Mapping[str, Sequence[str]]) -> dict[Pair, Party]:
-        """Whose message goes from whom to whom."""
+    def _ways(self, sizes: Mapping[Any, int], receivers_of: Mapping[str, Sequence[str]]) -> dict[Pair, Party]:
+        """Return the `Party` of each message, by (sender, receiver)."""
         ways: dict[Pair, Party] = {}
         for party in sizes:
             sender = party if isinstance(party, str) else party[0]
-            ways |= {(sender, to): party for to in wanted.get(sender, ()) if party in (sender, (sender, to))}
+            ways |= {(sender, to): party for to in receivers_of.get(sender, ()) if party in (sender, (sender, to))}
         return ways
 
     def _meet(self, channel: Resolved) -> None:
-        """Before the first sealed message, let all clients know each other's public keys."""
+        """Exchange public keys before the first encrypted message."""
         seals, messenger = self._seals, self._messenger
         if seals is None or seals.introduced:
             return

@@ -2,39 +2,35 @@
 
 from __future__ import annotations
 
-import time
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
-from fedlit.federation.aggregation import Aggregation, Recipe
 from fedlit.federation.channel import Channel, Open, Pairwise, Summed
 from fedlit.federation.choices import Channels, Reports
-from fedlit.federation.client import Client, Facts, introductions, names_of, told_of_own
-from fedlit.federation.errors import FederationError, OutOfStepError, RosterError
+from fedlit.federation.client import Client, names_of
 from fedlit.federation.exchange import Exchange, Payloads, Received, by_receiver
 from fedlit.federation.leaks import with_other_participation
-from fedlit.federation.messenger import KINDS, Messenger
 from fedlit.federation.metrics import share_numbers
+from fedlit.federation.participants import Participants
 from fedlit.federation.participation import Participation
 from fedlit.federation.release import Releases
-from fedlit.federation.roster import Roster, under_new_names
+from fedlit.federation.roster import Roster
 from fedlit.federation.streams import global_seed
+from fedlit.federation.sums.driver import Recipe, Sums
 from fedlit.federation.transport import OneProcess, Transport
 from fedlit.federation.two_party import TwoPartyExchange
-from fedlit.privacy import GaussianMechanism, PrivacyError, PrivacyWarning, SecureAggregation, TwoPartyAffine
+from fedlit.privacy import GaussianMechanism, PrivacyWarning, SecureAggregation, TwoPartyAffine
 from fedlit.privacy.packing import Payload
 
 _Clients = Iterable[Client | str]
 
 
-class Federation:
+class Federation(Participants):
     """The clients of a federation, those hosted by this process, and the exchanges between them.
 
     Every process calls `exchange`, `mean` and `sum` in the same order with the payloads of the clients it hosts;
@@ -44,28 +40,23 @@ class Federation:
         clients: The roster, at least two.
         target: Name of the target.
         channels: What may be sent; ``None``, for use without a method, allows every name.
-        learners: Clients that take local steps, as far as channels mean them; ``None`` is all with labels.
+        learners: Clients that take local steps; ``None`` is all with labels.
         transport: Joins the processes; default one process.
         placement: Client names per rank; ``None`` deals out contiguous shares.
         participation: Who is present in a round.
         heard: Per channel, which present clients participate. Subsets are nested in the order of the mapping: the
             second channel's clients are drawn among the first's, and so on (FedRF-TCA, Table II).
-        nested_heard: ``False`` draws each channel's subset among all who are present, independently of the other
-            channels' (FedRF-TCA, Table XV).
+        nested_heard: ``False`` draws each channel's subset among all who are present (FedRF-TCA, Table XV).
         privacy: Backend for sums, one for all channels or one per channel; ``None`` is `Plain`. If channels are named,
-            each one that is summed over has to be: what it sends would be in the clear.
-        two_party: Protocol for what pairs of clients compute together (`affine`), one for all channels or one per
-            channel; ``None`` is `PlainAffine`. If channels are named, each pairwise one has to be.
-        differential_privacy: What each client does to what it sends before anything else, one for all channels or one
-            per channel.
-        reports: How clients report numbers for logging (`report`): ``"exact"`` as they are; ``"off"`` not at all; or
-            through a mechanism, which is accounted for, and for which a number that is not finite is 0. ``None`` is
-            ``"exact"``, and beside ``differential_privacy`` ``"off"``.
+            each one that is summed over has to be.
+        two_party: Protocol of `affine`, likewise for pairwise channels; ``None`` is `PlainAffine`.
+        differential_privacy: Mechanism that each client applies to what it sends, one for all channels or one per
+            channel.
+        reports: How clients report numbers for logging (`report`): ``"exact"``, ``"off"``, or through a mechanism,
+            which is accounted for. ``None`` is ``"exact"``, and beside ``differential_privacy`` ``"off"``.
         encrypted: Whether messages from client to client are encrypted between the two (`Seals`); ``None`` is where a
             backend or protocol protects others.
         seed: Of participation and random streams; ``None`` takes the one given to ``seed_everything``.
-        drops: Old name of ``heard``; fedlit 0.4 takes the new one only.
-        nested_drops: Old name of ``nested_heard``; fedlit 0.4 takes the new one only.
 
     Attributes:
         channels: By name, each with the backend, protocol and mechanism that it has in this run.
@@ -79,7 +70,6 @@ class Federation:
         RosterError: If roster, target, placement or participation do not fit together.
         ChannelError: If a choice names a channel that there is not, or one that cannot take it; see `Channels`.
         TypeError: If ``privacy``, ``two_party`` or ``differential_privacy`` hold something else.
-        ValueError: If ``drops`` is given beside ``heard``.
     """
 
     def __init__(
@@ -100,138 +90,31 @@ class Federation:
         reports: Reports | None = None,
         encrypted: bool | None = None,
         seed: int | None = None,
-        drops: Mapping[str, Participation] | None = None,
-        nested_drops: bool = True,
     ) -> None:
-        self.transport = OneProcess() if transport is None else transport
-        heard, nested = under_new_names(heard, nested_heard, drops, nested_drops)
+        transport = OneProcess() if transport is None else transport
         seed = global_seed() if seed is None else seed
-        self.roster = Roster(clients, target, self.transport, placement, participation, heard, nested, seed)
+        roster = Roster(clients, target, transport, placement, participation, heard, nested_heard, seed)
         learning = None if learners is None else names_of(learners)
         choices = {"privacy": privacy, "two_party": two_party, "differential_privacy": differential_privacy}
-        self.channels = Channels(channels, self.clients, learning, self.roster.heard, encrypted, reports, **choices)
+        resolved = Channels(channels, roster.clients, learning, roster.heard, encrypted, reports, **choices)
+        super().__init__(transport, roster, resolved)
         self.batch_idx = 0
-        self.seconds: dict[str, float] = {}
-        self._messenger = Messenger(self.transport, self.roster.rank_of)
-        self._messenger.settled = not self.transport.losable
         self._releases = Releases(self._messenger)
         self.ledger, self.accounts = self._messenger.ledger, self._releases.accounts
-        self.hosts_server = self._messenger.hosts_server
-        self._exchange = Exchange(self._messenger, self._releases, self.channels.sealed)
-        self._aggregation = Aggregation(self._messenger, self.channels, self._releases, self._timed)
+        self._exchange = Exchange(self._messenger, self._releases, self.channels.encrypted)
+        self._sums = Sums(self._messenger, self.channels, self._releases, self._timed)
         self._two_party = TwoPartyExchange(self._messenger, self._exchange, self._releases, self._timed)
-
-    @property
-    def round_idx(self) -> int:
-        """Communication round under way, from 0; no epoch restarts it."""
-        return self._messenger.round_idx
-
-    @round_idx.setter
-    def round_idx(self, round_idx: int) -> None:
-        self._messenger.round_idx = round_idx
-
-    @property
-    def device(self) -> torch.device | None:
-        """Where received tensors are put; ``None`` leaves them where they arrive. The strategy sets it."""
-        return self._messenger.device
-
-    @device.setter
-    def device(self, device: torch.device | None) -> None:
-        self._messenger.device = device
-
-    # ---------------------------------------------------------------- roster
-
-    @property
-    def clients(self) -> tuple[Client, ...]:
-        """Everyone, in roster order."""
-        return self.roster.clients
-
-    @property
-    def seed(self) -> int:
-        """Of participation and random streams."""
-        return self.roster.seed
-
-    @property
-    def sources(self) -> tuple[Client, ...]:
-        """Labelled clients, in roster order."""
-        return tuple(client for client in self.clients if not client.is_target)
-
-    @property
-    def target(self) -> Client:
-        """The client adapted to."""
-        return next(client for client in self.clients if client.is_target)
-
-    @property
-    def local_clients(self) -> tuple[Client, ...]:
-        """Clients hosted by this process, in roster order."""
-        return tuple(client for client in self.clients if self.is_local(client))
-
-    def is_local(self, client: Client | str) -> bool:
-        """Whether this process hosts ``client``."""
-        return self.roster.is_local(client)
-
-    @property
-    def weights(self) -> dict[str, int]:
-        """Number of training samples per client; a `RosterError` if one has not reported it, see `introduce`."""
-        return self.roster.weights
-
-    def present(self, channel: str | None = None) -> tuple[Client, ...]:
-        """Clients present in this round; with ``channel``, those who participate on it."""
-        _ = channel is None or self.channels[channel]  # a name that no channel has is an error
-        return self.roster.present(self.round_idx, channel)
-
-    def introduce(self, facts: Mapping[str, Facts]) -> None:
-        """Before training, let every process know the size and shape of all clients' data from those of local ones.
-
-        Raises:
-            RosterError: On every process, if a client's samples are shaped unlike the others'.
-        """
-        shares = self.transport.tell_all({name: tuple(fact) for name, fact in facts.items()}, "introductions")
-        self.roster.introduce(introductions(shares, self.roster.rank_of))
-
-    def tell(self, label: str, of: Callable[[str], Any]) -> dict[str, Any]:
-        """Return what all clients report about ``label``, in plain data, before anything is sent on channels.
-
-        Args:
-            label: What it is about.
-            of: Report of a local client, from its name. An error that it raises here ends the other processes too,
-                without its message, which may be about data.
-
-        Raises:
-            PeerFailedError: If ``of`` failed on another process.
-            DecodeError: If a process reports for a client that it does not host, or not for one that it does.
-        """
-        failure: Exception | None = None
-        own: dict[str, Any] | None = None
-        try:
-            own = {client.name: of(client.name) for client in self.local_clients}
-        except Exception as error:
-            failure = error
-        self.settle()
-        reported = self.transport.tell_all(own, label)
-        if failure is not None:  # raised after the meeting, in which the other processes wait for this one
-            raise failure
-        return told_of_own(reported, self.roster.rank_of, label)
-
-    def agree(self, label: str, value: object) -> None:
-        """Raise an `OutOfStepError` on every process unless all of them hold an equal ``value``."""
-        self.settle()
-        values = self.transport.tell_all(value, f"agreement on {label}")
-        for rank, other in enumerate(values):
-            if other != values[0] and rank not in self.transport.lost:
-                words = f"rank 0 has {str(values[0])[:1000]}, rank {rank} {str(other)[:1000]}"
-                raise OutOfStepError(f"{label} differs between processes: {words}")
 
     # ---------------------------------------------------------------- who is lost, and comes back
 
     def roll_call(self, adapts: bool = False) -> frozenset[int]:
-        """Find out who is there before a round starts: clients of processes that are lost are absent in it.
+        """Find out which processes are there before a round: clients of lost ones are absent in it.
+
+        Returns:
+            Ranks that come back with this round: see `come_back`.
 
         Args:
             adapts: Whether a round is for the target, so that there is none without it.
-
-        Returns:
-            Ranks that come back with this round, and are to be welcomed: see `come_back`.
 
         Raises:
             FederationError: If those without whom a round would change nothing do not come back in time.
@@ -259,38 +142,10 @@ class Federation:
                     return f"a mean over channel {name!r} needs {needed} clients under {backend}, and {left} are left"
         return ""
 
-    def see_who_is_there(self) -> None:
-        """Find out who has been lost and what has failed since the last exchange; sums are taken over the others."""
-        if self.transport.losable:
-            self._messenger.announce("presence", {}, KINDS.index("check"))
-        self.settle()
-
-    @contextmanager
-    def stepping(self) -> Iterator[None]:
-        """A local step: what fails at the end of one of its exchanges may fail elsewhere at the next one."""
-        self._messenger.stepping = True
-        try:
-            yield
-        finally:
-            self._messenger.stepping = False
-
-    def settle(self) -> None:
-        """Raise failures of other processes in the last exchange, before all do together what is no exchange."""
-        self._messenger.settle()
-
-    @property
-    def settled(self) -> bool:
-        """Whether all processes have come to the same round; see `Messenger`."""
-        return self._messenger.settled
-
-    @settled.setter
-    def settled(self, settled: bool) -> None:
-        self._messenger.settled = settled
-
     def public_state(self) -> dict[str, Any]:
         """Return what the server sends to processes that come back; nothing of it is a client's."""
         state = self.state_dict()
-        return {**state, **self._aggregation.public_state(), "seconds": dict(self.seconds)}
+        return {**state, **self._sums.totals.public_state(), "seconds": dict(self.seconds)}
 
     def come_back(self, state: Mapping[str, Any]) -> None:
         """Go on where the server is, with its `public_state`, and what local clients have."""
@@ -299,18 +154,18 @@ class Federation:
         self._messenger.call = state["calls"]
         self.ledger.load_state_dict(state["ledger"])
         self._releases.load_state_dict(state["accounts"])
-        self._aggregation.come_back(state)
+        self._sums.totals.come_back(state)
 
     def welcome(self, have: Mapping[str, Mapping[str, int]]) -> None:
         """Go on with clients that have come back, which ``have`` these totals, and with new keys."""
-        self._aggregation.welcome(have)
-        self._aggregation.forget()
+        self._sums.totals.welcome(have)
+        self._sums.totals.renew_keys()
         self._exchange.forget()
         self._two_party.forget()
 
     def have(self) -> dict[str, dict[str, int]]:
         """Which total of each channel local clients have, by client; 0 is none."""
-        return self._aggregation.have()
+        return self._sums.totals.versions()
 
     # ---------------------------------------------------------------- messages
 
@@ -325,18 +180,16 @@ class Federation:
         """Send messages from client to client.
 
         Args:
-            channel: Over which: an `Open` one.
-            payloads: ``{sender: {name: tensor}}`` of local clients; shapes may differ between clients. A sender that
-                sends each receiver a separate one gives ``{sender: {receiver: {name: tensor}}}``. Senders that are not
-                present on the channel are left out.
-            to: Receivers of every message, or receivers by sender; ``None`` is all that the channel is declared for. A
-                client does not send to itself; receivers that are not present are left out.
+            channel: An `Open` one.
+            payloads: ``{sender: {name: tensor}}`` of local clients, or ``{sender: {receiver: {name: tensor}}}`` for
+                separate messages; shapes may differ between clients.
+            to: Receivers of every message, or receivers by sender; ``None`` is all that the channel is declared for.
+                Senders and receivers that are not present on the channel are left out.
             around: See `mean`.
-            absent_too: Whether clients that are not present send and receive all the same, as at the end of a run.
+            absent_too: See `mean`.
 
         Returns:
-            ``{receiver: {sender: {name: tensor}}}`` for local receivers. Receivers of one process share the tensors:
-            copy before writing.
+            ``{receiver: {sender: {name: tensor}}}`` for local receivers, which share the tensors: copy before writing.
 
         Raises:
             OutOfStepError: On every process, if another one is in a different exchange.
@@ -363,28 +216,24 @@ class Federation:
         pairs: Sequence[tuple[Client, Client]],
         num_outputs: int,
     ) -> dict[str, dict[str, Tensor]]:
-        """For pairs of clients: the second learns y = A m + b of the first's moments m and its own A and b.
+        """For pairs of clients: the second receives y = A m + b of the first's moments m and its own A and b.
 
-        Neither learns what the other put in, as far as the channel's protocol hides it. Keys are exchanged the first
-        time that a pair meets on the channel. A mechanism of differential privacy on it noises the moments.
+        Neither learns the other's inputs, as far as the channel's protocol hides them. A mechanism of differential
+        privacy noises the moments.
 
         Args:
-            channel: Over which: a `Pairwise` one.
+            channel: A `Pairwise` one.
             moments: ``{client: m}`` of local clients that are first in a pair, each of shape (M,).
             maps: ``{client: {first: (A, b)}}`` of local clients that are second in a pair, of shapes (k, M) and (k,).
-            pairs: Of (who holds m, who learns y), the same on every process. Pairs with somebody who is not present
-                on the channel are left out.
-            num_outputs: Most numbers k of a y that holders of moments let the others learn.
+            pairs: Of (who holds m, who learns y), the same on every process. Pairs with absent clients are left out.
+            num_outputs: Largest k that holders of moments accept.
 
         Returns:
             ``{second: {first: y}}`` for local clients that are second in a pair, each y of shape (k,), float64.
 
         Raises:
-            OutOfStepError: On every process, if another one is in a different exchange.
-            DivergedError: On every process, if moments have NaN or infinite entries.
-            ChannelError: If the channel is not declared, or for others.
-            RosterError: If a client is unknown or not hosted here.
-            PrivacyError: On every process, if one party cannot encode its numbers or refuses what it was sent.
+            PrivacyError: On every process, if one party cannot encode its numbers or refuses what it received.
+            FederationError: Or `RosterError`, as `exchange`.
         """
         mine = self.roster.local(moments)
         holders, learners = (self.roster.names("pairs", [pair[place] for pair in pairs]) for place in (0, 1))
@@ -406,19 +255,19 @@ class Federation:
         """Weighted mean of payloads, through the channel's privacy backend: only the mean arrives.
 
         Args:
-            channel: Over which: a `Summed` one.
+            channel: A `Summed` one.
             payloads: ``{client: {name: tensor}}`` of local clients, equal names and shapes for all. Integer entries
                 are averaged and rounded.
-            among: Whose payloads count, if they are present; ``None`` is all that the channel is declared for.
-            to: Who receives the mean, if present; ``None`` is all that the channel is declared for.
+            among: Senders, if they are present; ``None`` is all that the channel is declared for.
+            to: Receivers, likewise.
             weights: By client, positive; ``None`` is uniform. They travel inside the sum.
             around: ``{client: {name: tensor}}`` of local clients: public values that payloads are close to. A
                 mechanism of differential privacy clips the difference to them; otherwise of no effect.
             absent_too: Whether clients that are not present send and receive all the same, as at the end of a run.
 
         Returns:
-            ``{receiver: {name: tensor}}`` for local receivers; empty if nobody was present to send, or too few (see
-            `Summed`). Receivers of one process share the tensors: copy before writing.
+            ``{receiver: {name: tensor}}`` for local receivers, which share the tensors: copy before writing. Empty if
+            nobody was present to send, or too few (see `Summed`).
 
         Raises:
             OutOfStepError: On every process, if another one is in a different exchange.
@@ -426,7 +275,7 @@ class Federation:
             PayloadError: On every process, if payloads differ in names, types or shapes, or the weight of a sender is
                 missing or not positive.
             ChannelError: If the channel is not declared, or for others.
-            RosterError: If a sender, or a name in ``among`` or ``to``, is unknown.
+            RosterError: If a client is unknown, or a sender not hosted here.
             FederationError: On every process, if fewer clients send than the backend needs to hide them.
         """
         shares = dict.fromkeys(self.roster.rank_of, 1.0) if weights is None else dict(weights)
@@ -439,44 +288,33 @@ class Federation:
         return self._aggregate(channel, payloads, among, to, None, None, False)
 
     def senders(self, channel: str, among: _Clients | None = None, absent_too: bool = False) -> list[str]:
-        """Of whom a mean or sum over ``channel`` would be taken in this round; nobody if they are too few to hide.
-
-        Args:
-            channel: A `Summed` one.
-            among: See `mean`.
-            absent_too: See `mean`.
-        """
+        """Clients over whom a mean or sum would be taken in this round, as in `mean`; none if too few to hide."""
         resolved = self.channels[channel]
         counted = resolved.everyone("among") if among is None else self.roster.names("among", among)
         senders = [name for name in self._participants(channel, absent_too) if name in counted]
         return senders if len(senders) >= resolved.backend.min_clients else []
 
     def catch_up(self, channel: str, absent_too: bool = False) -> dict[str, dict[str, Tensor]]:
-        """Send the last mean or sum of ``channel`` to present clients that were away when it was sent to them.
-
-        Args:
-            channel: Of the mean or sum.
-            absent_too: Whether clients that are not present receive it all the same.
+        """Send the last mean or sum of ``channel`` to present clients that were absent when it was sent.
 
         Returns:
-            ``{receiver: {name: tensor}}`` for local receivers that were behind.
+            ``{receiver: {name: tensor}}`` for local ones of them.
         """
         with self._timed("exchange"):
-            return self._aggregation.catch_up(channel, self._participants(channel, absent_too))
+            return self._sums.totals.catch_up(channel, self._participants(channel, absent_too))
 
     def report(
         self, values: Mapping[str, Mapping[str, float]], names: Sequence[str], channel: str = "metrics"
     ) -> dict[str, dict[str, float]]:
-        """Let every process know a few numbers of each client, for logging and model selection.
+        """Send a few numbers of each client to every process, for logging and model selection.
 
         Args:
             values: ``{client: {name: number}}`` of local clients; clients and names may be left out.
             names: The names there may be, the same on every process.
-            channel: Under which the messages are booked: an `Open` one.
+            channel: An `Open` one.
 
         Returns:
-            ``{client: {name: number}}`` of all clients that reported, in roster order; empty where ``reports`` of the
-            federation are off.
+            ``{client: {name: number}}`` of all clients that reported, in roster order; empty where ``reports`` are off.
 
         Raises:
             OutOfStepError: On every process, if another one is in a different exchange.
@@ -495,37 +333,10 @@ class Federation:
     def epsilon(self, against: Literal["message", "sum"] = "message") -> dict[str, float]:
         """Privacy loss so far of each client that has released anything, at the largest ``delta`` of the mechanisms.
 
-        Args:
-            against: Those who see single messages, or those who see sums only: see `accounts`.
-
-        Raises:
-            ImportError: If the accountant's library is not installed.
+        ``against`` whom: those who see single messages, or those who see sums only (`accounts`). An `ImportError` if
+        the accountant's library is not installed.
         """
         return self._releases.epsilon(self.channels.mechanisms, against)
-
-    def fail(self, error: FederationError | RosterError | PrivacyError) -> None:
-        """Keep a local failure until the next exchange, which then raises it on every process."""
-        self._messenger.fail(error)
-
-    @property
-    def failed(self) -> bool:
-        """Whether a local failure waits for the next exchange."""
-        return self._messenger.failed
-
-    def raise_left(self) -> None:
-        """Raise a local failure here alone, where no exchange follows that would raise it everywhere."""
-        self._messenger.raise_left()
-
-    def check(self, about: str, error: FederationError | RosterError | PrivacyError | None) -> None:
-        """Raise a local ``error`` on every process; all of them call it, those without an error give ``None``.
-
-        Args:
-            about: What is checked, at most 32 bytes of UTF-8.
-            error: What this process has found.
-        """
-        if error is not None:
-            self.fail(error)
-        self._messenger.announce(about, {}, KINDS.index("check"))
 
     def _aggregate(
         self,
@@ -547,34 +358,17 @@ class Federation:
             participants = self._participants(channel, absent_too)
             senders, receivers = ([name for name in participants if name in some] for some in (counted, addressed))
             recipe = Recipe(channel, senders, receivers, frozenset(addressed.difference(participants)), weights)
-            return self._aggregation.run(recipe, mine, around)
-
-    def _participants(self, channel: str, absent_too: bool) -> list[str]:
-        participants = names_of(self.clients if absent_too else self.present(channel))
-        return [name for name in participants if not self._messenger.is_lost(name)]
-
-    @contextmanager
-    def _timed(self, phase: str, less: str = "") -> Iterator[None]:
-        """Book the time of a phase, less what another one has booked meanwhile."""
-        start, before = time.perf_counter(), self.seconds.get(less, 0.0)
-        try:
-            yield
-        finally:
-            spent = time.perf_counter() - start - (self.seconds.get(less, 0.0) - before)
-            self.seconds[phase] = self.seconds.get(phase, 0.0) + spent
+            return self._sums.run(recipe, mine, around)
 
     # ---------------------------------------------------------------- checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """Round counter, ledger, participation and totals for those who were away; it loads with ``weights_only``.
+        """Return round counter, ledger, participation and the last totals; it loads with ``weights_only=True``.
 
-        Random streams and participation are pure functions of the seed and the round, so the seed is their state.
-
-        Returns:
-            Values that are equal on all processes, such as ``"calls"``, exchanges so far; ``"server"``, what the server
-            keeps, from where it lives; and ``"clients"``, by local client, what is that client's.
+        Random streams and participation are pure functions of seed and round. Values are equal on all processes, but
+        for ``"server"``, from where it lives, and ``"clients"``, by local client.
         """
-        totals = self._aggregation.state_dict()
+        totals = self._sums.totals.state_dict()
         return {
             "roster": self.roster.state(),
             "seed": self.seed,
@@ -600,7 +394,7 @@ class Federation:
         self.ledger.load_state_dict(state["ledger"])
         self.seconds = dict(state["server"]["seconds"])
         self._releases.load_state_dict(state["accounts"])
-        self._aggregation.load_state_dict({**state, "server": state["server"]["totals"]})
+        self._sums.totals.load_state_dict({**state, "server": state["server"]["totals"]})
 
     def __repr__(self) -> str:
         names = ", ".join(client.name for client in self.sources)

@@ -43,7 +43,7 @@ class GuardedLabels:
 
     Args:
         client: Whose labels these are, for the error message.
-        labels: The sealed labels, shape (batch,), or ``None`` when there are none to reveal.
+        labels: Shape (batch,), or ``None`` when there are none to reveal.
     """
 
     __slots__ = ("_client", "_labels")
@@ -53,7 +53,7 @@ class GuardedLabels:
         self._labels = labels
 
     def to(self, *args: Any, **kwargs: Any) -> GuardedLabels:
-        """Move the sealed labels, as `Tensor.to` does; Lightning calls this on every batch."""
+        """Move the labels, as `Tensor.to` does; Lightning calls this on every batch."""
         moved = None if self._labels is None else self._labels.to(*args, **kwargs)
         return GuardedLabels(self._client, moved)
 

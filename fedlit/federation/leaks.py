@@ -1,4 +1,4 @@
-"""Warnings, before it happens, of what a run reveals although a backend hides it, or a mechanism blurs it."""
+"""Warnings of what a run would reveal in spite of its privacy backend or mechanism."""
 
 from __future__ import annotations
 
@@ -18,11 +18,7 @@ _WAYS_OUT = "Train for one target alone, or give differential_privacy"
 
 
 def seen_by_the_server(channels: Mapping[str, Resolved], rank_of: Mapping[str, int]) -> list[str]:
-    """Where process 0, which is the server, hosts so many of a channel's senders that it reads vectors of the others.
-
-    Returns:
-        A sentence for each such channel.
-    """
+    """A sentence for each channel of which process 0, the server, hosts enough senders to read the others' vectors."""
     sentences = []
     for channel in channels.values():
         hosted = [name for name in channel.senders if rank_of[name] == 0]
@@ -38,11 +34,7 @@ def seen_by_the_server(channels: Mapping[str, Resolved], rank_of: Mapping[str, i
 
 
 def with_samples(channels: Channels) -> list[str]:
-    """Name channels that hand single samples to other clients, who can keep them.
-
-    Returns:
-        A sentence for each such channel.
-    """
+    """A sentence for each channel that hands single samples to other clients."""
     return [
         f"channel {channel.name!r} sends single samples: {channel.declared}. Receivers can keep them, and no privacy "
         "backend hides them from a receiver"
@@ -51,8 +43,8 @@ def with_samples(channels: Channels) -> list[str]:
     ]
 
 
-def told_beside(channels: Channels) -> list[str]:
-    """Name numbers of clients that are sent beside what a mechanism blurs, or are not sent because there is one."""
+def sent_beside(channels: Channels) -> list[str]:
+    """Sentences about numbers for logging that are sent, or not, beside what a mechanism protects."""
     if not channels.mechanisms:
         return []
     if isinstance(channels.reports, GaussianMechanism):
@@ -77,10 +69,10 @@ def told_beside(channels: Channels) -> list[str]:
 
 
 def over_other_targets(channels: Channels, clients: Sequence[str], targets: Collection[str]) -> list[str]:
-    """Hidden sums that are taken over other clients for each target of an experiment, while messages stay the same.
+    """Sentences about masked sums over other clients for each target of an experiment, while messages are the same.
 
-    Messages stay the same in every round of a channel that is `Channel.fixed`, and otherwise in the first round: the
-    network that clients start from and their random streams follow from the seed.
+    They are the same in every round of a `Channel.fixed` one, and otherwise in the first, where all follows from the
+    seed.
     """
     sentences = []
     for channel in channels.values():
@@ -99,13 +91,7 @@ def over_other_targets(channels: Channels, clients: Sequence[str], targets: Coll
 
 
 def over_other_senders(channels: Channels, before: Mapping[str, Sequence[str]], method: str) -> list[str]:
-    """Hidden sums over other clients than in an earlier run with the same seed, as of another method.
-
-    Args:
-        channels: Of this run.
-        before: Senders by hidden channel of that run.
-        method: Its name.
-    """
+    """Sentences about masked sums over other clients than in an earlier run of ``method`` with the same seed."""
     sentences = []
     for channel in channels.values():
         odd = {*channel.senders}.symmetric_difference(before.get(channel.name, channel.senders))
@@ -120,12 +106,12 @@ def over_other_senders(channels: Channels, before: Mapping[str, Sequence[str]], 
 
 
 def hidden_senders(channels: Channels) -> dict[str, tuple[str, ...]]:
-    """Senders by channel, of those whose single messages are hidden and not blurred."""
+    """Senders by channel, of those whose single messages are masked, and without noise."""
     return {channel.name: channel.senders for channel in channels.values() if _unblurred(channel)}
 
 
 def over_other_clients(channel: Resolved, before: Sequence[str], now: Sequence[str]) -> str:
-    """That the messages of a fixed channel, once summed over some clients, are summed over others."""
+    """A sentence about a fixed channel that is summed over other clients than before."""
     odd = [name for name in channel.senders if (name in before) != (name in now)]
     return (
         f"channel {channel.name!r} is summed over {[*now]}, and was over {[*before]}, while each client sends the same "
@@ -135,7 +121,7 @@ def over_other_clients(channel: Resolved, before: Sequence[str], now: Sequence[s
 
 
 def with_other_participation(channels: Channels) -> list[str]:
-    """What a run may repeat that goes on from a checkpoint with another participation: rounds that were run already."""
+    """Sentences about rounds that a run from a checkpoint may repeat with another participation."""
     hidden = [channel.name for channel in channels.values() if _unblurred(channel)]
     if not hidden:
         return []
@@ -147,14 +133,7 @@ def with_other_participation(channels: Channels) -> list[str]:
 
 
 def warn_of_lone_classes(channel: Resolved, client: str, own: Tensor, mean: Tensor) -> None:
-    """At a client, warn of classes of which it alone has samples, in a mean that everybody learns.
-
-    Args:
-        channel: Of the mean, which is uniform over all senders.
-        client: Local sender.
-        own: Its shares of classes, shape (C,).
-        mean: Of all senders, likewise.
-    """
+    """At a client, warn of classes of which it alone has samples, in a uniform mean of class shares, shape (C,)."""
     total = mean.cpu() * len(channel.senders)
     lone = torch.nonzero((own.cpu() > 0) & (total - own.cpu() < _SHARE)).flatten().tolist()
     if lone and _unblurred(channel):

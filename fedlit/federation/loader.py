@@ -9,35 +9,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import Dataset
 
+from fedlit.checks import check_at_least, refuse
 from fedlit.federation.client import Facts
 from fedlit.federation.errors import RosterError, SampleError
 from fedlit.federation.labels import guard
-from fedlit.federation.nested import layout, sample_shape, take
-from fedlit.federation.samples import check_entries, check_map_style, reads_tensors
-from fedlit.federation.streams import enter_stream, global_seed, stable_seed, torch_streams
-
-
-@runtime_checkable
-class BatchedDataset(Protocol):
-    """A dataset that fetches many samples at once, which spares one Python call per sample.
-
-    One whose ``augments`` attribute is False draws no random numbers, and is read without a random stream.
-    """
-
-    def __len__(self) -> int: ...
-
-    def batch(self, indices: Tensor) -> Any:
-        """Samples at ``indices`` (int64, shape (b,)), collated.
-
-        Augmentations draw from the global generators of torch, numpy (``numpy.random.rand``) or Python (``random``).
-        """
-
+from fedlit.federation.nested import sample_shape, take
+from fedlit.federation.reading import Collate, Reader, fetch_of, read_sample
+from fedlit.federation.samples import check_entries, check_map_style
+from fedlit.federation.streams import global_seed, torch_streams
 
 _FIRST = torch.tensor([0])
 
@@ -83,18 +68,17 @@ class FederatedLoader:
 
     In training, the samples of client c in pass p are ordered by a permutation that depends on (seed, c, p) alone, so
     the order survives a resume and does not depend on where c is hosted. A client that has run out of samples within
-    a round (local epochs differ in length) is missing from the later batches of that round.
+    a round is missing from its later batches.
 
     Args:
-        datasets: A map-style dataset per local client. One with a ``batch(indices)`` method, or a `TensorDataset`, is
-            read a batch at a time; others sample by sample, through ``num_workers`` processes.
+        datasets: A map-style dataset per local client. A `BatchedDataset` or `TensorDataset` is read a batch at a
+            time; others sample by sample, through ``num_workers`` processes.
         batch_size: Samples per client and batch; a mapping sets it by client.
         training: Permute the samples in each pass and cut them into rounds; ``False`` for evaluation, in order.
         drop_last: Leave out a pass's last batch if it is smaller (networks with BatchNorm cannot train on 1 sample).
         num_workers: Worker processes per client for datasets that are read sample by sample.
-        guarded: Client whose labels are kept behind the label guard: `GuardedLabels` take their place, empty in
-            training, and readable for ``oracle/...`` metrics in evaluation. The strategy sets it to the target where
-            the target is unlabelled or evaluated.
+        guarded: Client whose labels are kept behind the label guard (`GuardedLabels`): the target, where it is
+            unlabelled or evaluated.
         least_batches: Length of an evaluation loader without clients, whose process must step along with the others.
         seed: Of the permutations; ``None`` takes the one given to ``seed_everything``.
 
@@ -130,19 +114,18 @@ class FederatedLoader:
         self.check: SampleCheck | None = None
         for name, dataset in self.datasets.items():
             check_map_style(name, dataset)
-            if self.batch_size_of(name) < 1:
-                raise ValueError(f"batch_size must be at least 1, got {self.batch_size_of(name)} for client {name!r}")
+            check_at_least("batch_size", self.batch_size_of(name), 1, way_out=f"give client {name!r} more")
             if len(dataset) == 0:  # type: ignore[arg-type]
                 raise RosterError(f"client {name!r} has no samples: leave it out of the federation or give it data")
         self._plan: RoundPlan | None = None
-        self._readers: dict[str, _Reader] = {}
+        self._readers: dict[str, Reader] = {}
 
     def batch_size_of(self, client: str) -> int:
         """Samples per batch of ``client``."""
         if not isinstance(self.batch_size, Mapping):
             return self.batch_size
         if client not in self.batch_size:
-            raise ValueError(f"batch_size must name every client of the federation, missing {client!r}: add it")
+            refuse("batch_size", "an entry for every client", self.batch_size, f"add {client!r}")
         return self.batch_size[client]
 
     def sizes(self, labelled_only: Collection[str] = ()) -> dict[str, int]:
@@ -153,23 +136,22 @@ class FederatedLoader:
         """Forget the data of clients that are hosted by other processes.
 
         Raises:
-            RosterError: If there are data of a client that is not in the roster, or of others than the clients hosted
-                here: in training in place of one of them, in evaluation of none of them.
+            RosterError: If there are data of a client that is not in the roster, or in place of a client hosted here.
         """
         unknown = [name for name in self.datasets if name not in roster]
         if unknown:
             raise RosterError(f"the loader has data of {unknown}, who are not among the clients {list(roster)}")
-        given = list(self.datasets)
+        names = list(self.datasets)
         self.datasets = {name: dataset for name, dataset in self.datasets.items() if name in local}
-        lacking = any(name not in given for name in local)
+        lacking = any(name not in names for name in local)
         if self.training:
-            swapped = lacking and len(self.datasets) < max(1, len(given))
+            swapped = lacking and len(self.datasets) < max(1, len(names))
         else:  # a process may have nothing to evaluate
-            swapped = bool(lacking and given and not self.datasets and not self.least_batches)
+            swapped = bool(lacking and names and not self.datasets and not self.least_batches)
         if swapped:
             way_out = "" if self.training else ", or an empty one where there is nothing to evaluate"
             raise RosterError(
-                f"this process hosts {list(local)}, its loader has {given}: give each process a loader of the clients "
+                f"this process hosts {list(local)}, its loader has {names}: give each process a loader of the clients "
                 f"that it hosts, which federation.local_clients names and placement of the strategy chooses{way_out}"
             )
 
@@ -179,29 +161,28 @@ class FederatedLoader:
         return {name: Facts(sizes[name], sample_shape(self.samples(name, _FIRST)[0])) for name in self.datasets}
 
     def samples(self, client: str, positions: Tensor = _FIRST) -> Any:
-        """A local client's samples at some positions, as one batch; a transform is applied.
-
-        Args:
-            client: Its name.
-            positions: In its dataset, int64, shape (batch,).
+        """Return a local client's samples at ``positions`` of its dataset, int64, as one batch, after its transform.
 
         Raises:
             TypeError: If samples are no tuples of inputs and labels.
             SampleError: If they cannot be put in one batch.
         """
-        dataset, fetch = self.datasets[client], _fetch(self.datasets[client])
+        dataset, fetch = self.datasets[client], fetch_of(self.datasets[client])
         with torch_streams():  # looking at a sample may draw an augmentation
-            items = [] if fetch is not None else [(row, _read(client, dataset, row)) for row in positions.tolist()]
-            for _, sample in items:
-                check_entries(client, sample)
-            found = _Collate(client)(items) if fetch is None else fetch(positions)
-        check_entries(client, found)
-        return found
+            if fetch is not None:
+                batch = fetch(positions)
+            else:
+                items = [(row, read_sample(client, dataset, row)) for row in positions.tolist()]
+                for _, sample in items:
+                    check_entries(client, sample)
+                batch = Collate(client)(items)
+        check_entries(client, batch)
+        return batch
 
     def plan(self, plan: RoundPlan) -> None:
         """Cut the data into rounds; called by the strategy before the first epoch."""
-        if plan.local_steps is not None and plan.local_steps < 1:
-            raise ValueError(f"local_steps must be at least 1 optimiser step, got {plan.local_steps}")
+        if plan.local_steps is not None:
+            check_at_least("local_steps", plan.local_steps, 1, "optimiser step")
         for name, size in plan.sizes.items():
             if self.num_batches(size, name) == 0:
                 raise RosterError(
@@ -232,13 +213,7 @@ class FederatedLoader:
         return self.batches_per_round if endless else self.batches_per_pass(client)
 
     def samples_in(self, client: str, round_idx: int, batch_idx: int) -> int:
-        """Samples in one batch of a client in a round that it takes part in, wherever it is hosted.
-
-        Args:
-            client: Its name.
-            round_idx: The round.
-            batch_idx: One of the client's batches in it: see `batches_of`.
-        """
+        """Samples in one of the `batches_of` a client in a round that it takes part in, wherever it is hosted."""
         sizes = self.sizes() if self._plan is None else self._plan.sizes
         number = round_idx * self.batches_of(client) + batch_idx
         position = number % self.batches_per_pass(client)
@@ -271,13 +246,7 @@ class FederatedLoader:
             round_idx, start = round_idx + 1, 0
 
     def in_order(self, clients: Sequence[str], batch_size: int = 512, labelled_only: bool = True) -> FederatedLoader:
-        """A loader that goes once through the training samples of ``clients``, the same way every time.
-
-        Args:
-            clients: Names of local clients.
-            batch_size: Samples of a client in a batch.
-            labelled_only: Whether samples without a label are left out.
-        """
+        """A loader that goes once through the training samples of local ``clients``, the same way every time."""
         datasets = {name: self.datasets[name] for name in clients}
         once = FederatedLoader(
             datasets, batch_size, training=False, num_workers=self.num_workers, guarded=self.guarded, seed=self.seed
@@ -295,18 +264,12 @@ class FederatedLoader:
         return once
 
     def positions(self, client: str, round_idx: int, batch_idx: int) -> Tensor:
-        """Where the samples of a local client's batch are in its dataset, int64, shape (batch,).
-
-        Args:
-            client: Its name.
-            round_idx: Round of the batch.
-            batch_idx: Of the batch within the round.
-        """
+        """Positions of the samples of a local client's batch in its dataset, int64, shape (batch,)."""
         reader = self._reader(client)
         return reader.positions(reader.number(round_idx, batch_idx, self.batches_per_round))
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing: where to go on is in the federation's state. Shows Lightning that a resume within an epoch works."""
+        """Empty, as the federation's state has the position; it shows Lightning that a resume within an epoch works."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -324,11 +287,7 @@ class FederatedLoader:
             yield step if self.guarded is None else dict(guard(step, self.guarded, keep=not self.training))
 
     def _next(self, client: str, reader: Iterator[Any], round_idx: int, batch_idx: int) -> Any:
-        """A client's next batch, which is looked at; ``None`` if it has run out of samples.
-
-        In one that is refused before other processes know of it, the client's first sample replaces all samples: this
-        process steps along with the others to the exchange that ends the run.
-        """
+        """A client's next batch, checked; ``None`` if it has run out of samples."""
         check = self.check
         if check is None or not check.due(client):
             return next(reader, None)
@@ -340,7 +299,7 @@ class FederatedLoader:
             return batch
         except SampleError as error:
             check.fail(client, error)
-        first = self.samples(client)
+        first = self.samples(client)  # in place of all: this process goes on to the exchange that ends the run
         return [take(entry, torch.zeros(len(positions), dtype=torch.int64)) for entry in first]
 
     def _pool(self, client: str, labelled_only: Collection[str]) -> Tensor:
@@ -351,138 +310,10 @@ class FederatedLoader:
                 return labelled  # type: ignore[no-any-return]
         return torch.arange(len(dataset))  # type: ignore[arg-type]
 
-    def _reader(self, client: str) -> _Reader:
+    def _reader(self, client: str) -> Reader:
         if client not in self._readers:
             plan = self._plan
             pool = self._pool(client, () if plan is None else plan.labelled_only)
             endless = plan is not None and plan.local_steps is not None
-            self._readers[client] = _Reader(self, client, pool, endless)
+            self._readers[client] = Reader(self, client, pool, endless)
         return self._readers[client]
-
-
-def _fetch(dataset: Any) -> Callable[[Tensor], Any] | None:
-    """Reads samples of a dataset a batch at a time; ``None`` if they are read one by one."""
-    if reads_tensors(dataset):
-        return lambda indices: tuple(tensor[indices] for tensor in dataset.tensors)
-    return dataset.batch if isinstance(dataset, BatchedDataset) else None
-
-
-class _Reader:
-    """Reads one client's batches of a round."""
-
-    def __init__(self, loader: FederatedLoader, client: str, pool: Tensor, endless: bool) -> None:
-        self.client = client
-        self.pool = pool
-        self.endless = endless
-        self.seed = loader.seed
-        self.training = loader.training
-        self.size = loader.batch_size_of(client)
-        self.per_pass = loader.num_batches(len(pool), client)
-        dataset = loader.datasets[client]
-        self.augments = getattr(dataset, "augments", True) and not reads_tensors(dataset)
-        self.fetch = _fetch(dataset)
-        if self.fetch is None:
-            self.sampler = _RoundSampler()
-            self.workers = DataLoader(
-                _SeededItems(client, dataset),
-                batch_sampler=self.sampler,
-                collate_fn=_Collate(client),
-                num_workers=loader.num_workers,
-                persistent_workers=loader.num_workers > 0,
-                generator=torch.Generator(),  # its own: a DataLoader draws a seed from torch's generator otherwise
-            )
-        self._order: tuple[int, Tensor] | None = None
-
-    def read(self, round_idx: int, start: int, steps: int) -> Iterator[Any]:
-        numbers = range(self.number(round_idx, start, steps), self.number(round_idx + 1, 0, steps))
-        if self.fetch is None:
-            self.sampler.batches = [(self._stream(number), self.positions(number).tolist()) for number in numbers]
-            yield from self.workers
-            return
-        for number in numbers:
-            indices = self.positions(number)
-            if self.augments:
-                with torch_streams():
-                    enter_stream(*self._stream(number))
-                    batch = self.fetch(indices)
-            else:
-                batch = self.fetch(indices)
-            yield batch
-
-    def number(self, round_idx: int, batch_idx: int, steps: int) -> int:
-        """Of a batch among all, where a round has so many steps."""
-        # local steps go on where the last round stopped; a local epoch is the pass of its round
-        return round_idx * (steps if self.endless else self.per_pass) + batch_idx
-
-    def _stream(self, number: int) -> tuple[object, ...]:
-        return (self.seed, "augment", self.client, number)
-
-    def positions(self, number: int) -> Tensor:
-        pass_idx, position = divmod(number, self.per_pass)
-        if self._order is None or self._order[0] != pass_idx:
-            order = self.pool
-            if self.training:
-                generator = torch.Generator().manual_seed(stable_seed(self.seed, "order", self.client, pass_idx))
-                order = order[torch.randperm(len(order), generator=generator)]
-            self._order = (pass_idx, order)
-        return self._order[1][position * self.size : (position + 1) * self.size]
-
-
-class _RoundSampler:
-    """Yields the batches that a reader has set for the coming round, each sample with its own random stream."""
-
-    def __init__(self) -> None:
-        self.batches: Sequence[tuple[tuple[object, ...], list[int]]] = ()
-
-    def __iter__(self) -> Iterator[list[tuple[int, tuple[object, ...]]]]:
-        for stream, indices in self.batches:
-            yield [(index, (*stream, place)) for place, index in enumerate(indices)]
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-
-class _SeededItems(Dataset[Any]):
-    """Gives each sample a random stream of its own, so that augmentation does not depend on the worker count."""
-
-    def __init__(self, client: str, dataset: Dataset[Any]) -> None:
-        self.client, self.dataset = client, dataset
-
-    def __getitem__(self, item: tuple[int, tuple[object, ...]]) -> Any:
-        index, stream = item
-        with torch_streams():
-            enter_stream(*stream)
-            return index, _read(self.client, self.dataset, index)
-
-
-def _read(client: str, dataset: Any, row: int) -> Any:
-    """A sample of a client; an error of its dataset notes which one."""
-    try:
-        return dataset[row]
-    except Exception as error:
-        error.add_note(f"(row {row} of client {client!r}: mend the sample, or leave it out of the dataset)")
-        raise
-
-
-@dataclass(frozen=True)
-class _Collate:
-    """Puts a client's samples, each with its row, in one batch, and names a row that does not fit."""
-
-    client: str
-
-    def __call__(self, items: Sequence[tuple[int, Any]]) -> Any:
-        try:
-            return default_collate([sample for _, sample in items])
-        except (RuntimeError, TypeError, KeyError, AttributeError) as error:
-            row, first = items[0]
-            for other, sample in items[1:]:
-                for (path, one), (_, two) in zip(layout(first), layout(sample), strict=False):
-                    if one != two:
-                        raise SampleError(
-                            f"samples of client {self.client!r} must have one shape, got {one} in row {row} and {two} "
-                            f"in row {other}{path and f' (entry {path})'}: bring them to one shape in the dataset"
-                        ) from error
-            raise SampleError(
-                f"samples of client {self.client!r} cannot be put in one batch ({error}), from row {row} on: let the "
-                "dataset give tensors, arrays or numbers, alike in all samples"
-            ) from error

@@ -1,8 +1,8 @@
-"""Membership: which processes take part in a run from which others may vanish, and to which they may come back.
+"""Membership: which processes take part in a run that others may leave and come back to.
 
 The set of lost processes changes at meetings only, where all processes receive the same one; processes come back with
 a roll call. Between two meetings a process that is disconnected for too long is dropped: nobody waits for it any more,
-and the next meeting announces it. Here is neither a network nor a tensor.
+and the next meeting announces it.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from fedlit.privacy import errors as privacy_errors
 from fedlit.privacy.links import digest
 
 KINDS = ("exchange", "sum", "mean", "download", "keys", "unmasking", "affine", "check", "report")
-"""Types of exchange; to the index of the last one, the number of names that are reported is added."""
+"""Types of exchange, sent as their index; ``"report"`` adds the number of names."""
 
 _ERRORS: dict[str, type[Exception]] = {
     name: kind
@@ -31,20 +31,19 @@ _ERRORS: dict[str, type[Exception]] = {
     and issubclass(kind, FederationError | RosterError | PrivacyError)
     and "__init__" not in vars(kind)  # made of words alone
 }
-"""Errors that a process announces to others, by name."""
+"""Errors that processes raise for each other, by name."""
 
-_MOST_WORDS = 10_000
-"""Characters, at most, of an error that is sent to others."""
+_ERROR_LENGTH = 10_000  # characters that are sent
 
-_HEAD_WORDS = 5  # kind, call, round, failed, weights
-_FRAME_WORDS = _HEAD_WORDS + NAME_BYTES // 8  # then the channel's name
+_HEAD = 5  # kind, call, round, failed, weights
+_FRAME = _HEAD + NAME_BYTES // 8  # then the channel's name
 
 Message = dict[str, Tensor]
 Pair = tuple[str, str]
 """Sender and receiver."""
 
 Party = str | Pair
-"""Whose message it is: that of one who sends all receivers the same, or of a pair."""
+"""Of a message: its sender, who sends all receivers the same, or the pair."""
 
 
 class Messenger:
@@ -59,8 +58,8 @@ class Messenger:
         call: Counts announcements, from 0; never repeats.
         device: Where received tensors are put; ``None`` leaves them where they arrive.
         ledger: What crossed so far.
-        settled: Whether all processes have come to the same round; until they have, where they resume from checkpoints
-            of different rounds, announcements count from 0 at each.
+        settled: Whether all processes are in the same round; until then, after a resume from different checkpoints,
+            announcements count from 0 at each.
         stepping: Whether a local step is under way, in which exchanges follow one another: see `check`.
     """
 
@@ -128,14 +127,14 @@ class Messenger:
 
     def _raise_everywhere(self, failure: FederationError | RosterError | PrivacyError | None) -> None:
         public = str(getattr(failure, "public", failure))  # words about data stay here
-        own = None if failure is None else [type(failure).__name__, public[:_MOST_WORDS]]
-        failures = self.transport.tell_all(own, "failures")
+        own = None if failure is None else [type(failure).__name__, public[:_ERROR_LENGTH]]
+        failures = self.transport.all_gather(own, "failures")
         if failure is not None:
             raise failure
         for rank, item in enumerate(failures):
             if item is not None:
                 kind, text = item if isinstance(item, list) and len(item) == 2 else ("", item)
-                raise _ERRORS.get(str(kind), PeerFailedError)(f"{str(text)[:_MOST_WORDS]} [raised by rank {rank}]")
+                raise _ERRORS.get(str(kind), PeerFailedError)(f"{str(text)[:_ERROR_LENGTH]} [raised by rank {rank}]")
         raise PeerFailedError("a process announced that it failed, and then sent no error")
 
     # ---------------------------------------------------------------- announcements
@@ -143,11 +142,10 @@ class Messenger:
     def announce(
         self, channel: str, sizes: Mapping[Any, int], kind: int, weights: Mapping[str, float] | None = None
     ) -> dict[Any, int]:
-        """Announce which exchange this is and how long each message will be; return the sizes of all processes.
+        """Announce the exchange and the sizes of local messages by `Party`; return the sizes of all processes.
 
-        Also the place where a failure of one process becomes an error on all of them. Sizes are those of this process,
-        by `Party`: `SERVER` for one message to several receivers, or the receiving client where the server sends each
-        a separate one. Weights, of a mean, are the same on every process; ``kind`` is an index in `KINDS`.
+        A failure of one process is raised on all of them here. The server's messages go under `SERVER`, or under the
+        receiving client where they are separate. Weights are those of a mean; ``kind`` is an index in `KINDS`.
         """
         name = channel.encode()
         if not 0 < len(name) <= NAME_BYTES:
@@ -170,18 +168,18 @@ class Messenger:
         if any(bool(other[3]) for other in frames):
             self._raise_everywhere(failure)
         for rank, other in enumerate(frames):
-            if rank not in self.transport.lost and not torch.equal(other[:_FRAME_WORDS], frames[0][:_FRAME_WORDS]):
+            if rank not in self.transport.lost and not torch.equal(other[:_FRAME], frames[0][:_FRAME]):
                 raise OutOfStepError(
                     f"processes are out of step: rank 0 is in {_describe(frames[0])}, rank {rank} in "
                     f"{_describe(other)}. Every process must call the same exchanges in the same order"
                 )
-        bodies = [other[_FRAME_WORDS:] for other in frames]
+        bodies = [other[_FRAME:] for other in frames]
         if any(bool(other[0]) for other in bodies):  # a second frame, as there are as many sizes as pairs
             pairs = self._by_pair(sizes)
             parties = list(pairs)
             second = torch.tensor([0, *pairs.values()], dtype=torch.int64)
             bodies = self.transport.meet(second, self._doing(channel))
-        # One rank knows each size: the server's and its receivers' are rank 0's word, a client's its own rank's.
+        # one rank knows each size: rank 0 those of the server, a client's rank the client's
         reported = torch.stack(bodies)[:, 1:]
         self._check_senders(reported, parties, channel)
         largest = reported.max(dim=0).values.tolist()
@@ -192,8 +190,8 @@ class Messenger:
     def check(self, channel: str) -> None:
         """After the last message of an exchange, raise a local failure on every process.
 
-        Within a local step a process that has none goes on, and raises another's at the next announcement, which the
-        other one has come to already: so a step's exchange takes one meeting less.
+        Within a local step, a process without failure goes on, and raises another's at the next announcement: that
+        saves a meeting in each of a step's exchanges.
         """
         if self.failed or not self.stepping:
             self.announce(channel, {}, KINDS.index("check"))
@@ -201,12 +199,12 @@ class Messenger:
             self._owed = True
 
     def settle(self) -> None:
-        """Raise failures in the last exchange, before processes do together what is no exchange."""
+        """Raise failures of the last exchange, before processes meet for something else."""
         if self._owed:
             self.announce("settling", {}, KINDS.index("check"))
 
     def _check_senders(self, reported: Tensor, parties: Sequence[Party], channel: str) -> None:
-        """Raise a `DecodeError` if a process other than the server's, rank 0, reports sizes for clients of another."""
+        """Raise a `DecodeError` if a process other than rank 0 reports sizes for clients of another."""
         senders = [party if isinstance(party, str) else party[0] for party in parties]
         hosts = torch.tensor([self.rank_of.get(sender, 0) for sender in senders])
         strangers = (reported != 0) & (hosts != torch.arange(len(reported))[:, None])
@@ -227,7 +225,7 @@ class Messenger:
 
     # ---------------------------------------------------------------- carrying
 
-    def gather(self, table: Tensor, channel: str) -> list[Tensor]:
+    def all_gather(self, table: Tensor, channel: str) -> list[Tensor]:
         """``table`` of every process, after an announcement; zeros of one that is lost."""
         return self.transport.meet(table, self._doing(channel))
 
@@ -239,9 +237,9 @@ class Messenger:
         ways: Mapping[Pair, Party],
         seals: Seals | None = None,
     ) -> dict[str, dict[str, Message]]:
-        """Carry messages of local clients the ``ways`` they go, by sender and receiver; what local receivers get.
+        """Carry messages of local clients along ``ways``, by (sender, receiver); return those to local receivers.
 
-        With ``seals``, what goes to another process is sealed for those who receive it there.
+        With ``seals``, messages to another process are encrypted for their receivers there.
         """
         rank = self.transport.rank
         # One copy per receiving process, however many clients it hosts: (message, from rank, to rank), in order.
@@ -280,20 +278,20 @@ class Messenger:
                 received.setdefault(receiver, {})[sender] = messages[party]
         return received
 
-    def to_server(self, channel: str, messages: Mapping[str, Message], sizes: Mapping[str, int]) -> dict[str, Message]:
-        """Carry clients' messages to the server: there those that came, none elsewhere."""
-        came: dict[str, Message] = {}
-        self.bring(channel, messages, sizes, came.__setitem__)
-        return {} if self.failed else came
+    def gather(self, channel: str, messages: Mapping[str, Message], sizes: Mapping[str, int]) -> dict[str, Message]:
+        """Carry clients' messages to the server; return them there."""
+        arrived: dict[str, Message] = {}
+        self.gather_each(channel, messages, sizes, arrived.__setitem__)
+        return {} if self.failed else arrived
 
-    def bring(
+    def gather_each(
         self,
         channel: str,
         messages: Mapping[str, Message],
         sizes: Mapping[str, int],
         take: Callable[[str, Message], None],
     ) -> None:
-        """Carry clients' messages to the server, which takes each as it comes, in the order of ``sizes``."""
+        """Carry clients' messages to the server, which takes each as it arrives, in the order of ``sizes``."""
         if self.transport.world_size == 1:
             for name in sizes:
                 take(name, messages[name])
@@ -304,13 +302,13 @@ class Messenger:
         outgoing = [encode_in_place(messages[names[place]]) for place in far if self.is_local(names[place])]
         mine = [place for place, name in enumerate(names) if not self.rank_of[name]] if self.hosts_server else []
 
-        def own(until: int) -> None:
+        def take_local(until: int) -> None:
             while mine and mine[0] < until:
                 name = names[mine.pop(0)]
                 take(name, _local_message(messages, name))
 
         def arrived(place: int, message: Tensor) -> None:
-            own(far[place])
+            take_local(far[place])
             try:
                 decoded = decode(message)
             except ValueError as error:
@@ -318,8 +316,8 @@ class Messenger:
                 return
             take(names[far[place]], decoded)
 
-        self.transport.bring(ways, outgoing, self._doing(channel), arrived)
-        own(len(names))
+        self.transport.gather_each(ways, outgoing, self._doing(channel), arrived)
+        take_local(len(names))
 
     def broadcast(self, channel: str, message: Message, size: int, receivers: Sequence[str]) -> Message:
         """Carry one message of the server to the processes of ``receivers``; empty elsewhere."""
@@ -330,10 +328,8 @@ class Messenger:
             return message
         return {} if not arrived or arrived[0] is None else decode(arrived[0])
 
-    def from_server(
-        self, channel: str, messages: Mapping[str, Message], sizes: Mapping[str, int]
-    ) -> dict[str, Message]:
-        """Carry the server's messages, a different one for each client; those of local clients."""
+    def scatter(self, channel: str, messages: Mapping[str, Message], sizes: Mapping[str, int]) -> dict[str, Message]:
+        """Carry the server's messages, one for each client; return those to local clients."""
         if self.transport.world_size == 1:
             return {name: messages[name] for name in sizes}
         far = [name for name in sizes if self.rank_of[name] and not self.is_lost(name)]
@@ -357,14 +353,11 @@ def _sender(party: Party) -> str:
 
 
 def _local_message(outgoing: Mapping[Any, Message], party: Party) -> Message:
-    """A local message; one for all receivers is announced by pairs where another's messages are.
-
-    Raises a `DecodeError` if there is none, and another process has announced it.
-    """
-    own = party if party in outgoing or isinstance(party, str) else party[0]
-    if own not in outgoing:
+    """A local message; a `DecodeError` if there is none, and another process has announced it."""
+    key = party if party in outgoing or isinstance(party, str) else party[0]  # one for all is announced by pairs too
+    if key not in outgoing:
         raise DecodeError(f"another process announces a message of {party!r}, who sends nothing here")
-    return outgoing[own]
+    return outgoing[key]
 
 
 def _fingerprint(weights: Mapping[str, float] | None) -> int:
@@ -376,7 +369,7 @@ def _fingerprint(weights: Mapping[str, float] | None) -> int:
 
 
 def _describe(frame: Tensor) -> str:
-    name = frame[_HEAD_WORDS:_FRAME_WORDS].numpy().tobytes().decode(errors="replace").rstrip()
+    name = frame[_HEAD:_FRAME].numpy().tobytes().decode(errors="replace").rstrip()
     kind = KINDS[max(0, min(int(frame[0]), len(KINDS) - 1))]
     weights = f", weights {int(frame[4]):x}" if int(frame[4]) else ""
     return f"{kind} of channel {name!r} (call {int(frame[1])}, round {int(frame[2])}{weights})"

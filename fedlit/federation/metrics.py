@@ -53,7 +53,7 @@ def share_numbers(
     # the numbers travel in the table, and are booked below.
     kind = KINDS.index("report") + len(names)
     messenger.announce(channel, {name: 8 for name, some in zip(clients, given, strict=True) if some}, kind)
-    tables = messenger.gather(table, channel)
+    tables = messenger.all_gather(table, channel)
     for rank, theirs in enumerate(tables):
         others = [row for row, client in enumerate(clients) if messenger.rank_of[client] != rank]
         if bool(theirs[:, others].any()):

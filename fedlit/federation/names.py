@@ -1,4 +1,4 @@
-"""Names of clients, classes, levels and columns: which are too much alike, and which YAML has read as no text."""
+"""Names of clients, classes, levels and columns: near duplicates, and what YAML reads as something other than text."""
 
 from __future__ import annotations
 
@@ -7,19 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import date
 
 _READ_AS = {True: "yes, on and true", False: "no, off and false"}
-"""What YAML reads as a truth value unless it is in quotes, in capitals, too."""
 
 
 def alike(names: Iterable[str], key: Callable[[str], object] | None = None) -> list[list[str]]:
-    """Groups of different names that differ in capitals, blanks or Unicode normal form alone.
-
-    Args:
-        names: Repetitions do not count.
-        key: Equal for names that are alike; `folded` by default.
-
-    Returns:
-        At least two names in each group, in the order in which they come.
-    """
+    """Groups of two or more different names with equal ``key``; `folded` by default. Repetitions do not count."""
     groups: dict[object, dict[str, None]] = {}
     for name in names:
         groups.setdefault((key or folded)(name), {})[name] = None
@@ -47,24 +38,20 @@ def difference(names: Sequence[str]) -> str:
 
 
 def shown(names: Iterable[str]) -> str:
-    """A list of names for messages; what would look the same is escaped."""
+    """A list of names for messages, with invisible differences escaped."""
     clear = {name: unicodedata.is_normalized("NFC", name) and name.isprintable() for name in names}
     return f"[{', '.join(repr(name) if fine else ascii(name) for name, fine in clear.items())}]"
 
 
 def not_text(value: object) -> str | None:
-    """What a value is that should have been a text, and how to write it; ``None`` if it is a text.
-
-    Args:
-        value: As YAML, or a caller, gave it.
-    """
+    """Describe a value that should have been a text, and how to write it; ``None`` of a text."""
     if isinstance(value, str):
         return None
     return f"got {value!r}: {how_to_quote(value) or f'it is of type {type(value).__name__}'}"
 
 
 def how_to_quote(value: object) -> str:
-    """How to write what YAML has read as a truth value, number, date or nothing; empty for other values."""
+    """How to write a name that YAML reads as a truth value, number, date or nothing; empty for other values."""
     if isinstance(value, bool):
         example = "yes" if value else "no"
         return f"YAML reads {_READ_AS[value]} without quotes as {value}: if it is a name, quote it, as in '{example}'"
@@ -77,16 +64,7 @@ def how_to_quote(value: object) -> str:
 
 
 def check_texts(argument: str, values: object, error: type[Exception] = TypeError) -> None:
-    """Refuse names that are no texts.
-
-    Args:
-        argument: Its name, for the message.
-        values: A name, or a list or the keys of a mapping of them; ``None`` is fine.
-        error: Class of what is raised.
-
-    Raises:
-        TypeError: Or ``error``, if one is a truth value, a number, a date or the like.
-    """
+    """Raise an ``error`` unless a name, or all of a list or of the keys of a mapping, are texts; ``None`` is fine."""
     if values is None or isinstance(values, str):
         return
     many = isinstance(values, list | tuple | dict | set | frozenset)
@@ -97,7 +75,7 @@ def check_texts(argument: str, values: object, error: type[Exception] = TypeErro
 
 
 def check_list(argument: str, values: object, error: type[Exception] = TypeError) -> None:
-    """Refuse a text in place of a list of texts, which would be taken letter by letter, and what `check_texts` does."""
+    """As `check_texts`, and refuse a single text, which would be taken letter by letter."""
     if isinstance(values, str):
         raise error(f"{argument} must be a list of texts, got the text {values!r}: write [{values!r}]")
     check_texts(argument, values, error)

@@ -1,8 +1,4 @@
-"""Inputs of one tensor or of several: dictionaries, lists, tuples, named tuples and dataclasses of tensors, nested.
-
-Whatever goes along the samples of a batch (their number, some of them, several batches in one) is asked for here, so
-that inputs of several tensors are treated as those of one.
-"""
+"""Inputs of one tensor or of several: dictionaries, lists, tuples, named tuples and dataclasses of tensors, nested."""
 
 from __future__ import annotations
 
@@ -20,29 +16,26 @@ Inputs: TypeAlias = Any
 """A tensor, or a structure of tensors, with samples along the first dimension of each."""
 
 Shape: TypeAlias = tuple[int, ...] | tuple[tuple[str, tuple[int, ...]], ...]
-"""Of one sample; of several tensors, their paths with a shape each, sorted by path."""
+"""Of one sample; of several tensors, (path, shape) sorted by path."""
 
 Rows: TypeAlias = Tensor | slice
-"""Samples that are taken: positions, int64; a mask, bool; or a range."""
+"""Positions, int64; a mask, bool; or a range."""
 
 
 def leaves(inputs: Inputs) -> dict[str, Tensor]:
-    """The tensors of inputs by their path, such as ``"['image']"`` or ``"[0]"``; a tensor by itself has ``""``.
+    """The tensors of inputs, sorted by path, such as ``"['image']"`` or ``"[0]"``; of a tensor by itself ``""``.
 
-    They are sorted by path, as one client's dictionary may be in another order than another's.
-
-    Raises:
-        TypeError: If something else is among them, such as texts.
+    A `TypeError` if something else is among them, such as texts.
     """
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}  # sorted, as clients' dictionaries may differ in order
     for path, leaf in sorted(_walk(inputs), key=_path):
         if not isinstance(leaf, Tensor):
             raise TypeError(
                 f"inputs{path} must be a tensor, got {type(leaf).__name__}: give tensors, or dictionaries, lists, "
                 "tuples or dataclasses of tensors"
             )
-        found[path] = leaf
-    return found
+        tensors[path] = leaf
+    return tensors
 
 
 def tensors_of(inputs: Inputs) -> dict[str, Tensor]:
@@ -83,11 +76,7 @@ def mapped(function: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
 
 
 def rebuilt(like: Inputs, tensors: Mapping[str, Any]) -> Inputs:
-    """Inputs of the structure of others, from tensors by their paths.
-
-    Raises:
-        ValueError: If the paths are others.
-    """
+    """Inputs of the structure ``like``, from tensors by path; a `ValueError` if paths differ."""
     paths = [path for path, _ in _walk(like)]
     if set(paths) != set(tensors):
         raise ValueError(f"inputs must have the tensors {sorted(paths)}, got {sorted(tensors)}")
@@ -95,11 +84,7 @@ def rebuilt(like: Inputs, tensors: Mapping[str, Any]) -> Inputs:
 
 
 def take(samples: Inputs, rows: Rows) -> Inputs:
-    """Some samples of a batch; of lists, such as texts, and arrays too.
-
-    Raises:
-        TypeError: If something has no samples to take.
-    """
+    """Some samples of a batch of tensors, lists or arrays; a `TypeError` of anything else."""
     if isinstance(samples, Tensor):
         return samples[rows]
     return _remade(samples, iter([_taken(leaf, rows, path) for path, leaf in _walk(samples)]))
@@ -128,10 +113,10 @@ def pieces(inputs: Inputs, size: int) -> Iterator[Inputs]:
 
 def vectors(inputs: Inputs) -> Tensor | None:
     """A batch whose tensors are floating and of shape (n, d) each, side by side, shape (n, sum of d); else ``None``."""
-    found = [leaf for _, leaf in sorted(_walk(inputs), key=_path)]
-    if not all(isinstance(leaf, Tensor) and leaf.dim() == 2 and leaf.is_floating_point() for leaf in found):
+    parts = [leaf for _, leaf in sorted(_walk(inputs), key=_path)]
+    if not all(isinstance(leaf, Tensor) and leaf.dim() == 2 and leaf.is_floating_point() for leaf in parts):
         return None
-    return found[0] if len(found) == 1 else torch.cat(found, dim=1)
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
 # ---------------------------------------------------------------- structures
@@ -144,7 +129,7 @@ def _parts(value: Any) -> list[tuple[str, Any]] | None:
     if is_dataclass(value) and not isinstance(value, type):
         return [(f".{field.name}", getattr(value, field.name)) for field in fields(value)]
     if isinstance(value, list | tuple) and any(isinstance(each, Tensor) or _parts(each) for each in value[:1]):
-        return [(f"[{place}]", item) for place, item in enumerate(value)]
+        return [(f"[{index}]", item) for index, item in enumerate(value)]
     return None
 
 
@@ -192,7 +177,7 @@ def _taken(leaf: Any, rows: Rows, path: str) -> Any:
         if isinstance(rows, slice):
             return leaf[rows]
         positions = rows.nonzero().squeeze(1) if rows.dtype == torch.bool else rows
-        return type(leaf)([leaf[place] for place in positions.tolist()])
+        return type(leaf)([leaf[index] for index in positions.tolist()])
     raise TypeError(
         f"samples{path} are of type {type(leaf).__name__}, of which no samples can be taken: give tensors, or "
         "dictionaries, lists, tuples or dataclasses of tensors"

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Literal, final
 
+from fedlit.checks import check, check_at_least, check_one_of
 from fedlit.federation.client import Client
 from fedlit.federation.errors import RosterError
 from fedlit.federation.streams import stable_seed
@@ -66,8 +67,7 @@ class Fraction(Participation):
     """
 
     def __init__(self, p: float) -> None:
-        if not 0 < p <= 1:
-            raise ValueError(f"p must be in (0, 1], got {p}: it is the share of sources present in a round")
+        check(0 < p <= 1, "p", "in (0, 1]", p, "it is the share of sources present in a round")
         self.p = p
 
     def draw(self, clients: Sequence[Client], round_idx: int, rng: random.Random) -> Sequence[Client]:
@@ -90,8 +90,7 @@ class UniformSubset(Participation):
     """
 
     def __init__(self, at_least: int = 0) -> None:
-        if at_least < 0:
-            raise ValueError(f"at_least must be at least 0 sources, got {at_least}")
+        check_at_least("at_least", at_least, 0, "sources")
         self.at_least = at_least
 
     def draw(self, clients: Sequence[Client], round_idx: int, rng: random.Random) -> Sequence[Client]:
@@ -112,8 +111,7 @@ class OneByOne(Participation):
     """
 
     def __init__(self, order: Literal["ordered", "random"] = "ordered") -> None:
-        if order not in ("ordered", "random"):
-            raise ValueError(f"order must be 'ordered' or 'random', got {order!r}")
+        check_one_of("order", order, ("ordered", "random"))
         self.order = order
 
     def draw(self, clients: Sequence[Client], round_idx: int, rng: random.Random) -> Sequence[Client]:
@@ -138,8 +136,7 @@ class Schedule(Participation):
     """
 
     def __init__(self, rounds: list[list[str]]) -> None:
-        if not rounds:
-            raise ValueError("rounds must list the clients of at least one round, got an empty schedule")
+        check(bool(rounds), "rounds", "a list of clients for at least one round", rounds)
         self.rounds = rounds
 
     def draw(self, clients: Sequence[Client], round_idx: int, rng: random.Random) -> Sequence[Client]:
@@ -152,7 +149,4 @@ class Schedule(Participation):
         known = {client.name for client in clients}
         for round_idx, names in enumerate(self.rounds):
             unknown = sorted(set(names) - known)
-            if unknown:
-                raise RosterError(
-                    f"Schedule names {unknown} in round {round_idx}, who are not among the clients {sorted(known)}"
-                )
+            check(not unknown, f"rounds[{round_idx}]", f"names of clients {sorted(known)}", unknown, "", RosterError)

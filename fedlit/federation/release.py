@@ -1,4 +1,4 @@
-"""What leaves a client: detached copies, or what differential privacy makes of them, and what that has cost."""
+"""Payloads as they leave a client: detached copies, or with the noise of differential privacy, and its accounts."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ from fedlit.privacy.packing import Payload
 
 
 class Releases:
-    """Detaches, or blurs, what local clients send, and counts what all have released.
-
-    Args:
-        messenger: Where a failure waits for the next announcement.
+    """Detaches or noises what local clients send, and accounts for the releases of all.
 
     Attributes:
         accounts: Of differential privacy: what was spent against those who see single messages (``"message"``), and
@@ -33,7 +30,7 @@ class Releases:
     def of(
         self, channel: Resolved, client: str, payload: Payload, around: Mapping[str, Payload] | None
     ) -> dict[str, Tensor]:
-        """What leaves a local client for its ``payload``; if that cannot be, a failure waits.
+        """Return what leaves a local client for its ``payload``; an error waits for the next announcement.
 
         ``around`` has, by client, public values that payloads are close to.
         """

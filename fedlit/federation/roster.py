@@ -1,8 +1,7 @@
-"""Roster: who takes part, on which process, and who is present in a round."""
+"""Roster: the clients, the processes that host them, and participation in a round."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -17,22 +16,6 @@ _T = TypeVar("_T")
 
 _ROUNDS_COMPARED = 10
 """After a checkpoint, to see whether participation has changed."""
-
-
-def under_new_names(
-    heard: Mapping[str, Participation] | None,
-    nested: bool,
-    drops: Mapping[str, Participation] | None,
-    nested_drops: bool,
-) -> tuple[Mapping[str, Participation] | None, bool]:
-    """``heard`` and ``nested_heard`` of whoever calls, which may have been given under the names of fedlit 0.1."""
-    if heard is not None and drops is not None:
-        raise ValueError("drops is the old name of heard, and both are given: give heard alone")
-    for old, new, given in (("drops", "heard", drops is not None), ("nested_drops", "nested_heard", not nested_drops)):
-        if given:
-            # not a DeprecationWarning, which Python shows for what stands in the main script alone
-            warnings.warn(f"{old} is now called {new}; fedlit 0.4 takes the new name only", FutureWarning, stacklevel=3)
-    return drops if heard is None else heard, nested and nested_drops
 
 
 class Roster:
@@ -50,7 +33,7 @@ class Roster:
 
     Attributes:
         rank_of: Process that hosts each client, in roster order.
-        away: Clients that are absent whatever the rule says, as their process was lost when the round began.
+        away: Clients that are absent as their process was disconnected when the round began.
 
     Raises:
         RosterError: If roster, target, placement or participation do not fit together.
@@ -95,7 +78,7 @@ class Roster:
     def by_sender(
         self, argument: str, clients: Iterable[Client | str] | Mapping[str, Iterable[Client | str]] | None
     ) -> dict[str, set[str]]:
-        """Names of receivers, by sender; ``None`` is everybody."""
+        """Names of receivers by sender; ``None`` is everybody."""
         if isinstance(clients, Mapping):
             self.names(argument, clients)
             return {name: self.names(argument, some) for name, some in clients.items()}
@@ -103,7 +86,7 @@ class Roster:
         return {name: everyone for name in self.rank_of}
 
     def local(self, payloads: Mapping[str, _T]) -> dict[str, _T]:
-        """What local clients give, in roster order; that of others is an error."""
+        """Entries of local clients, in roster order; a `RosterError` of others."""
         for name in payloads:
             if name not in self.rank_of:
                 raise RosterError(f"sender {name!r} is not one of the clients {list(self.rank_of)}")
@@ -126,7 +109,7 @@ class Roster:
         return {client.name: client.num_samples or 0 for client in self.clients}
 
     def send_away(self, clients: Collection[str]) -> None:
-        """Let these, and no others, be ``away`` from now on."""
+        """Set which clients are ``away`` from now on."""
         if self.away != {*clients}:
             self.away = frozenset(clients)
             self._present.clear()
@@ -135,7 +118,7 @@ class Roster:
         """Clients present in a round; with ``channel``, those who participate on it."""
         key = (round_idx, channel if channel in self.heard else None)
         if key not in self._present:
-            self._present = {known: clients for known, clients in self._present.items() if known[0] == round_idx}
+            self._present = {past: clients for past, clients in self._present.items() if past[0] == round_idx}
             self._present[key] = self._drawn(round_idx, key[1], self.away)
         return self._present[key]
 

@@ -23,44 +23,34 @@ _VALUES_AT_ONCE = 2**20
 
 @dataclass(frozen=True)
 class Stored:
-    """Samples that lie in memory.
-
-    Args:
-        read: Inputs and labels of some rows.
-        final: Whether inputs are read as a network gets them, with no transform in between.
-    """
+    """Samples in memory: ``read`` returns inputs and labels of rows, ``final`` is whether no transform follows."""
 
     read: Callable[[Rows], tuple[Inputs, Tensor]]
     final: bool
 
     def look(self, size: int) -> tuple[Tensor, Tensor]:
-        """Labels of all samples, and positions of those whose inputs are not finite, int64.
-
-        Args:
-            size: Number of samples.
-        """
+        """Labels of all ``size`` samples, and positions of those whose inputs are not finite, int64."""
         one = tensors_of(self.read(slice(0, 1))[0]).values()
         step = max(1, _VALUES_AT_ONCE // max(1, sum(leaf.numel() for leaf in one)))
-        labels, found = [], [torch.empty(0, dtype=torch.int64)]
+        labels, wrong = [], [torch.empty(0, dtype=torch.int64)]
         for start in range(0, size, step):
-            inputs, own = self.read(slice(start, min(start + step, size)))
-            labels.append(own)
+            inputs, some = self.read(slice(start, min(start + step, size)))
+            labels.append(some)
             bad = not_finite(inputs)
             if bad is not None:
-                found.append(bad.nonzero().squeeze(1).cpu() + start)
-        return torch.cat(labels), torch.cat(found)
+                wrong.append(bad.nonzero().squeeze(1).cpu() + start)
+        return torch.cat(labels), torch.cat(wrong)
 
 
 def reads_tensors(dataset: object) -> bool:
-    """Whether a dataset's items are rows of its tensors: a `TensorDataset` that gives them no other way."""
+    """Whether a dataset's items are rows of its tensors, as of a plain `TensorDataset`."""
     return isinstance(dataset, TensorDataset) and type(dataset).__getitem__ is TensorDataset.__getitem__
 
 
 def stored(dataset: Any) -> Stored | None:
-    """The samples of a dataset, if they lie in memory; ``None`` if each is made when it is read.
+    """The samples of a dataset in memory, or ``None`` if each is made when it is read.
 
-    A dataset of another class shows that by a method ``stored(rows)``, which returns inputs and labels before any
-    ``transform``.
+    A dataset of another class has a method ``stored(rows)``, of inputs and labels before any ``transform``.
     """
     if reads_tensors(dataset):
         inputs, labels = dataset.tensors[:2]
@@ -74,11 +64,7 @@ def stored(dataset: Any) -> Stored | None:
 
 
 def check_map_style(client: str, dataset: Any) -> None:
-    """Refuse what has no samples by number.
-
-    Raises:
-        TypeError: If a dataset lacks ``__len__`` or ``__getitem__``.
-    """
+    """Raise a `TypeError` if a dataset lacks ``__len__`` or ``__getitem__``."""
     kind = type(dataset).__name__
     sized = hasattr(type(dataset), "__len__") and not isinstance(dataset, IterableDataset)
     if isinstance(dataset, Subset):
@@ -111,11 +97,7 @@ def _check_indices(client: str, subset: Subset[Any]) -> None:
 
 
 def check_entries(client: str, samples: Any) -> None:
-    """Refuse samples that are no tuples of inputs and labels.
-
-    Raises:
-        TypeError: If they are something else.
-    """
+    """Raise a `TypeError` if samples are no tuples of inputs and labels."""
     entries = isinstance(samples, list | tuple)
     if entries and len(samples) >= 2:
         return
@@ -139,22 +121,18 @@ def check_labels(
     word: str = "client",
     error: type[ValueError] = SampleError,
 ) -> None:
-    """Refuse labels that are no classes, or in regression no numbers.
+    """Raise an ``error`` that names rows, unless labels are classes, or in regression numbers.
 
     Args:
-        labels: Of some samples; classes of shape (n,), or of each pixel or place, (n, ...), of which values are not
-            looked at.
+        labels: Classes of shape (n,), or of each pixel, (n, ...), whose values are not checked.
         client: Whose they are.
-        task: What is to be predicted.
+        task: What is predicted.
         num_outputs: Number of classes, or of numbers per sample.
-        may_lack: Whether samples may have none, as those of a target.
-        exact: Whether the type must be the one that losses take, int64 or a floating one, rather than any number.
+        may_lack: Whether samples may have no label, as those of a target.
+        exact: Whether the type must be the one that losses take, int64 or a floating one.
         positions: Rows of the samples, int64, shape (n,); ``None`` counts from 0.
         word: What the client is called in errors.
-        error: Class of the error.
-
-    Raises:
-        ValueError: Of class ``error``, if a rule is broken; it names rows.
+        error: Type of the error.
     """
     whose = f"labels of {word} {client!r}"
     if not isinstance(labels, Tensor):
@@ -216,14 +194,7 @@ def not_finite(inputs: Inputs) -> Tensor | None:
 
 
 def refuse_inputs(client: str, inputs: Inputs, positions: Tensor, number: int) -> SampleError:
-    """The error of samples whose inputs are not finite.
-
-    Args:
-        client: Whose they are.
-        inputs: Of one or more such samples.
-        positions: Rows of all such samples, int64.
-        number: Of the client's samples that have been looked at.
-    """
+    """Return the error of samples whose ``inputs`` are not finite, at ``positions`` among ``number`` samples."""
     first = tensors_of(take(inputs, slice(0, 1)))
     path, value = next(
         (path, leaf[~leaf.isfinite()][0])

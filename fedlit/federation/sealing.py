@@ -1,9 +1,8 @@
-"""Messages from client to client, sealed so that neither the server nor a relay between the two reads or changes them.
+"""End-to-end encryption of messages from client to client, which neither the server nor a relay reads or changes.
 
-A message is encrypted once, under a key of its own (AES-256 in Galois/counter mode), and that key is sealed for each
-receiver under the secret that the two clients share (X25519, as `fedlit.privacy.links` has it). Clients send each other
-their public keys before the first such message, and pin them: whoever swaps keys at that moment is everybody's peer.
-Only what leaves a process is encrypted; clients that share one share its memory.
+A message is encrypted once, under a fresh key (AES-256-GCM), and that key for each receiver under the secret that the
+two clients share (X25519, `fedlit.privacy.links`). Public keys are exchanged before the first message and pinned:
+whoever swaps them at that moment is a man in the middle. Only what leaves a process is encrypted.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from fedlit.privacy import AuthenticationError, DecodeError
 from fedlit.privacy.links import KEY_BYTES, TAG_BYTES, Identity, digest
 
 MAC_BYTES = 16
-"""By how much encryption makes a message longer."""
+"""Bytes that encryption adds to a message."""
 
 WRAP_BYTES = KEY_BYTES + TAG_BYTES
-"""Of a message's key, sealed for one receiver."""
+"""Bytes of a message's key, encrypted for one receiver."""
 
 _CHUNK = 1 << 28  # the library takes less than 2^31 bytes at once
 _NONCE = bytes(12)  # each key encrypts one message
@@ -33,14 +32,7 @@ _NONCE = bytes(12)  # each key encrypts one message
 
 @final
 class Seals:
-    """Identity keys of this process's clients, and those of the others once they have been received.
-
-    Args:
-        clients: Names of local clients.
-
-    Attributes:
-        introduced: Whether the others' keys are known.
-    """
+    """Identity keys of local ``clients``, and those of the others once they are received (``introduced``)."""
 
     def __init__(self, clients: Iterable[str]) -> None:
         self._identities = {name: Identity(name) for name in clients}
@@ -56,9 +48,7 @@ class Seals:
     def introduce(self, received: Mapping[str, Mapping[str, Mapping[str, Tensor]]]) -> None:
         """Pin the keys that local clients received, by receiver and sender, from clients of other processes.
 
-        Raises:
-            DecodeError: If a client sends none.
-            KeyCheckError: If a key is weak, or that of two clients.
+        A `DecodeError` if a client sends none; a `KeyCheckError` if a key is weak, or that of two clients.
         """
         self.introduced = True
         for name, identity in self._identities.items():
@@ -72,13 +62,13 @@ class Seals:
             identity.pin(directory)
 
     def close(self, message: Tensor, sender: str, receivers: Sequence[Sequence[str]], about: bytes) -> list[Tensor]:
-        """A message of a local client, shape (n,), uint8, sealed for receivers on other processes.
+        """Encrypt a local client's message, uint8 of shape (n,), for the receivers on each of several processes.
 
         Args:
             message: As it is encoded.
             sender: Local client.
-            receivers: By process, names of those who are to read it there.
-            about: What it is made for; it opens for nothing else.
+            receivers: By process.
+            about: Purpose of the message, to which it is bound.
 
         Returns:
             For each process, uint8 of shape (60 receivers + n + 16,).
@@ -96,23 +86,22 @@ class Seals:
         return [torch.cat([torch.frombuffer(bytearray(wrap), dtype=torch.uint8), body]) for wrap in wraps]
 
     def open(self, message: Tensor, sender: str, receivers: Sequence[str], about: bytes) -> Tensor:
-        """Inverse of `close`, for local receivers in the order in which it was sealed for them.
+        """Inverse of `close`, for local receivers in the same order.
 
-        Raises:
-            AuthenticationError: If it was changed, made for something else, or by somebody else.
+        An `AuthenticationError` if the message was changed, made for something else, or by somebody else.
         """
         data, start = message.numpy(), len(receivers) * WRAP_BYTES
         keys = set()
-        for place, name in enumerate(receivers):
-            wrap = data[place * WRAP_BYTES : (place + 1) * WRAP_BYTES].tobytes()
+        for index, name in enumerate(receivers):
+            wrap = data[index * WRAP_BYTES : (index + 1) * WRAP_BYTES].tobytes()
             keys.add(self._identities[name].link(sender).open(wrap, _binding(about, sender, name)))
         body, plain = data[start:-MAC_BYTES], torch.empty(max(0, len(data) - start - MAC_BYTES), dtype=torch.uint8)
         try:
             (key,) = keys  # one for all, or somebody would read something else
             cipher = Cipher(algorithms.AES256(key), modes.GCM(_NONCE, data[-MAC_BYTES:].tobytes())).decryptor()
             cipher.authenticate_additional_data(digest("sealed", about, sender))
-            for place in range(0, len(body), _CHUNK):
-                cipher.update_into(body[place : place + _CHUNK].data, plain.numpy()[place : place + _CHUNK].data)
+            for at in range(0, len(body), _CHUNK):
+                cipher.update_into(body[at : at + _CHUNK].data, plain.numpy()[at : at + _CHUNK].data)
             cipher.finalize()
         except (InvalidTag, ValueError) as error:
             raise AuthenticationError(

@@ -1,7 +1,6 @@
-"""Moves bytes between the processes of a federation; one process needs none of it.
+"""Transport of bytes between the processes of a federation.
 
-What another process announces or sends is not trusted: sizes are checked before memory is taken, and nothing is
-unpickled.
+Other processes are not trusted: sizes are checked before memory is taken, and nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ def _memory() -> int:
 
 
 MOST_BYTES = _memory()
-"""Of all messages that a process receives at once: what is announced beyond is refused."""
+"""Limit of all messages that a process receives at once."""
 
 
 Outgoing = Tensor | list[Tensor]
 """A uint8 message, or its parts."""
 
 Way = tuple[int, int, int]
-"""Of a message: the rank that sends it, the rank that receives it, and its number of bytes."""
+"""Sending rank, receiving rank, and number of bytes of a message."""
 
 
 class Transport(ABC):
@@ -46,8 +45,8 @@ class Transport(ABC):
     Attributes:
         rank: Of this process, from 0. The server lives on rank 0.
         world_size: Number of processes.
-        losable: Whether the others go on when a process is lost.
-        lost: Ranks that are, as the last meeting found, so that all others agree on it.
+        losable: Whether the others go on when a process is disconnected.
+        lost: Disconnected ranks, as of the last meeting: the same on all others.
     """
 
     rank: int
@@ -57,31 +56,25 @@ class Transport(ABC):
 
     @abstractmethod
     def meet(self, frame: Tensor, doing: str) -> list[Tensor]:
-        """``frame`` of every rank, in rank order, and zeros of those that are lost; all ranks give the same shape.
-
-        ``doing`` is for error messages.
-        """
+        """Return ``frame`` of every rank, and zeros for lost ones; all have the same shape. ``doing`` is for errors."""
 
     @abstractmethod
     def swap(self, ways: Sequence[Way], outgoing: Sequence[Outgoing], doing: str) -> list[Tensor | None]:
-        """Carry uint8 messages the ``ways`` they go, which all ranks give.
+        """Carry uint8 messages along ``ways``, which are the same on all ranks.
 
         Returns:
             Those to this rank, in the order of their ways; ``None`` of a rank that is lost.
 
         Args:
             ways: In an order that sender and receiver share.
-            outgoing: The messages from this rank, in that order, each as a whole or in parts.
+            outgoing: The messages from this rank, in that order.
             doing: For error messages.
         """
 
-    def bring(
+    def gather_each(
         self, ways: Sequence[Way], outgoing: Sequence[Outgoing], doing: str, take: Callable[[int, Tensor], None]
     ) -> None:
-        """As `swap`, where only rank 0 receives: there, ``take`` is given the place and message of each way.
-
-        A transport that can lets the messages come one by one, so that they need not be kept.
-        """
+        """As `swap` to rank 0 alone, which calls ``take(position, message)`` for each way, if it can as they come."""
         for place, message in enumerate(self.swap(ways, outgoing, doing)):
             if message is not None:
                 take(place, message)
@@ -92,19 +85,17 @@ class Transport(ABC):
         return False
 
     def roll_call(self, lacks: Callable[[Collection[int]], str] = lambda lost: "") -> frozenset[int]:
-        """Meet before a round starts: ranks that were lost and come back with it.
+        """Meet before a round starts; return ranks that were lost and come back with it.
 
-        Args:
-            lacks: Returns what a round without these ranks would lack to be one; empty if nothing. While it is not
-                empty, they are waited for.
+        ``lacks`` says why a round without some ranks makes no sense; while it is not empty, they are waited for.
         """
         return frozenset()
 
     def begin(self, back: Collection[int]) -> None:  # noqa: B027 (nothing, where nobody comes back)
-        """At the server: the first round comes next, for which ``back`` will start again, and are waited for."""
+        """At the server: the first round comes next; ranks in ``back`` start again and are waited for."""
 
-    def hand_out(self, value: Any, ranks: Collection[int], doing: str) -> Any:
-        """At these ranks, what rank 0 gives as ``value``, of what `document` can hold; ``None`` elsewhere."""
+    def broadcast(self, value: Any, ranks: Collection[int], doing: str) -> Any:
+        """Return the ``value`` of rank 0, a `document`, on these ranks; ``None`` elsewhere."""
         message = document(value if self.rank == 0 else None, doing)
         size = self._sizes(message, doing)[0]
         ways = [(0, rank, size) for rank in sorted(ranks)]
@@ -112,10 +103,10 @@ class Transport(ABC):
         return read_document(arrived[0]) if arrived and arrived[0] is not None else None
 
     def note(self, step: int, value: Any) -> None:  # noqa: B027 (nothing, where nobody comes back)
-        """At the server: keep a result of before the first round for those who come back, with where it began."""
+        """At the server: keep a result from before the first round, begun at ``step``, for ranks that come back."""
 
     def recall(self) -> Any:
-        """For one who comes back: the result that is noted of what all do here, and not done again; else ``None``."""
+        """On a rank that comes back: the result noted for what all others have done at this step; else ``None``."""
         return None
 
     @property
@@ -123,8 +114,8 @@ class Transport(ABC):
         """How often the processes have met or swapped."""
         return 0
 
-    def tell_all(self, value: Any, doing: str) -> list[Any]:
-        """A value of every rank, in rank order; of what `document` can hold. ``None`` of ranks that are lost.
+    def all_gather(self, value: Any, doing: str) -> list[Any]:
+        """Return the value of every rank, a `document`; ``None`` of ranks that are lost.
 
         Raises:
             DecodeError: If what a rank sends is none, or announced as larger than this machine's memory.
@@ -144,12 +135,8 @@ class Transport(ABC):
             values[rank] = None if theirs is None else read_document(theirs)
         return values
 
-    def bring_first(self, message: Tensor, doing: str) -> list[Tensor]:
-        """Messages of every rank, of shape (bytes,), in rank order, on rank 0; none on the others.
-
-        Raises:
-            DecodeError: On every rank, if they are announced as larger than this machine's memory.
-        """
+    def gather(self, message: Tensor, doing: str) -> list[Tensor]:
+        """Return the messages of all ranks, shape (bytes,), on rank 0; none elsewhere."""
         sizes = self._sizes(message, doing)
         ways = [(rank, 0, sizes[rank]) for rank in range(1, self.world_size)]
         arrived = self.swap(ways, [message] if self.rank else [], doing)
@@ -240,8 +227,7 @@ class ProcessGroup(Transport):
         return [*messages]
 
     def _ended(self, doing: str, error: RuntimeError) -> FederationTimeoutError:
-        seconds = self.timeout.total_seconds()
         return FederationTimeoutError(
             f"rank {self.rank} lost the other processes during {doing}: one of them stopped, or was silent for "
-            f"{seconds:g} s (timeout). Look at its output first. [{str(error).splitlines()[0]}]"
+            f"{self.timeout.total_seconds():g} s (timeout). Look at its output first. [{str(error).splitlines()[0]}]"
         )

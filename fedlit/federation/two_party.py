@@ -1,4 +1,4 @@
-"""Runs a `TwoPartyAffine` between pairs of clients: who has which party, and how its byte strings get there."""
+"""Runs a `TwoPartyAffine` between pairs of clients."""
 
 from __future__ import annotations
 
@@ -21,14 +21,7 @@ _T = TypeVar("_T")
 
 
 class TwoPartyExchange:
-    """Local parties by channel and pair, with keys that last as long as the process.
-
-    Args:
-        messenger: Of the federation.
-        exchange: Carries the messages.
-        releases: Of what leaves a client.
-        timed: Context that books seconds under the name of a phase.
-    """
+    """Local parties by channel and pair, with keys that last as long as the process."""
 
     def __init__(
         self,
@@ -124,7 +117,7 @@ class TwoPartyExchange:
     def _relay(
         self, channel: Resolved, pairs: Sequence[Pair], write: Callable[[Pair], bytes | None], back: bool = False
     ) -> dict[Pair, bytes]:
-        """One step: a byte string for each pair, from the first to the second or ``back``; those that arrived here."""
+        """Carry a byte string for each pair, to its second or ``back`` to its first; return those to local clients."""
         outgoing: dict[Party, Message] = {}
         wanted: dict[str, list[str]] = {}
         ways = {pair: (pair[1], pair[0]) if back else pair for pair in self._still_there(pairs)}

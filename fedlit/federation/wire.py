@@ -1,4 +1,4 @@
-"""How a message looks on the wire: a header that describes named tensors, then their bytes.
+"""Messages on the wire: a header that describes named tensors, then their bytes.
 
 The header is JSON (``[[name, dtype, shape], ...]``), preceded by its length in 4 bytes. The payload is the tensors'
 raw little-endian bytes in the order of the header. Nothing is pickled, so a message cannot run code.
@@ -19,9 +19,9 @@ from fedlit.privacy import DecodeError
 from fedlit.privacy.packing import Payload, Schema, schema_of
 
 _LENGTH = struct.Struct("<I")
-_MOST_HEADER_BYTES = 1 << 22
-_MOST_DIMENSIONS = 64
-_MOST_ELEMENTS = 1 << 48  # of one dimension: more than any memory has, and products of them stay short
+_MAX_HEADER_BYTES = 1 << 22
+_MAX_DIMENSIONS = 64
+_MAX_ELEMENTS = 1 << 48  # of one dimension: more than any memory has, and products of them stay short
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
     torch.uint64, torch.uint32, torch.uint16, torch.uint8, torch.bool,
@@ -30,11 +30,7 @@ _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (
 
 @lru_cache(maxsize=64)
 def schema_text(schema: Schema) -> bytes:
-    """A schema as JSON.
-
-    Raises:
-        PayloadError: If an entry has a type that no message can hold.
-    """
+    """A schema as JSON; a `PayloadError` if an entry has a type that no message can hold."""
     for name, dtype, _ in schema:
         if dtype not in _DTYPES.values():
             raise PayloadError(f"entry {name!r} has type {dtype}, a message can hold {list(_DTYPES)}: convert it first")
@@ -56,18 +52,18 @@ def _checked(fields: list[tuple[str, str, list[int]]]) -> Schema:
     if not all(isinstance(name, str) for name, _, _ in schema) or len({name for name, _, _ in schema}) < len(schema):
         raise ValueError("names are not different strings")
     # type() and not isinstance(): True is no size, and 1.0 would meet the cache entry of 1
-    if not all(type(size) is int and 0 <= size <= _MOST_ELEMENTS for _, _, shape in schema for size in shape):
+    if not all(type(size) is int and 0 <= size <= _MAX_ELEMENTS for _, _, shape in schema for size in shape):
         raise ValueError("a shape is not a list of sizes")
-    if any(len(shape) > _MOST_DIMENSIONS for _, _, shape in schema):
-        raise ValueError(f"a shape has more than {_MOST_DIMENSIONS} dimensions")
+    if any(len(shape) > _MAX_DIMENSIONS for _, _, shape in schema):
+        raise ValueError(f"a shape has more than {_MAX_DIMENSIONS} dimensions")
     return schema
 
 
 @lru_cache(maxsize=64)
 def _header(schema: Schema) -> tuple[bytes, int]:
     text = schema_text(schema)
-    if len(text) > _MOST_HEADER_BYTES:
-        raise PayloadError(f"{len(schema)} entries need a header of {len(text)} bytes, more than {_MOST_HEADER_BYTES}")
+    if len(text) > _MAX_HEADER_BYTES:
+        raise PayloadError(f"{len(schema)} entries need a header of {len(text)} bytes, more than {_MAX_HEADER_BYTES}")
     body = sum(dtype.itemsize * math.prod(shape) for _, dtype, shape in schema)
     return _LENGTH.pack(len(text)) + text, body
 
@@ -79,19 +75,15 @@ def wire_size(payload: Payload) -> int:
 
 
 def part(message: Payload, name: str, dtype: torch.dtype | None = None) -> Tensor:
-    """One entry of a message that arrived.
-
-    Raises:
-        DecodeError: If it is missing, or not a row of ``dtype``, where one is expected.
-    """
+    """One entry of a received message; a `DecodeError` if it is missing, or not a row of ``dtype``."""
     if name not in message:
         raise DecodeError(f"a message lacks the part {name!r}, it has {list(message)}")
-    found = message[name]
-    if dtype is not None and (found.dtype != dtype or found.dim() != 1):
+    entry = message[name]
+    if dtype is not None and (entry.dtype != dtype or entry.dim() != 1):
         raise DecodeError(
-            f"part {name!r} of a message must be a row of {dtype}, got {found.dtype} {tuple(found.shape)}"
+            f"part {name!r} of a message must be a row of {dtype}, got {entry.dtype} {tuple(entry.shape)}"
         )
-    return found
+    return entry
 
 
 def encode(payload: Payload) -> Tensor:
@@ -108,17 +100,13 @@ def encode_in_place(payload: Payload) -> list[Tensor]:
 
 
 def decode(message: Tensor) -> dict[str, Tensor]:
-    """Named tensors of a message made by `encode`.
-
-    Raises:
-        DecodeError: If the bytes are not such a message, or fewer or more than its header announces.
-    """
+    """Inverse of `encode`; a `DecodeError` if bytes are no such message, or not as many as its header announces."""
     if len(message) < _LENGTH.size:
         raise DecodeError(f"message of {len(message)} bytes is shorter than its length field")
     (length,) = _LENGTH.unpack(message[: _LENGTH.size].numpy().tobytes())
     start = _LENGTH.size + length
-    if length > _MOST_HEADER_BYTES:
-        raise DecodeError(f"message has a header of {length} bytes, more than {_MOST_HEADER_BYTES}")
+    if length > _MAX_HEADER_BYTES:
+        raise DecodeError(f"message has a header of {length} bytes, more than {_MAX_HEADER_BYTES}")
     try:
         schema = schema_from(message[_LENGTH.size : start].numpy().tobytes())
     except DecodeError as error:

@@ -612,12 +612,12 @@ class ServerStar(Transport):
             if there == 0
         ]
 
-    def bring(
+    def gather_each(
         self, ways: Sequence[Way], outgoing: Sequence[Outgoing], doing: str, take: Callable[[int, Tensor], None]
     ) -> None:
         """See `Transport`; long messages come one site after the other."""
         if sum(size for _, _, size in ways) < _LONG:
-            super().bring(ways, outgoing, doing, take)
+            super().gather_each(ways, outgoing, doing, take)
             return
         senders: dict[int, list[int]] = {}
         for place, (here, _, _) in enumerate(ways):

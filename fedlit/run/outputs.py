@@ -204,7 +204,7 @@ def label_scales(run: Run, task: Regression, loader: FederatedLoader, resumes: b
     # A site may return later without a checkpoint, and replays the messages from here: there must be some every time.
     if not losable:
         federation.settle()
-        answers = federation.transport.tell_all(complete, "whether labels have a scale")
+        answers = federation.transport.all_gather(complete, "whether labels have a scale")
         if all(each is True for each in answers):
             return kept
     senders = federation.channels[NAME].senders

@@ -34,7 +34,7 @@ def plan_rounds(run: Run, loader: FederatedLoader, local_steps: int | None = Non
     loader.guarded = None if target.labelled else target.name
     labelled_only = () if run.requires.unlabelled_target or not target.labelled else (target.name,)
     loader.check = check = SampleCheck(run, loader)
-    federation.tell("training samples", check.start)
+    federation.all_gather("training samples", check.start)
     facts = loader.facts(labelled_only)
     federation.introduce(facts)
     endless = trainer.max_epochs is None or trainer.max_epochs < 0

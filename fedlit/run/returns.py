@@ -13,7 +13,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import EarlyStopping
 
 from fedlit.federation import FederationError, RosterError
-from fedlit.federation.client import told_of_own
+from fedlit.federation.client import reports_by_client
 from fedlit.federation.errors import AheadOfServerError
 from fedlit.run.run import Run
 
@@ -40,7 +40,7 @@ def come_together(run: Run, batches_per_round: int) -> bool:
     if transport.returning:
         welcome(run, federation.roll_call(run.requires.adapts), batches_per_round)
         return True
-    rounds = [each if type(each) is int else 0 for each in transport.tell_all(federation.round_idx, "rounds")]
+    rounds = [each if type(each) is int else 0 for each in transport.all_gather(federation.round_idx, "rounds")]
     ahead = frozenset(rank for rank, each in enumerate(rounds) if each > rounds[0])
     if not rounds[0] and max(rounds) > 1:  # by one round, it was killed before its first checkpoint
         names = [name for name, rank in federation.roster.rank_of.items() if rank in ahead]
@@ -66,16 +66,16 @@ def welcome(run: Run, back: frozenset[int], batches_per_round: int) -> None:
     federation = run.federation
     transport = federation.transport
     have = federation.have()  # before the server's state takes the place of this process's
-    state = transport.hand_out(_state(run) if transport.rank == 0 else None, back, "a return")
+    state = transport.broadcast(_state(run) if transport.rank == 0 else None, back, "a return")
     public = _public_state(run) if state is None else state["components"]
     if state is not None:
         _go_on(run, state, batches_per_round)
     federation.settled = True
-    totals = transport.tell_all(have if transport.rank in back else None, "totals of those who come back")
+    totals = transport.all_gather(have if transport.rank in back else None, "totals of those who come back")
     rank_of = federation.roster.rank_of
     came = {name: rank for name, rank in rank_of.items() if rank in back and rank not in transport.lost}
     own = [totals[rank] if rank in came.values() else {} for rank in range(transport.world_size)]
-    federation.welcome(told_of_own(own, came, "totals"))
+    federation.welcome(reports_by_client(own, came, "totals"))
     for each in run.components:
         each.on_return(public, [*came])
 

@@ -303,7 +303,7 @@ def check_evaluation(run: Run, loader: FederatedLoader) -> None:
         SampleError: If it cannot take them; on other processes a `PeerFailedError`.
     """
     loader.check = check = SampleCheck(run, loader)
-    run.federation.tell("samples to evaluate", check.start)
+    run.federation.all_gather("samples to evaluate", check.start)
 
 
 def _types(run: Run, client: str) -> list[torch.dtype]:

@@ -17,7 +17,7 @@ from fedlit.data.splits import apportion, balanced_choice, stratified_split
 from fedlit.federation.client import Client
 from fedlit.federation.errors import LabelGuardError, RosterError
 from fedlit.federation.labels import UNLABELLED, GuardedLabels, reveal_for_oracle
-from fedlit.federation.loader import BatchedDataset
+from fedlit.federation.reading import BatchedDataset
 
 CLASS_SHARES = {"a": [50, 30, 20], "b": [40, 40, 40], "c": [9, 40, 11], "d": [30, 30, 31]}
 
@@ -352,7 +352,7 @@ def test_dataset_is_read_a_batch_at_a_time_and_transformed_as_a_whole():
 BAD_ROSTERS = [
     ({"clients": ["a", "x"]}, r"clients \['x'\] are not among the domains of Blobs: \['a', 'b', 'c', 'd'\]"),
     ({"target": "x"}, "target 'x' is not among the domains of Blobs"),
-    ({"clients": ["a", "b"], "target": "c"}, r"target 'c' is not one of the clients \['a', 'b'\]"),
+    ({"clients": ["a", "b"], "target": "c"}, r"target must be one of \['a', 'b'\], got 'c'"),
     ({"clients": ["a"]}, "at least 2 clients, got 1"),
     ({"clients": []}, "clients is empty"),
     ({"clients": ["a", "b", "a"]}, r"must be unique, got \['a'\]"),

@@ -19,7 +19,7 @@ from fedlit.data.decoding import decode
 from fedlit.data.image_domains import ImageFiles, ImageTransform
 from fedlit.export import export_target
 from fedlit.federation import RosterError
-from fedlit.federation.loader import BatchedDataset
+from fedlit.federation.reading import BatchedDataset
 from fedlit.federation.streams import enter_stream, torch_streams
 from fedlit.methods import SourceOnly
 from fedlit.models import Bottleneck, SmallCNN

@@ -1,8 +1,7 @@
-"""Channels: what a declaration lets through, what a choice for it must fit, and messages that differ by receiver."""
+"""Channels: declarations, the choices that fit them, and messages that differ by receiver."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedlit import FederatedStrategy
 from fedlit.federation import (
     Channel,
     ChannelError,
@@ -30,6 +28,7 @@ from fedlit.federation.choices import Channels
 from fedlit.federation.leaks import seen_by_the_server
 from fedlit.federation.transport import OneProcess, Transport
 from fedlit.privacy import CKKSAffine, GaussianMechanism, Paillier, PairwiseMasking, Plain, PlainAffine
+from refused import refused
 from thread_transport import on_ranks
 
 NAMES = ["a", "b", "c", "t"]
@@ -57,28 +56,23 @@ def test_a_declaration_says_itself_in_a_line() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["", "x" * 33, "é" * 17, "weights/keys"])
-def test_a_name_that_cannot_travel_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=r"must have 1 to 32 bytes of UTF-8 and not end in '/keys', got"):
-        Open(name)
-
-
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("argument", "make", "error"),
     [
-        (lambda: Open("news", up="source"), r"up of channel 'news' must be one of \('everyone', 'sources', .*'source'"),
-        (lambda: Pairwise("dot", to="c3"), "to of channel 'dot' must be one of"),
-        (lambda: Summed("w", too_few="wait"), "too_few of channel 'w' must be 'raise' or 'skip', got 'wait'"),
+        *(("name", lambda name=name: Open(name), ValueError) for name in ("", "x" * 33, "é" * 17, "weights/keys")),
+        ("up", lambda: Open("news", up="source"), ValueError),  # type: ignore[arg-type]
+        ("to", lambda: Pairwise("dot", to="c3"), ValueError),  # type: ignore[arg-type]
+        ("too_few", lambda: Summed("w", too_few="wait"), ValueError),  # type: ignore[arg-type]
+        ("channels", lambda: federation("weights"), TypeError),  # type: ignore[arg-type]
+        ("privacy", lambda: federation(WEIGHTS, privacy=Plain), TypeError),
+        ("two_party", lambda: federation(WEIGHTS, two_party={"dot": Plain()}), TypeError),
+        ("differential_privacy", lambda: federation(WEIGHTS, differential_privacy=1.0), TypeError),
+        ("reports", lambda: federation(WEIGHTS, reports="none"), TypeError),
     ],
 )
-def test_words_that_mean_nothing_are_refused(make: Callable[[], Channel], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_arguments_out_of_range_are_refused(argument: str, make: Callable[[], Any], error: type[Exception]) -> None:
+    with refused(argument, error):
         make()
-
-
-def test_what_is_no_channel_is_told() -> None:
-    with pytest.raises(TypeError, match="channels must be of Summed, Open or Pairwise, got 'weights'"):
-        federation("weights")  # type: ignore[arg-type]
 
 
 def test_the_first_declaration_of_a_name_counts() -> None:
@@ -119,64 +113,52 @@ def test_each_channel_knows_who_sends_and_what_protects_it() -> None:
 # ---------------------------------------------------------------- choices, before anything is sent
 
 
+COUNTS = Summed("counts", "numbers of samples", unblurred="a count is exact")
+MASKED = PairwiseMasking(colluders=0)
+
+
 @pytest.mark.parametrize(
-    ("choices", "message"),
+    ("argument", "choices"),
     [
-        (
-            {"privacy": {"wieghts": Plain()}},
-            r"privacy names the channels \['wieghts'\], which this run does not have: it has \['weights', ",
-        ),
-        ({"two_party": {"dots": PlainAffine()}}, r"two_party names the channels \['dots'\]"),
-        ({"differential_privacy": {"wieghts": NOISE}}, r"differential_privacy names the channels \['wieghts'\]"),
-        ({"heard": {"wieghts": Fraction(0.5)}}, r"heard names the channels \['wieghts'\]"),
-        (
-            {"privacy": {"weights": Plain(), "features": Plain()}},
-            r"privacy does not protect channel 'features' \(in the clear: embedded.* or take exchange='moments'",
-        ),
-        (
-            {"privacy": PairwiseMasking(colluders=0)},
-            "privacy does not protect channel 'features'.* take exchange='moments'",
-        ),
-        ({"two_party": {"weights": PlainAffine()}}, "two_party does not protect channel 'weights'"),
-        (
-            {"two_party": PlainAffine()},
-            "two_party for 'dot' keeps from others what they could see anyway, as channel 'weights' is open: give the",
-        ),
-        ({"differential_privacy": {"counts": NOISE}}, "cannot blur channel 'counts' .*: a count is exact. Give it by"),
-        ({"differential_privacy": NOISE}, r"cannot blur channel 'counts'.* for some of \['weights', 'features', 'dot'"),
-        ({"privacy": {"counts": Plain()}}, r"privacy names the channels \['counts'\], but not 'weights', whose mes"),
-        ({"heard": {"weights": Schedule([["nobody"]])}}, r"nobody"),
+        ("privacy", {"privacy": {"wieghts": Plain()}}),
+        ("two_party", {"two_party": {"dots": PlainAffine()}}),
+        ("differential_privacy", {"differential_privacy": {"wieghts": NOISE}}),
+        ("heard", {"heard": {"wieghts": Fraction(0.5)}}),
+        ("privacy", {"privacy": {"weights": Plain(), "features": Plain()}}),  # an open channel
+        ("privacy", {"privacy": MASKED}),
+        ("two_party", {"two_party": {"weights": PlainAffine()}}),
+        ("two_party", {"two_party": PlainAffine()}),  # beside a summed channel in plaintext
+        ("differential_privacy", {"differential_privacy": {"counts": NOISE}}),
+        ("differential_privacy", {"differential_privacy": NOISE}),
+        ("privacy", {"privacy": {"counts": Plain()}}),  # leaves weights in plaintext
+        ("rounds[0]", {"heard": {"weights": Schedule([["nobody"]])}}),
     ],
 )
-def test_a_choice_that_no_channel_can_take_is_told_at_once(choices: dict[str, Any], message: str) -> None:
-    counts = Summed("counts", "numbers of samples", unblurred="a count is exact")
-    with pytest.raises(RosterError, match=message):
-        federation(WEIGHTS, FEATURES, DOT, counts, **choices)
+def test_a_choice_that_no_channel_can_take_is_refused_at_once(argument: str, choices: dict[str, Any]) -> None:
+    with refused(argument, RosterError):
+        federation(WEIGHTS, FEATURES, DOT, COUNTS, **choices)
 
 
-def test_fewer_senders_than_a_backend_can_hide_are_told_at_once() -> None:
+def test_fewer_senders_than_a_backend_can_hide_are_refused_at_once() -> None:
     alone = Summed("alone", up="target")
-    with pytest.raises(
-        ChannelError, match=r"\['t'\] alone can send over channel 'alone'.* hides nothing of fewer than 2:"
-    ):
-        federation(alone, privacy=PairwiseMasking(colluders=0))
+    with pytest.raises(ChannelError, match=r"\['t'\] alone can send"):
+        federation(alone, privacy=MASKED)
     federation(alone, privacy={"alone": Plain()})
-    learners = Summed("learn", up="learners")
-    with pytest.raises(ChannelError, match=r"\['a'\] alone can send over channel 'learn'"):
-        federation(learners, learners=["a"], privacy=PairwiseMasking(colluders=0))
+    with pytest.raises(ChannelError, match=r"\['a'\] alone can send"):
+        federation(Summed("learn", up="learners"), learners=["a"], privacy=MASKED)
 
 
-def test_protocols_where_nothing_is_pairwise_are_told_if_the_method_could_be_asked_for_it() -> None:
-    either = Summed("moments", otherwise="take exchange='pairwise'")
-    with pytest.raises(ChannelError, match="no channel of this run is pairwise: leave it out; or take exchange='pair"):
-        federation(either, two_party=PlainAffine())
-    with pytest.raises(ChannelError, match=r"two_party names the channels \['dot'\], but not 'third'"):
+def test_protocols_are_refused_where_nothing_is_pairwise_or_another_pair_is_left_out() -> None:
+    with refused("two_party", ChannelError) as caught:
+        federation(Summed("moments", otherwise="take exchange='pairwise'"), two_party=PlainAffine())
+    assert "or take exchange='pairwise'" in str(caught.value)
+    with refused("two_party", ChannelError):
         federation(Pairwise("dot"), Pairwise("third"), two_party={"dot": CKKSAffine()})
 
 
 def test_a_later_declaration_is_checked_as_the_first_ones_are() -> None:
-    fed = federation(WEIGHTS, privacy={"weights": PairwiseMasking(colluders=0)})
-    with pytest.raises(ChannelError, match=r"privacy names the channels \['weights'\], but not 'scores'"):
+    fed = federation(WEIGHTS, privacy={"weights": MASKED})
+    with refused("privacy", ChannelError):
         fed.channels.declare([Summed("scores", "statistics")])
 
 
@@ -193,17 +175,15 @@ def test_watched_numbers_are_never_blurred() -> None:
 @pytest.mark.parametrize(
     ("send", "message"),
     [
-        (
-            lambda fed: fed.mean("wieghts", {}),
-            r"'wieghts' is not declared, .* which has \['weights', 'features', 'dot'",
-        ),
-        (lambda fed: fed.exchange("weights", {}), "in the clear cannot go over channel 'weights' .summed: weights of"),
-        (lambda fed: fed.sum("features", {}), "a message that is summed cannot go over channel 'features'"),
-        (lambda fed: fed.affine("weights", {}, {}, [], 1), "a message that is pairwise cannot go over channel 'weig"),
-        (lambda fed: fed.mean("weights", each("a", "t"), ["a", "t"]), r"\['t'\] cannot send over channel 'weights'"),
-        (lambda fed: fed.exchange("features", each("a")), r"\['a'\] cannot send over channel 'features'"),
-        (lambda fed: fed.exchange("features", {}, to=["t"]), r"\['t'\] cannot receive over channel 'features'"),
-        (lambda fed: fed.exchange("features", {}, to={"t": ["t"]}), r"\['t'\] cannot receive over channel 'features'"),
+        (lambda fed: fed.mean("wieghts", {}), "is not declared"),
+        (lambda fed: fed.present("wieghts"), "is not declared"),
+        (lambda fed: fed.exchange("weights", {}), "in the clear cannot go over"),
+        (lambda fed: fed.sum("features", {}), "summed cannot go over"),
+        (lambda fed: fed.affine("weights", {}, {}, [], 1), "pairwise cannot go over"),
+        (lambda fed: fed.mean("weights", each("a", "t"), ["a", "t"]), r"\['t'\] cannot send"),
+        (lambda fed: fed.exchange("features", each("a")), r"\['a'\] cannot send"),
+        (lambda fed: fed.exchange("features", {}, to=["t"]), r"\['t'\] cannot receive"),
+        (lambda fed: fed.exchange("features", {}, to={"t": ["t"]}), r"\['t'\] cannot receive"),
     ],
 )
 def test_what_is_not_declared_cannot_be_sent(send: Callable[[Federation], Any], message: str) -> None:
@@ -228,86 +208,31 @@ def test_without_declarations_any_name_may_be_sent_over() -> None:
     assert fed.exchange("else", each("a"), to=["b"])["b"]["a"]["x"].tolist() == [1.0, 1.0]
 
 
-# ---------------------------------------------------------------- old names
-
-
-RULES = {"weights": Fraction(0.5), "features": Fraction(0.4)}
-OLD_NAMES = (
-    "drops is now called heard; fedlit 0.4 takes the new name only",
-    "nested_drops is now called nested_heard; fedlit 0.4 takes the new name only",
-)
-
-
-def test_drops_is_the_old_name_of_heard() -> None:
-    new = Federation(NAMES, "t", channels=[WEIGHTS, FEATURES], heard=RULES, nested_heard=False, seed=3)
-    with pytest.warns(FutureWarning) as told:
-        old = Federation(NAMES, "t", channels=[WEIGHTS, FEATURES], drops=RULES, nested_drops=False, seed=3)
-    assert [str(each.message) for each in told] == [*OLD_NAMES]
-    assert {each.filename for each in told} == {__file__}  # the line that is to be changed
-    differs = False
-    nested = Federation(NAMES, "t", channels=[WEIGHTS, FEATURES], heard=RULES, seed=3)
-    for round_idx in range(20):
-        new.round_idx = old.round_idx = nested.round_idx = round_idx
-        assert [new.present(name) for name in RULES] == [old.present(name) for name in RULES]
-        differs |= [new.present(name) for name in RULES] != [nested.present(name) for name in RULES]
-    assert differs
-    with pytest.raises(ValueError, match="drops is the old name of heard, and both are given: give heard alone"):
-        Federation(NAMES, "t", heard=RULES, drops=RULES)
-
-
-def test_the_strategy_takes_old_names_once_and_says_so_where_they_are_given() -> None:
-    with pytest.warns(FutureWarning) as told:
-        strategy = FederatedStrategy(drops=RULES, nested_drops=False)
-    assert [str(each.message) for each in told] == [*OLD_NAMES]
-    assert {each.filename for each in told} == {__file__}
-    assert (strategy.heard, strategy.nested_heard) == (RULES, False)
-    with pytest.raises(ValueError, match="drops is the old name of heard, and both are given: give heard alone"):
-        FederatedStrategy(heard=RULES, drops=RULES)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        FederatedStrategy(drops=None, nested_drops=True)  # as config.yaml of an earlier run has them
-
-
 # ---------------------------------------------------------------- a payload for each receiver
 
 
-def told(sender: str, *receivers: str) -> dict[str, dict[str, Tensor]]:
-    """Something else for each."""
+def separate(sender: str, *receivers: str) -> dict[str, dict[str, Tensor]]:
     return {name: {"x": torch.tensor([10.0 * NAMES.index(sender) + NAMES.index(name)])} for name in receivers}
-
-
-def test_a_sender_may_tell_each_receiver_something_else() -> None:
-    fed = federation(Open("gradient", up="target", to="sources"))
-    got = fed.exchange("gradient", {"t": told("t", "a", "b", "c")})
-    assert {name: message["t"]["x"].tolist() for name, message in got.items()} == {
-        "a": [30.0],
-        "b": [31.0],
-        "c": [32.0],
-    }
-    one = federation(Open("gradient", up="target", to="sources"))
-    one.exchange("gradient", {"t": {"x": torch.zeros(1)}})
-    assert [*fed.ledger] == [*one.ledger], "as many bytes as where all are told the same"
-    assert fed.state_dict()["calls"] == 1
 
 
 def test_messages_to_all_and_to_each_go_by_one_call() -> None:
     fed = federation(Open("news"))
-    got = fed.exchange("news", {"a": {"x": torch.zeros(3)}, "t": told("t", "a", "c")})
-    assert {name: sorted(messages) for name, messages in got.items()} == {
-        "a": ["t"],
-        "b": ["a"],
-        "c": ["a", "t"],
-        "t": ["a"],
-    }
+    got = fed.exchange("news", {"a": {"x": torch.zeros(3)}, "t": separate("t", "a", "c")})
+    senders = {name: sorted(messages) for name, messages in got.items()}
+    assert senders == {"a": ["t"], "b": ["a"], "c": ["a", "t"], "t": ["a"]}
     assert got["c"]["t"]["x"].tolist() == [32.0]
+    fed, one = (federation(Open("gradient", up="target", to="sources")) for _ in range(2))
+    fed.exchange("gradient", {"t": separate("t", "a", "b", "c")})
+    one.exchange("gradient", {"t": {"x": torch.zeros(1)}})
+    assert [*fed.ledger] == [*one.ledger], "as many bytes as where all receive the same"
+    assert fed.state_dict()["calls"] == 1
 
 
 def talk(transport: Transport) -> tuple[dict[str, dict[str, dict[str, Tensor]]], Any]:
-    """What local clients get where some tell all the same and some each something else, and what was booked."""
     fed = Federation(NAMES, "t", channels=[Open("news")], transport=transport)
-    said = {"a": {"x": torch.arange(3.0)}, "b": told("b", "a", "t"), "t": told("t", "a", "b", "c")}
-    own = {client.name for client in fed.local_clients}
-    got = fed.exchange("news", {name: payload for name, payload in said.items() if name in own})
+    sent = {"a": {"x": torch.arange(3.0)}, "b": separate("b", "a", "t"), "t": separate("t", "a", "b", "c")}
+    local = {client.name for client in fed.local_clients}
+    got = fed.exchange("news", {name: payload for name, payload in sent.items() if name in local})
     return got, [*fed.ledger]
 
 
@@ -316,12 +241,8 @@ def test_each_receiver_gets_its_own_whichever_rank_hosts_it(ranks: int) -> None:
     expected, booked = talk(OneProcess())
     parts = on_ranks(talk, ranks)
     got = {name: messages for part, _ in parts for name, messages in part.items()}
-    assert {name: sorted(messages) for name, messages in got.items()} == {
-        "a": ["b", "t"],
-        "b": ["a", "t"],
-        "c": ["a", "t"],
-        "t": ["a", "b"],
-    }
+    senders = {name: sorted(messages) for name, messages in got.items()}
+    assert senders == {"a": ["b", "t"], "b": ["a", "t"], "c": ["a", "t"], "t": ["a", "b"]}
     for receiver, messages in expected.items():
         for sender, message in messages.items():
             assert torch.equal(got[receiver][sender]["x"], message["x"])
@@ -330,16 +251,17 @@ def test_each_receiver_gets_its_own_whichever_rank_hosts_it(ranks: int) -> None:
 
 def test_who_is_away_or_not_meant_gets_none() -> None:
     fed = federation(Open("news", to="sources"), participation=Schedule([["a", "b", "t"]]))
-    got = fed.exchange("news", {"t": told("t", "a", "b", "c")}, to={"t": ["b", "c"]})
+    got = fed.exchange("news", {"t": separate("t", "a", "b", "c")}, to={"t": ["b", "c"]})
     assert got.keys() == {"b"}
 
 
 @pytest.mark.parametrize(
     ("payload", "error", "message"),
     [
-        ({"a": {"x": torch.ones(1)}, "B": {"x": torch.ones(1)}}, RosterError, r"payloads\['t'\] must list clients"),
-        ({"a": {"x": torch.ones(1)}, "mu": torch.ones(1)}, PayloadError, "or a payload for each receiver, got both"),
+        ({"a": {"x": torch.ones(1)}, "B": {"x": torch.ones(1)}}, RosterError, "must list clients"),
+        ({"a": {"x": torch.ones(1)}, "mu": torch.ones(1)}, PayloadError, "got both"),
         ({"a": {"x": torch.ones(1)}, "t": {"x": torch.ones(1)}}, ChannelError, r"\['t'\] cannot receive"),
+        ({"a": {"x": torch.tensor([float("nan")])}, "b": {"x": torch.zeros(1)}}, DivergedError, "client 't'"),
     ],
 )
 def test_no_message_to_one_receiver_is_lost_without_a_word(
@@ -358,16 +280,11 @@ def test_receivers_may_be_clients_as_everywhere() -> None:
 
 def test_learners_differ_between_rounds_and_have_to_be_named() -> None:
     fed = federation(Summed("weights", up="learners"), Open("news", to="learners"), learners=["a"])
-    with pytest.raises(ChannelError, match=r"among must be given over channel .*learners may differ between rounds"):
+    with pytest.raises(ChannelError, match="among must be given"):
         fed.mean("weights", each("a", "b"))
-    with pytest.raises(ChannelError, match="to must be given over channel"):
+    with pytest.raises(ChannelError, match="to must be given"):
         fed.exchange("news", each("t"))
     assert fed.mean("weights", each("a", "b", value=2.0), among=["a", "b"])["c"]["x"].tolist() == [2.0, 2.0]
-
-
-def test_who_is_present_on_a_channel_that_there_is_not_is_no_question() -> None:
-    with pytest.raises(ChannelError, match="'wieghts' is not declared"):
-        federation(WEIGHTS).present("wieghts")
 
 
 def test_others_may_call_something_else_channels() -> None:
@@ -377,17 +294,11 @@ def test_others_may_call_something_else_channels() -> None:
     assert declared_by([Image(), object()]) == []
 
 
-def test_a_message_to_one_receiver_is_checked_like_any_other() -> None:
-    fed = federation(Open("news"))
-    with pytest.raises(DivergedError, match="client 't' would send NaN"):
-        fed.exchange("news", {"t": {"a": {"x": torch.tensor([float("nan")])}, "b": {"x": torch.zeros(1)}}})
-
-
 def test_each_message_costs_privacy() -> None:
     pytest.importorskip("dp_accounting")
     whole, by_receiver = (federation(Open("news"), differential_privacy=NOISE) for _ in range(2))
     whole.exchange("news", {"t": {"x": torch.zeros(1)}})
-    by_receiver.exchange("news", {"t": told("t", "a", "b", "c")})
+    by_receiver.exchange("news", {"t": separate("t", "a", "b", "c")})
     assert by_receiver.epsilon("message")["t"] > whole.epsilon("message")["t"], "three releases, not one"
     three = federation(Open("news"), differential_privacy=NOISE)
     for _ in range(3):
@@ -398,22 +309,21 @@ def test_each_message_costs_privacy() -> None:
 @pytest.mark.parametrize(
     ("backend", "placement", "seen"),
     [
-        (PairwiseMasking(), [["a", "b"], ["c"], ["t"]], "hosts ['a', 'b'], who know enough to read what ['c'] send"),
+        (PairwiseMasking(), [["a", "b"], ["c"], ["t"]], "hosts ['a', 'b']"),
         (PairwiseMasking(), [["a"], ["b", "c"], ["t"]], None),
         (PairwiseMasking(), [["t"], ["a", "b", "c"]], None),
         (PairwiseMasking(), [[], ["a", "b"], ["c", "t"]], None),
         (PairwiseMasking(threshold=0.51, colluders=0), [["a", "b"], ["c"], ["t"]], "hosts ['a', 'b']"),
         (Plain(), [["a", "b"], ["c"], ["t"]], None),
-        (Paillier(key_bits=1024, insecure_test_keys=True), [["a"], ["b", "c", "t"]], "hosts ['a'], who know enough"),
+        (Paillier(key_bits=1024, insecure_test_keys=True), [["a"], ["b", "c", "t"]], "hosts ['a']"),
         (Paillier(key_bits=1024, insecure_test_keys=True), [["t"], ["a", "b", "c"]], None),
     ],
 )
 def test_a_server_that_hosts_enough_clients_to_read_the_others_is_told(
     backend: Any, placement: list[list[str]], seen: str | None
 ) -> None:
-    """Three sources send; one that is left is their sum without the others, and a shared key opens all."""
     clients = [Client("a"), Client("b"), Client("c"), Client("t", "target", labelled=False)]
     channels = Channels([WEIGHTS], clients, privacy=backend)
-    told = seen_by_the_server(channels, {name: rank for rank, share in enumerate(placement) for name in share})
-    assert len(told) == (seen is not None)
-    assert all(str(seen) in sentence for sentence in told)
+    sentences = seen_by_the_server(channels, {name: rank for rank, share in enumerate(placement) for name in share})
+    assert len(sentences) == (seen is not None)
+    assert all(str(seen) in sentence for sentence in sentences)

@@ -10,16 +10,14 @@ from hypothesis import strategies as st
 
 from fedlit.federation import Client, RosterError
 from fedlit.federation.client import make_roster, names_of, place
+from refused import refused
 
 
-def test_a_client_is_a_labelled_source_unless_told_otherwise() -> None:
+def test_a_source_is_labelled_and_a_target_is_not_unless_said_otherwise() -> None:
     client = Client("amazon")
     assert (client.role, client.labelled, client.is_target, client.num_samples) == ("source", True, False, None)
-
-
-def test_a_target_is_unlabelled_unless_told_otherwise() -> None:
     assert Client("webcam", "target").labelled is False
-    assert Client("webcam", "target", labelled=True).labelled is True
+    assert make_roster(["a", Client("t", "target", labelled=True)], target="t")[1].labelled is True
 
 
 @pytest.mark.parametrize("name", ["keys", "type", "VA Long Beach", "état", "0", "a-b_c", "(x)", "self", "servers"])
@@ -29,21 +27,14 @@ def test_any_ordinary_word_can_be_a_name(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["", "a.b", "a/b", "a:b", " a", "a\nb", "server", 3, None])
 def test_names_that_would_break_metric_and_checkpoint_keys_are_refused(name: object) -> None:
-    with pytest.raises(RosterError, match=r"client name must be a non-empty string .* rename the client"):
+    with pytest.raises(RosterError, match="rename the client"):
         Client(name)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"role": "teacher"}, "role of client 'a' must be 'source' or 'target', got 'teacher'"),
-        ({"labelled": False}, "source client 'a' must be labelled"),
-        ({"num_samples": 0}, "client 'a' has 0 training samples, at least 1 is needed"),
-    ],
-)
-def test_unusable_clients_are_refused_by_argument(arguments: dict[str, object], message: str) -> None:
-    with pytest.raises(RosterError, match=message):
-        Client("a", **arguments)  # type: ignore[arg-type]
+@pytest.mark.parametrize(("argument", "value"), [("role", "teacher"), ("labelled", False), ("num_samples", 0)])
+def test_unusable_clients_are_refused(argument: str, value: object) -> None:
+    with refused(argument, RosterError):
+        Client("a", **{argument: value})  # type: ignore[arg-type]
 
 
 def test_a_roster_keeps_the_order_and_gives_roles() -> None:
@@ -60,21 +51,12 @@ def test_a_role_that_contradicts_the_target_is_refused(clients: list[Client | st
         make_roster(clients, target="b")
 
 
-def test_a_labelled_target_stays_labelled() -> None:
-    assert make_roster(["a", Client("t", "target", labelled=True)], target="t")[1].labelled is True
-
-
 @pytest.mark.parametrize(
-    ("clients", "target", "message"),
-    [
-        ([], "a", r"a federation needs at least 2 clients, got 0"),
-        (["a"], "a", r"a federation needs at least 2 clients, got 1: \['a'\]"),
-        (["a", "b", "a"], "b", r"client names must be unique, got \['a'\] more than once"),
-        (["amazon", "dslr"], "webcam", r"target 'webcam' is not one of the clients \['amazon', 'dslr'\]"),
-    ],
+    ("argument", "clients", "target"),
+    [("clients", [], "a"), ("clients", ["a"], "a"), ("clients", ["a", "b", "a"], "b"), ("target", ["a", "d"], "w")],
 )
-def test_clients_that_make_no_federation_are_refused(clients: list[str], target: str, message: str) -> None:
-    with pytest.raises(RosterError, match=message):
+def test_clients_that_make_no_federation_are_refused(argument: str, clients: list[str], target: str) -> None:
+    with refused(argument, RosterError):
         make_roster(clients, target)
 
 
@@ -97,20 +79,24 @@ def test_a_placement_by_name_is_followed() -> None:
     assert place(make_roster("abc", "a"), 2, [["b"], ["c", "a"]]) == [1, 0, 1]
 
 
-def test_more_processes_than_clients_are_refused() -> None:
-    with pytest.raises(RosterError, match=r"3 processes for 2 clients .* use devices=2 or fewer"):
-        place(make_roster("ab", "a"), 3)
-
-
 @pytest.mark.parametrize(
-    "placement",
-    [[["a"], ["b"]], [["a", "b"], ["b", "c"]], [["a", "b", "c"], []], [["a", "b"], ["x"]], [["a", "bc"], []]],
+    ("world_size", "placement"),
+    [
+        (2, [["a", "b", "c"]]),  # too few lists
+        (2, [["a"], ["b"]]),
+        (2, [["a", "b"], ["b", "c"]]),
+        (2, [["a", "b", "c"], []]),
+        (2, [["a", "b"], ["x"]]),
+        (2, [["a", "bc"], []]),
+    ],
 )
-def test_a_placement_must_name_each_client_once_and_leave_no_rank_empty(placement: list[list[str]]) -> None:
-    with pytest.raises(RosterError, match=r"placement must name each of \['a', 'b', 'c'\] once"):
-        place(make_roster("abc", "a"), 2, placement)
+def test_a_placement_must_name_each_client_once_and_leave_no_rank_empty(
+    world_size: int, placement: list[list[str]]
+) -> None:
+    with refused("placement", RosterError):
+        place(make_roster("abc", "a"), world_size, placement)
 
 
-def test_a_placement_needs_one_list_per_process() -> None:
-    with pytest.raises(RosterError, match="placement has 1 entries for 2 processes"):
-        place(make_roster("abc", "a"), 2, [["a", "b", "c"]])
+def test_more_processes_than_clients_are_refused() -> None:
+    with pytest.raises(RosterError, match="3 processes for 2 clients"):
+        place(make_roster("ab", "a"), 3)

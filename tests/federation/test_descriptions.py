@@ -59,7 +59,7 @@ def test_a_description_has_contents_and_no_addresses(value: Any, text: str) -> N
     assert described(value) == text
 
 
-def test_functions_of_one_place_are_described_alike() -> None:
+def test_functions_of_one_scope_are_described_alike() -> None:
     made = [lambda x, k=k: k * x for k in range(2)]
     assert described(made[0]) == described(made[1])
     assert "0x" not in described([*made, Thing().__class__, object(), double])
@@ -92,7 +92,6 @@ def test_what_contains_itself_has_an_end() -> None:
 
 
 def test_arrays_of_objects_have_a_fingerprint_of_their_contents() -> None:
-    """Their bytes are addresses."""
     makes = [np.array([["a" * 50], {"b": 1}], dtype=object) for _ in range(2)]
     assert fingerprint(makes[0]) == fingerprint(makes[1])
     assert fingerprint(makes[0]) != fingerprint(np.array([["b"], {"b": 1}], dtype=object))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import pickle
@@ -145,10 +144,3 @@ def test_fingerprints_tell_apart_what_is_different_and_nothing_else() -> None:
         (torch.arange(6).reshape(2, 3).t(), torch.tensor([[0, 3], [1, 4], [2, 5]])),
     ):
         assert fingerprint(one) == fingerprint(other)
-
-
-def test_a_structure_is_json_that_one_can_read() -> None:
-    message = document({"a": (1, [math.inf])}, "a test")
-    assert json.dumps(["dict", ["a", ["tuple", 1, ["list", ["float", "inf"]]]]], separators=(",", ":")) in bytes(
-        message.tolist()
-    ).decode(errors="replace")

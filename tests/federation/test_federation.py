@@ -6,7 +6,7 @@ import io
 import json
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,6 @@ from fedlit.federation import (
     Federation,
     FederationError,
     Fraction,
-    Ledger,
     PayloadError,
     RosterError,
     Schedule,
@@ -52,18 +51,14 @@ def size(payload: Mapping[str, Tensor]) -> int:
     return 4 + len(json.dumps(header, separators=(",", ":"))) + body
 
 
-def description(payload: Mapping[str, Tensor]) -> Tensor:
-    """What a message of a sum says about the entries in its vector: as many bytes as the header of the payload."""
+def uplink(payload: Mapping[str, Tensor], vector: Tensor, **more: Tensor) -> int:
+    """Bytes of a message of a sum, which has the header of the payload as one entry."""
     body = sum(t.numel() * t.element_size() for t in payload.values())
-    return torch.zeros(size(payload) - 4 - body, dtype=torch.uint8)
-
-
-def uplink(payload: Mapping[str, Tensor], vector: Tensor) -> int:
-    return size({"schema": description(payload), "sum": vector})
+    return size({"schema": torch.zeros(size(payload) - 4 - body, dtype=torch.uint8), **more, "sum": vector})
 
 
 def downlink(payload: Mapping[str, Tensor], vector: Tensor) -> int:
-    return size({"schema": description(payload), "about": torch.zeros(2, dtype=torch.int32), "sum": vector})
+    return uplink(payload, vector, about=torch.zeros(2, dtype=torch.int32))
 
 
 def routes(received: Mapping[str, Mapping[str, Any]]) -> set[tuple[str, str]]:
@@ -83,28 +78,24 @@ def test_the_roster_is_seen_from_all_sides() -> None:
     assert repr(fed) == "Federation(sources=[a, b, c], target='t', round_idx=0)"
 
 
-def test_introductions_tell_sizes() -> None:
+def test_introductions_bring_sizes() -> None:
     fed = federation()
-    with pytest.raises(RosterError, match=r"number of training samples of \['a', 'b', 'c', 't'\] is not known"):
+    with pytest.raises(RosterError, match=r"\['a', 'b', 'c', 't'\] is not known"):
         _ = fed.weights
     fed.introduce({name: Facts(10 * (i + 1), (3, 8, 8)) for i, name in enumerate(NAMES)})
     assert fed.weights == {"a": 10, "b": 20, "c": 30, "t": 40}
     assert fed.present()[1].num_samples == 20
+    given = Federation([Client("a", num_samples=3), Client("t", "target", num_samples=4)], "t")
+    assert given.weights == {"a": 3, "t": 4}
 
 
 @pytest.mark.parametrize(
-    ("facts", "message"),
-    [
-        ({"a": (1, (2,)), "b": (1, (2,)), "t": (1, (2,))}, r"clients \['c'\] have no training data"),
-        (
-            {"a": (1, (2,)), "b": (1, (2,)), "c": (1, (3,)), "t": (1, (2,))},
-            r"samples of client 'c' have shape \(3,\), those of 'a' have \(2,\)",
-        ),
-    ],
+    ("shape", "message"), [(None, r"\['c'\] have no training data"), ((3,), "client 'c' have shape")]
 )
-def test_introductions_that_do_not_fit_are_refused(facts: dict[str, Any], message: str) -> None:
+def test_introductions_that_do_not_fit_are_refused(shape: tuple[int] | None, message: str) -> None:
+    facts = {name: Facts(1, (2,)) for name in "abt"} | ({"c": Facts(1, shape)} if shape else {})
     with pytest.raises(RosterError, match=message):
-        federation().introduce({name: Facts(*fact) for name, fact in facts.items()})
+        federation().introduce(facts)
 
 
 # ---------------------------------------------------------------- exchange
@@ -119,9 +110,8 @@ def test_a_broadcast_reaches_everybody_else() -> None:
 def test_receivers_can_be_chosen_for_all_senders_or_one_by_one() -> None:
     fed = federation()
     assert routes(fed.exchange("x", same(1.0, ["a", "b"]), to=["t", "b"])) == {("a", "b"), ("a", "t"), ("b", "t")}
-    assert routes(fed.exchange("x", same(1.0), to={"a": ["b"], "t": fed.sources})) == {
-        ("a", "b"), ("t", "a"), ("t", "b"), ("t", "c"),
-    }  # fmt: skip
+    received = fed.exchange("x", same(1.0), to={"a": ["b"], "t": fed.sources})
+    assert routes(received) == {("a", "b"), ("t", "a"), ("t", "b"), ("t", "c")}
 
 
 @pytest.mark.parametrize("to", [[], {}, {"a": []}])
@@ -133,30 +123,26 @@ def test_no_receivers_means_nobody_and_not_everybody(to: Any) -> None:
 
 
 def test_receivers_may_come_from_a_generator() -> None:
-    fed = federation()
-    assert routes(fed.exchange("x", same(1.0, ["a", "b"]), to=(name for name in ["t", "c"]))) == {
-        ("a", "c"), ("a", "t"), ("b", "c"), ("b", "t"),
-    }  # fmt: skip
-    received = fed.mean("x", same(1.0), among=(name for name in ["a", "b"]), to=(name for name in ["c", "t"]))
-    assert list(received) == ["c", "t"]
+    received = federation().exchange("x", same(1.0, ["a", "b"]), to=(name for name in ["t", "c"]))
+    assert routes(received) == {("a", "c"), ("a", "t"), ("b", "c"), ("b", "t")}
 
 
-@pytest.mark.parametrize("to", [["zoe"], {"zoe": ["a"]}, {"a": ["zoe"]}, "zoe", "t"])
-def test_unknown_receivers_are_refused(to: Any) -> None:
-    with pytest.raises(RosterError, match=r"to must list clients of \['a', 'b', 'c', 't'\], got"):
-        federation().exchange("x", same(1.0, ["a"]), to=to)
-
-
-@pytest.mark.parametrize("argument", ["among", "to"])
-def test_unknown_names_are_refused_in_a_mean(argument: str) -> None:
-    with pytest.raises(RosterError, match=rf"{argument} must list clients of .*, got \['zoe'\]"):
-        federation().mean("x", same(1.0), **{argument: ["a", "zoe"]})
-
-
-@pytest.mark.parametrize("verb", ["exchange", "mean", "sum"])
-def test_an_unknown_sender_is_refused(verb: str) -> None:
-    with pytest.raises(RosterError, match="sender 'zoe' is not one of the clients"):
-        getattr(federation(), verb)("x", {"zoe": {"x": X}})
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda fed: fed.exchange("x", same(1.0, ["a"]), to=["zoe"]),
+        lambda fed: fed.exchange("x", same(1.0, ["a"]), to={"zoe": ["a"]}),
+        lambda fed: fed.exchange("x", same(1.0, ["a"]), to={"a": ["zoe"]}),
+        lambda fed: fed.exchange("x", same(1.0, ["a"]), to="t"),  # which would be taken letter by letter
+        lambda fed: fed.mean("x", same(1.0), among=["a", "zoe"]),
+        lambda fed: fed.mean("x", same(1.0), to=["a", "zoe"]),
+        *(lambda fed, verb=verb: getattr(fed, verb)("x", {"zoe": {"x": X}}) for verb in ("exchange", "mean", "sum")),
+        lambda fed: fed.report({"zoe": {"acc": 1.0}}, ["acc"]),
+    ],
+)
+def test_unknown_clients_are_refused(call: Callable[[Federation], Any]) -> None:
+    with pytest.raises(RosterError, match="clients"):
+        call(federation())
 
 
 def test_shapes_may_differ_between_clients() -> None:
@@ -226,9 +212,8 @@ def test_the_mean_agrees_with_fedavg_and_numpy(drawn: tuple[list[list[float]], l
     values, weights = drawn
     updates = [{"x": torch.tensor(row[:2]).double(), "y": torch.tensor(row[2]).double()} for row in values]
     names = NAMES[: len(values)]
-    mean = federation().mean(
-        "w", dict(zip(names, updates, strict=True)), weights=dict(zip(names, weights, strict=True))
-    )["t"]
+    by_name = dict(zip(names, weights, strict=True))
+    mean = federation().mean("w", dict(zip(names, updates, strict=True)), weights=by_name)["t"]
     expected = fedavg(updates, weights)
     for name in ("x", "y"):
         stacked = np.stack([update[name].numpy() for update in updates])
@@ -284,18 +269,9 @@ def test_the_scale_of_weights_does_not_matter_even_at_the_ends_of_float32() -> N
         assert math.isclose(mean["t"]["x"].item(), 2e30, rel_tol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("weights", "message"),
-    [
-        ({"a": 1.0}, r"weights must name every client that sends, missing \['b'\]"),
-        ({"a": 1.0, "b": 0.0}, r"weights must be positive and finite, got \{'b': 0.0\}"),
-        ({"a": 1.0, "b": -1.0}, r"weights must be positive and finite"),
-        ({"a": 1.0, "b": math.inf}, r"weights must be positive and finite"),
-        ({"a": 1.0, "b": math.nan}, r"weights must be positive and finite"),
-    ],
-)
-def test_missing_or_useless_weights_are_refused(weights: dict[str, float], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize("weights", [{"a": 1.0}, *({"a": 1.0, "b": b} for b in (0.0, -1.0, math.inf, math.nan))])
+def test_missing_or_useless_weights_are_refused(weights: dict[str, float]) -> None:
+    with pytest.raises(PayloadError, match="weights must"):
         federation().mean("w", same(1.0, ["a", "b"]), weights=weights)
 
 
@@ -307,22 +283,11 @@ def test_weights_of_clients_that_do_not_send_do_not_matter() -> None:
 
 
 @pytest.mark.parametrize(
-    ("other", "detail"),
-    [
-        ({"x": torch.zeros(3)}, r"'x' is \(torch.float32, \(2,\)\) there and \(torch.float32, \(3,\)\) here"),
-        ({"x": torch.zeros(2).double()}, r"'x' is \(torch.float32, \(2,\)\) there and \(torch.float64"),
-        ({"y": torch.zeros(2)}, r"'x' is \(torch.float32, \(2,\)\) there and None here"),
-    ],
+    "other", [{"x": torch.zeros(3)}, {"x": torch.zeros(2).double()}, {"y": torch.zeros(2)}, {"y": X, "x": X}]
 )
-def test_payloads_that_cannot_be_added_are_refused_by_client_and_entry(other: dict[str, Tensor], detail: str) -> None:
-    message = rf"payloads of channel 'w' must agree to be added: client 'b' differs from 'a', {detail}"
-    with pytest.raises(PayloadError, match=message):
-        federation().mean("w", {"a": {"x": X}, "b": other})
-
-
-def test_entries_in_another_order_are_refused() -> None:
-    with pytest.raises(PayloadError, match="client 'b' differs from 'a', the order differs"):
-        federation().sum("w", {"a": {"x": X, "y": X}, "b": {"y": X, "x": X}})
+def test_payloads_that_cannot_be_added_are_refused_by_client(other: dict[str, Tensor]) -> None:
+    with pytest.raises(PayloadError, match="client 'b' differs from 'a'"):
+        federation().mean("w", {"a": {"x": X, "y": X} if len(other) == 2 else {"x": X}, "b": other})
 
 
 @pytest.mark.parametrize("verb", ["exchange", "mean", "sum"])
@@ -330,11 +295,10 @@ def test_entries_in_another_order_are_refused() -> None:
 def test_a_diverged_client_is_named(verb: str, value: float) -> None:
     fed = federation()
     fed.round_idx = 12
-    message = "client 'b' would send NaN or infinity over channel 'w' in round 12"
-    with pytest.raises(DivergedError, match=message):
+    with pytest.raises(DivergedError, match=r"client 'b' .* channel 'w' in round 12"):
         getattr(fed, verb)("w", {"a": {"x": X}, "b": {"x": torch.tensor([0.0, value])}})
     assert len(fed.ledger) == 0
-    fed.exchange("w", same(1.0))  # the failure has been told, and is over
+    fed.exchange("w", same(1.0))  # the failure was raised, and is over
 
 
 def test_a_failure_is_kept_until_the_next_exchange_and_the_first_counts() -> None:
@@ -344,12 +308,6 @@ def test_a_failure_is_kept_until_the_next_exchange_and_the_first_counts() -> Non
     with pytest.raises(DivergedError, match="the first"):
         fed.report({}, ["loss"])
     assert fed.report({}, ["loss"]) == {}
-
-
-@pytest.mark.parametrize("channel", ["", "x" * 33, "ü" * 17])
-def test_a_channel_has_1_to_32_bytes(channel: str) -> None:
-    with pytest.raises(ValueError, match="a channel must have 1 to 32 bytes of UTF-8 and not end in '/keys', got"):
-        federation().exchange(channel, same(1.0))
 
 
 # ---------------------------------------------------------------- away and back
@@ -382,10 +340,7 @@ def test_a_mean_that_was_for_others_is_not_caught_up_with() -> None:
     fed = federation(participation=Schedule([["a", "t"], NAMES]))
     fed.mean("w", same(3.0), to=["a", "b"])
     fed.round_idx = 1
-    assert list(fed.catch_up("w")) == ["b"]  # neither "c", who was away, nor "t", who was there, had been addressed
-
-
-def test_clients_unheard_on_one_channel_catch_up_too() -> None:
+    assert list(fed.catch_up("w")) == ["b"]  # "c" was absent and "t" present, and neither was a receiver
     fed = federation(heard={"w": Schedule([["a", "t"], NAMES])})
     fed.mean("w", same(3.0))
     fed.round_idx = 1
@@ -416,7 +371,7 @@ def test_a_mean_over_too_few_is_skipped_with_one_warning_per_channel_if_declared
     declared = [Summed("x", too_few="skip"), Summed("y", too_few="skip"), Summed("z")]
     talk = federation(privacy=PairwiseMasking(colluders=0), participation=rounds, channels=declared)
     sources = ["a", "b", "c"]
-    with pytest.warns(UserWarning, match=r"channel 'x': \['a'\] alone .* fewer than 2 .*UniformSubset\(at_least=2\)"):
+    with pytest.warns(UserWarning, match=r"channel 'x': \['a'\] alone"):
         assert talk.mean("x", same(1.0), among=sources) == {}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -425,7 +380,7 @@ def test_a_mean_over_too_few_is_skipped_with_one_warning_per_channel_if_declared
     with pytest.warns(UserWarning, match="channel 'y'"):
         talk.mean("y", same(1.0), among=sources)
     assert len(talk.ledger) == 0
-    with pytest.raises(FederationError, match=r"run over \['a'\] alone, but PairwiseMasking hides nothing"):
+    with pytest.raises(FederationError, match=r"run over \['a'\] alone"):
         talk.mean("z", same(1.0), among=sources)
     talk.round_idx = 2
     assert talk.mean("x", same(1.0), among=sources).keys() == {"a", "b", "t"}
@@ -448,31 +403,23 @@ def test_absent_clients_send_and_receive_where_they_are_asked_to(privacy: Pairwi
     mean = talk.mean("x", payloads, among=["a", "b", "c"], to=["b", "t"], absent_too=True)
     assert mean.keys() == {"b", "t"}
     torch.testing.assert_close(mean["t"]["x"], torch.tensor([1.0, 1.0]), atol=1e-5, rtol=0)
-    told = talk.exchange("x", payloads, to=["c", "t"], absent_too=True)
-    assert told.keys() == {"c", "t"}
-    assert told["t"].keys() == {"a", "b", "c"}
-    assert told["c"].keys() == {"a", "b", "t"}
-    assert talk.exchange("x", payloads) == {}  # without it, the target is heard alone
+    received = talk.exchange("x", payloads, to=["c", "t"], absent_too=True)
+    assert {name: set(senders) for name, senders in received.items()} == {"c": {*"abt"}, "t": {*"abc"}}
+    assert talk.exchange("x", payloads) == {}  # without it, the target participates alone
 
 
-def test_a_report_tells_everyone_what_was_given() -> None:
+def test_a_report_reaches_everyone() -> None:
     fed = federation()
-    told = fed.report({"c": {"acc": 0.5}, "a": {"loss": 1.5, "acc": math.nan}}, ["acc", "loss"])
-    assert list(told) == ["a", "c"]
-    assert math.isnan(told["a"]["acc"])
-    assert (told["a"]["loss"], told["c"]) == (1.5, {"acc": 0.5})
-    up = {"a": size({"acc": torch.zeros((), dtype=torch.float64), "loss": torch.zeros((), dtype=torch.float64)})}
-    up["c"] = size({"acc": torch.zeros((), dtype=torch.float64)})
+    reported = fed.report({"c": {"acc": 0.5}, "a": {"loss": 1.5, "acc": math.nan}}, ["acc", "loss"])
+    assert list(reported) == ["a", "c"]
+    assert math.isnan(reported["a"]["acc"])
+    assert (reported["a"]["loss"], reported["c"]) == (1.5, {"acc": 0.5})
+    number = torch.zeros((), dtype=torch.float64)
+    up = {"a": size({"acc": number, "loss": number}), "c": size({"acc": number})}
     assert {(e.sender, e.receiver): e.num_bytes for e in fed.ledger} == {
-        ("a", SERVER): up["a"],
-        ("c", SERVER): up["c"],
-        **{(SERVER, name): up["a"] + up["c"] for name in NAMES},
+        **{(name, SERVER): num_bytes for name, num_bytes in up.items()},
+        **{(SERVER, name): sum(up.values()) for name in NAMES},
     }
-
-
-def test_a_report_of_a_stranger_is_refused() -> None:
-    with pytest.raises(RosterError, match="sender 'zoe' is not one of the clients"):
-        federation().report({"zoe": {"acc": 1.0}}, ["acc"])
 
 
 # ---------------------------------------------------------------- ledger
@@ -497,10 +444,7 @@ def test_a_mean_and_a_sum_are_booked_at_their_wire_size(weighted: bool, dtype: t
     payload = {"x": torch.zeros(3, 2, dtype=dtype), "h": torch.zeros(5, dtype=torch.float16)}
     vector = torch.zeros(11 + weighted, dtype=torch.float32 if dtype == torch.float32 else torch.float64)
     payloads = {name: payload for name in ["a", "c"]}
-    if weighted:
-        fed.mean("w", payloads, to=["t", "a"])
-    else:
-        fed.sum("w", payloads, to=["t", "a"])
+    (fed.mean if weighted else fed.sum)("w", payloads, to=["t", "a"])
     assert {(e.sender, e.receiver): e.num_bytes for e in fed.ledger} == {
         ("a", SERVER): uplink(payload, vector),
         ("c", SERVER): uplink(payload, vector),
@@ -556,16 +500,5 @@ def test_a_federation_goes_on_where_its_state_left_off() -> None:
 )
 def test_the_state_of_another_roster_is_refused(clients: list[str], target: str) -> None:
     state = federation().state_dict()
-    with pytest.raises(RosterError, match=r"the checkpoint belongs to another federation: it has a .source., b"):
+    with pytest.raises(RosterError, match="belongs to another federation"):
         Federation(clients, target).load_state_dict(state)
-
-
-def test_an_empty_federation_has_a_state_too() -> None:
-    fed = federation()
-    fed.load_state_dict(saved_and_loaded(federation().state_dict()))
-    assert fed.ledger == Ledger()
-
-
-def test_clients_may_be_given_with_their_weights() -> None:
-    fed = Federation([Client("a", num_samples=3), Client("t", "target", num_samples=4)], "t")
-    assert fed.weights == {"a": 3, "t": 4}

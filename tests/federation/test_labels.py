@@ -19,7 +19,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from fedlit.federation import GuardedLabels, LabelGuardError, reveal_for_oracle
 from fedlit.federation.labels import guard
 
-SEALED = torch.tensor([0, 2])
+LABELS = torch.tensor([0, 2])
 LOGITS = torch.zeros(2, 3)
 
 ATTEMPTS: dict[str, Callable[[Any], Any]] = {
@@ -52,10 +52,10 @@ ATTEMPTS: dict[str, Callable[[Any], Any]] = {
     "torch.as_tensor": torch.as_tensor,
     "torch.stack": lambda y: torch.stack([y]),
     "torch.cat": lambda y: torch.cat([LOGITS, y]),
-    "torch.equal": lambda y: torch.equal(SEALED, y),
-    "tensor == guard": lambda y: y == SEALED,
-    "tensor + guard": lambda y: SEALED + y,
-    "guard + tensor": lambda y: y + SEALED,
+    "torch.equal": lambda y: torch.equal(LABELS, y),
+    "tensor == guard": lambda y: y == LABELS,
+    "tensor + guard": lambda y: LABELS + y,
+    "guard + tensor": lambda y: y + LABELS,
     "gather": lambda y: LOGITS.gather(1, y),
     "tensor index": lambda y: LOGITS[y],
     "cross entropy": lambda y: F.cross_entropy(LOGITS, y),
@@ -66,34 +66,31 @@ ATTEMPTS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("sealed", [None, SEALED], ids=["empty", "sealed"])
+@pytest.mark.parametrize("labels", [None, LABELS], ids=["empty", "full"])
 @pytest.mark.parametrize("attempt", ATTEMPTS.values(), ids=ATTEMPTS.keys())
-def test_every_attempt_to_read_raises(attempt: Callable[[Any], Any], sealed: torch.Tensor | None) -> None:
-    with pytest.raises(LabelGuardError, match="labels of target client 'webcam' are not available"):
-        attempt(GuardedLabels("webcam", sealed))
+def test_every_attempt_to_read_raises(attempt: Callable[[Any], Any], labels: torch.Tensor | None) -> None:
+    with pytest.raises(LabelGuardError, match="client 'webcam'"):
+        attempt(GuardedLabels("webcam", labels))
 
 
-def test_the_hash_is_refused_too() -> None:
+def test_hashing_is_refused_and_printing_shows_no_label() -> None:
     with pytest.raises(TypeError, match="unhashable"):
         hash(GuardedLabels("t"))
-
-
-def test_printing_shows_the_client_and_no_label() -> None:
-    assert repr(GuardedLabels("webcam", SEALED)) == str(GuardedLabels("webcam", SEALED)) == "GuardedLabels('webcam')"
+    assert repr(GuardedLabels("webcam", LABELS)) == str(GuardedLabels("webcam", LABELS)) == "GuardedLabels('webcam')"
 
 
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda y: pickle.loads(pickle.dumps(y))])
 def test_copies_and_pickles_stay_guarded(duplicate: Callable[[GuardedLabels], GuardedLabels]) -> None:
-    twin = duplicate(GuardedLabels("t", SEALED))
-    assert torch.equal(reveal_for_oracle(twin), SEALED)
+    twin = duplicate(GuardedLabels("t", LABELS))
+    assert torch.equal(reveal_for_oracle(twin), LABELS)
     with pytest.raises(LabelGuardError):
         len(twin)
 
 
 def test_moving_a_batch_keeps_the_guard_and_moves_the_labels() -> None:
-    moved = move_data_to_device({"t": (LOGITS, GuardedLabels("t", SEALED))}, torch.device("meta"))["t"][1]
+    moved = move_data_to_device({"t": (LOGITS, GuardedLabels("t", LABELS))}, torch.device("meta"))["t"][1]
     assert reveal_for_oracle(moved).device.type == "meta"
-    assert reveal_for_oracle(GuardedLabels("t", SEALED).to(torch.int8)).dtype == torch.int8
+    assert reveal_for_oracle(GuardedLabels("t", LABELS).to(torch.int8)).dtype == torch.int8
     with pytest.raises(LabelGuardError):
         reveal_for_oracle(GuardedLabels("t").to("cpu"))
 
@@ -101,33 +98,30 @@ def test_moving_a_batch_keeps_the_guard_and_moves_the_labels() -> None:
 @pytest.mark.filterwarnings("ignore:Trying to infer the `batch_size`")
 def test_lightning_finds_the_size_of_a_guarded_batch() -> None:
     """`self.log` without a batch size looks into every iterable of the batch; the guard must not look like one."""
-    assert extract_batch_size({"a": (LOGITS, SEALED), "t": (LOGITS, GuardedLabels("t"))}) == 2
+    assert extract_batch_size({"a": (LOGITS, LABELS), "t": (LOGITS, GuardedLabels("t"))}) == 2
 
 
-def test_only_sealed_labels_are_revealed_and_plain_ones_pass() -> None:
-    assert torch.equal(reveal_for_oracle(GuardedLabels("t", SEALED)), SEALED)
-    assert reveal_for_oracle(SEALED) is SEALED
+def test_only_guarded_labels_are_revealed_and_plain_ones_pass() -> None:
+    assert torch.equal(reveal_for_oracle(GuardedLabels("t", LABELS)), LABELS)
+    assert reveal_for_oracle(LABELS) is LABELS
     with pytest.raises(LabelGuardError, match="give the data module target_labels"):
         reveal_for_oracle(GuardedLabels("t"))
 
 
 def test_guarding_a_batch_touches_one_clients_labels_only() -> None:
     extra = torch.ones(2)
-    batch = {"a": (LOGITS, SEALED), "t": [LOGITS, SEALED, extra]}
+    batch = {"a": (LOGITS, LABELS), "t": [LOGITS, LABELS, extra]}
     guarded = guard(batch, "t", keep=True)
     assert guarded["a"] is batch["a"]
     inputs, labels, rest = guarded["t"]
     assert inputs is LOGITS
     assert rest is extra
-    assert reveal_for_oracle(labels) is SEALED
-    assert batch["t"][1] is SEALED  # the batch given is left as it was
-
-
-def test_labels_that_are_not_kept_are_thrown_away() -> None:
+    assert reveal_for_oracle(labels) is LABELS
+    assert batch["t"][1] is LABELS  # the batch is left as it was
     with pytest.raises(LabelGuardError):
-        reveal_for_oracle(guard({"t": (LOGITS, SEALED)}, "t", keep=False)["t"][1])
+        reveal_for_oracle(guard({"t": (LOGITS, LABELS)}, "t", keep=False)["t"][1])
 
 
-@pytest.mark.parametrize("batch", [{}, {"a": (LOGITS, SEALED)}, {"t": (LOGITS,)}, {"t": (LOGITS, GuardedLabels("t"))}])
+@pytest.mark.parametrize("batch", [{}, {"a": (LOGITS, LABELS)}, {"t": (LOGITS,)}, {"t": (LOGITS, GuardedLabels("t"))}])
 def test_a_batch_without_labels_of_the_client_is_left_as_it_is(batch: dict[str, Any]) -> None:
     assert guard(batch, "t", keep=True) is batch

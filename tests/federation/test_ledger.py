@@ -67,7 +67,7 @@ def test_a_checkpoint_loaded_with_weights_only_restores_the_ledger(rows: list[tu
     assert other.total_bytes == ledger.total_bytes
 
 
-def test_equality_looks_at_entries_and_not_at_the_order_of_booking() -> None:
+def test_equal_ledgers_have_equal_entries_in_any_order() -> None:
     rows = [(0, "w", "a", SERVER, 1), (0, "w", "b", SERVER, 2)]
     assert booked(rows) == booked(rows[::-1])
     assert booked(rows) != booked(rows[:1])

@@ -1,4 +1,4 @@
-"""A server that leaves out a vector that has arrived, and tells everybody so: what is noticed, and what is not."""
+"""A server that leaves out a vector that has arrived: a mean shows it, and a sum does not."""
 
 from __future__ import annotations
 
@@ -8,16 +8,7 @@ import pytest
 import torch
 
 from fedlit.federation import Federation
-from fedlit.privacy import (
-    BFV,
-    CKKS,
-    FixedPoint,
-    Paillier,
-    PairwiseMasking,
-    Plain,
-    PrivacyError,
-    SecureAggregation,
-)
+from fedlit.privacy import BFV, CKKS, FixedPoint, Paillier, PairwiseMasking, Plain, PrivacyError, SecureAggregation
 
 NAMES = ["a", "b", "c", "d", "t"]
 SAMPLES = {"a": 10.0, "b": 300.0, "c": 20.0, "d": 40.0, "t": 7.0}
@@ -34,7 +25,6 @@ BACKENDS: dict[str, Any] = {
 
 
 def lying(backend: SecureAggregation, monkeypatch: pytest.MonkeyPatch, without: str) -> SecureAggregation:
-    """The same, with a server that declares one client vanished whose vector it has."""
     kind = type(backend.server())
     add = kind.add
 
@@ -63,20 +53,17 @@ def backend(request: pytest.FixtureRequest) -> SecureAggregation:
 def test_a_mean_without_a_vector_that_has_arrived_is_nobodys(
     monkeypatch: pytest.MonkeyPatch, backend: SecureAggregation, weights: Any, without: str
 ) -> None:
-    """The attack: the server learns the sum of the others, and before this check nobody was any the wiser."""
     federation = Federation(NAMES, "t", privacy=lying(backend, monkeypatch, without), seed=0)
     with pytest.raises(PrivacyError, match=r"has left a vector out that arrived|4 vectors, 5 were announced"):
         federation.mean("weights", payloads(), weights=weights)
 
 
 def test_a_sum_has_no_weight_and_nobody_notices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is not promised: the description of the backend says what the server learns so."""
     backend = PairwiseMasking()
     federation = Federation(NAMES, "t", privacy=lying(backend, monkeypatch, "t"), seed=0)
     total = federation.sum("weights", payloads())["a"]["x"]
     torch.testing.assert_close(total, torch.full((3,), 6.0))
-    assert "reports clients as dropped whose vectors it has, the sum of the others" in backend.describe().revealed
-    assert "caught" not in " ".join(str(value) for value in vars(backend.describe()).values())
+    assert "reports clients as dropped whose vectors it has" in backend.describe().revealed
 
 
 @pytest.mark.parametrize("weights", [None, SAMPLES])

@@ -45,15 +45,14 @@ def test_what_looks_the_same_is_escaped() -> None:
     assert shown([COMPOSED, DECOMPOSED, "north\u200b"]) == r"['Zürich', 'Zu\u0308rich', 'north\u200b']"
 
 
-@pytest.mark.parametrize("pair", [["North", "north"], [COMPOSED, DECOMPOSED], ["ward 1", "WARD  1"]])
-def test_clients_whose_names_are_alike_are_no_roster(pair: list[str]) -> None:
-    with pytest.raises(RosterError, match=r"client names \[.*\] differ in .* alone: if they are one client, write its"):
-        make_roster([*pair, "target"], "target")
+def test_clients_whose_names_are_alike_are_no_roster() -> None:
+    with pytest.raises(RosterError, match="differ in capitals alone"):
+        make_roster(["North", "north", "target"], "target")
 
 
 @pytest.mark.parametrize("name", ["north ", "\u00a0north", "north\u200b", "nor\tth", "Server", "SERVER"])
 def test_outer_blanks_invisible_signs_and_the_servers_name_are_refused(name: str) -> None:
-    with pytest.raises(RosterError, match=r"without .* outer blanks and invisible signs.* rename the client"):
+    with pytest.raises(RosterError, match="rename the client"):
         Client(name)
 
 
@@ -69,28 +68,26 @@ def test_outer_blanks_invisible_signs_and_the_servers_name_are_refused(name: str
         ("~", None, "null"),
     ],
 )
-def test_what_yaml_makes_of_a_name_is_told_with_quotes(text: str, read: object, quoted: str) -> None:
+def test_how_to_quote_what_yaml_reads_otherwise(text: str, read: object, quoted: str) -> None:
     value = yaml.safe_load(text)
     assert value == read
     problem = not_text(value)
     assert problem is not None
-    assert problem.startswith(f"got {read!r}: YAML reads ")
-    assert f"quote it, as in '{quoted}'" in problem
-    with pytest.raises(RosterError, match=f"quote it, as in '{quoted}'"):
-        make_roster([value, "south"], "south")
-    with pytest.raises(RosterError, match=f"clients must have names in text, got {read!r}.*quote it"):
-        Digits(clients=[value, "fonts"])
+    assert f"as in '{quoted}'" in problem
+    for call in (lambda: make_roster([value, "south"], "south"), lambda: Digits(clients=[value, "fonts"])):
+        with pytest.raises(RosterError, match=f"quote it, as in '{quoted}'"):
+            call()
 
 
-def test_dates_and_other_types_are_told_too() -> None:
-    assert "YAML reads digits without quotes as a date" in str(not_text(yaml.safe_load("2020-01-02")))
-    assert not_text(["a"]) == "got ['a']: it is of type list"
+def test_dates_and_other_types_are_no_texts() -> None:
+    assert "as a date" in str(not_text(yaml.safe_load("2020-01-02")))
+    assert "of type list" in str(not_text(["a"]))
     assert not_text("no") is None
     check_texts("files", {"a": 1})
     check_texts("files", None)
-    with pytest.raises(TypeError, match=r"files must have names in text, got False"):
+    with pytest.raises(TypeError, match="files must have"):
         check_texts("files", {False: "no.csv"})
-    with pytest.raises(TypeError, match=r"classes must be a list of texts, got the text 'yes': write \['yes'\]"):
+    with pytest.raises(TypeError, match="classes must be a list"):
         check_list("classes", "yes")
 
 
@@ -103,11 +100,11 @@ def test_a_data_modules_target_and_clients_are_texts(argument: str, value: Any) 
 @pytest.mark.parametrize(
     ("sites", "error", "message"),
     [
-        ([False, "se"], TypeError, "sites must have names in text, got False: YAML reads no, off and false"),
-        ({"a": [True]}, TypeError, r"sites\['a'\] must have names in text, got True"),
-        ({1: ["a"]}, TypeError, "sites must have names in text, got 1"),
-        (["North", "north"], ValueError, r"sites must be different names, but \['North', 'north'\] differ in capitals"),
-        ({"a": ["x"], "b": ["X"]}, ValueError, r"clients of sites must be different names, but \['x', 'X'\]"),
+        ([False, "se"], TypeError, "sites must have"),
+        ({"a": [True]}, TypeError, r"sites\['a'\] must have"),
+        ({1: ["a"]}, TypeError, "sites must have"),
+        (["North", "north"], ValueError, "differ in capitals"),
+        ({"a": ["x"], "b": ["X"]}, ValueError, r"\['x', 'X'\]"),
     ],
 )
 def test_a_servers_sites_are_texts_and_differ(sites: Any, error: type[Exception], message: str) -> None:

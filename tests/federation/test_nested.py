@@ -97,14 +97,14 @@ def test_what_stays_beside_tensors_goes_along() -> None:
     assert take(list("abc"), torch.tensor([True, False, True])) == ["a", "c"]
     assert concatenate([["a"], ["b", "c"]]) == ["a", "b", "c"]
     assert mapped(Tensor.double, batch)["names"] == list("abcdef")
-    with pytest.raises(TypeError, match=r"samples\['t'\] are of type set, of which no samples can be taken"):
+    with pytest.raises(TypeError, match="of type set"):
         take({"t": {1, 2}}, slice(0, 1))
-    with pytest.raises(TypeError, match=r"inputs\['array'\] must be a tensor, got ndarray"):
+    with pytest.raises(TypeError, match="got ndarray"):
         leaves(batch)
 
 
 def test_batches_of_other_structures_are_not_joined() -> None:
-    with pytest.raises(ValueError, match=r"must have the tensors \[\"\['a'\]\"\], got \[\"\['b'\]\"\]"):
+    with pytest.raises(ValueError, match="must have the tensors"):
         concatenate([{"a": A}, {"b": A}])
 
 

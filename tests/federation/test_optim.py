@@ -44,18 +44,13 @@ def test_each_clients_gradient_is_clipped_by_its_own_norm() -> None:
     assert params["keys"][0].grad is None
 
 
-def test_a_client_with_several_groups_has_one_norm() -> None:
+def test_a_client_with_several_groups_has_one_norm_and_values_are_clipped_alone() -> None:
     params = parameters()
     optimizer = SGD([{"params": [param], "client": client} for client, own in params.items() for param in own], lr=0.1)
     params["a"][0].grad, params["a"][1].grad = torch.tensor([3.0, 0.0]), torch.tensor([4.0])
     assert float(client_norms(optimizer)["a"]) == pytest.approx(5.0)
     clip_client_gradients(optimizer, 2.5)
     assert params["a"][1].grad.tolist() == pytest.approx([2.0], abs=1e-5)
-
-
-def test_clipping_by_value() -> None:
-    params = parameters()
-    optimizer = SGD(groups(params), lr=0.1)
     params["a"][0].grad, params["b"][0].grad = torch.tensor([3.0, -4.0]), torch.tensor([0.5, -0.1])
     clip_client_gradients(optimizer, 1.0, "value")
     assert params["a"][0].grad.tolist() == [1.0, -1.0]

@@ -1,4 +1,4 @@
-"""The same messages summed over other clients: what sums tell together, and that it is said by the channel's name."""
+"""The same messages summed over other clients: what sums reveal together, and the warnings of it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ WEIGHTS = Summed("weights", "weights of the network", "sources")
 
 
 def own(name: str) -> Tensor:
-    """What a client sends whenever it is asked: a function of its data."""
     return torch.randn(6, generator=torch.Generator().manual_seed(NAMES.index(name)), dtype=torch.float64)
 
 
@@ -31,13 +30,12 @@ def federation(target: str = "e", **choices: Any) -> Federation:
 
 
 def total(fed: Federation, channel: str = "moments") -> Tensor:
-    """What the server learns in a round."""
     payloads = {client.name: {"x": own(client.name)} for client in fed.sources}
     return next(iter(fed.sum(channel, payloads).values()))["x"]
 
 
 @contextmanager
-def heard() -> Iterator[list[str]]:
+def warned() -> Iterator[list[str]]:
     words: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -48,8 +46,7 @@ def heard() -> Iterator[list[str]]:
 # ---------------------------------------------------------------- an experiment over targets
 
 
-def test_sums_over_all_targets_tell_every_message_and_zeros_in_place_of_absence_help_nobody() -> None:
-    """The attack: K sums over all but one give each client's message, as K equations do."""
+def test_sums_over_all_targets_reveal_every_message_and_zeros_in_place_of_absence_help_nobody() -> None:
     totals = {target: total(federation(target)) for target in NAMES}
     everything = sum(totals.values()) / (len(NAMES) - 1)
     for name in NAMES:
@@ -64,15 +61,12 @@ def test_sums_over_all_targets_tell_every_message_and_zeros_in_place_of_absence_
         torch.testing.assert_close(with_zeros(target), totals[target], atol=1e-5, rtol=0)
 
 
-def test_it_is_said_by_name_before_it_happens() -> None:
-    fed = federation()
-    moments, weights = over_other_targets(fed.channels, NAMES, NAMES)
+def test_sums_over_other_targets_are_named() -> None:
+    moments, weights = over_other_targets(federation().channels, NAMES, NAMES)
     assert "channel 'moments' is summed for the targets ['a', 'b', 'c', 'd', 'e']" in moments
-    assert "in every round each client sends the same" in moments
-    assert moments.endswith("Train for one target alone, or give differential_privacy")
+    assert "in every round" in moments
     assert "channel 'weights'" in weights
-    assert "in the first round each client sends the same" in weights
-    assert weights.endswith("or give each target a run with a seed of its own")
+    assert "in the first round" in weights
 
 
 @pytest.mark.parametrize(
@@ -84,17 +78,16 @@ def test_it_is_said_by_name_before_it_happens() -> None:
         ({"channels": [Summed("weights", "weights")]}, NAMES),  # of everyone, whoever is the target
     ],
 )
-def test_nothing_is_said_where_nothing_is_told(choices: dict[str, Any], targets: list[str]) -> None:
+def test_sums_over_other_targets_that_reveal_nothing_are_not_named(choices: dict[str, Any], targets: list[str]) -> None:
     assert over_other_targets(federation(**choices).channels, NAMES, targets) == []
 
 
-def test_methods_that_sum_over_other_clients_are_told_and_others_are_not() -> None:
+def test_methods_that_sum_over_other_clients_are_named_and_others_are_not() -> None:
     everyone = federation(channels=[Summed("weights", "weights of the network")])
     before = hidden_senders(everyone.channels)
     assert before == {"weights": tuple(NAMES)}
-    (told,) = over_other_senders(federation().channels, before, "FedAvg")
-    assert "channel 'weights' is summed over ['a', 'b', 'c', 'd'], and was over ['a', 'b', 'c', 'd', 'e']" in told
-    assert "with FedAvg and the same seed" in told
+    (sentence,) = over_other_senders(federation().channels, before, "FedAvg")
+    assert "summed over ['a', 'b', 'c', 'd'], and was over ['a', 'b', 'c', 'd', 'e'] with FedAvg" in sentence
     assert over_other_senders(everyone.channels, before, "FedAvg") == []
     assert over_other_senders(federation(privacy=Plain()).channels, before, "FedAvg") == []
     assert hidden_senders(federation(differential_privacy=GaussianMechanism(1.0, 1.0)).channels) == {}
@@ -110,10 +103,10 @@ class AllButOne(Participation):
         return [client for place, client in enumerate(clients) if place != round_idx % 4]
 
 
-def test_two_rounds_over_other_clients_tell_a_difference_and_it_is_said() -> None:
+def test_two_rounds_over_other_clients_reveal_a_difference_and_warn() -> None:
     fed = federation(participation=AllButOne())
     totals = []
-    with heard() as words:
+    with warned() as words:
         for fed.round_idx in range(2):
             totals.append(total(fed))
     torch.testing.assert_close(totals[1] - totals[0], own("a") - own("b"), atol=1e-5, rtol=0)
@@ -131,9 +124,9 @@ def test_two_rounds_over_other_clients_tell_a_difference_and_it_is_said() -> Non
         {"participation": AllButOne(), "channels": [Summed("moments", "changes from round to round", "sources")]},
     ],
 )
-def test_nothing_is_said_of_rounds_that_tell_nothing_more(choices: dict[str, Any]) -> None:
+def test_rounds_that_reveal_nothing_more_do_not_warn(choices: dict[str, Any]) -> None:
     fed = federation(**choices)
-    with heard() as words:
+    with warned() as words:
         for fed.round_idx in range(3):
             total(fed)
     assert words == []
@@ -144,7 +137,7 @@ def test_a_resume_remembers_over_whom_a_fixed_channel_was_summed() -> None:
     total(before)
     state = before.state_dict()
     after = federation(participation=Schedule([["a", "b", "d"]]))
-    with heard() as words:
+    with warned() as words:
         after.load_state_dict(state)
         total(after)
     assert "participation or heard is another one than in the checkpoint" in words[0]
@@ -154,19 +147,12 @@ def test_a_resume_remembers_over_whom_a_fixed_channel_was_summed() -> None:
 
 
 @pytest.mark.parametrize("rule", [Everyone(), Fraction(0.5), Schedule([["a", "b"], ["c", "d"]])])
-def test_a_resume_with_the_same_participation_is_no_news(rule: Participation) -> None:
+def test_a_resume_with_the_same_participation_or_without_a_note_of_it_does_not_warn(rule: Participation) -> None:
     before = federation(participation=rule, heard={"weights": Fraction(0.7)})
     before.round_idx = 3
-    after = federation(participation=rule, heard={"weights": Fraction(0.7)})
-    with heard() as words:
-        after.load_state_dict(before.state_dict())
-    assert words == []
-
-
-def test_a_checkpoint_of_before_there_was_such_a_note_is_read() -> None:
-    fed = federation()
-    state = fed.state_dict()
-    del state["participation"], state["summed"]
-    with heard() as words:
-        federation(participation=Fraction(0.5)).load_state_dict(state)
+    state = before.state_dict()
+    noteless = {key: value for key, value in state.items() if key not in ("participation", "summed")}
+    with warned() as words:
+        federation(participation=rule, heard={"weights": Fraction(0.7)}).load_state_dict(state)
+        federation(participation=Fraction(0.2)).load_state_dict(noteless)
     assert words == []

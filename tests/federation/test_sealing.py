@@ -1,4 +1,4 @@
-"""Messages from client to client under a hiding backend: a relay reads and changes nothing; all else stays."""
+"""Encrypted messages from client to client: a relay reads and changes nothing, and all else stays."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SECRET = torch.tensor([0.1234567, -2.7182818, 3.1415926, 1.4142135])
 
 
 def talk(transport: Transport, placement: Any = None, **choices: Any) -> dict[str, Any]:
-    """The target tells its sources something; each source tells the target, and one source another one."""
+    """The target sends its sources a message, each source the target, and one source two others."""
     federation = Federation(NAMES, "t", transport=transport, placement=placement, seed=0, **choices)
     got: list[Any] = []
     for federation.round_idx in range(2):
@@ -36,7 +36,7 @@ def talk(transport: Transport, placement: Any = None, **choices: Any) -> dict[st
 
 
 def record(monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Tensor], None] | None = None) -> list[bytes]:
-    """What anybody between the ranks sees of all messages, and may change."""
+    """All messages as a relay between the ranks sees them, and may change them."""
     seen: list[bytes] = []
     send = Threads._send
 
@@ -57,29 +57,22 @@ def in_traffic(seen: list[bytes]) -> bool:
     return any(struct.pack("<2f", *pair) in message for pair in pairs for message in seen)
 
 
-def test_a_relay_reads_no_message_between_clients_under_a_hiding_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("choices", [{"privacy": PairwiseMasking()}, {"encrypted": True}])
+def test_a_relay_reads_no_message_between_clients(monkeypatch: pytest.MonkeyPatch, choices: dict[str, Any]) -> None:
     seen = record(monkeypatch)
-    results = on_ranks(lambda transport: talk(transport, PLACEMENT, privacy=PairwiseMasking()), 4)
+    results = on_ranks(lambda transport: talk(transport, PLACEMENT, **choices), 4)
     assert not in_traffic(seen)
     received = [by_receiver for result in results for by_receiver in result["got"]]
     assert any("t" in each and torch.equal(each["t"]["c"]["w"], SECRET + 2) for each in received)
 
 
-@pytest.mark.parametrize("choices", [{}, {"privacy": Plain()}, {"two_party": PlainAffine()}, {"encrypted": False}])
-def test_without_one_it_does_and_so_the_test_above_can_fail(
-    monkeypatch: pytest.MonkeyPatch, choices: dict[str, Any]
-) -> None:
-    if "encrypted" in choices:
-        choices = {**choices, "privacy": PairwiseMasking()}
+@pytest.mark.parametrize(
+    "choices", [{"privacy": Plain()}, {"two_party": PlainAffine()}, {"encrypted": False, "privacy": PairwiseMasking()}]
+)
+def test_without_encryption_it_does(monkeypatch: pytest.MonkeyPatch, choices: dict[str, Any]) -> None:
     seen = record(monkeypatch)
     on_ranks(lambda transport: talk(transport, PLACEMENT, **choices), 4)
     assert in_traffic(seen)
-
-
-def test_encryption_is_had_without_a_backend_by_asking(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = record(monkeypatch)
-    on_ranks(lambda transport: talk(transport, PLACEMENT, encrypted=True), 4)
-    assert not in_traffic(seen)
 
 
 @pytest.mark.parametrize("placement", [None, PLACEMENT, [["a", "t"], ["b", "c"]], [["a"], ["b"], ["c"], ["t"]]])
@@ -160,30 +153,25 @@ def test_it_opens_for_no_other_sender_reader_or_use(
         second.open(sealed, sender, readers, about)
 
 
-@pytest.mark.parametrize("length", [0, 1, 15, 59, 60, 75, 119, 120, 135, 335])
-def test_a_message_cut_off_does_not_open(met: tuple[Seals, Seals], length: int) -> None:
-    first, second = met
-    (sealed,) = first.close(MESSAGE, "a", [["c", "d"]], b"this")
-    with pytest.raises(AuthenticationError, match="does not open"):
-        second.open(sealed[:length], "a", ["c", "d"], b"this")
-
-
-def test_two_messages_spliced_do_not_open(met: tuple[Seals, Seals]) -> None:
+def test_messages_cut_off_or_spliced_do_not_open(met: tuple[Seals, Seals]) -> None:
     first, second = met
     (one,), (other,) = (first.close(message, "a", [["c", "d"]], b"this") for message in (MESSAGE, MESSAGE + 1))
-    for cut in (WRAP_BYTES, 2 * WRAP_BYTES):  # keys of the two messages for the two readers; the other's body
+    cut_off = [one[:length] for length in (0, 1, 15, 59, 60, 75, 119, 120, 135, 335)]
+    spliced = [torch.cat([one[:cut], other[cut:]]) for cut in (WRAP_BYTES, 2 * WRAP_BYTES)]
+    for bad in (*cut_off, *spliced):
         with pytest.raises(AuthenticationError, match="does not open"):
-            second.open(torch.cat([one[:cut], other[cut:]]), "a", ["c", "d"], b"this")
+            second.open(bad, "a", ["c", "d"], b"this")
 
 
-def test_keys_are_checked() -> None:
-    seals = Seals(["a"])
-    with pytest.raises(KeyCheckError, match="low order"):
-        seals.introduce({"a": {"b": {"key": torch.zeros(32, dtype=torch.uint8)}}})
-    with pytest.raises(KeyCheckError, match="must have 32 bytes, got 3"):
-        seals.introduce({"a": {"b": {"key": torch.zeros(3, dtype=torch.uint8)}}})
-    with pytest.raises(DecodeError, match="'b' sends no key"):
-        seals.introduce({"a": {"b": {"w": torch.zeros(32)}}})
-    key = Seals(["b"]).public_keys()["b"]
-    with pytest.raises(KeyCheckError, match="the same identity key"):
-        seals.introduce({"a": {"b": key, "c": key}})
+@pytest.mark.parametrize(
+    ("messages", "error"),
+    [
+        ({"b": {"key": torch.zeros(32, dtype=torch.uint8)}}, KeyCheckError),  # of low order
+        ({"b": {"key": torch.zeros(3, dtype=torch.uint8)}}, KeyCheckError),
+        ({"b": {"w": torch.zeros(32)}}, DecodeError),
+        (dict.fromkeys("bc", Seals(["b"]).public_keys()["b"]), KeyCheckError),  # one key of two clients
+    ],
+)
+def test_keys_are_checked(messages: dict[str, dict[str, Tensor]], error: type[Exception]) -> None:
+    with pytest.raises(error, match="'b'"):
+        Seals(["a"]).introduce({"a": messages})

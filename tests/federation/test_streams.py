@@ -21,13 +21,7 @@ def drawn(*name: object) -> torch.Tensor:
 
 def test_a_seed_is_the_hash_of_its_parts() -> None:
     digest = hashlib.blake2b(b"0\x1forder\x1fa", digest_size=8).digest()
-    assert stable_seed(0, "order", "a") == int.from_bytes(digest, "little") // 2
-
-
-@given(st.lists(st.one_of(st.integers(), st.text("ab \0é𐍈", max_size=5)), max_size=4))
-def test_seeds_have_63_bits_and_repeat(parts: list[object]) -> None:
-    assert 0 <= stable_seed(*parts) < 2**63
-    assert stable_seed(*parts) == stable_seed(*parts)
+    assert stable_seed(0, "order", "a") == int.from_bytes(digest, "little") // 2 < 2**63
 
 
 def test_parts_do_not_run_together() -> None:
@@ -43,13 +37,8 @@ def test_a_stream_does_not_depend_on_what_was_drawn_before(order: list[int]) -> 
 
 
 def test_streams_of_different_names_differ() -> None:
-    streams = [
-        drawn(0, "train", "a", 0),
-        drawn(1, "train", "a", 0),
-        drawn(0, "train", "b", 0),
-        drawn(0, "train", "a", 1),
-    ]
-    assert len({tuple(stream.tolist()) for stream in streams}) == 4
+    names = [(0, "train", "a", 0), (1, "train", "a", 0), (0, "train", "b", 0), (0, "train", "a", 1)]
+    assert len({tuple(drawn(*name).tolist()) for name in names}) == 4
 
 
 def test_torchs_own_generator_is_untouched_even_after_an_error() -> None:

@@ -25,8 +25,8 @@ from fedlit.privacy import (
     ReplayError,
     RoundId,
 )
-from fedlit.privacy.base import run_steps
 from fedlit.privacy.bfv import BFV, PARAMETERS
+from fedlit.privacy.driver import run_steps
 from fedlit.privacy.tenseal_keys import Context, Parameters
 
 SLOTS = 4096

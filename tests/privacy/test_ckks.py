@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 pytest.importorskip("tenseal")
 
 from fedlit.privacy import DecodeError, FixedPoint, InputError, KeyCheckError, Plain, PrivacyError, RangeError, RoundId
-from fedlit.privacy.base import run_steps
 from fedlit.privacy.ckks import CKKS, PARAMETERS
+from fedlit.privacy.driver import run_steps
 from fedlit.privacy.tenseal_keys import Context, Parameters, split
 
 SLOTS = 2048

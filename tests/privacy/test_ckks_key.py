@@ -77,7 +77,7 @@ def run_round() -> Run:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SharedKeyServer, "aggregate", recording)
         federation.mean("model", payloads)
-    client: Any = federation._aggregation._here(backend).clients["a"]
+    client: Any = federation._sums._backends.parties(backend).clients["a"]
     return Run(
         checkpoint=federation.state_dict()["clients"]["a"]["model"],
         total=recorded["total"],

@@ -1183,7 +1183,8 @@ def test_clients_of_a_sparse_graph_deal_to_their_neighbours_only() -> None:
 def test_ten_million_numbers_take_at_most_three_times_their_own_size() -> None:
     script = """
 import resource, torch
-from fedlit.privacy.base import RoundId, run_steps
+from fedlit.privacy.base import RoundId
+from fedlit.privacy.driver import run_steps
 from fedlit.privacy.masking import PairwiseMasking
 backend, names = PairwiseMasking(), [f"c{i}" for i in range(10)]
 clients, server = {name: backend.client(name) for name in names}, backend.server()

@@ -37,7 +37,7 @@ from fedlit.privacy import (
     RoundId,
 )
 from fedlit.privacy import paillier_arithmetic as arithmetic
-from fedlit.privacy.base import run_steps
+from fedlit.privacy.driver import run_steps
 from fedlit.privacy.errors import PrivacyWarning
 from fedlit.privacy.paillier import Paillier
 

@@ -20,7 +20,8 @@ from fedlit.privacy import (
     ReplayError,
     RoundId,
 )
-from fedlit.privacy.base import Description, run_steps
+from fedlit.privacy.base import Description
+from fedlit.privacy.driver import run_steps
 from fedlit.privacy.shared_key import (
     HomomorphicScheme,
     PrivateKey,

@@ -356,7 +356,7 @@ def test_no_message_of_any_kind_has_a_coordinate_in_it(predict_with: Any, monkey
 
     for owner, names in (
         (Messenger, ("announce", "deliver", "to_server", "broadcast", "from_server")),
-        (OneProcess, ("meet", "tell_all")),
+        (OneProcess, ("meet", "all_gather")),
     ):
         for name in names:
             original = getattr(owner, name)

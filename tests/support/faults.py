@@ -11,9 +11,9 @@ from typing import Any
 
 import lightning.pytorch as pl
 
-from fedlit.federation.aggregation import Aggregation
 from fedlit.federation.messenger import Messenger
-from fedlit.privacy import AggregationClient
+from fedlit.federation.sums.driver import Sums
+from fedlit.privacy import AggregationClient, driver
 from fedlit.remote.carrier import BrokenError, Pieces
 
 PHASES = ("local steps", "opening", "protect", "unmasking", "download", "checkpoint")
@@ -43,9 +43,9 @@ class Fault(pl.Callback):
         if not any(client.name == self.site for client in self.federation.local_clients):
             return
         watched: dict[str, list[tuple[Any, str]]] = {
-            "opening": [(Aggregation, "_converse")],
+            "opening": [(driver, "run_step")],
             "protect": [(kind, "protect") for kind in below(AggregationClient) if "protect" in vars(kind)],
-            "unmasking": [(Aggregation, "_unmask")],
+            "unmasking": [(Sums, "_unmask")],
             "download": [(Messenger, "broadcast")],
             "checkpoint": [(trainer.strategy.checkpoint_io, "save_checkpoint")],
         }

@@ -1,4 +1,4 @@
-"""What each rank of a federation over several does in test_processes.py."""
+"""Actions of each rank of a federation over several, for test_processes.py."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
-from fedlit.federation import DivergedError, Facts, Federation, Fraction, RosterError, Schedule
+from fedlit.federation import DivergedError, Facts, Federation, Fraction, Schedule
 from fedlit.federation.transport import ProcessGroup
 from fedlit.privacy import AffineGrid, FixedPoint, GaussianMechanism, PaillierAffine, PlainAffine
 from pads import AdditivePads
@@ -29,9 +30,9 @@ def payloads(fed: Federation, salt: int) -> dict[str, Any]:
     """Different numbers, and for exchanges different shapes, at each local client."""
     made = {}
     for client in fed.local_clients:
-        generator = torch.Generator().manual_seed(100 * salt + NAMES.index(client.name))
-        made[client.name] = {"w": torch.randn(4, 3, generator=generator), "n": torch.tensor(salt + len(made))}
-        made[client.name]["n"] = torch.tensor(salt + NAMES.index(client.name))
+        index = NAMES.index(client.name)
+        generator = torch.Generator().manual_seed(100 * salt + index)
+        made[client.name] = {"w": torch.randn(4, 3, generator=generator), "n": torch.tensor(salt + index)}
     return made
 
 
@@ -95,45 +96,35 @@ def paillier() -> Any:
     return PaillierAffine(GRID, key_bits=512, insecure_test_keys=True)
 
 
+SPOILED: dict[str, tuple[str, Callable[[dict[str, Any]], Any]]] = {
+    "far": ("t", lambda own: own["moments"].__setitem__(3, 99.0)),
+    "nan": ("t", lambda own: own["moments"].__setitem__(3, float("nan"))),
+    "wide": ("b", lambda own: own["matrix"].__setitem__((0, 0), -99.0)),
+    "blank": ("a", lambda own: own["matrix"].__setitem__((0, 0), float("nan"))),
+    "ragged": ("d", lambda own: own.update(matrix=own["matrix"][:, :5])),
+    "greedy": ("a", lambda own: own.update(matrix=torch.ones(3, 6), offset=torch.ones(3))),
+}
+"""By case, the client whose numbers are changed, and how."""
+
+
+def spoil(case: str) -> Callable[[str, dict[str, Any]], None]:
+    client, change = SPOILED[case]
+    return lambda name, own: change(own) if name == client else None
+
+
 def affine_failures(transport: Any) -> dict[str, Any]:
-    """What goes wrong at one party of a pair."""
-    nan = float("nan")
-
-    def far(name: str, own: dict[str, Any]) -> None:
-        if name == "t":
-            own["moments"][3] = 99.0
-
-    def lost(name: str, own: dict[str, Any]) -> None:
-        if name == "t":
-            own["moments"][3] = nan
-
-    def wide(name: str, own: dict[str, Any]) -> None:
-        if name == "b":
-            own["matrix"][0, 0] = -99.0
-
-    def blank(name: str, own: dict[str, Any]) -> None:
-        if name == "a":
-            own["matrix"][0, 0] = nan
-
-    def ragged(name: str, own: dict[str, Any]) -> None:
-        if name == "d":
-            own["matrix"] = own["matrix"][:, :5]
-
-    def greedy(name: str, own: dict[str, Any]) -> None:
-        if name == "a":
-            own["matrix"], own["offset"] = torch.ones(3, 6), torch.ones(3)
-
-    found: dict[str, Any] = {}
-    for case in (far, lost, wide, blank, ragged, greedy):
+    """Errors of one party of a pair."""
+    ended: dict[str, Any] = {}
+    for case in SPOILED:
         for when in ("", " before keys"):
             fed = federation(transport, two_party=PlainAffine(GRID))
             if not when:
                 affine(fed)  # keys are there already: the next message is the first that can fail
-            found[case.__name__ + when] = attempt(lambda fed=fed, case=case: affine(fed, 1, case))
+            ended[case + when] = attempt(lambda fed=fed, case=case: affine(fed, 1, spoil(case)))
     mechanism = GaussianMechanism(1.0, 1.0)
     noisy = federation(transport, two_party=PlainAffine(), differential_privacy={"dot": mechanism})
     affine(noisy)
-    found["lost under noise"] = attempt(lambda: affine(noisy, 1, lost))
+    ended["nan under noise"] = attempt(lambda: affine(noisy, 1, spoil("nan")))
 
     def out_of_step() -> None:
         fed = federation(transport, two_party=PlainAffine())
@@ -142,9 +133,9 @@ def affine_failures(transport: Any) -> dict[str, Any]:
         else:
             fed.affine("dot", {}, {}, [(fed.clients[4], fed.clients[0])], 1)
 
-    found["out of step"] = attempt(out_of_step)
-    found["afterwards"] = attempt(lambda: affine(federation(transport, two_party=PlainAffine(GRID))))
-    return found
+    ended["affine out of step"] = attempt(out_of_step)
+    ended["afterwards"] = attempt(lambda: affine(federation(transport, two_party=PlainAffine(GRID))))
+    return ended
 
 
 def attempt(action: Callable[[], Any]) -> tuple[str, str, float]:
@@ -158,71 +149,46 @@ def attempt(action: Callable[[], Any]) -> tuple[str, str, float]:
 
 
 def failures(rank: int, transport: Any) -> dict[str, Any]:
-    """What each kind of failure looks like from this process; the group stays usable after all of them."""
-    found: dict[str, Any] = {}
+    """Errors of each type as this process raises them; the group stays usable after all of them."""
 
-    def out_of_step() -> None:
-        fed = federation(transport)
-        fed.mean("one" if rank == 0 else "other", payloads(fed, 0))
+    def sum_with(tensor: Callable[[Tensor], Tensor]) -> Callable[[Federation], Any]:
+        def run(fed: Federation) -> None:
+            sent = payloads(fed, 0)
+            if "t" in sent:
+                sent["t"]["w"] = tensor(sent["t"]["w"])
+            fed.sum("w", sent)
 
-    def other_verb() -> None:
-        fed = federation(transport)
-        getattr(fed, "mean" if rank == 0 else "exchange")("same", payloads(fed, 0))
+        return run
 
-    def other_report() -> None:
-        federation(transport).report({}, ["loss"] if rank == 0 else ["loss", "acc"])
-
-    def other_round() -> None:
-        fed = federation(transport)
+    def another_round(fed: Federation) -> None:
         fed.round_idx = rank
         fed.sum("w", payloads(fed, 0))
 
-    def diverged() -> None:
-        fed = federation(transport)
-        sent = payloads(fed, 0)
-        if fed.is_local("t"):
-            sent["t"]["w"][0, 0] = float("nan")
-        fed.mean("w", sent)
-
-    def mismatched() -> None:
-        fed = federation(transport)
-        sent = payloads(fed, 0)
-        if fed.is_local("t"):
-            sent["t"]["w"] = torch.zeros(5)
-        fed.sum("w", sent)
-
-    def weightless() -> None:
-        fed = federation(transport)
-        fed.mean("w", payloads(fed, 0), weights={**dict.fromkeys(NAMES, 1.0), "t": 0.0})
-
-    def kept() -> None:
-        fed = federation(transport)
+    def kept(fed: Federation) -> None:
         if rank == 1:
             fed.fail(DivergedError("kept by one"))
         fed.report({}, ["loss"])
 
-    def shapes() -> None:
-        fed = federation(transport)
-        fed.introduce({c.name: Facts(1, (3,) if c.is_target else (2,)) for c in fed.local_clients})
-
-    def disagree() -> None:
-        federation(transport).agree("seed", 1 if rank == 0 else 2)
-
-    def not_mine() -> None:
-        fed = federation(transport)
-        fed.exchange("w", {"a" if rank else "t": {"w": torch.zeros(1)}})
-
-    def too_few() -> None:
-        fed = federation(transport, privacy=AdditivePads(), participation=Schedule([["a"]]))
-        fed.sum("w", payloads(fed, 0))
-
-    for case in (
-        out_of_step, other_verb, other_report, other_round, diverged, mismatched, weightless, kept, shapes, disagree,
-        not_mine, too_few,
-    ):  # fmt: skip
-        found[case.__name__] = attempt(case)
-    assert issubclass(RosterError, ValueError)
-    return found
+    shapes = {name: (3,) if name == "t" else (2,) for name in NAMES}
+    masked = {"privacy": AdditivePads(), "participation": Schedule([["a"]])}
+    cases: dict[str, Callable[[Federation], Any]] = {
+        "out_of_step": lambda fed: fed.mean("one" if rank == 0 else "other", payloads(fed, 0)),
+        "other_verb": lambda fed: getattr(fed, "mean" if rank == 0 else "exchange")("same", payloads(fed, 0)),
+        "other_report": lambda fed: fed.report({}, ["loss"] if rank == 0 else ["loss", "acc"]),
+        "other_round": another_round,
+        "diverged": sum_with(lambda w: w * float("nan")),
+        "mismatched": sum_with(lambda w: torch.zeros(5)),
+        "weightless": lambda fed: fed.mean("w", payloads(fed, 0), weights=dict.fromkeys(NAMES, 1.0) | {"t": 0.0}),
+        "kept": kept,
+        "shapes": lambda fed: fed.introduce({c.name: Facts(1, shapes[c.name]) for c in fed.local_clients}),
+        "disagree": lambda fed: fed.agree("seed", 1 if rank == 0 else 2),
+        "not_mine": lambda fed: fed.exchange("w", {"a" if rank else "t": {"w": torch.zeros(1)}}),
+        "too_few": lambda fed: fed.sum("w", payloads(fed, 0)),
+    }
+    return {
+        name: attempt(lambda name=name, case=case: case(federation(transport, **(masked if name == "too_few" else {}))))
+        for name, case in cases.items()
+    }
 
 
 def everything(transport: Any) -> dict[str, Any]:

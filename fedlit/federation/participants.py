@@ -1,0 +1,205 @@
+"""The clients of a run on their processes: who is there, and what processes agree on beside the exchanges."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from fedlit.federation.choices import Channels
+from fedlit.federation.client import Client, Facts, introductions, names_of, reports_by_client
+from fedlit.federation.errors import FederationError, OutOfStepError, RosterError
+from fedlit.federation.messenger import KINDS, Messenger
+from fedlit.federation.roster import Roster
+from fedlit.federation.transport import Transport
+from fedlit.privacy import PrivacyError
+
+
+class Participants:
+    """Clients, and the processes that host them; the base of `Federation`.
+
+    Args:
+        transport: Joins the processes.
+        roster: The clients.
+        channels: Of the run.
+
+    Attributes:
+        seconds: Time spent so far by phase: ``"exchange"`` and ``"protection"``; others may add theirs.
+        hosts_server: Whether the server lives in this process.
+    """
+
+    def __init__(self, transport: Transport, roster: Roster, channels: Channels) -> None:
+        self.transport = transport
+        self.roster = roster
+        self.channels = channels
+        self.seconds: dict[str, float] = {}
+        self._messenger = Messenger(transport, roster.rank_of)
+        self._messenger.settled = not transport.losable
+        self.hosts_server = self._messenger.hosts_server
+
+    @property
+    def round_idx(self) -> int:
+        """Communication round under way, from 0; no epoch restarts it."""
+        return self._messenger.round_idx
+
+    @round_idx.setter
+    def round_idx(self, round_idx: int) -> None:
+        self._messenger.round_idx = round_idx
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where received tensors are put; ``None`` leaves them where they arrive. The strategy sets it."""
+        return self._messenger.device
+
+    @device.setter
+    def device(self, device: torch.device | None) -> None:
+        self._messenger.device = device
+
+    # ---------------------------------------------------------------- roster
+
+    @property
+    def clients(self) -> tuple[Client, ...]:
+        """Everyone, in roster order."""
+        return self.roster.clients
+
+    @property
+    def seed(self) -> int:
+        """Of participation and random streams."""
+        return self.roster.seed
+
+    @property
+    def sources(self) -> tuple[Client, ...]:
+        """Labelled clients, in roster order."""
+        return tuple(client for client in self.clients if not client.is_target)
+
+    @property
+    def target(self) -> Client:
+        """The client adapted to."""
+        return next(client for client in self.clients if client.is_target)
+
+    @property
+    def local_clients(self) -> tuple[Client, ...]:
+        """Clients hosted by this process, in roster order."""
+        return tuple(client for client in self.clients if self.is_local(client))
+
+    def is_local(self, client: Client | str) -> bool:
+        """Whether this process hosts ``client``."""
+        return self.roster.is_local(client)
+
+    @property
+    def weights(self) -> dict[str, int]:
+        """Number of training samples per client; a `RosterError` if one has not reported it, see `introduce`."""
+        return self.roster.weights
+
+    def present(self, channel: str | None = None) -> tuple[Client, ...]:
+        """Clients present in this round; with ``channel``, those who participate on it."""
+        _ = channel is None or self.channels[channel]  # a name that no channel has is an error
+        return self.roster.present(self.round_idx, channel)
+
+    def introduce(self, facts: Mapping[str, Facts]) -> None:
+        """Before training, send sizes and shapes of local clients' data to every process.
+
+        Raises:
+            RosterError: On every process, if a client's samples are shaped unlike the others'.
+        """
+        shares = self.transport.all_gather({name: tuple(fact) for name, fact in facts.items()}, "introductions")
+        self.roster.introduce(introductions(shares, self.roster.rank_of))
+
+    def all_gather(self, label: str, report: Callable[[str], Any]) -> dict[str, Any]:
+        """Return the reports of all clients, plain data by client, before anything is sent on channels.
+
+        Args:
+            label: What they are about.
+            report: Of a local client, from its name. An error that it raises here ends the other processes too,
+                without its message, which may be about data.
+
+        Raises:
+            PeerFailedError: If ``report`` failed on another process.
+            DecodeError: If a process reports for others than the clients that it hosts.
+        """
+        failure: Exception | None = None
+        mine: dict[str, Any] | None = None
+        try:
+            mine = {client.name: report(client.name) for client in self.local_clients}
+        except Exception as error:
+            failure = error
+        self.settle()
+        reported = self.transport.all_gather(mine, label)
+        if failure is not None:  # raised after the meeting, in which the other processes wait for this one
+            raise failure
+        return reports_by_client(reported, self.roster.rank_of, label)
+
+    def agree(self, label: str, value: object) -> None:
+        """Raise an `OutOfStepError` on every process unless all of them hold an equal ``value``."""
+        self.settle()
+        values = self.transport.all_gather(value, f"agreement on {label}")
+        for rank, other in enumerate(values):
+            if other != values[0] and rank not in self.transport.lost:
+                words = f"rank 0 has {str(values[0])[:1000]}, rank {rank} {str(other)[:1000]}"
+                raise OutOfStepError(f"{label} differs between processes: {words}")
+
+    # ---------------------------------------------------------------- in step
+
+    def see_who_is_there(self) -> None:
+        """Find out which processes are lost and what has failed since the last exchange."""
+        if self.transport.losable:
+            self._messenger.announce("presence", {}, KINDS.index("check"))
+        self.settle()
+
+    @contextmanager
+    def stepping(self) -> Iterator[None]:
+        """A local step: what fails at the end of one of its exchanges may fail elsewhere at the next one."""
+        self._messenger.stepping = True
+        try:
+            yield
+        finally:
+            self._messenger.stepping = False
+
+    def settle(self) -> None:
+        """Raise failures of other processes in the last exchange, before all do together what is no exchange."""
+        self._messenger.settle()
+
+    @property
+    def settled(self) -> bool:
+        """Whether all processes have come to the same round; see `Messenger`."""
+        return self._messenger.settled
+
+    @settled.setter
+    def settled(self, settled: bool) -> None:
+        self._messenger.settled = settled
+
+    def fail(self, error: FederationError | RosterError | PrivacyError) -> None:
+        """Keep a local failure until the next exchange, which then raises it on every process."""
+        self._messenger.fail(error)
+
+    @property
+    def failed(self) -> bool:
+        """Whether a local failure waits for the next exchange."""
+        return self._messenger.failed
+
+    def raise_left(self) -> None:
+        """Raise a local failure here alone, where no exchange follows that would raise it everywhere."""
+        self._messenger.raise_left()
+
+    def check(self, about: str, error: FederationError | RosterError | PrivacyError | None) -> None:
+        """Raise a local ``error`` on every process; all call it, and name by ``about`` (32 bytes) what is checked."""
+        if error is not None:
+            self.fail(error)
+        self._messenger.announce(about, {}, KINDS.index("check"))
+
+    def _participants(self, channel: str, absent_too: bool) -> list[str]:
+        participants = names_of(self.clients if absent_too else self.present(channel))
+        return [name for name in participants if not self._messenger.is_lost(name)]
+
+    @contextmanager
+    def _timed(self, phase: str, less: str = "") -> Iterator[None]:
+        """Book the time of a phase, less what another one has booked meanwhile."""
+        start, before = time.perf_counter(), self.seconds.get(less, 0.0)
+        try:
+            yield
+        finally:
+            spent = time.perf_counter() - start - (self.seconds.get(less, 0.0) - before)
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + spent

@@ -1,0 +1,164 @@
+"""Reading of one client's samples: a batch at a time, or sample by sample in worker processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from fedlit.federation.errors import SampleError
+from fedlit.federation.nested import layout
+from fedlit.federation.samples import reads_tensors
+from fedlit.federation.streams import enter_stream, stable_seed, torch_streams
+
+if TYPE_CHECKING:
+    from fedlit.federation.loader import FederatedLoader
+
+
+@runtime_checkable
+class BatchedDataset(Protocol):
+    """A dataset that fetches many samples at once, which spares one Python call per sample.
+
+    One whose ``augments`` attribute is False draws no random numbers, and is read without a random stream.
+    """
+
+    def __len__(self) -> int: ...
+
+    def batch(self, indices: Tensor) -> Any:
+        """Samples at ``indices`` (int64, shape (b,)), collated.
+
+        Augmentations draw from the global generators of torch, numpy (``numpy.random.rand``) or Python (``random``).
+        """
+
+
+def fetch_of(dataset: Any) -> Callable[[Tensor], Any] | None:
+    """Reads samples of a dataset a batch at a time; ``None`` if they are read one by one."""
+    if reads_tensors(dataset):
+        return lambda indices: tuple(tensor[indices] for tensor in dataset.tensors)
+    return dataset.batch if isinstance(dataset, BatchedDataset) else None
+
+
+class Reader:
+    """Reads one client's batches of a round."""
+
+    def __init__(self, loader: FederatedLoader, client: str, pool: Tensor, endless: bool) -> None:
+        self.client = client
+        self.pool = pool
+        self.endless = endless
+        self.seed = loader.seed
+        self.training = loader.training
+        self.size = loader.batch_size_of(client)
+        self.per_pass = loader.num_batches(len(pool), client)
+        dataset = loader.datasets[client]
+        self.augments = getattr(dataset, "augments", True) and not reads_tensors(dataset)
+        self.fetch = fetch_of(dataset)
+        if self.fetch is None:
+            self.sampler = _RoundSampler()
+            self.workers = DataLoader(
+                _SeededItems(client, dataset),
+                batch_sampler=self.sampler,
+                collate_fn=Collate(client),
+                num_workers=loader.num_workers,
+                persistent_workers=loader.num_workers > 0,
+                generator=torch.Generator(),  # its own: a DataLoader draws a seed from torch's generator otherwise
+            )
+        self._order: tuple[int, Tensor] | None = None
+
+    def read(self, round_idx: int, start: int, steps: int) -> Iterator[Any]:
+        """Batches of a round of so many steps, from batch ``start`` on."""
+        numbers = range(self.number(round_idx, start, steps), self.number(round_idx + 1, 0, steps))
+        if self.fetch is None:
+            self.sampler.batches = [(self._stream(number), self.positions(number).tolist()) for number in numbers]
+            yield from self.workers
+            return
+        for number in numbers:
+            with torch_streams() if self.augments else nullcontext():
+                if self.augments:
+                    enter_stream(*self._stream(number))
+                batch = self.fetch(self.positions(number))
+            yield batch
+
+    def number(self, round_idx: int, batch_idx: int, steps: int) -> int:
+        """Number of a batch among those of all rounds."""
+        # local steps go on where the last round stopped; a local epoch is the pass of its round
+        return round_idx * (steps if self.endless else self.per_pass) + batch_idx
+
+    def _stream(self, number: int) -> tuple[object, ...]:
+        return (self.seed, "augment", self.client, number)
+
+    def positions(self, number: int) -> Tensor:
+        """Positions of a batch's samples in the dataset."""
+        pass_idx, position = divmod(number, self.per_pass)
+        if self._order is None or self._order[0] != pass_idx:
+            order = self.pool
+            if self.training:
+                generator = torch.Generator().manual_seed(stable_seed(self.seed, "order", self.client, pass_idx))
+                order = order[torch.randperm(len(order), generator=generator)]
+            self._order = (pass_idx, order)
+        return self._order[1][position * self.size : (position + 1) * self.size]
+
+
+class _RoundSampler:
+    """Yields the batches that a reader has set for the coming round, each sample with its own random stream."""
+
+    def __init__(self) -> None:
+        self.batches: Sequence[tuple[tuple[object, ...], list[int]]] = ()
+
+    def __iter__(self) -> Iterator[list[tuple[int, tuple[object, ...]]]]:
+        for stream, indices in self.batches:
+            yield [(index, (*stream, position)) for position, index in enumerate(indices)]
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
+class _SeededItems(Dataset[Any]):
+    """Gives each sample a random stream of its own, so that augmentation does not depend on the worker count."""
+
+    def __init__(self, client: str, dataset: Dataset[Any]) -> None:
+        self.client, self.dataset = client, dataset
+
+    def __getitem__(self, item: tuple[int, tuple[object, ...]]) -> Any:
+        index, stream = item
+        with torch_streams():
+            enter_stream(*stream)
+            return index, read_sample(self.client, self.dataset, index)
+
+
+def read_sample(client: str, dataset: Any, row: int) -> Any:
+    """A sample of a client; an error of its dataset notes which one."""
+    try:
+        return dataset[row]
+    except Exception as error:
+        error.add_note(f"(row {row} of client {client!r}: mend the sample, or leave it out of the dataset)")
+        raise
+
+
+@dataclass(frozen=True)
+class Collate:
+    """Puts a client's samples, each with its row, in one batch, and names a row that does not fit."""
+
+    client: str
+
+    def __call__(self, items: Sequence[tuple[int, Any]]) -> Any:
+        """Collate rows and their samples."""
+        try:
+            return default_collate([sample for _, sample in items])
+        except (RuntimeError, TypeError, KeyError, AttributeError) as error:
+            row, first = items[0]
+            for other, sample in items[1:]:
+                for (path, one), (_, two) in zip(layout(first), layout(sample), strict=False):
+                    if one != two:
+                        raise SampleError(
+                            f"samples of client {self.client!r} must have one shape, got {one} in row {row} and {two} "
+                            f"in row {other}{path and f' (entry {path})'}: resize them in the dataset"
+                        ) from error
+            raise SampleError(
+                f"samples of client {self.client!r} cannot be put in one batch ({error}), from row {row} on: let the "
+                "dataset give tensors, arrays or numbers, alike in all samples"
+            ) from error

@@ -1,0 +1,284 @@
+"""Runs a secure mean or sum over the processes of a federation, from clients' payloads to what receivers get."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedlit.federation.channel import Summed
+from fedlit.federation.choices import Resolved
+from fedlit.federation.errors import FederationError, PayloadError
+from fedlit.federation.leaks import over_other_clients
+from fedlit.federation.ledger import SERVER
+from fedlit.federation.messenger import KINDS, Message, Messenger
+from fedlit.federation.release import Releases
+from fedlit.federation.sums.conversation import Backends
+from fedlit.federation.sums.totals import Total, Totals, schema_bytes, schema_in
+from fedlit.federation.wire import part, wire_size
+from fedlit.privacy import FixedPoint, InputError, PrivacyError, PrivacyWarning
+from fedlit.privacy.driver import Parties, ask_survivors
+from fedlit.privacy.packing import Payload, Schema, pack, relative_weights, schema_difference, schema_of
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Of whom and for whom a secure mean or sum is taken.
+
+    Args:
+        channel: Name of the channel.
+        senders: Clients whose payloads are added, in roster order; some may turn out to send nothing.
+        receivers: Present clients that receive the total, in roster order.
+        absent: Clients that should have received it and are not present.
+        weights: Of a mean, by client; ``None`` is a sum.
+    """
+
+    channel: str
+    senders: Sequence[str]
+    receivers: Sequence[str]
+    absent: frozenset[str]
+    weights: Mapping[str, float] | None
+
+
+class Sums:
+    """Secure means and sums: each party of a backend works in the process where it lives.
+
+    Args:
+        messenger: Between the processes.
+        channels: Of the run, which have the backends.
+        releases: Of what leaves a client.
+        timed: Context in which time counts as protection.
+
+    Attributes:
+        totals: The last total of each channel.
+    """
+
+    def __init__(
+        self, messenger: Messenger, channels: Mapping[str, Resolved], releases: Releases, timed: Callable[[str], Any]
+    ) -> None:
+        self._messenger = messenger
+        self._channels = channels
+        self._releases = releases
+        self._timed = timed
+        self._backends = Backends(messenger, channels, timed)
+        self.totals = Totals(messenger, channels, self._backends)
+        self._skipped: set[str] = set()  # channels on which a mean was skipped, and a warning given
+        self._sent = False  # whether vectors of the sum under way have left their clients
+
+    def run(
+        self, recipe: Recipe, payloads: Mapping[str, Payload], around: Mapping[str, Payload] | None
+    ) -> dict[str, dict[str, Tensor]]:
+        """Mean or sum of the senders' ``payloads`` (those of local clients), for local receivers.
+
+        One that fails because a client is lost before a vector has left anybody is taken over the others.
+        """
+        transport = self._messenger.transport
+        recalled = transport.recall()
+        if recalled is not None:
+            return self.totals.recalled(recipe.channel, recipe.receivers, recalled)
+        start = transport.step
+        while True:
+            recipe = replace(recipe, senders=[name for name in recipe.senders if not self._messenger.is_lost(name)])
+            lost, self._sent = transport.lost, False
+            try:
+                result = self._run(recipe, payloads, around)
+            except (FederationError, PrivacyError):
+                if self._sent or transport.lost == lost:
+                    raise
+                self._backends.forget(self._channels[recipe.channel].backend)  # to enrol without the lost client
+                continue
+            self.totals.note(start, recipe.channel)
+            return result
+
+    def _run(
+        self, recipe: Recipe, payloads: Mapping[str, Payload], around: Mapping[str, Payload] | None
+    ) -> dict[str, dict[str, Tensor]]:
+        resolved, senders = self._channels[recipe.channel], recipe.senders
+        declared, needed = resolved.declared, resolved.backend.min_clients
+        skips = isinstance(declared, Summed) and declared.too_few == "skip"
+        if skips and 0 < len(senders) < needed:  # on all processes alike
+            self._warn_skipped(resolved, senders)
+            return {}
+        if declared.fixed and senders:
+            self._warn_repeated(resolved, senders)
+        mine = {name: payload for name, payload in payloads.items() if name in senders}
+        if resolved.mechanism is not None:
+            with self._timed("protection"):
+                mine = {name: self._releases.of(resolved, name, payload, around) for name, payload in mine.items()}
+        return self._aggregate(recipe, mine)
+
+    def _warn_skipped(self, channel: Resolved, senders: Sequence[str]) -> None:
+        """Warn once that rounds pass without a message over a channel."""
+        if self._messenger.hosts_server and channel.name not in self._skipped:
+            needed = channel.backend.min_clients
+            warnings.warn(
+                f"round {self._messenger.round_idx} sends no mean over channel {channel.name!r}: {[*senders]} alone "
+                f"would send, and {type(channel.backend).__name__} hides nothing of fewer than {needed} clients. "
+                "Rounds like this pass without it; a participation such as "
+                f"UniformSubset(at_least={needed}) has none of them",
+                stacklevel=6,
+            )
+        self._skipped.add(channel.name)
+
+    def _warn_repeated(self, channel: Resolved, senders: Sequence[str]) -> None:
+        """Warn that two sums of the same messages over different clients reveal more than each."""
+        before = self.totals.senders.setdefault(channel.name, [*senders])
+        self.totals.senders[channel.name] = [*senders]
+        if before != [*senders] and channel.hides and channel.mechanism is None and self._messenger.hosts_server:
+            warnings.warn(over_other_clients(channel, before, senders), PrivacyWarning, stacklevel=6)
+
+    # ---------------------------------------------------------------- one sum
+
+    def _aggregate(self, recipe: Recipe, payloads: Mapping[str, Payload]) -> dict[str, dict[str, Tensor]]:
+        channel, messenger, backend = recipe.channel, self._messenger, self._channels[recipe.channel].backend
+        working = self._backends.conversation(channel).working
+        shares = self._shares(recipe, payloads, backend.codec)
+        vectors, schema = self._vectors(recipe, payloads, shares)
+        messages: dict[str, Message] = {name: {} for name in vectors}
+        parties = self._backends.enrolled(channel) if recipe.senders else self._backends.parties(backend)
+        if recipe.senders and len(recipe.senders) >= backend.min_clients:
+            self._backends.open_round(channel, recipe.senders)
+            for name, vector in vectors.items():
+                with working(name):
+                    messages[name] = {"schema": schema, "sum": parties.clients[name].protect(vector)}
+        vectors.clear()
+        kind = KINDS.index("sum" if recipe.weights is None else "mean")
+        sizes = messenger.announce(
+            channel, {name: wire_size(message) for name, message in messages.items()}, kind, recipe.weights
+        )
+        if not sizes:
+            return {}
+        self._sent = True
+        if len(sizes) < backend.min_clients:
+            raise FederationError(
+                f"a sum over channel {channel!r} in round {messenger.round_idx} would run over {list(sizes)} alone, "
+                f"but {type(backend).__name__} hides nothing of fewer than {backend.min_clients} clients: let more "
+                "clients take part, or give this channel another backend"
+            )
+        for name, size in sizes.items():
+            messenger.book(channel, name, SERVER, size)
+        sent = {name: 1.0 if shares is None else shares[name] for name in sizes}
+        self._releases.account(self._channels[channel], sent)  # whatever happens after
+        if messenger.transport.losable and messenger.hosts_server:  # the next total takes its place
+            self.totals.forget(channel)
+        total = self._total(recipe, parties, messages, sizes)
+        messages.clear()
+        if backend.closing:
+            total = self._unmask(recipe, parties, list(sizes), total)
+        if total is not None and backend.key_holder == "server":
+            with working():
+                if parties.server.on_grid:
+                    total.vector = _narrowed(total.vector)
+                else:
+                    vector = parties.server.reveal(total.vector, total.num_clients)
+                    total.vector = vector if backend.codec is None else _on_grid(vector, backend.codec)
+        result, read = self.totals.send(channel, total, recipe.receivers, None if shares is None else sent)
+        if total is not None:
+            # clone(): the entries of a sum that receivers got are views of its total
+            kept = total.vector.clone() if result else total.vector
+            read = replace(total, vector=kept, revealed=read.revealed if read else None)
+        self.totals.keep(channel, recipe.receivers, recipe.absent, read)
+        return result
+
+    def _shares(
+        self, recipe: Recipe, payloads: Mapping[str, Payload], codec: FixedPoint | None
+    ) -> dict[str, float] | None:
+        """Relative weights of the senders that have one; all processes give the same, see `Messenger.announce`."""
+        if recipe.weights is None:
+            return None
+        try:
+            relative_weights(recipe.weights, list(payloads), codec)
+            positive = {name: weight for name, weight in recipe.weights.items() if 0 < weight < math.inf}
+            return relative_weights(positive, [name for name in recipe.senders if name in positive], codec)
+        except InputError as error:
+            self._messenger.fail(PayloadError(str(error)))
+            return None
+
+    def _vectors(
+        self, recipe: Recipe, payloads: Mapping[str, Payload], shares: Mapping[str, float] | None
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """Flat vectors of local clients, and their schema; none if a failure waits."""
+        nothing = torch.empty(0, dtype=torch.uint8)
+        if not payloads or self._messenger.failed:
+            return {}, nothing
+        schemas = {name: schema_of(payload) for name, payload in payloads.items()}
+        if not self._check_schemas(recipe.channel, schemas):
+            return {}, nothing
+        codec = self._channels[recipe.channel].backend.codec
+        try:
+            schema = schema_bytes(next(iter(schemas.values())))
+        except PayloadError as error:
+            self._messenger.fail(error)
+            return {}, nothing
+        vectors = {}
+        for name, payload in payloads.items():
+            with self._backends.conversation(recipe.channel).working(name):
+                vector = pack(payload, codec, None if shares is None else shares[name])
+                if codec is not None or self._messenger.transport.world_size > 1:
+                    vector = vector.cpu()  # where those of other processes arrive, and where codecs work
+                self._messenger.check_finite(recipe.channel, name, vector)
+                vectors[name] = vector
+        return vectors, schema
+
+    def _check_schemas(self, channel: str, schemas: Mapping[str, Schema]) -> bool:
+        first = next(iter(schemas))
+        for name, schema in schemas.items():
+            if schema != schemas[first]:
+                difference = schema_difference(first, schemas[first], name, schema)
+                self._messenger.fail(
+                    PayloadError(f"payloads of channel {channel!r} must agree to be added: {difference}")
+                )
+                return False
+        return True
+
+    def _total(
+        self, recipe: Recipe, parties: Parties, messages: Mapping[str, Message], sizes: Mapping[str, int]
+    ) -> Total | None:
+        """At the server: the protected total of vectors, each added as it comes."""
+        messenger, working = self._messenger, self._backends.conversation(recipe.channel).working
+        schemas: dict[str, Schema] = {}
+
+        def take(name: str, message: Message) -> None:
+            with working():
+                schemas[name] = schema_in(part(message, "schema", torch.uint8))
+                if not messenger.failed and self._check_schemas(recipe.channel, schemas):
+                    parties.server.add(name, part(message, "sum"))
+
+        messenger.gather_each(recipe.channel, messages, sizes, take)
+        if not messenger.hosts_server or not schemas or messenger.failed:
+            return None
+        with working():
+            total = Total(
+                parties.server.total(), next(iter(schemas.values())), len(schemas), recipe.weights is not None
+            )
+            if len(schemas) < len(sizes):
+                total.summed = [position for position, name in enumerate(messenger.rank_of) if name in schemas]
+            return total
+        return None
+
+    def _unmask(self, recipe: Recipe, parties: Parties, senders: Sequence[str], total: Total | None) -> Total | None:
+        """Ask those who sent for what removes the masks of their total."""
+        conversation = self._backends.conversation(recipe.channel)
+        closing = self._channels[recipe.channel].backend.closing
+        server = None if total is None else parties.server
+        answers = ask_survivors(closing, parties.clients, server, senders, conversation)
+        if total is not None:
+            with conversation.working():
+                return replace(total, vector=parties.server.conclude(answers))
+        return None
+
+
+def _on_grid(total: Tensor, codec: FixedPoint) -> Tensor:
+    """Return the integers that a decoded total came from, in 4 bytes if they fit."""
+    return _narrowed((total * codec.scale).round().to(torch.int64))
+
+
+def _narrowed(total: Tensor) -> Tensor:
+    """Return integers in 4 bytes if they fit, and else in 8."""
+    smallest, largest = (int(each) for each in total.aminmax()) if total.numel() else (0, 0)
+    return total.to(torch.int32 if smallest > -(2**31) and largest < 2**31 else torch.int64)

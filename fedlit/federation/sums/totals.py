@@ -1,0 +1,340 @@
+"""Totals of secure sums: how they travel down, and what is kept of them for clients that were absent."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedlit.federation.choices import Resolved
+from fedlit.federation.errors import OutOfStepError, RosterError
+from fedlit.federation.ledger import SERVER
+from fedlit.federation.messenger import KINDS, Message, Messenger
+from fedlit.federation.sums.conversation import Backends
+from fedlit.federation.wire import part, schema_from, schema_text, wire_size
+from fedlit.privacy import DecodeError, QuorumError, SecureAggregation
+from fedlit.privacy.packing import Schema, check_weight, unpack
+
+_DOWNLOAD = KINDS.index("download")
+
+
+@dataclass
+class Total:
+    """The total of a sum.
+
+    Attributes:
+        vector: As the server sends it: plaintext where the server holds the key, so that no key outlives its round.
+        schema: Names, types and shapes of its entries.
+        num_clients: Number of vectors in it.
+        weighted: Whether they are weighted.
+        revealed: As clients of this process read it, where only clients can; ``None`` if none here did.
+        restored: Whether it comes from a checkpoint, so that no key opens ``vector`` any more.
+        summed: Positions in the roster of those whose vectors it has, where others announced one and dropped out.
+    """
+
+    vector: Tensor
+    schema: Schema
+    num_clients: int
+    weighted: bool
+    revealed: Tensor | None = None
+    restored: bool = False
+    summed: list[int] | None = None
+
+
+class Totals:
+    """Sends totals to their receivers, and keeps the last one of each channel for those that were absent.
+
+    Args:
+        messenger: Between the processes.
+        channels: Of the run.
+        backends: Parties that read totals.
+
+    Attributes:
+        senders: Over whom a fixed channel was summed last.
+    """
+
+    def __init__(self, messenger: Messenger, channels: Mapping[str, Resolved], backends: Backends) -> None:
+        self._messenger = messenger
+        self._channels = channels
+        self._backends = backends
+        self._last: dict[str, Total] = {}
+        self._versions: dict[str, dict[str, int]] = {}  # number of the newest total that each client has
+        self._readers: dict[str, list[str]] = {}  # clients that have read the total kept for absent ones
+        self.senders: dict[str, list[str]] = {}
+
+    def _backend(self, channel: str) -> SecureAggregation:
+        return self._channels[channel].backend
+
+    # ---------------------------------------------------------------- on their way down
+
+    def send(
+        self,
+        channel: str,
+        total: Total | None,
+        receivers: Sequence[str],
+        shares: Mapping[str, float] | None = None,
+    ) -> tuple[dict[str, dict[str, Tensor]], Total | None]:
+        """Send a total, which the server's process gives, to its receivers.
+
+        Returns:
+            Payloads of local receivers; and the total as they read it, if only clients can.
+
+        Args:
+            channel: Of the sum.
+            total: ``None`` on processes without the server.
+            receivers: In roster order.
+            shares: Relative weights of those who announced a vector, to compare with the weight in the total.
+        """
+        messenger, backend = self._messenger, self._backend(channel)
+        message: Message = {}
+        if total is not None:
+            message = {
+                "schema": schema_bytes(total.schema),
+                "about": torch.tensor([total.num_clients, total.weighted], dtype=torch.int32),
+                "sum": total.vector,
+            }
+            if total.summed is not None:
+                message["counted"] = torch.tensor(total.summed, dtype=torch.int32)
+        sizes = messenger.announce(channel, {SERVER: wire_size(message)} if message else {}, _DOWNLOAD)
+        if SERVER not in sizes:
+            raise DecodeError(f"the server announces no total over channel {channel!r}, which is due")
+        for name in receivers:
+            if not messenger.is_lost(name):
+                messenger.book(channel, SERVER, name, sizes[SERVER])
+        local = [name for name in receivers if messenger.is_local(name)]
+        message = messenger.broadcast(channel, message, sizes[SERVER], receivers)
+        result, read = None, None
+        if local:
+            with self._backends.conversation(channel).working():
+                num_clients, weighted = _about(message)
+                vector = self._revealed(backend, local[0], message, num_clients)
+                if shares is not None:
+                    check_weight(vector, backend.codec, self._shares_in(message, shares))
+                schema = schema_in(part(message, "schema", torch.uint8))
+                result = unpack(vector, schema, backend.codec, weighted, messenger.device)
+                if backend.key_holder == "clients":
+                    read = Total(part(message, "sum"), schema, num_clients, weighted, vector)
+        messenger.check(channel)  # a total that one client cannot open is an error for all
+        return ({} if result is None else dict.fromkeys(local, result)), read
+
+    def _shares_in(self, message: Message, shares: Mapping[str, float]) -> Mapping[str, float]:
+        """Shares of those whose vectors a total has."""
+        if "counted" not in message or not self._messenger.transport.losable:
+            return shares
+        roster = list(self._messenger.rank_of)
+        positions = part(message, "counted", torch.int32).tolist()
+        names = [roster[position] for position in positions if 0 <= position < len(roster)]
+        if len({*names} & {*shares}) < len(positions):
+            raise DecodeError(f"a total is reported with vectors of {positions}, which are not all of {[*shares]}")
+        return {name: shares[name] for name in names}
+
+    def _revealed(self, backend: SecureAggregation, client: str, message: Message, num_clients: int) -> Tensor:
+        """Return the plaintext total that a client reads in a message."""
+        if backend.key_holder == "clients":
+            return self._backends.parties(backend).clients[client].reveal(part(message, "sum"), num_clients)
+        return part(message, "sum") if backend.codec is None else backend.codec.decode(part(message, "sum"))
+
+    # ---------------------------------------------------------------- for those who were absent
+
+    def forget(self, channel: str) -> None:
+        """Let go of the last total of a channel, as the next one takes its place."""
+        self._last.pop(channel, None)
+
+    def keep(self, channel: str, receivers: Sequence[str], absent: Collection[str], total: Total | None) -> None:
+        """Note who missed a total that was addressed to them, and keep it for `catch_up` if somebody did."""
+        roster = self._messenger.rank_of
+        versions = self._versions.setdefault(channel, dict.fromkeys(roster, 0))
+        newest = max(versions.values()) + 1
+        absent = {*absent, *(name for name in roster if self._messenger.is_lost(name))}
+        versions.update({name: newest for name in roster if name not in absent})
+        self._last.pop(channel, None)
+        self._readers.pop(channel, None)
+        if absent or self._messenger.transport.losable:  # who is lost later may come back without it
+            self._readers[channel] = [name for name in receivers if name not in absent]
+            if total is not None:
+                self._last[channel] = total
+
+    def catch_up(self, channel: str, present: Sequence[str]) -> dict[str, dict[str, Tensor]]:
+        """Send the last total of ``channel`` to those of ``present`` that were absent when it was sent to them."""
+        versions = self._versions.get(channel)
+        if versions is None:
+            return {}
+        newest = max(versions.values())
+        behind = [name for name in present if versions.get(name, 0) < newest and not self._messenger.is_lost(name)]
+        if not behind:
+            return {}
+        total = self._last.get(channel)
+        if total is not None and total.restored and self._backend(channel).key_holder == "clients":
+            self._reissue(channel, total)
+        result, _ = self.send(channel, total if self._messenger.hosts_server else None, behind)
+        versions.update({name: newest for name in behind if not self._messenger.is_lost(name)})
+        return result
+
+    def _reissue(self, channel: str, total: Total) -> None:
+        """After a resume no key opens the stored total: a client that has read it encrypts it anew for the others."""
+        readers = [name for name in self._readers[channel] if not self._messenger.is_lost(name)]
+        if not readers:
+            raise QuorumError(
+                f"the last total of channel {channel!r} was read by nobody before the checkpoint, and its key is gone: "
+                "resume from a checkpoint of another round"
+            )
+        messenger, parties, author = self._messenger, self._backends.enrolled(channel), readers[0]
+        messages: dict[str, Message] = {}
+        if total.revealed is not None and messenger.is_local(author):
+            with self._backends.conversation(channel).working():
+                messages[author] = {"sum": parties.clients[author].reissue(total.revealed, total.num_clients)}
+        sizes = messenger.announce(channel, {name: wire_size(message) for name, message in messages.items()}, _DOWNLOAD)
+        if author not in sizes:
+            raise DecodeError(f"client {author!r} announces no total over channel {channel!r}, which it has read")
+        messenger.book(channel, author, SERVER, sizes[author])
+        arrived = messenger.gather(channel, messages, sizes)
+        if arrived:
+            total.vector = part(arrived[author], "sum")
+        total.restored = False
+
+    # ---------------------------------------------------------------- for those who come back
+
+    def note(self, step: int, channel: str) -> None:
+        """At the server, before the first round: keep the total for those who come back and cannot take part again."""
+        messenger, total = self._messenger, self._last.get(channel)
+        if messenger.settled or not messenger.transport.losable or not messenger.hosts_server:
+            return
+        noted: dict[str, Any] = {"early": messenger.position[0], "channel": channel}
+        if total is not None:
+            noted |= self._stored(channel, total)
+        messenger.transport.note(step, noted)
+
+    def recalled(
+        self, channel: str, receivers: Sequence[str], noted: Mapping[str, Any]
+    ) -> dict[str, dict[str, Tensor]]:
+        """Return payloads of local receivers from a total before the first round, taken without this process."""
+        messenger, backend = self._messenger, self._backend(channel)
+        if noted.get("channel") != channel:
+            raise OutOfStepError(f"the run began with a sum over channel {noted.get('channel')!r}, and not {channel!r}")
+        messenger.skip(noted["early"])
+        if "total" not in noted:
+            return {}
+        if backend.key_holder == "clients":
+            raise RosterError(
+                f"what clients summed over channel {channel!r} before the first round is encrypted under a key that no "
+                f"client has who comes back later ({type(backend).__name__}): give this channel a backend that lets "
+                "the server read sums, such as PairwiseMasking, or start all sites again"
+            )
+        codec = backend.codec
+        vector = noted["total"] if codec is None else codec.decode(noted["total"])
+        result = unpack(vector, schema_in(noted["schema"]), codec, bool(noted["weighted"]), messenger.device)
+        return dict.fromkeys([name for name in receivers if messenger.is_local(name)], result)
+
+    def renew_keys(self) -> None:
+        """Enrol anew before the next sum, as somebody has come back who has no key."""
+        self._backends.forget()
+        for channel, total in self._last.items():
+            total.restored = total.restored or self._backend(channel).key_holder == "clients"
+
+    def versions(self) -> dict[str, dict[str, int]]:
+        """Return the number of each channel's total that local clients have, by client; 0 is none."""
+        names = [name for name in self._messenger.rank_of if self._messenger.is_local(name)]
+        return {name: {channel: of.get(name, 0) for channel, of in self._versions.items()} for name in names}
+
+    def welcome(self, versions: Mapping[str, Mapping[str, int]]) -> None:
+        """Take the `versions` of clients that come back: `catch_up` sends them what is newer."""
+        for channel, ours in self._versions.items():
+            newest = max(ours.values())
+            for name, theirs in versions.items():
+                ours[name] = theirs.get(channel, 0) if theirs.get(channel, 0) <= newest else 0
+            readers = self._readers.get(channel, [])
+            self._readers[channel] = [name for name in readers if ours[name] == newest]
+
+    def public_state(self) -> dict[str, Any]:
+        """Return who has which total, and which there are, without their numbers."""
+        state = self.state_dict()
+        stored = {channel: {**item, "total": torch.empty(0)} for channel, item in state["server"].items()}
+        return {key: state[key] for key in ("versions", "readers", "summed")} | {"server": stored}
+
+    def come_back(self, public: Mapping[str, Any]) -> None:
+        """Take the `public_state` of the server, and keep of what was read here what is still the newest."""
+        versions, read = self.versions(), self.state_dict()["clients"]
+        newest = {channel: max(of.values()) for channel, of in public["versions"].items()}
+        kept = {
+            name: {
+                channel: total
+                for channel, total in totals.items()
+                if versions[name].get(channel) == newest.get(channel)
+            }
+            for name, totals in read.items()
+        }
+        self.load_state_dict({**public, "clients": kept})
+
+    # ---------------------------------------------------------------- checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return who has which total, and the totals kept for absent clients; no key is ever saved.
+
+        Returns:
+            What is equal on all processes; under ``"server"`` what the server keeps, where it lives; under
+            ``"clients"``, by local client, totals that only clients can read, as it has read them.
+        """
+        names = [name for name in self._messenger.rank_of if self._messenger.is_local(name)]
+        return {
+            "versions": {channel: dict(versions) for channel, versions in self._versions.items()},
+            "readers": {channel: list(readers) for channel, readers in self._readers.items()},
+            "summed": {channel: list(senders) for channel, senders in self.senders.items()},
+            "server": {channel: self._stored(channel, total) for channel, total in self._last.items()},
+            "clients": {
+                name: {
+                    channel: total.revealed
+                    for channel, total in self._last.items()
+                    if total.revealed is not None and name in self._readers[channel]
+                }
+                for name in names
+            },
+        }
+
+    def _stored(self, channel: str, total: Total) -> dict[str, Any]:
+        # totals that only clients can decrypt are useless without their key, and leak some of it beside plaintexts
+        by_server = self._backend(channel).key_holder == "server"
+        return {
+            "total": total.vector.cpu() if by_server else torch.empty(0),
+            "schema": schema_bytes(total.schema),
+            "num_clients": total.num_clients,
+            "weighted": total.weighted,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` left off, with new keys: no message made before is accepted after."""
+        self._backends.forget()
+        self._versions = {channel: dict(versions) for channel, versions in state["versions"].items()}
+        self._readers = {channel: list(readers) for channel, readers in state["readers"].items()}
+        self.senders = {channel: list(senders) for channel, senders in state.get("summed", {}).items()}
+        self._last = {}
+        for channel, item in state["server"].items():
+            read = [totals[channel] for totals in state["clients"].values() if channel in totals]
+            if self._messenger.hosts_server or self._backend(channel).key_holder == "clients":
+                schema, weighted = schema_in(item["schema"]), bool(item["weighted"])
+                revealed = read[0] if read else None
+                self._last[channel] = Total(
+                    item["total"], schema, item["num_clients"], weighted, revealed, restored=True
+                )
+
+
+@lru_cache(maxsize=256)
+def schema_bytes(schema: Schema) -> Tensor:
+    """Return a schema as it is sent."""
+    return torch.frombuffer(bytearray(schema_text(schema)), dtype=torch.uint8)
+
+
+def schema_in(message: Tensor) -> Schema:
+    """Inverse of `schema_bytes`."""
+    return schema_from(message.numpy().tobytes())
+
+
+def _about(message: Message) -> tuple[int, bool]:
+    """Number of vectors in a total, and whether they are weighted."""
+    about = part(message, "about", torch.int32).tolist()
+    if len(about) != 2:
+        raise DecodeError(f"a total is described by {len(about)} numbers, not 2")
+    return about[0], bool(about[1])
