@@ -162,7 +162,9 @@ class GrpcListener(Listener):
 
     def _named(self, context: Any) -> str:
         """The name in the caller's certificate; ends a call of any other than the sites."""
-        names = [name.decode(errors="replace") for name in context.auth_context().get("x509_common_name", ())]
+        names: list[str] = [
+            name.decode(errors="replace") for name in context.auth_context().get("x509_common_name", ())
+        ]
         for name in names:
             if name in self._names:
                 return name

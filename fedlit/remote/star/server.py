@@ -121,7 +121,7 @@ class ServerStar(Transport):
         def disconnected() -> set[int]:
             return {*board.sites} - members.here - members.waiting
 
-        def wait(missing: Callable[[], set[int]], what: str) -> None:
+        def wait(missing: Callable[[], Collection[int]], what: str) -> None:
             board.await_sites(missing, what, self._wait_for)
 
         with board.changed:
