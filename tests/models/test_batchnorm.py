@@ -1,4 +1,4 @@
-"""BatchNorm statistics estimated on given samples, and those of a mixture, against torch and numpy."""
+"""BatchNorm statistics estimated on samples, and those of a mixture, against torch and numpy."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_the_share_is_learned_and_kept_within_its_range(generator: torch.Generat
 
 
 def test_a_single_value_has_no_variance() -> None:
-    with pytest.raises(ValueError, match=r"more than 1 value per channel when training, got inputs of \(1, 3\)"):
+    with pytest.raises(ValueError, match="more than 1 value"):
         mixed()(torch.zeros(1, 3))
     assert mixed().eval()(torch.zeros(1, 3)).shape == (1, 3)
 
