@@ -1,8 +1,7 @@
 """A controller and an executor of NVIDIA FLARE (the extra ``nvflare``), which train one run of fedlit across its sites.
 
-FLARE has provisioned the parties, admits jobs and connects them; its auxiliary messages carry the messages between
-the parties of the run. The run itself is that of ``fedlit serve`` and ``fedlit join``: same weights, checkpoints,
-ledger. ``fedlit flare`` writes the job that names them.
+FLARE admits jobs and connects the parties; its auxiliary messages carry those of the run, which is that of ``fedlit
+serve`` and ``fedlit join``: same weights, checkpoints, ledger. ``fedlit flare`` writes the job that names the two.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ from fedlit.remote.relay import TIMES, Relay
 from fedlit.remote.seats import CarriedServer
 
 SUPPORTED = (2, 9)
-"""The oldest version of FLARE whose messages were tried, and the major version that is taken."""
+"""The oldest version of FLARE that was tried, of the one major version that is supported."""
 
-if not (*SUPPORTED,) <= tuple(int(part) for part in nvflare.__version__.split(".")[:2]) < (SUPPORTED[0] + 1,):
+if not SUPPORTED <= tuple(int(part) for part in nvflare.__version__.split(".")[:2]) < (SUPPORTED[0] + 1,):
     raise ImportError(
         f"fedlit runs in NVIDIA FLARE {SUPPORTED[0]}.{SUPPORTED[1]} or a later {SUPPORTED[0]}.x, and this is "
         f"{nvflare.__version__}: pip install 'fedlit[nvflare]' at every party"
@@ -49,21 +48,21 @@ if not (*SUPPORTED,) <= tuple(int(part) for part in nvflare.__version__.split(".
 _log = logging.getLogger("fedlit.remote")
 
 TASK = "fedlit"
-"""The one task of a job: to take part in the run."""
+"""Name of the one task of a job: to take part in the run."""
 
 TOPIC = "fedlit"
-"""Of the messages."""
+"""Topic of the messages."""
 
-_MESSAGE, _WORDS, _KEY = "message", "words", "key"
+_MESSAGE, _OUTPUT, _KEY = "message", "words", "key"
 
-OWN = "fedlit.yaml"
-"""In the folder ``local`` of a party's workspace: what is its own of the configuration, its data above all."""
+LOCAL = "fedlit.yaml"
+"""File in the folder ``local`` of a party's workspace: the party's part of the configuration, such as its data."""
 
 RUNS = "fedlit-runs"
-"""The folder of a party's runs in its workspace; ``fedlit`` would be taken for the package by who starts there."""
+"""Folder of a party's runs in its workspace; ``fedlit`` would be imported as the package where Python starts there."""
 
-_MOST_STARTS = 5
-"""Of a site's process in one job."""
+_MAX_STARTS = 5
+"""Restarts of a site's process in one job."""
 
 _PATIENCE = 30
 """Seconds to wait for the results of sites when the run has ended."""
@@ -73,10 +72,10 @@ class FedlitController(Controller):  # type: ignore[misc]
     """The server's part: it has no client and no data, and takes the seat that ``fedlit serve`` takes.
 
     Args:
-        sites: Clients of each site, by the name that FLARE knows it by; of a list, each is the client of its name.
+        sites: Clients of each site, by the site's name in FLARE; of a list, each site is the client of its name.
         arguments: Of ``fedlit fit``; configurations are files of the job's folder ``config``.
         wait_for: Seconds to wait for sites.
-        patience: Seconds of silence after which a site is lost, and the others go on.
+        patience: Seconds after which a disconnected site times out, and the others go on.
     """
 
     def __init__(
@@ -99,7 +98,7 @@ class FedlitController(Controller):  # type: ignore[misc]
     def process_result_of_unknown_task(
         self, client: Any, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
     ) -> None:
-        """Ignore the end of a site that was started anew: its run has reported already."""
+        """Ignore the result of a site that was started anew: its run has reported already."""
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         """Ask the sites to take part, and serve them until the run has ended."""
@@ -122,9 +121,9 @@ class FedlitController(Controller):  # type: ignore[misc]
         if reason is not None and not abort_signal.triggered:
             self.system_panic(reason, fl_ctx)
             return
-        ends = time.monotonic() + _PATIENCE  # a site that is gone has no result
-        while not abort_signal.triggered and time.monotonic() < ends:
-            if all(task.completion_status is not None for task in tasks):
+        ends = time.monotonic() + _PATIENCE  # a site that has dropped out has no result
+        while any(task.completion_status is None for task in tasks):
+            if abort_signal.triggered or time.monotonic() >= ends:
                 break
             time.sleep(0.2)
         self.cancel_all_tasks()
@@ -134,7 +133,7 @@ class FedlitController(Controller):  # type: ignore[misc]
         result = client_task.result
         code = result.get_return_code() if isinstance(result, Shareable) else ReturnCode.ERROR
         if code not in (ReturnCode.OK, ReturnCode.TASK_ABORTED):
-            reason = str(result.get(_WORDS, code))[-2000:] if isinstance(result, Shareable) else code
+            reason = str(result.get(_OUTPUT, code))[-2000:] if isinstance(result, Shareable) else code
             text = f"site {client_task.client.name!r} has ended: {reason}"
             self.log_error(fl_ctx, text)
             if not seat.begun:
@@ -142,17 +141,16 @@ class FedlitController(Controller):  # type: ignore[misc]
 
 
 class FedlitExecutor(Executor):  # type: ignore[misc]
-    """A site's part: it trains its clients on its own data, and takes the seat that ``fedlit join`` takes.
+    """A site's part: it trains its clients on local data, and takes the seat that ``fedlit join`` takes.
 
-    It trains in a process of its own, which is started again if it dies, and takes part from the next round.
-
-    The file ``fedlit.yaml`` in the folder ``local`` of the site's workspace, if there is one, comes after the job's
-    configuration: the site's data are there, and what it sets is set.
+    It trains in another process, which is started again if it is killed, and takes part from the next round. The file
+    ``fedlit.yaml`` in the folder ``local`` of the site's workspace, if there is one, overrides the job's configuration:
+    the site's data are there.
 
     Args:
         arguments: Of ``fedlit fit``; configurations are files of the job's folder ``config``.
         wait_for: Seconds to wait for the server.
-        patience: Seconds that the server may be silent before this site gives up.
+        patience: Seconds for which the server may not answer before this site gives up.
     """
 
     def __init__(self, arguments: list[str], wait_for: float = 600.0, patience: float = 20.0) -> None:
@@ -166,10 +164,10 @@ class FedlitExecutor(Executor):  # type: ignore[misc]
         relay = Relay(partial(_send, fl_ctx.get_engine(), str(shareable.get(_KEY))))
         environment = {**os.environ, **relay.environment, TIMES: f"{self.wait_for} {self.patience}"}
         # -P: a folder of the workspace in which FLARE has started this process is not taken for a package
-        command = [sys.executable, "-P", "-m", "fedlit.cli", "flare", "site", *_words(fl_ctx, self.arguments)]
+        command = [sys.executable, "-P", "-m", "fedlit.cli", "flare", "site", *_arguments(fl_ctx, self.arguments)]
         try:
             code, output = self._watch(command, environment, abort_signal)
-            for _ in range(_MOST_STARTS):
+            for _ in range(_MAX_STARTS):
                 if code >= 0 or abort_signal.triggered:  # it has ended by itself, and its output states why
                     break
                 self.log_warning(fl_ctx, f"the process of this site was killed (signal {-code}): it is started again")
@@ -182,7 +180,7 @@ class FedlitExecutor(Executor):  # type: ignore[misc]
             return make_reply(ReturnCode.OK)
         self.log_error(fl_ctx, f"this site has ended with code {code}: {output}")
         reply = make_reply(ReturnCode.EXECUTION_EXCEPTION)
-        reply[_WORDS] = output
+        reply[_OUTPUT] = output
         return reply
 
     def _watch(self, command: list[str], environment: Mapping[str, str], abort_signal: Signal) -> tuple[int, str]:
@@ -218,20 +216,17 @@ class FedlitExecutor(Executor):  # type: ignore[misc]
 # ---------------------------------------------------------------- one run
 
 
-def _words(fl_ctx: FLContext, arguments: Sequence[str]) -> list[str]:
-    """A job's arguments at this party, with its own configuration, and the folder for what it writes.
+def _arguments(fl_ctx: FLContext, arguments: Sequence[str]) -> list[str]:
+    """A job's arguments at this party, with its local configuration, and the folder for its runs.
 
     That folder is the party's and not the job's: a job that is submitted again goes on from the checkpoints in it.
     """
     workspace, job = fl_ctx.get_engine().get_workspace(), fl_ctx.get_job_id()
-    configs, own = Path(workspace.get_app_config_dir(job)), Path(workspace.get_file_path_in_site_config(OWN))
-    words = []
-    for word in arguments:
-        key, is_assigned, name = word.partition("=")
-        words.append(f"{key}={configs / name}" if is_assigned and key == "--config" else word)
-    words += [f"--config={own}"] if own.is_file() else []
-    words.append(f"--trainer.default_root_dir={Path(workspace.get_root_dir()) / RUNS}")
-    return words
+    configs, local = Path(workspace.get_app_config_dir(job)), Path(workspace.get_file_path_in_site_config(LOCAL))
+    key = "--config="
+    here = [f"{key}{configs / each.removeprefix(key)}" if each.startswith(key) else each for each in arguments]
+    here += [f"{key}{local}"] if local.is_file() else []
+    return [*here, f"--trainer.default_root_dir={Path(workspace.get_root_dir()) / RUNS}"]
 
 
 def _serve(fl_ctx: FLContext, arguments: Sequence[str], seat: Seat) -> None:
@@ -241,19 +236,18 @@ def _serve(fl_ctx: FLContext, arguments: Sequence[str], seat: Seat) -> None:
     from fedlit.cli.flare import JOB
     from fedlit.cli.seats import read_run, take_seat
 
-    take_seat(read_run(normalise(["fit", *_words(fl_ctx, arguments)]), JOB), seat)
+    take_seat(read_run(normalise(["fit", *_arguments(fl_ctx, arguments)]), JOB), seat)
 
 
 def _attempt(run: Callable[[], None]) -> str | None:
-    """Why a run failed, in words; ``None`` if it did not."""
+    """Run, and return why it failed; ``None`` if it did not."""
     try:
         run()
     except SystemExit as error:
         return None if not error.code else str(error.code)
-    except FederationError as error:
-        return f"{type(error).__name__}: {error}"
     except Exception as error:
-        _log.exception("the run failed")
+        if not isinstance(error, FederationError):
+            _log.exception("the run failed")
         return f"{type(error).__name__}: {error}"
     return None
 
@@ -270,21 +264,21 @@ def _end_with(abort_signal: Signal, seat: CarriedServer, over: threading.Event) 
 
 
 def _register(engine: Any, keys: Mapping[str, str], handle: Callable[[str, Message], dict[str, Any]]) -> None:
-    """Let FLARE's server give us the messages of sites.
+    """Let FLARE's server pass the messages of sites to ``handle``.
 
-    The name in a message is what its sender claims. The key shows that it is this site's: the site received it with its
-    task, and FLARE gives a task to the site that it is for, by the token that this site received when it was admitted.
+    The name in a message is claimed by its sender. The key proves it: a site received it with its task, and FLARE gives
+    a task only to the site that it is for, by the token that this site received when it was admitted.
     """
 
     def answer(topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
         peer = fl_ctx.get_peer_context()
         name = "" if peer is None else str(peer.get_identity_name())
         message, key = request.get(_MESSAGE), request.get(_KEY)
-        reply = make_reply(ReturnCode.OK)
         if not isinstance(message, Mapping) or not isinstance(key, str):
             return make_reply(ReturnCode.BAD_REQUEST_DATA)
         if name not in keys or not hmac.compare_digest(keys[name].encode(), key.encode()):
             return make_reply(ReturnCode.UNAUTHENTICATED)
+        reply = make_reply(ReturnCode.OK)
         reply[_MESSAGE] = handle(name, message)
         return reply
 
@@ -294,10 +288,8 @@ def _register(engine: Any, keys: Mapping[str, str], handle: Callable[[str, Messa
 def _send(engine: Any, key: str, message: Message, seconds: float) -> Message | None:
     """Send a message to FLARE's server, and return its answer.
 
-    A call is cut into messages of 1 MB, which FLARE brings best. It cuts longer ones itself: one of 16 MB took 772 ms
-    to the server and back, where sixteen of 1 MB took 170. Its object streamers (`nvflare.apis.streaming`) send each
-    chunk as such a message, too, and wait for the answer. A message without pieces takes 5 ms, half of it CPU time of
-    this process. (FLARE 2.9, simulator, 2 busy cores.)
+    A call is cut into messages of 1 MB, as FLARE is slower at longer ones: one of 16 MB took 772 ms to the server and
+    back, sixteen of 1 MB took 170 (FLARE 2.9, simulator, 2 busy cores).
     """
     request = Shareable()
     request[_MESSAGE], request[_KEY] = dict(message), key

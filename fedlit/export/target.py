@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind
 
+from fedlit.checks import check
 from fedlit.data import DomainDataModule
 from fedlit.data.raw_inputs import RawInputs, RawRows
 from fedlit.export.files import model_card, save_onnx
@@ -29,12 +30,12 @@ SUFFIXES = (".pt2", ".onnx")
 
 
 class TargetModel(nn.Module):
-    """A network, and what is predicted from its outputs.
+    """A network with the predictions that follow from its outputs.
 
     Args:
         network: From inputs of shape (n, ...) to outputs of shape (n, C).
-        task: What the outputs are.
-        temperature: What logits are divided by, positive.
+        task: The task of the outputs.
+        temperature: Divisor of logits, positive.
         client: Name of the client in whose unit of labels numbers are; ``None`` leaves them as they are.
     """
 
@@ -54,22 +55,22 @@ class TargetModel(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Class probabilities of inputs, or in regression numbers in the labels' unit, shape (n, C)."""
         outputs = self.network(inputs)
-        outputs = outputs if self.client is None else self.task.in_unit(self.client, outputs)
+        if self.client is not None:
+            outputs = self.task.in_unit(self.client, outputs)
         return self.task.predictions(outputs, self.temperature)
 
 
 def target_model(module: FederatedModule) -> TargetModel:
-    """What the target predicts with, as a network by itself: vote, ensemble, neighbours or mixture included.
+    """Return the target's predictor as one network, with vote, ensemble, neighbours or mixture if it has them.
 
-    It is a copy, for evaluation, on the CPU and in float32, which no later training reaches. It gives what
-    ``trainer.predict`` does for the target.
+    It is a copy, for evaluation, on the CPU and in float32, which predicts as ``trainer.predict`` does for the target.
 
     Args:
         module: Trained, or with the weights of a checkpoint, in the process that hosts the target.
 
     Returns:
-        A network from inputs of shape (n, ...), in the form in which the data module gives them, to class
-        probabilities of shape (n, C), or in regression to numbers.
+        A network from inputs of shape (n, ...), as the data module gives them, to class probabilities of shape (n, C),
+        or in regression to numbers.
 
     Raises:
         RuntimeError: If this process has no network of the target.
@@ -86,12 +87,12 @@ def target_model(module: FederatedModule) -> TargetModel:
             f"there is no network of target {name!r} in this process: train the module or load a checkpoint first, and "
             "where clients are spread over processes, ask the one that hosts the target"
         )
-    # what a method does before a Trainer predicts, such as fitting classifiers
+    # hooks of a Trainer's predictions, such as fitting classifiers
     module.on_predict_start()
     module.run.prepare_predictions()
     network = copy.deepcopy(module.replicas[name])
-    # Flags in its state choose the way through forward. They stand still from here on, and no graph could branch on
-    # tensors; arrays have the same truth, any() and tolist().
+    # Flags in its state choose the branches of forward, and no graph could branch on tensors. As arrays they are
+    # constants, with the same truth, any() and tolist().
     for flag, value in list(network.named_buffers(recurse=False)):
         if value.dtype == torch.bool:
             delattr(network, flag)
@@ -111,15 +112,15 @@ def export_target(module: FederatedModule, path: str | Path, data: DomainDataMod
     of shape (n, *input_shape) in float32, for any n, and give what `target_model` gives. The file has the weights that
     take part in predictions alone; those of `KNNPer` include the target's labelled samples, as embeddings.
 
-    Of a data module with ``raw_inputs`` the file takes samples as they are before they are normalised, and normalises
-    them by itself: of `ImageDomains` bytes of pixels, uint8, of `FeatureDomains` features as they are in its files, and
-    of `CSVDomains` and `HeartDisease` rows of a table. For those ``NAME.onnx`` has an input of shape (n, 1) for each
-    column, float64 for numbers, NaN where one is missing, and texts for categories, empty where one is; ``NAME.pt2``
-    takes all columns as (n, columns), float64, with a category's code in place of its text.
+    Of a data module with ``raw_inputs`` the file takes samples before they are normalised, and normalises them by
+    itself: of `ImageDomains` bytes of pixels, uint8, of `FeatureDomains` features as in its files, and of `CSVDomains`
+    and `HeartDisease` rows of a table. For those ``NAME.onnx`` has an input of shape (n, 1) for each column, float64
+    for numbers, NaN where one is missing, and texts for categories, empty where one is; ``NAME.pt2`` takes all columns
+    as (n, columns), float64, with a category's code in place of its text.
 
-    What inputs and outputs are, the method and the version of fedlit are in the file: as ``fedlit.json`` of
+    The file describes its inputs and outputs, the method and the version of fedlit: as ``fedlit.json`` of
     ``torch.export.load(path, extra_files={"fedlit.json": ""})``, and as ``metadata_props`` of ONNX. A model card in
-    Markdown, beside it with ``.md`` at its end, has the same for people.
+    Markdown, at the same path with ``.md`` appended, has the same for people.
 
     Args:
         module: As for `target_model`.
@@ -144,7 +145,7 @@ def export_target(module: FederatedModule, path: str | Path, data: DomainDataMod
         model, sample = nn.Sequential(raw.network, model).eval(), torch.cat([raw.sample, raw.sample])
     try:
         program = torch.export.export(model, (sample,), dynamic_shapes=({0: Dim("batch")},), strict=False)
-    except Exception as error:  # tracers raise errors of many kinds, and a network its own
+    except Exception as error:  # of any type: the tracer's, or the network's
         raise TypeError(
             f"the target's network of {method} cannot be traced for inputs of shape (n, *{shape}): "
             f"{_first_line(error)}. Its forward must take any n and not branch on values of tensors; target_model() "
@@ -182,38 +183,37 @@ def _as_onnx(program: ExportedProgram, method: str) -> onnx.ModelProto:
 
 
 def _about(module: FederatedModule, data: DomainDataModule | Sequence[int], raw: RawInputs | None) -> dict[str, Any]:
-    """What inputs and outputs of a model are, and where it comes from, in plain data."""
+    """Inputs, outputs and origin of a model, in plain data."""
     if isinstance(data, DomainDataModule):
-        names, shape, whose = data.classes, data.input_shape, type(data).__name__
+        names, shape, data_name = [*map(str, data.classes)], data.input_shape, type(data).__name__
     else:
-        names, shape, whose = [str(number) for number in range(module.num_classes)], tuple(data), None
-    columns = None
-    if isinstance(raw, RawRows):
-        columns = [{"name": name, "levels": None if levels is None else [*levels]} for name, levels in raw.columns]
+        names, shape, data_name = [*map(str, range(module.num_classes))], tuple(data), None
+    rows, columns = raw if isinstance(raw, RawRows) else None, None
+    if rows is not None:
+        columns = [{"name": name, "levels": None if levels is None else [*levels]} for name, levels in rows.columns]
     return {
         "method": type(module).__name__,
         "fedlit": version("fedlit"),
         "task": "classification" if isinstance(module.task, Classification) else "regression",
-        "outputs": [str(name) for name in names],
+        "outputs": names,
         "input_shape": [*shape],
         "columns": columns,
-        "missing": raw.missing if isinstance(raw, RawRows) else None,
-        "reading": {**raw.reading} if isinstance(raw, RawRows) else None,
+        "missing": None if rows is None else rows.missing,
+        "reading": None if rows is None else {**rows.reading},
         "inputs": "float32" if raw is None else str(raw.sample.dtype).removeprefix("torch."),
         "in_words": None if raw is None else raw.words,
         "target": module.target.name,
         "sources": [client.name for client in module.sources],
         "rounds": module.federation.round_idx,
         "temperature": module.run.outputs.temperature,
-        "data": whose,
+        "data": data_name,
     }
 
 
 def check_path(path: str | Path) -> Path:
-    """Raise now, rather than when a model is there, if a file cannot be written; with the errors of `export_target`."""
+    """Raise now, rather than after training, if a file cannot be written; with the errors of `export_target`."""
     path = Path(path)
-    if path.suffix not in SUFFIXES:
-        raise ValueError(f"output must end in one of {', '.join(SUFFIXES)}, which sets the format, got '{path}'")
+    check(path.suffix in SUFFIXES, "output", f"a path that ends in one of {', '.join(SUFFIXES)}", str(path))
     if not path.parent.is_dir():
         raise FileNotFoundError(f"output '{path}' is to be in the folder '{path.parent}', which is not there: make it")
     if path.suffix == ".onnx":
@@ -226,12 +226,12 @@ def check_path(path: str | Path) -> Path:
 
 
 def _strip(program: ExportedProgram) -> None:
-    """Take out what predictions do not read, such as messages of others and weights of other phases, and file names."""
+    """Remove tensors that predictions do not use, such as received messages, and names of source files."""
     inputs = program.graph_signature.input_specs
-    places = [node for node in program.graph.nodes if node.op == "placeholder"]
-    for place, spec in zip(places, list(inputs), strict=True):
-        if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER) and not place.users:
-            program.graph.erase_node(place)
+    placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
+    for placeholder, spec in zip(placeholders, list(inputs), strict=True):
+        if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER) and not placeholder.users:
+            program.graph.erase_node(placeholder)
             inputs.remove(spec)
             (program.state_dict if spec.target in program.state_dict else program.constants).pop(spec.target)
     for node in program.graph.nodes:

@@ -227,7 +227,7 @@ class AdaBN(SourceOnly):
         for name, message in received.items():
             moments = as_variances(message)
             for key, layer in self.mixed_layers(name).items():
-                layer.hear_(moments[f"{key}.running_mean"], moments[f"{key}.running_var"])
+                layer.receive_(moments[f"{key}.running_mean"], moments[f"{key}.running_var"])
 
     def mixed_layers(self, client: Client | str) -> dict[str, MixedBatchNorm]:
         """Layers of a local client that mix, by name."""

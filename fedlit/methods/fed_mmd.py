@@ -427,7 +427,7 @@ class FedMMD(FederatedModule):
         received = federation.exchange("classifier", sent, around=around, absent_too=absent_too)
         for target, messages in received.items():
             for name, classifier in messages.items():
-                cast(Committee, self.replicas[target]).seat_(name, classifier)
+                cast(Committee, self.replicas[target]).receive_(name, classifier)
 
     # ---------------------------------------------------------------- set-up and hooks
 

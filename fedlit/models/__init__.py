@@ -1,4 +1,4 @@
-"""Small networks and pretrained extractors, and what one client holds of them."""
+"""Small networks, pretrained extractors, and the replicas of them that clients train."""
 
 from fedlit.models.aligned import AlignedReplica, VotingReplica
 from fedlit.models.anchor import Anchor

@@ -1,4 +1,4 @@
-"""What one client of FedRF-TCA holds: extractor, random features, aligner and classifier."""
+"""Replicas of FedRF-TCA: extractor, random features, aligner and classifier."""
 
 from __future__ import annotations
 
@@ -10,40 +10,36 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedlit.checks import check
 from fedlit.functional import Kernel, hard_vote, random_fourier_features, sample_frequencies
 
 STAYS_LOCAL = ("seed", "received", "heard", "informed", "ballot.")
-"""Beginnings of the names in a replica's state that never leave its client."""
+"""Prefixes of the names in a replica's state that never leave its client."""
 
 
 def check_widths(num_frequencies: int, num_components: int, bandwidth: float, kernel: Kernel) -> None:
     """Raise a `ValueError` now, rather than when a run starts, if a replica cannot be built from these."""
-    if not 1 <= num_components <= 2 * num_frequencies:
-        raise ValueError(
-            f"num_components (m) must be between 1 and 2 * num_frequencies (2N = {2 * num_frequencies}), got "
-            f"{num_components}"
-        )
+    fits = 1 <= num_components <= 2 * num_frequencies
+    rule = f"between 1 and 2 * num_frequencies (2N = {2 * num_frequencies})"
+    check(fits, "num_components (m)", rule, num_components)
     sample_frequencies(1, 1, bandwidth, kernel)
 
 
 class AlignedReplica(nn.Module):
-    """A client's own network: ``classifier(aligner(random_features(extractor(x))))``.
+    """A client's network: ``classifier(aligner(random_features(extractor(x))))``.
 
     Args:
         extractor: Turns a batch of inputs into features z, shape (batch, p).
-        sample: Makes Omega, shape (N, p), from ``seed=``: `sample_frequencies` with all other arguments given.
-        seed: Of Omega, the same at every client. The state holds it in place of Omega, which is made anew on loading.
+        sample: Draws Omega, shape (N, p), from ``seed=``: `sample_frequencies` with all other arguments bound.
+        seed: Of Omega, the same at every client. The state holds it in place of Omega, which is drawn anew on loading.
         aligner: W^T, a linear layer without bias from 2N random features to m aligned ones.
         classifier: Turns aligned features into logits, shape (batch, num_classes).
-        unit_norm: Whether z is scaled to length 1 first.
+        unit_norm: Scale z to length 1 first.
     """
 
     votes: ClassVar[bool] = False
-    """Whether it predicts by the votes of others' classifiers."""
+    """True if it predicts by the votes of others' classifiers."""
 
-    extractor: nn.Module
-    aligner: nn.Linear
-    classifier: nn.Module
     frequencies: Tensor
     seed: Tensor
     received: Tensor
@@ -69,10 +65,10 @@ class AlignedReplica(nn.Module):
         self.register_buffer("frequencies", frequencies, persistent=False)
         self.register_buffer("seed", torch.tensor(seed))
         self.register_load_state_dict_post_hook(_draw_again)  # type: ignore[no-untyped-call]
-        # What the other side has sent in this round; in the state, so that a checkpoint within a round has it.
+        # the mean received in this round; in the state, so that a checkpoint within a round has it
         self.register_buffer("received", frequencies.new_zeros(2 * len(frequencies)))
         self.register_buffer("heard", torch.tensor(False))
-        # Whether somebody has trained the classifier: the target's own is nobody's until it gets one.
+        # true once the classifier is trained, which the target's is not before it receives one
         self.register_buffer("informed", torch.tensor(False))
 
     def random_features(self, x: Tensor) -> Tensor:
@@ -87,7 +83,7 @@ class AlignedReplica(nn.Module):
 
 
 def _draw_again(replica: nn.Module, incompatible: object) -> None:
-    """Make Omega anew from the seed that has been loaded."""
+    """Draw Omega from the seed that has been loaded."""
     assert isinstance(replica, AlignedReplica)
     replica.frequencies.copy_(replica.sample(seed=int(replica.seed)))
 
@@ -96,7 +92,7 @@ class VotingReplica(AlignedReplica):
     """The target's network where the sources' classifiers vote: one prediction of each, and the most frequent wins.
 
     Args:
-        replica: What the target would hold otherwise; its parts are taken over.
+        replica: The target's without a vote; its parts are taken over.
         voters: Names of the sources.
     """
 
@@ -110,7 +106,7 @@ class VotingReplica(AlignedReplica):
         self.ballot = nn.ModuleList(copy.deepcopy(replica.classifier).requires_grad_(False) for _ in voters)
 
     def count_(self, ballots: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Take in the state of each voter's classifier, less what stays with it."""
+        """Load the state of each voter's classifier, without its local part."""
         for voter, classifier in zip(self.voters, self.ballot, strict=True):
             classifier.load_state_dict(ballots[voter], strict=False)
         self.informed.fill_(True)

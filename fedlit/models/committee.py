@@ -1,4 +1,4 @@
-"""What one client of FedMMD holds: extractor and classifier, and at the target all sources' classifiers."""
+"""Replicas of FedMMD: extractor and classifier, and at the target all sources' classifiers."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from torch import Tensor, nn
 from fedlit.models.replica import Replica
 
 STAYS_LOCAL = ("center", "members.", "informed")
-"""Beginnings of the names in a replica's state that never leave its client."""
+"""Prefixes of the names in a replica's state that never leave its client."""
 
 
 class MomentReplica(Replica):
-    """A client's own network, whose features are what domains compare by their moments.
+    """A client's network, whose features have moments that domains compare.
 
     Args:
         extractor: Turns a batch of inputs into features, shape (batch, L).
         classifier: Turns features into logits, shape (batch, num_classes).
-        unit_norm: Whether features are scaled to length 1 for the moments, and to sqrt(L), a variance of about 1, for
-            the classifier.
+        unit_norm: Scale features to length 1 for the moments, and to sqrt(L), a variance of about 1, for the
+            classifier.
     """
 
     center: Tensor
@@ -32,7 +32,7 @@ class MomentReplica(Replica):
     def __init__(self, extractor: nn.Module, classifier: nn.Module, unit_norm: bool) -> None:
         super().__init__(extractor, classifier)
         self.unit_norm = unit_norm
-        # squared distance that the round's kernel is expanded around, -1 while it is not known; in the state for
+        # squared distance that the round's kernel is expanded around, -1 before there is one; in the state for
         # checkpoints within a round
         self.register_buffer("center", torch.tensor(-1.0, dtype=torch.float64))
 
@@ -42,7 +42,7 @@ class MomentReplica(Replica):
         return F.normalize(z, dim=1) if self.unit_norm else z
 
     def readable(self, features: Tensor) -> Tensor:
-        """What a classifier is given of features, shape (batch, L)."""
+        """Features as a classifier takes them, shape (batch, L)."""
         return features * math.sqrt(features.shape[1]) if self.unit_norm else features
 
     def forward(self, x: Tensor) -> Tensor:
@@ -56,9 +56,9 @@ class Committee(MomentReplica):
     Members count once their classifier has arrived; until one has, it predicts with its own, that of the pre-training.
 
     Args:
-        replica: What the target would hold otherwise; its parts are taken over.
+        replica: The target's without a committee; its parts are taken over.
         members: Names of the sources.
-        of_logits: Whether classifiers give logits, whose probabilities are averaged, rather than numbers.
+        of_logits: Classifiers give logits, whose probabilities are averaged, rather than numbers.
     """
 
     informed: Tensor
@@ -70,11 +70,11 @@ class Committee(MomentReplica):
         self.members = nn.ModuleList(copy.deepcopy(replica.classifier).requires_grad_(False) for _ in members)
         self.register_buffer("informed", torch.zeros(len(members), dtype=torch.bool))
 
-    def seat_(self, name: str, classifier: Mapping[str, Tensor]) -> None:
-        """Take in the classifier of a source: its state, less what stays there."""
-        place = self.names.index(name)
-        self.members[place].load_state_dict(classifier, strict=False)
-        self.informed[place] = True
+    def receive_(self, name: str, classifier: Mapping[str, Tensor]) -> None:
+        """Load the state of a source's classifier, without its local part."""
+        index = self.names.index(name)
+        self.members[index].load_state_dict(classifier, strict=False)
+        self.informed[index] = True
 
     def forward(self, x: Tensor) -> Tensor:
         """Log of the mean class probabilities, or the mean of the numbers, shape (batch, num_classes)."""

@@ -1,4 +1,4 @@
-"""What clients' copies of the networks have to keep, or cannot: tied weights, compiled code, processes of one job."""
+"""Checks that clients can train copies of a network: tied weights, compiled code, modules that join processes."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ _COMPILED = "_compiled_call_impl"
 
 
 def check_copyable(part: str, network: nn.Module) -> None:
-    """Refuse a network that each client could not train a copy of, and warn of what a copy does not keep.
+    """Refuse a network of which clients could not train copies, and warn where copies are not compiled.
 
     Args:
-        part: What it is, such as ``"extractor"``, for messages.
-        network: As given to a method.
+        part: Its name, such as ``"extractor"``, for messages.
+        network: As passed to a method.
 
     Raises:
         ValueError: If it has TorchScript with weights to train, weights that are computed from others and kept,
             functions that hold modules, or modules that synchronise processes.
     """
     for name, module in network.named_modules(prefix=part):
-        kind = type(module).__name__
+        cls = type(module).__name__
         if isinstance(module, torch.jit.ScriptModule) and any(param.requires_grad for param in module.parameters()):
             raise ValueError(
-                f"{name} is TorchScript ({kind}), and a copy of it cannot be trained: give the module that it was made "
+                f"{name} is TorchScript ({cls}), and a copy of it cannot be trained: give the module that it was made "
                 "of, or freeze it (requires_grad_(False))"
             )
         if isinstance(module, DistributedDataParallel | nn.SyncBatchNorm):
             raise ValueError(
-                f"{name} is {kind}, which synchronises processes, where each client trains by itself: give the module "
+                f"{name} is {cls}, which synchronises processes, where each client trains by itself: give the module "
                 "without it"
             )
         hooks = {key: each for key, each in vars(module).items() if key.endswith("_hooks") and isinstance(each, dict)}
@@ -45,17 +45,18 @@ def check_copyable(part: str, network: nn.Module) -> None:
         for attribute, value in [*vars(module).items(), *registered]:
             if isinstance(value, Tensor) and not value.is_leaf:
                 raise ValueError(
-                    f"{name}.{attribute} of {kind} is computed from other weights, and no client's copy could hold "
+                    f"{name}.{attribute} of {cls} is computed from other weights, and no client's copy could hold "
                     "it: take torch.nn.utils.parametrizations (such as its weight_norm), or compute it in forward"
                 )
-            held = None if attribute == _COMPILED or _restores_itself(module) else next(_held(value), None)
+            held = None if attribute == _COMPILED or _copies_itself(module) else next(_held(value), None)
             if held is not None:
                 raise ValueError(
                     f"{name}.{attribute} is a function that holds a {type(held).__name__}, whose weights all copies "
-                    f"would share: make it a method of {kind}, or keep what it holds as an attribute. A compiled "
+                    f"would share: make it a method of {cls}, or keep that module as an attribute. A compiled "
                     "forward is one of these: give torch.compile(network) in place of the network"
                 )
-    compiled = [name for name, module in network.named_modules(prefix=part) if _is_compiled(module)]
+    modules = network.named_modules(prefix=part)
+    compiled = [name for name, module in modules if getattr(module, _COMPILED, None) is not None]
     if compiled:
         warnings.warn(
             f"clients' copies of {compiled} are not compiled, as compile() binds to one module: give "
@@ -65,7 +66,7 @@ def check_copyable(part: str, network: nn.Module) -> None:
 
 
 def forget_compiled_(network: nn.Module) -> None:
-    """Let a copy run its weights: code that compile() made of the original, which some modules copy, has other ones."""
+    """Remove compiled code from a copy of a network, as that would run the original's weights."""
     for module in network.modules():
         vars(module).pop(_COMPILED, None)
 
@@ -83,25 +84,14 @@ def _held(value: object, depth: int = 3) -> Iterator[nn.Module]:
             yield from _held(inner, depth - 1)
 
 
-def _is_compiled(module: nn.Module) -> bool:
-    return getattr(module, _COMPILED, None) is not None
-
-
-def _restores_itself(module: nn.Module) -> bool:
-    """Whether its class defines how it is copied, as that of torch.compile(network), which makes its functions anew."""
-    kind: Any = type(module)
-    return hasattr(kind, "__deepcopy__") or kind.__setstate__ is not nn.Module.__setstate__
+def _copies_itself(module: nn.Module) -> bool:
+    """True if its class defines copies, as that of torch.compile(network), which makes its functions anew."""
+    module_type: Any = type(module)
+    return hasattr(module_type, "__deepcopy__") or module_type.__setstate__ is not nn.Module.__setstate__
 
 
 def tied_weights(network: nn.Module) -> list[tuple[str, str]]:
-    """Parameters and buffers that a network has under several names.
-
-    Args:
-        network: Of which `state_dict` has every name.
-
-    Returns:
-        The first name and another one, for each further name.
-    """
+    """Parameters and buffers with several names: the first name and another one, for each further name."""
     first: dict[int, str] = {}
     named = [*network.named_parameters(remove_duplicate=False), *network.named_buffers(remove_duplicate=False)]
     pairs = [(first.setdefault(id(tensor), name), name) for name, tensor in named]
@@ -112,10 +102,10 @@ def check_tied(extractor: nn.Module, classifier: nn.Module, apart: str, stays_lo
     """Refuse weights that copies of the networks could not share as the networks themselves do.
 
     Args:
-        extractor: As given to a method.
-        classifier: As given to a method.
+        extractor: As passed to a method.
+        classifier: As passed to a method.
         apart: Why extractor and classifier can share no weight; empty where they can.
-        stays_local: Beginnings of names that never leave a client.
+        stays_local: Prefixes of names that never leave a client.
 
     Raises:
         ValueError: If there are such weights.
@@ -139,7 +129,7 @@ def check_tied(extractor: nn.Module, classifier: nn.Module, apart: str, stays_lo
 
 
 def check_part(replica: nn.Module, within: tuple[str, ...]) -> None:
-    """Raise a `ValueError` if a weight whose name begins in one of these ways is tied to one whose name does not."""
+    """Raise a `ValueError` if a weight with one of these prefixes is tied to a weight without."""
     for name, other in tied_weights(replica):
         if name.startswith(within) != other.startswith(within):
             raise ValueError(
@@ -149,12 +139,12 @@ def check_part(replica: nn.Module, within: tuple[str, ...]) -> None:
 
 
 def _memory(network: nn.Module) -> list[tuple[str, int, int, str]]:
-    """Device, first address, the address after the last, and name of each parameter that is an ordinary tensor."""
-    found = []
+    """Device, first address, address after the last, and name of each parameter that is an ordinary tensor."""
+    extents = []
     for name, param in network.named_parameters():
         ordinary = type(param) is nn.Parameter and param.layout is torch.strided and not param.is_meta
         if ordinary and param.numel():
             extent = 1 + sum((size - 1) * stride for size, stride in zip(param.shape, param.stride(), strict=True))
             start = param.data_ptr()
-            found.append((str(param.device), start, start + extent * param.element_size(), name))
-    return found
+            extents.append((str(param.device), start, start + extent * param.element_size(), name))
+    return extents

@@ -1,4 +1,4 @@
-"""What one client of FedDaDiL holds: an encoder, the public atoms, and coordinates of its own."""
+"""Replica of FedDaDiL: an encoder, the public atoms, and the client's coordinates."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fedlit.functional import project_simplex, softmax_regression
 from fedlit.models.replica import Replica, feature_width
 
 STAYS_LOCAL = ("coordinates", "started", "fitted", "reconstruction.", "ensemble.")
-"""Beginnings of the names in a replica's state that never leave its client."""
+"""Prefixes of the names in a replica's state that never leave its client."""
 
 
 class Dictionary(nn.Module):
@@ -24,7 +24,7 @@ class Dictionary(nn.Module):
 
     Attributes:
         points: Shape (K, n, d).
-        labels: Class probabilities, shape (K, n, C); at first each class has as many points as every other.
+        labels: Class probabilities, shape (K, n, C); at first the points are divided equally between the classes.
     """
 
     def __init__(self, num_atoms: int, num_points: int, width: int, num_classes: int) -> None:
@@ -36,21 +36,21 @@ class Dictionary(nn.Module):
 
 
 class DictionaryReplica(Replica):
-    """A client's encoder, dictionary, barycentric coordinates, and what it predicts with.
+    """A client's encoder, dictionary, barycentric coordinates, and classifiers.
 
     Args:
         extractor: Turns inputs into features, shape (batch, d): the encoder.
         classifier: Turns features into logits: predicts until there is a dictionary.
         dictionary: The atoms.
-        unit_norm: Whether features are scaled to length 1, other than for ``classifier``.
-        ensembling: Whether to predict with classifiers of the atoms (E) rather than of the reconstruction (R).
+        unit_norm: Scale features to length 1, other than for ``classifier``.
+        ensembling: Predict with classifiers of the atoms (E) rather than of the reconstruction (R).
     """
 
     started: Tensor
-    """Whether there is a dictionary."""
+    """True once there is a dictionary."""
 
     fitted: Tensor
-    """Whether the classifiers of the reconstruction and of the atoms belong to it as it stands."""
+    """True while the classifiers of the reconstruction and of the atoms fit the present dictionary."""
 
     def __init__(
         self, extractor: nn.Module, classifier: nn.Module, dictionary: Dictionary, unit_norm: bool, ensembling: bool

@@ -1,13 +1,13 @@
-"""What a source of FADA holds if it splits its features into what domains have in common and a rest of its own.
+"""Replica of a source of FADA that splits its features into a domain-invariant and a domain-specific part.
 
 Differences from equations 6 to 8 of the paper (Peng, Huang, Zhu and Saenko, ICLR 2020):
 
-- Disentanglers stay at the sources: what the target takes is extractors and classifiers, and so classifiers learn from
-  whole features too, which everybody predicts from.
-- All networks of a source take one step at a time. Those that judge parts of features see them as constants, and what
-  splits features sees the judges as constants: equation 6 would let it help the class identifier that equation 7 has it
-  mislead, and equation 8 is raised by the estimator alone. Extractors are out of equation 8 and of reconstruction,
-  which features that shrink would lower.
+- Disentanglers stay at the sources: the target takes extractors and classifiers alone. So classifiers learn from whole
+  features too, from which all clients predict.
+- All networks of a source take one step at a time. Class identifier and estimator see parts of features as constants,
+  and the disentangler sees them as constants: equation 6 would let it help the class identifier that it misleads by
+  equation 7, and equation 8 is raised by the estimator alone. Extractors have no gradient from equation 8 and from
+  reconstruction, which features that shrink would lower.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from fedlit.models.discriminator import AdversarialReplica, make_discriminator
 from fedlit.models.replica import feature_width
 
 DISENTANGLING = ("disentangler.", "class_identifier.", "estimator.", "reconstructor.")
-"""Beginnings of the names in a replica's state of what takes part in no prediction, and never leaves its client."""
+"""Prefixes of the names in a replica's state that take part in no prediction, and never leave their client."""
 
 
 class DisentanglingReplica(AdversarialReplica):
-    """A client's own network, and what splits its features in two, judges the parts and puts them together again.
+    """A client's network with a disentangler of its features, a class identifier, an estimator and a reconstructor.
 
     Both parts have the features' width. All its networks but the linear reconstructor have one hidden layer.
 
@@ -37,7 +37,7 @@ class DisentanglingReplica(AdversarialReplica):
         extractor: Turns a batch of inputs into features, shape (batch, width).
         classifier: Turns features into logits, shape (batch, num_classes).
         discriminator: See `AdversarialReplica`.
-        num_classes: Of the class identifier.
+        num_classes: Classes of the class identifier.
         hidden: Units of the hidden layer of class identifier and estimator.
     """
 
@@ -59,10 +59,10 @@ class DisentanglingReplica(AdversarialReplica):
         return invariant, specific
 
     def disentangling_loss(self, features: Tensor, label_loss: Callable[[Tensor], Tensor], mi_weight: float) -> Tensor:
-        """Equations 6 and 7 of FADA, reconstruction and equation 8, each with gradients for what it is to train.
+        """Equations 6 and 7 of FADA, reconstruction and equation 8, each with gradients for the networks it trains.
 
         Args:
-            features: Of a batch, with their graph, shape (batch, width). A batch of one sample has no equation 8.
+            features: With their graph, shape (batch, width). A batch of one sample has no equation 8.
             label_loss: Loss of logits on the batch's labels.
             mi_weight: Weight of the mutual information for the disentangler; for the estimator it is 1.
 
@@ -90,7 +90,7 @@ class DisentanglingReplica(AdversarialReplica):
         return cast(Tensor, self.reconstructor(torch.cat([invariant, specific], dim=1)))
 
     def classify(self, invariant: Tensor) -> Tensor:
-        """Logits of a part of features; BatchNorm's statistics stay those of whole ones, which predictions are of."""
+        """Logits of a part of features; BatchNorm's statistics stay those of whole features, as in predictions."""
         statistics = {name: buffer.clone() for name, buffer in self.classifier.named_buffers()}
         return cast(Tensor, functional_call(self.classifier, statistics, (invariant,)))
 
@@ -98,7 +98,7 @@ class DisentanglingReplica(AdversarialReplica):
         """The estimator's bound on the mutual information of the parts of at least two samples, a scalar in nats.
 
         A sample's invariant part is paired with its own specific part, and with that of the sample before it in the
-        batch: of another one in any case, which a random order would not see to.
+        batch: a random order could pair some with themselves.
         """
         pairs, others = (torch.cat([invariant, each], dim=1) for each in (specific, specific.roll(1, dims=0)))
         return mutual_information_bound(self.estimator(pairs), self.estimator(others))

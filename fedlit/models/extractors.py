@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, cast
 
 from torch import Tensor, nn
 
+from fedlit.checks import check, check_at_least, check_one_of, refuse
 from fedlit.models.replica import feature_width
-
-
-def _check_at_least_one(**values: int) -> None:
-    for name, value in values.items():
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
 
 
 class MLP(nn.Module):
@@ -27,8 +22,8 @@ class MLP(nn.Module):
         hidden: Width of each hidden layer; may be empty if ``out_features`` is given.
         out_features: Width of the features; ``None`` takes the last hidden layer as it is.
         dropout: Probability in [0, 1) of dropping a unit after each layer.
-        batch_norm: Normalise the outputs of each layer before its ReLU (BatchNorm); what clients do with its statistics
-            is set by ``local_norm`` and ``batchnorm_average`` of methods, and `AdaBN` needs it.
+        batch_norm: Normalise the outputs of each layer before its ReLU (BatchNorm); methods share its statistics by
+            ``local_norm`` and ``batchnorm_average``, and `AdaBN` needs it.
 
     Raises:
         ValueError: If a width is below 1, there is no layer, or ``dropout`` is outside [0, 1); when called, if inputs
@@ -47,13 +42,12 @@ class MLP(nn.Module):
     ) -> None:
         super().__init__()
         widths = [*hidden] if out_features is None else [*hidden, out_features]
-        if not widths:
-            raise ValueError("hidden must name at least one layer unless out_features is given, got none")
-        _check_at_least_one(**{f"width of layer {i}": width for i, width in enumerate(widths)})
-        if in_features is not None:
-            _check_at_least_one(in_features=in_features)
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout must be in [0, 1), got {dropout}: it is the probability of dropping a unit")
+        check(bool(widths), "hidden", "at least one width, unless out_features is given", hidden)
+        for width in hidden:
+            check_at_least("hidden", width, 1, "unit in each layer")
+        for argument, size in (("out_features", out_features), ("in_features", in_features)):
+            check_at_least(argument, 1 if size is None else size, 1)
+        check(0 <= dropout < 1, "dropout", "a probability in [0, 1)", dropout)
         self.in_features = in_features
         self.out_features = widths[-1]
         layers: list[nn.Module] = []
@@ -66,12 +60,7 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Features (batch, out_features) of inputs (batch, ...)."""
-        flat = x.flatten(1)
-        if self.in_features is not None and flat.shape[1] != self.in_features:
-            raise ValueError(
-                f"in_features must be the number of values of an input, {flat.shape[1]}, got {self.in_features}"
-            )
-        return cast(Tensor, self.layers(flat))
+        return cast(Tensor, self.layers(_flat(x, self.in_features)))
 
 
 class Bottleneck(nn.Module):
@@ -90,7 +79,7 @@ class Bottleneck(nn.Module):
 
     def __init__(self, extractor: nn.Module, out_features: int) -> None:
         super().__init__()
-        _check_at_least_one(out_features=out_features)
+        check_at_least("out_features", out_features, 1)
         self.extractor = extractor
         self.out_features = out_features
         self.layer = nn.Linear(feature_width(extractor), out_features)
@@ -100,17 +89,23 @@ class Bottleneck(nn.Module):
         return cast(Tensor, self.layer(self.extractor(x)))
 
 
+def _flat(x: Tensor, in_features: int | None) -> Tensor:
+    """Inputs (batch, ...) as (batch, in_features)."""
+    flat = x.flatten(1)
+    if in_features is not None and flat.shape[1] != in_features:
+        refuse("in_features", f"the number of values of an input, {flat.shape[1]}", in_features)
+    return flat
+
+
 Norm = Literal["batch", "group", "none"]
 
 _GROUPS = 4
 
-
-def _norm(kind: Norm, channels: int) -> list[nn.Module]:
-    if kind == "batch":
-        return [nn.BatchNorm2d(channels)]
-    if kind == "group":
-        return [nn.GroupNorm(_GROUPS, channels)]
-    return []
+_NORMS: dict[str, Callable[[int], list[nn.Module]]] = {
+    "batch": lambda channels: [nn.BatchNorm2d(channels)],
+    "group": lambda channels: [nn.GroupNorm(_GROUPS, channels)],
+    "none": lambda channels: [],
+}
 
 
 class SmallCNN(nn.Module):
@@ -132,11 +127,10 @@ class SmallCNN(nn.Module):
 
     def __init__(self, in_channels: int = 1, width: int = 16, norm: Norm = "batch") -> None:
         super().__init__()
-        _check_at_least_one(in_channels=in_channels, width=width)
-        if norm not in ("batch", "group", "none"):
-            raise ValueError(f"norm must be 'batch', 'group' or 'none', got {norm!r}")
-        if norm == "group" and width % _GROUPS:
-            raise ValueError(f"width must be a multiple of {_GROUPS} with norm='group', got {width}")
+        check_at_least("in_channels", in_channels, 1)
+        check_at_least("width", width, 1)
+        check_one_of("norm", norm, _NORMS)
+        check(norm != "group" or not width % _GROUPS, "width", f"a multiple of {_GROUPS} with norm='group'", width)
         self.in_channels = in_channels
         self.out_features = 8 * width
         layers: list[nn.Module] = []
@@ -146,7 +140,8 @@ class SmallCNN(nn.Module):
             (2 * width, 2 * width, nn.AdaptiveAvgPool2d(2)),
         ]:
             # a bias before a normalisation would be subtracted again
-            layers += [nn.Conv2d(fan_in, fan_out, 3, padding=1, bias=norm == "none"), *_norm(norm, fan_out), nn.ReLU()]
+            convolution = nn.Conv2d(fan_in, fan_out, 3, padding=1, bias=norm == "none")
+            layers += [convolution, *_NORMS[norm](fan_out), nn.ReLU()]
             if pool is not None:
                 layers.append(pool)
         self.layers = nn.Sequential(*layers, nn.Flatten())
@@ -178,11 +173,8 @@ class LeNet(nn.Module):
 
     def __init__(self, in_channels: int = 1, image_size: int = 28) -> None:
         super().__init__()
-        _check_at_least_one(in_channels=in_channels)
-        if image_size < 16:
-            raise ValueError(
-                f"image_size must be at least 16 pixels, of which two poolings leave one, got {image_size}"
-            )
+        check_at_least("in_channels", in_channels, 1)
+        check_at_least("image_size", image_size, 16, "pixels", "two poolings leave one of them")
         self.in_channels = in_channels
         self.image_size = image_size
         self.out_features = 84
@@ -198,10 +190,7 @@ class LeNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Features (batch, 84) of images (batch, in_channels, image_size, image_size)."""
         if x.shape[-2:] != (self.image_size, self.image_size):
-            raise ValueError(
-                f"image_size is {self.image_size}, but the images have {x.shape[-2]}x{x.shape[-1]} pixels: set "
-                "image_size to the side of the data's images"
-            )
+            refuse("image_size", f"the side of the images, {x.shape[-2]}x{x.shape[-1]} pixels", self.image_size)
         return cast(Tensor, self.layers(x))
 
 
@@ -220,20 +209,13 @@ class Features(nn.Module):
 
     def __init__(self, in_features: int | None = None) -> None:
         super().__init__()
-        if in_features is not None:
-            _check_at_least_one(in_features=in_features)
+        check_at_least("in_features", 1 if in_features is None else in_features, 1)
         self.in_features = in_features
         self.out_features = in_features
 
     def forward(self, x: Tensor) -> Tensor:
         """Inputs (batch, ...) as (batch, in_features)."""
-        flat = x.flatten(1)
-        if self.in_features is not None and flat.shape[1] != self.in_features:
-            raise ValueError(
-                f"in_features is {self.in_features}, but an input of shape {tuple(x.shape[1:])} has {flat.shape[1]} "
-                "values: set in_features to the width of the data"
-            )
-        return flat
+        return _flat(x, self.in_features)
 
     def extra_repr(self) -> str:
         """The width, for `print`."""

@@ -1,4 +1,4 @@
-"""What one client holds where domains are matched by moments: a network, and what it has received from the others."""
+"""Replica of methods that match moments: a network, and the means received from the other clients."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from torch import Tensor, nn
 from fedlit.models.replica import Replica
 
 STAYS_LOCAL = ("others", "share", "reference")
-"""Beginnings of the names in a replica's state that never leave its client."""
+"""Prefixes of the names in a replica's state that never leave its client."""
 
 
 class MatchingReplica(Replica):
-    """A client's own network, and a difference of means as far as its own is not in it.
+    """A client's network, and the other clients' part of a difference of means.
 
-    The difference is ``others + share * own``, with the client's mean ``own``. It is in the state, as is the reference,
-    the scale of the features that its mean refers to, so that a checkpoint within a round has both.
+    The difference is ``others + share * own``, with the client's mean ``own``. Its parts are in the state, as is the
+    reference, the scale of the features in a mean, so that a checkpoint within a round has them.
 
     Args:
         extractor: Turns a batch of inputs into features, shape (batch, width).

@@ -1,4 +1,4 @@
-"""What a client remembers of a round under way: the weights it started from, and what it has seen since."""
+"""A client's memory of the round under way: its weights at the start, learning rates, and statistics of gradients."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class RoundMemory:
         self.start = {name: tensor.detach().clone() for name, tensor in state.items()}
 
     def record_(self, rate: float) -> None:
-        """Note a step that has just been taken, by its learning rate, which is not negative."""
+        """Note a step by its learning rate, which is not negative."""
         self.path += rate
 
     @contextmanager
     def at_start(self, module: nn.Module, state: Mapping[str, Tensor]) -> Iterator[None]:
-        """Take a module back to the round's start; afterwards it is what it was, buffers included.
+        """Take a module back to the round's start for a while; afterwards it is restored, buffers included.
 
-        ``state`` has those of its parameters and buffers that `start` has.
+        ``state`` has the parameters and buffers of the module that are in `start`.
         """
         tensors = [*module.parameters(), *module.buffers()]
         kept = [tensor.detach().clone() for tensor in tensors]
@@ -63,18 +63,18 @@ class RoundMemory:
                 torch._foreach_copy_(tensors, kept)
 
     def observe_(self, gradient: dict[str, Tensor]) -> None:
-        """Note the gradient of one more batch at `start`, by the names in it."""
+        """Note the gradient of one more batch at `start`, by name."""
         self.statistics.add(gradient)
         if self.keep_gradients:
             self.gradients.append({name: tensor.detach().clone() for name, tensor in gradient.items()})
 
     @torch.no_grad()
     def update(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What the round has changed so far: ``state`` less `start`."""
+        """Return ``state`` less `start`."""
         return {name: tensor.detach() - self.start[name].to(tensor.device) for name, tensor in state.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, as values that load with ``weights_only``, so that a run can be resumed within a round."""
+        """Return values that load with ``weights_only``, so that a run can be resumed within a round."""
         return {
             "start": self.start,
             "path": self.path,

@@ -1,4 +1,4 @@
-"""What one client holds: an extractor and a classifier on its features."""
+"""A client's replica: an extractor and a classifier on its features."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from fedlit.checks import check_at_least
+
 
 class Replica(nn.Module):
-    """A client's own network: ``classifier(extractor(x))``.
+    """A client's network: ``classifier(extractor(x))``.
 
     Args:
         extractor: Turns a batch of inputs into features, shape (batch, width).
         classifier: Turns features into logits, shape (batch, num_classes).
     """
-
-    extractor: nn.Module
-    classifier: nn.Module
 
     def __init__(self, extractor: nn.Module, classifier: nn.Module) -> None:
         super().__init__()
@@ -34,7 +33,7 @@ def part_of(state: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
     """Entries of a replica's state that belong to one of its parts, by their names within it.
 
     Args:
-        state: By name.
+        state: Tensors by name.
         part: Name of a sub-module, such as ``"classifier"``.
     """
     prefix = f"{part}."
@@ -56,15 +55,14 @@ def make_classifier(extractor: nn.Module, num_classes: int) -> nn.Linear:
         TypeError: If the extractor does not state its width.
         ValueError: If ``num_classes`` is below 1.
     """
-    if num_classes < 1:
-        raise ValueError(f"num_classes must be at least 1, got {num_classes}: it is the number of labels in the data")
+    check_at_least("num_classes", num_classes, 1, way_out="it is the number of labels in the data")
     if getattr(extractor, "out_features", 0) is None:
         return nn.LazyLinear(num_classes)
     return nn.Linear(feature_width(extractor), num_classes)
 
 
 def feature_width(extractor: nn.Module) -> int:
-    """Width of an extractor's features, which it has in ``out_features``.
+    """Width of an extractor's features.
 
     Args:
         extractor: A network with an integer attribute ``out_features``.
@@ -73,14 +71,12 @@ def feature_width(extractor: nn.Module) -> int:
         TypeError: If it has none.
     """
     width: Any = getattr(extractor, "out_features", None)
+    name = type(extractor).__name__
     if width is None and getattr(extractor, "in_features", 0) is None:
-        raise TypeError(
-            f"{type(extractor).__name__} was made without in_features, the width of its features, and a layer on them "
-            "has to know it: give in_features"
-        )
+        raise TypeError(f"{name} was made without in_features, which the layer on its features needs: give in_features")
     if not isinstance(width, int):
         raise TypeError(
             f"extractor must have an integer attribute out_features, the width of its features, got {width!r} on "
-            f"{type(extractor).__name__}: set it in the network's __init__"
+            f"{name}: set it in the network's __init__"
         )
     return width

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
-import torch
 from torch import Tensor, nn
 
-from fedlit.models.backbone import preprocessing_of
+from fedlit.checks import check_one_of
+from fedlit.models.backbone import check_file, load_file, preprocessing_of
 
 Freeze: TypeAlias = Literal["none", "stem", "layer1", "layer2", "layer3", "all"]
 
@@ -21,18 +21,6 @@ _PARTS_OF: dict[str, tuple[str, ...]] = {
     "layer3": ("layer3",),
     "all": ("layer4",),
 }
-
-
-def _load_file(network: nn.Module, path: Path) -> None:
-    if not path.is_file():
-        raise FileNotFoundError(f"weights names the file '{path}', which does not exist")
-    state = torch.load(path, map_location="cpu", weights_only=True)
-    # the file may or may not hold the classifier that this extractor leaves out
-    state = {name: tensor for name, tensor in state.items() if not name.startswith("fc.")}
-    try:
-        network.load_state_dict(state)
-    except RuntimeError as error:
-        raise ValueError(f"weights file '{path}' does not hold a state dict of this ResNet: {error}") from error
 
 
 class ResNet(nn.Module):
@@ -48,7 +36,7 @@ class ResNet(nn.Module):
 
     Attributes:
         out_features: Width of the features.
-        preprocessing: What images the pretrained network was trained on; see `Backbone`.
+        preprocessing: Of the images that the pretrained network was trained on; see `Backbone`.
 
     Raises:
         ValueError: If ``depth``, ``weights`` or ``freeze`` is unknown, or the file holds another network.
@@ -64,24 +52,18 @@ class ResNet(nn.Module):
         # imported here because it costs a second, which every user of fedlit.models would pay
         from torchvision import models
 
-        if depth not in (18, 50, 101):
-            raise ValueError(f"depth must be 18, 50 or 101, got {depth!r}")
-        if freeze not in get_args(Freeze):
-            raise ValueError(f"freeze must be one of {get_args(Freeze)}, got {freeze!r}")
-        build = getattr(models, f"resnet{depth}")
-        from_file = weights is not None and weights.endswith((".pth", ".pt"))
-        choice = None
+        check_one_of("depth", depth, (18, 50, 101))
+        check_one_of("freeze", freeze, get_args(Freeze))
         entries = getattr(models, f"ResNet{depth}_Weights")
-        if weights is not None and not from_file:
-            known = entries.__members__
-            if weights not in known:
-                raise ValueError(
-                    f"weights must be null, one of {list(known)} for depth {depth}, or a path ending in .pth or .pt, "
-                    f"got {weights!r}"
-                )
-            choice = known[weights]
+        file = Path(weights) if weights is not None and weights.endswith((".pth", ".pt")) else None
+        if file is not None:
+            check_file(file)
+        elif weights is not None:
+            way_out = f"these are for depth {depth}; or give a path ending in .pth or .pt"
+            check_one_of("weights", weights, list(entries.__members__), way_out)
+        choice = None if weights is None or file is not None else entries[weights]
         try:
-            network = build(weights=choice)
+            network = getattr(models, f"resnet{depth}")(weights=choice)
         except OSError as error:  # urllib's errors are OSErrors, and so is a full disk
             assert choice is not None, "a network without weights downloads nothing"
             raise RuntimeError(
@@ -94,9 +76,9 @@ class ResNet(nn.Module):
         self.out_features = network.fc.in_features
         network.fc = nn.Identity()
         self.preprocessing = {} if choice is None else preprocessing_of([choice])
-        if from_file:
-            _load_file(network, Path(str(weights)))
-            self.preprocessing = preprocessing_of(entries, Path(str(weights)))
+        if file is not None:
+            load_file(network, file, ("fc.",))
+            self.preprocessing = preprocessing_of(entries, file)
         self.network: nn.Module = network
         for part in self._frozen():
             part.requires_grad_(False)

@@ -1,4 +1,4 @@
-"""What the target of Co-MDA holds: two networks, which predict together."""
+"""Replica of Co-MDA's target: two networks, which predict together."""
 
 from __future__ import annotations
 
@@ -11,18 +11,16 @@ from torch import Tensor, nn
 from fedlit.models.replica import Replica
 
 STAYS_LOCAL = ("peer.",)
-"""Beginnings of the names in a replica's state that never leave its client."""
+"""Prefixes of the names in a replica's state that never leave its client."""
 
 
 class Twins(Replica):
     """A network and its peer, with the same extractor and another classifier at first; it predicts their mean.
 
     Args:
-        replica: What the target would hold otherwise; its parts are taken over.
-        classifier: The peer's, with random weights of its own.
+        replica: The target's network without a peer; its parts are taken over.
+        classifier: The peer's, with other random weights.
     """
-
-    peer: Replica
 
     def __init__(self, replica: Replica, classifier: nn.Module) -> None:
         super().__init__(replica.extractor, replica.classifier)
@@ -39,5 +37,6 @@ class Twins(Replica):
 
     @torch.no_grad()
     def start_peer_(self) -> None:
-        """Let the peer have this network's extractor, as after a warm-up; its classifier stays its own."""
-        self.peer.extractor.load_state_dict(copy.deepcopy(self.extractor.state_dict()))  # of get_extra_state, too
+        """Copy this network's extractor to the peer, as after a warm-up, and not its classifier."""
+        state = copy.deepcopy(self.extractor.state_dict())  # values of get_extra_state would be shared otherwise
+        self.peer.extractor.load_state_dict(state)

@@ -1,7 +1,7 @@
 """Carrier: brings requests of sites to a server and its replies back; gRPC is one, and others can stand in its place.
 
-Only sites call; the server answers. What is in a request is the business of `fedlit.remote.star`: a carrier knows
-pieces of bytes, the name of the site that a certificate proves, and whether a site's connection stands.
+Only sites call; the server answers. A carrier knows pieces of bytes, the name of the site that a certificate proves,
+and whether a site is connected.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Pieces = Iterator[bytes]
 
 
 class RefusedError(FederationError):
-    """The other end does not want this one: another certificate, version, experiment or name than it needs."""
+    """The other end refuses this one: it needs another certificate, version, experiment or name."""
 
 
 class BrokenError(FederationError):
@@ -33,14 +33,14 @@ class Listener(ABC):
     def listen(
         self, answer: Callable[[str, Pieces], Pieces], came: Callable[[str], None], gone: Callable[[str], None]
     ) -> str:
-        """Take calls from now on, each in a thread of its own; returns the address as ``HOST:PORT``.
+        """Take calls from now on, each in its own thread; returns the address as ``HOST:PORT``.
 
         Args:
-            answer: Returns the reply to the name of a site and its request, or raises a `RefusedError`, whose text the
-                site receives. It may take hours. A request or reply that breaks off ends in a `BrokenError` where its
-                pieces are taken.
-            came: Called with the name of a site for each of its connections that stands from now on.
-            gone: Called with the name of a site for each of these that stands no more, as soon as that is noticed.
+            answer: Takes the name of a site and its request, and returns the reply, perhaps after hours; or raises a
+                `RefusedError`, whose text the site receives. Where a request or reply breaks off, taking its pieces
+                raises a `BrokenError`.
+            came: Called with the name of a site for each of its connections.
+            gone: Called with the name of a site when one of these ends, as soon as that is noticed.
 
         Raises:
             FederationError: If nothing can listen at the address.

@@ -1,4 +1,4 @@
-"""Certificates: makes those of a trial, and looks at the files that a seat is given before anything uses them."""
+"""Certificates: makes those of a trial, and checks the files of a seat before anything uses them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from fedlit.checks import check, check_between, refuse
 from fedlit.federation.names import check_list, folded
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,62}")
@@ -36,36 +37,33 @@ def make_certificates(out: Path, server: str, sites: Sequence[str], days: int = 
         The files, none of which was there before.
 
     Raises:
-        ValueError: If a name cannot be one, is given twice, or a file is there already.
+        ValueError: If a name cannot be one or comes twice, ``days`` are not 1 to 3650, or a file exists already.
     """
     check_list("sites", sites)
     names = list(sites)
     wrong = [name for name in names if not _NAME.fullmatch(name) or folded(name) in ("ca", "server")]
-    if not names or wrong:
-        raise ValueError(
-            "sites must be names of 1 to 63 letters, digits, spaces, dots, dashes and underscores, and neither 'ca' "
-            f"nor 'server', got {wrong or names}"
-        )
-    if len({folded(name) for name in names}) < len(names):
-        raise ValueError(f"sites must be different names, whatever their capitals and blanks, got {names}")
-    if not re.fullmatch(r"[A-Za-z0-9._-]{1,253}", server) and not isinstance(_alternative(server), x509.IPAddress):
-        raise ValueError(f"server must be the name or address of a host, without a port, got {server!r}")
-    if not 0 < days <= 3650:
-        raise ValueError(f"days must be from 1 to 3650, got {days}")
-    files = [out / f"{name}.{kind}" for name in ("ca", "server", *names) for kind in ("crt", "key")]
-    there = [str(file) for file in files if file.exists()]
-    if there:
-        raise ValueError(f"out must be a folder without these files, which nobody could bring back: {there}")
+    check(
+        bool(names) and not wrong,
+        "sites",
+        "names of 1 to 63 letters, digits, spaces, dots, dashes and underscores, and neither 'ca' nor 'server'",
+        wrong or names,
+    )
+    unlike = len({folded(name) for name in names}) == len(names)
+    check(unlike, "sites", "different names, whatever their capitals and blanks", names)
+    is_host = re.fullmatch(r"[A-Za-z0-9._-]{1,253}", server) or isinstance(_alternative(server), x509.IPAddress)
+    check(bool(is_host), "server", "the name or address of a host, without a port", server)
+    check_between("days", days, 1, 3650)
+    files = [out / f"{name}.{suffix}" for name in ("ca", "server", *names) for suffix in ("crt", "key")]
+    existing = [str(file) for file in files if file.exists()]
+    check(not existing, "out", "a folder without these files, which nobody could bring back", existing)
     out.mkdir(parents=True, exist_ok=True)
     authority = ec.generate_private_key(ec.SECP256R1())
     issuer = _named("fedlit trial CA")
     ca = _certificate(issuer, issuer, authority, authority, days, None, ())
     _write(out, "ca", ca, authority)
-    for name, usage in (
-        ("server", ExtendedKeyUsageOID.SERVER_AUTH),
-        *((n, ExtendedKeyUsageOID.CLIENT_AUTH) for n in names),
-    ):
+    for name in ("server", *names):
         key = ec.generate_private_key(ec.SECP256R1())
+        usage = ExtendedKeyUsageOID.SERVER_AUTH if name == "server" else ExtendedKeyUsageOID.CLIENT_AUTH
         hosts = [server, "localhost", "127.0.0.1"] if name == "server" else []
         _write(out, name, _certificate(_named(name), issuer, key, authority, days, usage, hosts), key)
     return files
@@ -137,18 +135,14 @@ def _write(out: Path, name: str, certificate: x509.Certificate, key: ec.Elliptic
 
 
 def check_files(certificate: Path, key: Path, ca: Path) -> None:
-    """See whether the files of a seat fit together, and are valid by this machine's clock.
+    """Check that the files of a seat fit together, and are valid by this machine's clock.
 
     Raises:
         ValueError: If they do not; one line states which, and why.
     """
     chain, authorities = _read("certificate", certificate), _read("ca", ca)
-    own = chain[0]
-    secret = _read_key(key)
-    public = serialization.PublicFormat.SubjectPublicKeyInfo
-    if secret.public_key().public_bytes(serialization.Encoding.DER, public) != own.public_key().public_bytes(
-        serialization.Encoding.DER, public
-    ):
+    own, secret = chain[0], _read_key(key)
+    if secret.public_key() != own.public_key():
         raise ValueError(f"key must be that of the certificate, and '{key}' is not that of '{certificate}'")
     now = dt.datetime.now(dt.UTC)
     if not own.not_valid_before_utc <= now <= own.not_valid_after_utc:
@@ -174,20 +168,23 @@ def _signed(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
 
 
 def _read(argument: str, file: Path) -> list[x509.Certificate]:
+    content = _content(argument, file)
     try:
-        return x509.load_pem_x509_certificates(file.read_bytes())
-    except OSError as error:
-        raise ValueError(f"{argument} must be a file that can be read, got '{file}' ({error.strerror})") from None
+        return x509.load_pem_x509_certificates(content)
     except ValueError:
-        raise ValueError(
-            f"{argument} must be a certificate in PEM, which begins with -----BEGIN, got '{file}'"
-        ) from None
+        refuse(argument, "a certificate in PEM, which begins with -----BEGIN", str(file))
 
 
 def _read_key(file: Path) -> PrivateKeyTypes:
+    content = _content("key", file)
     try:
-        return serialization.load_pem_private_key(file.read_bytes(), password=None)
-    except OSError as error:
-        raise ValueError(f"key must be a file that can be read, got '{file}' ({error.strerror})") from None
+        return serialization.load_pem_private_key(content, password=None)
     except (ValueError, TypeError):
-        raise ValueError(f"key must be a private key in PEM, without a password, got '{file}'") from None
+        refuse("key", "a private key in PEM, without a password", str(file))
+
+
+def _content(argument: str, file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        refuse(argument, "a file that can be read", str(file), str(error.strerror))

@@ -1,7 +1,7 @@
-"""The carrier that is there by default: gRPC with mutual TLS, over one port, to which sites dial out.
+"""The default carrier: gRPC with mutual TLS, over one port, to which sites dial out.
 
 Both ends prove who they are by certificates of one authority; a site's name is the common name of its certificate.
-Each site has one connection, with a stream that carries nothing and stays open: when it ends, the site is gone.
+Each site has one connection, with a stream that carries nothing and stays open: when it ends, the site is disconnected.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _log = logging.getLogger("fedlit.remote")
 
 _SERVICE, _CALL, _PRESENCE = "fedlit", "call", "presence"
 _ALIVE_MS = 5000
-"""Milliseconds after which a silent peer is asked for a sign of life, and again those that it has to give it."""
+"""Milliseconds after which an idle peer is pinged, and again those that it has to answer."""
 
 _OPTIONS = [
     ("grpc.keepalive_time_ms", _ALIVE_MS),
@@ -50,10 +50,10 @@ _CONNECTS = 0.5
 _UNTRUSTED = 5.0
 """Seconds for which a connection that ends as soon as it stands is tried again: so does a server without TLS."""
 
-_MOST_CALLS = 6
-"""Of one site at once: a presence, a call, and some that broke off and have not been noticed; others have theirs."""
+_MAX_CALLS = 6
+"""Of one site at once: a presence, a call, and some that broke off unnoticed."""
 
-_MOST_WORDS = 6000
+_MAX_REASON = 6000
 """Bytes of a refusal on the wire, which gRPC bounds by 8 KiB with all else that ends a call."""
 
 
@@ -70,8 +70,8 @@ def _library() -> Any:
 class GrpcListener(Listener):
     """Takes calls of sites.
 
-    gRPC itself writes to standard error why a handshake failed (``Handshake failed with error``), but not whose: it is
-    reported nowhere else, and no name is known yet.
+    Why a handshake failed is written by gRPC to standard error (``Handshake failed with error``), and without a name:
+    none is known yet.
 
     Args:
         address: ``HOST:PORT``; port 0 is any.
@@ -86,9 +86,7 @@ class GrpcListener(Listener):
         self._names = frozenset(names)
         self._grpc = grpc = _library()
         self._credentials = grpc.ssl_server_credentials(
-            [(key.read_bytes(), certificate.read_bytes())],
-            root_certificates=ca.read_bytes(),
-            require_client_auth=True,
+            [(key.read_bytes(), certificate.read_bytes())], ca.read_bytes(), require_client_auth=True
         )
         self._server: Any = None
         self._strangers: dict[str, float] = {}
@@ -100,8 +98,7 @@ class GrpcListener(Listener):
     ) -> str:
         """See `Listener`."""
         grpc = self._grpc
-        most = 8 + _MOST_CALLS * len(self._names)
-        pool = ThreadPoolExecutor(max_workers=most, thread_name_prefix="fedlit-sites")
+        pool = ThreadPoolExecutor(8 + _MAX_CALLS * len(self._names), thread_name_prefix="fedlit-sites")
         self._server = grpc.server(pool, options=_OPTIONS)
 
         def call(request: Iterator[bytes], context: Any) -> Iterator[bytes]:
@@ -152,10 +149,10 @@ class GrpcListener(Listener):
 
     @contextmanager
     def _counted(self, name: str) -> Iterator[None]:
-        """One more of the calls of a site, which are bounded so that no site takes the threads that others need."""
+        """Count a call of a site; they are bounded so that no site takes the threads that others need."""
         with self._lock:
-            if self._calls[name] >= _MOST_CALLS:
-                raise BrokenError(f"site {name!r} has {_MOST_CALLS} calls under way, and no more are taken")
+            if self._calls[name] >= _MAX_CALLS:
+                raise BrokenError(f"site {name!r} has {_MAX_CALLS} calls under way, and no more are taken")
             self._calls[name] += 1
         try:
             yield
@@ -164,20 +161,23 @@ class GrpcListener(Listener):
                 self._calls[name] -= 1
 
     def _named(self, context: Any) -> str:
-        """The name in the certificate of who calls; ends the call of one whom nobody knows."""
-        names = [name.decode(errors="replace") for name in context.auth_context().get("x509_common_name", ())]
-        known = next((name for name in names if name in self._names), None)
-        if known is None:
-            self._log_stranger(context.peer(), names)
-            words = (
-                f"the server knows no site {', '.join(map(repr, names))}, as the certificate's common name has it, but "
-                f"{sorted(self._names)}"
-            )
-            context.abort(self._grpc.StatusCode.PERMISSION_DENIED, _fitting(words))
-        return str(known)
+        """The name in the caller's certificate; ends a call of any other than the sites."""
+        names: list[str] = [
+            name.decode(errors="replace") for name in context.auth_context().get("x509_common_name", ())
+        ]
+        for name in names:
+            if name in self._names:
+                return name
+        self._log_stranger(context.peer(), names)
+        reason = (
+            f"the server knows no site {', '.join(map(repr, names))}, as the certificate's common name has it, but "
+            f"{sorted(self._names)}"
+        )
+        context.abort(self._grpc.StatusCode.PERMISSION_DENIED, _fitting(reason))
+        raise AssertionError("abort raises")
 
     def _log_stranger(self, peer: str, names: list[str]) -> None:
-        """Once a second at most for each, however often it calls."""
+        """Log a refused certificate, at most once a second for each."""
         now, key = time.monotonic(), ", ".join(names)
         with self._lock:
             self._strangers = {each: at for each, at in self._strangers.items() if now - at < 1.0}
@@ -193,14 +193,14 @@ class GrpcListener(Listener):
             self._server = None
 
 
-def _fitting(words: str) -> str:
-    """As many of the words as fit into a refusal, where a letter beyond ASCII takes three bytes for each of its own."""
+def _fitting(reason: str) -> str:
+    """As much of a text as fits into a refusal, where gRPC escapes each byte of a letter beyond ASCII by three."""
     size = 0
-    for place, letter in enumerate(words):
+    for index, letter in enumerate(reason):
         size += 1 if " " <= letter <= "~" and letter != "%" else 3 * len(letter.encode(errors="replace"))
-        if size > _MOST_WORDS:
-            return f"{words[:place]}..."
-    return words
+        if size > _MAX_REASON:
+            return f"{reason[:index]}..."
+    return reason
 
 
 def _unbroken(request: Iterator[bytes]) -> Pieces:
@@ -224,15 +224,11 @@ class GrpcCaller(Caller):
     def __init__(self, server: str, certificate: Path, key: Path, ca: Path) -> None:
         self._server, self._files = server, (certificate, key, ca)
         self._grpc = grpc = _library()
-        self._credentials = grpc.ssl_channel_credentials(
-            root_certificates=ca.read_bytes(),
-            private_key=key.read_bytes(),
-            certificate_chain=certificate.read_bytes(),
-        )
+        self._credentials = grpc.ssl_channel_credentials(ca.read_bytes(), key.read_bytes(), certificate.read_bytes())
         self._channel: Any = None
         self._presence: Any = None
-        self._met = False
-        self._shut: tuple[float, float] | None = None
+        self._connected_once = False
+        self._shut: tuple[float, float] | None = None  # when connections that stood were first and last ended
         self._lock = threading.Lock()
 
     def call(self, request: Pieces) -> Pieces:
@@ -245,39 +241,37 @@ class GrpcCaller(Caller):
             raise self._converted(error) from None
 
     def _connected(self) -> Any:
-        """The channel, once its connection stands and is seen at the other end."""
+        """The channel, once the server has seen its connection."""
         if self._channel is None:
             # a target with "dns:" is looked up anew for each attempt
             self._channel = self._grpc.secure_channel(f"dns:///{self._server}", self._credentials, options=_OPTIONS)
-        channel = self._channel
         if self._presence is None or not self._presence.is_active():
-            self._wait_to_connect(channel)
-            presence = channel.unary_stream(f"/{_SERVICE}/{_PRESENCE}")(b"")
+            ready = self._grpc.channel_ready_future(self._channel)
+            try:
+                ready.result(timeout=_CONNECTS)
+            except self._grpc.FutureTimeoutError:  # the call below raises why there is no connection
+                ready.cancel()
+            presence = self._channel.unary_stream(f"/{_SERVICE}/{_PRESENCE}")(b"")
             next(presence)
-            self._presence, self._met, self._shut = presence, True, None
-        return channel
-
-    def _wait_to_connect(self, channel: Any) -> None:
-        """Wait for a connection, or for `_CONNECTS` seconds: the call after it raises why there is none."""
-        ready = self._grpc.channel_ready_future(channel)
-        try:
-            ready.result(timeout=_CONNECTS)
-        except self._grpc.FutureTimeoutError:
-            ready.cancel()
+            self._presence, self._connected_once, self._shut = presence, True, None
+        return self._channel
 
     def _converted(self, error: Any) -> Exception:
         """Return the carrier's error for an error of gRPC."""
-        code, words, codes = error.code(), error.details() or "", self._grpc.StatusCode
+        code, details, codes = error.code(), error.details() or "", self._grpc.StatusCode
         if code in (codes.PERMISSION_DENIED, codes.UNAUTHENTICATED):
-            return RefusedError(words)
+            return RefusedError(details)
         if code in (codes.UNIMPLEMENTED, codes.RESOURCE_EXHAUSTED):
-            return RefusedError(f"what answers at {self._server} is not this server, or another version of it: {words}")
-        if not self._met:
-            self._look(words)
-        return BrokenError(_short(words) or str(code))
+            return RefusedError(
+                f"what answers at {self._server} is not this server, or another version of it: {details}"
+            )
+        details = " ".join(details.split())[:300]
+        if not self._connected_once:
+            self._check_trust(details)
+        return BrokenError(details or str(code))
 
-    def _look(self, words: str) -> None:
-        """Raises a `RefusedError` if a first connection fails because one end does not trust the other."""
+    def _check_trust(self, details: str) -> None:
+        """Raise a `RefusedError` if a first connection fails because one end does not trust the other."""
         try:
             reason = objection(self._server, *self._files)
         except EndedError:
@@ -289,7 +283,7 @@ class GrpcCaller(Caller):
             raise RefusedError(
                 f"what listens at {self._server} ends each connection at once: it is no fedlit server, or does not "
                 "trust this site's certificate, which has to be of the server's authority and not to have expired "
-                f"[{_short(words)}]"
+                f"[{details}]"
             ) from None
         if reason is not None:
             raise RefusedError(
@@ -305,7 +299,3 @@ class GrpcCaller(Caller):
                 self._presence.cancel()
             self._channel.close()
             self._channel = self._presence = None
-
-
-def _short(words: str) -> str:
-    return " ".join(words.split())[:300]

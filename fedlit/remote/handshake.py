@@ -1,7 +1,7 @@
-"""Why a site and what listens at the server's address do not come together, asked by a TLS handshake of one's own.
+"""Find out by a TLS handshake why a site and what listens at the server's address do not come together.
 
-gRPC reports the address that it tried last only, in messages that differ from release to release. Where a host has
-several addresses, the last one is often not the one that a server answered at.
+gRPC reports only the address that it tried last, in messages that differ from release to release. Where a host has
+several addresses, that is often not the one at which a server answered.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import ssl
 from pathlib import Path
 
 _SECONDS = 5.0
-"""For the connection, the handshake and the server's first word, each."""
+"""Timeout of the connection, of the handshake and of the server's first byte, each."""
 
 
 class EndedError(Exception):
@@ -19,7 +19,7 @@ class EndedError(Exception):
 
 
 def objection(server: str, certificate: Path, key: Path, ca: Path) -> str | None:
-    """What one of both ends has against the other's certificate, or None if nothing, or nobody listens.
+    """Return why one of both ends does not trust the other, or None if both do, or nobody listens.
 
     Args:
         server: ``HOST:PORT``.
@@ -32,8 +32,7 @@ def objection(server: str, certificate: Path, key: Path, ca: Path) -> str | None
             not trust the certificate and not report that.
     """
     context = ssl.create_default_context(cafile=str(ca))
-    if hasattr(ssl, "VERIFY_X509_STRICT"):
-        context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # as strict as gRPC, and no more
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # as strict as gRPC, and no more
     context.load_cert_chain(certificate, key)
     context.set_alpn_protocols(["h2"])
     host, _, port = server.rpartition(":")
@@ -41,9 +40,8 @@ def objection(server: str, certificate: Path, key: Path, ca: Path) -> str | None
     try:
         with socket.create_connection((host, int(port)), _SECONDS) as plain:
             try:
-                with context.wrap_socket(plain, server_hostname=host) as line:
-                    line.settimeout(_SECONDS)
-                    if not line.recv(1):  # a server that trusts this end speaks first, in HTTP/2
+                with context.wrap_socket(plain, server_hostname=host) as secure:  # which keeps the timeout
+                    if not secure.recv(1):  # a server that trusts this end sends first, in HTTP/2
                         raise EndedError
             except ssl.SSLCertVerificationError as error:
                 return f"the server's certificate is not trusted here: {error.verify_message}"

@@ -1,9 +1,8 @@
-"""A carrier over single messages and their answers, which an engine brings that organisations run already.
+"""A carrier over single messages and their answers, for an engine that organisations run already.
 
-Such an engine (NVIDIA FLARE, for example) knows who is there, encrypts, and names to the server the site that a message
-is from. It answers each message within seconds; a call may take hours, and be of any size. So a call is cut into
-messages: some that put the request, in order, and some that take the reply, each of which waits a while for it. A site
-sends a sign of life now and then.
+Such an engine (NVIDIA FLARE, for example) encrypts, and names to the server the site that a message is from. It answers
+each message within seconds; a call may take hours, and be of any size. So a call is cut into messages: some put the
+request, in order, and some take the reply, each of which waits a while for it. Sites send signs of life in between.
 """
 
 from __future__ import annotations
@@ -33,36 +32,36 @@ POLL = 5.0
 ALIVE = 2.0
 """Seconds between a site's signs of life."""
 
-SILENCE = 10.0
-"""Seconds without any message after which a site counts as gone."""
+DISCONNECTED = 10.0
+"""Seconds without any message after which a site counts as disconnected."""
 
 BREAKS = 60.0
-"""Seconds after which a message without an answer is lost, and a call of which nothing comes has broken off."""
+"""Seconds after which a message without an answer, or a call without messages, has broken off."""
 
-_MOST_CALLS = 6
-"""Of one site at once: a call, and some that broke off and have not been noticed."""
+_MAX_CALLS = 6
+"""Of one site at once: a call, and some that broke off unnoticed."""
 
-_WAITING = 2
-"""Messages of a call that wait to be read at most: two, so that one comes while another is read."""
+_MAX_WAITING = 2
+"""Messages of a call that wait to be read: two, so that one comes while another is read."""
 
 
 @dataclass
 class _Call:
     """A call under way, at the server."""
 
-    requests: queue.Queue[tuple[list[bytes], bool]] = field(default_factory=lambda: queue.Queue(_WAITING))
-    replies: queue.Queue[dict[str, Any]] = field(default_factory=lambda: queue.Queue(_WAITING))
+    requests: queue.Queue[tuple[list[bytes], bool]] = field(default_factory=lambda: queue.Queue(_MAX_WAITING))
+    replies: queue.Queue[dict[str, Any]] = field(default_factory=lambda: queue.Queue(_MAX_WAITING))
     last_message: float = field(default_factory=time.monotonic)
     over: bool = False
 
 
 @final
 class MessageListener(Listener):
-    """The server's end: an engine gives it each message, with the name of the site that it is from.
+    """The server's end: the engine passes it each message, with the name of the site that it is from.
 
     Args:
-        register: Lets the engine know the function that answers messages.
-        address: In words, for logs.
+        register: Gives the engine the function that answers messages.
+        address: For logs.
     """
 
     def __init__(self, register: Callable[[Callable[[str, Message], dict[str, Any]]], None], address: str) -> None:
@@ -86,11 +85,11 @@ class MessageListener(Listener):
 
     def handle(self, name: str, message: Message) -> dict[str, Any]:
         """Answer one message of a site."""
-        if self._closed.is_set() or self._answer is None:
-            return {"state": "broken", "words": "the server does not listen any more"}
+        if self._closed.is_set():
+            return _state("broken", "the server does not listen any more")
         kind, session, call = (message.get(key) for key in ("kind", "session", "call"))
         if not isinstance(session, str) or not 16 <= len(session) <= 64:
-            return {"state": "refused", "words": "a message of a site has a session"}
+            return _state("refused", "a message of a site has a session")
         if kind == "bye":
             self._forget([(name, session)])
             return {"state": "ok"}
@@ -98,28 +97,27 @@ class MessageListener(Listener):
         if kind == "alive":
             return {"state": "ok"}
         if not isinstance(call, str) or not 16 <= len(call) <= 64 or kind not in ("put", "take"):
-            return {"state": "refused", "words": f"there is no message of kind {str(kind)[:50]!r}"}
+            return _state("refused", f"there is no message of kind {str(kind)[:50]!r}")
         if kind == "take":
             return self._take((name, call))
         pieces = message.get("pieces")
         if not isinstance(pieces, list) or not all(
             isinstance(piece, bytes) and len(piece) <= PIECE_BYTES for piece in pieces
         ):
-            return {"state": "refused", "words": f"a part of a request is a list of at most {PIECE_BYTES} bytes each"}
+            return _state("refused", f"a part of a request is a list of at most {PIECE_BYTES} bytes each")
         last = bool(message.get("last"))
         if not self._put((name, call), pieces, bool(message.get("first")), last):
             return {"state": "full"}
         return self._take((name, call)) if last else {"state": "ok"}
 
     def _put(self, key: tuple[str, str], pieces: list[bytes], first: bool, last: bool) -> bool:
-        """Take a part of a request; whether there was room."""
+        """Take a part of a request; ``False`` if there is no room yet."""
         with self._lock:
             if first and key not in self._calls:
-                if sum(name == key[0] and not call.over for (name, _), call in self._calls.items()) >= _MOST_CALLS:
+                if sum(name == key[0] and not call.over for (name, _), call in self._calls.items()) >= _MAX_CALLS:
                     return False
                 self._calls[key] = _Call()
-                worker = threading.Thread(target=self._serve, args=(key, self._calls[key]), daemon=True)
-                worker.start()
+                threading.Thread(target=self._serve, args=(key[0], self._calls[key]), daemon=True).start()
             call = self._calls.get(key)
         if call is None:
             return True  # it is over, as its reply shows
@@ -134,7 +132,7 @@ class MessageListener(Listener):
         """The next part of a reply, if it comes soon."""
         call = self._calls.get(key)
         if call is None:
-            return {"state": "broken", "words": "the server knows no such call, or has given it up"}
+            return _state("broken", "the server knows no such call, or has given it up")
         call.last_message = time.monotonic()
         try:
             part = call.replies.get(timeout=POLL)
@@ -145,28 +143,26 @@ class MessageListener(Listener):
                 self._calls.pop(key, None)
         return part
 
-    def _serve(self, key: tuple[str, str], call: _Call) -> None:
+    def _serve(self, name: str, call: _Call) -> None:
         """Answer a call, in a thread of its own."""
-        name, _ = key
         assert self._answer is not None
         try:
             for pieces, last in _batches(self._answer(name, _requested(call))):
                 if not self._reply(call, {"state": "ok", "pieces": pieces, "last": last}):
                     break
         except RefusedError as error:
-            self._reply(call, {"state": "refused", "words": str(error)})
+            self._reply(call, _state("refused", str(error)))
         except BrokenError as error:
-            self._reply(call, {"state": "broken", "words": str(error)})
+            self._reply(call, _state("broken", str(error)))
         except Exception as error:
             _log.exception("a call of site %s failed", name)
             # its text may contain what is not for a site
-            words = f"the server failed ({type(error).__name__}): see its log"
-            self._reply(call, {"state": "broken", "words": words})
+            self._reply(call, _state("broken", f"the server failed ({type(error).__name__}): see its log"))
         finally:
             call.over = True
 
     def _reply(self, call: _Call, part: dict[str, Any]) -> bool:
-        """Leave a part of a reply to be taken; ``False`` if nobody has asked for long, and the call is given up."""
+        """Leave a part of a reply to be taken; ``False`` if no message asks for it, and the call is given up."""
         while not self._closed.is_set():
             try:
                 call.replies.put(part, timeout=1.0)
@@ -178,7 +174,7 @@ class MessageListener(Listener):
             self._calls = {key: each for key, each in self._calls.items() if each is not call}
         return False
 
-    # ------------------------------------------------ who is there
+    # ------------------------------------------------ connections
 
     def _see(self, key: tuple[str, str]) -> None:
         with self._lock:
@@ -190,15 +186,15 @@ class MessageListener(Listener):
     def _forget(self, keys: list[tuple[str, str]]) -> None:
         for key in keys:
             with self._lock:
-                known = self._seen.pop(key, None) is not None
-            if known:
+                connected = self._seen.pop(key, None) is not None
+            if connected:
                 self._gone(key[0])
 
     def _watch(self) -> None:
-        """Notice who is silent, and calls that nobody asks for any more."""
+        """Notice sites that have disconnected, and calls for whose replies no message asks any more."""
         while not self._closed.wait(0.5):
             now = time.monotonic()
-            self._forget([key for key, at in [*self._seen.items()] if now - at > SILENCE])
+            self._forget([key for key, at in [*self._seen.items()] if now - at > DISCONNECTED])
             with self._lock:
                 over = [key for key, call in self._calls.items() if call.over and now - call.last_message > BREAKS]
                 for key in over:
@@ -208,6 +204,10 @@ class MessageListener(Listener):
         """See `Listener`."""
         time.sleep(0.1)  # until replies that wait have been asked for
         self._closed.set()
+
+
+def _state(state: str, reason: str) -> dict[str, Any]:
+    return {"state": state, "words": reason}
 
 
 def _requested(call: _Call) -> Pieces:
@@ -240,7 +240,7 @@ class MessageCaller(Caller):
     """A site's end.
 
     Args:
-        send: Sends a message to the server, and returns its answer; ``None`` if none came within so many seconds.
+        send: Sends a message to the server, and returns its answer; ``None`` if none came within the seconds.
     """
 
     def __init__(self, send: Callable[[Message, float], Message | None]) -> None:
@@ -252,7 +252,7 @@ class MessageCaller(Caller):
     def call(self, request: Pieces) -> Pieces:
         """See `Caller`."""
         if self._signs is None:
-            self._signs = threading.Thread(target=self._show, name="fedlit-alive", daemon=True)
+            self._signs = threading.Thread(target=self._show_life, name="fedlit-alive", daemon=True)
             self._signs.start()
         call, first = secrets.token_hex(16), True
         answer: Message = {}
@@ -276,7 +276,7 @@ class MessageCaller(Caller):
                 yield from answer["pieces"]
 
     def _ask(self, message: Message) -> Message:
-        """Send one message, and look at its answer."""
+        """Send one message, and return an answer that goes on."""
         answer = self._send({**message, "session": self._session}, BREAKS)
         if answer is None:
             raise BrokenError("the server did not answer a message")
@@ -287,14 +287,14 @@ class MessageCaller(Caller):
             raise BrokenError(str(answer.get("words", answer)))
         return answer
 
-    def _show(self) -> None:
+    def _show_life(self) -> None:
         """Send a sign of life now and then."""
         while not self._closed.wait(ALIVE):
-            self._send({"kind": "alive", "session": self._session}, SILENCE)
+            self._send({"kind": "alive", "session": self._session}, DISCONNECTED)
 
     def close(self) -> None:
         """See `Caller`."""
         if not self._closed.is_set():
             self._closed.set()
             if self._signs is not None:
-                self._send({"kind": "bye", "session": self._session}, SILENCE)
+                self._send({"kind": "bye", "session": self._session}, DISCONNECTED)

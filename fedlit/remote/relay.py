@@ -1,7 +1,4 @@
-"""Messages of a process to the one that has started it, which hands them on.
-
-What starts a process is not trusted less than that process; what passes is plain data all the same, and no pickle.
-"""
+"""Relay: messages of a process to the one that has started it, which hands them on; plain data, and no pickle."""
 
 from __future__ import annotations
 
@@ -45,11 +42,11 @@ class Relay:
 
     @property
     def environment(self) -> dict[str, str]:
-        """By which a process that is started finds this end."""
+        """Variables by which a process that is started finds this end."""
         return {_ADDRESS: str(self._listener.address), _KEY: self._key.hex()}
 
     def close(self) -> None:
-        """Let nobody in any more."""
+        """Take no more connections."""
         self._closed = True
         self._listener.close()
 
@@ -57,7 +54,7 @@ class Relay:
         while not self._closed:
             try:
                 connection = self._listener.accept()
-            except (OSError, EOFError, AuthenticationError):  # closed, or who knocked has gone, or has another key
+            except (OSError, EOFError, AuthenticationError):  # closed, or the other end has gone or has another key
                 continue
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
@@ -98,7 +95,7 @@ class RelayedSender:
 def _bytes(message: Message | None) -> bytes:
     """A message as a line of JSON, in which lists of bytes are their lengths, and then those bytes.
 
-    It passes some sixty times in a round of FedMMD, and as a document, made for tensors, each way takes a millisecond.
+    Not as a document, which is made for tensors: each way would take a millisecond, some sixty times a round.
     """
     lists = {key: value for key, value in (message or {}).items() if isinstance(value, list)}
     plain = message and {key: value for key, value in message.items() if key not in lists}

@@ -1,4 +1,4 @@
-"""Seats: the part that a process has in a federation across organisations, as a strategy is given it."""
+"""Seats: a process's part in a federation across organisations, as it is passed to a strategy."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, final
 
+from fedlit.checks import check
 from fedlit.federation.errors import FederationError
 from fedlit.federation.names import alike, check_list, difference, shown
 from fedlit.remote.carrier import Caller, Listener
@@ -15,7 +16,7 @@ from fedlit.remote.star import ServerStar, SiteStar
 
 
 class Seat(ABC):
-    """What joins a process to the others, in place of process groups.
+    """Joins a process to the others, in place of process groups.
 
     Attributes:
         is_server: Whether it is the server's.
@@ -103,19 +104,18 @@ class CarriedSite(Seat):
 
 @final
 class Server(Seat):
-    """The server of sites that come over gRPC with mutual TLS; it has no client, no data, and no model.
+    """The server of sites that call it over gRPC with mutual TLS; it has no client, no data, and no model.
 
     Once all networks are compared, those that its module was given are emptied, and their memory is free.
 
     Args:
         address: Where it listens, ``HOST:PORT``; ``0.0.0.0:PORT`` is everywhere.
-        sites: Clients of each site, by the name that its certificate has; of a list, each site is the client of its
-            name.
+        sites: Clients of each site, by the name in its certificate; of a list, each site is the client of its name.
         certificate: File of its certificate, in PEM, which names the host that sites call.
         key: File of the key to it.
         ca: File of the certificate authority's certificate, by which sites' certificates are signed.
-        wait_for: Seconds to wait for sites that are not there yet, before training starts, and where all are lost.
-        patience: Seconds of silence after which a site is lost, and the others go on.
+        wait_for: Seconds to wait for sites that are not there yet, before training starts, and where none is left.
+        patience: Seconds after which a disconnected site times out, and the others go on.
 
     Raises:
         ValueError: If a number is not positive, a site has no client, names differ in capitals, blanks or Unicode
@@ -138,17 +138,16 @@ class Server(Seat):
     ) -> None:
         self.address = _checked_address("address", address)
         check_list("sites", sites)
-        for name, of in sites.items() if isinstance(sites, dict) else ():
-            check_list(f"sites[{name!r}]", of)
-        self.sites = (
-            {name: list(of) for name, of in sites.items()} if isinstance(sites, dict) else {n: [n] for n in sites}
-        )
-        if not self.sites or not all(self.sites.values()) or len(self.sites) < len(sites):
-            raise ValueError(f"sites must have at least one site, each once and with at least one client, got {sites}")
-        for what, names in (
-            ("sites", self.sites),
-            ("clients of sites", [each for of in self.sites.values() for each in of]),
-        ):
+        if isinstance(sites, dict):
+            for name, names in sites.items():
+                check_list(f"sites[{name!r}]", names)
+            self.sites = {name: list(names) for name, names in sites.items()}
+        else:
+            self.sites = {name: [name] for name in sites}
+        some = bool(self.sites) and all(self.sites.values()) and len(self.sites) == len(sites)
+        check(some, "sites", "at least one site, each once and with at least one client", sites)
+        clients = [name for names in self.sites.values() for name in names]
+        for what, names in (("sites", [*self.sites]), ("clients of sites", clients)):
             for group in alike(names):
                 raise ValueError(
                     f"{what} must be different names, but {shown(group)} differ in {difference(group)}: rename one, or "
@@ -176,7 +175,7 @@ class Site(Seat):
         ca: File of the certificate authority's certificate, by which the server's certificate is signed.
         clients: Those of this site, to be sure that the server has the same; ``None`` takes what the server has.
         wait_for: Seconds to wait for a server that is not there yet.
-        patience: Seconds that the server may be silent before this site gives up.
+        patience: Seconds for which the server may not answer before this site gives up.
 
     Raises:
         ValueError: If a number is not positive, or a file is not what it should be.
@@ -212,21 +211,20 @@ class Site(Seat):
 
 def _checked_address(argument: str, address: str) -> str:
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
-        raise ValueError(f"{argument} must be HOST:PORT, such as fed.example.org:8443, got {address!r}")
+    valid = bool(host) and port.isdigit() and int(port) <= 65535
+    check(valid, argument, "HOST:PORT, such as fed.example.org:8443", address)
     return address
 
 
 def _checked_files(certificate: str, key: str, ca: str) -> tuple[Path, Path, Path]:
     from fedlit.remote.certificates import check_files
 
-    files = tuple(Path(os.path.expanduser(file)) for file in (certificate, key, ca))
+    files = [Path(os.path.expanduser(file)) for file in (certificate, key, ca)]
     check_files(*files)
     return files[0], files[1], files[2]
 
 
 def _checked_times(wait_for: float, patience: float) -> tuple[float, float]:
     for argument, seconds in (("wait_for", wait_for), ("patience", patience)):
-        if not 0 < seconds < 1e9:
-            raise ValueError(f"{argument} must be positive seconds, got {seconds}")
+        check(0 < seconds < 1e9, argument, "positive seconds", seconds)  # waits of centuries overflow
     return wait_for, patience

@@ -177,7 +177,7 @@ def test_a_site_that_is_frozen_for_longer_than_patience_comes_back_by_itself(tmp
     time.sleep(20)  # 10 until it is noticed, and then the patience of 5
     run.processes["cleveland"].send_signal(signal.SIGCONT)
     run.finish()
-    assert "cleveland was silent for too long: the run goes on without it" in run.log("server")
+    assert "cleveland timed out: the run goes on without it" in run.log("server")
     assert "This site starts again" in run.log("cleveland")
     run.weights("cleveland", 300)
 

@@ -1,10 +1,11 @@
-"""What a client of FedRF-TCA holds."""
+"""Replicas of FedRF-TCA."""
 
 from __future__ import annotations
 
 import copy
 from functools import partial
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -19,26 +20,18 @@ def build(unit_norm: bool = True, seed: int = 0) -> AlignedReplica:
     return AlignedReplica(nn.Linear(5, 3), sample, seed, nn.Linear(12, 4, bias=False), nn.Linear(4, 2), unit_norm)
 
 
-def test_it_is_extractor_random_features_aligner_and_classifier(generator: torch.Generator) -> None:
-    x = torch.randn(7, 5, generator=generator)
-    for unit_norm in (True, False):
-        replica = build(unit_norm)
-        z = replica.extractor(x)
-        s = random_fourier_features(z / z.norm(dim=1, keepdim=True) if unit_norm else z, replica.frequencies)
-        torch.testing.assert_close(replica.random_features(x), s)
-        torch.testing.assert_close(replica(x), replica.classifier(s @ replica.aligner.weight.T))
-        torch.testing.assert_close(s.norm(dim=1), torch.ones(7))  # as cos^2 + sin^2 of each frequency
-
-
-def test_with_unit_norm_the_scale_of_the_features_does_not_matter(generator: torch.Generator) -> None:
-    x = torch.randn(7, 5, generator=generator)
-    for unit_norm in (True, False):
-        replica = build(unit_norm)
-        before = replica(x)
-        with torch.no_grad():
-            for parameter in replica.extractor.parameters():
-                parameter.mul_(3)
-        assert torch.allclose(replica(x), before, atol=1e-5) == unit_norm
+@pytest.mark.parametrize("unit_norm", [True, False])
+def test_it_is_extractor_random_features_aligner_and_classifier(unit_norm: bool, generator: torch.Generator) -> None:
+    x, replica = torch.randn(7, 5, generator=generator), build(unit_norm)
+    z = replica.extractor(x)
+    s = random_fourier_features(z / z.norm(dim=1, keepdim=True) if unit_norm else z, replica.frequencies)
+    torch.testing.assert_close(replica.random_features(x), s)
+    torch.testing.assert_close(replica(x), replica.classifier(s @ replica.aligner.weight.T))
+    before = replica(x)
+    with torch.no_grad():
+        for parameter in replica.extractor.parameters():
+            parameter.mul_(3)
+    assert torch.allclose(replica(x), before, atol=1e-5) == unit_norm, "the scale of features matters"
 
 
 def test_a_feature_of_zero_does_not_divide_by_zero() -> None:
@@ -52,7 +45,7 @@ def test_a_feature_of_zero_does_not_divide_by_zero() -> None:
     assert all(p.grad is not None and p.grad.isfinite().all() for p in replica.extractor.parameters())
 
 
-def test_the_state_has_what_was_received_and_not_the_frequencies() -> None:
+def test_the_state_has_the_received_mean_and_the_seed_in_place_of_frequencies() -> None:
     state = build().state_dict()
     assert {name for name in state if "." not in name} == {"seed", "received", "heard", "informed"}
     assert state["received"].shape == (12,)
@@ -62,23 +55,19 @@ def test_the_state_has_what_was_received_and_not_the_frequencies() -> None:
 
 
 def test_frequencies_follow_the_seed_that_is_loaded(generator: torch.Generator) -> None:
-    """Everywhere: alone, as a part of something, in another precision, and where the state has no seed, not at all."""
-    theirs, ours = build(seed=2**40 + 1), build(seed=3)
-    x = torch.randn(7, 5, generator=generator)
-    assert not torch.equal(theirs.frequencies, ours.frequencies)
-    ours.load_state_dict(theirs.state_dict())
-    assert torch.equal(ours.frequencies, sample_frequencies(6, 3, 1.0, seed=2**40 + 1))
-    assert torch.equal(ours(x), theirs(x))
-    within = nn.ModuleDict({"a": build(seed=4)})
-    within.load_state_dict({f"a.{name}": tensor for name, tensor in theirs.state_dict().items()})
-    assert torch.equal(within["a"](x), theirs(x))
+    """Alone, as a part of another module, in a copy, and in another precision."""
+    theirs, x = build(seed=2**40 + 1), torch.randn(7, 5, generator=generator)
+    alone, within, copied = build(seed=3), build(seed=4), copy.deepcopy(build(seed=6))
+    assert not torch.equal(theirs.frequencies, alone.frequencies)
+    alone.load_state_dict(theirs.state_dict())
+    nn.ModuleDict({"a": within}).load_state_dict({f"a.{key}": value for key, value in theirs.state_dict().items()})
+    copied.load_state_dict(theirs.state_dict())
+    assert torch.equal(alone.frequencies, sample_frequencies(6, 3, 1.0, seed=2**40 + 1))
+    assert all(torch.equal(each(x), theirs(x)) for each in (alone, within, copied))
     double = build(seed=5).double()
     double.load_state_dict(theirs.state_dict())
     assert double.frequencies.dtype == torch.float64
     assert torch.equal(double.frequencies.float(), theirs.frequencies)
-    copied = copy.deepcopy(build(seed=6))
-    copied.load_state_dict(theirs.state_dict())
-    assert torch.equal(copied(x), theirs(x))
 
 
 def test_gradients_reach_all_parameters_of_the_network(generator: torch.Generator) -> None:
@@ -90,18 +79,18 @@ def test_gradients_reach_all_parameters_of_the_network(generator: torch.Generato
 def test_voters_are_copies_that_do_not_train_and_decide_together(generator: torch.Generator) -> None:
     replica = build()
     voting = VotingReplica(replica, ["a", "b", "c"])
-    assert voting.voters == ["a", "b", "c"]
     assert not voting.informed
     assert {name for name, p in voting.named_parameters() if not p.requires_grad} == {
         f"ballot.{i}.{key}" for i in range(3) for key in ("weight", "bias")
     }
     assert voting.ballot[0].weight.data_ptr() != replica.classifier.weight.data_ptr()
     x = torch.randn(9, 5, generator=generator)
-    classifiers = [nn.Linear(4, 2) for _ in range(3)]
-    for mine, theirs in zip(voting.ballot, classifiers, strict=True):
-        mine.load_state_dict(theirs.state_dict())
+    classifiers = {name: nn.Linear(4, 2) for name in "abc"}
+    voting.count_({name: classifier.state_dict() for name, classifier in classifiers.items()})
+    assert voting.informed
     aligned = replica.aligner(replica.random_features(x))
-    torch.testing.assert_close(voting(x), hard_vote(torch.stack([classifier(aligned) for classifier in classifiers])))
+    expected = hard_vote(torch.stack([classifier(aligned) for classifier in classifiers.values()]))
+    torch.testing.assert_close(voting(x), expected)
 
 
 def test_a_voting_replica_takes_over_the_parts_and_its_state_loads_elsewhere() -> None:

@@ -1,4 +1,4 @@
-"""BatchNorm statistics estimated on given samples, and those of a mixture, against torch and numpy."""
+"""BatchNorm statistics estimated on samples, and those of a mixture, against torch and numpy."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_batch_is_normalised_by_the_mixture_of_its_moments_with_the_others(gen
     layer, x = mixed(), samples(20, generator)[:, :3].double()
     layer.double()
     other_mean, other_var = torch.tensor([1.0, -2.0, 0.5]).double(), torch.tensor([0.5, 2.0, 9.0]).double()
-    layer.hear_(other_mean, other_var)
+    layer.receive_(other_mean, other_var)
     means, variances = torch.stack([x.mean(0), other_mean]), torch.stack([x.var(0, correction=0), other_var])
     weights = torch.tensor([0.75, 0.25]).double()
     mean = weights @ means
@@ -119,7 +119,7 @@ def test_with_nobody_to_mix_with_it_is_batchnorm(
     plain = nn.BatchNorm1d(3, momentum=momentum)
     plain.load_state_dict({name: layer.state_dict()[name] for name in plain.state_dict()})
     if told:
-        layer.hear_(torch.ones(3), torch.full((3,), 4.0))
+        layer.receive_(torch.ones(3), torch.full((3,), 4.0))
     for _ in range(3):
         x = samples(16, generator)[:, :3]
         given = [x.clone().requires_grad_(), x.clone().requires_grad_()]
@@ -136,7 +136,7 @@ def test_the_share_is_learned_and_kept_within_its_range(generator: torch.Generat
     assert not mixed(0.9).share.requires_grad
     layer(x).square().sum().backward()
     assert layer.share.grad == 0  # nobody to mix with
-    layer.hear_(torch.ones(3), torch.ones(3))
+    layer.receive_(torch.ones(3), torch.ones(3))
     layer.double()
 
     def loss(share: Tensor) -> Tensor:
@@ -150,7 +150,7 @@ def test_the_share_is_learned_and_kept_within_its_range(generator: torch.Generat
 
 
 def test_a_single_value_has_no_variance() -> None:
-    with pytest.raises(ValueError, match=r"more than 1 value per channel when training, got inputs of \(1, 3\)"):
+    with pytest.raises(ValueError, match="more than 1 value"):
         mixed()(torch.zeros(1, 3))
     assert mixed().eval()(torch.zeros(1, 3)).shape == (1, 3)
 

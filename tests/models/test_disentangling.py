@@ -1,4 +1,4 @@
-"""What splits features in two: which pairs the estimator sees, and that nobody else's statistics move."""
+"""Replica of FADA: which pairs the estimator receives, and that statistics of whole features do not move."""
 
 from __future__ import annotations
 

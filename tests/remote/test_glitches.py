@@ -170,13 +170,13 @@ def test_a_site_that_is_gone_while_its_call_waits_is_overdue() -> None:
     site = SiteStar(caller, {}, None, 5.0, 5.0)
     site.open()
     threading.Thread(target=lambda: outcome_of(lambda: site.meet(torch.zeros(1), "a test")), daemon=True).start()
-    assert server._members.here == {1}
+    assert server.board.members.here == {1}
     time.sleep(0.1)
     caller.die()
     time.sleep(0.5)
-    with server._changed:
-        server._drop_overdue()
-    assert not server._members.here
+    with server.board.changed:
+        server.board.drop_timed_out()
+    assert not server.board.members.here
     server.close("the test has ended")
 
 

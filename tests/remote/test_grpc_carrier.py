@@ -257,7 +257,7 @@ def test_a_cable_that_is_out_loses_a_site_only_if_that_takes_longer_than_the_pat
 
     def site(name: str) -> None:
         caller = GrpcCaller(f"localhost:{ports[name]}", *of(files, name))
-        star = SiteStar(caller, {}, None, 10.0, server._members.patience)
+        star = SiteStar(caller, {}, None, 10.0, server.board.members.patience)
         star.open()
         try:
             for number in range(6):

@@ -126,7 +126,7 @@ def test_a_request_that_is_not_read_waits_and_does_not_pile_up(
     thread.start()
     assert soon(lambda: engine.kinds.count("put") > 20)
     (call,) = echo.listener._calls.values()
-    assert call.requests.qsize() <= carrier._WAITING
+    assert call.requests.qsize() <= carrier._MAX_WAITING
     echo.wait.set()
     thread.join(20)
     assert told == [b"north", *sent]
@@ -208,7 +208,7 @@ def test_a_site_that_says_nothing_for_long_is_gone_and_one_that_shows_signs_of_l
     echo: Echo, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(carrier, "ALIVE", 0.1)
-    monkeypatch.setattr(carrier, "SILENCE", 0.6)
+    monkeypatch.setattr(carrier, "DISCONNECTED", 0.6)
     north, south = MessageCaller(engine.sender("north")), MessageCaller(engine.sender("south"))
     for caller in (north, south):
         list(caller.call(iter([])))

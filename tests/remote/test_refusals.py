@@ -23,7 +23,7 @@ from fedlit.remote.star import ServerStar, SiteStar
 grpc = pytest.importorskip("grpc")
 from fedlit.remote.grpc_carrier import GrpcCaller, GrpcListener  # noqa: E402
 
-FACTS = {"the version of fedlit": "1", "method": "FedAvg", "seed": 0}
+FACTS = {"the version of fedlit": "1", "method": "FedAvg", "the arguments": {"rate": 0.1, "mu": 1}}
 SITES = {"north": ["north"], "south": ["south"]}
 
 
@@ -118,12 +118,10 @@ def test_who_claims_something_else_is_refused_by_both_values_at_both_ends(
 
 
 def test_only_what_differs_of_many_arguments_is_told_on_one_line(stage: Stage, told: list[str]) -> None:
-    stage.star._facts["the arguments"] = {"rate": 0.1, "mu": 1}
     with pytest.raises(
         RefusedError, match=r"the arguments differs: the server has \{'rate': 0.1\}, site 'north' has \{\}"
     ):
         stage.site("north", {**FACTS, "the arguments": {"mu": 1}}).open()
-    del stage.star._facts["the arguments"]
     with pytest.raises(RefusedError, match="x 12:00:00: site south has left differs"):
         stage.site("north", {**FACTS, "x\n12:00:00: site south has left": 1}).open()
     assert not any("\n" in line for line in told)
@@ -160,7 +158,7 @@ def test_a_certificate_of_a_name_that_nobody_knows_is_refused(stage: Stage, told
 def test_a_second_process_of_a_name_is_refused_and_the_first_stays(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedlit.remote.star._STILL_CONNECTED", 0.3)
+    monkeypatch.setattr("fedlit.remote.star.admission.STILL_CONNECTED", 0.3)
     first = stage.site("north")
     first.open()
     with pytest.raises(RefusedError, match="another process is connected as site 'north'"):

@@ -39,7 +39,7 @@ class Fault(pl.Callback):
         self.federation = pl_module.federation
         if self.federation.hosts_server:
             star: Any = self.federation.transport
-            star._dismiss = self.noticing(star._dismiss)
+            star.board.drop = self.noticing(star.board.drop)
         if not any(client.name == self.site for client in self.federation.local_clients):
             return
         watched: dict[str, list[tuple[Any, str]]] = {

@@ -1,0 +1,258 @@
+"""A site's end of a star: each step is a call to the server."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from fedlit.federation.documents import read_document
+from fedlit.federation.errors import FederationError, PeerFailedError, RosterError
+from fedlit.federation.transport import Outgoing, Transport, Way
+from fedlit.privacy import DecodeError
+from fedlit.remote.carrier import BrokenError, Caller, Pieces
+from fedlit.remote.star.framing import bytes_of, cut, frames, make_head, read_body, read_head
+
+_log = logging.getLogger("fedlit.remote")
+
+
+class DismissedError(FederationError):
+    """The server goes on without this site, which timed out: it may come back as a new process."""
+
+
+class ServerLostError(FederationError):
+    """The server did not answer for longer than a site's patience."""
+
+
+@final
+class SiteStar(Transport):
+    """A site's end.
+
+    Args:
+        caller: Of the carrier.
+        facts: See `ServerStar`.
+        clients: That this site claims to have; ``None`` leaves that to the server.
+        wait_for: Seconds to wait for a server that is not there yet.
+        patience: Seconds for which calls may fail before the site gives up.
+    """
+
+    losable = True
+
+    def __init__(
+        self,
+        caller: Caller,
+        facts: Mapping[str, Any],
+        clients: Sequence[str] | None,
+        wait_for: float,
+        patience: float,
+    ) -> None:
+        self._caller = caller
+        self._facts = dict(facts)
+        self._clients = None if clients is None else list(clients)
+        self._wait_for, self._patience = wait_for, patience
+        self._session = secrets.token_hex(16)
+        self._number = 0
+        self._history: dict[str, dict[int, Any]] | None = None
+        self._closed = False
+        self.rank = -1
+        self.sites: dict[str, list[str]] = {}
+
+    @property
+    def step(self) -> int:
+        """See `Transport`."""
+        return self._number
+
+    @property
+    def returning(self) -> bool:
+        """See `Transport`."""
+        return self._history is not None
+
+    def open(self) -> None:
+        """Find the server, and be let in.
+
+        Raises:
+            RefusedError: If the server does not let this site in.
+            FederationError: If there is no server in time.
+        """
+
+        def hello() -> bytes:  # anew for each call, as it has the time
+            return make_head(
+                kind="hello", session=self._session, clock=time.time(), facts=self._facts, clients=self._clients
+            )
+
+        try:
+            head, pieces = self._ask(hello, (), self._wait_for)
+        except ServerLostError as error:
+            raise FederationError(
+                f"there was no server within {self._wait_for:g} s (wait_for): {error}. See whether it runs, and "
+                "whether this machine may dial out to it"
+            ) from error
+        rank, sites, late, size = (head.get(key) for key in ("rank", "sites", "late", "bytes"))
+        if type(rank) is not int or not isinstance(sites, dict) or not 0 < rank <= len(sites) or type(size) is not int:
+            raise DecodeError(f"the server answers a hello by {str(head)[:200]}")
+        self.rank, self.sites, self.world_size = rank, sites, len(sites) + 1
+        if late:
+            history = read_document(*read_body(pieces, [size], "the history of the run"))
+            self._history = {key: dict((number, value) for number, value in part) for key, part in history.items()}
+        name, clients = list(sites.items())[rank - 1]
+        under_way = ", and a run is under way" if late else ""
+        _log.info("the server has let this site in as %r, with %s%s", name, ", ".join(map(str, clients)), under_way)
+
+    # ------------------------------------------------ calls
+
+    def _ask(
+        self, head: Callable[[], bytes], body: Sequence[Outgoing], patience: float
+    ) -> tuple[dict[str, Any], Pieces]:
+        """Call, again and again if it breaks off; the reply's head, and the pieces after it."""
+        broken: float | None = None
+        while True:
+            try:
+                reply = self._caller.call(_request(head(), body))
+                answer = read_head(reply)
+                break
+            except BrokenError as error:
+                now = time.monotonic()
+                if broken is None:
+                    _log.warning("the server does not answer (%s): trying again for %g s", error, patience)
+                    broken = now
+                if now - broken >= patience:
+                    raise ServerLostError(
+                        f"the server did not answer for {patience:g} s: {error}. Look at its output first"
+                    ) from error
+                time.sleep(min(0.25, patience / 10))
+        if answer.get("dismissed"):
+            self._closed = True
+            raise DismissedError(
+                "the server goes on without this site: it was disconnected for longer than the server's patience, or "
+                "the server has started again; start it again, and it takes part from the next round"
+            )
+        if "ended" in answer:
+            self._closed = True
+            if answer.get("again"):
+                raise ServerLostError(f"the server was stopped: {str(answer['ended'])[:2000]}")
+            raise PeerFailedError(f"the server has ended: {str(answer['ended'])[:2000]}")
+        return answer, reply
+
+    def _take_step(
+        self, head: bytes, body: Sequence[Outgoing], sizes: Callable[[Mapping[str, Any]], list[int]], doing: str
+    ) -> tuple[dict[str, Any], list[Tensor]]:
+        """One step: the reply's head and messages, whose ``sizes`` follow from the head."""
+        ends: float | None = None
+        while True:
+            answer, pieces = self._ask(lambda: head, body, self._patience)
+            try:
+                return answer, read_body(pieces, sizes(answer), doing)
+            except BrokenError as error:
+                ends = time.monotonic() + self._patience if ends is None else ends
+                if time.monotonic() >= ends:
+                    raise ServerLostError(
+                        f"the server's answer broke off again and again, in {doing}: {error}"
+                    ) from error
+
+    def _step_head(self, which: list[int]) -> bytes:
+        return make_head(kind="step", session=self._session, step=self._number, which=which)
+
+    # ------------------------------------------------ steps
+
+    def meet(self, frame: Tensor, doing: str) -> list[Tensor]:
+        """See `Transport`."""
+        return self._meeting(frame, doing)[0]
+
+    def roll_call(self, lacks: Callable[[Collection[int]], str] = lambda lost: "") -> frozenset[int]:
+        """See `Transport`; a site that comes back waits for the next."""
+        if self._history is None:
+            return self._meeting(torch.zeros(1, dtype=torch.uint8), "a roll call")[1]
+        answer, _ = self._take_step(make_head(kind="join", session=self._session), (), lambda _: [], "a return")
+        self._history = None
+        if type(answer.get("step")) is not int:
+            raise DecodeError(f"the server answers a return by {str(answer)[:200]}")
+        self._number = answer["step"]
+        return self._take_verdict(answer)
+
+    def _take_verdict(self, answer: Mapping[str, Any]) -> frozenset[int]:
+        """Note the ranks that have dropped out, and return those that come back."""
+        lost, joined = self._ranks(answer, "lost"), self._ranks(answer, "joined")
+        if self.rank in lost:
+            raise DismissedError("the server goes on without this site")
+        self.lost = lost
+        return joined
+
+    def _ranks(self, answer: Mapping[str, Any], key: str) -> frozenset[int]:
+        ranks = answer.get(key)
+        if not isinstance(ranks, list) or not all(type(rank) is int and 0 < rank < self.world_size for rank in ranks):
+            raise DecodeError(f"the server reports {key} ranks by {str(ranks)[:200]}")
+        return frozenset(ranks)
+
+    def _meeting(self, frame: Tensor, doing: str) -> tuple[list[Tensor], frozenset[int]]:
+        self._number += 1
+        ours = bytes_of(frame)
+        if self._history is not None:
+            table = self._recorded("meetings", doing)
+            if table.shape != (self.world_size, len(ours)) or not torch.equal(table[self.rank], ours):
+                raise RosterError(
+                    f"this site does otherwise than when the run began, in {doing}: it must come back with the data, "
+                    "configuration and versions that it had"
+                )
+            return frames(table, frame), frozenset()
+        sizes = [self.world_size * len(ours)]
+        answer, (body,) = self._take_step(self._step_head([0]), [ours], lambda _: sizes, doing)
+        joined = self._take_verdict(answer)
+        return frames(body.reshape(self.world_size, -1), frame), joined
+
+    def _recorded(self, what: str, doing: str) -> Any:
+        """The history's entry of this step."""
+        assert self._history is not None
+        if self._number not in self._history[what]:
+            raise RosterError(f"this site is in {doing}, where the others were not when the run began")
+        return self._history[what][self._number]
+
+    def swap(self, ways: Sequence[Way], outgoing: Sequence[Outgoing], doing: str) -> list[Tensor | None]:
+        """See `Transport`."""
+        self._number += 1
+        due = [size for _, there, size in ways if there == self.rank]
+        if self._history is not None:
+            recorded = self._recorded("messages", doing) if due else []
+            return [message for (message,) in recorded]
+        if not due and not any(here == self.rank for here, _, _ in ways):
+            return []
+        parts = {id(message): message for message in outgoing}  # one for several ways is sent once
+        indices = {identity: index for index, identity in enumerate(parts)}
+
+        def coming(answer: Mapping[str, Any]) -> list[int]:
+            missing = answer.get("missing")
+            if not isinstance(missing, list) or not all(type(index) is int for index in missing):
+                raise DecodeError(f"the server answers a step by {str(answer)[:200]}")
+            return [size for index, size in enumerate(due) if index not in missing]
+
+        head = self._step_head([indices[id(message)] for message in outgoing])
+        answer, received = self._take_step(head, [*parts.values()], coming, doing)
+        arrived = iter(received)
+        return [None if index in answer["missing"] else next(arrived) for index in range(len(due))]
+
+    def recall(self) -> Any:
+        """See `Transport`."""
+        if self._history is None or self._number not in self._history["results"]:
+            return None
+        self._number, value = self._history["results"][self._number]
+        return value
+
+    def close(self, why: str = "done") -> None:
+        """Leave; the others go on if this is before the end."""
+        if not self._closed:
+            self._closed = True
+            try:
+                for _ in self._caller.call(iter([make_head(kind="leave", session=self._session, why=why)])):
+                    pass
+            except FederationError as error:
+                _log.info("could not say goodbye to the server: %s", error)
+        self._caller.close()
+
+
+def _request(head: bytes, body: Sequence[Outgoing]) -> Iterator[bytes]:
+    yield head
+    yield from cut(body)
