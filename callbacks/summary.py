@@ -19,6 +19,7 @@ from fedlit.callbacks.run_summary import (
     targets_of,
 )
 from fedlit.callbacks.shared import LOGGING_CHANNELS, megabytes, watched
+from fedlit.checks import check
 from fedlit.federation import KEYS
 from fedlit.privacy import Description
 from fedlit.tables import COLLAPSED, Column, Figure, Row, Table
@@ -48,8 +49,7 @@ def closing_table(summaries: Sequence[RunSummary], one_method: bool = False) -> 
     Raises:
         ValueError: If there is no run.
     """
-    if not summaries:
-        raise ValueError("summaries must hold at least one run, got none")
+    check(len(summaries) > 0, "summaries", "of at least one run", summaries)
     tasks = {task: runs for task, runs in split_by_task(summaries).items() if runs}
     rows: list[Row] = []
     for method in methods_of(summaries):
