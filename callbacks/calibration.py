@@ -1,7 +1,8 @@
-"""Calibration: probabilities of the target that can be taken at their word, found without its labels or with few."""
+"""Calibration: a temperature for the target's probabilities, fitted without its labels or with few."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from fedlit.callbacks.oracle_accuracy import OracleAccuracy
 from fedlit.callbacks.shared import CALIBRATION, RandomBasis, federated, triangle, unfold
+from fedlit.checks import check_one_of
 from fedlit.federation import Channel, RosterError, Summed
 from fedlit.functional import best_temperature, fit_temperature, importance_weights, losses_at, temperature_grid
 from fedlit.module import FederatedModule
@@ -20,41 +22,41 @@ from fedlit.run.tasks import Classification
 
 Using = Literal["sources", "weighted", "target"]
 
-LEAST_LABELS = 10
-"""Labelled samples of the target from which a temperature may be fitted."""
+MIN_LABELS = 10
+"""Labelled samples of the target that it takes to fit a temperature."""
 
 RIDGE = 10.0
-"""Of the weights: few validation samples show no more of a ratio of densities, and weights below 0 mislead."""
+"""Of the importance weights: few samples show no more of a ratio of densities, and weights below 0 mislead."""
 
 
 class Calibration(Callback, Component):
-    """Divides the target's logits by a temperature of at least 1, where its probabilities are overconfident.
+    """Divide the target's logits by a temperature of at least 1, where its probabilities are overconfident.
 
-    Samples of others, and those that a model was trained on, can show that it is too sure of itself. That it is not
-    sure enough of new samples of the target they cannot, and a temperature below 1 is not taken from them.
+    Samples of sources, and those that a model was trained on, can show overconfidence. They cannot show that a model is
+    underconfident on new samples of the target, and a temperature below 1 is not taken from them.
 
-    The temperature is found anew in each validation. It is kept in checkpoints, with the target's state, and used in
+    The temperature is fitted anew in each validation. It is kept in checkpoints, with the target's state, and used in
     ``predict``, by `TargetPredictions`, `target_model` and in exported files; a new ``fit`` starts without. Predicted
     classes stay the same. It is logged as ``target/temperature``. Without a validation after the last round it is that
     of an earlier one.
 
-    From the sources: each sends the mean loss of its own model on its validation samples at 41 temperatures from 0.1 to
+    Each source sends the mean loss of its model on its validation samples at 41 temperatures from 0.1 to
     10, and the target receives the mean over sources alone, through the privacy backend of the channel "calibration";
     each source counts equally. Where the target differs much from them, so may the temperature that it needs. Under
     differential privacy of all channels every validation spends of the privacy budget, and noise decides on the
     temperature: take ``using="target"`` there.
 
     Args:
-        using: What the temperature is found with. ``"sources"``: their validation samples, each as it is.
+        using: Samples that the temperature is fitted to. ``"sources"``: their validation samples, unweighted.
             ``"weighted"``: those, weighted by how much their features resemble the target's validation samples (see
             `importance_weights`); sources send 4705 numbers, of which the target receives the mean. ``"target"``: the
-            target's own labelled training samples, at least 10; nothing is sent. A method that has trained on these is
-            surer of them than of new ones, and the temperature too low.
+            target's labelled training samples, at least 10; nothing is sent. A method that has trained on these is
+            more confident on them than on new ones, and the temperature too low.
 
     Raises:
         ValueError: If ``using`` is unknown; when a run starts, if the method predicts no classes, or `OracleAccuracy`
-            is listed before, which would score with the temperature of the validation before.
-        RosterError: In a validation, on all processes, if there are no samples to find a temperature with, or too few.
+            is listed before, which would score with the temperature of the previous validation.
+        RosterError: In a validation, on all processes, if there are no samples to fit a temperature to, or too few.
 
     References:
         Guo et al., On calibration of modern neural networks, ICML 2017; with weights: Park et al., Calibrated
@@ -62,8 +64,7 @@ class Calibration(Callback, Component):
     """
 
     def __init__(self, using: Using = "sources") -> None:
-        if using not in get_args(Using):
-            raise ValueError(f"using must be one of {list(get_args(Using))}, got {using!r}")
+        check_one_of("using", using, get_args(Using))
         self.using = using
         self._temperatures = temperature_grid()
         self._basis = RandomBasis()
@@ -79,7 +80,7 @@ class Calibration(Callback, Component):
         return () if self.using == "target" else (losses,)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Refuse what predicts no classes, and to be listed after who scores what is mended."""
+        """Refuse regression, and a place after the callback that scores the calibrated probabilities."""
         if not isinstance(federated(pl_module, self).task, Classification):
             raise ValueError(
                 "Calibration mends class probabilities, but the method has task='regression': remove the callback"
@@ -90,19 +91,13 @@ class Calibration(Callback, Component):
         self._basis.forget_()  # another module may have another width and seed
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start counting afresh."""
+        """Forget the samples of the last validation."""
         self._start_afresh()
 
     def on_validation_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any, **__: Any
     ) -> None:
-        """Note losses of the sources on this process, and features if they are weighted."""
+        """Collect losses of the sources on this process, and features if they are weighted."""
         if trainer.sanity_checking or self.using == "target":
             return
         module = federated(pl_module, self)
@@ -110,35 +105,31 @@ class Calibration(Callback, Component):
             if name not in outputs:
                 self._unready = True
                 continue
-            of_target = name == module.target.name
-            phi = self._basis.of(module, name, samples[0]) if self.using == "weighted" else None
-            if phi is not None:
-                self._features.setdefault(name, []).append(phi)
-            if not of_target:
-                losses = losses_at(outputs[name].detach(), samples[1], self._temperatures)
-                self._losses.setdefault(name, []).append(losses)
+            if self.using == "weighted":
+                self._features[name].append(self._basis.of(module, name, samples[0]))
+            if name != module.target.name:
+                self._losses[name].append(losses_at(outputs[name].detach(), samples[1], self._temperatures))
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Find the temperature where the target is hosted, and report it."""
+        """Fit the temperature on the process that hosts the target, and report it."""
         if trainer.sanity_checking:
             return
         module = federated(pl_module, self)
         federation, target = module.federation, module.target
+        # only a fit has the target's training samples; validation by itself keeps the checkpoint's temperature
+        if self.using == "target" and trainer.state.fn != TrainerFn.FITTING:
+            return
+        received = {} if self.using == "target" else self._exchange(module).get(target.name, {})
         error: RosterError | None = None
-        found: float | None = None
-        if self.using == "target":
-            # the training samples are at hand in a fit alone; validation by itself keeps what the checkpoint has
-            if trainer.state.fn != TrainerFn.FITTING:
-                return
-            if federation.is_local(target):
-                error, found = self._of_target(module)
-        else:
-            received = self._exchange(module).get(target.name, {})
-            if federation.is_local(target) and not self._unready:
-                error, found = self._of_sources(module, received)
-        federation.check("calibration", error)  # in every process: an error of the target's ends all of them
-        if found is not None:
-            module.run.outputs.temperature = max(found, 1.0)
+        temperature: float | None = None
+        if federation.is_local(target) and not self._unready:
+            try:
+                temperature = self._of_target(module) if self.using == "target" else self._of_sources(module, received)
+            except RosterError as problem:
+                error = problem
+        federation.check("calibration", error)  # an error of the target's process ends all of them
+        if temperature is not None:
+            module.run.outputs.temperature = max(temperature, 1.0)
         self.on_test_epoch_end(trainer, pl_module)
         self._start_afresh()
 
@@ -146,20 +137,20 @@ class Calibration(Callback, Component):
         """Report the temperature that the target predicts with."""
         module = federated(pl_module, self)
         target = module.target
-        own = (
+        local = (
             {target.name: {"temperature": module.run.outputs.temperature}} if module.federation.is_local(target) else {}
         )
-        reported = module.federation.report(own, ["temperature"]).get(target.name, {})
+        reported = module.federation.report(local, ["temperature"]).get(target.name, {})
         module.run.log({f"target/{name}": value for name, value in reported.items()})
 
     def _start_afresh(self) -> None:
         self._unready = False
-        """Whether a client has nothing to predict with yet, such as FedRF-TCA's before the first classifier."""
-        self._losses: dict[str, list[Tensor]] = {}
-        self._features: dict[str, list[Tensor]] = {}
+        """Whether a client has no classifier yet, as in FedRF-TCA before the first average."""
+        self._losses: dict[str, list[Tensor]] = defaultdict(list)
+        self._features: dict[str, list[Tensor]] = defaultdict(list)
 
     def _exchange(self, module: FederatedModule) -> dict[str, dict[str, Tensor]]:
-        """At the target: the mean of what the sources' samples come to; those without any send zeros."""
+        """Send the mean losses of each source, zeros without samples; the target receives their mean."""
         federation = module.federation
         sent = {}
         for client in module.sources:
@@ -168,51 +159,49 @@ class Calibration(Callback, Component):
             there = client.name in self._losses
             losses = torch.cat(self._losses[client.name]) if there else torch.zeros(1, len(self._temperatures))
             number, losses = len(losses), losses.double().cpu()
-            own = {"there": torch.tensor(float(there), dtype=torch.float64)}
+            message = {"there": torch.tensor(float(there), dtype=torch.float64)}
             if self.using == "weighted":
                 size = self._basis.size
                 phi = torch.cat(self._features[client.name]).cpu() if there else torch.zeros(1, size).double()
-                own |= {"square": (phi.T @ phi / number)[triangle(size)], "losses": phi.T @ losses / number}
+                message |= {"square": (phi.T @ phi / number)[triangle(size)], "losses": phi.T @ losses / number}
             else:
-                own["losses"] = losses.mean(dim=0)
-            sent[client.name] = own
+                message["losses"] = losses.mean(dim=0)
+            sent[client.name] = message
         return federation.mean(CALIBRATION, sent, absent_too=True)
 
-    def _of_sources(
-        self, module: FederatedModule, received: Mapping[str, Tensor]
-    ) -> tuple[RosterError | None, float | None]:
-        """What keeps the target from finding a temperature, or else the one that the sources' losses are lowest at."""
+    def _of_sources(self, module: FederatedModule, received: Mapping[str, Tensor]) -> float:
+        """The temperature at which the sources' mean loss is lowest; a `RosterError` if samples are missing."""
         name = module.target.name
         if not received or not float(received["there"]) > 0:
-            return RosterError(
+            raise RosterError(
                 "Calibration needs validation samples of the sources, which have none: raise val_fraction of the data "
                 "module, or take using='target' with some labels of the target"
-            ), None
+            )
         if self.using == "weighted" and name not in self._features:
-            return RosterError(
+            raise RosterError(
                 f"Calibration(using='weighted') needs validation samples of {name!r}, without labels, and there are "
                 "none: raise val_fraction of the data module, or take using='sources'"
-            ), None
+            )
         # sources without samples have sent zeros: divided by the share of the others, this is the mean over those
         means = {key: (total / received["there"]).double().cpu() for key, total in received.items()}
         losses = means["losses"]
         if self.using == "weighted":
             target = torch.cat(self._features[name]).mean(dim=0).cpu()
             losses = importance_weights(unfold(means["square"], len(target)), target, RIDGE) @ losses
-        return None, best_temperature(self._temperatures, losses)
+        return best_temperature(self._temperatures, losses)
 
-    def _of_target(self, module: FederatedModule) -> tuple[RosterError | None, float | None]:
-        """As `_of_sources`, from the target's labelled training samples."""
+    def _of_target(self, module: FederatedModule) -> float | None:
+        """The temperature of the target's labelled training samples; a `RosterError` if there are too few."""
         target = module.target
         if not module.can_predict(target):
-            return None, None
+            return None
         samples = [(x, y) for _, x, y in module.run.samples.labelled([target]) if len(y)] if target.labelled else []
         number = sum(len(labels) for _, labels in samples)
-        if number < LEAST_LABELS:
-            return RosterError(
-                f"Calibration(using='target') needs at least {LEAST_LABELS} labelled training samples of "
+        if number < MIN_LABELS:
+            raise RosterError(
+                f"Calibration(using='target') needs at least {MIN_LABELS} labelled training samples of "
                 f"{target.name!r}, which has {number}: raise target_labels of the data module, or take using='sources'"
-            ), None
+            )
         with torch.no_grad():
             logits = torch.cat([module.replicas[target.name](inputs).detach().cpu() for inputs, _ in samples])
-        return None, fit_temperature(logits, torch.cat([labels.cpu() for _, labels in samples]))
+        return fit_temperature(logits, torch.cat([labels.cpu() for _, labels in samples]))

@@ -1,27 +1,27 @@
-"""CommunicationLedger: who sent how much to whom, as curves, as a file and as a table."""
+"""CommunicationLedger: bytes and messages by sender, receiver and channel, as curves, a file and a table."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from rich.table import Table
 
-from fedlit.callbacks.shared import check_fields, federated, megabytes, watched
-from fedlit.console import show
+from fedlit.callbacks.shared import check_fields, federated, is_dry, log_folder, megabytes, watched, write_rows
 from fedlit.federation import SERVER, LedgerEntry
 from fedlit.run.component import Component
 from fedlit.run.run import Run
+from fedlit.tables import Column, Row, Table, show
 
 COLUMNS = ("round", "channel", "sender", "receiver", "messages", "bytes")
 
 
 class CommunicationLedger(Callback, Component):
-    """Logs what each round sends, writes the ledger to a file, and prints a table of it.
+    """Log the bytes of each round, write the ledger to a file, and print a table of it.
 
     Logs ``comm/CHANNEL/MB`` (10^6 bytes, of the round that ended) and ``comm/MB`` (all rounds so far, without the
     channels "metrics", "oracle" and "source_moments": those are for watching, not the method's). At the end of a fit
@@ -48,22 +48,21 @@ class CommunicationLedger(Callback, Component):
                 self._sent[entry.channel] = self._sent.get(entry.channel, 0) + entry.num_bytes
 
     def on_round_end(self, run: Run) -> None:
-        """Log the bytes of the round that ended; a channel that was silent in it sent 0."""
+        """Log the bytes of the round that ended; a channel without messages in it has 0."""
         sent = run.federation.ledger.bytes_by_channel(run.clock.round_idx)
         for channel, num_bytes in sent.items():
             self._sent[channel] = self._sent.get(channel, 0) + num_bytes
         metrics = {f"comm/{channel}/MB": sent.get(channel, 0) / 1e6 for channel in self._sent}
-        own = sum(num_bytes for channel, num_bytes in self._sent.items() if not watched(channel))
-        run.log(metrics | {"comm/MB": own / 1e6})
+        of_method = sum(num_bytes for channel, num_bytes in self._sent.items() if not watched(channel))
+        run.log(metrics | {"comm/MB": of_method / 1e6})
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the file and print the table."""
-        # log_dir is a broadcast: all processes ask for it
-        path = Path(self.csv or Path(trainer.log_dir or trainer.default_root_dir, "ledger.csv"))
+        path = Path(self.csv or log_folder(trainer) / "ledger.csv")
         if not trainer.is_global_zero:
             return
         ledger = federated(pl_module, self).federation.ledger
-        if not trainer.fast_dev_run:  # type: ignore[attr-defined]
+        if not is_dry(trainer):
             write_csv(ledger, path)
         if self.print_table:
             show(ledger_table(ledger))
@@ -71,14 +70,8 @@ class CommunicationLedger(Callback, Component):
 
 def write_csv(ledger: Iterable[LedgerEntry], path: Path) -> None:
     """Write the entries to ``path``, bytes exact; folders on the way are made."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(COLUMNS)
-        for entry in ledger:
-            writer.writerow(
-                [entry.round_idx, entry.channel, entry.sender, entry.receiver, entry.messages, entry.num_bytes]
-            )
+    rows = ([e.round_idx, e.channel, e.sender, e.receiver, e.messages, e.num_bytes] for e in ledger)
+    write_rows(path, [COLUMNS, *rows])
 
 
 def read_csv(text: str) -> list[LedgerEntry]:
@@ -100,7 +93,7 @@ def read_csv(text: str) -> list[LedgerEntry]:
 
 @dataclass
 class Sums:
-    """What went over some channels: bytes to the server, from it and between clients; messages, and rounds."""
+    """Traffic of some channels: bytes to the server, from it and between clients; messages; and rounds with any."""
 
     up: int = 0
     down: int = 0
@@ -121,7 +114,7 @@ class Sums:
 
     @property
     def total(self) -> int:
-        """Bytes, whichever way they went."""
+        """Bytes in all directions."""
         return self.up + self.down + self.across
 
 
@@ -143,29 +136,34 @@ def split(channels: Iterable[str]) -> tuple[list[str], list[str]]:
     return [name for name in names if not watched(name)], [name for name in names if watched(name)]
 
 
-def ledger_table(ledger: Iterable[LedgerEntry]) -> Table:
-    """Per channel: rounds in which it was used, messages and MB; the channels of watched numbers come last."""
+def ledger_table(ledger: Iterable[LedgerEntry], exact: bool = False) -> Table:
+    """Per channel: rounds in which it was used, messages and traffic; the channels of watched numbers come last.
+
+    Args:
+        ledger: The entries.
+        exact: Whether traffic is in bytes; or else in MB, without a column for messages between clients if there are
+            none.
+    """
     channels, method, everything = sums_of(ledger)
-    table = Table(title="communication")
-    table.add_column("channel", no_wrap=True)
-    across = everything.across > 0
-    headers = ["rounds", "messages", "up MB", "down MB", "client-to-client MB", "total MB", "bytes per round"]
-    for header in headers:
-        if across or header != "client-to-client MB":
-            table.add_column(header, justify="right")
-
-    def add(name: str, sums: Sums, style: str | None = None, end_section: bool = False) -> None:
-        cells = [name, str(len(sums.rounds)), f"{sums.messages:,}", megabytes(sums.up), megabytes(sums.down)]
-        cells += [megabytes(sums.across)] if across else []
-        cells += [megabytes(sums.total), f"{sums.total / max(1, len(sums.rounds)):,.0f}"]
-        table.add_row(*cells, style=style, end_section=end_section)
-
-    own, other = split(channels)
-    for name in own:
-        add(name, channels[name], end_section=name == own[-1])
-    add("method", method, style="bold", end_section=True)
-    for name in other:
-        add(name, channels[name], style="dim", end_section=name == other[-1])
-    if other:
-        add("all", everything)
-    return table
+    unit, form = ("", "{:,}".format) if exact else (" MB", megabytes)
+    numbers: dict[str, tuple[Callable[[Sums], float], Callable[[Any], str]]] = {
+        "rounds": (lambda sums: len(sums.rounds), str),
+        "messages": (lambda sums: sums.messages, "{:,}".format),
+        f"up{unit}": (lambda sums: sums.up, form),
+        f"down{unit}": (lambda sums: sums.down, form),
+        f"between clients{unit}": (lambda sums: sums.across, form),
+        f"total{unit}": (lambda sums: sums.total, form),
+        "bytes per round": (lambda sums: round(sums.total / max(1, len(sums.rounds))), "{:,}".format),
+    }
+    if not exact and not everything.across:
+        del numbers[f"between clients{unit}"]
+    of_method, watching = split(channels)
+    named = [(name, channels[name], False) for name in of_method] + [("method", method, True)]
+    named += [(name, channels[name], False) for name in watching] + ([("all", everything, True)] if watching else [])
+    ends = {*of_method[-1:], *watching[-1:]}
+    rows = [
+        Row([name, *(number(sums) for number, _ in numbers.values())], total, total or name in ends)
+        for name, sums, total in named
+    ]
+    columns = [Column(title, numeric=True, form=form) for title, (_, form) in numbers.items()]
+    return Table([Column("channel"), *columns], rows, None if exact else "communication")

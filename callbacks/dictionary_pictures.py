@@ -1,10 +1,8 @@
-"""DictionaryPictures: what FedDaDiL has learnt, as pictures of the atoms and of each client."""
+"""DictionaryPictures: the dictionary of FedDaDiL as pictures of its atoms and of each client."""
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -12,6 +10,9 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
+from fedlit.callbacks.plots import colors_of, over_rounds
+from fedlit.callbacks.shared import is_dry, log_folder, write_rows
+from fedlit.checks import check_one_of
 from fedlit.methods import FedDaDiL
 from fedlit.run.component import Component
 from fedlit.run.run import Run
@@ -20,11 +21,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_SHOWN = 1000  # most samples of the target in a picture
+_MAX_SAMPLES = 1000
+"""Of the target in a picture."""
 
 
 class DictionaryPictures(Callback, Component):
-    r"""Draws FedDaDiL's atoms, each client's coordinates and transport cost, and the target by its reconstruction.
+    r"""Draw FedDaDiL's atoms, each client's coordinates and transport cost, and the target by its reconstruction.
 
     At the end of a fit, into the Trainer's ``log_dir``, or its ``default_root_dir``:
 
@@ -45,13 +47,12 @@ class DictionaryPictures(Callback, Component):
         rounds: By client and round of phase 2: its coordinates and, last, its cost, ``NaN`` where it did not train.
 
     Raises:
-        ValueError: If ``plane`` is another word.
+        ValueError: If ``plane`` is unknown.
         TypeError: When a run starts, if the module is no `FedDaDiL`.
     """
 
     def __init__(self, plane: Literal["pca", "tsne"] = "pca") -> None:
-        if plane not in ("pca", "tsne"):
-            raise ValueError(f"plane must be 'pca' or 'tsne', got {plane!r}")
+        check_one_of("plane", plane, ("pca", "tsne"))
         self.plane = plane
         self.rounds: dict[str, dict[int, list[float]]] = {}
         self._seen: list[tuple[Tensor, Tensor]] = []  # the target's features and predicted classes
@@ -76,17 +77,11 @@ class DictionaryPictures(Callback, Component):
             self.rounds.setdefault(client.name, {})[round_idx] = row
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Look at the target afresh."""
+        """Forget the features of earlier rounds."""
         self._seen.clear()
 
     def on_validation_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any, **__: Any
     ) -> None:
         """Keep the target's features, if it is hosted here."""
         module = _dadil(pl_module)
@@ -98,16 +93,19 @@ class DictionaryPictures(Callback, Component):
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the pictures and tables."""
         module = _dadil(pl_module)
-        # log_dir is a broadcast: all processes ask for it
-        folder = Path(trainer.log_dir or trainer.default_root_dir)
-        if trainer.fast_dev_run or not self.rounds:  # type: ignore[attr-defined]
+        folder = log_folder(trainer)
+        if is_dry(trainer) or not self.rounds:
             return
         folder.mkdir(parents=True, exist_ok=True)
         if module.federation.is_local(module.target):  # process 0 may be the server's alone
             self.plot_atoms(module).savefig(folder / "dictionary_atoms.png", dpi=120)
         for client in module.federation.local_clients:
             if client.name in self.rounds:
-                self._write(folder / f"dictionary_{client.name}.csv", client.name)
+                rounds = self.rounds[client.name]
+                coordinates = [f"coordinate_{atom + 1}" for atom in range(len(next(iter(rounds.values()))) - 1)]
+                rows = [[round_idx, *rounds[round_idx]] for round_idx in sorted(rounds)]
+                header = ["round", *coordinates, "transport_cost"]
+                write_rows(folder / f"dictionary_{client.name}.csv", [header, *rows])
                 self.plot_client(module, client.name).savefig(folder / f"dictionary_{client.name}.png", dpi=120)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -122,7 +120,7 @@ class DictionaryPictures(Callback, Component):
         self.rounds = {name: dict(rounds) for name, rounds in kept.items() if rounds}
 
     def plot_atoms(self, module: FedDaDiL) -> Figure:
-        """Share of each class in each atom's labels, as stacked bars; where the target has been trained."""
+        """Share of each class in each atom's labels, as stacked bars; on the process that hosts the target."""
         from matplotlib.figure import Figure
 
         labels = module.replicas[module.target].dictionary.labels.detach().double().cpu()
@@ -130,7 +128,7 @@ class DictionaryPictures(Callback, Component):
         figure = Figure(figsize=(1.6 * len(shares) + 3.5, 4.2), layout="constrained")
         axis = figure.subplots()
         places, foot = np.arange(len(shares)), np.zeros(len(shares))
-        for label, color in enumerate(_colors(shares.shape[1])):
+        for label, color in enumerate(colors_of(shares.shape[1])):
             axis.bar(places, shares[:, label], 0.7, foot, color=color, edgecolor="white", linewidth=0.5, label=label)
             foot += shares[:, label]
         axis.set_xticks(places, [f"atom {place + 1}" for place in places])
@@ -140,11 +138,11 @@ class DictionaryPictures(Callback, Component):
         return figure
 
     def plot_client(self, module: FedDaDiL, client: str) -> Figure:
-        """One client: coordinates and cost over rounds; the target also next to its reconstruction.
+        """Coordinates and cost of a client over rounds; the target also next to its reconstruction.
 
         Args:
-            module: That has been trained here.
-            client: Name of one that this process hosts.
+            module: The trained module.
+            client: Name of a client that this process hosts.
 
         Raises:
             ValueError: If no round of it has been collected.
@@ -171,9 +169,7 @@ class DictionaryPictures(Callback, Component):
         axes[1].set_ylim(bottom=0)
         axes[1].set_title(rf"transport cost $f_\ell$ of {client}")
         for axis in axes[:2]:
-            axis.set_xlabel("round")
-            axis.xaxis.get_major_locator().set_params(integer=True)
-            axis.grid(alpha=0.25)
+            over_rounds(axis)
         if embeds:
             self._draw_plane(axes[2], module)
         return figure
@@ -181,10 +177,10 @@ class DictionaryPictures(Callback, Component):
     def _draw_plane(self, axis: Axes, module: FedDaDiL) -> None:
         features = torch.cat([each for each, _ in self._seen])
         predicted = torch.cat([each for _, each in self._seen])
-        kept = torch.linspace(0, len(features) - 1, min(len(features), _SHOWN)).round().long()
+        kept = torch.linspace(0, len(features) - 1, min(len(features), _MAX_SAMPLES)).round().long()
         points, labels = (each.cpu() for each in module.reconstruct(module.target))
         plane = self._in_plane(torch.cat([features[kept], points]).double().numpy())
-        colors = np.array(_colors(module.num_classes))
+        colors = np.array(colors_of(module.num_classes))
         samples, drawn = plane[: len(kept)], plane[len(kept) :]
         of_class = colors[labels.argmax(dim=1).numpy()]
         axis.scatter(samples[:, 0], samples[:, 1], s=14, c=colors[predicted[kept].numpy()], alpha=0.45, linewidths=0)
@@ -199,7 +195,7 @@ class DictionaryPictures(Callback, Component):
         axis.set_title(f"{module.target.name} and its reconstruction, {how}")
 
     def _in_plane(self, samples: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Both together, shape (n, 2)."""
+        """Samples in the plane, shape (n, 2)."""
         from sklearn.decomposition import PCA
         from sklearn.manifold import TSNE
 
@@ -210,14 +206,6 @@ class DictionaryPictures(Callback, Component):
             found = PCA(2, random_state=0).fit_transform(samples)
         return np.asarray(found)
 
-    def _write(self, path: Path, client: str) -> None:
-        rounds = self.rounds[client]
-        atoms = len(next(iter(rounds.values()))) - 1
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow(["round", *(f"coordinate_{atom + 1}" for atom in range(atoms)), "transport_cost"])
-            writer.writerows([round_idx, *rounds[round_idx]] for round_idx in sorted(rounds))
-
 
 def _dadil(module: LightningModule) -> FedDaDiL:
     if not isinstance(module, FedDaDiL):
@@ -226,12 +214,3 @@ def _dadil(module: LightningModule) -> FedDaDiL:
             "the callback"
         )
     return module
-
-
-def _colors(number: int) -> list[Any]:
-    """One for each class."""
-    import matplotlib as mpl
-
-    if number <= 10:
-        return [mpl.colormaps["tab10"](place) for place in range(number)]
-    return [mpl.colormaps["turbo"](0.04 + 0.92 * place / (number - 1)) for place in range(number)]

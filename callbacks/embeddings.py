@@ -1,4 +1,4 @@
-"""Features of some samples in the plane, as a table that a picture can be made of."""
+"""Features of some samples in the plane, as a table for a picture."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from fedlit.module import FederatedModule
 from fedlit.run.tasks import Classification
 
 HEADER = ["client", "x", "y", "predicted", "label"]
-MOST = 150
-"""Samples of a client in the table."""
+MAX_SAMPLES = 150
+"""Of a client in the table."""
 _KEPT = 2000
-"""Samples of a client of which these are taken."""
+"""Samples of a client that these are drawn from."""
 
 
 class Embeddings:
-    """Features that clients' extractors find for test samples, in the plane of their first two principal components.
+    """Extracted features of clients' test samples, in the plane of their first two principal components.
 
     Features of different clients' samples never meet on a process that does not host them: the process of the target
-    has those of its own clients alone, the other processes none.
+    has those of its local clients alone, the other processes none.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Embeddings:
         self._kept: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {}
 
     def start_(self, module: FederatedModule) -> None:
-        """Listen to the extractors, if this process hosts the target."""
+        """Hook into the extractors, if this process hosts the target."""
         self.stop_()
         self._kept = {}
         if not module.federation.is_local(module.target):
@@ -48,7 +48,7 @@ class Embeddings:
                 self._hooks.append(extractor.register_forward_hook(lambda _, __, out, to=captured: to.append(out)))
 
     def keep_(self, module: FederatedModule, outputs: Any, batch: Any) -> None:
-        """Keep a batch of each client, as far as it has been predicted by its extractor's features."""
+        """Keep a batch of each client that has been predicted from its extractor's features."""
         for name, captured in self._captured.items():
             features = next((each for each in captured if isinstance(each, Tensor)), None)
             captured.clear()
@@ -71,7 +71,7 @@ class Embeddings:
             return []
         generator = torch.Generator().manual_seed(0)  # the same samples in every run
         for name, each in kept.items():
-            some = torch.randperm(len(each[0]), generator=generator)[:MOST].sort().values
+            some = torch.randperm(len(each[0]), generator=generator)[:MAX_SAMPLES].sort().values
             kept[name] = [tensor[some] for tensor in each]
         features = torch.cat([features for features, *_ in kept.values()]).double()
         if not features.isfinite().all():
@@ -84,12 +84,12 @@ class Embeddings:
             known = known_labels(labels).tolist() if choosing else []
             for place, (output, label) in enumerate(zip(outputs, labels.tolist(), strict=True)):
                 x, y = next(points)
-                words = [names[int(output.argmax())], names[label] if known[place] else ""] if choosing else ["", ""]
-                rows.append([name, f"{x:.4g}", f"{y:.4g}", *words])
+                texts = [names[int(output.argmax())], names[label] if known[place] else ""] if choosing else ["", ""]
+                rows.append([name, f"{x:.4g}", f"{y:.4g}", *texts])
         return rows
 
     def stop_(self) -> None:
-        """Listen no more."""
+        """Remove the hooks."""
         for hook in self._hooks:
             hook.remove()
         self._hooks, self._captured = [], {}

@@ -1,4 +1,4 @@
-"""PrivacyReport: what a run hid from whom, as its backends describe it, next to what crossed."""
+"""PrivacyReport: which backend hides messages from whom, as described by itself, and what was sent."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from rich import box
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
-from fedlit.callbacks.shared import LOGGING_CHANNELS, check_fields, federated
-from fedlit.console import show
+from fedlit.callbacks.shared import LOGGING_CHANNELS, check_fields, federated, is_dry, log_folder
 from fedlit.federation import KEYS, Federation
 from fedlit.privacy import Accountant, Description
 from fedlit.run.component import Component
 from fedlit.run.run import Run
+from fedlit.tables import Column, Row, Table, show
 
 _ALWAYS = (
     "The server is trusted to follow the protocol: one that deviates from it, by other sample counts, totals or keys "
@@ -55,7 +54,7 @@ NOT_PROTECTED = (
     "gathered, of all of them at process 0.",
     _LAST,
 )
-"""What no backend protects, in words."""
+"""Sentences on what no backend protects."""
 
 NOT_PROTECTED_AROUND_A_SERVER = (
     *_ALWAYS,
@@ -68,10 +67,10 @@ NOT_PROTECTED_AROUND_A_SERVER = (
 """The same where a server has sites around it."""
 
 _WIDTH = 120
-"""Columns of the printed report in a file or a pipe."""
+"""Characters in a line of the printed report in a file or a pipe."""
 
 _LABEL, _CHANNEL = 20, 40
-"""Columns of the printed report for the names of its rows, and least columns for each of several channels."""
+"""Characters of the printed report for the names of its rows, and the minimum for each of several channels."""
 
 
 @dataclass(frozen=True)
@@ -79,15 +78,14 @@ class ChannelReport:
     """One channel of a run.
 
     Args:
-        channel: Kind of message.
+        channel: Its name.
         description: Of its backend; ``None`` for messages from client to client, which no backend carries.
         bytes_up: Sent by clients, key material apart.
         bytes_down: Sent by the server, key material apart.
         bytes_keys: Of key agreement, shares and unmasking, both ways.
         clip_norm: Of the channel's differential privacy; ``None`` without.
-        noise_multiplier: Likewise.
-        sent: How messages go, what they hold, from whom to whom and how often, as the method declares; empty in files
-            of early versions.
+        noise_multiplier: The same.
+        sent: Protection, contents, senders, receivers and frequency of messages, as the method declares them.
     """
 
     channel: str
@@ -102,14 +100,14 @@ class ChannelReport:
 
 @dataclass(frozen=True)
 class Report:
-    """What a run hid from whom; `rich` prints it as tables.
+    """Protection and traffic of a run's channels; `rich` prints it as tables.
 
     Args:
-        channels: All that carried messages of the method.
-        epsilon_message: Greatest privacy loss of a client against those who see single messages; ``None`` without
+        channels: Those with messages of the method.
+        epsilon_message: Greatest privacy loss of a client against observers of single messages; ``None`` without
             differential privacy.
-        epsilon_sum: Against those who see sums only, if all clients add their noise.
-        not_protected: What no backend protects.
+        epsilon_sum: Against observers of sums only, if all clients add their noise.
+        not_protected: Sentences on what no backend protects.
     """
 
     channels: list[ChannelReport]
@@ -139,14 +137,15 @@ class Report:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """As many channels side by side as there is room for, then what is not protected."""
         yield Text("privacy report" if self.channels else "privacy report: nothing is sent", style="bold")
+        table = channel_table(self.channels)
         together = max(1, (options.max_width - _LABEL) // _CHANNEL)
-        for first in range(0, len(self.channels), together):
-            yield _table(self.channels[first : first + together])
+        for first in range(1, len(table.columns), together):
+            yield table.select([0, *range(first, min(first + together, len(table.columns)))])
         if self.epsilon_message is not None:
             yield Text(f"epsilon {self.epsilon_message:.3g} by message, {self.epsilon_sum:.3g} by sum, at most")
         yield Text("Not protected:")
         for line in self.not_protected:
-            note = Table.grid(padding=(0, 1))
+            note = RichTable.grid(padding=(0, 1))
             note.add_row("-", Text(line))
             yield note
 
@@ -155,42 +154,23 @@ class Report:
         return Measurement(_WIDTH, _WIDTH)
 
 
-def _table(channels: Sequence[ChannelReport]) -> Table:
-    """One column per channel, one row per statement."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("", no_wrap=True)
-    for report in channels:
-        table.add_column(report.channel, overflow="fold")
-    descriptions = [report.description for report in channels]
-    for row in (declared([report.sent for report in channels]), *described(descriptions), *traffic(channels)):
-        table.add_row(*row)
-    return table
-
-
-def declared(sent: Sequence[str]) -> list[str]:
-    """What goes over channels, in words (empty where none were declared), in a row like those of `described`."""
-    return ["messages", *(words or "-" for words in sent)]
-
-
-def described(descriptions: Sequence[Description | None]) -> list[list[str]]:
-    """What backends state of themselves, one row per statement: its name, and a cell for each backend.
-
-    ``None`` stands for messages from client to client, which no backend carries.
-    """
-    return [
+def channel_table(channels: Sequence[ChannelReport], with_traffic: bool = True) -> Table:
+    """One column per channel, one row per statement; bytes and noise only ``with_traffic``."""
+    descriptions = [channel.description for channel in channels]
+    rows = [["messages", *(channel.sent or "-" for channel in channels)]]
+    rows += [
         [item.name.replace("_", " "), *(_described(description, item.name) for description in descriptions)]
         for item in fields(Description)
     ]
-
-
-def traffic(channels: Sequence[ChannelReport]) -> list[list[str]]:
-    """What crossed, and its noise, in rows like those of `described`."""
-    return [
-        ["bytes up", *(f"{report.bytes_up:,}" for report in channels)],
-        ["bytes down", *(f"{report.bytes_down:,}" for report in channels)],
-        ["bytes of keys", *(f"{report.bytes_keys:,}" for report in channels)],
-        ["differential privacy", *(_noise(report) for report in channels)],
-    ]
+    if with_traffic:
+        rows += [
+            ["bytes up", *(f"{channel.bytes_up:,}" for channel in channels)],
+            ["bytes down", *(f"{channel.bytes_down:,}" for channel in channels)],
+            ["bytes of keys", *(f"{channel.bytes_keys:,}" for channel in channels)],
+            ["differential privacy", *(_noise(channel) for channel in channels)],
+        ]
+    columns = [Column(""), *(Column(channel.channel, folds=True) for channel in channels)]
+    return Table(columns, [Row(list(row)) for row in rows])
 
 
 def _described(description: Description | None, field: str) -> str:
@@ -209,7 +189,7 @@ def _finite(number: float | None) -> float | None:
 
 
 def report(federation: Federation) -> Report:
-    """Sum up what a federation has sent so far, and under whose protection."""
+    """Sum up the traffic of a federation so far, and its protection."""
     ledger = federation.ledger
     sent = ledger.bytes_by_channel()
     channels = []
@@ -245,10 +225,10 @@ def _spent(federation: Federation) -> tuple[float, float] | None:
 
 
 class PrivacyReport(Callback, Component):
-    """Prints and writes, at the end of a fit, what each channel's backend hides from whom, and what nothing protects.
+    """Print and write, at the end of a fit, what each channel's backend hides from whom, and what nothing protects.
 
-    With differential privacy, logs the greatest privacy loss of a client after each round as ``privacy/epsilon``
-    (against those who see single messages) and ``privacy/epsilon_sum`` (against those who see sums only).
+    With differential privacy, log the greatest privacy loss of a client after each round as ``privacy/epsilon``
+    (against observers of single messages) and ``privacy/epsilon_sum`` (against observers of sums only).
 
     Args:
         json: Path of the file; ``None`` is ``privacy.json`` in the Trainer's ``log_dir``, or its ``default_root_dir``.
@@ -260,7 +240,7 @@ class PrivacyReport(Callback, Component):
         self.print_table = print_table
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Find out before training whether privacy losses can be computed.
+        """Check before training that privacy losses can be computed.
 
         Raises:
             ImportError: If there is differential privacy, but not the accountant's library.
@@ -269,19 +249,18 @@ class PrivacyReport(Callback, Component):
             Accountant().epsilon("nobody", delta=0.5)
 
     def on_round_end(self, run: Run) -> None:
-        """Log what has been spent so far."""
+        """Log the privacy losses so far."""
         spent = _spent(run.federation)
         if spent is not None:
             run.log({"privacy/epsilon": spent[0], "privacy/epsilon_sum": spent[1]})
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the file and print the report."""
-        # log_dir is a broadcast: all processes ask for it
-        path = Path(self.json or Path(trainer.log_dir or trainer.default_root_dir, "privacy.json"))
+        path = Path(self.json or log_folder(trainer) / "privacy.json")
         if not trainer.is_global_zero:
             return
         summed = report(federated(pl_module, self).federation)
-        if not trainer.fast_dev_run:  # type: ignore[attr-defined]
+        if not is_dry(trainer):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(summed.to_json() + "\n", encoding="utf-8")
         if self.print_table:

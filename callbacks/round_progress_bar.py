@@ -23,7 +23,7 @@ _LINES = 10
 
 
 class RoundProgressBar(ProgressBar, Component):
-    """Shows ``round 12/50 | target score 0.71 | loss 0.35 | 3.2 MB | ETA 0:41``.
+    """Show ``round 12/50 | target score 0.71 | loss 0.35 | 3.2 MB | ETA 0:41``.
 
     A bar on a terminal; elsewhere a line for every tenth of the rounds. MB are all bytes sent so far. It takes no time
     in local steps, and shows nothing while validating or testing.
@@ -42,11 +42,11 @@ class RoundProgressBar(ProgressBar, Component):
 
     @property
     def is_enabled(self) -> bool:
-        """Whether this process shows the bar; Lightning asks before it prints."""
+        """Whether this process shows the bar."""
         return self._enabled
 
     def disable(self) -> None:
-        """Show nothing, as on all processes but the first."""
+        """Show nothing; Lightning calls it on all processes but the first."""
         self._enabled = False
         self._stop()
 
@@ -61,7 +61,7 @@ class RoundProgressBar(ProgressBar, Component):
         self._done = self._shown = federated(pl_module, self).federation.round_idx
 
     def on_round_start(self, run: Run) -> None:
-        """Set up the bar in the first round, when the number of rounds is known."""
+        """Set up the bar in the first round, when the total number is known."""
         self._set_up(run, run.clock.round_idx)
 
     def _set_up(self, run: Run, first: int) -> None:
@@ -71,7 +71,7 @@ class RoundProgressBar(ProgressBar, Component):
         self._start = (first, time.perf_counter())
         self._total = _total_rounds(run.trainer, federated(run.module, self), run.clock.round_idx)
         if sys.stdout.isatty():
-            # Refreshed by hand: a refreshing thread would take its share of every local step.
+            # refreshed by hand: a refreshing thread would slow down every local step
             self._progress = Progress(
                 BarColumn(bar_width=20),
                 TextColumn("{task.description}", markup=False),
@@ -153,7 +153,7 @@ def _total_rounds(trainer: Trainer, module: FederatedModule, round_idx: int) -> 
         limits.append(trainer.max_epochs * -(-int(trainer.num_training_batches) // rounds.batches_per_round))
     if trainer.max_steps > 0 and module.automatic_optimization:
         limits.append(trainer.max_steps // -(-rounds.batches_per_round // trainer.accumulate_grad_batches))
-    # A run that goes on from another Trainer's federation has rounds behind it that this one does not count.
+    # a run that goes on from another Trainer's federation has rounds behind it that this one does not count
     return max(min(limits), round_idx + 1) if limits else None
 
 

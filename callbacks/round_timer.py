@@ -1,4 +1,4 @@
-"""RoundTimer: where the time of each round goes."""
+"""RoundTimer: seconds of each round by phase."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ PHASES = ("local", "exchange", "protection")
 
 
 class RoundTimer(Callback, Component):
-    """Logs the seconds of each round, by phase.
+    """Log the seconds of each round, by phase.
 
     ``time/local_s`` (local steps), ``time/exchange_s`` (messages, and waiting for the other processes),
     ``time/protection_s`` (the privacy backend) and ``time/round_s`` (all of it, and the validation since
-    the last round). They are those of process 0 and go to the loggers alone: processes differ in them, so nothing may
-    monitor them. Sums over the rounds equal ``federation.seconds`` as it was when the last
-    round ended, also over a resume.
+    the last round). They are those of process 0 and only go to loggers: processes differ in them, so nothing may
+    monitor them. Sums over the rounds equal ``federation.seconds`` at the end of the last round, also over a resume.
 
     Attributes:
         resumed_s: Seconds that the run had trained when the checkpoint it resumes from was written; 0.0 if from none.
@@ -56,11 +55,11 @@ class RoundTimer(Callback, Component):
             logger.log_metrics(metrics, step=run.trainer.global_step)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stop counting what the run has trained."""
+        """Stop the clock."""
         self._ended = time.perf_counter()
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Save what the round under way has used, so that a resumed run's sums are whole; clocks differ by process."""
+        """Save the time of the round under way, so that a resumed run's sums are whole; clocks differ by process."""
         trained = self.resumed_s + (self._ended or time.perf_counter()) - self._started
         clock = {"before": dict(self._before), "spent": self._elapsed(), "trained": trained}
         checkpoint.setdefault("server", {})["clock"] = clock

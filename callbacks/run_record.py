@@ -1,8 +1,7 @@
-"""RunRecord: what a run leaves in its folder, whoever started it."""
+"""RunRecord: the files of a run's folder, from the command or a script."""
 
 from __future__ import annotations
 
-import csv
 import os
 import re
 import time
@@ -22,7 +21,7 @@ from fedlit.callbacks.embeddings import Embeddings
 from fedlit.callbacks.oracle_accuracy import OracleAccuracy
 from fedlit.callbacks.round_timer import RoundTimer
 from fedlit.callbacks.run_summary import RunSummary, summarise
-from fedlit.callbacks.shared import federated
+from fedlit.callbacks.shared import federated, is_dry, write_rows
 from fedlit.callbacks.target_predictions import TargetPredictions
 from fedlit.data import DomainDataModule
 from fedlit.federation import RosterError
@@ -35,29 +34,28 @@ _VERSION = re.compile(r"version_(\d+)")
 
 
 class RunLogger(CSVLogger):
-    """Metrics as a file that is whole after every epoch, so that an interrupted run can go on."""
+    """Write metrics to the file after every epoch, so that an interrupted run can go on."""
 
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
-        """Keep a row, and write all if it ends an epoch."""
+        """Keep a row, and write all rows if it ends an epoch."""
         super().log_metrics(metrics, step)
         if "epoch" in metrics:
             self.save()
 
 
 class RunRecord(Callback):
-    """Leaves in a folder what ``fedlit report`` reads; the command does by it what it leaves itself.
+    """Write the files that ``fedlit report`` reads into a folder, as the command does.
 
-    In a script it is the one callback that is needed. Unless they are there already it brings `OracleAccuracy`,
-    `CommunicationLedger`, `RoundTimer`, `TargetPredictions`, those that the method is watched by, and a CSVLogger. Each
-    ``fit`` has a folder of its own, of this process alone, with
+    In a script it is the only callback that is needed. It adds those that are missing of `OracleAccuracy`,
+    `CommunicationLedger`, `RoundTimer`, `TargetPredictions`, the callbacks that the method names, and a CSVLogger. Each
+    ``fit`` has its own folder with
 
-    - ``metrics.csv``: what was logged, by round;
-    - ``summary.json``: what the run came to, see `RunSummary`; after ``test`` on test samples, before on the last
-      validation;
-    - ``ledger.csv``: who sent how much to whom;
-    - ``embeddings.csv``: from ``test``, by the process of the target, of its own clients alone: features of some test
+    - ``metrics.csv``: logged metrics, by round;
+    - ``summary.json``: results, see `RunSummary`; after ``test`` on test samples, before on the last validation;
+    - ``ledger.csv``: bytes and messages by sender and receiver;
+    - ``embeddings.csv``: from ``test``, by the process of the target, of its local clients alone: features of some test
       samples in the plane of their first two principal components, with labels (see `Embeddings`);
-    - ``settings.yaml``: what the run was made of, as far as a script shows it; the command has ``config.yaml``.
+    - ``settings.yaml``: settings of the run, as far as a script shows them; the command has ``config.yaml``.
 
     Args:
         folder: In which each run gets ``version_0``, ``version_1`` and so on; ``None`` is the folder of the first
@@ -92,17 +90,17 @@ class RunRecord(Callback):
         self.awaits_test = awaits_test
         self.path: Path | None = None
         self.summary: RunSummary | None = None
-        self._own: CSVLogger | None = None
+        self._logger: CSVLogger | None = None
         self._started = 0.0
         self._seconds: float | None = None
         self._trained: FederatedModule | None = None
         self._shape: tuple[int, ...] = ()
         self._embeddings = Embeddings()
 
-    # ---------------------------------------------------------------- what is written where
+    # ---------------------------------------------------------------- folder, logger and callbacks
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Claim a folder, and see to it that there is something to record."""
+        """Claim a folder, and add missing loggers and callbacks."""
         module = federated(pl_module, self)
         if stage != "fit":
             return
@@ -112,15 +110,15 @@ class RunRecord(Callback):
                 f"networks are built. It is recorded under the seed {module.federation.seed}"
             )
         self._started, self._seconds, self.summary = time.perf_counter(), None, None
-        if not trainer.fast_dev_run:  # type: ignore[attr-defined]
+        if not is_dry(trainer):
             self._log_to_file(trainer, module)
-        log_dir = trainer.log_dir  # asked of every process: Lightning agrees on it between them
+        log_dir = trainer.log_dir  # a broadcast: all processes ask for it
         self.path = None if log_dir is None or not trainer.loggers else Path(log_dir)
         self._check_export(trainer)
-        self._bring_others(trainer, module)
+        self._add_callbacks(trainer, module)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Refuse an export that data would not go with, before rounds are trained for it."""
+        """Refuse data that cannot be exported, before rounds are trained."""
         federation, target = federated(pl_module, self).federation, federated(pl_module, self).target
         data = trainer.datamodule  # type: ignore[attr-defined]
         if self.export is None or not isinstance(data, DomainDataModule) or not federation.is_local(target):
@@ -133,7 +131,7 @@ class RunRecord(Callback):
             federation.fail(RosterError(f"export={self.export!r}: {error}"))
 
     def _log_to_file(self, trainer: Trainer, module: FederatedModule) -> None:
-        others = [logger for logger in trainer.loggers if logger is not self._own]
+        others = [logger for logger in trainer.loggers if logger is not self._logger]
         files = [logger for logger in others if isinstance(logger, CSVLogger)]
         if files and self.folder is not None:
             raise ValueError(
@@ -145,17 +143,17 @@ class RunRecord(Callback):
         elif self.folder is not None or others:
             there = next((logger.log_dir for logger in others if logger.log_dir), None)
             if self.folder is None and there is not None:
-                self._own = RunLogger(there, name="", version="")
+                self._logger = RunLogger(there, name="", version="")
             else:
                 parent = self.folder or Path(trainer.default_root_dir, "runs", type(module).__name__)
                 name = claim(parent).name if trainer.is_global_zero else ""
                 name = trainer.strategy.broadcast(name)
-                self._own = RunLogger(str(parent.parent), name=parent.name, version=name)
-            trainer.loggers = [self._own, *others]
+                self._logger = RunLogger(str(parent.parent), name=parent.name, version=name)
+            trainer.loggers = [self._logger, *others]
 
     def _check_export(self, trainer: Trainer) -> None:
         """Raise before training what would fail after it."""
-        if self.export is None or trainer.fast_dev_run:  # type: ignore[attr-defined]
+        if self.export is None or is_dry(trainer):
             return
         from fedlit.export.target import check_path  # takes a second to import
 
@@ -164,34 +162,34 @@ class RunRecord(Callback):
         self.path.mkdir(parents=True, exist_ok=True)
         check_path(self.path / self.export)
 
-    def _bring_others(self, trainer: Trainer, module: FederatedModule) -> None:
-        given: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        kinds: list[Any] = [OracleAccuracy, RoundTimer, TargetPredictions]
-        kinds += [] if self.path is None else [CommunicationLedger]
-        kinds += [locate(path) for path in getattr(module, "watched_by", ())]
-        lacking = [kind for kind in kinds if not any(isinstance(each, kind) for each in given)]
-        new = [kind(print_table=False) if kind is CommunicationLedger else kind() for kind in lacking]
-        place = given.index(self) + 1  # Lightning goes on with those that stand behind this one
-        given[place:place] = new
+    def _add_callbacks(self, trainer: Trainer, module: FederatedModule) -> None:
+        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        needed: list[Any] = [OracleAccuracy, RoundTimer, TargetPredictions]
+        needed += [] if self.path is None else [CommunicationLedger]
+        needed += [locate(path) for path in getattr(module, "watched_by", ())]
+        lacking = [cls for cls in needed if not any(isinstance(each, cls) for each in callbacks)]
+        new = [cls(print_table=False) if cls is CommunicationLedger else cls() for cls in lacking]
+        behind = callbacks.index(self) + 1  # Lightning is iterating: their setup is still to come there
+        callbacks[behind:behind] = new
         module.run.declare_channels()
 
-    # ---------------------------------------------------------------- what is recorded
+    # ---------------------------------------------------------------- results
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any, **__: Any
     ) -> None:
-        """See what a sample looks like."""
+        """Record the shape of a sample."""
         if self.export is not None and not self._shape and isinstance(batch, Mapping) and batch:
             self._shape = tuple(next(iter(batch.values()))[0].shape[1:])
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Write what was logged until here: a run that goes on from the checkpoint does not log it again."""
+        """Write the metrics so far: a run that goes on from the checkpoint does not log them again."""
         for logger in trainer.loggers:
             if isinstance(logger, CSVLogger):
                 logger.save()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stop the clock, and sum up what is known."""
+        """Stop the clock, and sum up the run unless a test follows."""
         module = federated(pl_module, self)
         timer = next(callback for callback in trainer.callbacks if isinstance(callback, RoundTimer))  # type: ignore[attr-defined]
         self._trained = module
@@ -203,19 +201,13 @@ class RunRecord(Callback):
             self._sum_up(trainer, module, self._seconds)
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Take features along."""
+        """Start to collect features."""
         self._embeddings.start_(federated(pl_module, self))
 
     def on_test_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any, **__: Any
     ) -> None:
-        """Keep features of a batch."""
+        """Collect features of a batch."""
         self._embeddings.keep_(federated(pl_module, self), outputs, batch)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -226,9 +218,7 @@ class RunRecord(Callback):
         points = self._embeddings.end_(trainer, module)
         self._sum_up(trainer, module, self._seconds)
         if self.path is not None and points:
-            self.path.mkdir(parents=True, exist_ok=True)
-            with (self.path / EMBEDDINGS).open("w", newline="", encoding="utf-8") as file:
-                csv.writer(file).writerows(points)
+            write_rows(self.path / EMBEDDINGS, points)
 
     def _sum_up(self, trainer: Trainer, module: FederatedModule, seconds: float) -> None:
         self.summary = summarise(trainer, module, seconds, self.method)
@@ -247,7 +237,7 @@ class RunRecord(Callback):
 
 
 def settings(trainer: Trainer, module: FederatedModule) -> dict[str, Any]:
-    """What a run was made of, in the form of the command's configuration; objects by the names of their classes."""
+    """Settings of a run in the form of the command's configuration, with objects as the names of their classes."""
     data = trainer.datamodule  # type: ignore[attr-defined]
     extractor, classifier = module.originals
     model = {**dict(module.hparams), "extractor": extractor, "classifier": classifier}
@@ -277,9 +267,9 @@ def _class(thing: object) -> str:
 
 
 def claim(parent: Path, name: str | None = None) -> Path:
-    """Make a folder that no other process has: of this name, or with a number at its end; ``version_N`` without one."""
+    """Make a folder that no other process has: ``version_N``, or of this name, with a number at its end if taken."""
     parent.mkdir(parents=True, exist_ok=True)
-    taken = [int(found[1]) for each in parent.iterdir() if (found := _VERSION.fullmatch(each.name))]
+    taken = [int(match[1]) for each in parent.iterdir() if (match := _VERSION.fullmatch(each.name))]
     numbers = count(max(taken, default=-1) + 1)
     names = (f"version_{number}" for number in numbers) if name is None else _numbered(name)
     for each in names:
@@ -297,7 +287,7 @@ def _numbered(name: str) -> Iterator[str]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file that is there with all of its text or not at all, whenever the process ends."""
+    """Write a file with all of its text or not at all, whenever the process ends."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     part.write_text(text, encoding="utf-8")
     part.replace(path)

@@ -1,4 +1,4 @@
-"""RunSummary: the figures that one run leaves, as a file and for the tables that are made of several."""
+"""RunSummary: the results of one run, as a file and for tables of several runs."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from lightning.pytorch import Trainer
 
 from fedlit.callbacks.oracle_accuracy import OracleAccuracy
 from fedlit.callbacks.shared import check_fields, class_names
+from fedlit.checks import check
 from fedlit.federation import KEYS
 from fedlit.federation.documents import fingerprint
 from fedlit.module import FederatedModule
 from fedlit.privacy import Description, GaussianMechanism
 
 FLOOR = "SourceOnly"
-"""The method that adapts nothing, with which the others are compared."""
+"""The method without adaptation, which the others are compared with."""
 
 
 @dataclass(frozen=True)
 class RunSummary:
-    """What one run of one method on one target came to.
+    """Results of one run of one method on one target.
 
     Args:
-        method: Name in the table; runs of equal method and target count as repetitions.
+        method: Name in tables; runs of equal method and target count as repetitions.
         target: Client adapted to.
         seed: Of the run.
-        oracle_accuracy: On the target's hidden labels, in [0, 1]; ``None`` if nobody looked.
+        oracle_accuracy: On the target's hidden labels, in [0, 1]; ``None`` without `OracleAccuracy`.
         target_score: Label-free score of the target, in [0, 1]; ``None`` without validation or test.
         rounds: Communication rounds.
         bytes_by_channel: Bytes sent, all rounds.
         seconds: By phase, of this process: "local", "exchange", "protection".
         seconds_total: From start to end; of a resumed run, with those up to its checkpoint.
-        processes: That hosted the clients.
+        processes: Number of processes.
         target_sha256: Fingerprint of the target's weights, to compare runs bit by bit.
-        backends: Of each channel whose messages are summed by the server: what it hides. Channels between clients,
-            and those of watched numbers, go through no backend.
-        channels: How messages of each channel went, what they held, from whom to whom and how often, as declared.
+        backends: Descriptions by channel, of channels with a privacy backend.
+        channels: Protection, contents, senders, receivers and frequency of each channel's messages, as declared.
         selected_accuracy: Accuracy on the target's hidden validation labels in the first validation with the highest
-            ``target_score``: what choosing a round without labels comes to. ``None`` without validation.
-        best_accuracy: The highest such accuracy in any validation, which no federation could pick: an oracle.
+            ``target_score``, that is after choosing a round without labels. ``None`` without validation.
+        best_accuracy: The highest such accuracy in any validation, which no federation could choose: an oracle.
         oracle_balanced_accuracy: As `oracle_accuracy`, mean recall over classes.
         oracle_f1: As `oracle_accuracy`, F1 scores of classes weighted by their samples.
         oracle_alternatives: As `oracle_accuracy`, of the method's other predictions of the target, by name.
@@ -54,13 +54,13 @@ class RunSummary:
         oracle_brier: As `oracle_accuracy`, Brier score of the predicted probabilities, in [0, 2].
         oracle_auc: As `oracle_accuracy`, area under the ROC curve, of several classes each against the rest.
         oracle_class_accuracy: As `oracle_accuracy`, on each class that the target has, by name.
-        oracle_confusion: How many test samples of each class (row) were taken for which (column).
-        oracle_reliability: Of the test samples, by the probability of the predicted class in 10 equal bins from 0 to 1:
-            how many there are, their mean probability, and the share that is right.
+        oracle_confusion: Test samples by true class (row) and predicted class (column).
+        oracle_reliability: In 10 equal bins of the predicted class's probability: number of test samples, mean
+            probability, and share that is right.
         classes: Names of the classes, in the order of `oracle_confusion`; empty without it.
-        temperature: That logits were divided by, if `Calibration` found one.
-        noised: Whether the clients' numbers carry noise of differential privacy (``reports`` of the strategy), as
-            those of the oracle do then, too. They may lie outside the ranges above.
+        temperature: Divisor of logits, if `Calibration` fitted one.
+        noised: Whether clients' numbers, the oracle's too, carry noise of differential privacy (``reports`` of the
+            strategy), and may lie outside the ranges above.
     """
 
     method: str
@@ -94,10 +94,7 @@ class RunSummary:
 
     @property
     def only_class(self) -> str | None:
-        """Name of the class that all predictions of test samples are of; ``None`` if there are several, or no counts.
-
-        Such a model has collapsed or has not learnt: its accuracy is the share of that class.
-        """
+        """The only predicted class of a model that has collapsed or not learnt; ``None`` if there are several."""
         columns = [sum(column) for column in zip(*self.oracle_confusion or [], strict=True)]
         predicted = [name for name, count in zip(self.classes, columns, strict=True) if count]
         return predicted[0] if len(columns) > 1 and len(predicted) == 1 else None
@@ -109,7 +106,7 @@ class RunSummary:
     @classmethod
     def from_json(cls, text: str) -> RunSummary:
         """Read back what `to_json` wrote."""
-        record = json.loads(text, parse_constant=_refused)
+        record = json.loads(text, parse_constant=_not_finite)
         backends = {channel: Description(**about) for channel, about in record["backends"].items()}
         summary = check_fields(cls(**(record | {"backends": backends})))
         _check_ranges(summary)
@@ -117,44 +114,46 @@ class RunSummary:
         return summary
 
 
-def _refused(constant: str) -> float:
+def _not_finite(constant: str) -> float:
     raise ValueError(f"it has {constant}, which no run writes")
 
 
-def _check_ranges(summary: RunSummary) -> None:
-    """Raise a `ValueError` if a number that was read from a file cannot be what it is called."""
-    shares = {name: getattr(summary, name) for name in _SHARES}
-    shares |= {f"oracle_alternatives[{name!r}]": each for name, each in summary.oracle_alternatives.items()}
-    shares |= {f"oracle_class_accuracy[{name!r}]": each for name, each in summary.oracle_class_accuracy.items()}
-    amounts: dict[str, float | None] = {"rounds": summary.rounds, "seconds_total": summary.seconds_total}
-    amounts |= {f"bytes_by_channel[{name!r}]": each for name, each in summary.bytes_by_channel.items()}
-    amounts |= {f"seconds[{name!r}]": each for name, each in summary.seconds.items()}
-    measured = [(name, each, 0.0, 1.0) for name, each in shares.items()]
-    measured += [("oracle_r2", summary.oracle_r2, -math.inf, 1.0), ("oracle_brier", summary.oracle_brier, 0.0, 2.0)]
-    measured += [("temperature", summary.temperature, 0.0, math.inf)]
-    if summary.noised:  # noise knows no range
-        measured = [(name, each, -math.inf, math.inf) for name, each, *_ in measured]
-    for name, value, low, high in [*measured, *((name, each, 0.0, math.inf) for name, each in amounts.items())]:
-        if value is not None and not (math.isfinite(value) and low - _ROUNDING <= value <= high + _ROUNDING):
-            raise ValueError(f"{name} must be from {low:g} to {high:g}, got {value}")
-
-
-_SHARES = (
-    *("oracle_accuracy", "target_score", "selected_accuracy", "best_accuracy", "oracle_balanced_accuracy"),
-    *("oracle_f1", "oracle_ece", "oracle_auc"),
-)
+_SHARE, _AMOUNT = (0.0, 1.0), (0.0, math.inf)
+_SCORES = dict.fromkeys(
+    (
+        *("oracle_accuracy", "target_score", "selected_accuracy", "best_accuracy", "oracle_balanced_accuracy"),
+        *("oracle_f1", "oracle_ece", "oracle_auc", "oracle_alternatives", "oracle_class_accuracy"),
+    ),
+    _SHARE,
+) | {"oracle_r2": (-math.inf, 1.0), "oracle_brier": (0.0, 2.0), "temperature": _AMOUNT}
+_AMOUNTS = dict.fromkeys(("rounds", "seconds_total", "bytes_by_channel", "seconds"), _AMOUNT)
 _ROUNDING = 1e-6
 
 
+def _check_ranges(summary: RunSummary) -> None:
+    """Refuse numbers of a file outside the range of their field; scores with noise are in any."""
+    for name, (low, high) in (_SCORES | _AMOUNTS).items():
+        if summary.noised and name in _SCORES:
+            low, high = -math.inf, math.inf
+        value = getattr(summary, name)
+        numbers = (
+            {f"{name}[{key!r}]": each for key, each in value.items()} if isinstance(value, dict) else {name: value}
+        )
+        for argument, number in numbers.items():
+            holds = number is None or (math.isfinite(number) and low - _ROUNDING <= number <= high + _ROUNDING)
+            check(holds, argument, f"from {low:g} to {high:g}", number)
+
+
 def _check_counts(summary: RunSummary) -> None:
-    """Raise a `ValueError` if counts that were read from a file are not of the classes, or no counts."""
+    """Refuse counts of a file that do not fit the classes, or are none."""
     size = len(summary.classes)
-    for row in summary.oracle_confusion or ():
-        if len(row) != size or len(summary.oracle_confusion or ()) != size or min(row, default=0) < 0:
-            raise ValueError(f"oracle_confusion must have a count for each of {size} classes, got {str(row)[:100]}")
-    for bin_ in summary.oracle_reliability or ():
-        if len(bin_) != 3 or bin_[0] < 0 or not all(0 <= each <= 1 + 1e-9 for each in bin_[1:]):
-            raise ValueError(f"oracle_reliability must have a count and two shares, got {str(bin_)[:100]}")
+    confusion = summary.oracle_confusion or []
+    for row in confusion:
+        holds = len(row) == len(confusion) == size and min(row, default=0) >= 0
+        check(holds, "oracle_confusion", f"counts of {size} by {size} classes", row, shown=str(row)[:100])
+    for bin_ in summary.oracle_reliability or []:
+        holds = len(bin_) == 3 and bin_[0] >= 0 and all(0 <= each <= 1 + 1e-9 for each in bin_[1:])
+        check(holds, "oracle_reliability", "a count and two shares", bin_, shown=str(bin_)[:100])
 
 
 def summarise(trainer: Trainer, module: FederatedModule, seconds: float, method: str | None = None) -> RunSummary:
@@ -163,17 +162,18 @@ def summarise(trainer: Trainer, module: FederatedModule, seconds: float, method:
     After a ``test`` with ``ckpt_path``, rounds and bytes are still those of the run, not of that checkpoint.
 
     Args:
-        trainer: The run's; its latest ``oracle/target/acc`` and ``target/score`` are taken.
-        module: The method trained.
+        trainer: Its latest ``oracle/target/acc`` and ``target/score`` are taken.
+        module: The trained method.
         seconds: From start to end; those before a resume are `RoundTimer.resumed_s`.
-        method: Name in the table; ``None`` is the class of ``module``.
+        method: Name in tables; ``None`` is the class of ``module``.
     """
     federation = module.federation
     sent = federation.ledger.bytes_by_channel()
     used = [federation.channels[channel] for channel in sent if not channel.endswith(KEYS)]
     watchers = [callback for callback in trainer.callbacks if isinstance(callback, OracleAccuracy)]  # type: ignore[attr-defined]
-    seen = [pair for pair in watchers[0].history if all(map(math.isfinite, pair))] if watchers else []
-    confusion = watchers[0].confusion if watchers else None
+    oracle = watchers[0] if watchers else OracleAccuracy()
+    seen = [pair for pair in oracle.history if all(map(math.isfinite, pair))]
+    confusion = oracle.confusion
     classes = [] if confusion is None else class_names(trainer, module)
     return RunSummary(
         method=method or type(module).__name__,
@@ -208,7 +208,7 @@ def summarise(trainer: Trainer, module: FederatedModule, seconds: float, method:
             if sum(row)
         },
         oracle_confusion=confusion,
-        oracle_reliability=watchers[0].reliability if watchers else None,
+        oracle_reliability=oracle.reliability,
         classes=classes,
         temperature=_metric(trainer, "target/temperature"),
         noised=isinstance(federation.channels.reports, GaussianMechanism),
@@ -228,7 +228,7 @@ def _target_sha256(module: FederatedModule) -> str:
                 sha.update(name.encode() + fingerprint(tensor).encode())
         digest = sha.hexdigest()
     digests = federation.transport.all_gather(digest, "the fingerprint of the target")
-    return str(digests[federation.roster.rank_of[module.target.name]] or "")  # of one that is lost, nothing is known
+    return str(digests[federation.roster.rank_of[module.target.name]] or "")  # empty if its process was lost
 
 
 def methods_of(runs: Iterable[RunSummary]) -> list[str]:
@@ -242,21 +242,21 @@ def targets_of(runs: Iterable[RunSummary]) -> list[str]:
 
 
 def split_by_task(runs: Iterable[RunSummary]) -> dict[str, list[RunSummary]]:
-    """Runs that are measured by ``"accuracy"``, and those measured by ``"R2"``: numbers that are never compared."""
-    found: dict[str, list[RunSummary]] = {"accuracy": [], "R2": []}
+    """Runs with ``"accuracy"``, and those with ``"R2"``: scores that are never compared."""
+    by_task: dict[str, list[RunSummary]] = {"accuracy": [], "R2": []}
     for run in runs:
-        found["accuracy" if run.oracle_r2 is None else "R2"].append(run)
-    return found
+        by_task["accuracy" if run.oracle_r2 is None else "R2"].append(run)
+    return by_task
 
 
 def accuracies(runs: Iterable[RunSummary]) -> list[float]:
-    """What is compared: accuracies, or in regression shares of variance explained."""
-    found = (run.oracle_accuracy if run.oracle_r2 is None else run.oracle_r2 for run in runs)
-    return [each for each in found if each is not None]
+    """The compared scores: accuracies, or in regression R2."""
+    scores = (run.oracle_accuracy if run.oracle_r2 is None else run.oracle_r2 for run in runs)
+    return [score for score in scores if score is not None]
 
 
 def averages(runs: Sequence[RunSummary]) -> list[float]:
-    """Mean over targets of what `accuracies` gives, one per seed, of runs that are all of one task.
+    """Mean over targets of `accuracies`, one per seed, for runs of one task.
 
     A seed that lacks a target would shift the mean and is left out.
     """
@@ -269,27 +269,27 @@ def averages(runs: Sequence[RunSummary]) -> list[float]:
 
 
 def gains(summaries: Sequence[RunSummary], method: str) -> dict[str, dict[int, float]]:
-    """Points of accuracy, or of R2 in %, above the floor: by target, and by each seed that both have there.
+    """Points of accuracy, or of R2 in %, above the floor: by target and by seed, where both have runs.
 
     Args:
-        summaries: Runs that are all of one task, see `split_by_task`.
-        method: That is compared with the floor.
+        summaries: Runs of one task, see `split_by_task`.
+        method: The method that is compared with the floor.
     """
 
     def points(name: str, of: RunSummary) -> list[float]:
         same = (run for run in summaries if (run.method, run.target, run.seed) == (name, of.target, of.seed))
         return [100 * each for each in accuracies(same)]
 
-    found: dict[str, dict[int, float]] = {}
+    by_target: dict[str, dict[int, float]] = {}
     for run in summaries:
-        own, floor = points(method, run), points(FLOOR, run)
-        if run.method == method and own and floor:
-            found.setdefault(run.target, {})[run.seed] = fmean(own) - fmean(floor)
-    return found
+        adapted, floor = points(method, run), points(FLOOR, run)
+        if run.method == method and adapted and floor:
+            by_target.setdefault(run.target, {})[run.seed] = fmean(adapted) - fmean(floor)
+    return by_target
 
 
 def mean_gains(by_target: Mapping[str, Mapping[int, float]]) -> list[float]:
-    """Mean over targets of what `gains` gave, one for each seed that all of them have."""
+    """Mean over targets of `gains`, one for each seed that all of them have."""
     first, *others = by_target.values()
     seeds = [seed for seed in first if all(seed in other for other in others)]
     return [fmean(by_seed[seed] for by_seed in by_target.values()) for seed in seeds]

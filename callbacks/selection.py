@@ -1,4 +1,4 @@
-"""Which of several methods to take, and after which round, when the target has no labels: the most trusted."""
+"""Selection of a method and a round without labels of the target: the most trusted."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:  # reports select, too
     from fedlit.callbacks.report.run_folder import RunFolder
 
 TRUST = "validator/trust"
-"""What models are compared by; `Validators` log it."""
+"""The score that compares models; `Validators` log it."""
 
 MARGIN = 0.05
-"""Share of the highest trust within which a model that adapts nothing is taken instead."""
+"""Share of the highest trust within which SourceOnly is taken instead."""
 
 NO_TRUST = 0.005
 """Trust up to which no model is selected.
@@ -35,10 +35,9 @@ networks may have more: those that separate them by chance.
 
 
 class TrustedRound(ModelCheckpoint):
-    """Keeps a checkpoint of the round with the highest ``validator/trust``, of equal ones the first.
+    """Keep a checkpoint of the round with the highest ``validator/trust``, of equal ones the first.
 
-    Needs `Validators` that log it. Validations without it, in which a method has nothing to predict with yet, are
-    passed over.
+    Needs `Validators` that log it. Validations without it, in which a method has no classifier yet, are skipped.
     """
 
     def __init__(self) -> None:
@@ -55,7 +54,7 @@ class Candidate:
     """A method after its most trusted round.
 
     Args:
-        method: As the closing table calls it.
+        method: Name in tables.
         round_idx: The round, from 0.
         trust: Its `fedlit.functional.trust_score`, in [0, 1].
         run: The run's folder.
@@ -130,24 +129,24 @@ def select(runs: Mapping[str, RunFolder]) -> list[Selection]:
     groups: dict[tuple[str, str], dict[str, RunFolder]] = {}
     for path, run in runs.items():
         groups.setdefault((run.target, run.seed), {})[path] = run
-    found = []
-    for (target, seed), own in groups.items():
+    selections = []
+    for (target, seed), group in groups.items():
         candidates, without = [], []
-        for path, run in own.items():
+        for path, run in group.items():
             curve = trust_of(run)
             if curve:
                 at = max(curve, key=lambda round_idx: curve[round_idx])
-                candidates.append(Candidate(run.method, at, curve[at], path))
+                candidates.append(Candidate(run.title, at, curve[at], path))
             else:
-                without.append(run.method)
+                without.append(run.title)
         if not candidates:
             continue
-        taken = choose([each.trust for each in candidates], [adapts_nothing(own[each.run]) for each in candidates])
+        taken = choose([each.trust for each in candidates], [adapts_nothing(group[each.run]) for each in candidates])
         chosen = None if taken is None else candidates[taken]
         candidates.sort(key=lambda each: -each.trust)  # keeps the order of equal ones
         in_doubt = chosen is not None and chosen is not candidates[0]
-        found.append(Selection(target, seed, chosen, candidates, without, in_doubt))
-    return found
+        selections.append(Selection(target, seed, chosen, candidates, without, in_doubt))
+    return selections
 
 
 def choose(trust: Sequence[float], adapts_nothing: Sequence[bool]) -> int | None:
@@ -166,12 +165,12 @@ def choose(trust: Sequence[float], adapts_nothing: Sequence[bool]) -> int | None
 
 
 def trust_of(run: RunFolder) -> dict[int, float]:
-    """Trust by round, as far as it is a finite number."""
+    """Trust by round, where it is finite."""
     return {round_idx: trust for round_idx, trust in run.curves.get(TRUST, {}).items() if math.isfinite(trust)}
 
 
 def adapts_nothing(run: RunFolder) -> bool:
-    """Whether a run is of SourceOnly, whatever name it has in tables."""
+    """Whether a run is of SourceOnly, whatever its name in tables."""
     path = run.config.get("model.class_path")
     return run.method == FLOOR if path is None else str(path).rpartition(".")[2] == FLOOR
 

@@ -1,9 +1,12 @@
-"""What several callbacks need: the module they watch, and numbers and tables in words."""
+"""Helpers of several callbacks: the module they watch, files of a run, random features, and numbers as text."""
 
 from __future__ import annotations
 
+import csv
 import types
+from collections.abc import Iterable
 from dataclasses import is_dataclass
+from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import torch
@@ -11,54 +14,29 @@ import torch.nn.functional as F
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
+from fedlit.checks import check
 from fedlit.federation import KEYS
 from fedlit.federation.nested import Inputs
 from fedlit.functional import random_fourier_features, sample_frequencies
 from fedlit.module import FederatedModule
 
 LOGGING_CHANNELS = ("metrics", "oracle")
-"""Channels of numbers that are watched, which are reported in the clear."""
+"""Channels of logged numbers, which are sent as plaintext."""
 
 SOURCE_MOMENTS = "source_moments"
-"""Channel of what `Validators` average over the sources, through its privacy backend."""
+"""Channel of statistics that `Validators` average over the sources, through its privacy backend."""
 
 CLASS_MEANS = "class_means"
 """Channel of the means of inputs by class that `Validators` average over the sources, through its privacy backend."""
 
 CALIBRATION = "calibration"
-"""Channel of what `Calibration` averages over the sources, through its privacy backend."""
-
+"""Channel of the losses that `Calibration` averages over the sources, through its privacy backend."""
 
 _T = TypeVar("_T")
 
 
-def check_fields(record: _T) -> _T:
-    """A dataclass that was read from a file; raises a `TypeError` if a field has another type than is declared."""
-    for name, kind in get_type_hints(type(record)).items():
-        if not _fits(getattr(record, name), kind):
-            raise TypeError(f"{name} cannot be {str(getattr(record, name))[:100]!r}")
-    return record
-
-
-def _fits(value: object, kind: Any) -> bool:
-    of, parts = get_origin(kind), get_args(kind)
-    if of in (Union, types.UnionType):
-        return any(_fits(value, part) for part in parts)
-    if of is dict:
-        return isinstance(value, dict) and all(_fits(k, parts[0]) and _fits(v, parts[1]) for k, v in value.items())
-    if of in (list, tuple):
-        return isinstance(value, of) and all(_fits(each, parts[0]) for each in value)
-    if isinstance(value, bool):  # which is no number
-        return kind is bool
-    if isinstance(value, int):  # bounded, as larger ones are no floats
-        return kind in (int, float) and abs(value) < 2**63
-    if is_dataclass(value):
-        check_fields(value)
-    return isinstance(value, kind)
-
-
 def watched(channel: str) -> bool:
-    """Whether a channel carries what is watched alone: the method would train the same without it."""
+    """Whether a channel only carries numbers for watching: the method would train the same without it."""
     return channel in LOGGING_CHANNELS or channel.removesuffix(KEYS) in (SOURCE_MOMENTS, CLASS_MEANS, CALIBRATION)
 
 
@@ -73,21 +51,71 @@ def federated(module: LightningModule, callback: object) -> FederatedModule:
 
 
 def class_names(trainer: Trainer, module: FederatedModule) -> list[str]:
-    """Names of classes, or of numbers to predict: those of the data module's ``classes``, or else they count from 0."""
+    """Names of classes, or of numbers to predict: the data module's ``classes``, or else numbers from 0."""
     data = trainer.datamodule  # type: ignore[attr-defined]
     names = getattr(data, "classes", None)
     if names is None:
         return [str(index) for index in range(module.num_classes)]
-    if len(names) != module.num_classes:
-        raise ValueError(
-            f"classes of {type(data).__name__} must name the {module.num_classes} outputs of {type(module).__name__} "
-            f"(num_classes), got {len(names)} names: give the module num_classes=data.num_classes"
-        )
+    check(
+        len(names) == module.num_classes,
+        "classes",
+        f"{module.num_classes} names, for the outputs of {type(module).__name__} (num_classes)",
+        names,
+        f"give the module num_classes={type(data).__name__}.num_classes",
+    )
     return [str(name) for name in names]
 
 
+# ---------------------------------------------------------------- files of a run
+
+
+def log_folder(trainer: Trainer) -> Path:
+    """The Trainer's ``log_dir`` or ``default_root_dir``; called on all processes, as ``log_dir`` is a broadcast."""
+    return Path(trainer.log_dir or trainer.default_root_dir)
+
+
+def is_dry(trainer: Trainer) -> bool:
+    """Whether it is a ``fast_dev_run``, which writes no files."""
+    return bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
+
+
+def write_rows(path: Path, rows: Iterable[Iterable[object]]) -> None:
+    """Write a CSV file; folders on the way are made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows(rows)
+
+
+def check_fields(record: _T) -> _T:
+    """A dataclass that was read from a file; raises a `TypeError` if a field has another type than is declared."""
+    for name, annotation in get_type_hints(type(record)).items():
+        if not _fits(getattr(record, name), annotation):
+            raise TypeError(f"{name} cannot be {str(getattr(record, name))[:100]!r}")
+    return record
+
+
+def _fits(value: object, annotation: Any) -> bool:
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin in (Union, types.UnionType):
+        return any(_fits(value, part) for part in parts)
+    if origin is dict:
+        return isinstance(value, dict) and all(_fits(k, parts[0]) and _fits(v, parts[1]) for k, v in value.items())
+    if origin in (list, tuple):
+        return isinstance(value, origin) and all(_fits(each, parts[0]) for each in value)
+    if isinstance(value, bool):  # to Python an int
+        return annotation is bool
+    if isinstance(value, int):  # bounded, as larger ones are no floats
+        return annotation in (int, float) and abs(value) < 2**63
+    if is_dataclass(value):
+        check_fields(value)
+    return isinstance(value, annotation)
+
+
+# ---------------------------------------------------------------- statistics
+
+
 class RandomBasis:
-    """Random features of what a client's network extracts, scaled to length 1; the same for everyone.
+    """Random features of a client's extracted features scaled to length 1; the same for all clients.
 
     Args:
         num_frequencies: N, at least 1; there are 2 N features.
@@ -103,11 +131,11 @@ class RandomBasis:
         self.forget_()
 
     def forget_(self) -> None:
-        """Let the next module draw frequencies of its own, for its width and seed."""
+        """Draw new frequencies for the next module, which may have another width and seed."""
         self._frequencies: Tensor | None = None
 
     def of(self, module: FederatedModule, name: str, inputs: Inputs) -> Tensor:
-        """Of a batch of a local client's inputs, shape (n, 2 N), float64."""
+        """Features of a batch of a local client's inputs, shape (n, 2 N), float64."""
         extracted: Tensor = module.replicas[name].get_submodule("extractor")(inputs)
         unit = F.normalize(extracted.detach().flatten(1).double(), dim=1)
         if self._frequencies is None:
@@ -117,12 +145,12 @@ class RandomBasis:
 
 
 def triangle(size: int) -> tuple[Tensor, ...]:
-    """Where the upper triangle of a matrix of so many rows and columns is."""
+    """Indices of the upper triangle of a square matrix."""
     return tuple(torch.triu_indices(size, size))
 
 
 def unfold(numbers: Tensor, size: int) -> Tensor:
-    """The symmetric matrix, float64, of which these numbers are the upper triangle."""
+    """The symmetric matrix, float64, with these numbers as its upper triangle."""
     full = torch.zeros(size, size, dtype=torch.float64)
     full[triangle(size)] = numbers.double()
     return full + full.T - full.diagonal().diag()

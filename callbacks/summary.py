@@ -1,15 +1,11 @@
-"""The table that closes one or several runs, and the sentences below it."""
+"""Tables of the results of one or several runs: the closing table of a command, and methods by targets in files."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from statistics import fmean, stdev
-
-from rich import box
-from rich.console import Console, ConsoleOptions, RenderResult
-from rich.table import Table
-from rich.text import Text
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
 
 from fedlit.callbacks.run_summary import (
     FLOOR,
@@ -23,135 +19,96 @@ from fedlit.callbacks.run_summary import (
     targets_of,
 )
 from fedlit.callbacks.shared import LOGGING_CHANNELS, megabytes, watched
+from fedlit.checks import check
 from fedlit.federation import KEYS
 from fedlit.privacy import Description
+from fedlit.tables import COLLAPSED, Column, Figure, Row, Table
+
+CHANNELS = "MB by\nchannel"
+"""Column of the closing table with long texts."""
+
+_CLEAR = " (clear)"
+"""After a channel without a hiding backend in a run that hides messages of another channel."""
 
 
-def closing_table(summaries: Sequence[RunSummary], one_method: bool = False) -> ClosingTable:
-    """One row per method and target, an average over several targets, and below it what is hidden from whom.
+def closing_table(summaries: Sequence[RunSummary], one_method: bool = False) -> Table:
+    """One row per method and target, an average over several targets, and footnotes on differences and privacy.
 
     Repetitions with several seeds are shown as mean ± sample standard deviation of the accuracy (in regression, of R2),
     and the mean of the other columns. An average over targets is within each seed first, of seeds that have them all.
-    Accuracies and R2 have rows of their own, and no average has both. The order of rows is that of the runs: no column
-    ranks methods. Models that predict one class alone are marked.
+    Accuracies and R2 have separate rows, and no average has both. Rows are in the order of the runs: no column ranks
+    methods. Models that predict a single class are marked.
 
     Args:
         summaries: Of all runs, in the order of the rows.
-        one_method: Whether all are of one method, and are called by its settings, which the target score compares.
+        one_method: Whether all are of one method and named by its settings, which the target score does compare.
 
     Returns:
-        Rows and notes, which rich prints as one table, or as two where the terminal is too narrow for one.
+        A table that rich can print, as two tables where the terminal is too narrow for one.
 
     Raises:
         ValueError: If there is no run.
     """
-    if not summaries:
-        raise ValueError("summaries must hold at least one run, got none")
-    by_task = [part for part in split_by_task(summaries).values() if part]
-    both = len(by_task) > 1
-    rows: list[ClosingRow] = []
+    check(len(summaries) > 0, "summaries", "of at least one run", summaries)
+    tasks = {task: runs for task, runs in split_by_task(summaries).items() if runs}
+    rows: list[Row] = []
     for method in methods_of(summaries):
-        for part in by_task:
+        for task, part in tasks.items():
             runs = [run for run in part if run.method == method]
             targets = targets_of(runs)
-            unit = " (R2)" if both and part[0].oracle_r2 is not None else ""
+            unit = " (R2)" if len(tasks) > 1 and task == "R2" else ""
             for target in targets:
                 here = [run for run in runs if run.target == target]
-                rows.append(ClosingRow([method, f"{target}{unit}", *_cells(here, accuracies(here))]))
+                rows.append(Row([method, f"{target}{unit}", *_cells(here, accuracies(here))]))
             if len(targets) > 1:
-                rows.append(ClosingRow([method, f"average{unit}", *_cells(runs, averages(runs))], style="bold"))
+                rows.append(Row([method, f"average{unit}", *_cells(runs, averages(runs))], total=True))
         rows[-1].last = True
-    repeated = len({run.seed for run in summaries}) > 1
     notes = [*marks(summaries), *_missing_seeds(summaries)]
-    notes += [line for part in by_task for line in _differences(part)]
+    notes += [line for part in tasks.values() for line in _differences(part)]
     notes += [*_alternatives(summaries), *_selections(summaries)]
     notes += [*([] if one_method else _not_ranked(summaries)), *_privacy(summaries)]
-    compared = _ACCURACY
-    if any(run.oracle_r2 is not None for run in summaries):
-        compared = "target accuracy, or R2 in % (oracle)" if both else "target R2 in % (oracle)"
-    columns = tuple(compared if name == _ACCURACY else name for name in _COLUMNS)
-    return ClosingTable(rows, columns, "mean ± standard deviation over seeds" if repeated else None, notes)
+    repeated = len({run.seed for run in summaries}) > 1
+    caption = "mean ± standard deviation over seeds" if repeated else None
+    return Table(_columns([*tasks]), rows, caption, notes, split=(5, 2))
 
 
-_ACCURACY = "target accuracy (oracle)"
-_COLUMNS = (
-    *("method", "target", _ACCURACY, "target\nscore", "rounds"),
-    *("MB by\nchannel", "logging\nMB", "local\ns", "exchange\ns", "protection\ns", "total\ns"),
-)
-COLLAPSED = "†"
-"""After an accuracy of which at least one model predicts one class alone."""
-
-_CLEAR = " (clear)"
-"""After a channel that no backend hides, beside others that are hidden."""
-
-_CHANNELS = 5
-"""The column that may be folded; names and numbers are left whole."""
-
-
-@dataclass
-class ClosingRow:
-    """Runs of one method on one target, or the average over targets; ``style`` is rich's, ``last`` ends a method."""
-
-    cells: list[str]
-    style: str | None = None
-    last: bool = False
+def _columns(tasks: Sequence[str]) -> list[Column]:
+    score = "target accuracy (oracle)"
+    if "R2" in tasks:
+        score = "target accuracy, or R2 in % (oracle)" if len(tasks) > 1 else "target R2 in % (oracle)"
+    seconds = "{:.1f}".format
+    return [
+        *(Column("method"), Column("target"), Column(score, numeric=True)),
+        Column("target\nscore", numeric=True, form="{:.3f}".format),
+        Column("rounds", numeric=True, form=lambda rounds: f"{rounds:.1f}".removesuffix(".0")),
+        Column(CHANNELS, folds=True),
+        Column("logging\nMB", numeric=True, form=megabytes),
+        *(Column(f"{phase}\ns", numeric=True, form=seconds) for phase in ("local", "exchange", "protection", "total")),
+    ]
 
 
-@dataclass(frozen=True)
-class ClosingTable:
-    """What several runs came to: methods, in each its targets, and sentences below the table.
-
-    The title states how numbers are to be read; ``None`` if each is of one run. Titles of columns have line breaks.
-    """
-
-    rows: Sequence[ClosingRow]
-    columns: Sequence[str]
-    title: str | None
-    notes: Sequence[str]
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        whole = self._table(range(len(self.columns)))
-        if console.measure(whole, options=options.update(width=1000)).maximum <= options.max_width:
-            yield whole
-        else:
-            yield self._table(range(5))
-            yield self._table([0, 1, *range(5, len(self.columns))])
-        yield Text("\n".join(self.notes))
-
-    def _table(self, columns: Sequence[int]) -> Table:
-        table = Table(title=self.title, box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
-        for column in columns:
-            words = column in (0, 1, _CHANNELS)
-            table.add_column(
-                self.columns[column], justify="left" if words else "right", no_wrap=column != _CHANNELS, overflow="fold"
-            )
-        for row in self.rows:
-            table.add_row(*(Text(row.cells[column]) for column in columns), style=row.style, end_section=row.last)
-        return table
-
-
-def _cells(runs: Sequence[RunSummary], accuracies: Sequence[float]) -> list[str]:
+def _cells(runs: Sequence[RunSummary], accuracies: Sequence[float]) -> list[object]:
     scores = [run.target_score for run in runs if run.target_score is not None]
-    sent = {channel: fmean(run.bytes_by_channel.get(channel, 0) for run in runs) for channel in _channels(runs)}
-    own = [
+    channels = dict.fromkeys(channel for run in runs for channel in run.bytes_by_channel)
+    sent = {channel: fmean(run.bytes_by_channel.get(channel, 0) for run in runs) for channel in channels}
+    of_method = [
         f"{channel} {megabytes(sent[channel])}{_CLEAR if _in_the_clear(channel, runs) else ''}"
         for channel in sent
         if not watched(channel)
     ]
-    seconds = [fmean(run.seconds.get(phase, 0.0) for run in runs) for phase in ("local", "exchange", "protection")]
     return [
-        _percent(accuracies) + (f" {COLLAPSED}" if any(run.only_class is not None for run in runs) else ""),
-        f"{fmean(scores):.3f}" if scores else "-",
-        f"{fmean(run.rounds for run in runs):.1f}".removesuffix(".0"),
-        "\n".join(own) or "-",
-        megabytes(sum(sent[channel] for channel in sent if watched(channel))),
-        *(f"{phase:.1f}" for phase in seconds),
-        f"{fmean(run.seconds_total for run in runs):.1f}",
+        Figure(accuracies, 100, collapsed=sum(run.only_class is not None for run in runs)),
+        fmean(scores) if scores else None,
+        fmean(run.rounds for run in runs),
+        "\n".join(of_method) or "-",
+        sum(sent[channel] for channel in sent if watched(channel)),
+        *(fmean(run.seconds.get(phase, 0.0) for run in runs) for phase in ("local", "exchange", "protection")),
+        fmean(run.seconds_total for run in runs),
     ]
 
 
 def _in_the_clear(channel: str, runs: Iterable[RunSummary]) -> bool:
-    """Whether single messages of a channel are read by who receives them, in runs that hide those of another."""
+    """Whether receivers read single messages of a channel in runs that hide those of another channel."""
     return any(
         channel in run.channels
         and any(_hides(about) for about in run.backends.values())
@@ -164,26 +121,18 @@ def _hides(about: Description | None) -> bool:
     return about is not None and not about.backend.startswith("Plain")
 
 
-def _channels(runs: Iterable[RunSummary]) -> list[str]:
-    return list(dict.fromkeys(channel for run in runs for channel in run.bytes_by_channel))
-
-
-def _percent(accuracies: Sequence[float]) -> str:
-    if not accuracies:
-        return "-"
-    text = f"{100 * fmean(accuracies):.1f}"
-    return f"{text} ± {100 * stdev(accuracies):.1f}" if len(accuracies) > 1 else text
+# ---------------------------------------------------------------- footnotes
 
 
 def marks(summaries: Sequence[RunSummary]) -> list[str]:
-    """Sentences on figures that are not what the column names: of models that predict one class alone, or of noise."""
-    found: dict[tuple[str, str, str], list[int]] = {}
+    """Notes on scores that are not what the column's title says: of models that predict one class, or with noise."""
+    collapsed: dict[tuple[str, str, str], list[int]] = {}
     for run in summaries:
         if run.only_class is not None:
-            found.setdefault((run.method, run.target, run.only_class), []).append(run.seed)
+            collapsed.setdefault((run.method, run.target, run.only_class), []).append(run.seed)
     lines = [
         f"{COLLAPSED} {method} on {target}, {_seeds(seeds)}, predicts nothing but {name!r}"
-        for (method, target, name), seeds in found.items()
+        for (method, target, name), seeds in collapsed.items()
     ]
     if any(run.noised for run in summaries):
         lines.append(
@@ -198,22 +147,19 @@ def _seeds(seeds: Sequence[int]) -> str:
 
 
 def _missing_seeds(summaries: Sequence[RunSummary]) -> list[str]:
-    """Rows of fewer seeds than others have, where means over seeds stand side by side."""
     every = sorted({run.seed for run in summaries})
-    found: dict[tuple[str, str], set[int]] = {}
+    by_row: dict[tuple[str, str], set[int]] = {}
     for run in summaries:
-        found.setdefault((run.method, run.target), set()).add(run.seed)
+        by_row.setdefault((run.method, run.target), set()).add(run.seed)
     return [
         f"{method} on {target} has {_seeds(sorted(seeds))} alone, of {_seeds(every)}"
-        for (method, target), seeds in found.items()
+        for (method, target), seeds in by_row.items()
         if len(seeds) < len(every)
     ]
 
 
 def _not_ranked(summaries: Sequence[RunSummary]) -> list[str]:
-    """A warning where several methods have scores that invite to be compared."""
-    scored = [run for run in summaries if run.target_score is not None]
-    if len(methods_of(scored)) < 2:
+    if len(methods_of(run for run in summaries if run.target_score is not None)) < 2:
         return []
     return [
         "the target score compares rounds of one method, not methods: fedlit fit --select best compares these, by "
@@ -222,21 +168,22 @@ def _not_ranked(summaries: Sequence[RunSummary]) -> list[str]:
 
 
 def _differences(summaries: Sequence[RunSummary]) -> list[str]:
-    """How many points of accuracy each method is above or below the floor, on the targets and seeds that both have."""
+    """Points of each method above or below the floor, on the targets and seeds that both have."""
     lines = []
     for method in methods_of(summaries):
         by_target = {} if method == FLOOR else gains(summaries, method)
         if not by_target:
             continue
         each = ", ".join(f"{target} {fmean(by_seed.values()):+.1f}" for target, by_seed in by_target.items())
-        means = mean_gains(by_target)
-        average = f"{fmean(means):+.1f} points on average ({each})" if means else f"{each} points"
-        lines.append(f"{method} - {FLOOR}: {average if len(by_target) > 1 else f'{each} points'}")
+        means = mean_gains(by_target) if len(by_target) > 1 else []
+        lines.append(
+            f"{method} - {FLOOR}: " + (f"{fmean(means):+.1f} points on average ({each})" if means else f"{each} points")
+        )
     return lines
 
 
 def _selections(summaries: Sequence[RunSummary]) -> list[str]:
-    """What choosing a round by the label-free score comes to, next to the best round, for methods that have both."""
+    """Accuracy after choosing a round by the label-free score, next to the best round's."""
     lines = []
     for method in methods_of(summaries):
         runs = [run for run in summaries if run.method == method]
@@ -251,22 +198,20 @@ def _selections(summaries: Sequence[RunSummary]) -> list[str]:
 
 
 def _alternatives(summaries: Sequence[RunSummary]) -> list[str]:
-    """Accuracies of methods that predict in several ways."""
     lines = []
     for method in methods_of(summaries):
-        runs = [run for run in summaries if run.method == method and run.oracle_alternatives]
-        names = dict.fromkeys(name for run in runs for name in run.oracle_alternatives)
-        if names:
-            each = [
-                f"{name} {100 * fmean(r.oracle_alternatives[name] for r in runs if name in r.oracle_alternatives):.1f}"
-                for name in names
-            ]
-            lines.append(f"{method}, by prediction (oracle): {', '.join(each)}")
+        scores: dict[str, list[float]] = {}
+        for run in summaries:
+            for name, score in run.oracle_alternatives.items() if run.method == method else ():
+                scores.setdefault(name, []).append(score)
+        if scores:
+            each = ", ".join(f"{name} {100 * fmean(values):.1f}" for name, values in scores.items())
+            lines.append(f"{method}, by prediction (oracle): {each}")
     return lines
 
 
 def _privacy(summaries: Sequence[RunSummary]) -> list[str]:
-    """What each channel's backend hides and reveals; a method is named where the others differ."""
+    """What each channel's backend hides and reveals; methods are named where they differ."""
     by_text: dict[str, list[str]] = {}
     for run in summaries:
         for channel in run.bytes_by_channel:
@@ -280,10 +225,81 @@ def _privacy(summaries: Sequence[RunSummary]) -> list[str]:
             methods = by_text.setdefault(text, [])
             if run.method not in methods:
                 methods.append(run.method)
-    if not by_text:
-        return ["privacy: nothing is sent"]
     everyone = methods_of(summaries)
     return [
         f"privacy: {text}" if methods == everyone else f"privacy ({', '.join(methods)}): {text}"
         for text, methods in by_text.items()
-    ]
+    ] or ["privacy: nothing is sent"]
+
+
+# ---------------------------------------------------------------- methods by targets
+
+
+def write_tables(summaries: Sequence[RunSummary], folder: Path) -> list[Path]:
+    """Write `results_table` to ``table.csv``, ``table.md`` and ``table.tex`` in a folder, and return their paths."""
+    table = results_table(summaries)
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"table.{suffix}" for suffix in ("csv", "md", "tex")]
+    for path, text in zip(paths, (table.csv(), table.markdown() + "\n", table.latex() + "\n"), strict=True):
+        path.write_text(text, encoding="utf-8", newline="")
+    return paths
+
+
+def results_table(summaries: Sequence[RunSummary]) -> Table:
+    """A row per method, a column per target, and the average over targets.
+
+    Scores are accuracies (in regression, R2) on the target's hidden labels in per cent, an oracle: mean ± sample
+    standard deviation over seeds. Accuracies and R2 have separate columns. A score is bold if no other interval (mean ±
+    deviation) of its column reaches its interval; with one seed there are no intervals, and nothing is bold. Models
+    that predict a single class are marked.
+    """
+    methods = methods_of(summaries)
+    tasks = {task: runs for task, runs in split_by_task(summaries).items() if runs}
+    score = " or ".join(tasks)
+    headings = (f"oracle {score} in %: {{}}", "standard deviation: {}", "seeds: {}", "of one class alone: {}")
+    columns, rows = [Column("method")], [Row([method]) for method in methods]
+
+    def add(title: str, figures: Sequence[Figure]) -> None:
+        columns.append(Column(title, numeric=True, parts=tuple(heading.format(title) for heading in headings)))
+        clear = _clearly_first(figures)
+        for place, (row, figure) in enumerate(zip(rows, figures, strict=True)):
+            row.cells.append(replace(figure, bold=place == clear))
+
+    for task, part in tasks.items():
+        unit = f" ({task})" if len(tasks) > 1 else ""
+        targets = targets_of(part)
+        by_method = [[run for run in part if run.method == method] for method in methods]
+        for target in targets:
+            here = [[run for run in runs if run.target == target] for runs in by_method]
+            add(f"{target}{unit}", [_figure(runs, accuracies(runs)) for runs in here])
+        if len(targets) > 1:
+            name = "average over targets" if "average" in targets else "average"
+            # an average over fewer targets would be of something else than the others'
+            whole = [runs if set(targets_of(runs)) == set(targets) else [] for runs in by_method]
+            add(f"{name}{unit}", [_figure(runs, averages(runs)) for runs in whole])
+    caption = f"Target {score} in per cent on hidden labels (oracle)"
+    if len({run.seed for run in summaries}) > 1:
+        caption += ", mean ± sample standard deviation over seeds"
+    if len(methods) > 1:
+        caption += "; bold where no other mean ± deviation of the column reaches it, and nowhere with one seed"
+    return Table(columns, rows, caption, marks(summaries))
+
+
+def _figure(runs: Sequence[RunSummary], scores: Sequence[float]) -> Figure:
+    return Figure(scores, 100, collapsed=sum(run.only_class is not None for run in runs) if scores else 0)
+
+
+def _clearly_first(figures: Sequence[Figure]) -> int | None:
+    """Position of the figure whose mean less its deviation is above every other mean plus its deviation."""
+    intervals = {}
+    for place, (mean, deviation, *_) in enumerate(figure.parts for figure in figures):
+        if mean is None:
+            continue
+        if deviation is None:  # its spread is unknown, and so is whether it overlaps
+            return None
+        intervals[place] = (mean - deviation, mean + deviation)
+    if len(figures) < 2 or not intervals:
+        return None
+    first = max(intervals, key=lambda place: intervals[place][0])
+    others = (high for place, (_, high) in intervals.items() if place != first)
+    return first if all(intervals[first][0] > high for high in others) else None

@@ -1,8 +1,7 @@
-"""TargetPredictions: what the target's model predicts for its samples, as a file."""
+"""TargetPredictions: predictions of the target's model for its samples, as a file."""
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,8 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from fedlit.callbacks.shared import class_names, federated
+from fedlit.callbacks.shared import class_names, federated, is_dry, log_folder, write_rows
+from fedlit.checks import check
 from fedlit.data import DomainDataModule
 from fedlit.functional import decide
 from fedlit.module import FederatedModule
@@ -19,7 +19,7 @@ from fedlit.run.tasks import Classification
 
 
 class TargetPredictions(Callback):
-    """Writes what ``trainer.predict`` finds for the target to a file: a row per sample, in the data's order.
+    """Write predictions of ``trainer.predict`` for the target to a file: a row per sample, in the data's order.
 
     The first column, ``id``, identifies the sample: the name that the data module's ``ids`` gives it, or its position
     in the target's data, from 0, before they were split; of a loader without a `DomainDataModule`, in the loader. Then
@@ -49,39 +49,29 @@ class TargetPredictions(Callback):
         self._batches: list[Tensor] = []
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Refuse other modules; start afresh, and decide where the file will be."""
+        """Refuse other modules, and choose the path of the file."""
         federated(pl_module, self)
         self._batches = []
         if stage == "predict":
-            # log_dir is a broadcast: all processes ask for it, and one without samples to predict only comes this far
-            self._path = Path(self.csv or Path(trainer.log_dir or trainer.default_root_dir, "predictions.csv"))
+            # asked of all processes: one without samples to predict runs none of the later hooks
+            self._path = Path(self.csv or log_folder(trainer) / "predictions.csv")
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Refuse names and costs that do not fit before anything is predicted."""
+        """Refuse mismatched names and costs before anything is predicted."""
         module = federated(pl_module, self)
         names, first = class_names(trainer, module), self._first_columns(module)
         twice = [name for name in names if name in first]
-        if twice:
-            raise ValueError(f"classes {twice} would be called as the first columns of the file, {first}: rename them")
+        check(not twice, "classes", f"different from the first columns of the file, {first}", twice, "rename them")
         if self.costs is not None:
-            if not isinstance(module.task, Classification):
-                raise ValueError(
-                    "costs are of deciding for a class, but the method has task='regression': leave costs out"
-                )
-            if [len(row) for row in self.costs] != [len(names)] * len(names):
-                raise ValueError(
-                    f"costs must be {len(names)} rows of {len(names)} numbers, costs[true class][decided class], got "
-                    f"{self.costs}: the classes are {names}"
-                )
+            rule = "of decisions for a class, and the method has task='regression'"
+            check(isinstance(module.task, Classification), "costs", rule, self.costs, "leave costs out")
+            number = len(names)
+            rule = f"{number} rows of {number} numbers, costs[true class][decided class]"
+            fits = [len(row) for row in self.costs] == [number] * number
+            check(fits, "costs", rule, self.costs, f"the classes are {names}")
 
     def on_predict_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any, **__: Any
     ) -> None:
         """Keep a batch of the target, if this process hosts it."""
         name = federated(pl_module, self).target.name
@@ -92,7 +82,7 @@ class TargetPredictions(Callback):
         """Write the file."""
         module = federated(pl_module, self)
         target = module.target
-        if not self._batches or trainer.fast_dev_run:  # type: ignore[attr-defined]
+        if not self._batches or is_dry(trainer):
             return  # another process hosts the target; or it has no samples, which `teardown` refuses
         predicted = torch.cat(self._batches)
         rows, names, ids = predicted.tolist(), class_names(trainer, module), _ids(trainer, target.name, len(predicted))
@@ -101,17 +91,14 @@ class TargetPredictions(Callback):
             first.append([names[row.index(max(row))] for row in rows])
         if self.costs is not None:
             first.append([names[label] for label in decide(predicted, torch.tensor(self.costs)).tolist()])
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow([*self._first_columns(module), *names])
-            writer.writerows([*own, *row] for *own, row in zip(*first, rows, strict=True))
+        header = [*self._first_columns(module), *names]
+        write_rows(self._path, [header, *([*texts, *row] for *texts, row in zip(*first, rows, strict=True))])
         print(f"predictions of {len(rows)} samples of {target.name!r} are in {self._path}", flush=True)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Refuse to end without a file; Lightning goes through no loop, and logs nothing, where there is no sample."""
+        """Refuse to end without a file: Lightning skips the loop without samples, and logs nothing."""
         module = federated(pl_module, self)
-        if stage != "predict" or self._batches or trainer.fast_dev_run:  # type: ignore[attr-defined]
+        if stage != "predict" or self._batches or is_dry(trainer):
             return
         if module.federation.is_local(module.target):
             raise ValueError(
@@ -122,13 +109,13 @@ class TargetPredictions(Callback):
             )
 
     def _first_columns(self, module: FederatedModule) -> list[str]:
-        """What the columns before those of classes, or numbers, are called."""
+        """Names of the columns before those of classes, or of numbers."""
         choosing = isinstance(module.task, Classification)
         return ["id", *(["predicted"] if choosing else []), *(["decision"] if self.costs is not None else [])]
 
 
 def _ids(trainer: Trainer, target: str, number: int) -> list[str]:
-    """Which sample each row is of, in the order of the data module's loader for predictions."""
+    """Ids of the samples, in the order of the data module's loader for predictions."""
     data = trainer.predict_loop._data_source.instance  # trainer.datamodule may be one of an earlier fit
     if not isinstance(data, DomainDataModule):
         return [str(place) for place in range(number)]

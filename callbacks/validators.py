@@ -1,8 +1,8 @@
-"""Scores by which a model can be chosen though the target has no labels."""
+"""Validators: scores that choose a model without labels of the target."""
 
 from __future__ import annotations
 
-import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
@@ -11,27 +11,12 @@ import torch.nn.functional as F
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
+from fedlit import functional as fn
 from fedlit.callbacks.shared import CLASS_MEANS, SOURCE_MOMENTS, RandomBasis, federated, triangle, unfold
+from fedlit.checks import check_at_least, check_one_of, check_positive
 from fedlit.federation import Channel, RosterError, Summed
 from fedlit.federation.nested import Inputs, leaves
-from fedlit.functional import (
-    SourceMoments,
-    best_temperature,
-    calibrated_information,
-    certainty_score,
-    class_mean_match,
-    diversity_score,
-    feature_hash,
-    importance_weighted_scores,
-    information_score,
-    losses_at,
-    nearest_neighbours,
-    neighbourhood_information,
-    soft_neighbourhood_density,
-    standardised_directions,
-    temperature_grid,
-    trust_score,
-)
+from fedlit.functional import SourceMoments
 from fedlit.module import FederatedModule
 from fedlit.run.component import Component
 from fedlit.run.tasks import Classification
@@ -50,25 +35,25 @@ Validator = Literal[
 ]
 
 WEIGHTED = ("iwv", "dev")
-"""Those that weigh the sources' samples by how much they resemble the target's."""
+"""Scores that weight the sources' samples by their resemblance to the target's."""
 
 _CALIBRATED = ("calibrated", "trust")
-"""Those with a temperature that is fitted to the sources' samples."""
+"""Scores with a temperature that is fitted to the sources' samples."""
 
 _MATCHED = ("class_means", "trust")
-"""Those that compare means of classes."""
+"""Scores that compare means of classes."""
 
 FROM_SOURCES = (*WEIGHTED, *_CALIBRATED, "class_means")
-"""Those that need statistics of the sources."""
+"""Scores that need statistics of the sources."""
 
 _OF_INPUTS = ("neighbourhood", "trust", "class_means")
-"""Those that look at the inputs, which are the same for every method."""
+"""Scores of the inputs, which are the same for every method."""
 
 _DIRECTIONS = 128
-"""Numbers that a class mean is sent with, at most."""
+"""Maximum number of dimensions of a class mean that is sent."""
 
 _PIXELS = 32
-"""Height and width that larger images are shrunk to, before they are compared."""
+"""Height and width that larger images are shrunk to before they are compared."""
 
 
 class Validators(Callback, Component):
@@ -128,20 +113,16 @@ class Validators(Callback, Component):
         ridge: float = 0.1,
         temperature: float = 0.05,
     ) -> None:
-        known = get_args(Validator)
-        self.names: tuple[str, ...] = known if names is None else tuple(names)
+        self.names: tuple[str, ...] = get_args(Validator) if names is None else tuple(names)
         for name in self.names:
-            if name not in known:
-                raise ValueError(f"names must be among {list(known)}, got {name!r}")
-        if num_frequencies < 1:
-            raise ValueError(f"num_frequencies must be at least 1, got {num_frequencies}")
-        for name, value in (("bandwidth", bandwidth), ("ridge", ridge), ("temperature", temperature)):
-            if not 0 < value < math.inf:
-                raise ValueError(f"{name} must be positive, got {value}")
+            check_one_of("names", name, get_args(Validator))
+        check_at_least("num_frequencies (N)", num_frequencies, 1)
+        for argument, value in (("bandwidth", bandwidth), ("ridge", ridge), ("temperature", temperature)):
+            check_positive(argument, value)
         self.ridge = ridge
         self.temperature = temperature
         self._basis = RandomBasis(num_frequencies, bandwidth)
-        self._temperatures = temperature_grid()
+        self._temperatures = fn.temperature_grid()
         self._graph: tuple[Tensor, Tensor] | None = None
         self._start_afresh()
 
@@ -149,41 +130,35 @@ class Validators(Callback, Component):
     def channels(self) -> tuple[Channel, ...]:
         """Statistics of the sources, if a score needs them."""
         contents = []
-        if self._weighs:
+        if self._needs(WEIGHTED):
             contents.append("mean random features of validation samples, and how often the source errs")
-        if self._calibrates:
+        if self._needs(_CALIBRATED):
             contents.append("mean loss on validation samples at 41 temperatures")
         if "trust" in self.names:
             contents.append("accuracy on them")
         moments = Summed(SOURCE_MOMENTS, ", and ".join(contents), "sources", "target", "every validation", watched=True)
         inputs = "means and shares of classes of validation samples, standardised"
         means = Summed(CLASS_MEANS, inputs, "sources", "target", "every validation", watched=True, fixed=True)
-        return ((moments,) if contents else ()) + ((means,) if self._matches else ())
+        return ((moments,) if contents else ()) + ((means,) if self._needs(_MATCHED) else ())
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Refuse what predicts no classes."""
+        """Refuse regression."""
         if not isinstance(federated(pl_module, self).task, Classification):
             raise ValueError(
                 "Validators score class probabilities, but the method has task='regression': remove the callback, and "
                 "monitor 'source/r2'"
             )
-        self._basis.forget_()  # those of the module's width and seed are drawn when its features are seen
+        self._basis.forget_()
         self._graph = None
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start counting afresh."""
+        """Forget the samples of the last validation."""
         self._start_afresh()
 
     def on_validation_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any, **__: Any
     ) -> None:
-        """Note predictions of the target, and features and errors of clients on this process."""
+        """Collect predictions of the target, and features and errors of clients on this process."""
         if trainer.sanity_checking:
             return
         module = federated(pl_module, self)
@@ -195,11 +170,11 @@ class Validators(Callback, Component):
             if name == module.target.name:
                 self._logits.append(logits.double())
             else:
-                self._note_answers(name, logits, samples[1])
-            if self._matches or (self._looks and name == module.target.name):
-                self._inputs.setdefault(name, []).append(_flat(samples[0]))
-            if self._weighs:
-                self._features.setdefault(name, []).append(self._basis.of(module, name, samples[0]))
+                self._collect(name, logits, samples[1])
+            if self._needs(_MATCHED) or (self._needs(_OF_INPUTS) and name == module.target.name):
+                self._inputs[name].append(_flat(samples[0]))
+            if self._needs(WEIGHTED):
+                self._features[name].append(self._basis.of(module, name, samples[0]))
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Share and log the scores."""
@@ -214,156 +189,137 @@ class Validators(Callback, Component):
         scores: dict[str, dict[str, float]] = {}
         error: RosterError | None = None
         if federation.is_local(module.target) and not self._unready:
-            error = self._missing(module.target.name, received)
-            if error is None:
+            try:
+                self._check_samples(module.target.name, received)
                 scores[module.target.name] = self._scores(module, received)
-        federation.check("validators", error)  # in every process: an error of the target's ends all of them
+            except RosterError as problem:
+                error = problem
+        federation.check("validators", error)  # an error of the target's process ends all of them
         reported = federation.report(scores, list(self.names)).get(module.target.name, {})
-        metrics = {f"validator/{name}": value for name, value in reported.items()}
-        module.run.log(metrics)
+        module.run.log({f"validator/{name}": value for name, value in reported.items()})
         self._start_afresh()
 
-    def _note_answers(self, source: str, logits: Tensor, labels: Tensor) -> None:
-        """What a source's model makes of a batch, as far as the scores are of it."""
-        if self._calibrates:
-            self._losses.setdefault(source, []).append(losses_at(logits, labels, self._temperatures))
-        if self._calibrates or self._weighs:
-            self._errors.setdefault(source, []).append((logits.argmax(dim=1) != labels).double())
-        if self._matches:
-            self._labels.setdefault(source, []).append(labels)
+    def _collect(self, source: str, logits: Tensor, labels: Tensor) -> None:
+        """Keep losses, errors and labels of a source's batch, as far as scores need them."""
+        if self._needs(_CALIBRATED):
+            self._losses[source].append(fn.losses_at(logits, labels, self._temperatures))
+        if self._needs(_CALIBRATED) or self._needs(WEIGHTED):
+            self._errors[source].append((logits.argmax(dim=1) != labels).double())
+        if self._needs(_MATCHED):
+            self._labels[source].append(labels)
 
     def _start_afresh(self) -> None:
         self._unready = False
-        """Whether the target has nothing to predict with yet, such as FedRF-TCA's before the first classifier."""
+        """Whether a client has no classifier yet, as in FedRF-TCA before the first average."""
         self._logits: list[Tensor] = []
-        self._inputs: dict[str, list[Tensor]] = {}
-        self._labels: dict[str, list[Tensor]] = {}
-        self._losses: dict[str, list[Tensor]] = {}
-        self._features: dict[str, list[Tensor]] = {}
-        self._errors: dict[str, list[Tensor]] = {}
+        self._inputs: dict[str, list[Tensor]] = defaultdict(list)
+        self._labels: dict[str, list[Tensor]] = defaultdict(list)
+        self._losses: dict[str, list[Tensor]] = defaultdict(list)
+        self._features: dict[str, list[Tensor]] = defaultdict(list)
+        self._errors: dict[str, list[Tensor]] = defaultdict(list)
 
-    @property
-    def _weighs(self) -> bool:
-        return any(name in WEIGHTED for name in self.names)
-
-    @property
-    def _calibrates(self) -> bool:
-        return any(name in _CALIBRATED for name in self.names)
-
-    @property
-    def _matches(self) -> bool:
-        return any(name in _MATCHED for name in self.names)
-
-    @property
-    def _looks(self) -> bool:
-        return any(name in _OF_INPUTS for name in self.names)
+    def _needs(self, names: Sequence[str]) -> bool:
+        return any(name in names for name in self.names)
 
     def _exchange(self, module: FederatedModule) -> dict[str, Tensor]:
-        """At the target: means of what the sources' validation samples come to, of sources that have any."""
+        """Send statistics of each source; the target receives their means over sources that have samples."""
         federation = module.federation
         sources = [client.name for client in module.sources if federation.is_local(client)]
         received: dict[str, Tensor] = {}
         for channel in self.channels:
             message = self._moments if channel.name == SOURCE_MOMENTS else self._class_means
             sent = {name: message(module, name) for name in sources}
-            found = federation.mean(channel.name, sent, absent_too=True).get(module.target.name, {})
-            received |= {name: total if name == "there" else total / found["there"] for name, total in found.items()}
+            means = federation.mean(channel.name, sent, absent_too=True).get(module.target.name, {})
+            received |= {name: total if name == "there" else total / means["there"] for name, total in means.items()}
         return received
 
     def _moments(self, module: FederatedModule, source: str) -> dict[str, Tensor]:
-        """What a source's model makes of its samples; zeros if it has none."""
-        losses = torch.cat(self._losses[source]) if source in self._losses else None
-        message: dict[str, Tensor] = {}
-        if self._calibrates:
-            message["losses"] = torch.zeros_like(self._temperatures) if losses is None else losses.mean(dim=0).cpu()
-        if "trust" in self.names:
-            errors = torch.cat(self._errors[source]) if source in self._errors else torch.ones(1).double()
-            message["accuracy"] = 1 - errors.mean().cpu()
+        """Statistics of a source's samples and predictions; zeros if it has none."""
         seen = source in self._errors
-        if self._weighs:
-            size = self._basis.size
-            own = (
-                SourceMoments.of(torch.cat(self._features[source]), torch.cat(self._errors[source]))
-                if seen
-                else SourceMoments.of(torch.zeros(1, size), torch.zeros(1))
-            )
-            message |= _packed(own)
+        message: dict[str, Tensor] = {}
+        errors = torch.cat(self._errors[source]) if seen else torch.ones(1).double()
+        if self._needs(_CALIBRATED):
+            losses = torch.cat(self._losses[source]).mean(dim=0) if seen else torch.zeros_like(self._temperatures)
+            message["losses"] = losses.cpu()
+        if "trust" in self.names:
+            message["accuracy"] = 1 - errors.mean().cpu()
+        if self._needs(WEIGHTED):
+            features = torch.cat(self._features[source]) if seen else torch.zeros(1, self._basis.size)
+            message |= _packed(SourceMoments.of(features, errors if seen else torch.zeros(1)))
         return {"there": torch.tensor(float(seen), dtype=torch.float64), **message}
 
     def _class_means(self, module: FederatedModule, source: str) -> dict[str, Tensor]:
-        """Over a source's samples, of its classes; zeros if it has none."""
+        """Means of a source's inputs by class, and shares of its classes; zeros if it has no samples."""
         seen = source in self._labels
         sums, counts = torch.zeros(module.num_classes, _DIRECTIONS).double(), torch.zeros(module.num_classes).double()
         if seen:
             labels = torch.cat(self._labels[source])
-            sums, counts = _by_class(standardised_directions(torch.cat(self._inputs[source])), labels, len(counts))
+            sums, counts = _by_class(fn.standardised_directions(torch.cat(self._inputs[source])), labels, len(counts))
         number = counts.sum().clamp(min=1)
         return {"there": torch.tensor(float(seen)).double(), "sums": sums / number, "shares": counts / number}
 
     def _neighbours(self, inputs: Tensor) -> Tensor:
-        """Of the target's samples; found once, as they stay the same."""
+        """Nearest neighbours among the target's samples; computed once, as samples stay the same."""
         if self._graph is None or not torch.equal(self._graph[0], inputs):
-            self._graph = (inputs, nearest_neighbours(standardised_directions(inputs)))
+            self._graph = (inputs, fn.nearest_neighbours(fn.standardised_directions(inputs)))
         return self._graph[1]
 
-    def _missing(self, target: str, received: Mapping[str, Tensor]) -> RosterError | None:
-        """What keeps the target from computing its scores."""
+    def _check_samples(self, target: str, received: Mapping[str, Tensor]) -> None:
+        """Raise a `RosterError` if samples are missing."""
+        way_out = "raise val_fraction of the data module"
         number = sum(map(len, self._logits))
         if number == 0:
-            return RosterError(
-                f"Validators score predictions for {target!r}, which has no validation samples: raise val_fraction of "
-                "the data module"
+            raise RosterError(
+                f"Validators score predictions for {target!r}, which has no validation samples: {way_out}"
             )
-        if "density" in self.names and number < 3:
-            return RosterError(
-                f"'density' of Validators needs at least 3 validation samples of {target!r}, got {number}: raise "
-                "val_fraction of the data module, or leave it out of names"
-            )
-        if self._looks and number < 4:
-            return RosterError(
-                f"'neighbourhood', 'trust' and 'class_means' of Validators need at least 4 validation samples of "
-                f"{target!r}, got {number}: raise val_fraction of the data module, or leave them out of names"
-            )
+        for names, minimum in ((("density",), 3), (_OF_INPUTS, 4)):
+            affected = [name for name in self.names if name in names]
+            if affected and number < minimum:
+                raise RosterError(
+                    f"{affected} of Validators need at least {minimum} validation samples of {target!r}, got "
+                    f"{number}: {way_out}, or leave them out of names"
+                )
         if self.channels and not float(received["there"]):
-            needed = [name for name in self.names if name in FROM_SOURCES]
-            return RosterError(
-                f"{needed} of Validators need validation samples of the sources, which have none: raise val_fraction "
-                "of the data module, or leave them out of names"
+            affected = [name for name in self.names if name in FROM_SOURCES]
+            raise RosterError(
+                f"{affected} of Validators need validation samples of the sources, which have none: {way_out}, or "
+                "leave them out of names"
             )
-        return None
 
     def _scores(self, module: FederatedModule, received: Mapping[str, Tensor]) -> dict[str, float]:
-        """Of the target, where it is hosted."""
+        """Scores of the target, on the process that hosts it."""
         logits, target = torch.cat(self._logits), module.target.name
         p, classes = logits.softmax(dim=1), logits.argmax(dim=1)
         mean, entropy = p.mean(dim=0), torch.special.entr(p).sum(dim=1).mean()
-        found: dict[str, Tensor] = {
-            "certainty": certainty_score(entropy, module.num_classes),
-            "diversity": diversity_score(mean),
-            "information": information_score(mean, entropy),
+        scores: dict[str, Tensor] = {
+            "certainty": fn.certainty_score(entropy, module.num_classes),
+            "diversity": fn.diversity_score(mean),
+            "information": fn.information_score(mean, entropy),
         }
         if "density" in self.names:
-            found["density"] = soft_neighbourhood_density(p, self.temperature)
-        if self._weighs:
+            scores["density"] = fn.soft_neighbourhood_density(p, self.temperature)
+        if self._needs(WEIGHTED):
             features = torch.cat(self._features[target]).mean(dim=0).cpu()
-            found["iwv"], found["dev"] = importance_weighted_scores(_unpacked(received), features, self.ridge)
-        if self._calibrates:
-            temperature = best_temperature(self._temperatures, received["losses"].cpu())
-            found["calibrated"] = calibrated_information(logits, temperature)
-        if self._looks:
+            scores["iwv"], scores["dev"] = fn.importance_weighted_scores(_unpacked(received), features, self.ridge)
+        if self._needs(_CALIBRATED):
+            temperature = fn.best_temperature(self._temperatures, received["losses"].cpu())
+            scores["calibrated"] = fn.calibrated_information(logits, temperature)
+        if self._needs(_OF_INPUTS):
             inputs = torch.cat(self._inputs[target])
-            found["neighbourhood"] = neighbourhood_information(classes, self._neighbours(inputs), module.num_classes)
-        if self._matches:
-            own = _by_class(standardised_directions(inputs), classes, module.num_classes)
-            found["class_means"] = class_mean_match(*own, received["sums"].cpu(), received["shares"].cpu())
+            scores["neighbourhood"] = fn.neighbourhood_information(
+                classes, self._neighbours(inputs), module.num_classes
+            )
+        if self._needs(_MATCHED):
+            of_target = _by_class(fn.standardised_directions(inputs), classes, module.num_classes)
+            scores["class_means"] = fn.class_mean_match(*of_target, received["sums"].cpu(), received["shares"].cpu())
         if "trust" in self.names:
-            information, near, match = (found[name].cpu() for name in ("calibrated", "neighbourhood", "class_means"))
-            found["trust"] = trust_score(information, near, match, received["accuracy"].cpu())
-        return {name: float(found[name]) for name in self.names}
+            information, near, match = (scores[name].cpu() for name in ("calibrated", "neighbourhood", "class_means"))
+            scores["trust"] = fn.trust_score(information, near, match, received["accuracy"].cpu())
+        return {name: float(scores[name]) for name in self.names}
 
 
 def _packed(moments: SourceMoments) -> dict[str, Tensor]:
-    """Moments as a message: of symmetric matrices the upper triangle."""
+    """Moments as a message, with the upper triangles of symmetric matrices."""
     above = triangle(len(moments.phi))
     return {
         "phi": moments.phi.cpu(),
@@ -374,7 +330,7 @@ def _packed(moments: SourceMoments) -> dict[str, Tensor]:
 
 
 def _unpacked(message: Mapping[str, Tensor]) -> SourceMoments:
-    """What `_packed` packed."""
+    """Moments from a message of `_packed`."""
     phi = message["phi"].double().cpu()
     square, square_loss = (unfold(message[name].cpu(), len(phi)) for name in ("square", "square_loss"))
     return SourceMoments(phi, square, message["loss"].double().cpu(), square_loss)
@@ -390,7 +346,7 @@ def _flat(inputs: Inputs) -> Tensor:
 
 
 def _by_class(directions: Tensor, classes: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
-    """Sums over the samples of each class, shape (C, 128), and how many there are."""
-    hashed = feature_hash(directions.cpu(), _DIRECTIONS)
+    """Sums over the samples of each class, shape (C, 128), and their numbers."""
+    hashed = fn.feature_hash(directions.cpu(), _DIRECTIONS)
     counts = torch.bincount(classes.cpu(), minlength=num_classes).double()
     return torch.zeros(num_classes, _DIRECTIONS).double().index_add_(0, classes.cpu(), hashed), counts

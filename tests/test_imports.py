@@ -35,7 +35,7 @@ FLOORS = {
     "privacy": 0,
     "functional": 0,
     "checks": -1,
-    "console": 0,
+    "tables": 0,
     "configs": 0,
 }
 """Of folders in fedlit, and of its files."""

@@ -1,4 +1,4 @@
-"""What a report shows: curves over rounds, methods by targets, probabilities at their word, classes, and features."""
+"""Charts of a report: curves over rounds, methods by targets, calibration, classes, and features."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from fedlit.callbacks.report.svg import (
     dash_of,
     spanning,
 )
+from fedlit.tables import mean_and_deviation
 
 _MARKED = 24
-"""Most points of a curve that are marked."""
+"""Points up to which a curve's points are marked."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,8 @@ class Line:
     Args:
         label: In the legend.
         points: Values by round. A line leads over rounds without one, and is broken where a value is not finite.
-        place: Among those that the picture compares, which gives it its colour; ``None`` is the colour of the text.
-        emphasis: Whether it is an oracle's or a sum, and is drawn broad and dashed.
+        place: Position that gives it its colour; ``None`` is the colour of the text.
+        emphasis: Whether it is drawn broad and dashed, as oracles and sums are.
         spread: Standard deviation by round, drawn as a band.
     """
 
@@ -49,8 +50,11 @@ class Line:
 class Panel:
     """Curves, each with at least one point, on the same axes.
 
-    Without limits the vertical axis has what the values need. It may be logarithmic where that is asked for: it is, if
-    the values are positive and span two orders of magnitude.
+    Args:
+        title: Above.
+        lines: The curves.
+        limits: Of the vertical axis; ``None`` is the range of the values.
+        logarithmic: Whether that axis is logarithmic if the values are positive and span two orders of magnitude.
     """
 
     title: str
@@ -59,7 +63,7 @@ class Panel:
     logarithmic: bool = False
 
     def draw(self) -> str:
-        """The picture; the same panel gives the same."""
+        """The picture, with the same bytes each time."""
         drawing = Drawing(self.title)
         rounds = [at for line in self.lines for at in line.points]
         values = [
@@ -80,7 +84,7 @@ class Panel:
         for place, line in enumerate(self.lines):
             points = [(x(at), _place(y, value)) for at, value in sorted(line.points.items())]
             drawing.line(points, **_look(line))
-            if len(points) <= _MARKED:  # of equal curves one should see that they are several: on top are smaller dots
+            if len(points) <= _MARKED:  # smaller dots on top show that equal curves are several
                 size = 6.5 - 3 * place / len(self.lines)
                 drawing.dots(points, size, INK if line.place is None else color_of(line.place))
         drawing.legend([(line.label, _look(line)) for line in self.lines])
@@ -134,10 +138,10 @@ class Dots:
         left = min(230.0, 24 + 6.4 * max(map(len, self.groups)))
         height = TOP + inner * len(self.groups)
         drawing = Drawing(self.title, height=height + BOTTOM)
-        found = [(*mean_and_spread(each),) for some in self.values.values() for each in some if each]
+        found = [(*mean_and_deviation(each),) for some in self.values.values() for each in some if each]
         ends = [mean + way * (spread or 0.0) for mean, spread in found for way in (-1, 1)]
         x = spanning(ends, left, WIDTH - RIGHT - 40)
-        for value in x.ticks(most=8):
+        for value in x.ticks(number=8):
             drawing.line([(x(value), TOP), (x(value), height)], opacity=".18")
             drawing.text(x(value), height + 16, f"{value:.4g}", "middle")
         drawing.text((x.start + x.end) / 2, height + 32, self.unit, "middle")
@@ -148,40 +152,31 @@ class Dots:
             for place, some in enumerate(self.values.values()):
                 if not some[at]:
                     continue
-                mean, spread = mean_and_spread(some[at])
+                mean, spread = mean_and_deviation(some[at])
                 y = top + gap / 2 + row * (place + 0.5)
                 color = color_of(place)
                 if spread is not None:
                     drawing.line([(x(mean - spread), y), (x(mean + spread), y)], stroke=color, stroke_width="2")
                 drawing.dots([(x(mean), y)], 8, color)
                 drawing.text(x(mean + (spread or 0)) + 8, y + 4, f"{mean:.1f}" if abs(mean) >= 10 else f"{mean:.3f}")
-        look = ({"stroke": color_of(place), "stroke-width": "4"} for place in range(len(self.values)))
-        drawing.legend([*zip(self.values, look, strict=True)])
+        drawing.color_legend(self.values)
         return drawing.svg()
-
-
-def mean_and_spread(values: Sequence[float]) -> tuple[float, float | None]:
-    """Mean and sample standard deviation; of one value there is none."""
-    mean = sum(values) / len(values)
-    if len(values) < 2:
-        return mean, None
-    return mean, math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
 
 @dataclass(frozen=True)
 class Reliability:
-    """How often predictions are right, by how sure of them the model is.
+    """Share of right predictions by their probability.
 
     Args:
         title: Above.
-        bins: By method, rows of samples, mean probability and share that is right.
+        bins: By method, rows with the number of samples, their mean probability, and the share that is right.
     """
 
     title: str
     bins: Mapping[str, Sequence[Sequence[float]]]
 
     def draw(self) -> str:
-        """A line for each method, and the diagonal on which probabilities are to be taken at their word."""
+        """A line for each method, and the diagonal of perfect calibration."""
         drawing = Drawing(self.title, height=HEIGHT + 20)
         x = Scale(0, 1, LEFT + 8, WIDTH - RIGHT - 8)
         y = Scale(0, 1, HEIGHT + 20 - BOTTOM, TOP)
@@ -194,14 +189,13 @@ class Reliability:
             drawing.line([(across, up) for across, up, _ in some], **look)
             for across, up, count in some:
                 drawing.dots([(across, up)], 3 + 14 * math.sqrt(count / total), color_of(place), opacity=".8")
-        look_of = ({"stroke": color_of(place), "stroke-width": "4"} for place in range(len(self.bins)))
-        drawing.legend([*zip(self.bins, look_of, strict=True)])
+        drawing.color_legend(self.bins)
         return drawing.svg()
 
 
 @dataclass(frozen=True)
 class Shares:
-    """How much of the samples is of each class.
+    """Share of each class among the samples.
 
     Args:
         title: Above.
@@ -216,7 +210,7 @@ class Shares:
     true: Sequence[int]
 
     def draw(self) -> str:
-        """A bar for what is true, and a dot for each method."""
+        """A bar for the true share, and a dot for each method."""
         drawing = Drawing(self.title)
         every = {name: [100 * each / max(1, sum(counts)) for each in counts] for name, counts in self.predicted.items()}
         true = [100 * each / max(1, sum(self.true)) for each in self.true]
@@ -242,14 +236,13 @@ class Shares:
                 )
         drawing.line([(LEFT, bottom), (WIDTH - RIGHT, bottom)])
         drawing.text((LEFT + WIDTH - RIGHT) / 2, bottom + 31, "dots: predicted; bars: true (ORACLE)", "middle")
-        look = ({"stroke": color_of(place), "stroke-width": "4"} for place in range(len(every)))
-        drawing.legend([*zip(every, look, strict=True)])
+        drawing.color_legend(every)
         return drawing.svg()
 
 
 @dataclass(frozen=True)
 class Confusion:
-    """How many samples of each class were taken for which.
+    """A confusion matrix.
 
     Args:
         title: Above.
@@ -262,7 +255,7 @@ class Confusion:
     counts: Sequence[Sequence[int]]
 
     def draw(self) -> str:
-        """Shares of each true class as shades, and counts in them."""
+        """Shares of each true class as shades with counts in them."""
         size = min(34.0, 300 / max(1, len(self.classes)))
         small = size < 18
         letters = max(map(len, self.classes))
@@ -299,9 +292,9 @@ class Points:
     Args:
         title: Above.
         points: By client, its samples.
-        colors: By client, the place of each sample's class, which gives its colour.
-        classes: What the colours are, which repeat themselves where there are more.
-        target: The client whose samples are large; those of the others are small and faint.
+        colors: By client, the index of each sample's class, which gives its colour.
+        classes: Names of the colours, which repeat themselves where there are more classes.
+        target: The client whose samples are drawn large; those of the others are small and faint.
     """
 
     title: str
@@ -326,7 +319,6 @@ class Points:
                     if color == place
                 ]
                 drawing.dots(some, 6 if own else 3.5, color_of(place), opacity=".9" if own else ".4")
-        if len(self.classes) <= len(COLORS):  # of more, colours mean nothing but what is near
-            entries = enumerate(self.classes)
-            drawing.legend([(name, {"stroke": color_of(at), "stroke-width": "5"}) for at, name in entries])
+        if len(self.classes) <= len(COLORS):  # repeated colours only show which samples are near
+            drawing.color_legend(self.classes, 5)
         return drawing.svg()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
-from fedlit.callbacks.report.federations import is_regression
-from fedlit.callbacks.report.pages import Block, Bullets, Table, Text
+from fedlit.callbacks.report.pages import Block, Bullets, Text
 from fedlit.callbacks.report.run_folder import RunFolder
 from fedlit.callbacks.selection import TRUST, Selection, select
+from fedlit.tables import Table
 
 _HOW = (
     "fedlit fit --compare ... --select best logs it and selects; for single runs add "
@@ -16,21 +15,17 @@ _HOW = (
 )
 
 
-def ranking(runs: Sequence[RunFolder], names: Mapping[str, str]) -> list[Block]:
+def ranking(runs: Sequence[RunFolder]) -> list[Block]:
     """Sentences on the method to take, and a table of all selections, for finished runs of one federation.
 
     Methods are compared by ``validator/trust`` alone, see docs/labels.md, within each target and seed. Nothing is
     reported on a single method.
-
-    Args:
-        runs: Finished ones.
-        names: Of methods, by the names of their runs.
     """
-    if len({names[run.name] for run in runs}) < 2:
+    if len({run.title for run in runs}) < 2:
         return []
-    selections = [_renamed(each, names) for each in select({run.name: run for run in runs})]
+    selections = select({run.name: run for run in runs})
     if not selections:
-        if any(map(is_regression, runs)):
+        if any(run.is_regression for run in runs):
             return [Text("Methods are not ranked: no score compares them in regression without labels of the target.")]
         return [
             Text(
@@ -38,29 +33,18 @@ def ranking(runs: Sequence[RunFolder], names: Mapping[str, str]) -> list[Block]:
                 f"logged it. {_HOW}."
             )
         ]
-    lines = [_line(target, [each for each in selections if each.target == target]) for target in _targets(selections)]
-    lines += _unscored(runs, selections, names)
+    targets = dict.fromkeys(each.target for each in selections)
+    lines = [_line(target, [each for each in selections if each.target == target]) for target in targets]
+    compared = {each.run for selection in selections for each in selection.candidates}
+    lacking = dict.fromkeys(run.title for run in runs if run.name not in compared)
+    if lacking:
+        lines.append(f"Not compared, as runs of them have not logged {TRUST}: {', '.join(lacking)}.")
     header = ["target", "seed", "taken", "after round", "trust", "next", "its trust"]
-    table = Table(header, [_row(each) for each in selections], words=3)
-    return [Bullets(lines), table]
-
-
-def _renamed(selection: Selection, names: Mapping[str, str]) -> Selection:
-    candidates = [replace(each, method=names[each.run]) for each in selection.candidates]
-    chosen = selection.chosen
-    return replace(
-        selection,
-        candidates=candidates,
-        chosen=None if chosen is None else next(each for each in candidates if each.run == chosen.run),
-    )
-
-
-def _targets(selections: Sequence[Selection]) -> list[str]:
-    return list(dict.fromkeys(each.target for each in selections))
+    return [Bullets(lines), Table.of(header, map(_row, selections), words=3)]
 
 
 def _line(target: str, selections: Sequence[Selection]) -> str:
-    """What the seeds of a target come to."""
+    """The method to take on a target, by seed."""
     seeds: dict[str | None, list[str]] = {}
     for each in selections:
         seeds.setdefault(None if each.chosen is None else each.chosen.method, []).append(each.seed)
@@ -68,8 +52,9 @@ def _line(target: str, selections: Sequence[Selection]) -> str:
         highest = max(selections, key=lambda each: each.candidates[0].trust)
         return f"No model can be trusted on {target}, and none is named: {highest.refusal}."
     taken = [
-        f"{'no model' if method is None else method}" + ("" if len(selections) == 1 else f" with {_seeds(found)}")
-        for method, found in seeds.items()
+        ("no model" if method is None else method)
+        + ("" if len(selections) == 1 else f" with seed{'' if len(some) == 1 else 's'} {', '.join(some)}")
+        for method, some in seeds.items()
     ]
     text = f"By {TRUST}, without labels of the target: on {target} take {'; '.join(taken)}."
     if any(each.in_doubt for each in selections):
@@ -77,25 +62,11 @@ def _line(target: str, selections: Sequence[Selection]) -> str:
     return text if len(seeds) == 1 else f"{text} Seeds do not agree."
 
 
-def _seeds(seeds: Sequence[str]) -> str:
-    return f"seed{'' if len(seeds) == 1 else 's'} {', '.join(seeds)}"
-
-
-def _unscored(runs: Sequence[RunFolder], selections: Sequence[Selection], names: Mapping[str, str]) -> list[str]:
-    """Methods that are in no selection, or not in all."""
-    compared = {each.run for selection in selections for each in selection.candidates}
-    lacking = list(dict.fromkeys(names[run.name] for run in runs if run.name not in compared))
-    return [f"Not compared, as runs of them have not logged {TRUST}: {', '.join(lacking)}."] if lacking else []
-
-
 def _row(selection: Selection) -> list[str]:
     chosen = selection.chosen
     if chosen is None:
-        highest = f"{selection.candidates[0].trust:.4f}"
-        return [selection.target, selection.seed, "none: too little trust", "-", f"at most {highest}", "-", "-"]
+        highest = f"at most {selection.candidates[0].trust:.4f}"
+        return [selection.target, selection.seed, "none: too little trust", "-", highest, "-", "-"]
+    row = [selection.target, selection.seed, chosen.method, str(chosen.round_idx), f"{chosen.trust:.3f}"]
     others = [each for each in selection.candidates if each is not chosen]
-    following = [others[0].method, f"{others[0].trust:.3f}"] if others else ["-", "-"]
-    return [
-        *(selection.target, selection.seed, chosen.method, str(chosen.round_idx), f"{chosen.trust:.3f}"),
-        *following,
-    ]
+    return [*row, *([others[0].method, f"{others[0].trust:.3f}"] if others else ["-", "-"])]

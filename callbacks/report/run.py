@@ -1,4 +1,4 @@
-"""What one run left, as blocks of a page."""
+"""One run as blocks of a page."""
 
 from __future__ import annotations
 
@@ -6,28 +6,29 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
-from fedlit.callbacks.communication_ledger import Sums, split, sums_of
-from fedlit.callbacks.privacy_report import declared, described, traffic
+from fedlit.callbacks.communication_ledger import ledger_table, split
+from fedlit.callbacks.privacy_report import ChannelReport, Report, channel_table
 from fedlit.callbacks.report.charts import Line, Panel
-from fedlit.callbacks.report.pages import Block, Bullets, Folded, Heading, Picture, Pictures, Table, Text
+from fedlit.callbacks.report.pages import Block, Bullets, Folded, Heading, Picture, Pictures, Text
 from fedlit.callbacks.report.run_folder import Curve, RunFolder, as_yaml
 from fedlit.callbacks.run_record import METRICS, SUMMARY
 from fedlit.callbacks.shared import LOGGING_CHANNELS
 from fedlit.federation import KEYS
+from fedlit.tables import Table
 
 ORACLE = "ORACLE"
-"""Marks what is measured with the target's hidden labels."""
+"""Marks scores that are measured with the target's hidden labels."""
 
 _PRIVACY_KEYS = tuple(f"trainer.strategy.init_args.{name}" for name in ("privacy", "two_party", "differential_privacy"))
 
 
 def blocks_of(run: RunFolder, anchor: str, pictured: bool = True) -> list[Block]:
-    """Its clients, curves, messages and what was hidden.
+    """Clients, curves, communication and privacy of a run.
 
     Args:
         run: Finished or not.
         anchor: With which names of its pictures begin.
-        pictured: Whether pictures that it has left are shown, or only named.
+        pictured: Whether pictures in its folder are shown, or only named.
     """
     blocks: list[Block] = []
     if run.summary is None:
@@ -41,13 +42,14 @@ def blocks_of(run: RunFolder, anchor: str, pictured: bool = True) -> list[Block]
         blocks.append(Text(f"There are no curves: {METRICS} has no round, or there is none, as with other loggers."))
     blocks += _clients(run)
     for title, panels in (
-        ("Accuracy" if _metric(run) == "acc" else "R2", _scores(run)),
+        ("R2" if run.is_regression else "Accuracy", _scores(run)),
         ("Losses", _losses(run)),
         ("Weights of the sources", _weights(run)),
         ("Barycentric coordinates", _coordinates(run)),
     ):
         if panels:
-            blocks += [Heading(3, title), *drawn(panels, f"{anchor}_{_slug(title)}", run.name)]
+            slug = title.lower().replace(" ", "_")
+            blocks += [Heading(3, title), *drawn(panels, f"{anchor}_{slug}", run.name)]
     blocks += [Heading(3, "Communication"), *_communication(run, anchor)]
     blocks += [Heading(3, "Privacy"), *_privacy(run, anchor)]
     if run.pictures and not pictured:
@@ -61,14 +63,10 @@ def blocks_of(run: RunFolder, anchor: str, pictured: bool = True) -> list[Block]
     return blocks
 
 
-def _slug(title: str) -> str:
-    return title.lower().replace(" ", "_")
-
-
-def drawn(panels: Sequence[Panel], file: str, whose: str) -> list[Block]:
-    """Pictures of panels, and their numbers."""
+def drawn(panels: Sequence[Panel], file: str, origin: str) -> list[Block]:
+    """Pictures of panels, captioned with the runs that they are from, and their numbers."""
     pictures = [
-        Picture(f"{file}_{place + 1}.svg", f"{whose}: {panel.title}", panel.draw())
+        Picture(f"{file}_{place + 1}.svg", f"{origin}: {panel.title}", panel.draw())
         for place, panel in enumerate(panels)
     ]
     return [Pictures(pictures), *(Folded(f"numbers: {panel.title}", [_by_round(panel.lines)]) for panel in panels)]
@@ -77,7 +75,7 @@ def drawn(panels: Sequence[Panel], file: str, whose: str) -> list[Block]:
 def _by_round(lines: Sequence[Line]) -> Table:
     rounds = sorted({round_idx for line in lines for round_idx in line.points})
     rows = [[str(round_idx), *(_at(line, round_idx) for line in lines)] for round_idx in rounds]
-    return Table(["round", *(line.label for line in lines)], rows, words=0)
+    return Table.of(["round", *(line.label for line in lines)], rows, words=0)
 
 
 def _at(line: Line, round_idx: int) -> str:
@@ -92,17 +90,16 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if math.isfinite(value) and value == int(value) else f"{value:#.4g}"
 
 
-# ---------------------------------------------------------------- what is measured
+# ---------------------------------------------------------------- scores and losses
 
 
 def _metric(run: RunFolder) -> str:
-    """How well a client does: accuracy, or in regression R2."""
-    return "r2" if any(name.endswith("/r2") for name in (*run.curves, *run.final)) else "acc"
+    return "r2" if run.is_regression else "acc"
 
 
 def _sources(run: RunFolder) -> list[str]:
-    found = (re.fullmatch(r"source/([^/]+)/\w+", name) for name in (*run.curves, *run.final))
-    return sorted({match[1] for match in found if match})
+    matches = (re.fullmatch(r"source/([^/]+)/\w+", name) for name in (*run.curves, *run.final))
+    return sorted({match[1] for match in matches if match})
 
 
 def _line(run: RunFolder, name: str, label: str, place: int | None, emphasis: bool = False) -> list[Line]:
@@ -193,7 +190,7 @@ def _coordinates(run: RunFolder) -> list[Panel]:
 
 
 def _clients(run: RunFolder) -> list[Block]:
-    """How each client does in the end."""
+    """The last scores of each client."""
     metric = _metric(run)
     unit = "accuracy in %" if metric == "acc" else "R2"
     rows = [
@@ -207,7 +204,7 @@ def _clients(run: RunFolder) -> list[Block]:
     if not rows:
         return []
     header = [f"{unit}, last validation", "in round", f"{unit}, test samples", "last training loss"]
-    return [Table(["client", "role", *header], rows, words=2)]
+    return [Table.of(["client", "role", *header], rows, words=2)]
 
 
 def _client_row(run: RunFolder, client: str, role: str, score: str, loss: str | None) -> list[str]:
@@ -228,22 +225,15 @@ def _score(name: str, value: float) -> str:
     return f"{100 * value:.1f}" if name.endswith("acc") else f"{value:.3f}"
 
 
-# ---------------------------------------------------------------- what was sent, and under whose protection
+# ---------------------------------------------------------------- communication and privacy
 
 
 def _communication(run: RunFolder, anchor: str) -> list[Block]:
     if run.ledger is None:
         return _logged_bytes(run, anchor)
-    channels, method, everything = sums_of(run.ledger)
-    own, other = split(channels)
-    named = [*((name, channels[name]) for name in own), ("method", method)]
-    named += [*((name, channels[name]) for name in other), ("all", everything)] if other else []
-    header = ["rounds", "messages", "up", "down", "between clients", "total", "per round"]
-    rows = [[name, *_sums(sums)] for name, sums in named]
-    sums = frozenset(place for place, row in enumerate(rows) if row[0] in ("method", "all") and row[0] not in channels)
-    points: dict[str, dict[int, float]] = {name: {} for name in (*own, *other)}
+    points: dict[str, dict[int, float]] = {}
     for entry in run.ledger:
-        sent = points[entry.channel]
+        sent = points.setdefault(entry.channel, {})
         sent[entry.round_idx] = sent.get(entry.round_idx, 0) + entry.num_bytes
     return [
         Text(
@@ -252,30 +242,25 @@ def _communication(run: RunFolder, anchor: str) -> list[Block]:
             "watched, and are not the method's; numbers of an evaluation are booked to the round that it is of, other "
             "messages between two rounds to the later one."
         ),
-        Table(["channel", *header], rows, sums=sums),
+        ledger_table(run.ledger, exact=True),
         *drawn(_bytes_by_channel(points), f"{anchor}_communication", run.name),
     ]
 
 
-def _sums(sums: Sums) -> list[str]:
-    rounds = len(sums.rounds)
-    sent = (sums.up, sums.down, sums.across, sums.total, round(sums.total / max(1, rounds)))
-    return [str(rounds), f"{sums.messages:,}", *(f"{number:,}" for number in sent)]
-
-
 def _bytes_by_channel(points: Mapping[str, Mapping[int, float]]) -> list[Panel]:
-    own, _ = split(points)
-    lines = [Line(name, points[name], own.index(name) if name in own else None) for name in points]
+    of_method, watching = split(points)
+    lines = [Line(name, points[name], place) for place, name in enumerate(of_method)]
+    lines += [Line(name, points[name], None) for name in watching]
     return panel_of("bytes sent in a round, by channel", lines, logarithmic=True)
 
 
 def _logged_bytes(run: RunFolder, anchor: str) -> list[Block]:
-    """By the metrics, where the ledger was not written."""
-    found = {name: re.fullmatch(r"comm/(.+)/MB", name) for name in run.curves}
-    # a channel that is silent in a round is logged as 0, and has no entry in a ledger
+    """Bytes that the metrics have, where the ledger was not written."""
+    matches = {name: re.fullmatch(r"comm/(.+)/MB", name) for name in run.curves}
+    # a channel that is not used in a round is logged as 0, and has no entry in a ledger
     points = {
         match[1]: {at: float(round(1e6 * amount)) for at, amount in run.curves[name].items() if amount}
-        for name, match in found.items()
+        for name, match in matches.items()
         if match
     }
     points = {channel: sent for channel, sent in points.items() if sent}
@@ -290,55 +275,63 @@ def _logged_bytes(run: RunFolder, anchor: str) -> list[Block]:
             f"There is no ledger.csv: bytes are those that {METRICS} has of each round when it ended, without who sent "
             "to whom, and without what evaluations report after it."
         ),
-        Table(["channel", "rounds", "total", "per round"], rows),
+        Table.of(["channel", "rounds", "total", "per round"], rows),
         *drawn(_bytes_by_channel(points), f"{anchor}_communication", run.name),
     ]
 
 
 def _epsilon(value: float | None) -> str:
-    """In words; JSON has no infinity, so that one is missing there."""
-    return "without bound" if value is None else f"{value:.3g}"
+    return "without bound" if value is None else f"{value:.3g}"  # JSON has no infinity
 
 
 def _privacy(run: RunFolder, anchor: str) -> list[Block]:
-    blocks: list[Block] = []
     if run.privacy is not None:
-        channels = run.privacy.channels
-        names = [channel.channel for channel in channels]
-        messages = declared([channel.sent for channel in channels])
-        rows = [messages, *described([channel.description for channel in channels]), *traffic(channels)]
-        if any(channel.clip_norm is not None for channel in channels):
-            by_message, by_sum = map(_epsilon, (run.privacy.epsilon_message, run.privacy.epsilon_sum))
-            blocks.append(
-                Text(
-                    f"Greatest privacy loss of a client, at most: epsilon {by_message} against those who see single "
-                    f"messages, {by_sum} against those who see sums only."
-                )
-            )
+        blocks, table = _reported(run.privacy)
     else:
-        blocks.append(
-            Text(
-                "There is no privacy.json (--trainer.callbacks+=fedlit.callbacks.PrivacyReport writes it): this is "
-                "what the run's other files show."
-            )
-        )
-        configured = [
-            f"{key.removeprefix('trainer.strategy.init_args.')}: {as_yaml(value)}"
-            for key, value in run.config.items()
-            if key.startswith(_PRIVACY_KEYS) and value is not None
-        ]
-        blocks.append(Bullets(configured) if configured else Text("No privacy backend is configured."))
-        sent = {} if run.summary is None else run.summary.bytes_by_channel
-        names = [name for name in sent if name not in LOGGING_CHANNELS and not name.endswith(KEYS)]
-        rows = []
-        if run.summary is not None:
-            messages = declared([run.summary.channels.get(name, "") for name in names])
-            rows = [messages, *described([run.summary.backends.get(name) for name in names])]
-    if names:
-        blocks.append(Table(["", *names], rows, words=len(names) + 1))
+        blocks, table = _configured(run)
+    if table is not None:
+        blocks.append(table)
     spent = [
         *_line(run, "privacy/epsilon", "who sees single messages", 0),
         *_line(run, "privacy/epsilon_sum", "who sees sums only", 1),
     ]
     panels = panel_of("epsilon spent by a client, at most, against those", spent)
     return [*blocks, *(drawn(panels, f"{anchor}_privacy", run.name) if panels else [])]
+
+
+def _reported(report: Report) -> tuple[list[Block], Table | None]:
+    blocks: list[Block] = []
+    if any(channel.clip_norm is not None for channel in report.channels):
+        by_message, by_sum = map(_epsilon, (report.epsilon_message, report.epsilon_sum))
+        blocks.append(
+            Text(
+                f"Greatest privacy loss of a client, at most: epsilon {by_message} against those who see single "
+                f"messages, {by_sum} against those who see sums only."
+            )
+        )
+    return blocks, channel_table(report.channels) if report.channels else None
+
+
+def _configured(run: RunFolder) -> tuple[list[Block], Table | None]:
+    """What the run's other files show, where `PrivacyReport` wrote none."""
+    blocks: list[Block] = [
+        Text(
+            "There is no privacy.json (--trainer.callbacks+=fedlit.callbacks.PrivacyReport writes it): this is "
+            "what the run's other files show."
+        )
+    ]
+    configured = [
+        f"{key.removeprefix('trainer.strategy.init_args.')}: {as_yaml(value)}"
+        for key, value in run.config.items()
+        if key.startswith(_PRIVACY_KEYS) and value is not None
+    ]
+    blocks.append(Bullets(configured) if configured else Text("No privacy backend is configured."))
+    if run.summary is None:
+        return blocks, None
+    summary = run.summary
+    names = [name for name in summary.bytes_by_channel if name not in LOGGING_CHANNELS and not name.endswith(KEYS)]
+    channels = [
+        ChannelReport(name, summary.backends.get(name), 0, 0, 0, None, None, summary.channels.get(name, ""))
+        for name in names
+    ]
+    return blocks, channel_table(channels, with_traffic=False) if channels else None

@@ -1,4 +1,4 @@
-"""What ``fedlit fit`` leaves in a run's folder, read back."""
+"""Read back what ``fedlit fit`` leaves in a run's folder."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import io
 import math
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
@@ -17,17 +17,17 @@ from typing import Any, TypeVar
 import yaml
 
 from fedlit.callbacks.communication_ledger import read_csv
-from fedlit.callbacks.embeddings import HEADER, MOST
+from fedlit.callbacks.embeddings import HEADER, MAX_SAMPLES
 from fedlit.callbacks.privacy_report import Report
 from fedlit.callbacks.run_record import EMBEDDINGS, METRICS, SETTINGS, SUMMARY
 from fedlit.callbacks.run_summary import RunSummary
 from fedlit.configs import flat
 from fedlit.federation import LedgerEntry
 
-_MOST_BYTES = 1 << 28
+_MAX_BYTES = 1 << 28
 """Of one file that is read."""
 
-_MOST_ENTRIES = 100_000
+_MAX_ENTRIES = 100_000
 """Of a configuration, each counted as often as aliases repeat it."""
 
 _PNG = b"\x89PNG\r\n\x1a\n"
@@ -51,7 +51,7 @@ class Embedded:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """What one run left in its folder.
+    """Content of one run's folder.
 
     Args:
         name: The last parts of its path, as many as distinguish the runs of a report.
@@ -59,11 +59,12 @@ class RunFolder:
         config: Leaves of its configuration by dotted key; empty if there is none.
         curves: By metric, its numbers by round; see `rounds_of`.
         final: Metrics of the evaluation after training, on test samples; empty if there was none.
-        ledger: Who sent what; ``None`` if it was not written.
-        privacy: What `PrivacyReport` wrote; ``None`` without.
+        ledger: All messages; ``None`` if it was not written.
+        privacy: The file of `PrivacyReport`; ``None`` without.
         dictionary: Of FedDaDiL, by client: its coordinates and its cost of transport by round.
         pictures: Paths of pictures, sorted.
-        embeddings: Test samples in the plane of their features' principal components; none if none were written.
+        embeddings: Test samples in the plane of their features' principal components; empty if none were written.
+        label: Name in a report's tables where runs of the method differ in settings; empty is the method.
     """
 
     name: str
@@ -76,13 +77,19 @@ class RunFolder:
     dictionary: Mapping[str, Mapping[str, Curve]]
     pictures: Sequence[Path]
     embeddings: Sequence[Embedded] = ()
+    label: str = ""
 
     @property
     def method(self) -> str:
-        """As the closing table calls it."""
+        """Name in the closing table."""
         if self.summary is not None:
             return self.summary.method
         return str(self.config.get("model.class_path", "unknown method")).rsplit(".", maxsplit=1)[-1]
+
+    @property
+    def title(self) -> str:
+        """Name in a report's tables."""
+        return self.label or self.method
 
     @property
     def target(self) -> str:
@@ -93,13 +100,19 @@ class RunFolder:
 
     @property
     def seed(self) -> str:
-        """In words."""
+        """As text; ``"unknown"`` where no file has it."""
         return str(self.config.get("seed_everything", "unknown") if self.summary is None else self.summary.seed)
 
     @property
     def num_rounds(self) -> int:
         """Rounds that have ended, as far as the folder shows."""
         return self.summary.rounds if self.summary is not None else max(self.curves.get("round", {}), default=-1) + 1
+
+    @property
+    def is_regression(self) -> bool:
+        """Whether numbers are predicted: metrics show it, whatever the configuration lacks."""
+        of_numbers = any(name.endswith("/r2") for name in (*self.curves, *self.final))
+        return of_numbers or (self.summary is not None and self.summary.oracle_r2 is not None)
 
 
 def read_runs(places: Sequence[Path]) -> list[RunFolder]:
@@ -118,22 +131,22 @@ def read_runs(places: Sequence[Path]) -> list[RunFolder]:
 
 def _folders(place: Path) -> list[Path]:
     if not place.is_dir():
-        what = "which is a file" if place.exists() else "which does not exist"
-        raise FileNotFoundError(f"RUN_DIR must be a folder, got '{place}', {what}: {_WAY_OUT}")
-    found = {path.parent.resolve() for name in (SUMMARY, METRICS) for path in place.rglob(name)}
-    if not found:
+        problem = "which is a file" if place.exists() else "which does not exist"
+        raise FileNotFoundError(f"RUN_DIR must be a folder, got '{place}', {problem}: {_WAY_OUT}")
+    folders = {path.parent.resolve() for name in (SUMMARY, METRICS) for path in place.rglob(name)}
+    if not folders:
         raise FileNotFoundError(
             f"RUN_DIR must hold a run, that is a folder with {SUMMARY} or {METRICS}, got '{place}', which has none at "
             f"any depth: {_WAY_OUT}"
         )
-    return sorted(found, key=lambda folder: [_natural(part) for part in folder.parts])
+    return sorted(folders, key=lambda folder: [_natural(part) for part in folder.parts])
 
 
 _WAY_OUT = "give the folder that `fedlit fit` wrote (runs/METHOD/version_N, if nothing else was set), or one above it"
 
 
 def _natural(text: str) -> list[tuple[int, int, str]]:
-    """Sorts numbers in a name by their value, and before letters."""
+    """A key that sorts numbers in a name by their value, and before letters."""
     return [(0, int(part), part) if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", text) if part]
 
 
@@ -152,10 +165,9 @@ def _read(folder: Path, name: str) -> RunFolder:
     config = flat(content) if content else {}
     rows = _parsed(folder / METRICS, _metrics) or []
     final: Mapping[str, float] = {}
-    if summary is not None and _is_test(rows, _rounds_per_epoch(config)):
-        place = max(place for place, row in enumerate(rows) if "epoch" in row)
-        final = rows[place]
-        rows = rows[:place]
+    if summary is not None and _ends_with_test(rows, _rounds_per_epoch(config)):
+        last = max(place for place, row in enumerate(rows) if "epoch" in row)
+        final, rows = rows[last], rows[:last]
     prefix = "dictionary_"
     tables = sorted(folder.glob(f"{prefix}*.csv"), key=lambda path: _natural(path.name))
     return RunFolder(
@@ -166,46 +178,56 @@ def _read(folder: Path, name: str) -> RunFolder:
         final=final,
         ledger=_parsed(folder / "ledger.csv", read_csv),
         privacy=_parsed(folder / "privacy.json", Report.from_json),
-        dictionary={path.stem.removeprefix(prefix): _parsed(path, _table) or {} for path in tables},
+        dictionary={path.stem.removeprefix(prefix): _parsed(path, _dictionary) or {} for path in tables},
         pictures=sorted(map(_picture, folder.glob("*.png")), key=lambda path: _natural(path.name)),
         embeddings=_parsed(folder / EMBEDDINGS, _embedded) or (),
     )
 
 
 def _rounds_per_epoch(config: Mapping[str, object]) -> int:
-    """As configured; 1, the default of the strategy, where somebody's own settings have no such number."""
+    """As configured; 1, the strategy's default, where foreign settings have no such number."""
     value = config.get("trainer.strategy.init_args.rounds_per_epoch")
     return value if isinstance(value, int) and value > 0 else 1
 
 
+def _ends_with_test(rows: Sequence[Mapping[str, float]], rounds_per_epoch: int) -> bool:
+    """Whether the last evaluation of a finished run is on test samples: that comes when all epochs are over."""
+    epochs = [row["epoch"] for row in rows if "epoch" in row]
+    ended = max((row["round"] for row in rows if "round" in row), default=-1) + 1
+    return bool(epochs) and epochs[-1] * rounds_per_epoch >= ended
+
+
+# ---------------------------------------------------------------- files, which a stranger may have made
+
+
 def _parsed(path: Path, parse: Callable[[str], _T]) -> _T | None:
-    """Parse a file; ``None`` if it is not there. Raises a `ValueError` if it is not what a run writes."""
+    """Parse a file; ``None`` if there is none. Raises a `ValueError` if no run writes such a file."""
     if not path.is_file():
         return None
     try:
         _check_file(path)
         return parse(path.read_text(encoding="utf-8"))
     except (*_UNREADABLE, csv.Error, yaml.YAMLError) as error:
-        raise _refused(path, f"{type(error).__name__}: {error}") from error
+        raise _unreadable(path, f"{type(error).__name__}: {error}") from error
 
 
 _UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
 
 
-def _refused(path: Path, why: str) -> ValueError:
+def _unreadable(path: Path, reason: str) -> ValueError:
     return ValueError(
         f"RUN_DIR must hold files as a run of this version of fedlit writes them, got '{path}', which cannot be "
-        f"read ({why}): restore the file, or move it away to report the run without it"
+        f"read ({reason}): restore the file, or move it away to report the run without it"
     )
 
 
 def _check_file(path: Path) -> None:
-    """Raise a `ValueError` if a folder that a stranger made would have us read a file elsewhere, or one without end."""
+    """Raise a `ValueError` if a stranger's folder would have us read a file elsewhere, or one without end."""
     if path.is_symlink():
         raise ValueError(f"it is a link to '{path.resolve()}', which a run does not write")
     size = path.stat().st_size
-    if size > _MOST_BYTES:
-        raise ValueError(f"it has {size} bytes, more than {_MOST_BYTES}")
+    if size > _MAX_BYTES:
+        raise ValueError(f"it has {size} bytes, more than {_MAX_BYTES}")
 
 
 def _picture(path: Path) -> Path:
@@ -215,7 +237,7 @@ def _picture(path: Path) -> Path:
             if file.read(len(_PNG)) != _PNG:
                 raise ValueError("it is no PNG picture")
     except (ValueError, OSError) as error:
-        raise _refused(path, str(error)) from error
+        raise _unreadable(path, str(error)) from error
     return path
 
 
@@ -223,17 +245,17 @@ def _mapping(text: str) -> dict[str, Any]:
     content = yaml.safe_load(text)
     if not isinstance(content, dict):
         raise TypeError(f"expected a mapping, got {type(content).__name__}")
-    places: list[object] = [content]
-    for _ in range(_MOST_ENTRIES):  # aliases make much of little, or have no end
-        if not places:
+    pending: list[object] = [content]
+    for _ in range(_MAX_ENTRIES):  # aliases make much of little, or have no end
+        if not pending:
             return content
-        place = places.pop()
-        places += place.values() if isinstance(place, dict) else place if isinstance(place, list) else []
-    raise ValueError(f"it has more than {_MOST_ENTRIES} entries, counted as often as aliases repeat them")
+        each = pending.pop()
+        pending += each.values() if isinstance(each, dict) else each if isinstance(each, list) else []
+    raise ValueError(f"it has more than {_MAX_ENTRIES} entries, counted as often as aliases repeat them")
 
 
 def differences(configs: Sequence[Mapping[str, object]]) -> dict[str, list[str]]:
-    """By dotted key, what each configuration has in it as YAML in one line, for keys in which not all are equal.
+    """By dotted key, each configuration's value as YAML in one line, for keys in which not all are equal.
 
     Where a configuration lacks the key it has ``"-"``.
     """
@@ -248,18 +270,31 @@ def as_yaml(value: object) -> str:
     return text.removesuffix("...\n").strip()
 
 
+# ---------------------------------------------------------------- numbers by round
+
+
 def _rows(text: str) -> list[dict[str, float]]:
     """Rows of the CSVLogger's table, without its empty cells."""
-    lines = csv.reader(io.StringIO(text[: text.rfind("\n") + 1]))  # what a killed run wrote last may be half a line
+    lines = csv.reader(io.StringIO(text[: text.rfind("\n") + 1]))  # a killed run may have left half a line
     header = next(lines, [])
-    return [dict(_numbers(zip(header, cells, strict=False))) for cells in lines]
+    rows: list[dict[str, float]] = []
+    for cells in lines:
+        row: dict[str, float] = {}
+        for name, cell in zip(header, cells, strict=False):
+            with suppress(ValueError):  # empty, or a text that a foreign callback has logged
+                row[name] = float(cell)
+        rows.append(row)
+    return rows
 
 
 def _metrics(text: str) -> list[dict[str, float]]:
-    """Rows that `rounds_of` can read; if it cannot, the file is still known here."""
     rows = _rows(text)
-    rounds_of(rows)
+    rounds_of(rows)  # fails here, where the file is known, if it cannot read them
     return rows
+
+
+def _dictionary(text: str) -> dict[str, Curve]:
+    return rounds_of([row | {"step": row["round"]} for row in _rows(text)])
 
 
 def _embedded(text: str) -> list[Embedded]:
@@ -267,25 +302,20 @@ def _embedded(text: str) -> list[Embedded]:
     header, rows = next(lines, []), [*lines]
     if header != HEADER:
         raise ValueError(f"its columns are {header}, not {HEADER}")
-    found = [Embedded(row[0], float(row[1]), float(row[2]), row[3], row[4]) for row in rows if len(row) == len(header)]
-    if len(found) != len(rows) or not all(math.isfinite(row.x) and math.isfinite(row.y) for row in found):
+    samples = [Embedded(row[0], float(row[1]), float(row[2]), *row[3:]) for row in rows if len(row) == len(header)]
+    if len(samples) != len(rows) or not all(math.isfinite(each.x) and math.isfinite(each.y) for each in samples):
         raise ValueError("a row has not all of its columns, or a place that is not finite")
-    if len(found) > MOST * len({row.client for row in found}):
-        raise ValueError(f"it has more than {MOST} samples of a client")
-    return found
-
-
-def _table(text: str) -> dict[str, Curve]:
-    """Columns of a table with a column ``round``."""
-    return rounds_of([row | {"step": row["round"]} for row in _rows(text)])
+    if len(samples) > MAX_SAMPLES * len({each.client for each in samples}):
+        raise ValueError(f"it has more than {MAX_SAMPLES} samples of a client")
+    return samples
 
 
 def rounds_of(rows: Sequence[Mapping[str, float]]) -> dict[str, Curve]:
     """Curves of a CSVLogger's rows, which have a step each, but a round only where one ends.
 
-    What Lightning logs has an epoch too: it belongs to the last round that ended above it, and of several evaluations
-    between two rounds the first counts: that of the model that the round left, where rounds are evaluated as they end.
-    Other rows are written when a round ends, with the step at which it ends, some above its own row.
+    Rows that Lightning logs have an epoch too: they belong to the last round that ended above them, and of several
+    evaluations between two rounds the first counts: that of the model that the round left, where rounds are evaluated
+    as they end. Other rows are written when a round ends, with the step at which it ends, some above its row.
     """
     ends = [(place, row["step"], int(row["round"])) for place, row in enumerate(rows) if "round" in row]
     curves: dict[str, Curve] = {}
@@ -298,16 +328,3 @@ def rounds_of(rows: Sequence[Mapping[str, float]]) -> dict[str, Curve]:
             for name in row.keys() - {"step", "epoch"}:
                 curves.setdefault(name, {}).setdefault(ends[at][2], row[name])
     return dict(sorted(curves.items()))
-
-
-def _is_test(rows: Sequence[Mapping[str, float]], rounds_per_epoch: int) -> bool:
-    """Whether the last evaluation of a finished run is that of test samples, which comes when all epochs are over."""
-    epochs = [row["epoch"] for row in rows if "epoch" in row]
-    ended = max((row["round"] for row in rows if "round" in row), default=-1) + 1
-    return bool(epochs) and epochs[-1] * rounds_per_epoch >= ended
-
-
-def _numbers(cells: Iterator[tuple[str, str]]) -> Iterator[tuple[str, float]]:
-    for name, cell in cells:
-        with suppress(ValueError):  # empty, or a word that somebody's own callback has logged
-            yield name, float(cell)

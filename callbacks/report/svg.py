@@ -1,18 +1,17 @@
-"""Charts as small SVG pictures, drawn in the colour of the text around: they can be read on light and dark ground.
+"""Charts as small SVG pictures in the colour of the surrounding text, readable on light and dark ground.
 
-They are written by hand as a report has some hundred of them: what matplotlib writes is ten times as much, and takes a
-hundred times as long.
+A report has hundreds of them: matplotlib's files would be ten times as large, and take a hundred times as long.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
 COLORS = ("#3b82c4", "#e07b39", "#3a9d5d", "#c94f5c", "#8f6fc9", "#9a7b4f", "#d165b0", "#2ba3a8", "#b8a02c", "#7d8894")
-"""All can be distinguished from one another, and from the ground, whether it is light or dark."""
+"""Distinguishable from each other and from a light or dark ground."""
 DASHES = ("", "6 3", "8 3 2 3", "2 3")
 INK = "currentColor"
 
@@ -28,12 +27,12 @@ _STYLE = (
 
 
 def color_of(place: int) -> str:
-    """Of the one that is compared at this place."""
+    """Colour of the curve at this position."""
     return COLORS[place % len(COLORS)]
 
 
 def dash_of(place: int) -> str:
-    """Of a line, where there are more than colours."""
+    """Dashes that distinguish more curves than there are colours."""
     return DASHES[place // len(COLORS) % len(DASHES)]
 
 
@@ -44,15 +43,7 @@ def number(value: float) -> str:
 
 @dataclass(frozen=True)
 class Scale:
-    """Where numbers are along an axis.
-
-    Args:
-        low: Number at ``start``.
-        high: Number at ``end``; above ``low``, and both positive if logarithmic.
-        start: Place of ``low``, in pixels.
-        end: Place of ``high``.
-        logarithmic: Whether equal ways are equal ratios.
-    """
+    """Pixels of numbers along an axis: ``low`` is at ``start`` and ``high``, which is above it, at ``end``."""
 
     low: float
     high: float
@@ -61,11 +52,11 @@ class Scale:
     logarithmic: bool = False
 
     def __call__(self, value: float) -> float:
-        """Where a number is, in pixels."""
+        """The pixel of a number."""
         low, high, value = (math.log(each) if self.logarithmic else each for each in (self.low, self.high, value))
         return self.start + (self.end - self.start) * (value - low) / (high - low)
 
-    def ticks(self, whole: bool = False, most: int = 6) -> list[float]:
+    def ticks(self, whole: bool = False, number: int = 6) -> list[float]:
         """Round numbers along the axis."""
         from matplotlib.ticker import LogLocator, MaxNLocator
 
@@ -74,12 +65,12 @@ class Scale:
             inside = [float(each) for each in powers if self.low <= each <= self.high]
             if len(inside) > 1:
                 return inside
-        locator = MaxNLocator(most, integer=whole, steps=[1, 2, 2.5, 5, 10])
+        locator = MaxNLocator(number, integer=whole, steps=[1, 2, 2.5, 5, 10])
         return [float(each) for each in locator.tick_values(self.low, self.high) if self.low <= each <= self.high]
 
 
 def spanning(values: Sequence[float], start: float, end: float, logarithmic: bool = False) -> Scale:
-    """A scale on which all finite values are, with some room around; at least one is finite, or it is from 0 to 1."""
+    """A scale with all finite values and some room around; from 0 to 1 without any."""
     finite = [value for value in values if math.isfinite(value)] or [0.0, 1.0]
     low, high = min(finite), max(finite)
     if logarithmic and low > 0 and high > 100 * low:
@@ -90,13 +81,7 @@ def spanning(values: Sequence[float], start: float, end: float, logarithmic: boo
 
 @dataclass
 class Drawing:
-    """What is drawn so far.
-
-    Args:
-        title: Above.
-        width: In pixels.
-        height: In pixels; grows by the legend.
-    """
+    """A picture in the making; its size is in pixels, and the legend adds to the height."""
 
     title: str
     width: float = WIDTH
@@ -104,37 +89,37 @@ class Drawing:
     parts: list[str] = field(default_factory=list)
 
     def line(self, points: Sequence[tuple[float, float]], **look: str) -> None:
-        """A line through points, which a point that is not finite breaks."""
-        words, down = [], False
+        """Draw a line through points; one that is not finite breaks it."""
+        steps, down = [], False
         for x, y in points:
             finite = math.isfinite(x) and math.isfinite(y)
             if finite:
-                words.append(f"{'L' if down else 'M'}{number(x)} {number(y)}")
+                steps.append(f"{'L' if down else 'M'}{number(x)} {number(y)}")
             down = finite
-        if words:
-            self.parts.append(f'<path d="{"".join(words)}"{_attributes(look)}/>')
+        if steps:
+            self.parts.append(f'<path d="{"".join(steps)}"{_attributes(look)}/>')
 
     def dots(self, points: Sequence[tuple[float, float]], size: float, color: str, **look: str) -> None:
-        """Round dots of a diameter in pixels; those that are not finite are left out."""
-        words = [f"M{number(x)} {number(y)}h0" for x, y in points if math.isfinite(x) and math.isfinite(y)]
-        if words:
+        """Draw dots of a diameter in pixels; those that are not finite are left out."""
+        marks = [f"M{number(x)} {number(y)}h0" for x, y in points if math.isfinite(x) and math.isfinite(y)]
+        if marks:
             look = {"stroke": color, "stroke-width": number(size), "stroke-linecap": "round"} | look
-            self.parts.append(f'<path d="{"".join(words)}"{_attributes(look)}/>')
+            self.parts.append(f'<path d="{"".join(marks)}"{_attributes(look)}/>')
 
     def box(self, x: float, y: float, width: float, height: float, **look: str) -> None:
-        """A rectangle."""
+        """Draw a rectangle."""
         where = {"x": number(x), "y": number(y), "width": number(width), "height": number(height), "stroke": "none"}
         self.parts.append(f"<rect{_attributes(where | look)}/>")
 
-    def text(self, x: float, y: float, words: str, anchor: str = "start", **look: str) -> None:
-        """Words, at the start, the middle or the end of which the point is."""
+    def text(self, x: float, y: float, text: str, anchor: str = "start", **look: str) -> None:
+        """Write text whose start, middle or end (``anchor``) is at the point."""
         where = {"x": number(x), "y": number(y)}
         if anchor != "start":
             where["text-anchor"] = anchor
-        self.parts.append(f"<text{_attributes(where | look)}>{escape(words)}</text>")
+        self.parts.append(f"<text{_attributes(where | look)}>{escape(text)}</text>")
 
     def axes(self, x: Scale, y: Scale, below: str, whole: bool = False, percent: bool = False) -> None:
-        """A grid, numbers at it, and what the horizontal axis has."""
+        """Draw a grid with its numbers, and name the horizontal axis."""
         for value in y.ticks():
             at = y(value)
             self.line([(x.start, at), (x.end, at)], opacity=".18")
@@ -146,19 +131,23 @@ class Drawing:
         self.text((x.start + x.end) / 2, y.start + 31, below, "middle")
 
     def legend(self, entries: Sequence[tuple[str, dict[str, str]]]) -> None:
-        """What each line is, in rows below all else."""
+        """Name the lines, in rows below everything else."""
         row, at = self.height + 10, float(LEFT)
-        for words, look in entries:
-            needs = 30 + _LETTER * len(words)
+        for name, look in entries:
+            needs = 30 + _LETTER * len(name)
             if at > LEFT and at + needs > self.width:
                 row, at = row + _ROW, float(LEFT)
             self.line([(at, row - 4), (at + 20, row - 4)], **look)
-            self.text(at + 25, row, words)
+            self.text(at + 25, row, name)
             at += needs + 12
         self.height = row + 6
 
+    def color_legend(self, names: Iterable[str], width: int = 4) -> None:
+        """Name the things that are distinguished by colour alone."""
+        self.legend([(name, {"stroke": color_of(at), "stroke-width": str(width)}) for at, name in enumerate(names)])
+
     def svg(self) -> str:
-        """The picture, to be put into a page."""
+        """The picture as an element of a page."""
         size = f"0 0 {number(self.width)} {number(self.height)}"
         title = f'<text x="{number(self.width / 2)}" y="16" text-anchor="middle"'
         return (
@@ -170,12 +159,12 @@ class Drawing:
 
 
 def standalone(svg: str) -> str:
-    """The same as a file, with a ground and colours of its own."""
+    """The picture as a file, with its colours and ground."""
     return svg.replace("<title>", f"{_STYLE}<title>", 1)
 
 
 def label_of(value: float) -> str:
-    """A number at an axis."""
+    """Text of a number at an axis."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 

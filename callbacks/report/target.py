@@ -1,69 +1,25 @@
-"""How the target's samples are predicted: right or wrong, how surely, as which classes, and by which features."""
+"""How the target's samples are predicted: scores of probabilities, classes, and features in the plane."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from fedlit.callbacks.report.charts import Confusion, Points, Reliability, Shares, mean_and_spread
-from fedlit.callbacks.report.pages import Block, Picture, Pictures, Table, Text
+from fedlit.callbacks.report.charts import Confusion, Points, Reliability, Shares
+from fedlit.callbacks.report.pages import Block, Picture, Pictures, Text
 from fedlit.callbacks.report.run import ORACLE
 from fedlit.callbacks.report.run_folder import RunFolder
 from fedlit.callbacks.run_summary import RunSummary
+from fedlit.tables import Figure, Table
 
-Runs = Mapping[str, Sequence[RunFolder]]
-"""Finished runs on one target, by method."""
-
-_MEASURES: tuple[tuple[str, Callable[[RunSummary], float | None]], ...] = (
-    ("balanced accuracy", lambda run: run.oracle_balanced_accuracy),
-    ("F1", lambda run: run.oracle_f1),
-    ("AUC", lambda run: run.oracle_auc),
-    ("calibration error", lambda run: run.oracle_ece),
-    ("Brier score", lambda run: run.oracle_brier),
-    ("temperature", lambda run: run.temperature),
-)
-
-
-def target_blocks(target: str, runs: Runs, file: str) -> list[Block]:
-    """Tables and pictures of the test samples of one target; nothing if no run has recorded them."""
-    summaries = [run for own in runs.values() for run in _summaries(own)]
-    classes = next((run.classes for run in summaries if run.oracle_confusion), [])
-    summed = {method: _summed(own, classes) for method, own in runs.items()}
-    summed = {method: counts for method, counts in summed.items() if counts}
-    others = sorted(
-        {run.method for run in summaries if run.oracle_confusion and sorted(run.classes) != sorted(classes)}
-    )
-    pictures: list[Picture] = []
-
-    def add(title: str, svg: str) -> None:
-        pictures.append(Picture(f"{file}_{len(pictures) + 1}.svg", title, svg))
-
-    bins = {method: _bins(own) for method, own in runs.items()}
-    bins = {method: rows for method, rows in bins.items() if rows}
-    if bins:
-        title = f"{target}: share that is right ({ORACLE}), by probability"
-        add(title, Reliability(title, bins).draw())
-    if summed:
-        title = f"{target}: share of each class, in %"
-        shares = {method: [sum(column) for column in zip(*counts, strict=True)] for method, counts in summed.items()}
-        add(title, Shares(title, classes, shares, [sum(row) for row in next(iter(summed.values()))]).draw())
-    for method, counts in summed.items():
-        title = f"{method} on {target}: true classes (rows, {ORACLE})"
-        add(title, Confusion(title, classes, counts).draw())
-    for method, own in runs.items():
-        embedded = [run for run in own if run.embeddings and run.summary]
-        if embedded:
-            run = min(embedded, key=lambda run: int(run.seed))
-            title = f"{method} on {target}: features, seed {run.seed}"
-            add(title, _points(title, run, target))
-    blocks: list[Block] = [*_table(runs)]
-    if pictures:
-        blocks += [Text(_MEANING), Pictures(pictures)]
-    if others:
-        blocks.append(
-            Text(f"Runs of {', '.join(others)} with other classes than {classes} are not counted as classes.")
-        )
-    return blocks
-
+_MEASURES = {
+    "balanced accuracy": "oracle_balanced_accuracy",
+    "F1": "oracle_f1",
+    "AUC": "oracle_auc",
+    "calibration error": "oracle_ece",
+    "Brier score": "oracle_brier",
+    "temperature": "temperature",
+}
+"""Columns, and the fields of `RunSummary` in them."""
 
 _MEANING = (
     f"Of test samples, counted over all seeds. True classes are those of the target's hidden labels ({ORACLE}). Rows "
@@ -74,64 +30,88 @@ _MEANING = (
 )
 
 
-def _summaries(runs: Sequence[RunFolder]) -> list[RunSummary]:
-    return [run.summary for run in runs if run.summary is not None]
+def target_blocks(target: str, runs: Mapping[str, Sequence[RunFolder]], file: str) -> list[Block]:
+    """Tables and pictures of the test samples of one target; nothing if no run has recorded them.
+
+    Args:
+        target: Name of the client.
+        runs: Finished runs on it, by their names in tables.
+        file: With which names of the pictures begin.
+    """
+    summaries = {name: [run.summary for run in some if run.summary is not None] for name, some in runs.items()}
+    recorded = [run for some in summaries.values() for run in some if run.oracle_confusion]
+    classes = recorded[0].classes if recorded else []
+    counts = {name: _summed(some, classes) for name, some in summaries.items()}
+    counts = {name: matrix for name, matrix in counts.items() if matrix}
+    bins = {name: _bins(some) for name, some in summaries.items()}
+    bins = {name: rows for name, rows in bins.items() if rows}
+    drawings: list[Reliability | Shares | Confusion | Points] = []
+    if bins:
+        drawings.append(Reliability(f"{target}: share that is right ({ORACLE}), by probability", bins))
+    if counts:
+        shares = {name: [sum(column) for column in zip(*matrix, strict=True)] for name, matrix in counts.items()}
+        true = [sum(row) for row in next(iter(counts.values()))]
+        drawings.append(Shares(f"{target}: share of each class, in %", classes, shares, true))
+    drawings += [
+        Confusion(f"{name} on {target}: true classes (rows, {ORACLE})", classes, matrix)
+        for name, matrix in counts.items()
+    ]
+    drawings += [
+        _points(f"{name} on {target}: features, seed {run.seed}", run, target)
+        for name, some in runs.items()
+        for run in sorted((run for run in some if run.embeddings), key=lambda run: int(run.seed))[:1]
+    ]
+    blocks: list[Block] = []
+    values = {
+        name: [[v for run in some if (v := getattr(run, field)) is not None] for field in _MEASURES.values()]
+        for name, some in summaries.items()
+    }
+    scores = [[name, *(Figure(each, form="{:.3f}") for each in row)] for name, row in values.items() if any(row)]
+    if scores:
+        blocks.append(Text(f"{ORACLE}, all but the temperature by which Calibration has divided logits:"))
+        blocks.append(Table.of(["method", *_MEASURES], scores))
+    if drawings:
+        pictures = [Picture(f"{file}_{n}.svg", each.title, each.draw()) for n, each in enumerate(drawings, 1)]
+        blocks += [Text(_MEANING), Pictures(pictures)]
+    others = sorted({run.method for run in recorded if sorted(run.classes) != sorted(classes)})
+    if others:
+        blocks.append(
+            Text(f"Runs of {', '.join(others)} with other classes than {classes} are not counted as classes.")
+        )
+    return blocks
 
 
-def _summed(runs: Sequence[RunFolder], classes: Sequence[str]) -> list[list[int]]:
-    """Confusion matrices over seeds, in the order of these classes; of runs that have others nothing."""
-    found = []
-    for run in _summaries(runs):
+def _summed(runs: Sequence[RunSummary], classes: Sequence[str]) -> list[list[int]]:
+    """The sum of the runs' confusion matrices in the order of these classes; runs with other classes are left out."""
+    matrices = []
+    for run in runs:
         if run.oracle_confusion and sorted(run.classes) == sorted(classes):
-            places = sorted(range(len(classes)), key=lambda place: classes.index(run.classes[place]))
-            found.append([[run.oracle_confusion[row][column] for column in places] for row in places])
-    return [[sum(cells) for cells in zip(*rows, strict=True)] for rows in zip(*found, strict=True)]
+            order = sorted(range(len(classes)), key=lambda place: classes.index(run.classes[place]))
+            matrices.append([[run.oracle_confusion[row][column] for column in order] for row in order])
+    return [[sum(cells) for cells in zip(*rows, strict=True)] for rows in zip(*matrices, strict=True)]
 
 
-def _bins(runs: Sequence[RunFolder]) -> list[list[float]]:
+def _bins(runs: Sequence[RunSummary]) -> list[list[float]]:
     """Reliability over seeds."""
-    found = [run.oracle_reliability for run in _summaries(runs) if run.oracle_reliability]
-    if not found or len({len(each) for each in found}) > 1:
+    tables = [run.oracle_reliability for run in runs if run.oracle_reliability]
+    if len({len(table) for table in tables}) != 1:
         return []
     rows = []
-    for same in zip(*found, strict=True):
+    for same in zip(*tables, strict=True):
         count = sum(row[0] for row in same)
-        means = [sum(row[0] * row[place] for row in same) / max(count, 1) for place in (1, 2)]
-        rows.append([count, *means])
+        rows.append([count, *(sum(row[0] * row[part] for row in same) / max(count, 1) for part in (1, 2))])
     return rows
 
 
-def _table(runs: Runs) -> list[Block]:
-    rows = []
-    for method, own in runs.items():
-        each = [[value for run in _summaries(own) if (value := of(run)) is not None] for _, of in _MEASURES]
-        if any(each):
-            rows.append([method, *(_number(values) if values else "-" for values in each)])
-    header = [name for name, _ in _MEASURES]
-    caption = Text(f"{ORACLE}, all but the temperature by which Calibration has divided logits:")
-    return [caption, Table(["method", *header], rows)] if rows else []
-
-
-def _number(values: Sequence[float]) -> str:
-    mean, spread = mean_and_spread(values)
-    return f"{mean:.3f}" + ("" if spread is None else f" ± {spread:.3f}")
-
-
-def _points(title: str, run: RunFolder, target: str) -> str:
-    rows = run.embeddings
-    shown = {row.client: row.predicted if row.client == target else row.label for row in rows}
-    classes = list(dict.fromkeys(row.predicted if row.client == target else row.label for row in rows))
-    classes = sorted(name for name in classes if name)
-    points = {client: [(row.x, row.y) for row in rows if row.client == client] for client in shown}
-    colors = {
-        client: [
-            classes.index(name) if (name := row.predicted if client == target else row.label) else 0
-            for row in rows
-            if row.client == client
-        ]
-        for client in shown
-    }
-    if not classes:  # of numbers, clients have the colours
-        colors = {client: [place] * len(points[client]) for place, client in enumerate(points)}
+def _points(title: str, run: RunFolder, target: str) -> Points:
+    rows = [(row, row.predicted if row.client == target else row.label) for row in run.embeddings]
+    classes = sorted({label for _, label in rows if label})
+    points: dict[str, list[tuple[float, float]]] = {}
+    colors: dict[str, list[int]] = {}
+    for row, label in rows:
+        points.setdefault(row.client, []).append((row.x, row.y))
+        colors.setdefault(row.client, []).append(classes.index(label) if label else 0)
+    if not classes:  # in regression, clients have the colours
+        colors = {client: [place] * len(some) for place, (client, some) in enumerate(points.items())}
         classes = [*points]
-    return Points(title, points, colors, classes, target).draw()
+    return Points(title, points, colors, classes, target)

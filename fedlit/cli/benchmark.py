@@ -16,7 +16,7 @@ from typing import Any
 
 from rich.table import Table
 
-from fedlit.console import show
+from fedlit.tables import show
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from fedlit.cli.known import KINDS, Row, known, offered
 from fedlit.cli.loading import load
-from fedlit.console import show
+from fedlit.tables import show
 
 
 def list_command(args: list[str]) -> None:

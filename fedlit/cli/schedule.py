@@ -21,7 +21,7 @@ from fedlit.callbacks import RunSummary, closing_table
 from fedlit.callbacks.report.run_folder import read_runs
 from fedlit.callbacks.run_record import write_whole
 from fedlit.callbacks.selection import as_json, select
-from fedlit.callbacks.tables import write_tables
+from fedlit.callbacks.summary import write_tables
 from fedlit.cli.command import causes
 from fedlit.cli.experiment import Experiment
 from fedlit.cli.folders import ExperimentFolder, first_process

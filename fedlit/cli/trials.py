@@ -16,7 +16,7 @@ from typing import Any
 from fedlit.callbacks import RunSummary
 from fedlit.callbacks.run_record import METRICS
 from fedlit.callbacks.selection import TRUST
-from fedlit.callbacks.tables import write_tables
+from fedlit.callbacks.summary import write_tables
 from fedlit.cli.arguments import find_config, normalise, refuse_linked, refuse_nameless, type_true
 from fedlit.cli.experiment import Experiment, Method
 from fedlit.cli.folders import ExperimentFolder, fingerprint, first_process
@@ -24,8 +24,8 @@ from fedlit.cli.lightning_cli import FedlitCLI, Parsed, WarnOfRepeats
 from fedlit.cli.ranking import Ranking, method_of, not_ranked, plain
 from fedlit.cli.schedule import is_dry, print_table, say, still_to_train, train_all, trains_one
 from fedlit.cli.sweep_file import SweepFile
-from fedlit.console import show
 from fedlit.remote import Seat
+from fedlit.tables import show
 
 _LOGGER = "WandbLogger"
 

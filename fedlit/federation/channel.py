@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, final, get_args
 
@@ -109,10 +108,3 @@ class Pairwise(Channel):
     beside: str | None = field(default=None, kw_only=True)
 
     kind: ClassVar[str] = "pairwise"
-
-
-def declared_by(things: Iterable[object]) -> list[Channel]:
-    """Channels of all things that declare some, such as the callbacks of a run."""
-    lists = (getattr(thing, "channels", ()) for thing in things)  # others call something else so: colours, say
-    found = (channel for some in lists if isinstance(some, list | tuple) for channel in some)
-    return [channel for channel in found if isinstance(channel, Channel)]

@@ -25,33 +25,33 @@ from small_federation import NUM_CLASSES, TARGET, Blobs, build, trainer
 SOURCES = ["amazon", "dslr", "caltech"]
 
 
-class Told(FedAvg):
-    """Logs given numbers: what `numbers` says of a round."""
+class Logs(FedAvg):
+    """Logs the `numbers` of each round."""
+
+    first = 0
 
     def on_round_end(self, run: Run) -> None:
         super().on_round_end(run)
-        self.run.log(numbers(run.clock.round_idx))
+        self.run.log(numbers(self.first + run.clock.round_idx))
 
 
-class AtOnce(FedAvg):
+class AtOnce(Logs):
     """Logs numbers in its first round."""
 
-    def on_round_end(self, run: Run) -> None:
-        super().on_round_end(run)
-        self.run.log(numbers(run.clock.round_idx + 1))
+    first = 1
 
 
 def numbers(round_idx: int) -> dict[str, float]:
     """Nothing in round 0; dslr is absent from round 2; caltech's distance is negative."""
     if round_idx == 0:
         return {}
-    told = {"beta": 0.5 / round_idx, "target_variance": 10.0 / round_idx}
+    found = {"beta": 0.5 / round_idx, "target_variance": 10.0 / round_idx}
     for place, source in enumerate(SOURCES):
         if source == "dslr" and round_idx == 2:
             continue
-        told |= {f"beta/{source}": 0.25 * place, f"distance/{source}": 1.0 + round_idx - 3 * place}
-        told |= {f"tau/{source}": 0.125 * round_idx}
-    return told
+        found |= {f"beta/{source}": 0.25 * place, f"distance/{source}": 1.0 + round_idx - 3 * place}
+        found |= {f"tau/{source}": 0.125 * round_idx}
+    return found
 
 
 def expected(rounds: range) -> dict[int, dict[str, float]]:
@@ -77,29 +77,31 @@ def curves(figure: Figure) -> dict[str, dict[str, dict[int, float]]]:
 @pytest.mark.parametrize("federated", [True, False])
 def test_the_table_holds_what_was_logged_and_is_empty_where_nothing_was(tmp_path: Path, federated: bool):
     logger, callback = CSVLogger(tmp_path), AggregationCurves()
-    trainer(4, [callback], tmp_path, federated, logger=logger).fit(build(Told, weighting="uniform"), Blobs())
+    trainer(4, [callback], tmp_path, federated, logger=logger).fit(build(Logs, weighting="uniform"), Blobs())
     assert callback.rounds == expected(range(4))
     rows = read_csv(Path(logger.log_dir) / "aggregation_curves.csv")
     kinds = [f"{kind}/{source}" for kind in ("beta", "distance", "tau") for source in SOURCES]
     assert list(rows[0]) == ["round", "beta", "target_variance", *kinds]
     assert [int(row["round"]) for row in rows] == [1, 2, 3]
     for row in rows:
-        told = {name: float(value) for name, value in row.items() if value and name != "round"}
-        assert told == pytest.approx(numbers(int(row["round"])))
+        found = {name: float(value) for name, value in row.items() if value and name != "round"}
+        assert found == pytest.approx(numbers(int(row["round"])))
     assert [name for name, value in rows[1].items() if not value] == ["beta/dslr", "distance/dslr", "tau/dslr"]
     picture = (Path(logger.log_dir) / "aggregation_curves.png").read_bytes()
     assert picture.startswith(b"\x89PNG")
 
 
-def test_without_a_logger_files_are_in_the_root(tmp_path: Path):
-    trainer(2, [AggregationCurves()], tmp_path).fit(build(Told), Blobs())
-    assert {path.suffix for path in tmp_path.glob("aggregation_curves.*")} == {".csv", ".png"}
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Figure:
+    """Curves of five rounds."""
+    callback, folder = AggregationCurves(), tmp_path_factory.mktemp("drawn")
+    trainer(5, [callback], folder).fit(build(Logs), Blobs())
+    assert {path.suffix for path in folder.glob("aggregation_curves.*")} == {".csv", ".png"}, "in the root, unlogged"
+    return callback.plot()
 
 
-def test_lines_are_the_numbers_and_are_interrupted_where_a_source_was_absent(tmp_path: Path):
-    callback = AggregationCurves()
-    trainer(5, [callback], tmp_path).fit(build(Told), Blobs())
-    beta, distance, tau = curves(callback.plot()).values()
+def test_lines_are_the_numbers_and_are_interrupted_where_a_source_was_absent(drawn: Figure):
+    beta, distance, tau = curves(drawn).values()
     assert beta["mean of sources"] == pytest.approx({r: 0.5 / r for r in range(1, 5)})
     assert beta["dslr"] == {1: 0.25, 3: 0.25, 4: 0.25}
     assert beta["caltech"] == dict.fromkeys(range(1, 5), 0.5)
@@ -108,11 +110,9 @@ def test_lines_are_the_numbers_and_are_interrupted_where_a_source_was_absent(tmp
     assert tau["amazon"] == {r: 0.125 * r for r in range(1, 5)}
 
 
-def test_estimates_that_no_logarithm_shows_are_marks_at_the_foot(tmp_path: Path):
+def test_estimates_that_no_logarithm_shows_are_marks_at_the_foot(drawn: Figure):
     """Of dslr, 1 + r - 3 <= 0 in round 1 (it is absent from round 2); of caltech, 1 + r - 6 <= 0 in rounds 1 to 4."""
-    callback = AggregationCurves()
-    trainer(5, [callback], tmp_path).fit(build(Told), Blobs())
-    axis = callback.plot().axes[1]
+    axis = drawn.axes[1]
     assert axis.get_yscale() == "log"
     marks = [line for line in axis.lines if line.get_marker() == "_" and len(line.get_xdata())]
     assert [list(line.get_xdata()) for line in marks] == [[1], [1, 2, 3, 4]]
@@ -158,7 +158,7 @@ def test_what_was_never_logged_has_no_panel():
     assert list(curves(callback.plot())) == [r"weight of the source, $\beta$"]
     callback.rounds = {0: {"beta": 0.5, "target_variance": 2.0}}
     assert len(callback.plot().axes) == 2
-    with pytest.raises(ValueError, match="plot needs at least one collected round, got none"):
+    with pytest.raises(ValueError, match="at least one collected round"):
         AggregationCurves().plot()
 
 
@@ -168,10 +168,10 @@ def test_a_resumed_run_has_the_rounds_before(tmp_path: Path, steps: int):
     """Rounds of 4 steps; the checkpoint is written at a round's end, or in the middle of a round."""
     saving = ModelCheckpoint(tmp_path, filename="mid", every_n_train_steps=steps, save_top_k=-1)
     first: list[pl.Callback] = [AggregationCurves(), saving]
-    trainer(3, first, tmp_path / "stopped", enable_checkpointing=True).fit(build(Told), Blobs())
+    trainer(3, first, tmp_path / "stopped", enable_checkpointing=True).fit(build(Logs), Blobs())
     callback = AggregationCurves()
     run = trainer(5, [callback], tmp_path / "resumed")
-    run.fit(build(Told), Blobs(), ckpt_path=str(tmp_path / "mid.ckpt"))
+    run.fit(build(Logs), Blobs(), ckpt_path=str(tmp_path / "mid.ckpt"))
     assert callback.rounds == expected(range(5))
     rows = read_csv(tmp_path / "resumed" / "aggregation_curves.csv")
     assert [int(row["round"]) for row in rows] == [1, 2, 3, 4]
@@ -179,13 +179,13 @@ def test_a_resumed_run_has_the_rounds_before(tmp_path: Path, steps: int):
 
 def test_another_fit_forgets_the_one_before(tmp_path: Path):
     callback = AggregationCurves()
-    trainer(4, [callback], tmp_path).fit(build(Told), Blobs())
-    trainer(2, [callback], tmp_path).fit(build(Told), Blobs())
+    trainer(4, [callback], tmp_path).fit(build(Logs), Blobs())
+    trainer(2, [callback], tmp_path).fit(build(Logs), Blobs())
     assert callback.rounds == expected(range(2))
 
 
 def test_a_method_that_logs_none_is_named_and_nothing_is_written(tmp_path: Path):
-    with pytest.warns(UserWarning, match=r"FedAvg logged none of beta, .*distance/SOURCE.*remove the callback"):
+    with pytest.warns(UserWarning, match="FedAvg logged none of beta"):
         trainer(1, [AggregationCurves()], tmp_path).fit(build(FedAvg), Blobs())
     assert not list(tmp_path.rglob("aggregation_curves.*"))
 
@@ -197,14 +197,6 @@ def test_fast_dev_run_writes_no_file(tmp_path: Path):
         trainer(1, [callback], tmp_path, fast_dev_run=True).fit(build(AtOnce), Blobs())
     assert callback.rounds == {0: pytest.approx(numbers(1))}
     assert not list(tmp_path.rglob("aggregation_curves.*"))
-
-
-def test_other_modules_are_refused_by_name(tmp_path: Path):
-    from lightning.pytorch.demos.boring_classes import BoringModel
-
-    run = trainer(1, [AggregationCurves()], tmp_path, federated=False)
-    with pytest.raises(TypeError, match="AggregationCurves watches a FederatedModule, got BoringModel"):
-        run.fit(BoringModel())
 
 
 def test_fedgp_is_drawn(tmp_path: Path):

@@ -26,6 +26,7 @@ from fedlit.functional import importance_weights
 from fedlit.methods import FedAvg, FedGP, FedRFTCA
 from fedlit.models import MLP
 from fedlit.privacy import PairwiseMasking
+from refused import refused
 from small_federation import CLIENTS, NUM_CLASSES, TARGET, Blobs, EveryMetric, build, trainer
 
 SOURCES = CLIENTS[:-1]
@@ -62,6 +63,12 @@ def by_scipy(module: Any, weighted: bool = False, sources: Sequence[str] = SOURC
     return float(np.exp(found.x))
 
 
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Trainer and module by ``using``."""
+    return {using: calibrated(tmp_path_factory.mktemp(using), using) for using in ("sources", "weighted")}
+
+
 def calibrated(folder: Path, using: Any = "sources", rounds: int = 6, module: Any = None, **kwargs: Any) -> Any:
     module = module or sharp()
     run = trainer(rounds, [Calibration(using), *kwargs.pop("callbacks", [])], folder, **kwargs)
@@ -70,8 +77,8 @@ def calibrated(folder: Path, using: Any = "sources", rounds: int = 6, module: An
 
 
 @pytest.mark.parametrize("using", ["sources", "weighted"])
-def test_the_temperature_is_that_of_the_sources_samples_in_one_place(using: Any, tmp_path: Path):
-    run, module = calibrated(tmp_path, using)
+def test_the_temperature_is_that_of_the_sources_pooled_samples(using: Any, runs: Any):
+    run, module = runs[using]
     assert module.run.outputs.temperature == pytest.approx(by_scipy(module, using == "weighted"), rel=5e-3)
     assert module.run.outputs.temperature > 1.2
     assert float(run.callback_metrics["target/temperature"]) == pytest.approx(module.run.outputs.temperature)
@@ -84,16 +91,15 @@ def test_a_model_that_is_not_sure_enough_is_left_as_it_is(using: Any, tmp_path: 
     assert module.run.outputs.temperature == 1
 
 
-def test_weights_change_the_temperature(tmp_path: Path):
-    plain, weighted = (calibrated(tmp_path, using)[1].run.outputs.temperature for using in ("sources", "weighted"))
+def test_weights_change_the_temperature(runs: Any):
+    plain, weighted = (module.run.outputs.temperature for _, module in runs.values())
     assert abs(math.log(plain / weighted)) > 0.01
 
 
 @pytest.mark.parametrize("using", ["sources", "weighted"])
-def test_the_target_is_sent_the_mean_alone_through_the_backend(using: Any, tmp_path: Path):
-    plain = calibrated(tmp_path, using)[1].run.outputs.temperature
+def test_the_target_is_sent_the_mean_alone_through_the_backend(using: Any, runs: Any, tmp_path: Path):
     _, module = calibrated(tmp_path, using, strategy={"privacy": PairwiseMasking(colluders=0)})
-    assert module.run.outputs.temperature == pytest.approx(plain, rel=1e-3)
+    assert module.run.outputs.temperature == pytest.approx(runs[using][1].run.outputs.temperature, rel=1e-3)
     assert module.federation.channels["calibration"].description.backend == "PairwiseMasking"
     sent = [entry for entry in module.federation.ledger if entry.channel == "calibration"]
     assert [(entry.sender, entry.receiver) for entry in sent] == 6 * [
@@ -102,8 +108,8 @@ def test_the_target_is_sent_the_mean_alone_through_the_backend(using: Any, tmp_p
     ]
 
 
-def test_weighted_sources_send_as_many_numbers_as_is_said(tmp_path: Path):
-    _, module = calibrated(tmp_path, "weighted", rounds=1)
+def test_weighted_sources_send_as_many_numbers_as_documented(runs: Any):
+    _, module = runs["weighted"]
     sizes = {entry.num_bytes for entry in module.federation.ledger if entry.channel == "calibration"}
     numbers = 2 * 32**2 + 83 * 32 + 1
     assert all(8 * numbers <= size < 8 * numbers + 200 for size in sizes)
@@ -131,8 +137,8 @@ def test_sharp_probabilities_are_mended_and_classes_stay(tmp_path: Path):
     assert [int(row["predicted"]) for row in rows] == logits.argmax(dim=1).tolist()
 
 
-def test_others_predictions_are_left_alone(tmp_path: Path):
-    run, module = calibrated(tmp_path)
+def test_predictions_of_sources_are_left_alone(runs: Any):
+    run, module = runs["sources"]
     data = Blobs()
     loader = FederatedLoader({name: data.parts["test"][name] for name in CLIENTS}, training=False)
     predicted = run.predict(module, loader)
@@ -180,7 +186,7 @@ def test_a_checkpoint_with_something_else_as_temperature_is_refused(odd: Any, tm
     stored = torch.load(tmp_path / "x.ckpt", weights_only=True)
     stored["clients"][TARGET]["temperature"] = odd
     torch.save(stored, tmp_path / "x.ckpt")
-    with pytest.raises(RosterError, match="temperature of the target must be a positive number, got"):
+    with pytest.raises(RosterError, match="temperature of the target"):
         trainer(1, [], tmp_path).predict(sharp(), Blobs(), ckpt_path=str(tmp_path / "x.ckpt"))
 
 
@@ -226,7 +232,7 @@ def test_few_labels_of_the_target_are_enough(method: Any, above: bool, tmp_path:
 
 
 def test_less_than_ten_labels_are_too_few(tmp_path: Path):
-    with pytest.raises(RosterError, match="at least 10 labelled training samples of 'va_long_beach', which has 9"):
+    with pytest.raises(RosterError, match=r"at least 10 labelled .* has 9"):
         hospitals(Bystander, 9, tmp_path)
 
 
@@ -246,14 +252,10 @@ class Without(Blobs):
 
 
 @pytest.mark.parametrize(
-    ("using", "names", "said"),
-    [
-        ("sources", [TARGET], "needs validation samples of the sources, which have none: raise val_fraction"),
-        ("weighted", SOURCES, f"needs validation samples of '{TARGET}', without labels, and there are none"),
-    ],
+    ("using", "names", "lacking"), [("sources", [TARGET], "the sources"), ("weighted", SOURCES, f"'{TARGET}'")]
 )
-def test_missing_samples_are_told(using: Any, names: list[str], said: str, tmp_path: Path):
-    with pytest.raises(RosterError, match=said):
+def test_missing_samples_are_an_error(using: Any, names: list[str], lacking: str, tmp_path: Path):
+    with pytest.raises(RosterError, match=f"needs validation samples of {lacking}"):
         trainer(1, [Calibration(using)], tmp_path).fit(sharp(), Without(names))
 
 
@@ -272,13 +274,13 @@ def test_while_there_is_nothing_to_predict_with_there_is_no_temperature(tmp_path
 
 
 def test_what_cannot_be_calibrated_is_refused(tmp_path: Path):
-    with pytest.raises(ValueError, match=r"using must be one of \['sources', 'weighted', 'target'\], got 'labels'"):
+    with refused("using"):
         Calibration("labels")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="must be listed before OracleAccuracy"):
+    with pytest.raises(ValueError, match="before OracleAccuracy"):
         trainer(1, [OracleAccuracy(), Calibration()], tmp_path).fit(build(), Blobs())
     data = HeartDisease(predict="heart_rate", seed=0)
     module = FedAvg(data.clients, data.target, 1, MLP(data.in_features, [8]), task="regression")
-    with pytest.raises(ValueError, match="the method has task='regression': remove the callback"):
+    with pytest.raises(ValueError, match="task='regression'"):
         trainer(1, [Calibration()], tmp_path).fit(module, data)
 
 
@@ -303,13 +305,13 @@ def seen(folder: Path, devices: int, using: Any, placement: Any = None) -> dict[
 )
 def test_two_processes_find_what_one_finds(using: Any, placement: Any, tmp_path: Path):
     """Also where one is the server's alone."""
-    told = {}
+    seen_by: dict[int, Any] = {}
     for count in (1, 2):
         folder = tmp_path / str(count)
         folder.mkdir()
-        told[count] = processes.results(seen, folder, count, using, placement if count == 2 else None, ranks=count)
-    (alone,) = told[1]
-    first, second = told[2]
+        seen_by[count] = processes.results(seen, folder, count, using, placement if count == 2 else None, ranks=count)
+    (alone,) = seen_by[1]
+    first, second = seen_by[2]
     assert first["own"] is None
     assert second["own"] == alone["own"] != 1
     for each in (first, second):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import matplotlib as mpl
 import numpy as np
 import pytest
 import torch
@@ -21,6 +22,7 @@ from fedlit.methods import FedAvg, FedDaDiL
 from fedlit.models import MLP, Features
 from fedlit.run.component import Component
 from fedlit.run.run import Run
+from refused import refused
 from small_federation import CLIENTS, NUM_CLASSES, TARGET, Blobs, trainer
 
 
@@ -37,6 +39,14 @@ def build(**kwargs: Any) -> FedDaDiL:
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures are made and not written, which takes most of such a run: for tests that read no file."""
     monkeypatch.setattr(Figure, "savefig", lambda self, path, **kwargs: Path(path).touch())
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[DictionaryPictures, FedDaDiL]:
+    """The callback and the module of three rounds."""
+    callback, module = DictionaryPictures(), build()
+    trainer(3, [callback], tmp_path_factory.mktemp("trained")).fit(module, Blobs())
+    return callback, module
 
 
 class Watch(pl.Callback, Component):
@@ -70,19 +80,15 @@ def test_each_client_has_a_table_and_a_picture_and_the_atoms_have_one(tmp_path: 
 
 
 @pytest.mark.parametrize("plane", ["pca", "tsne"])
-@pytest.mark.usefixtures("undrawn")
-def test_the_target_is_drawn_next_to_its_reconstruction_by_predicted_classes(plane: Any, tmp_path: Path) -> None:
-    callback, module = DictionaryPictures(plane), build()
-    data = Blobs()
-    trainer(3, [callback], tmp_path).fit(module, data)
+def test_the_target_is_drawn_next_to_its_reconstruction_by_predicted_classes(plane: Any, trained: Any) -> None:
+    callback, module = trained
+    callback.plane = plane
     figure = callback.plot_client(module, TARGET)
     samples, points = figure.axes[2].collections[:2]
     assert len(samples.get_offsets()) == 30
     assert len(points.get_offsets()) == 16
     assert np.isfinite(samples.get_offsets()).all()
-    import matplotlib as mpl
-
-    x = data.parts["val"][TARGET].tensors[0]
+    x = Blobs().parts["val"][TARGET].tensors[0]
     predicted = module(x).argmax(dim=1).tolist()
     colors = [mpl.colormaps["tab10"](label)[:3] for label in predicted]
     np.testing.assert_allclose(samples.get_facecolors()[:, :3], colors)
@@ -96,10 +102,8 @@ def test_the_target_is_drawn_next_to_its_reconstruction_by_predicted_classes(pla
         np.testing.assert_allclose(np.abs(samples.get_offsets()), scores[:30].abs(), atol=1e-4)
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_bars_are_shares_of_label_mass(tmp_path: Path) -> None:
-    callback, module = DictionaryPictures(), build()
-    trainer(3, [callback], tmp_path).fit(module, Blobs())
+def test_bars_are_shares_of_label_mass(trained: Any) -> None:
+    callback, module = trained
     (axis,) = callback.plot_atoms(module).axes
     heights = np.array([[bar.get_height() for bar in bars] for bars in axis.containers])
     labels = module.replicas[module.target].dictionary.labels.detach()
@@ -116,7 +120,7 @@ def test_sources_have_no_plane_and_absent_ones_no_cost(tmp_path: Path) -> None:
     assert len(callback.plot_client(module, "dslr").axes) == 2
     assert math.isnan(callback.rounds["dslr"][1][-1])
     assert callback.rounds["dslr"][2][-1] > 0
-    with pytest.raises(ValueError, match="client must be one with a collected round, got 'nowhere' of"):
+    with pytest.raises(ValueError, match="'nowhere'"):
         callback.plot_client(module, "nowhere")
 
 
@@ -136,11 +140,11 @@ def test_a_resumed_run_has_the_rounds_before(tmp_path: Path) -> None:
     assert resumed.rounds == straight.rounds
 
 
-def test_bad_words_and_other_methods_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="plane must be 'pca' or 'tsne', got 'umap'"):
+def test_unknown_planes_and_other_methods_are_refused(tmp_path: Path) -> None:
+    with refused("plane"):
         DictionaryPictures("umap")  # type: ignore[arg-type]
     other = FedAvg(CLIENTS, TARGET, NUM_CLASSES, MLP(5, [8]))
-    with pytest.raises(TypeError, match="DictionaryPictures draws what FedDaDiL learns, got FedAvg"):
+    with pytest.raises(TypeError, match="FedDaDiL learns, got FedAvg"):
         trainer(1, [DictionaryPictures()], tmp_path).fit(other, Blobs())
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import math
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
 import pytest
 import torch
 from rich.console import Console
@@ -81,8 +81,7 @@ def test_key_material_is_counted_with_its_channel_and_apart_from_its_messages(tm
     assert channel["channel"] == "weights"
     assert channel["bytes_up"] + channel["bytes_down"] == sent["weights"]
     assert channel["bytes_keys"] == sent["weights/keys"] > 0
-    said = PairwiseMasking(colluders=0).describe_round(3)
-    assert channel["description"] == {name: getattr(said, name) for name in said.__dataclass_fields__}
+    assert channel["description"] == asdict(PairwiseMasking(colluders=0).describe_round(3))
 
 
 def test_the_file_holds_the_report_and_what_nothing_protects(tmp_path: Path):
@@ -98,16 +97,14 @@ def test_the_file_holds_the_report_and_what_nothing_protects(tmp_path: Path):
     assert any("Checkpoints have weights and optimiser states" in line for line in NOT_PROTECTED)
 
 
-def test_around_a_server_the_report_says_what_that_can_read(tmp_path: Path):
-    module = train(tmp_path)
+def test_around_a_server_the_report_states_what_that_can_read(tmp_path: Path):
+    module = train(tmp_path, rounds=1)
     alone = report(module.federation).not_protected
-    module.federation.transport.losable = True  # as one with sites around it says
+    module.federation.transport.losable = True  # as of one with sites around it
     lines = " ".join(report(module.federation).not_protected)
     assert alone == NOT_PROTECTED
-    assert "The server has no client, and no key of theirs. It reads what each channel reveals to it" in lines
     assert "joined by TLS" in lines
     assert "process 0" not in lines
-    assert "without encryption" not in lines
 
 
 def test_fast_dev_run_prints_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -190,17 +187,9 @@ def test_a_method_that_sends_nothing_says_so():
     assert printed(Report([], None, None), 80)[0] == "privacy report: nothing is sent"
 
 
-def test_other_modules_are_refused_by_name(tmp_path: Path):
-    from lightning.pytorch.demos.boring_classes import BoringModel
-
-    run: pl.Trainer = trainer(1, [PrivacyReport()], tmp_path, federated=False)
-    with pytest.raises(TypeError, match="PrivacyReport watches a FederatedModule, got BoringModel"):
-        run.fit(BoringModel())
-
-
 def test_a_file_with_half_a_mechanism_is_refused(tmp_path: Path) -> None:
     train(tmp_path, rounds=1)
     record = json.loads((tmp_path / "privacy.json").read_text())
     record["channels"][0]["clip_norm"] = 1.0
-    with pytest.raises(ValueError, match="channel 'weights' has clip_norm or noise_multiplier without the other"):
+    with pytest.raises(ValueError, match="clip_norm or noise_multiplier"):
         Report.from_json(json.dumps(record))

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import yaml
 
-from fedlit.callbacks import RunSummary
 from fedlit.callbacks.report import read_runs, report_on
-from fedlit.callbacks.report.contents import distinct_names
-from fedlit.callbacks.report.pages import Bullets, Heading, Pictures, Table, Text
+from fedlit.callbacks.report.federations import labelled
+from fedlit.callbacks.report.pages import Bullets, Heading, Pictures, Text
+from fedlit.tables import Table
+from summaries import COLLAPSED, HEALTHY, summary, write_run
 
 
 def write(
@@ -26,25 +27,23 @@ def write(
     **of_summary: Any,
 ) -> None:
     """A finished run of one round."""
-    folder.mkdir(parents=True)
     config = {
         "seed_everything": seed,
         "model": {"class_path": f"fedlit.methods.{method}"},
         "data": {"class_path": data, "init_args": {"target": target, **(data_args or {})}},
     }
-    (folder / "config.yaml").write_text(yaml.safe_dump(config))
     cells = "" if trust is None else str(trust)
-    (folder / "metrics.csv").write_text(
-        f"epoch,round,step,target/score,validator/trust\n,0,1,,\n0,,0,0.5,{cells}\n1,,1,0.5,{cells}\n"
-    )
-    given = {"target_score": 0.5, "rounds": 1, "bytes_by_channel": {}, "seconds": {}, "seconds_total": 1.0}
-    given |= {"processes": 1, "target_sha256": "", "backends": {}}
-    summary = RunSummary(method, target, seed, accuracy, **(given | of_summary))
-    (folder / "summary.json").write_text(summary.to_json())
+    metrics = f"epoch,round,step,target/score,validator/trust\n,0,1,,\n0,,0,0.5,{cells}\n1,,1,0.5,{cells}\n"
+    write_run(folder, config, metrics, summary(method, target, accuracy, seed, **of_summary))
+
+
+def table(folder: Path) -> list[list[str]]:
+    """The first table of the page."""
+    return next(block for block in report_on(read_runs([folder]))[1] if isinstance(block, Table)).texts()
 
 
 def texts(folder: Path) -> list[str]:
-    """Of the page, what it says outside of folds, in order."""
+    """Texts of the page outside of folds, in order."""
     _, blocks = report_on(read_runs([folder]))
     found: list[str] = []
     for block in blocks:
@@ -58,11 +57,10 @@ def texts(folder: Path) -> list[str]:
 def test_without_trust_the_page_says_first_that_methods_are_not_ranked_and_how_they_would_be(tmp_path: Path) -> None:
     write(tmp_path / "a", "SourceOnly", 0.5, None, target_score=0.9)
     write(tmp_path / "b", "FedAvg", 0.9, None, target_score=0.1)
-    said = texts(tmp_path)[2]
-    assert said.startswith("Methods are not ranked: only validator/trust compares methods")
-    assert "--select best" in said
-    assert "--trainer.callbacks+=fedlit.callbacks.Validators" in said
-    assert not any("best on" in each or "is best" in each for each in texts(tmp_path))
+    text = texts(tmp_path)[2]
+    assert text.startswith("Methods are not ranked: only validator/trust compares")
+    assert "--select best" in text
+    assert "--trainer.callbacks+=fedlit.callbacks.Validators" in text
 
 
 def test_the_most_trusted_is_taken_whatever_target_score_and_hidden_labels_say(tmp_path: Path) -> None:
@@ -73,9 +71,8 @@ def test_the_most_trusted_is_taken_whatever_target_score_and_hidden_labels_say(t
     found = texts(tmp_path)
     assert found[2] == "By validator/trust, without labels of the target: on fonts take FedMMD."
     assert found[3] == "Not compared, as runs of them have not logged validator/trust: FADA."
+    assert table(tmp_path) == [["fonts", "0", "FedMMD", "0", "0.300", "SourceOnly", "0.200"]]
     _, blocks = report_on(read_runs([tmp_path]))
-    table = next(block for block in blocks if isinstance(block, Table))
-    assert table.rows == [["fonts", "0", "FedMMD", "0", "0.300", "SourceOnly", "0.200"]]
     pictures = [picture for block in blocks if isinstance(block, Pictures) for picture in block.pictures]
     assert pictures[0].caption == "validator/trust of the most trusted round"
 
@@ -94,12 +91,10 @@ def test_seeds_that_do_not_agree_are_told_of_and_source_only_has_the_margin(tmp_
 def test_where_no_model_is_trusted_none_is_named(tmp_path: Path) -> None:
     for place, (method, trust) in enumerate((("SourceOnly", 0.0), ("FedAvg", 0.0011), ("FedMMD", 0.0004))):
         write(tmp_path / str(place), method, 0.5, trust)
-    said = texts(tmp_path)[2]
-    assert said.startswith("No model can be trusted on fonts, and none is named: the highest trust is 0.0011")
-    assert not any(name in said for name in ("SourceOnly", "FedAvg", "FedMMD"))
-    _, blocks = report_on(read_runs([tmp_path]))
-    table = next(block for block in blocks if isinstance(block, Table))
-    assert table.rows == [["fonts", "0", "none: too little trust", "-", "at most 0.0011", "-", "-"]]
+    text = texts(tmp_path)[2]
+    assert text.startswith("No model can be trusted on fonts, and none is named: the highest trust is 0.0011")
+    assert not any(name in text for name in ("SourceOnly", "FedAvg", "FedMMD"))
+    assert table(tmp_path) == [["fonts", "0", "none: too little trust", "-", "at most 0.0011", "-", "-"]]
 
 
 def test_one_method_and_regression_have_no_ranking(tmp_path: Path) -> None:
@@ -120,8 +115,9 @@ def test_one_method_and_regression_have_no_ranking(tmp_path: Path) -> None:
 def closing(folder: Path) -> list[list[list[str]]]:
     """First cells of the closing tables."""
     _, blocks = report_on(read_runs([folder]))
-    tables = [block for block in blocks if isinstance(block, Table) and block.header[:2] == ["method", "target"]]
-    return [[list(row[:3]) for row in table.rows] for table in tables]
+    tables = [block for block in blocks if isinstance(block, Table)]
+    closing = [table for table in tables if [column.title for column in table.columns[:2]] == ["method", "target"]]
+    return [[row[:3] for row in table.texts()] for table in closing]
 
 
 @pytest.mark.parametrize(
@@ -150,17 +146,10 @@ def test_runs_of_other_data_clients_or_tasks_are_not_averaged_or_compared(
     assert len([each for each in found if "on fonts take" in each or "not ranked" in each]) == 2
 
 
-def test_an_argument_that_is_null_is_one_that_is_not_there(tmp_path: Path) -> None:
-    """As in configurations of two versions, of which one has more arguments."""
+def test_arguments_of_training_and_null_ones_make_no_other_federation(tmp_path: Path) -> None:
     write(tmp_path / "a", "SourceOnly", 0.5, None, data_args={"clients": None})
-    write(tmp_path / "b", "FedAvg", 0.7, None)
-    assert len(closing(tmp_path)) == 1
-
-
-def test_what_a_method_is_given_of_the_same_data_is_compared(tmp_path: Path) -> None:
-    write(tmp_path / "a", "SourceOnly", 0.5, None)
-    given = {"target_labels": 50, "batch_size": 8, "normalise": "ranks"}
-    write(tmp_path / "b", "FedAvg", 0.7, None, data_args=given)
+    of_training = {"target_labels": 50, "batch_size": 8, "normalise": "ranks"}
+    write(tmp_path / "b", "FedAvg", 0.7, None, data_args=of_training)
     assert len(closing(tmp_path)) == 1
     assert any("FedAvg - SourceOnly is +20.0 points" in each for each in texts(tmp_path))
 
@@ -172,17 +161,9 @@ def test_runs_of_other_arguments_rounds_and_seeds_have_rows_of_their_own(tmp_pat
     assert closing(tmp_path) == [[["FedAvg (rounds=5)", "fonts", "55.0 ± 7.1"], ["FedAvg (rounds=9)", "fonts", "90.0"]]]
 
 
-def test_seeds_that_are_missing_are_told_of(tmp_path: Path) -> None:
-    for seed in (0, 1):
-        write(tmp_path / f"a{seed}", "FedAvg", 0.5, None, seed)
-    write(tmp_path / "b", "SourceOnly", 0.5, None)
-    page = "\n".join(str(block) for block in report_on(read_runs([tmp_path]))[1])
-    assert "SourceOnly on fonts has seed 0 alone, of seeds 0, 1" in page
-
-
 def test_a_collapsed_model_is_marked_in_the_table(tmp_path: Path) -> None:
-    write(tmp_path / "a", "FedAvg", 0.5, None, oracle_confusion=[[0, 2], [0, 2]], classes=["no", "yes"])
-    write(tmp_path / "b", "SourceOnly", 0.5, None, oracle_confusion=[[1, 1], [0, 2]], classes=["no", "yes"])
+    write(tmp_path / "a", "FedAvg", 0.5, None, **COLLAPSED)
+    write(tmp_path / "b", "SourceOnly", 0.5, None, **HEALTHY)
     assert closing(tmp_path) == [[["FedAvg", "fonts", "50.0 †"], ["SourceOnly", "fonts", "50.0"]]]
     assert "† predicts one class alone." in texts(tmp_path)
     assert "FedAvg on fonts, seed 0, predicts nothing but 'yes'." in texts(tmp_path)
@@ -195,5 +176,5 @@ def test_equal_runs_of_settings_that_differ_in_much_have_a_name_each(tmp_path: P
         config = yaml.safe_load((tmp_path / name / "config.yaml").read_text())
         config["model"]["init_args"] = of_data
         (tmp_path / name / "config.yaml").write_text(yaml.safe_dump(config))
-    names = distinct_names(read_runs([tmp_path]))
-    assert sorted(names.values()) == [f"FedAvg (as {run})" for run in sorted(names)]
+    runs = labelled(read_runs([tmp_path]))
+    assert [run.label for run in runs] == [f"FedAvg (as {run.name})" for run in runs]

@@ -8,38 +8,42 @@ import math
 import re
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-import yaml
 
 from fedlit.callbacks import RunSummary
 from fedlit.callbacks.report import report_on, write_report
 from fedlit.callbacks.report.charts import Line, Panel
-from fedlit.callbacks.report.pages import Heading, Pictures, Table, Text, to_html, to_markdown
+from fedlit.callbacks.report.pages import Heading, Pictures, Text, to_html, to_markdown
 from fedlit.callbacks.report.run_folder import as_yaml, differences, read_runs, rounds_of
 from fedlit.configs import flat
 from fedlit.privacy import Plain
+from fedlit.tables import Table
 from read_page import Page, markdown_tables
+from summaries import summary, write_run
 
 HOSTILE = "<script>alert('1')</script>|*b* _c_ `d` [e](http://f) $g$ &amp;"
 
 
-def write_run(folder: Path, metrics: str = "", target: str = "webcam") -> Path:
-    """An interrupted run: a configuration and metrics."""
-    folder.mkdir(parents=True)
+def write(folder: Path, metrics: str = "", target: str = "webcam", finished: RunSummary | None = None) -> Path:
+    """A run's folder; without a summary the run was interrupted."""
     config = {"seed_everything": 3, "model": {"class_path": "fedlit.methods.FedAvg"}}
-    (folder / "config.yaml").write_text(yaml.safe_dump(config | {"data": {"init_args": {"target": target}}}))
-    (folder / "metrics.csv").write_text(metrics or "round,step\n0.0,1\n")
-    return folder
+    config |= {"data": {"init_args": {"target": target}}}
+    return write_run(folder, config, metrics or "round,step\n0.0,1\n", finished)
 
 
-def write_finished(folder: Path, accuracy: float, target: str = "webcam") -> Path:
+def write_finished(folder: Path, accuracy: float, target: str = "webcam", **fields: Any) -> Path:
     """A run that came to its end."""
-    write_run(folder, target=target)
-    summary = RunSummary("FedAvg", target, 3, accuracy, None, 1, {"weights": 10}, {}, 1.0, 1, "0" * 64, {})
-    (folder / "summary.json").write_text(summary.to_json())
-    return folder
+    fields = {"target_score": None, "bytes_by_channel": {"weights": 10}} | fields
+    return write(folder, target=target, finished=summary("FedAvg", target, accuracy, **({"seed": 3} | fields)))
+
+
+def corrupt(folder: Path, **fields: object) -> None:
+    """Overwrite fields of a finished run's summary."""
+    path = write_finished(folder, 0.5) / "summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
 def page_of(folder: Path) -> Page:
@@ -86,7 +90,7 @@ def test_rounds_of_one_step_are_told_apart():
 
 def test_sparse_cells_words_and_half_a_line_are_left_out(tmp_path: Path):
     text = "a,b,epoch,round,step\n,nan,,0.0,1\n0.5,yes,0,,0\n,,,1.0,2\n0.75,,1,,1\n0.1"
-    (run,) = read_runs([write_run(tmp_path / "x" / "y", text)])
+    (run,) = read_runs([write(tmp_path / "x" / "y", text)])
     assert run.curves["a"] == {0: 0.5, 1: 0.75}
     assert math.isnan(run.curves["b"][0])
     assert list(run.curves["b"]) == [0]
@@ -95,12 +99,12 @@ def test_sparse_cells_words_and_half_a_line_are_left_out(tmp_path: Path):
 
 def test_runs_are_found_at_any_depth_in_natural_order_and_once(tmp_path: Path):
     for name in ("b/version_10", "b/version_2", "a/deep/er/version_0", "a2/version_0", "a10/version_0"):
-        write_run(tmp_path / name)
+        write(tmp_path / name)
     runs = read_runs([tmp_path / "b", tmp_path, tmp_path / "b" / "version_2"])
     assert [run.name for run in runs] == [
         "b/version_2", "b/version_10", "er/version_0", "a2/version_0", "a10/version_0"
     ]  # fmt: skip
-    write_run(tmp_path / "c" / "b" / "version_2")
+    write(tmp_path / "c" / "b" / "version_2")
     names = [run.name for run in read_runs([tmp_path / "b" / "version_2", tmp_path / "c"])]
     assert names == [f"{tmp_path.name}/b/version_2", "c/b/version_2"]
 
@@ -123,8 +127,8 @@ def test_configurations_differ_in_leaves():
 def test_words_from_files_stay_words(tmp_path: Path):
     """A target's name reaches titles, tables, captions and pictures; a folder's name reaches the headings."""
     metrics = "epoch,oracle/target/acc,round,source/x<i>_/acc,step\n,,0,,1\n0,0.5,,0.25,0\n"
-    write_run(tmp_path / "<b>&" / "v<img src=x onerror=y>", metrics, HOSTILE)
-    write_run(tmp_path / "other" / "version_0", metrics, "../../x/y")
+    write(tmp_path / "<b>&" / "v<img src=x onerror=y>", metrics, HOSTILE)
+    write(tmp_path / "other" / "version_0", metrics, "../../x/y")
     runs = read_runs([tmp_path])
     paths = write_report(runs, tmp_path / "out" / "page.html")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["<b>&", "other", "out"]  # no name leads elsewhere
@@ -143,10 +147,10 @@ def test_words_from_files_stay_words(tmp_path: Path):
 
 
 def test_markdown_has_no_marks_but_its_own():
-    blocks = [Heading(2, HOSTILE), Text(HOSTILE), Table(["x"], [[HOSTILE]]), Text("va_long_beach #1")]
+    blocks = [Heading(2, HOSTILE), Text(HOSTILE), Table.of(["x"], [[HOSTILE]]), Text("va_long_beach #1")]
     escaped = r"&lt;script&gt;alert('1')&lt;/script&gt;\|\*b\* \_c\_ \`d\` \[e\](http://f) \$g\$ &amp;amp;"
     assert to_markdown(blocks, "files") == (
-        f"## {escaped}\n\n{escaped}\n\n| x |\n| --- |\n| {escaped} |\n\nva_long_beach \\#1\n"
+        f"## {escaped}\n\n{escaped}\n\n| x |\n|---|\n| {escaped} |\n\nva_long_beach \\#1\n"
     )
     assert Page(to_html("t", blocks)).texts["td"] == [HOSTILE]
 
@@ -180,7 +184,7 @@ def test_a_logarithmic_axis_has_plain_numbers_and_only_where_values_allow_it():
 
 def test_many_runs_are_not_drawn_on_top_of_each_other(tmp_path: Path):
     for number in range(17):
-        write_run(tmp_path / f"version_{number}")
+        write(tmp_path / f"version_{number}")
     runs = read_runs([tmp_path])
     _, blocks = report_on(runs[:1] + runs)
     assert Text("17 settings on webcam are too many to be distinguished in one picture.") in blocks
@@ -188,7 +192,7 @@ def test_many_runs_are_not_drawn_on_top_of_each_other(tmp_path: Path):
 
 
 def test_every_validator_is_a_curve_beside_the_score(tmp_path: Path):
-    write_run(
+    write(
         tmp_path / "version_0",
         "epoch,round,step,target/score,validator/density,validator/iwv\n"
         ",0.0,1,,,\n0,,0,0.25,0.5,-0.125\n,1.0,2,,,\n1,,1,0.375,0.75,1.25\n",
@@ -201,7 +205,7 @@ def test_every_validator_is_a_curve_beside_the_score(tmp_path: Path):
 
 
 def test_other_predictions_of_the_target_have_their_names(tmp_path: Path):
-    write_run(
+    write(
         tmp_path / "version_0",
         "epoch,oracle/target/acc,oracle/target/ensemble/acc,oracle/target/reconstruction/acc,round,source/dslr/acc,"
         "step\n,,,,0.0,,1\n0,0.125,0.25,0.375,,0.5,0\n",
@@ -215,7 +219,7 @@ def test_other_predictions_of_the_target_have_their_names(tmp_path: Path):
 
 
 def test_coordinates_have_a_picture_for_each_client_under_its_name(tmp_path: Path):
-    folder = write_run(tmp_path / "version_0")
+    folder = write(tmp_path / "version_0")
     header = "round,coordinate_1,coordinate_2,transport_cost\n"
     (folder / "dictionary_dslr.csv").write_text(f"{header}0,0.25,0.75,1.5\n1,0.125,0.875,2.5\n")
     (folder / "dictionary_webcam.csv").write_text(f"{header}1,0.375,0.625,nan\n")
@@ -248,72 +252,41 @@ def test_a_run_done_twice_is_two_rows_and_no_repetition(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("name", "value", "error"),
     [
-        ("target", ["webcam"]),
-        ("rounds", True),
-        ("rounds", 10**400),
-        ("bytes_by_channel", {"weights": "10"}),
-        ("seconds_total", "1"),
-        ("oracle_alternatives", ["a"]),
-        ("oracle_confusion", [["1"]]),
-        ("backends", {"weights": {**asdict(Plain().describe()), "error": 1}}),
+        ("target", ["webcam"], "TypeError"),
+        ("rounds", True, "TypeError"),
+        ("rounds", 10**400, "TypeError"),
+        ("bytes_by_channel", {"weights": "10"}, "TypeError"),
+        ("seconds_total", "1", "TypeError"),
+        ("oracle_alternatives", ["a"], "TypeError"),
+        ("oracle_confusion", [["1"]], "TypeError"),
+        ("backends", {"weights": {**asdict(Plain().describe()), "error": 1}}, "TypeError"),
+        ("oracle_confusion", [[1, 2], [3]], "ArgumentError: oracle_confusion"),
+        ("oracle_confusion", [[1, -2], [3, 0]], "ArgumentError: oracle_confusion"),
+        ("oracle_reliability", [[1, 0.5]], "ArgumentError: oracle_reliability"),
+        ("oracle_reliability", [[1, 0.5, 2]], "ArgumentError: oracle_reliability"),
+        ("oracle_accuracy", math.nan, "ValueError: it has NaN"),
+        ("target_score", math.inf, "ValueError: it has Infinity"),
+        ("oracle_accuracy", 7.0, "ArgumentError: oracle_accuracy must be from 0 to 1, got 7.0"),
+        ("oracle_r2", 1.5, "ArgumentError: oracle_r2 must be from -inf to 1"),
+        ("oracle_brier", 2.5, "ArgumentError: oracle_brier must be from 0 to 2"),
+        ("seconds", {"local": -1.0}, "ArgumentError: seconds['local'] must be from 0 to inf"),
+        ("bytes_by_channel", {"weights": -1}, "ArgumentError: bytes_by_channel['weights'] must be from 0"),
     ],
 )
-def test_a_summary_of_other_types_is_refused_where_it_is_read(tmp_path: Path, name: str, value: object):
-    path = write_finished(tmp_path / "run", 0.5) / "summary.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
-    with pytest.raises(ValueError, match=r"summary.json', which cannot be read \(TypeError: .* cannot be .+\)"):
+def test_a_summary_that_no_run_writes_is_refused(tmp_path: Path, name: str, value: object, error: str):
+    corrupt(tmp_path / "run", **{"classes": ["no", "yes"], name: value})
+    with pytest.raises(ValueError, match=rf"summary.json', which cannot be read \({re.escape(error)}"):
         read_runs([tmp_path])
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "says"),
-    [
-        ("oracle_confusion", [[1, 2], [3]], "oracle_confusion must have a count for each of 2 classes"),
-        ("oracle_confusion", [[1, -2], [3, 0]], "oracle_confusion must have a count for each of 2 classes"),
-        ("oracle_reliability", [[1, 0.5]], "oracle_reliability must have a count and two shares"),
-        ("oracle_reliability", [[1, 0.5, 2]], "oracle_reliability must have a count and two shares"),
-    ],
-)
-def test_counts_that_are_none_are_refused(tmp_path: Path, name: str, value: object, says: str):
-    path = write_finished(tmp_path / "run", 0.5) / "summary.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"classes": ["no", "yes"], name: value}))
-    with pytest.raises(ValueError, match=says):
-        read_runs([tmp_path])
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "says"),
-    [
-        ("oracle_accuracy", math.nan, "it has NaN, which no run writes"),
-        ("target_score", math.inf, "it has Infinity, which no run writes"),
-        ("oracle_accuracy", 7.0, "oracle_accuracy must be from 0 to 1, got 7.0"),
-        ("oracle_r2", 1.5, "oracle_r2 must be from -inf to 1, got 1.5"),
-        ("oracle_brier", 2.5, "oracle_brier must be from 0 to 2, got 2.5"),
-        ("seconds", {"local": -1.0}, r"seconds\['local'\] must be from 0 to inf, got -1.0"),
-        ("bytes_by_channel", {"weights": -1}, r"bytes_by_channel\['weights'\] must be from 0 to inf, got -1"),
-    ],
-)
-def test_numbers_out_of_range_are_refused(tmp_path: Path, name: str, value: object, says: str):
-    path = write_finished(tmp_path / "run", 0.5) / "summary.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
-    with pytest.raises(ValueError, match=rf"summary.json', which cannot be read \(ValueError: {says}\)"):
-        read_runs([tmp_path])
-
-
-def write_confusion(folder: Path, seed: int, classes: list[str], confusion: list[list[int]]) -> None:
-    write_run(folder)
-    given = {"oracle_confusion": confusion, "classes": classes}
-    summary = RunSummary("FedAvg", "webcam", seed, 0.5, None, 1, {}, {}, 1.0, 1, "", {}, **given)
-    (folder / "summary.json").write_text(summary.to_json())
 
 
 def test_confusions_are_summed_by_the_names_of_classes(tmp_path: Path):
     """40 of 'no' are right at seed 0 and 10 at seed 1, whose classes are in another order; seed 2 has other classes."""
-    write_confusion(tmp_path / "a", 0, ["no", "yes"], [[40, 0], [1, 2]])
-    write_confusion(tmp_path / "b", 1, ["yes", "no"], [[5, 6], [0, 10]])
-    write_confusion(tmp_path / "c", 2, ["never", "yes"], [[1000, 0], [0, 0]])
+    counts = [(["no", "yes"], [[40, 0], [1, 2]]), (["yes", "no"], [[5, 6], [0, 10]])]
+    counts.append((["never", "yes"], [[1000, 0], [0, 0]]))
+    for seed, (classes, matrix) in enumerate(counts):
+        write_finished(tmp_path / str(seed), 0.5, seed=seed, classes=classes, oracle_confusion=matrix)
     _, blocks = report_on(read_runs([tmp_path]))
     pictures = [picture for block in blocks if isinstance(block, Pictures) for picture in block.pictures]
     (confusion,) = [picture for picture in pictures if "true classes" in picture.caption]

@@ -13,7 +13,6 @@ import pytest
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 from fedlit.callbacks import OracleAccuracy, RoundProgressBar
-from fedlit.callbacks.round_progress_bar import _clock
 from fedlit.run.component import Component
 from fedlit.run.run import Run
 from small_federation import Blobs, build, trainer
@@ -45,20 +44,20 @@ def test_a_file_gets_a_line_every_tenth_of_the_rounds(
     module = build()
     strategy = {"rounds_per_epoch": rounds_per_epoch, "local_steps": 1}
     bar_trainer(rounds // rounds_per_epoch, tmp_path, strategy=strategy).fit(module, Blobs())
-    told = lines(capsys.readouterr().out)
-    found = [LINE.fullmatch(line) for line in told]
-    assert all(found), told
+    shown = lines(capsys.readouterr().out)
+    found = [LINE.fullmatch(line) for line in shown]
+    assert all(found), shown
     # the first round of each tenth that is over
     due = sorted({-(-rounds * tenth // 10) for tenth in range(1, 11)})
     assert [int(match[1]) for match in found if match] == due
-    assert told[-1].startswith(f"round {rounds}/{rounds} | target score ")
-    assert "ETA" in told[0]
-    assert "ETA" not in told[-1]
+    assert shown[-1].startswith(f"round {rounds}/{rounds} | target score ")
+    assert "ETA" in shown[0]
+    assert "ETA" not in shown[-1]
     score = float(module.trainer.callback_metrics["target/score"])
-    assert f"target score {score:.2f} | loss {float(module.trainer.callback_metrics['train/loss']):.2f}" in told[-1]
+    assert f"target score {score:.2f} | loss {float(module.trainer.callback_metrics['train/loss']):.2f}" in shown[-1]
 
 
-def test_every_line_shows_the_score_of_its_own_round(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_every_line_shows_the_score_of_its_round(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     scores: list[float] = []
 
     class Scores(pl.Callback):
@@ -75,26 +74,17 @@ def test_max_steps_and_an_endless_run_are_counted(tmp_path: Path, capsys: pytest
     assert [line.split(" | ")[0] for line in lines(capsys.readouterr().out)] == [f"round {i}/3" for i in (1, 2, 3)]
     stop = EarlyStopping("round", stopping_threshold=11, mode="max", patience=100)
     bar_trainer(-1, tmp_path, [stop]).fit(build(), Blobs())
-    told = [line.split(" | ")[0] for line in lines(capsys.readouterr().out)]
-    assert told[0] == "round 10"
-    assert len(told) == 2, "and where it stopped"
-
-
-@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
-def test_a_resumed_run_goes_on_counting(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    saving = ModelCheckpoint(tmp_path, filename="half")
-    bar_trainer(2, tmp_path, [saving], enable_checkpointing=True).fit(build(), Blobs())
-    capsys.readouterr()
-    bar_trainer(4, tmp_path).fit(build(), Blobs(), ckpt_path=str(tmp_path / "half.ckpt"))
-    assert [line.split(" | ")[0] for line in lines(capsys.readouterr().out)] == ["round 3/4", "round 4/4"]
+    shown = [line.split(" | ")[0] for line in lines(capsys.readouterr().out)]
+    assert shown[0] == "round 10"
+    assert len(shown) == 2, "and where it stopped"
 
 
 def test_it_needs_neither_the_strategy_nor_validation(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     run = bar_trainer(2, tmp_path, federated=False, limit_val_batches=0)
     run.fit(build(weighting="uniform"), Blobs())
-    told = lines(capsys.readouterr().out)
-    assert [line.split(" | ")[0] for line in told] == ["round 1/2", "round 2/2"]
-    assert "score" not in told[0]
+    shown = lines(capsys.readouterr().out)
+    assert [line.split(" | ")[0] for line in shown] == ["round 1/2", "round 2/2"]
+    assert "score" not in shown[0]
 
 
 def test_other_processes_and_evaluation_show_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -152,11 +142,6 @@ def test_an_error_gives_the_terminal_back(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(RuntimeError, match="lost"):
         bar_trainer(2, tmp_path, [Fails()]).fit(build(), Blobs())
     assert sys.stdout is terminal
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(0.2, "0:00"), (41.4, "0:41"), (60, "1:00"), (3725, "1:02:05")])
-def test_clock(seconds: float, text: str):
-    assert _clock(seconds) == text
 
 
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")

@@ -15,7 +15,6 @@ import pytest
 import torch
 import yaml
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import CSVLogger
 from sklearn.calibration import calibration_curve
 from sklearn.decomposition import PCA
@@ -74,7 +73,7 @@ def test_the_folder_is_that_of_a_logger_or_none(tmp_path: Path):
     train(tmp_path, record, 1, logger=CSVLogger(str(tmp_path), "logged", "here"))
     assert record.path == tmp_path / "logged" / "here"
     assert (record.path / "summary.json").is_file()
-    with pytest.raises(ValueError, match=r"folder='.*mine' is given, but the Trainer's CSVLogger writes to '.*here"):
+    with pytest.raises(ValueError, match="CSVLogger"):
         train(tmp_path, RunRecord(tmp_path / "mine"), 1, logger=CSVLogger(str(tmp_path), "logged", "here"))
     before = sorted(tmp_path.rglob("*"))
     record = RunRecord()
@@ -95,10 +94,17 @@ def test_without_a_test_the_summary_is_of_the_last_validation_or_waits(tmp_path:
             assert record.summary.oracle_accuracy == pytest.approx(float(run.callback_metrics["oracle/target/acc"]))
 
 
-def test_the_exported_file_gives_what_the_targets_network_gives(tmp_path: Path):
-    record = RunRecord(tmp_path / "mine", method="Mine", export="target.onnx")
-    _, module, data = train(tmp_path, record, 1)
-    assert record.path is not None
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunRecord, Any, Blobs]:
+    """A run of one round: its record, module and data."""
+    folder = tmp_path_factory.mktemp("recorded")
+    record = RunRecord(folder / "mine", method="Mine", export="target.onnx")
+    _, module, data = train(folder, record, 1)
+    return record, module, data
+
+
+def test_the_exported_file_gives_what_the_targets_network_gives(recorded: Any):
+    record, module, data = recorded
     x, _ = data.parts["test"][TARGET].tensors
     (found,) = onnxruntime.InferenceSession(record.path / "target.onnx").run(None, {"inputs": x.numpy()})
     with torch.no_grad():
@@ -107,17 +113,14 @@ def test_the_exported_file_gives_what_the_targets_network_gives(tmp_path: Path):
     assert json.loads((record.path / "summary.json").read_text())["method"] == "Mine"
 
 
-def test_a_script_without_fedlit_command_says_how_its_model_is_exported(tmp_path: Path):
-    record = RunRecord(tmp_path / "mine")
-    train(tmp_path, record, 1)
+def test_the_command_does_not_export_a_scripts_model(recorded: Any):
+    record, *_ = recorded
     with pytest.raises(SystemExit, match=r"RunRecord\(export='target.onnx'\)"):
         main(["export", str(record.path)])
 
 
-def test_embeddings_are_principal_components_of_test_features(tmp_path: Path):
-    record = RunRecord(tmp_path / "mine")
-    _, module, data = train(tmp_path, record, 1)
-    assert record.path is not None
+def test_embeddings_are_principal_components_of_test_features(recorded: Any):
+    record, module, data = recorded
     header, *rows = csv.reader((record.path / "embeddings.csv").open(newline=""))
     assert header == ["client", "x", "y", "predicted", "label"]
     assert [row[0] for row in rows] == [name for name in CLIENTS for _ in range(30)]
@@ -134,11 +137,8 @@ def test_embeddings_are_principal_components_of_test_features(tmp_path: Path):
     assert [int(row[4]) for row in rows] == torch.cat([data.parts["test"][n].tensors[1] for n in CLIENTS]).tolist()
 
 
-def test_reliability_is_scikit_learns_calibration_curve(tmp_path: Path):
-    record = RunRecord()
-    _, module, data = train(tmp_path, record, 1)
-    assert record.summary is not None
-    assert record.summary.oracle_reliability is not None
+def test_reliability_is_scikit_learns_calibration_curve(recorded: Any):
+    record, module, data = recorded
     x, y = data.parts["test"][TARGET].tensors
     with torch.no_grad():
         sure, predicted = module.replicas[TARGET].eval()(x).double().softmax(dim=1).max(dim=1)
@@ -167,26 +167,26 @@ def test_on_several_processes_one_folder_has_features_of_the_targets_process_alo
 
 
 def test_what_cannot_be_exported_is_told_before_training(tmp_path: Path):
-    for record, says in (
-        (RunRecord(tmp_path / "mine", export="target.h5"), r"output must end in one of \.pt2, \.onnx"),
-        (RunRecord(export="target.pt2"), "export='target.pt2' needs a folder, but the Trainer has no logger"),
+    for record, problem in (
+        (RunRecord(tmp_path / "mine", export="target.h5"), r"\.pt2, \.onnx"),
+        (RunRecord(export="target.pt2"), "needs a folder"),
     ):
         module = build(weighting="uniform")
-        with pytest.raises(ValueError, match=says):
+        with pytest.raises(ValueError, match=problem):
             trainer(1, [record], tmp_path).fit(module, Blobs())
         assert module.federation.round_idx == 0
 
 
 @pytest.mark.parametrize("seed", [None, "7"])
-def test_a_run_without_a_seed_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: str | None):
+def test_a_run_without_a_seed_warns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: str | None):
     monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
     if seed is not None:
         monkeypatch.setenv("PL_GLOBAL_SEED", seed)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         train(tmp_path, RunRecord(tmp_path / "mine"), 1)
-    told = yaml.safe_load((tmp_path / "mine" / "version_0" / "settings.yaml").read_text())["seed_everything"]
-    assert told == (None if seed is None else 7)
+    recorded = yaml.safe_load((tmp_path / "mine" / "version_0" / "settings.yaml").read_text())["seed_everything"]
+    assert recorded == (None if seed is None else 7)
     assert any("no seed was given" in str(each.message) for each in caught) == (seed is None)
 
 
@@ -197,12 +197,7 @@ def test_a_trial_run_leaves_nothing(tmp_path: Path):
     assert [*tmp_path.iterdir()] == []
 
 
-def test_other_modules_are_refused(tmp_path: Path):
-    with pytest.raises(TypeError, match="RunRecord watches a FederatedModule"):
-        trainer(1, [RunRecord()], tmp_path, federated=False).fit(BoringModel())
-
-
-def test_those_that_are_there_are_not_brought_again(tmp_path: Path):
+def test_callbacks_of_the_user_are_not_added_again(tmp_path: Path):
     watcher = OracleAccuracy(per_class=True)
     data, module = Blobs(), build(weighting="uniform")
     run = trainer(1, [watcher, RunRecord()], tmp_path)

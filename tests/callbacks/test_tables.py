@@ -1,21 +1,110 @@
-"""Tables for papers, on numbers worked out by hand: what is bold, marked and averaged."""
+"""The one table in all its forms, and tables of results on numbers worked out by hand."""
 
 from __future__ import annotations
 
 import csv
+import io
 from pathlib import Path
-from typing import Any
 
 import pytest
+from rich.console import Console
 
 from fedlit.callbacks import RunSummary, closing_table
-from fedlit.callbacks.tables import write_tables
+from fedlit.callbacks.summary import write_tables
+from fedlit.tables import Column, Figure, Row, Table, mean_and_deviation, show
+from summaries import COLLAPSED, HEALTHY, summary
+
+NAME = r"<b>&A_ [/b] \x|*$%#{}~^"
+TABLE = Table(
+    [
+        Column("method"),
+        Column("MB by\nchannel", folds=True),
+        Column("score", numeric=True, parts=("mean", "deviation", "seeds", "collapsed")),
+        Column("bytes", numeric=True, form="{:,}".format),
+    ],
+    [
+        Row([NAME, "a 1\nb 2", Figure((0.25, 0.75), 100, collapsed=1, bold=True), 12345]),
+        Row(["sum", "", Figure((0.5,), 100), None], total=True, last=True),
+    ],
+    caption="Scores",
+    footnotes=[f"† {NAME}"],
+    split=(2, 1),
+)
 
 
-def run(method: str, target: str, accuracy: float | None, seed: int = 0, **kwargs: Any) -> RunSummary:
-    given = {"target_score": 0.5, "rounds": 1, "bytes_by_channel": {}, "seconds": {}, "seconds_total": 1.0}
-    given |= {"processes": 1, "target_sha256": "", "backends": {}}
-    return RunSummary(method, target, seed, accuracy, **(given | kwargs))
+def printed(table: object, width: int) -> str:
+    console = Console(width=width)
+    with console.capture() as capture:
+        console.print(table)
+    return capture.get()
+
+
+def test_figures_are_mean_and_sample_deviation() -> None:
+    """Of 2, 4 and 9: mean 5, deviation sqrt((9 + 1 + 16) / 2)."""
+    assert mean_and_deviation([2.0, 4.0, 9.0]) == (5.0, pytest.approx(13**0.5))
+    assert str(Figure((2.0, 4.0, 9.0), form="{:.2f}")) == "5.00 ± 3.61"
+    assert [str(Figure(values, 100)) for values in ((0.5,), ())] == ["50.0", "-"]
+
+
+def test_a_terminal_gets_names_as_they_are_and_two_tables_if_it_is_narrow(capsys: pytest.CaptureFixture[str]) -> None:
+    wide, narrow = printed(TABLE, 100), printed(TABLE, 50)
+    assert [text.count(NAME) for text in (wide, narrow)] == [2, 3]
+    for text in (wide, narrow):
+        assert all(part in text for part in ("Scores", "50.0 ± 35.4 †", "12,345", "a 1", "b 2"))
+    assert max(map(len, narrow.splitlines())) <= 50
+    show(TABLE)
+    assert capsys.readouterr().out.count(NAME) == 2
+
+
+def test_csv_has_all_digits_and_a_column_for_each_part_of_a_figure() -> None:
+    header, *rows = csv.reader(io.StringIO(TABLE.csv()))
+    assert header == ["method", "MB by\nchannel", "mean", "deviation", "seeds", "collapsed", "bytes"]
+    assert rows == [
+        [NAME, "a 1\nb 2", "50.0", str(100 * 0.125**0.5), "2", "1", "12345"],
+        ["sum", "", "50.0", "", "1", "0", ""],
+    ]
+
+
+def test_markdown_means_nothing_but_its_table() -> None:
+    name = r"&lt;b&gt;&amp;A\_ \[/b\] \\x\|\*\$%\#{}\~^"
+    assert TABLE.markdown().splitlines() == [
+        "Scores:",
+        "",
+        "| method | MB by channel | score | bytes |",
+        "|---|---|---:|---:|",
+        f"| {name} | a 1<br>b 2 | **50.0 ± 35.4 †** | 12,345 |",
+        "| **sum** |  | **50.0** | **-** |",
+        "",
+        f"† {name}",
+    ]
+    assert "| **a** | `b` |" in Table.of(["x", "y"], [["**a**", "`b`"]]).markdown(escaped=False)
+
+
+def test_latex_prints_what_is_there() -> None:
+    name = r"<b>\&A\_ [/b] \textbackslash{}x|*\$\%\#\{\}\textasciitilde{}\textasciicircum{}"
+    assert TABLE.latex().splitlines() == [
+        "% Scores; needs the package booktabs",
+        r"\begin{tabular}{llrr}",
+        r"\toprule",
+        r"method & MB by channel & score & bytes \\",
+        r"\midrule",
+        rf"{name} & a 1 b 2 & \textbf{{50.0 $\pm$ 35.4$^\dagger$}} & 12,345 \\",
+        r"\textbf{sum} &  & \textbf{50.0} & \textbf{-} \\",
+        r"\bottomrule",
+        rf"\multicolumn{{4}}{{l}}{{$^\dagger$ {name}}} \\",
+        r"\end{tabular}",
+    ]
+
+
+def test_html_is_escaped() -> None:
+    page = str(TABLE.html())
+    name = NAME.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    assert f"<td class=w>{name}</td><td class=w>a 1<br>b 2</td><td>50.0 ± 35.4 †</td><td>12,345</td>" in page
+    assert '<tr class="sum"><td class=w>sum</td>' in page
+    assert f"<p>† {name}</p>" in page
+
+
+# ---------------------------------------------------------------- methods by targets
 
 
 def tables(runs: list[RunSummary], folder: Path) -> tuple[list[dict[str, str]], str, str]:
@@ -24,31 +113,31 @@ def tables(runs: list[RunSummary], folder: Path) -> tuple[list[dict[str, str]], 
         return list(csv.DictReader(file)), markdown.read_text("utf-8"), latex.read_text("utf-8")
 
 
-def seeds(method: str, *values: float, target: str = "fonts") -> list[RunSummary]:
-    return [run(method, target, value, seed) for seed, value in enumerate(values)]
-
-
-def bold(text: str) -> list[str]:
-    return [line.split("|")[1].strip() for line in text.splitlines() if "**" in line]
+def seeds(method: str, *values: float) -> list[RunSummary]:
+    return [summary(method, "fonts", value, seed) for seed, value in enumerate(values)]
 
 
 @pytest.mark.parametrize(
-    ("second", "expected"),
+    ("others", "expected"),
     [
-        ((0.60, 0.64), ["A"]),  # 62 ± 2.8 below 70 ± 2.8: 64.8 < 67.2
-        ((0.65, 0.69), []),  # 67 ± 2.8: they overlap
-        ((0.70, 0.70), []),
-        ((0.60,), []),  # of one seed, whose spread is not known
+        ([(0.60, 0.64)], ["A"]),  # 62 ± 2.8 below 70 ± 2.8: 64.8 < 67.2
+        ([(0.65, 0.69)], []),  # 67 ± 2.8: they overlap
+        ([(0.70, 0.70)], []),
+        ([(0.60,)], []),  # of one seed, whose spread is unknown
+        ([(0.67, 0.71), (0.1, 0.12)], []),
     ],
 )
-def test_bold_is_what_no_other_interval_reaches(tmp_path: Path, second: tuple[float, ...], expected: list[str]) -> None:
+def test_bold_is_what_no_other_interval_reaches(tmp_path: Path, others: list[tuple[float, ...]], expected: list[str]):
     """A has 70 ± 2.8: 68 and 72."""
-    _, markdown, latex = tables([*seeds("A", 0.68, 0.72), *seeds("B", *second)], tmp_path)
-    assert bold(markdown) == expected
+    runs = [
+        *seeds("A", 0.68, 0.72),
+        *(run for name, each in zip("BC", others, strict=False) for run in seeds(name, *each)),
+    ]
+    _, markdown, latex = tables(runs, tmp_path)
+    assert [line.split("|")[1].strip() for line in markdown.splitlines() if "**" in line] == expected
     assert latex.count(r"\textbf") == len(expected)
-    rule = "bold where no other mean ± deviation of the column reaches it, and nowhere with one seed"
-    assert rule in markdown
-    assert rule in latex
+    for text in (markdown, latex):
+        assert "bold where no other mean ± deviation of the column reaches it" in text
 
 
 def test_with_one_seed_nothing_is_bold(tmp_path: Path) -> None:
@@ -57,41 +146,31 @@ def test_with_one_seed_nothing_is_bold(tmp_path: Path) -> None:
     assert "textbf" not in latex
 
 
-def test_three_methods_of_which_two_overlap_have_none_bold(tmp_path: Path) -> None:
-    _, markdown, _ = tables([*seeds("A", 0.8, 0.82), *seeds("B", 0.79, 0.81), *seeds("C", 0.1, 0.12)], tmp_path)
-    assert bold(markdown) == []
-
-
 def test_accuracies_and_r2_are_in_no_column_or_average_together(tmp_path: Path) -> None:
     """Accuracy 50 and R2 90 would be 70."""
-    runs = [run("A", "north", 0.5), run("A", "south", None, oracle_r2=0.9), run("A", "west", None, oracle_r2=0.7)]
+    runs = [summary("A", "north", 0.5)]
+    runs += [summary("A", target, None, oracle_r2=r2) for target, r2 in (("south", 0.9), ("west", 0.7))]
     (row,), markdown, _ = tables(runs, tmp_path)
     assert "| method | north (accuracy) | south (R2) | west (R2) | average (R2) |" in markdown
     assert "| A | 50.0 | 90.0 | 70.0 | 80.0 |" in markdown
     assert row["oracle accuracy or R2 in %: average (R2)"] == "80.0"
-    closing = closing_table(runs)
-    assert [row.cells[1:3] for row in closing.rows] == [
+    assert [cells[1:3] for cells in closing_table(runs).texts()] == [
         ["north", "50.0"], ["south (R2)", "90.0"], ["west (R2)", "70.0"], ["average (R2)", "80.0"],
     ]  # fmt: skip
 
 
 def test_a_model_that_predicts_one_class_is_marked_and_named(tmp_path: Path) -> None:
-    collapsed = {"oracle_confusion": [[0, 3, 0], [0, 3, 0], [0, 3, 0]], "classes": ["a", "b_", "c"]}
-    healthy = {"oracle_confusion": [[3, 0, 0], [0, 3, 0], [0, 1, 2]], "classes": ["a", "b_", "c"]}
-    runs = [
-        run("A", "fonts", 1 / 3, 0, **collapsed), run("A", "fonts", 8 / 9, 1, **healthy),
-        run("B", "fonts", 8 / 9, 0, **healthy), run("B", "fonts", 8 / 9, 1, **healthy),
-    ]  # fmt: skip
+    runs = [summary("A", "fonts", 0.5, 0, **COLLAPSED), summary("A", "fonts", 0.75, 1, **HEALTHY)]
+    runs += [summary("B", "fonts", 0.75, seed, **HEALTHY) for seed in (0, 1)]
     rows, markdown, latex = tables(runs, tmp_path)
     assert [row["of one class alone: fonts"] for row in rows] == ["1", "0"]
-    assert "| A | 61.1 ± 39.3 † |" in markdown
-    assert r"† A on fonts, seed 0, predicts nothing but 'b\_'" in markdown
-    assert r"61.1 $\pm$ 39.3$^\dagger$ \\" in latex
-    assert r"\multicolumn{2}{l}{$^\dagger$ A on fonts, seed 0, predicts nothing but 'b\_'} \\" in latex
-    assert "88.9 ± 0.0 |" in markdown
+    assert "| A | 62.5 ± 17.7 † |" in markdown
+    assert "† A on fonts, seed 0, predicts nothing but 'yes'" in markdown
+    assert r"62.5 $\pm$ 17.7$^\dagger$ \\" in latex
+    assert "75.0 ± 0.0 |" in markdown
 
 
 def test_a_target_that_is_called_average_is_not_the_average(tmp_path: Path) -> None:
-    (row,), *_ = tables([run("A", "average", 0.5), run("A", "south", 0.9)], tmp_path)
+    (row,), *_ = tables([summary("A", "average", 0.5), summary("A", "south", 0.9)], tmp_path)
     assert row["oracle accuracy in %: average"] == "50.0"
     assert row["oracle accuracy in %: average over targets"] == "70.0"

@@ -21,7 +21,7 @@ import yaml
 import processes
 from fedlit.callbacks import RunSummary
 from fedlit.callbacks.run_record import claim
-from fedlit.callbacks.tables import write_tables
+from fedlit.callbacks.summary import write_tables
 from fedlit.cli import main
 from fedlit.cli.arguments import normalise, type_true
 from fedlit.cli.experiment import Experiment

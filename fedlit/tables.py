@@ -1,0 +1,278 @@
+"""One table for everything that fedlit prints: for terminals, and as CSV, Markdown, LaTeX and HTML.
+
+It imports neither torch nor jinja2 at once, so that commands which need none can print their tables immediately.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from html import escape
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.table import Table as RichTable
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+    from markupsafe import Markup
+
+COLLAPSED = "†"
+"""After a score of models of which at least one predicts a single class."""
+
+
+def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
+    """Mean and sample standard deviation of at least one value; a single value has no deviation."""
+    return fmean(values), stdev(values) if len(values) > 1 else None
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A cell with the values of repetitions, shown as mean ± sample standard deviation.
+
+    Args:
+        values: One per repetition; without any the cell is a dash.
+        scale: Factor of mean and deviation, 100 for shares that are shown in per cent.
+        form: Format of the mean and of the deviation.
+        collapsed: Number of models behind it that predict a single class; they are marked with a dagger.
+        bold: Whether it stands out.
+    """
+
+    values: Sequence[float]
+    scale: float = 1
+    form: str = "{:.1f}"
+    collapsed: int = 0
+    bold: bool = False
+
+    @property
+    def parts(self) -> tuple[float | None, float | None, int, int]:
+        """Mean, deviation, number of values and of collapsed models: the columns of a figure in a CSV file."""
+        mean, deviation = mean_and_deviation(self.values) if self.values else (None, None)
+        mean, deviation = (None if each is None else self.scale * each for each in (mean, deviation))
+        return mean, deviation, len(self.values), self.collapsed
+
+    def __str__(self) -> str:
+        mean, deviation, *_ = self.parts
+        if mean is None:
+            return "-"
+        text = self.form.format(mean) + ("" if deviation is None else f" ± {self.form.format(deviation)}")
+        return f"{text} {COLLAPSED}" if self.collapsed else text
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column.
+
+    Args:
+        title: Heading; only terminals keep its line breaks.
+        numeric: Whether it has numbers, which are aligned to the right, or words.
+        form: Turns a value into text; texts, figures and ``None``, which is a dash, need none.
+        folds: Whether a narrow terminal may break its cells.
+        parts: Headings of `Figure.parts` in a CSV file; empty for columns without figures.
+    """
+
+    title: str
+    numeric: bool = False
+    form: Callable[[Any], str] = str
+    folds: bool = False
+    parts: tuple[str, ...] = ()
+
+    def text(self, value: object) -> str:
+        """The text of a cell."""
+        return "-" if value is None else value if isinstance(value, str) else self.form(value)
+
+
+@dataclass
+class Row:
+    """A row; ``total`` sums up other rows and stands out, ``last`` ends a group."""
+
+    cells: list[Any]
+    total: bool = False
+    last: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns and rows, with a caption above and footnotes below.
+
+    Args:
+        columns: At least one.
+        rows: With a cell for each column.
+        caption: States what the table has, and how to read its numbers.
+        footnotes: Sentences on single cells.
+        split: Columns from which a second table is made on a terminal too narrow for all, and columns repeated in it.
+    """
+
+    columns: Sequence[Column]
+    rows: Sequence[Row]
+    caption: str | None = None
+    footnotes: Sequence[str] = ()
+    split: tuple[int, int] | None = None
+
+    @classmethod
+    def of(cls, titles: Iterable[str], rows: Iterable[Sequence[Any]], words: int = 1, **kwargs: Any) -> Table:
+        """A table whose first ``words`` columns have words, and the others numbers."""
+        columns = [Column(title, numeric=place >= words, folds=place < words) for place, title in enumerate(titles)]
+        return cls(columns, [Row(list(cells)) for cells in rows], **kwargs)
+
+    def select(self, places: Sequence[int]) -> Table:
+        """Some columns, without caption and footnotes."""
+        rows = [replace(row, cells=[row.cells[place] for place in places]) for row in self.rows]
+        return Table([self.columns[place] for place in places], rows)
+
+    def texts(self) -> list[list[str]]:
+        """The cells as text."""
+        return [[c.text(cell) for c, cell in zip(self.columns, row.cells, strict=True)] for row in self.rows]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        whole = self._rich()
+        if (
+            self.split is None
+            or console.measure(whole, options=options.update(width=10_000)).maximum <= options.max_width
+        ):
+            yield whole
+        else:
+            first, repeated = self.split
+            yield replace(self.select(range(first)), caption=self.caption)._rich()
+            yield self.select([*range(repeated), *range(first, len(self.columns))])._rich()
+        if self.footnotes:
+            yield Text("\n".join(self.footnotes))
+
+    def _rich(self) -> RichTable:
+        title = None if self.caption is None else Text(self.caption, style="italic")
+        table = RichTable(title=title, box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
+        for column in self.columns:
+            justify = "right" if column.numeric else "left"
+            table.add_column(Text(column.title), justify=justify, no_wrap=not column.folds, overflow="fold")  # type: ignore[arg-type]
+        for row, cells in zip(self.rows, self.texts(), strict=True):
+            # as `Text`: brackets in names would be styles to rich
+            table.add_row(*map(Text, cells), style="bold" if row.total else None, end_section=row.last)
+        return table
+
+    def csv(self) -> str:
+        """Values with all their digits; a column of figures becomes one column per part."""
+        file = io.StringIO(newline="")
+        writer = csv.writer(file)
+        writer.writerow(title for c in self.columns for title in c.parts or [c.title])
+        for row in self.rows:
+            cells = zip(self.columns, row.cells, strict=True)
+            writer.writerow(part for column, cell in cells for part in (cell.parts if column.parts else [cell]))
+        return file.getvalue()
+
+    def markdown(self, escaped: bool = True) -> str:
+        """The table; ``escaped`` unless its texts are Markdown already."""
+        plain = as_markdown if escaped else str
+        header = [plain(column.title.replace("\n", " ")) for column in self.columns]
+        lines = [_piped(header), f"|{'|'.join('---:' if column.numeric else '---' for column in self.columns)}|"]
+        for row, texts in zip(self.rows, self.texts(), strict=True):
+            cells = zip(row.cells, map(plain, texts), strict=True)
+            lines.append(_piped(f"**{text}**" if text and _stands_out(row, cell) else text for cell, text in cells))
+        above = [] if self.caption is None else [f"{plain(self.caption)}:", ""]
+        return "\n".join([*above, *lines, *(line for note in self.footnotes for line in ("", plain(note)))])
+
+    def latex(self) -> str:
+        """A tabular of the package booktabs, with the caption as a comment."""
+        rows = [
+            [
+                rf"\textbf{{{as_latex(text)}}}" if text and _stands_out(row, cell) else as_latex(text)
+                for cell, text in cells
+            ]
+            for row, texts in zip(self.rows, self.texts(), strict=True)
+            for cells in [zip(row.cells, texts, strict=True)]
+        ]
+        header = [as_latex(column.title) for column in self.columns]
+        width = len(self.columns)
+        lines = [
+            *([] if self.caption is None else [f"% {self.caption}; needs the package booktabs"]),
+            rf"\begin{{tabular}}{{{''.join('r' if column.numeric else 'l' for column in self.columns)}}}",
+            r"\toprule",
+            " & ".join(header) + r" \\",
+            r"\midrule",
+            *(" & ".join(cells) + r" \\" for cells in rows),
+            r"\bottomrule",
+            *(rf"\multicolumn{{{width}}}{{l}}{{{as_latex(note)}}} \\" for note in self.footnotes),
+            r"\end{tabular}",
+        ]
+        return "\n".join(lines)
+
+    def html(self) -> Markup:
+        """An element of a page; all texts are escaped, and line breaks are ``<br>``."""
+        from markupsafe import Markup
+
+        return Markup(_template().render(table=self, texts=self.texts(), br=Markup("<br>")))
+
+
+@cache
+def _template() -> Template:
+    from jinja2 import Environment
+
+    return Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(_HTML)
+
+
+_HTML = """\
+<div class="table"><table>
+{% if table.caption %}
+<caption>{{ table.caption }}</caption>
+{% endif %}
+<thead><tr>
+{%- for column in table.columns -%}
+<th{{ "" if column.numeric else " class=w" }}>{{ column.title.replace("\\n", " ") }}</th>
+{%- endfor -%}
+</tr></thead>
+<tbody>
+{% for row in table.rows %}
+<tr{% if row.total %} class="sum"{% endif %}>
+{%- for text in texts[loop.index0] -%}
+<td{{ "" if table.columns[loop.index0].numeric else " class=w" }}>{{ text.split("\\n") | join(br) }}</td>
+{%- endfor -%}
+</tr>
+{% endfor %}
+</tbody></table></div>
+{%- for note in table.footnotes %}
+
+<p>{{ note }}</p>
+{%- endfor %}
+"""
+
+
+def _stands_out(row: Row, cell: object) -> bool:
+    return row.total or (isinstance(cell, Figure) and cell.bold)
+
+
+def _piped(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def as_markdown(text: str) -> str:
+    """Text that means nothing but itself in Markdown and in the HTML within it; line breaks become ``<br>``."""
+    # at the edge of a word an underscore would begin or end emphasis; within a name such as va_long_beach it does not
+    text = re.sub(r"[\\`*\[\]|~$#]|(?<![^\W_])_|_(?![^\W_])", r"\\\g<0>", escape(text, quote=False))
+    return "<br>".join(text.split("\n"))
+
+
+_LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\n": " "}
+_LATEX |= {f" {COLLAPSED}": r"$^\dagger$", COLLAPSED: r"$^\dagger$", "±": r"$\pm$"}
+_LATEX |= {sign: f"\\{sign}" for sign in "&%$#_{}"}
+_LATEX_SIGNS = re.compile("|".join(map(re.escape, _LATEX)))  # the first alternative wins: the dagger with its space
+
+
+def as_latex(text: str) -> str:
+    """Text that LaTeX prints as it is."""
+    return _LATEX_SIGNS.sub(lambda sign: _LATEX[sign[0]], text)
+
+
+def show(what: RenderableType) -> None:
+    """Print a table; in a file or a pipe as wide as it needs, as there is no screen to fit it to."""
+    console = Console()
+    if not sys.stdout.isatty():
+        wide = Console(width=10_000)
+        console = Console(width=max(80, wide.measure(what).maximum))
+    console.print(what)
