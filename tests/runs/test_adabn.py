@@ -6,19 +6,18 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import SGD
 from torch.utils.data import TensorDataset
 
-from fedlit import Client, FederatedModule
+from fedlit import FederatedModule
 from fedlit.federation import RosterError, Schedule
 from fedlit.functional import mixture_variance
 from fedlit.methods import AdaBN, SourceOnly
-from fedlit.models import MixedBatchNorm, SmallCNN
+from fedlit.models import MixedBatchNorm
 from fedlit.privacy import FixedPoint, PairwiseMasking
 from fedlit.run.run import Run
-from helpers import build, digits, loader, same, shards, trainer, weights
+from helpers import loader, same, shards, trainer, weights
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked", "other_mean", "other_var", "heard")
 
@@ -87,31 +86,10 @@ def test_predictions_forget_shift_and_scale_of_the_targets_features() -> None:
     assert not torch.allclose(plain(x), plain(other["c2"].tensors[0]), atol=0.1)
 
 
-def test_it_sends_less_than_source_only_and_nothing_of_the_targets() -> None:
-    ours, theirs = (fit(method).federation.ledger for method in (AdaBN, SourceOnly))
-    assert ours.bytes_by_channel()["weights"] < theirs.bytes_by_channel()["weights"]
-    assert not [entry for entry in ours if entry.sender == "c2" and entry.channel != "metrics"]
-
-
-def test_a_warm_up_leaves_the_target_with_statistics_too() -> None:
-    """The same as without, as both are rounds of FedAvg over the sources."""
-    module, plain = fit(warmup_rounds=2), fit()
-    for client in ("c0", "c1", "c2"):
-        assert same(weights(module, client), weights(plain, client))
-
-
 def test_a_target_that_comes_back_takes_statistics_for_the_model_that_it_fetches() -> None:
     schedule = Schedule([["c0", "c1", "c2"], ["c0", "c1"], ["c0", "c1", "c2"]])
     module, all_there = fit(rounds=3, strategy={"participation": schedule}), fit(rounds=3)
     assert same(weights(module, "c2"), weights(all_there, "c2"))
-
-
-def test_regression_has_statistics_too() -> None:
-    data = {name: TensorDataset(each.tensors[0], each.tensors[0][:, :1]) for name, each in shifted().items()}
-    extractor, _ = network()
-    module = AdaBN(["c0", "c1", "c2"], "c2", 1, extractor, task="regression")
-    trainer(1).fit(module, loader(data))
-    assert module(data["c2"].tensors[0]).shape == (40, 1)
 
 
 # -------------------------------------------------------------------- AutoDIAL
@@ -185,78 +163,9 @@ def test_shares_of_1_and_no_entropy_train_like_adabn_with_the_target_in_the_mean
     torch.testing.assert_close(weights(with_target, "c2")["classifier.weight"], start + (mean - start) * 2 / 3)
 
 
-def test_labels_of_the_target_are_not_used() -> None:
-    states = []
-    for labels in (0, 30):
-        data = digits(flatten=False, target_labels=labels)
-        torch.manual_seed(0)
-        module = build(AdaBN, data, extractor=SmallCNN(1, width=4), mixing=0.9)
-        trainer(1, strategy={"local_steps": 2}).fit(module, data)
-        states.append(weights(module, "fonts"))
-    assert same(*states)
-
-
 # -------------------------------------------------------------------- bad input
 
 
-def test_networks_without_batchnorm_are_refused_by_name() -> None:
-    message = r"neither extractor SmallCNN nor classifier Linear has one .*: take a network with BatchNorm"
-    for norm in ("none", "group"):
-        with pytest.raises(ValueError, match=message):
-            AdaBN(["a", "b"], "b", 2, SmallCNN(1, width=4, norm=norm))
-    untracked = nn.Sequential(nn.BatchNorm1d(5, track_running_stats=False))
-    with pytest.raises(ValueError, match="neither extractor Sequential nor classifier Linear has one"):
-        AdaBN(["a", "b"], "b", 2, untracked, nn.Linear(5, 2))
-    AdaBN(["a", "b"], "b", 2, nn.Identity(), nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, 2)))  # it may be anywhere
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"mixing": 0.4}, r"mixing \(alpha\) must be .* in \[0.5, 1\], 'learned', or null .*, got 0.4"),
-        ({"mixing": 1.5}, "got 1.5"),
-        ({"mixing": float("nan")}, "got nan"),
-        ({"mixing": "auto"}, "got 'auto'"),
-        ({"entropy_weight": -1.0}, "entropy_weight must be at least 0 and finite, got -1.0"),
-        ({"entropy_weight": float("inf")}, "at least 0 and finite, got inf"),
-        ({"mixing": 0.8, "task": "regression"}, "lowers the entropy of classes, which task='regression' lacks"),
-        ({"local_norm": True}, "local_norm=True keeps scales and shifts at home too"),
-    ],
-)
-def test_bad_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        AdaBN(["c0", "c1", "c2"], "c2", 2, *network(), **arguments)
-
-
-@pytest.mark.parametrize("mixing", [None, "learned"])
-def test_a_batch_of_one_sample_is_told_before_the_first_round(mixing: Any) -> None:
-    data = shifted()
-    data["c1"] = TensorDataset(*(tensor[:33] for tensor in data["c1"].tensors))
-    with pytest.raises(
-        RosterError, match="client 'c1' trains on 33 samples with batch_size=8, which makes a batch of 1"
-    ):
-        fit(data=data, mixing=mixing)
-
-
 def test_a_target_of_one_sample_has_no_variance() -> None:
-    with pytest.raises(RosterError, match="AdaBN takes the variance of the target's samples, and 'c2' has 1"):
+    with pytest.raises(RosterError, match="AdaBN takes the variance of the"):
         fit(data=shifted(target_size=1))
-
-
-def test_other_loaders_are_refused() -> None:
-    clients = [Client("c0", num_samples=40), Client("c2", role="target", num_samples=40)]
-    module = AdaBN(clients, "c2", 2, *network())
-    batch = {name: tuple(each.tensors) for name, each in shifted().items() if name != "c1"}
-    with pytest.raises(TypeError, match="AdaBN reads training samples from a FederatedLoader, got DataLoader"):
-        trainer(1, federated=False).fit(module, torch.utils.data.DataLoader([batch], batch_size=None))
-
-
-def test_entropy_is_that_of_torch() -> None:
-    module = AdaBN(["c0", "c1", "c2"], "c2", 2, *network(), mixing=1.0, entropy_weight=2.0)
-    module.configure_model()
-    x = shifted()["c2"].tensors[0]
-    p = module.replicas["c2"](x).softmax(dim=1)
-    expected = -2.0 * F.kl_div(torch.full_like(p, 0.5).log(), p, reduction="batchmean") + 2.0 * torch.log(
-        torch.tensor(2.0)
-    )
-    torch.testing.assert_close(module.loss(module.target, (x, None)), expected)

@@ -6,22 +6,20 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-import lightning.pytorch as pl
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 import fedlit
 import processes
-from fedlit.data import Domain, DomainDataModule, DomainDataset, FederatedLoader
+from fedlit.data import Domain, DomainDataModule, FederatedLoader
 from fedlit.federation import RoundPlan
-from fedlit.federation.streams import stable_seed
 from fedlit.methods import FedAvg
 from fedlit.models import Features
 from helpers import fingerprint, loader, shards, trainer, weights
+from own_modules import Simple
 
 SOURCES: dict[str, Callable[[], float]] = {
     "torch": lambda: float(torch.rand(())),
@@ -82,21 +80,6 @@ def test_seeds_clients_passes_and_samples_draw_differently(num_workers: int) -> 
         assert len(column.unique()) == len(rows) == 30
 
 
-def test_datasets_that_are_read_by_batch_have_a_stream_for_each() -> None:
-    first, again, other = draws(Batches()), draws(Batches()), draws(Batches(), seed=1)
-    rows = torch.cat([*first.values(), *other.values()])
-    for column in rows.T:
-        assert len(column.unique()) == len(rows) == 20
-    assert torch.equal(first["a"], again["a"])
-
-
-def test_torch_draws_from_the_seed_that_names_the_sample() -> None:
-    """As before numpy's and Python's generators had streams: `stable_seed` of seed, client, batch and position."""
-    for place, sample in enumerate(draws(Items(), seed=7)["b"][:2]):
-        generator = torch.Generator().manual_seed(stable_seed(7, "augment", "b", 0, place))
-        assert sample[0] == torch.rand((), generator=generator)
-
-
 @pytest.mark.parametrize("dataset", [Items(), Batches()])
 def test_what_is_drawn_elsewhere_goes_on_as_if_nothing_had_been_read(dataset: Dataset[Any]) -> None:
     """Half of a pair of normal numbers is waiting in each generator."""
@@ -140,21 +123,11 @@ def jitter(x: Tensor) -> Tensor:
     return x + torch.as_tensor(np.random.normal(size=x.shape), dtype=x.dtype) * random.random()  # noqa: NPY002
 
 
-class Mixing(pl.LightningModule):
+class Mixing(Simple):
     """Augments in its training step."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Linear(5, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net(x)
-
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return F.cross_entropy(self(jitter(batch[0])), batch[1])
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
+        return super().training_step((jitter(batch[0]), batch[1]), batch_idx)
 
 
 class Dropping(nn.Module):
@@ -169,7 +142,7 @@ class Dropping(nn.Module):
 def module_of(kind: str) -> fedlit.FederatedModule:
     torch.manual_seed(0)
     if kind == "in training_step":
-        return fedlit.Federated(Mixing(), NAMES, "c2", 2)
+        return fedlit.Federated(Mixing(nn.Linear(5, 2)), NAMES, "c2", 2)
     return FedAvg(NAMES, "c2", 2, Dropping() if kind == "in forward" else Features(5), nn.Linear(5, 2))
 
 
@@ -203,10 +176,3 @@ def test_a_run_leaves_the_generators_of_others_alone(kind: str) -> None:
     np.random.seed(11)  # noqa: NPY002
     random.seed(11)
     assert torch.equal(after, drawn()[1:])
-
-
-def test_a_dataset_whose_transform_may_draw_has_streams() -> None:
-    x, y = torch.zeros(4, 1), torch.zeros(4)
-    assert DomainDataset(x, y, jitter).augments
-    assert not DomainDataset(x, y).augments
-    assert not any(fedlit.data.Digits(flatten=flat).dataset("clean", "train").augments for flat in (True, False))

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from fedlit.federation import RosterError
-from fedlit.run.checkpoint_files import files_of, part_of, read, stale
 from site_runs import merged, start, trouble
 
 pytestmark = pytest.mark.multiprocess
@@ -41,7 +39,7 @@ def straight() -> dict[str, Any]:
 
 def test_each_process_writes_its_own_clients_and_nobody_elses(folder: Path) -> None:
     files = [folder / "half.ckpt", folder / "half.ckpt.part1", folder / "half.ckpt.part2"]
-    assert sorted(folder.iterdir()) == sorted(files) == sorted(files_of(folder / "half.ckpt"))
+    assert sorted(folder.iterdir()) == sorted(files)
     checkpoints = [load(file) for file in files]
     for rank, checkpoint in enumerate(checkpoints):
         assert list(checkpoint["clients"]) == CLIENTS[rank]
@@ -72,7 +70,8 @@ def test_it_goes_on_where_each_process_finds_its_own_file_alone(
     """As on machines of their own: what they are given names the same checkpoint, of which each has one file."""
     for rank in range(3):
         (tmp_path / str(rank)).mkdir()
-        shutil.copy(folder / part_of("half.ckpt", rank), tmp_path / str(rank))
+        name = "half.ckpt" + (f".part{rank}" if rank else "")
+        shutil.copy(folder / name, tmp_path / str(rank))
     results = start(*THREE, "--rounds", "4", "--resume", str(tmp_path / "RANK" / "half.ckpt"))
     assert merged(results) == straight["weights"]
 
@@ -110,33 +109,14 @@ def test_without_a_backend_that_hides_there_is_one_file(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["all.ckpt"]
 
 
-# ---------------------------------------------------------------- files, without training
+def test_any_file_of_a_set_names_the_set(folder: Path, straight: dict[str, Any]) -> None:
+    results = start(*MASKED, "--rounds", "4", "--resume", str(folder / "half.ckpt.part1"))
+    assert merged(results) == straight["weights"]
 
 
-def written(folder: Path, rank: int, **content: Any) -> Path:
-    path = Path(part_of(folder / "a[1]=b.ckpt", rank))
-    torch.save({"clients": {f"c{rank}": rank}, "set": "x"} | content, path)
-    return path
-
-
-def test_any_file_of_a_set_names_the_set_and_a_link_leads_to_it(tmp_path: Path) -> None:
-    files = [written(tmp_path, rank) for rank in (0, 1, 2, 10)]
-    written(tmp_path.parent, 1)
-    (tmp_path / "a[1]=b.ckpt.partial").touch()
-    link = tmp_path / "last.ckpt"
-    link.symlink_to(files[0].name)
-    for path in (*files, link):
-        assert files_of(path) == files
-        assert read(path, load)["clients"] == {"c0": 0, "c1": 1, "c2": 2, "c10": 10}
-    assert stale(files[0], 2) == files[2:]
-    assert stale(files[0], 11) == []
-    assert files_of(tmp_path / "other.ckpt") == []
-
-
-def test_files_of_different_checkpoints_are_refused(tmp_path: Path) -> None:
-    first = written(tmp_path, 0)
-    written(tmp_path, 1, set="y")
-    with pytest.raises(RosterError, match=r"part1 is of another checkpoint than .*keep the files"):
-        read(first, load)
-    with pytest.raises(FileNotFoundError, match=r"no\.ckpt is not a file"):
-        read(tmp_path / "no.ckpt", load)
+def test_files_of_different_checkpoints_are_refused(folder: Path, tmp_path: Path) -> None:
+    for file in folder.iterdir():
+        shutil.copy(file, tmp_path)
+    torch.save(load(tmp_path / "half.ckpt.part1") | {"set": "another"}, tmp_path / "half.ckpt.part1")
+    said = trouble(*MASKED, "--rounds", "4", "--resume", str(tmp_path / "half.ckpt"))
+    assert "part1 is of another checkpoint" in said

@@ -6,49 +6,21 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
-from sklearn.utils.class_weight import compute_class_weight
 from torch.optim import SGD
 from torch.utils.data import TensorDataset
 
 from fedlit import FederatedModule
 from fedlit.data import Digits, FederatedLoader
 from fedlit.federation import Client
-from fedlit.methods import FedAvg, FedDaDiL, FedJDA, FedRFTCAClosedForm
+from fedlit.methods import FedAvg
 from fedlit.models import MLP
-from fedlit.run.tasks import Classification
 from method_table import METHODS
 from small_federation import trainer
 
 WEIGHED = ["APFL", "FedAvg", "FedDAN", "FedGP auto", "FedMMD", "FedRFTCA", "KNNPer", "TargetOnly"]
 """Of each way in which methods use the loss, one."""
-
-
-@pytest.mark.parametrize("role", ["source", "target"])
-def test_the_loss_is_torchs_and_balanced_weights_are_scikit_learns(role: Any):
-    generator = torch.Generator().manual_seed(0)
-    labels, outputs = torch.tensor([0] * 9 + [2] * 3), torch.randn(12, 4, generator=generator)
-    client = Client("dslr", role, True)
-    task = Classification(4, "balanced")
-    task.balance_("dslr", torch.bincount(labels, minlength=4))
-    weights = torch.zeros(4)
-    balanced = compute_class_weight("balanced", classes=np.array([0, 2]), y=labels.numpy())
-    weights[[0, 2]] = torch.tensor(balanced).float()
-    expected = (weights[labels] * F.cross_entropy(outputs, labels, reduction="none")).mean()
-    torch.testing.assert_close(task.loss(client, outputs, labels), expected)
-    given = Classification(4, weights.tolist())
-    torch.testing.assert_close(given.loss(client, outputs, labels), expected)
-    each = [given.loss(client, outputs[i : i + 1], labels[i : i + 1]) for i in range(12)]
-    torch.testing.assert_close(torch.stack(each).mean(), expected)  # however samples come in batches
-    if role == "target":  # unlabelled ones count nowhere
-        labels[:5] = -1
-        others = weights[labels[5:]] * F.cross_entropy(outputs[5:], labels[5:], reduction="none")
-        torch.testing.assert_close(given.loss(client, outputs, labels), others.mean())
-        assert given.loss(client, outputs, torch.full((12,), -1)) == 0
-    assert given.loss(client, outputs, torch.full((12,), 1)) == 0  # of a class that weighs nothing
 
 
 class Skewed(pl.LightningDataModule):
@@ -122,19 +94,3 @@ def test_equal_weights_are_none_with_any_method(name: str, tmp_path: Path):
     for key, tensor in plain.items():
         torch.testing.assert_close(equal[key], tensor, atol=1e-5, rtol=1e-4)
     assert any(not torch.allclose(skewed[key].double(), tensor.double(), atol=1e-4) for key, tensor in plain.items())
-
-
-@pytest.mark.parametrize("weights", [[1.0], [1.0, -1.0], [0.0, 0.0], "even", [1.0, float("nan")], 2.0])
-def test_weights_that_do_not_fit_are_refused(weights: Any):
-    with pytest.raises(ValueError, match=r"class_weights must be 'balanced', or 2 finite numbers \(num_classes\)"):
-        FedAvg(["dslr", "webcam"], "webcam", 2, MLP(5), class_weights=weights)
-
-
-def test_where_they_would_do_nothing_they_are_refused():
-    for method in (FedDaDiL, FedJDA, FedRFTCAClosedForm):
-        with pytest.raises(ValueError, match=f"would do nothing in the loss of {method.__name__}: leave them out"):
-            method(["dslr", "webcam"], "webcam", 2, MLP(5), class_weights="balanced")
-    with pytest.raises(ValueError, match="of which task='regression' has none"):
-        FedAvg(["dslr", "webcam"], "webcam", 1, MLP(5), task="regression", class_weights="balanced")
-    with pytest.raises(ValueError, match="vectorize=True has a loss without class_weights built in"):
-        FedAvg(["dslr", "webcam"], "webcam", 2, MLP(5), vectorize=True, class_weights="balanced")

@@ -18,19 +18,18 @@ from fedlit.federation import Schedule
 from fedlit.functional import intra_cluster_distance, k_means, relative_scatter
 from fedlit.methods import FADA, FedAvg
 from fedlit.models.disentangling import DISENTANGLING
-from fedlit.run.local import drawn_inputs
-from helpers import loader, trainer, weights
+from helpers import batches_of, loader, trainer, weights
 
 LAMBDA, RATE = 0.6, 0.2
 
 
-def fada(names: list[str] | None = None, **kwargs: Any) -> FADA:
+def fada(names: list[str] | None = None, method: type[FADA] = FADA, **kwargs: Any) -> Any:
     torch.manual_seed(0)
     names = NAMES if names is None else names
     given: dict[str, Any] = {"identifier_weight": LAMBDA, "identifier_lr": RATE, "hidden": 6}
     given |= {"extractor": Extractor(), "classifier": nn.Linear(4, 2).double(), "weighting": "uniform"}
     given |= {"optimizer": lambda params: SGD(params, lr=LR)} | kwargs
-    return FADA(names, names[-1], 2, given.pop("extractor"), given.pop("classifier"), **given)
+    return method(names, names[-1], 2, given.pop("extractor"), given.pop("classifier"), **given)
 
 
 def network(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -47,7 +46,7 @@ def test_local_steps_are_those_of_equations_4_and_5(reverse: str) -> None:
     module = fada(reverse=reverse, attention="uniform")
     start: Any = fit(module, data, batch_size=8)
     nets, identifiers = copy.deepcopy(start), {n: copy.deepcopy(start[n].discriminator[0]) for n in NAMES[:-1]}
-    batches = {n: list(loader(data, 8)._reader(n).read(0, 0, len(data[n]) // 8)) for n in NAMES}
+    batches = {n: batches_of(data, n) for n in NAMES}
     for step in range(3):
         there = [n for n in NAMES[:-1] if step < len(batches[n])]
         features = {n: nets[n].extractor(batches[n][step][0]) for n in (*there, "c2")}
@@ -159,7 +158,7 @@ def test_sources_that_disentangle_take_steps_by_equations_6_to_8(batch_size: int
     start: Any = fit(module, data, batch_size=batch_size)
     nets = {name: copy.deepcopy(start[name]) for name in NAMES[:-1]}
     for name, net in nets.items():
-        for x, y in loader(data, batch_size)._reader(name).read(0, 0, len(data[name]) // batch_size):
+        for x, y in batches_of(data, name, batch_size=batch_size):
             disentangling_step(net, x, y)
     for key, before in network(start["c2"].state_dict()).items():
         expected = (nets["c0"].state_dict()[key] + nets["c1"].state_dict()[key]) / 2
@@ -189,21 +188,24 @@ def test_what_disentangles_is_at_the_sources_alone_and_nothing_more_is_sent() ->
 # -------------------------------------------------------------------- equation 3
 
 
+class Looking(FADA):
+    """Keeps the target's samples that attention looks at."""
+
+    def features(self, inputs: Any, update: Any) -> Tensor:
+        self.seen = inputs
+        return super().features(inputs, update)
+
+
 def settled(module: FADA, data: dict[str, TensorDataset]) -> FADA:
     """A module between rounds whose data are loaded."""
     trainer(1).fit(module, loader(data, 64))
     return module
 
 
-def clustered(module: FADA) -> Tensor:
-    """The target's samples that attention looks at."""
-    return drawn_inputs(module, module.target, module.attention_samples)
-
-
 def test_attention_is_the_softmax_of_what_each_update_gains_by_itself() -> None:
     data = shifted((20, 17, 40))
-    module = settled(fada(), data)
-    replica, x = module.replicas["c2"], clustered(module)
+    module = settled(fada(method=Looking), data)
+    replica = module.replicas["c2"]
     generator = torch.Generator().manual_seed(0)
     state = module.weights_of(module.target)
     updates = {
@@ -215,10 +217,11 @@ def test_attention_is_the_softmax_of_what_each_update_gains_by_itself() -> None:
         moved = copy.deepcopy(replica)
         if update is not None:
             moved.load_state_dict({k: v + update[k] for k, v in network(replica.state_dict()).items()}, strict=False)
-        return moved.extractor(x).detach()
+        return moved.extractor(module.seen).detach()
 
     for attention, measure in (("relative", relative_scatter), ("paper", intra_cluster_distance)):
         module.attention, module.temperature = attention, 0.05 if attention == "relative" else 1.0  # type: ignore[assignment]
+        weighed = module.weigh(updates)
         before = k_means(features(), 2, seed=module.federation.seed)
         gains = []
         for update in updates.values():
@@ -226,7 +229,7 @@ def test_attention_is_the_softmax_of_what_each_update_gains_by_itself() -> None:
             gains.append(float(measure(features(), before) - measure(moved, k_means(moved, 2, start=before))))
         powers = [math.exp(gain / module.temperature) for gain in gains]
         expected = {name: power / sum(powers) for name, power in zip(updates, powers, strict=True)}
-        assert module.weigh(updates) == pytest.approx(expected, rel=1e-9)
+        assert weighed == pytest.approx(expected, rel=1e-9)
         assert abs(gains[0] - gains[1]) > 1e-3
 
 
@@ -253,25 +256,12 @@ def test_a_source_that_shrinks_features_wins_by_the_papers_attention_alone() -> 
     assert module.weigh(updates)["c0"] > 0.99
 
 
-def test_looking_at_an_update_changes_nothing_at_the_target_and_takes_the_same_samples_each_time() -> None:
-    module = settled(fada(extractor=Normed(), attention_samples=9), shifted((20, 17, 40)))
-    module.train()
-    module.memory(module.target).begin_(module.weights_of(module.target))
-    before = weights(module, "c2")
-    state = {k: torch.ones_like(v) for k, v in module.weights_of(module.target).items()}
-    module.weigh({"c0": state, "c1": {k: 2 * v for k, v in state.items()}})
-    assert all(torch.equal(value, before[key]) for key, value in weights(module, "c2").items())
-    assert module.replicas["c2"].extractor.training
-    assert len(clustered(module)) == 9
-    assert torch.equal(clustered(module), clustered(module))
-
-
 def test_too_few_samples_for_clusters_mean_equal_attention_and_a_warning() -> None:
     names = NAMES
     data = shifted((20, 17, 4))
     torch.manual_seed(0)
     module = FADA(names, "c2", 5, Extractor(), nn.Linear(4, 5).double(), attention_samples=5)
-    with pytest.warns(UserWarning, match="the target has 4 samples, fewer than the 5 classes"):
+    with pytest.warns(UserWarning, match="the target has 4 samples, fewer"):
         fit(module, data)
 
 
@@ -286,22 +276,3 @@ def test_the_attention_is_logged_and_a_step_has_one_exchange() -> None:
         assert sorted(told) == ["attention/c0", "attention/c1"]
         assert sum(told.values()) == pytest.approx(1)
     assert calls[1] - calls[0] == 2  # 3 steps in place of 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"hidden": 0}, "hidden must be at least 1 unit, got 0"),
-        ({"identifier_weight": -1.0}, r"identifier_weight \(lambda\) must be at least 0 and finite, got -1.0"),
-        ({"mi_weight": math.inf}, "mi_weight must be at least 0 and finite, got inf"),
-        ({"identifier_lr": 0.0}, "identifier_lr must be positive and finite, got 0.0"),
-        ({"temperature": math.nan}, r"temperature \(tau\) must be positive and finite, got nan"),
-        ({"reverse": "source"}, "reverse must be 'target' or 'both', got 'source'"),
-        ({"attention": "gap"}, "attention must be 'relative', 'paper' or 'uniform', got 'gap'"),
-        ({"attention_samples": 1}, "attention_samples must be at least the 2 classes, .* got 1"),
-        ({"task": "regression"}, "FADA is about classes"),
-    ],
-)
-def test_arguments_out_of_range_are_refused(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        fada(**arguments)

@@ -8,34 +8,26 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
 import pytest
 import torch
 import torch.nn.functional as F
-from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
 from torch.utils.data import TensorDataset
 
-from fedlit.federation import ChannelError, Client, Schedule
-from fedlit.functional import taylor_moments
+from backends import BACKENDS, backend
+from fedlit.federation import ChannelError, Schedule
 from fedlit.methods import FedMMD
-from fedlit.models import MLP, Bottleneck, Committee, MomentReplica
+from fedlit.models import Committee
 from fedlit.privacy import (
-    BFV,
-    CKKS,
     CKKSAffine,
-    FixedPoint,
     GaussianMechanism,
-    Paillier,
     PaillierAffine,
     PairwiseMasking,
     PlainAffine,
     PrivacyError,
 )
-from fedlit.run.component import Component
-from fedlit.run.run import Run
-from helpers import digits, loader, same, shards, trainer, weights
+from helpers import Snapshots, assert_resumes, loader, shards, trainer
 
 LR = 0.5
 NAMES = ["c0", "c1", "c2"]
@@ -70,21 +62,6 @@ def unequal() -> dict[str, TensorDataset]:
         name: TensorDataset(data[name].tensors[0][:size] + 0.5 * i, data[name].tensors[1][:size])
         for i, (name, size) in enumerate(zip(NAMES, SIZES, strict=True))
     }
-
-
-class Snapshots(pl.Callback, Component):
-    """The replicas at the start, and copies of all clients' weights after each round."""
-
-    def __init__(self) -> None:
-        self.start: dict[str, nn.Module] = {}
-        self.rounds: list[dict[str, dict[str, Tensor]]] = []
-
-    def on_train_start(self, trainer: pl.Trainer, module: FedMMD) -> None:  # type: ignore[override]
-        self.start = {name: copy.deepcopy(replica) for name, replica in module.replicas.named_children()}
-
-    def on_round_end(self, run: Run) -> None:
-        module: Any = run.module
-        self.rounds.append({name: weights(module, name) for name, _ in module.replicas.named_children()})
 
 
 def fit(module: FedMMD, data: Any = None, rounds: int = 1, batch_size: int = 64, **kwargs: Any) -> Snapshots:
@@ -201,8 +178,7 @@ SAFE = {
 }
 
 
-@pytest.mark.parametrize("exchange", SAFE)
-@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize(("exchange", "scale"), [("open", 1e3), ("summed", 1e-3), ("summed", 1e3), ("pairwise", 1e3)])
 def test_features_of_any_unit_train_the_same(exchange: Any, scale: float) -> None:
     """With alpha in that unit, the fixed-point grid holds the moments, and the discrepancy is what it was."""
     alpha = 1 / (16 * scale**2)
@@ -226,35 +202,6 @@ def test_features_too_long_for_alpha_leave_the_grid_with_an_error(exchange: Any)
         fit(module, strategy=SAFE[exchange])
 
 
-@pytest.mark.parametrize("exchange", ["summed", "pairwise"])
-def test_features_too_short_for_alpha_have_a_flat_kernel_and_the_right_step(exchange: Any) -> None:
-    module = build(extractor=Scaled(1e-3), unit_norm=False, exchange=exchange)
-    snapshots = fit(module, strategy=SAFE[exchange])
-    expected = step_by_hand(snapshots.start, unequal(), 2, None, "truncated", False)
-    for name in NAMES:
-        for key, tensor in trained(snapshots.rounds[0][name]).items():
-            torch.testing.assert_close(tensor, expected[name][key], atol=2e-6, rtol=1e-5, msg=f"{name} {key}")
-
-
-def test_lambda_0_is_training_of_each_source_by_itself() -> None:
-    module = build(mmd_weight=0.0)
-    snapshots = fit(module, rounds=2)
-    start = snapshots.start["c2"].state_dict()
-    last = snapshots.rounds[-1]
-    assert torch.equal(last["c2"]["extractor.weight"], start["extractor.weight"])
-    assert not torch.equal(last["c0"]["extractor.weight"], last["c1"]["extractor.weight"])
-
-
-def test_two_sources_of_the_same_data_are_one() -> None:
-    """With S = 1 multi-source is single; so is the mean over two equal sources."""
-    data = unequal()
-    twice = {"c0": data["c0"], "c1": data["c0"], "c2": data["c2"]}
-    two, one = fit(build(), twice, rounds=3), fit(build(["c0", "c2"]), {"c0": data["c0"], "c2": data["c2"]}, rounds=3)
-    for name in ("c0", "c2"):
-        for key, tensor in trained(one.rounds[-1][name]).items():
-            torch.testing.assert_close(two.rounds[-1][name][key], tensor, atol=1e-6, rtol=1e-5)
-
-
 @pytest.mark.parametrize("exchange", ["summed", "pairwise", "open"])
 def test_a_batch_of_one_sample_has_no_pairs_within(exchange: Any) -> None:
     """14 samples of the target in batches of 13: the last one is alone."""
@@ -266,21 +213,6 @@ def test_a_batch_of_one_sample_has_no_pairs_within(exchange: Any) -> None:
 # -------------------------------------------------------------------- exchanges and backends
 
 
-@pytest.mark.parametrize("degree", [1, 2, 3])
-def test_pairwise_and_summed_train_the_same(degree: int) -> None:
-    """Several steps in a round, whose centre is that of the first one in both."""
-    runs = [fit(build(degree=degree, exchange=exchange), rounds=2, batch_size=6) for exchange in ("summed", "pairwise")]
-    for name in NAMES:
-        for key, tensor in trained(runs[0].rounds[-1][name]).items():
-            torch.testing.assert_close(runs[1].rounds[-1][name][key], tensor, atol=2e-6, rtol=1e-5)
-
-
-BACKENDS = {
-    "masking": lambda: PairwiseMasking(colluders=0),
-    "paillier": lambda: Paillier(key_bits=512, insecure_test_keys=True),  # tests arithmetic, not secrecy
-    "bfv": lambda: BFV(),
-    "ckks": lambda: CKKS(),
-}
 PROTOCOLS = {
     "plain": lambda: PlainAffine(),
     "paillier": lambda: PaillierAffine(key_bits=1024, insecure_test_keys=True),  # tests arithmetic, not secrecy
@@ -288,12 +220,12 @@ PROTOCOLS = {
 }
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_hidden_moments_train_as_open_ones_within_the_grid(backend: str) -> None:
+@pytest.mark.parametrize("name", BACKENDS)
+def test_hidden_moments_train_as_open_ones_within_the_grid(name: str) -> None:
     """An error of a mean of moments moves a gradient by that times the kernel's coefficients, all below 1 here."""
     open_ = fit(build(), rounds=2)
-    hidden = fit(build(), rounds=2, strategy={"privacy": {"moments": BACKENDS[backend]()}})
-    bound = 21 * float(BACKENDS[backend]().error_bound(2)) + 1e-6
+    hidden = fit(build(), rounds=2, strategy={"privacy": {"moments": backend(name)}})
+    bound = 21 * float(BACKENDS[name]().error_bound(2)) + 1e-6
     for name in NAMES:
         for key, tensor in trained(open_.rounds[-1][name]).items():
             assert float((hidden.rounds[-1][name][key] - tensor).abs().max()) < bound
@@ -309,45 +241,6 @@ def test_encrypted_gradients_train_as_plain_ones(protocol: str) -> None:
     for name in NAMES:
         for key, tensor in trained(open_.rounds[-1][name]).items():
             assert float((hidden.rounds[-1][name][key] - tensor).abs().max()) < tolerance, (name, key)
-
-
-def sizes(module: FedMMD, channel: str) -> list[int]:
-    return [entry.num_bytes for entry in module.federation.ledger if entry.channel == channel]
-
-
-def test_messages_have_the_size_of_the_moments_whatever_the_batch() -> None:
-    """14 numbers up at degree 2 and 4 features, and the centre with them down; twice the samples, the same bytes."""
-    data = {name: TensorDataset(*(torch.cat([t, t]) for t in each.tensors)) for name, each in unequal().items()}
-    modules = [build(), build()]
-    fit(modules[0])
-    fit(modules[1], data)
-    for channel in ("moments", "target_moments"):
-        assert sizes(modules[0], channel) == sizes(modules[1], channel)
-    deep = build(degree=1)
-    fit(deep)
-    # 14 and 4 numbers of 4 bytes, and a header that says how many
-    for more, less in zip(sizes(modules[0], "moments"), sizes(deep, "moments"), strict=True):
-        assert 4 * 10 <= more - less < 4 * 11
-
-
-def test_summed_moments_reach_the_target_as_a_mean_alone() -> None:
-    module = build()
-    fit(module)
-    talk = {(entry.channel, entry.sender, entry.receiver) for entry in module.federation.ledger}
-    assert {pair for pair in talk if pair[0] == "target_moments"} == {
-        ("target_moments", "c2", "c0"),
-        ("target_moments", "c2", "c1"),
-    }
-    assert not [pair for pair in talk if pair[0] == "moments" and {pair[1], pair[2]} <= set(NAMES)]
-
-
-def test_large_features_leave_the_grid_with_an_error_and_not_silently() -> None:
-    data = unequal()
-    x, y = data["c0"].tensors
-    data["c0"] = TensorDataset(1e4 * x, y)
-    module = build(unit_norm=False, degree=3)
-    with pytest.raises(PrivacyError, match="moments"):
-        fit(module, data, strategy={"privacy": {"moments": PairwiseMasking(codec=FixedPoint(20, 32.0), colluders=0)}})
 
 
 # -------------------------------------------------------------------- classifiers of the sources
@@ -374,17 +267,6 @@ def test_classifiers_come_every_few_rounds_and_at_the_end() -> None:
     assert rounds(None) == [5]
     assert rounds(1) == [1, 2, 3, 4, 5]
     assert rounds(4) == [3, 5]
-
-
-def test_before_classifiers_came_the_target_predicts_with_that_of_the_pre_training() -> None:
-    module = build(classifier_period=None, warmup_rounds=2)
-    snapshots = fit(module, rounds=2)
-    last = snapshots.rounds[-1]
-    for name in ("extractor.weight", "classifier.weight"):
-        assert torch.equal(last["c2"][name], last["c0"][name])
-    x = torch.randn(7, 5)
-    torch.testing.assert_close(module(x), module.replicas["c0"](x))
-    assert not bool(module.replicas["c2"].informed.any())
 
 
 def test_classifiers_under_differential_privacy_are_clipped_around_that_of_the_pre_training() -> None:
@@ -427,76 +309,35 @@ def test_without_the_target_or_without_sources_nothing_is_aligned(exchange: Any)
             torch.testing.assert_close(ours, theirs, atol=1e-7, rtol=1e-6)
 
 
-def test_a_run_that_is_stopped_early_still_gives_the_target_its_classifiers() -> None:
-    class Stop(pl.Callback):
-        def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-            trainer.should_stop = True
-
-    module = build(classifier_period=None)
-    fit(module, rounds=5, callbacks=[Stop()])
-    assert module.federation.round_idx == 1
-    assert bool(module.replicas["c2"].informed.all())
-
-
 # -------------------------------------------------------------------- resume
 
 
 @pytest.mark.parametrize("exchange", ["summed", "pairwise", "open"])
 def test_a_checkpoint_within_a_round_resumes_bit_for_bit(exchange: Any, tmp_path: Path) -> None:
-    def go(callbacks: list[pl.Callback], checkpoint: str | None = None) -> tuple[FedMMD, Snapshots]:
-        torch.manual_seed(7)
-        module = build(exchange=exchange, warmup_rounds=1, optimizer=lambda params: Adam(params, lr=0.02))
-        snapshots = Snapshots()
-        run = trainer(3, [snapshots, *callbacks], enable_checkpointing=bool(callbacks))
-        run.fit(module, loader(unequal(), 5), ckpt_path=checkpoint)
-        return module, snapshots
+    def make() -> FedMMD:
+        return build(exchange=exchange, warmup_rounds=1, optimizer=lambda params: Adam(params, lr=0.02))
 
-    saver = ModelCheckpoint(tmp_path, every_n_train_steps=1, save_top_k=-1, filename="{step}")
-    straight, everything = go([saver])
-    for step in (2, 6, 9):  # rounds of 4 steps
-        resumed, rest = go([], str(tmp_path / f"step={step}.ckpt"))
-        for name in NAMES:
-            assert same(everything.rounds[-1][name], rest.rounds[-1][name]), (step, name)
-        if exchange == "summed":  # pairs exchange their keys again
-            assert straight.federation.ledger == resumed.federation.ledger
+    # rounds of 4 steps; pairs exchange their keys again
+    assert_resumes(make, lambda: loader(unequal(), 5), tmp_path, [2, 6], rounds=3, ledger=exchange == "summed")
 
 
 # -------------------------------------------------------------------- errors and warnings
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"degree": 4}, "degree must be 1, 2 or 3, got 4"),
-        ({"alpha": -1.0}, "alpha must be positive and finite, got -1.0"),
-        ({"center": -1.0}, "center must be a squared distance"),
-        ({"within": "all"}, "within must be 'truncated' or 'exact', got 'all'"),
-        ({"mmd_weight": math.nan}, r"mmd_weight \(lambda\) must be at least 0 and finite, got nan"),
-        ({"exchange": "closed"}, "exchange must be 'summed', 'pairwise' or 'open', got 'closed'"),
-        ({"classifier_period": 0}, r"classifier_period \(T_C\) must be at least 1 round, .* got 0"),
-    ],
-)
-def test_bad_arguments_are_named(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        build(**arguments)
-
-
 def test_protection_that_the_exchange_does_not_use_is_refused() -> None:
-    with pytest.raises(ChannelError, match=r"two_party does not protect channel 'moments' .* take exchange='pairwise'"):
+    with pytest.raises(ChannelError, match=r"two_party does not protect channel 'moments'"):
         fit(build(), strategy={"two_party": {"moments": PlainAffine()}})
-    with pytest.raises(ChannelError, match=r"no channel of this run is pairwise: .* take exchange='pairwise'"):
+    with pytest.raises(ChannelError, match=r"no channel of this run is"):
         fit(build(), strategy={"two_party": PlainAffine()})
     for exchange in ("pairwise", "open"):
         for privacy in (PairwiseMasking(colluders=0), {"moments": PairwiseMasking(colluders=0)}):
-            message = "privacy does not protect channel 'moments' .* take exchange='summed'"
+            message = "privacy does not protect channel 'moments'"
             with pytest.raises(ChannelError, match=message):
                 fit(build(exchange=exchange), strategy={"privacy": privacy})
 
 
 def test_features_that_may_be_repelled_are_warned_about_once() -> None:
-    with pytest.warns(
-        UserWarning, match=r"features are up to [\d.]+ long, .* degree 2 repels: lower alpha \(2\)"
-    ) as told:
+    with pytest.warns(UserWarning, match=r"degree 2 repels") as told:
         fit(build(unit_norm=False, alpha=2.0), rounds=3)
     assert len([warning for warning in told if "repels" in str(warning.message)]) == 1
     for kwargs in ({"unit_norm": False, "alpha": 2.0, "degree": 3}, {}):
@@ -516,32 +357,3 @@ def test_a_single_source_cannot_be_hidden_in_a_sum() -> None:
     assert torch.equal(
         snapshots.rounds[0]["c2"]["extractor.weight"], snapshots.start["c2"].state_dict()["extractor.weight"]
     )
-
-
-def test_replicas_by_hand() -> None:
-    extractor = Bottleneck(MLP(6, [5]), 3)
-    x = torch.randn(4, 6)
-    torch.testing.assert_close(extractor(x), extractor.layer(extractor.extractor(x)))
-    assert extractor.out_features == 3
-    with pytest.raises(ValueError, match="out_features must be at least 1, got 0"):
-        Bottleneck(MLP(6, [5]), 0)
-    with pytest.raises(TypeError, match="out_features"):
-        Bottleneck(nn.ReLU(), 3)
-    classifier = nn.Linear(3, 2)
-    unit, free = MomentReplica(extractor, classifier, True), MomentReplica(extractor, classifier, False)
-    z = extractor(x)
-    torch.testing.assert_close(unit.features(x).norm(dim=1), torch.ones(4))
-    torch.testing.assert_close(unit(x), classifier(math.sqrt(3) * z / z.norm(dim=1, keepdim=True)))
-    torch.testing.assert_close(free(x), classifier(z))
-    torch.testing.assert_close(taylor_moments(unit.features(x), 2)[1:3], torch.ones(2, dtype=torch.float64))
-
-
-def test_digits_train_with_labels_of_the_target_hidden() -> None:
-    data = digits()
-    torch.manual_seed(0)
-    module = FedMMD(data.clients, data.target, data.num_classes, Bottleneck(MLP(64, [32]), 8), warmup_rounds=2)
-    run = trainer(4)
-    run.fit(module, data)
-    assert isinstance(module.clients[-1], Client)
-    assert float(run.callback_metrics["target/score"]) > 0
-    assert float(run.callback_metrics["source/acc"]) > 0.3

@@ -13,7 +13,7 @@ from torch.optim import SGD
 from torch.utils.data import TensorDataset
 
 from fedlit import Client
-from fedlit.federation.labels import UNLABELLED, GuardedLabels
+from fedlit.federation import UNLABELLED, GuardedLabels
 from fedlit.functional import minimax_entropy_loss
 from fedlit.methods import FedAvg, FedMME, SourceOnly
 from fedlit.models import MLP
@@ -74,28 +74,16 @@ def test_hidden_labels_leave_the_game_alone() -> None:
     module.configure_model()
     x, _ = batch([0] * 6)
     of_extractor, of_classifier = gradients(module, (x, GuardedLabels("c2")))
-    unlabelled = gradients(untrained_like(module), (x, torch.full((6,), UNLABELLED)))
+    other = untrained()
+    other.configure_model()
+    other.replicas["c2"].load_state_dict(module.replicas["c2"].state_dict())
+    unlabelled = gradients(other, (x, torch.full((6,), UNLABELLED)))
     for ours, theirs in zip((*of_extractor, *of_classifier), (*unlabelled[0], *unlabelled[1]), strict=True):
         torch.testing.assert_close(ours, theirs)
     logits, _ = by_hand(module, x)
     ascent = torch.autograd.grad(0.1 * minimax_entropy_loss(logits), list(module.replicas["c2"].extractor.parameters()))
     for ours, theirs in zip(of_extractor, ascent, strict=True):
         torch.testing.assert_close(ours, -theirs)
-
-
-def untrained_like(module: FedMME) -> FedMME:
-    other = untrained(labelled=True)
-    other.configure_model()
-    other.replicas["c2"].load_state_dict(module.replicas["c2"].state_dict())
-    return other
-
-
-def test_a_batch_of_labelled_samples_alone_has_cross_entropy_alone() -> None:
-    module = untrained()
-    module.configure_model()
-    x, labels = batch([0, 1, 1, 0])
-    logits, _ = by_hand(module, x)
-    torch.testing.assert_close(module.loss(module.target, (x, labels)), F.cross_entropy(logits, labels))
 
 
 def test_predictions_do_not_know_how_long_features_are_and_nothing_is_like_no_class() -> None:
@@ -170,17 +158,3 @@ def test_a_target_without_labels_is_warned_of(rounds: int) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*has no labels")
         trainer(1, strategy={"local_steps": 1}).fit(build(FedMME, data, entropy_weight=0.0), data)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"entropy_weight": -0.1}, r"entropy_weight \(lambda\) must be at least 0 and finite, got -0.1"),
-        ({"entropy_weight": float("nan")}, "got nan"),
-        ({"temperature": 0.0}, r"temperature \(T\) must be positive and finite, got 0.0"),
-        ({"task": "regression"}, "FedMME is about classes"),
-    ],
-)
-def test_bad_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        untrained(**arguments)

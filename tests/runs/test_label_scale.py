@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +12,24 @@ import pytest
 import torch
 import torch.nn.functional as F
 from sklearn.metrics import mean_squared_error, r2_score
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import SGD, Adam
 from torch.utils.data import DataLoader, TensorDataset
 
 import fedlit
+from backends import backend
 from fedlit import Client, FederatedModule
 from fedlit.callbacks import OracleAccuracy, TargetPredictions
-from fedlit.data import CSVDomains, FederatedLoader, HeartDisease
+from fedlit.data import HeartDisease
 from fedlit.data.base import Domain
 from fedlit.export import export_target, target_model
 from fedlit.federation import ChannelError, RosterError
-from fedlit.methods import FedAvg, FedDANN, FedGP, Oracle, SourceOnly, TargetOnly
+from fedlit.methods import FedAvg, FedDANN, SourceOnly
 from fedlit.models import MLP
-from fedlit.privacy import CKKS, FixedPoint, GaussianMechanism, Paillier, PairwiseMasking, Plain
-from fedlit.run.run import Run
-from fedlit.run.tasks import NumberMeter
-from helpers import QUIET, build, loader, normalised_head, same, trainer, weights
+from fedlit.privacy import FixedPoint, GaussianMechanism, PairwiseMasking, Plain
+from helpers import QUIET, build, loader, normalised_head, same, samples_of, trainer, weights
 from method_table import METHODS
+from own_modules import Simple
 from shown import one_of_each
 from site_runs import merged, start
 from stars import around, plain, struck
@@ -84,21 +82,10 @@ def pooled(data: Mapping[str, TensorDataset], clients: Sequence[str] = ("c0", "c
 # ---------------------------------------------------------------- which numbers
 
 
-BACKENDS: dict[str, Any] = {
-    "plain": lambda: None,
-    "fixed point": lambda: Plain(FixedPoint()),
-    "masking": lambda: PairwiseMasking(colluders=0),
-    "paillier": lambda: Paillier(key_bits=512, insecure_test_keys=True),  # tests arithmetic, and not secrecy
-    "ckks": CKKS,
-}
-NEEDS = {"paillier": "phe", "ckks": "tenseal"}
-
-
-@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("name", ["plain", "grid", "masking", "paillier", "ckks"])
 def test_the_scale_is_that_of_all_samples_of_the_sources_under_every_backend(name: str) -> None:
     """Seven outputs: of deviation 1 at 1e9, of thousands, tiny, one outlier, of two levels, constant, and 0."""
-    if name in NEEDS:
-        pytest.importorskip(NEEDS[name])
+    privacy = {"plain": None, "grid": Plain(FixedPoint())}[name] if name in ("plain", "grid") else backend(name)
     data = {}
     rng = np.random.default_rng(0)
     for level, client in enumerate(NAMES):
@@ -106,7 +93,7 @@ def test_the_scale_is_that_of_all_samples_of_the_sources_under_every_backend(nam
         y = z * [1, 1e3, 1e-6, 1, 1, 0, 0] + [1e9, 5e3, 0, 0, 100 * level, 12345.678, 0]
         y[0, 3] += 1e5 * (level == 0)
         data[client] = TensorDataset(torch.randn(len(y), 5), torch.from_numpy(y))
-    module = fitted(data, 1, trainer(1, strategy={"privacy": BACKENDS[name]()}), outputs=7)
+    module = fitted(data, 1, trainer(1, strategy={"privacy": privacy}), outputs=7)
     (scale, *others) = module.task.scales.values()  # type: ignore[union-attr]
     assert len(others) == 2
     assert all(torch.equal(scale.mean, each.mean) and torch.equal(scale.deviation, each.deviation) for each in others)
@@ -135,56 +122,13 @@ def test_labels_of_a_target_count_where_it_learns_from_them(name: str, counted: 
     np.testing.assert_allclose([float(scale.mean), float(scale.deviation)], [y.mean(), y.std()], rtol=1e-9)
 
 
-@pytest.mark.parametrize(("weighting", "pool"), [("uniform", False), ("samples", False), ("samples", True)])
-def test_neither_weighting_nor_pooling_changes_the_scale(weighting: str, pool: bool) -> None:
-    data = Hearts(1e3, 1e6, pool_sources=pool)
-    module = build(SourceOnly, data, extractor=MLP(data.in_features, [8]), task="regression", weighting=weighting)  # type: ignore[arg-type]
-    trainer(1).fit(module, data)
-    scale = module.task.scales[data.target]  # type: ignore[union-attr]
-    separate = Hearts(1e3, 1e6)
-    sources = [client.name for client in separate.clients if not client.is_target]
-    y = torch.cat([separate.labels(source)[separate.split(source).train] for source in sources]).numpy()
-    np.testing.assert_allclose([float(scale.mean), float(scale.deviation)], [y.mean(), y.std()], rtol=1e-9)
-
-
-def test_whole_numbers_are_labels_too_and_minus_one_is_one_of_them() -> None:
-    data = {
-        name: TensorDataset(each.tensors[0], each.tensors[1].round().long())
-        for name, each in numbers(0.0, 10.0).items()
-    }
-    assert bool((data["c0"].tensors[1] == -1).any())
-    module = fitted(data, 60)
-    x, y = data["c1"].tensors
-    assert r2_score(y.numpy(), module(x).detach()[:, 0].numpy()) > 0.8
-
-
-@pytest.mark.parametrize(("level", "spread"), [(5e3, 1500.0), (1e9, 1.0)])
-def test_a_network_learns_labels_of_tables_in_any_unit(level: float, spread: float, tmp_path: Path) -> None:
-    """As they are, labels of thousands end at R2 below -8, or by a training loss of infinity."""
-    pd = pytest.importorskip("pandas")
-    rng = np.random.default_rng(0)
-    for name in NAMES:
-        x = rng.standard_normal((80, 3))
-        table = pd.DataFrame(x, columns=["x0", "x1", "x2"])
-        table.assign(price=level + spread * (x[:, 0] - 0.5 * x[:, 1])).to_csv(tmp_path / f"{name}.csv", index=False)
-    data = CSVDomains(str(tmp_path), label="price", task="regression", target="c2", batch_size=40, seed=0)
-    torch.manual_seed(0)
-    optimizer = {"optimizer": lambda params: Adam(params, lr=0.02)}
-    module = SourceOnly(data.clients, data.target, 1, MLP(hidden=[8]), task="regression", **optimizer)
-    run = trainer(60, [OracleAccuracy()])
-    run.fit(module, data)
-    run.test(module, data, verbose=False)
-    assert float(run.callback_metrics["oracle/target/r2"]) > 0.9
-    assert float(run.callback_metrics["source/r2"]) > 0.9
-
-
 # ---------------------------------------------------------------- the same training in any unit
 
 
 REGRESSING = {
     name: row
     for name, row in METHODS.items()
-    if row[0].requires.tasks != ("classification",)
+    if not row[0].requires.tasks == ("classification",)
     and name not in ("FedDANN, conditional", "AdaBN, mixing")  # which are about classes
 }
 
@@ -222,53 +166,6 @@ def test_a_thousand_times_the_labels_and_a_million_more_train_alike(name: str) -
     assert others.labels(data.target).mean() > 9e5
 
 
-def test_outputs_of_very_different_scale_are_all_learnt_where_numbers_are_around_a_billion() -> None:
-    generator = torch.Generator().manual_seed(0)
-    data = {}
-    for name in NAMES:
-        x = torch.randn(60, 5, generator=generator)
-        y = torch.stack([1e9 + x[:, 0].double(), 1e-3 * x[:, 1].double(), 1e4 * x[:, 2].double()], dim=1)
-        data[name] = TensorDataset(x, y)
-    run = trainer(80, [OracleAccuracy()])
-    module = fitted(data, run=run, outputs=3)
-    x, y = data["c2"].tensors
-    expected = r2_score(y.numpy(), module(x).detach().numpy(), multioutput="raw_values")
-    assert expected.min() > 0.95
-    assert float(run.callback_metrics["oracle/target/r2"]) == pytest.approx(expected.mean(), abs=1e-6)
-
-
-def test_r2_and_squared_error_are_those_of_scikit_learn_around_a_billion() -> None:
-    """Sums of squares have no digit left for a deviation of 1: the reference subtracts the mean first."""
-    rng = np.random.default_rng(0)
-    y = 1e9 + rng.standard_normal((300, 2)) * [1, 0.01]
-    predicted = y + rng.standard_normal((300, 2)) * [0.5, 0.001]
-    meter = NumberMeter()
-    for part in range(0, 300, 100):
-        meter.update(torch.from_numpy(predicted[part : part + 100]), torch.from_numpy(y[part : part + 100]))
-    found = meter.compute()
-    assert found["r2"] == pytest.approx(r2_score(y, predicted), abs=1e-6)
-    assert found["eval_loss"] == pytest.approx(mean_squared_error(y, predicted), rel=1e-6)
-
-
-@pytest.mark.parametrize("unit", [1e-9, 1e-3, 1.0, 1e12])
-def test_r2_is_that_of_scikit_learn_in_any_unit(unit: float) -> None:
-    """torchmetrics takes errors of small numbers for none, and says that R2 is 1."""
-    rng = np.random.default_rng(0)
-    y, predicted = unit * rng.standard_normal((2, 40, 1))
-    meter = NumberMeter()
-    meter.update(torch.from_numpy(predicted), torch.from_numpy(y))
-    assert meter.compute()["r2"] == pytest.approx(r2_score(y, predicted), rel=1e-9)
-
-
-@pytest.mark.parametrize("error", [0.0, 1.0])
-def test_r2_of_labels_that_are_all_alike_is_that_of_scikit_learn(error: float) -> None:
-    y = np.full((10, 1), 5000.1)
-    meter = NumberMeter()
-    meter.update(torch.from_numpy(y[:4] + error), torch.from_numpy(y[:4]))
-    meter.update(torch.from_numpy(y[4:] + error), torch.from_numpy(y[4:]))
-    assert meter.compute()["r2"] == r2_score(y, y + error)
-
-
 class OwnLoss(SourceOnly):
     """A method of somebody's, which knows nothing of tasks."""
 
@@ -285,26 +182,6 @@ def test_a_loss_that_a_method_writes_itself_reads_standardised_labels() -> None:
     torch.testing.assert_close(theirs(x), ours(x), atol=1.0, rtol=0)
 
 
-class Watched(FedGP):
-    """Keeps the variances of the target's gradients, of which its automatic weights are made."""
-
-    def on_round_end(self, run: Run) -> None:
-        self.seen = [*getattr(self, "seen", ()), self.memory(self.target).statistics.variance]
-        super().on_round_end(run)
-
-
-def test_gradients_that_fedgp_observes_are_of_standardised_labels() -> None:
-    seen = []
-    for factor, offset in ((1.0, 0.0), (1e3, 1e6)):
-        data = Hearts(factor, offset, target_labels=30, target_batch_size=8)
-        torch.manual_seed(0)
-        module = build(Watched, data, extractor=MLP(data.in_features, [8]), task="regression", beta="auto")  # type: ignore[arg-type]
-        trainer(2, strategy={"local_steps": 3}).fit(module, data)
-        seen.append(module.seen)
-    assert len(seen[0]) == 2
-    assert seen[1] == pytest.approx(seen[0], rel=1e-3)
-
-
 # ---------------------------------------------------------------- the unit of what is predicted
 
 
@@ -316,7 +193,7 @@ def test_whatever_a_user_sees_is_in_the_unit_of_the_labels(tmp_path: Path) -> No
     )  # type: ignore[arg-type]  # fmt: skip
     run = trainer(10, [OracleAccuracy(), TargetPredictions(tmp_path / "predictions.csv")])
     run.fit(module, data)
-    x, y = (data._domain(data.target).x, data.labels(data.target))
+    x, y = samples_of(data, data.target)
     first = module.replicas[data.target](x).detach().double()[:, 0]
     train = torch.cat([data.labels(c.name)[data.split(c.name).train] for c in data.clients if not c.is_target])
     expected = first * train.std(correction=0) + train.mean()
@@ -335,17 +212,6 @@ def test_whatever_a_user_sees_is_in_the_unit_of_the_labels(tmp_path: Path) -> No
         torch.export.load(tmp_path / "target.pt2").module()(x)[:, 0], expected, atol=1e-3, rtol=0
     )
     assert "float64: the numbers, in the unit of the labels" in (tmp_path / "target.pt2.md").read_text()
-
-
-def test_onnx_files_predict_in_the_unit_of_the_labels(tmp_path: Path) -> None:
-    pytest.importorskip("onnx")
-    onnxruntime = pytest.importorskip("onnxruntime")
-    data = numbers(1e9, 1.0)
-    module = fitted(data, 5)
-    export_target(module, tmp_path / "target.onnx", (5,))
-    x = data["c2"].tensors[0]
-    (found,) = onnxruntime.InferenceSession(tmp_path / "target.onnx").run(None, {"inputs": x.numpy()})
-    np.testing.assert_allclose(found, module(x).detach().numpy(), atol=1e-5, rtol=0)
 
 
 # ---------------------------------------------------------------- once, and kept
@@ -392,39 +258,6 @@ def test_a_checkpoint_brings_the_unit_of_its_labels(how: str, tmp_path: Path) ->
     assert sent(module) in (0, sent(trained))  # which the checkpoint has noted
 
 
-def test_a_module_that_was_trained_keeps_its_scale_in_another_run() -> None:
-    """Its weights mean something with that alone."""
-    module = fitted(numbers(), 2)
-    before = module.task.scales["c0"].state()  # type: ignore[union-attr]
-    x = numbers()["c2"].tensors[0]
-    expected = module(x).detach()
-    again = {name: TensorDataset(each.tensors[0], 2 * each.tensors[1]) for name, each in numbers().items()}
-    module.run.local = replace(module.run.local, optimizer=lambda params: SGD(params, lr=0.0))
-    trainer(1).fit(module, loader(again, 16))
-    assert module.task.scales["c0"].state() == before  # type: ignore[union-attr]
-    torch.testing.assert_close(module(x).detach(), expected)
-
-
-def test_a_checkpoint_of_before_labels_were_scaled_goes_on_in_their_unit(tmp_path: Path) -> None:
-    data = numbers(0.0, 1.0)
-    old, path = trainer(2), tmp_path / "old.ckpt"
-    module = fitted(data, run=old, scale_labels=False)
-    old.save_checkpoint(path)
-    checkpoint = torch.load(path, weights_only=True)
-    assert not any("label_scale" in state for state in checkpoint["clients"].values())
-    checkpoint["hyper_parameters"].pop("scale_labels")
-    torch.save(checkpoint, path)
-    resumed = module_of()
-    trainer(4).fit(resumed, loader(dict(data), 16), ckpt_path=path)
-    straight = module_of(scale_labels=False)
-    trainer(4).fit(straight, loader(dict(data), 16))
-    assert same(weights(resumed, "c2"), weights(straight, "c2"))
-    x = data["c2"].tensors[0]
-    torch.testing.assert_close(resumed(x), straight(x))
-    assert sent(resumed) == 0
-    assert module.task.scales == {}  # type: ignore[union-attr]
-
-
 @pytest.mark.parametrize(
     "state", [{"mean": [0.0]}, {"mean": [0.0], "deviation": [0.0]}, {"mean": [0.0, 1.0], "deviation": [1.0, 1.0]}, [1]]
 )
@@ -435,20 +268,11 @@ def test_a_scale_that_is_none_is_refused(state: Any, tmp_path: Path) -> None:
     checkpoint = torch.load(path, weights_only=True)
     checkpoint["clients"]["c1"]["label_scale"] = state
     torch.save(checkpoint, path)
-    with pytest.raises(RosterError, match=r"scale of labels must have the mean and the positive deviation of 1 num"):
+    with pytest.raises(RosterError, match=r"scale of labels must have the"):
         trainer(2).fit(module_of(), loader(dict(numbers()), 16), ckpt_path=path)
 
 
 # ---------------------------------------------------------------- wherever clients are
-
-
-def test_without_a_federated_strategy_it_is_the_same() -> None:
-    data = numbers()
-    with_it, alone = fitted(data), fitted(data, run=trainer(2, federated=False))
-    assert same(weights(with_it, "c2"), weights(alone, "c2"))
-    assert sent(alone) == sent(with_it) > 0
-    x = data["c2"].tensors[0]
-    assert torch.equal(with_it(x), alone(x))
 
 
 @pytest.mark.multiprocess
@@ -490,44 +314,7 @@ def test_a_site_that_comes_back_with_nothing_has_the_scale_of_all(tmp_path: Path
     assert back["weights"]["clean"] == others["weights"]["blended"]
 
 
-@pytest.mark.multiprocess
-@pytest.mark.slow
-def test_a_site_that_lost_its_checkpoint_has_the_scale_of_a_run_that_resumes(tmp_path: Path) -> None:
-    pytest.importorskip("grpc")
-    kept = ("--checkpoints", str(tmp_path / "kept"))
-    arguments = ("--method", "FedAvg", "--numbers", "--own", "--everyone", "--steps", "2", *kept)
-    first = around(tmp_path, *arguments, "--rounds", "2")
-    shutil.rmtree(tmp_path / "kept" / "clean")
-    results = around(tmp_path, *arguments, "--rounds", "4")
-    scales = [scale for result in (*first, *results) for scale in result["scales"].values()]
-    assert len(scales) == 6
-    assert all(scale == scales[0] for scale in scales)
-    assert len({sha for result in results for sha in result["weights"].values()}) == 1
-
-
 # ---------------------------------------------------------------- what does without
-
-
-@pytest.mark.parametrize("method", [TargetOnly, Oracle])
-def test_a_target_that_trains_alone_has_the_scale_of_its_labels_and_sends_nothing(
-    method: type[FederatedModule],
-) -> None:
-    given = 1.0 if method is Oracle else 30
-    data = Hearts(1e3, 1e6, target_labels=given)
-    module = build(
-        method, data, extractor=MLP(data.in_features, [8]), task="regression",
-        optimizer=lambda params: Adam(params, lr=0.05),
-    )  # type: ignore[arg-type]  # fmt: skip
-    run = trainer(40, strategy={"privacy": PairwiseMasking(colluders=0)})
-    run.fit(module, data)
-    assert CHANNEL not in module.federation.channels
-    assert sent(module) == 0
-    y = data.labels(data.target)[data.split(data.target).labelled].numpy()
-    ((name, scale),) = module.task.scales.items()  # type: ignore[union-attr]
-    assert name == data.target
-    np.testing.assert_allclose([float(scale.mean), float(scale.deviation)], [y.mean(), y.std()], rtol=1e-9)
-    x = data._domain(data.target).x[data.split(data.target).labelled]
-    assert r2_score(y, module(x).detach()[:, 0].numpy()) > 0.2
 
 
 def test_labels_are_left_as_they_are_if_one_says_so() -> None:
@@ -541,12 +328,11 @@ def test_labels_are_left_as_they_are_if_one_says_so() -> None:
     torch.testing.assert_close(module(x), module.replicas["c2"](x).double())
 
 
-class Numbers(pl.LightningModule):
+class Numbers(Simple):
     """Somebody's, which scales by itself."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 1))
+        super().__init__(MLP(5, [8], out_features=1), lr=0.2)
         self.seen: list[float] = []
 
     def forward(self, x: Tensor) -> Tensor:
@@ -555,9 +341,6 @@ class Numbers(pl.LightningModule):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         self.seen.append(float(batch[1].mean()))
         return F.mse_loss(self.net(batch[0])[:, 0].double(), (batch[1] - 1e6) / 1e3)
-
-    def configure_optimizers(self) -> Any:
-        return Adam(self.parameters(), lr=0.02)
 
 
 def test_a_module_of_ones_own_is_given_labels_as_they_are_and_its_numbers_are_taken_so() -> None:
@@ -582,9 +365,7 @@ def test_a_module_of_ones_own_is_loaded_again_and_takes_no_scale(tmp_path: Path)
     again = fedlit.Federated.load_from_checkpoint(path, clients=NAMES, module=Numbers(), weights_only=True)
     x = data["c2"].tensors[0]
     torch.testing.assert_close(again(x), module(x))
-    with pytest.raises(
-        ValueError, match=r"Federated takes no scale_labels: training_step of the module is given label"
-    ):
+    with pytest.raises(ValueError, match=r"Federated takes no scale_labels: training_step of"):
         fedlit.Federated(Numbers(), NAMES, "c2", 1, task="regression", scale_labels=True)
 
 
@@ -594,7 +375,7 @@ def test_a_loader_of_another_kind_is_warned_of() -> None:
 
     batches = CombinedLoader({name: DataLoader(each, 16) for name, each in data.items()}, "min_size")
     module = module_of(FedAvg, weighting="uniform")
-    with pytest.warns(UserWarning, match=r"labels are learnt in the unit .* come from a dict\. Give Fed"):
+    with pytest.warns(UserWarning, match=r"labels are learnt in the unit"):
         pl.Trainer(**QUIET, max_epochs=1).fit(module, batches)
 
 
@@ -604,21 +385,17 @@ def test_a_loader_of_another_kind_is_warned_of() -> None:
 def test_unknown_labels_of_a_source_are_refused_by_its_name() -> None:
     data = numbers()
     data["c1"].tensors[1][3] = torch.nan
-    with pytest.raises(
-        RosterError, match=r"1 of 40 samples of source 'c1' have no label \(NaN in row 3\), .*make 'c1' the target"
-    ):
+    with pytest.raises(RosterError, match=r"source 'c1' have no label \(NaN in row 3"):
         fitted(data)
 
 
 def test_labels_whose_deviation_is_too_small_to_be_found_are_warned_of() -> None:
-    with pytest.warns(UserWarning, match=r"labels of client 'c0' differ by too little, .* Give them in another one"):
+    with pytest.warns(UserWarning, match=r"labels of client 'c0' differ by"):
         fitted(numbers(0.0, 1e-25))
 
 
 def test_labels_of_another_width_are_refused() -> None:
-    with pytest.raises(
-        RosterError, match=r"labels of client 'c0' must be 1 .* shape \(60, 2\): give the model num_classes=2"
-    ):
+    with pytest.raises(RosterError, match=r"labels of client 'c0' .* num_classes=2"):
         fitted(numbers(outputs=2), outputs=1)
 
 
@@ -631,9 +408,7 @@ def test_a_lone_source_cannot_hide_its_statistics() -> None:
         trainer(1, strategy={"privacy": PairwiseMasking(colluders=0)}).fit(module, loader(data, 16))
         return module
 
-    with pytest.raises(
-        ChannelError, match=r"\['c0'\] alone can send over channel 'label_statistics' .*unless scale_labels is false"
-    ):
+    with pytest.raises(ChannelError, match=r"\['c0'\] alone can send over channel 'label_statistics'"):
         run(FedDANN, labelled=False)
     assert sent(run(FedDANN, labelled=False, scale_labels=False)) == 0
     module = run(FedAvg, labelled=True)  # a target that learns from labels sends the statistics of its own, too
@@ -643,37 +418,14 @@ def test_a_lone_source_cannot_hide_its_statistics() -> None:
 
 def test_differential_privacy_of_all_channels_is_refused_with_a_way_out() -> None:
     mechanism = GaussianMechanism(clip_norm=1.0, noise_multiplier=1.0)
-    with pytest.raises(
-        ChannelError, match=r"cannot blur channel 'label_statistics' .*scale_labels=False and scale labels in the data"
-    ):
+    with pytest.raises(ChannelError, match=r"cannot blur channel 'label_statistics' .*scale_labels=False and"):
         fitted(numbers(), run=trainer(1, strategy={"differential_privacy": mechanism}))
     fitted(numbers(0, 1), run=trainer(1, strategy={"differential_privacy": mechanism}), scale_labels=False)
     fitted(numbers(), run=trainer(1, strategy={"differential_privacy": {"weights": mechanism}}))
 
 
 def test_a_precision_that_rounds_labels_off_is_refused() -> None:
-    with pytest.raises(
-        RosterError, match=r"precision='bf16-true' rounds labels of client 'c0' by up to .*'bf16-mixed'"
-    ):
+    with pytest.raises(RosterError, match=r"precision='bf16-true' rounds labels of client 'c0'"):
         fitted(numbers(), run=trainer(1, precision="bf16-true"))
     fitted(numbers(0.0, 1.0), run=trainer(1, precision="bf16-true"))
     fitted(numbers(), run=trainer(1, precision="bf16-mixed"))
-
-
-def test_samples_may_be_read_one_by_one() -> None:
-    class Each(torch.utils.data.Dataset):
-        def __init__(self, data: TensorDataset) -> None:
-            self.data = data
-
-        def __len__(self) -> int:
-            return len(self.data)
-
-        def __getitem__(self, index: int) -> Any:
-            x, y = self.data[index]
-            return x, float(y)
-
-    data = numbers()
-    each = FederatedLoader({name: Each(part) for name, part in data.items()}, 16, seed=0)
-    module = module_of()
-    trainer(2).fit(module, each)
-    assert same(weights(module, "c2"), weights(fitted(data), "c2"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -13,7 +12,6 @@ from torch.utils.data import Dataset, TensorDataset
 
 from fedlit.methods import KD3A, AdaBN, FedDAN, FedJDA, FedMMD
 from fedlit.models import MLP
-from fedlit.run.label_shift import beyond_chance, count_classes, most_unequal
 from helpers import loader, trainer
 
 CLIENTS = ("a", "b", "t")
@@ -85,53 +83,3 @@ def test_labels_that_would_have_to_be_read_sample_by_sample_are_left_alone() -> 
 
     data = {name: OnDisk(drawn(number)) for name, number in (("a", 10), ("b", 90), ("t", 50))}
     assert not words_of({}, data=data)
-
-
-def test_what_chance_does_to_samples_of_equal_shares_is_taken_away() -> None:
-    draws = np.random.default_rng(0)
-    shares = np.array([0.5, 0.3, 0.2])
-    found = []
-    for _ in range(2000):
-        a, b = (torch.from_numpy(draws.multinomial(n, shares)).double() for n in (40, 60))
-        plain = float((a / 40 - b / 60).abs().sum()) / 2
-        found.append((plain, float(beyond_chance(a, b))))
-    variation, left = np.mean(found, axis=0)
-    p = torch.tensor(shares)
-    expected = float((2 / np.pi * p * (1 - p) * (1 / 40 + 1 / 60)).sqrt().sum()) / 2
-    assert variation == pytest.approx(expected, rel=0.05)
-    assert left < 0.3 * variation  # never below 0, so not 0 on average
-    assert float(beyond_chance(torch.tensor([1e6, 1e6]), torch.tensor([1e6, 9e6]))) == pytest.approx(0.4, abs=0.001)
-
-
-def test_a_single_source_is_compared_with_equal_shares() -> None:
-    distance, words = most_unequal({"a": torch.tensor([900.0, 100.0]).double()})
-    assert distance == pytest.approx(0.4 - (2 / np.pi * 0.25 / 1000) ** 0.5, abs=1e-6)
-    assert words == "90% of 'a' and 50% of equal shares are of class 0"
-    assert most_unequal({}) == (0.0, "")
-
-
-def test_of_many_sources_the_two_are_told_that_differ_most() -> None:
-    ones = dict(zip("abcd", (500, 420, 600, 810), strict=True))
-    counts = {name: torch.tensor([1000.0 - one, one]).double() for name, one in ones.items()}
-    distance, words = most_unequal(counts)
-    assert words == "58% of 'b' and 19% of 'd' are of class 0"
-    assert distance == pytest.approx(float(beyond_chance(counts["b"], counts["d"])), abs=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("labels", "expected"),
-    [
-        (torch.tensor([0, 1, 1, -1]), [1.0, 2.0]),
-        (torch.tensor([0, 1, 1], dtype=torch.uint8), [1.0, 2.0]),
-        (torch.tensor([True, False]), [1.0, 1.0]),
-        (torch.tensor([3, 7, 7]), None),  # items may give others
-        (torch.tensor([0, -100]), None),
-        (torch.tensor([-1, -1]), None),
-        (torch.tensor([0.0, 1.0]), None),
-        (torch.empty(0, dtype=torch.int64), None),
-    ],
-)
-def test_labels_that_are_no_classes_are_left_alone(labels: torch.Tensor, expected: list[float] | None) -> None:
-    found = count_classes(TensorDataset(torch.zeros(len(labels), 1), labels), 2)
-    assert (found if found is None else found.tolist()) == expected
-    assert count_classes(TensorDataset(torch.zeros(3, 1)), 2) is None

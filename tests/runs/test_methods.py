@@ -11,16 +11,14 @@ import lightning.pytorch as pl
 import pytest
 import torch
 import torch.nn.functional as F
-from lightning.pytorch.callbacks import ModelCheckpoint, Timer
+from lightning.pytorch.callbacks import Timer
 from torch import nn
 from torch.optim import SGD, Adam
 from torch.utils.data import TensorDataset
 
-import fedlit.methods
-from fedlit import Client, FederatedModule
+from fedlit import Client, FederatedModule, Requires
 from fedlit.data import FederatedLoader
 from fedlit.federation import (
-    ChannelError,
     DivergedError,
     Fraction,
     GuardedLabels,
@@ -36,62 +34,11 @@ from fedlit.methods import (
     FedAvg,
     FedProx,
     FinetuneOffline,
-    Oracle,
     SourceOnly,
     TargetOnly,
 )
 from fedlit.models import MLP, Replica, SmallCNN
-from fedlit.run.options import Requires
-from helpers import STATEFUL, build, digits, loader, same, shards, trainer, weights
-from method_table import METHODS, ONE_PASS
-from shown import one_of_each
-
-
-def test_the_table_has_every_method() -> None:
-    assert sorted({method.__name__ for method, _, _ in METHODS.values()}) == sorted(fedlit.methods.__all__)
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_resuming_after_two_rounds_equals_four_in_a_row(name: str, tmp_path: Path) -> None:
-    method, arguments, options = METHODS[name]
-
-    def run(rounds: int, checkpoint: str | None = None) -> tuple[FederatedModule, pl.Trainer]:
-        data = digits(**options)
-        module = build(method, data, **STATEFUL, **arguments)
-        run = trainer(rounds, strategy={"participation": Fraction(0.5)}, gradient_clip_val=1.0)
-        run.fit(module, data, ckpt_path=checkpoint)
-        return module, run
-
-    straight, _ = run(4)
-    first, first_trainer = run(2)
-    path = str(tmp_path / "two.ckpt")
-    first_trainer.save_checkpoint(path)
-    second, _ = run(4, path)
-    for client in ("clean", "blended", "fonts"):
-        assert same(weights(straight, client), weights(second, client)), client
-    assert straight.federation.ledger == second.federation.ledger
-    rounds = 1 if name in ONE_PASS else 4  # it stops by itself, and a resumed run does nothing
-    assert straight.federation.round_idx == second.federation.round_idx == rounds
-    assert not same(weights(first, "fonts"), weights(second, "fonts")) or name in ("FinetuneOffline", *ONE_PASS)
-
-
-@pytest.mark.parametrize("name", one_of_each(name for name in METHODS if name not in ONE_PASS))  # all samples in one
-def test_thousand_short_rounds_equal_epochs_of_one_round(name: str) -> None:
-    """Rounds are counted by steps, not by epochs: how they are packed into epochs changes nothing."""
-    method, arguments, options = METHODS[name]
-    steps = 2 if arguments.get("beta") == "auto" else 1  # one step has no variance to weigh sources with
-
-    def run(epochs: int, rounds_per_epoch: int) -> FederatedModule:
-        data = digits(**options)
-        module = build(method, data, **arguments)
-        strategy = {"local_steps": steps, "rounds_per_epoch": rounds_per_epoch}
-        trainer(epochs, strategy=strategy, limit_val_batches=0).fit(module, data)
-        return module
-
-    one, many = run(4, 1), run(2, 2)
-    assert one.federation.round_idx == many.federation.round_idx == 4
-    for client in ("clean", "blended", "fonts"):
-        assert same(weights(one, client), weights(many, client))
+from helpers import assert_resumes, batches_of, build, digits, loader, same, shards, trainer, weights
 
 
 def linear(
@@ -105,20 +52,6 @@ def linear(
     names.append(Client(f"c{num_clients - 1}", role="target", labelled=True))
     kwargs.setdefault("optimizer", lambda params: SGD(params, lr=lr))
     return method(names, f"c{num_clients - 1}", 2, nn.Identity(), layer, **kwargs)  # type: ignore[arg-type]
-
-
-def test_one_full_batch_round_of_fedavg_is_a_step_on_the_pooled_gradient() -> None:
-    """With E=1, full batches and SGD, averaging by samples is a gradient step on all data together."""
-    data = shards(3, 40)
-    data["c1"] = TensorDataset(*(tensor[:13] for tensor in data["c1"].tensors))  # unequal sizes
-    module = linear(3)
-    trainer(1).fit(module, loader(data, batch_size=64))
-    x = torch.cat([shard.tensors[0] for shard in data.values()])
-    y = torch.cat([shard.tensors[1] for shard in data.values()])
-    weight = torch.zeros(2, 5, requires_grad=True)
-    F.cross_entropy(x @ weight.T, y).backward()
-    got = weights(module, "c0")["classifier.weight"]
-    torch.testing.assert_close(got, -0.5 * weight.grad, atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +68,6 @@ def test_fedavg_equals_local_training_by_hand_and_the_weighted_mean(build_optimi
     data["c2"] = TensorDataset(*(tensor[:9] for tensor in data["c2"].tensors))
     module = linear(3, optimizer=build_optimizer, **options)
     trainer(2).fit(module, loader(data))
-    reference = loader(data)
     model = nn.Linear(5, 2)
     nn.init.zeros_(model.weight)
     nn.init.zeros_(model.bias)
@@ -144,7 +76,7 @@ def test_fedavg_equals_local_training_by_hand_and_the_weighted_mean(build_optimi
         for name in data:
             local = copy.deepcopy(model)
             optimizer = build_optimizer(local.parameters())
-            for x, y in reference._reader(name).read(round_idx, 0, 99):
+            for x, y in batches_of(data, name, round_idx):
                 optimizer.zero_grad()
                 F.cross_entropy(local(x), y).backward()
                 optimizer.step()
@@ -183,12 +115,6 @@ def test_without_target_labels_fedavg_is_source_only() -> None:
     assert same(weights(run_digits(FedAvg), "fonts"), weights(run_digits(SourceOnly), "fonts"))
 
 
-def test_target_labels_make_a_difference_to_fedavg_and_none_to_source_only() -> None:
-    labelled = run_digits(SourceOnly, target_labels=30)
-    assert same(weights(labelled, "fonts"), weights(run_digits(SourceOnly), "fonts"))
-    assert not same(weights(labelled, "fonts"), weights(run_digits(FedAvg, target_labels=30), "fonts"))
-
-
 def test_fedprox_with_mu_zero_is_fedavg() -> None:
     prox, plain = run_digits(FedProx, mu=0.0), run_digits(FedAvg)
     ours = {name: tensor for name, tensor in weights(prox, "fonts").items() if not name.startswith("anchor")}
@@ -212,11 +138,6 @@ def test_fedprox_pulls_towards_the_model_of_the_rounds_start() -> None:
     assert distance(10.0) < distance(1.0) < distance(0.0)
 
 
-def test_fedprox_does_not_send_its_anchor() -> None:
-    prox, plain = run_digits(FedProx), run_digits(FedAvg)
-    assert prox.federation.ledger.bytes_by_channel() == plain.federation.ledger.bytes_by_channel()
-
-
 def test_finetuning_changes_the_target_alone_and_sends_nothing() -> None:
     half = run_digits(FinetuneOffline, 2, federated_rounds=2, target_labels=30)
     full = run_digits(FinetuneOffline, 4, federated_rounds=2, target_labels=30)
@@ -236,19 +157,6 @@ def test_target_only_sends_nothing_and_leaves_sources_alone() -> None:
     assert module.federation.weights["fonts"] == 30
 
 
-@pytest.mark.parametrize(
-    ("method", "options", "message"),
-    [
-        (TargetOnly, {}, "target 'fonts' has none"),
-        (FinetuneOffline, {}, "target 'fonts' has none"),
-        (Oracle, {"target_labels": 30}, r"30 of \d+ training samples"),
-    ],
-)
-def test_methods_that_need_target_labels_say_so(method: type[FederatedModule], options: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        run_digits(method, **options)
-
-
 def test_an_absent_client_neither_sends_nor_receives_and_catches_up() -> None:
     schedule = Schedule([["clean", "blended", "fonts"], ["clean", "fonts"], ["clean", "blended", "fonts"]])
     before = run_digits(SourceOnly, 1, strategy={"participation": schedule})
@@ -261,12 +169,6 @@ def test_an_absent_client_neither_sends_nor_receives_and_catches_up() -> None:
     assert to_blended.messages == 2  # what it missed, and this round's mean
     assert next(entry for entry in talk if entry.receiver == "clean").messages == 1
     assert same(weights(back, "blended"), weights(back, "clean"))
-
-
-def test_a_misspelt_channel_is_noticed() -> None:
-    message = r"heard names the channels \['wieghts'\], which this run does not have: it has \['weights', 'metrics'\]"
-    with pytest.raises(ChannelError, match=message):
-        run_digits(SourceOnly, 1, strategy={"heard": {"wieghts": Fraction(0.5)}})
 
 
 def test_drops_leave_out_sources_of_one_channel_only() -> None:
@@ -296,19 +198,6 @@ def test_local_norm_keeps_normalisation_at_home() -> None:
     assert all(torch.equal(ours[name], theirs[name]) for name in others)
 
 
-def test_batchnorm_statistics_are_averaged_otherwise() -> None:
-    torch.manual_seed(0)
-    data = digits(flatten=False)
-    module = build(SourceOnly, data, extractor=SmallCNN(1, width=4))
-    trainer(2).fit(module, data)
-    ours, theirs = weights(module, "clean"), weights(module, "blended")
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours if not name.endswith("num_batches_tracked"))
-    assert any(name.endswith("running_mean") for name in ours)
-    sent = module.federation.ledger.bytes_by_channel()["weights"] / 2  # rounds
-    numbers = sum(tensor.numel() for name, tensor in ours.items() if not name.endswith("num_batches_tracked"))
-    assert sent / (5 * numbers) == pytest.approx(4, rel=0.3)  # two up, three down, 4 bytes a number and headers
-
-
 def test_local_norm_is_refused_where_a_client_would_keep_fresh_statistics() -> None:
     data = digits(flatten=False)
     module = build(SourceOnly, data, extractor=SmallCNN(1, width=4), local_norm=True)
@@ -317,7 +206,7 @@ def test_local_norm_is_refused_where_a_client_would_keep_fresh_statistics() -> N
 
 
 def test_warm_up_rounds_are_fedavg_over_the_sources() -> None:
-    with pytest.warns(UserWarning, match=r"TargetOnly never starts: all of 2 rounds .* lower warmup_rounds \(2\)"):
+    with pytest.warns(UserWarning, match=r"TargetOnly never starts: all of 2"):
         warm = run_digits(TargetOnly, 2, warmup_rounds=2, target_labels=30)
     assert same(weights(warm, "fonts"), weights(run_digits(SourceOnly, 2, target_labels=30), "fonts"))
     after = run_digits(TargetOnly, 3, warmup_rounds=2, target_labels=30)
@@ -403,55 +292,12 @@ class TwoOptimizers(FedAvg):
 def test_manual_optimisation_with_several_optimisers_trains_and_resumes(tmp_path: Path) -> None:
     """Adam works entry by entry, so two optimisers over disjoint parameters equal one over all."""
 
-    def run(
-        method: type[FederatedModule], rounds: int, checkpoint: str | None = None
-    ) -> tuple[FederatedModule, pl.Trainer]:
-        data = digits(target_labels=30)
-        module = build(method, data, optimizer=lambda params: Adam(params, lr=0.01))
-        run = trainer(rounds)
-        run.fit(module, data, ckpt_path=checkpoint)
-        return module, run
+    def make(method: type[FederatedModule] = TwoOptimizers) -> FederatedModule:
+        return build(method, digits(target_labels=30), optimizer=lambda params: Adam(params, lr=0.01))
 
-    manual, _ = run(TwoOptimizers, 4)
-    automatic, _ = run(FedAvg, 4)
+    manual = assert_resumes(make, lambda: digits(target_labels=30), tmp_path, [20], rounds=3)  # two steps a batch
+    trainer(3).fit(automatic := make(FedAvg), digits(target_labels=30))
     assert same(weights(manual, "fonts"), weights(automatic, "fonts"))
-    _, half = run(TwoOptimizers, 2)
-    half.save_checkpoint(tmp_path / "half.ckpt")
-    resumed, _ = run(TwoOptimizers, 4, str(tmp_path / "half.ckpt"))
-    assert same(weights(manual, "fonts"), weights(resumed, "fonts"))
-
-
-class PartsApart(FedAvg):
-    """One optimiser with two groups per client, ordered by part and not by client."""
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:  # type: ignore[override]
-        return Adam(
-            {
-                "params": list(self.replicas[client.name].get_submodule(part).parameters()),
-                "client": client.name,
-                "lr": 0.01 if part == "extractor" else 0.002,
-            }
-            for part in ("extractor", "classifier")
-            for client in self.federation.local_clients
-        )
-
-
-def test_several_groups_per_client_resume_whatever_their_order(tmp_path: Path) -> None:
-    def run(rounds: int, checkpoint: Path | None = None) -> tuple[FederatedModule, pl.Trainer]:
-        data = digits()
-        module = build(PartsApart, data)
-        run = trainer(rounds)
-        run.fit(module, data, ckpt_path=checkpoint)
-        return module, run
-
-    straight, _ = run(4)
-    _, half = run(2)
-    path = tmp_path / "half.ckpt"
-    half.save_checkpoint(path)
-    saved = torch.load(path, weights_only=True)  # by client, not by part
-    assert [group["lr"] for group in saved["clients"]["clean"]["optimizers"][0]] == [0.01, 0.002]
-    resumed, _ = run(4, path)
-    assert same(weights(straight, "fonts"), weights(resumed, "fonts"))
 
 
 def test_resuming_with_other_data_rounds_or_method_is_refused(tmp_path: Path) -> None:
@@ -469,6 +315,9 @@ def test_resuming_with_other_data_rounds_or_method_is_refused(tmp_path: Path) ->
     with pytest.raises(RosterError, match=r"one of fedlit\.methods\.fedavg\.FedAvg, this run trains .*SourceOnly"):
         resume(SourceOnly)
     resume(FedAvg)
+    data = digits(target="clean")
+    with pytest.raises(RosterError, match="belongs to another federation"):
+        trainer(2).fit(build(FedAvg, data), data, ckpt_path=path)
 
 
 def test_stopping_inside_a_round_still_aggregates() -> None:
@@ -495,50 +344,18 @@ def test_warm_up_leaves_out_what_a_method_does_in_each_step() -> None:
     assert {entry.round_idx for entry in module.federation.ledger if entry.channel == "talk"} == {1}
 
 
-@pytest.mark.parametrize("reset", [False, True])
-def test_a_checkpoint_within_a_round_resumes_bit_for_bit(reset: bool, tmp_path: Path) -> None:
-    def run(callbacks: list, checkpoint: str | None = None) -> FederatedModule:
-        data = digits()
-        adam: Any = partial(Adam, lr=0.01)
-        module = build(FedProx, data, mu=0.5, dropout=0.2, optimizer=adam, reset_optimizer=reset)
-        run = trainer(2, callbacks, enable_checkpointing=True, strategy={"rounds_per_epoch": 2})
-        run.fit(module, data, ckpt_path=checkpoint)
-        return module
+@pytest.mark.parametrize(
+    "arguments",
+    [{"mu": 0.5}, {"mu": 0.5, "reset_optimizer": True}, {"method": SourceOnly, "vectorize": True}],
+    ids=["stateful", "reset", "vectorised"],
+)
+def test_a_checkpoint_within_a_round_resumes_bit_for_bit(arguments: dict[str, Any], tmp_path: Path) -> None:
+    given = {"method": FedProx, "dropout": 0.2, "optimizer": partial(Adam, lr=0.01)} | arguments
 
-    saver = ModelCheckpoint(tmp_path, every_n_train_steps=5, save_top_k=-1, filename="{step}")
-    straight = run([saver])
-    resumed = run([], str(tmp_path / "step=5.ckpt"))
-    saved = torch.load(tmp_path / "step=5.ckpt", weights_only=True)
-    assert saved["federation"]["batch_idx"] == 5  # a round has more batches than that
-    assert same(weights(straight, "fonts"), weights(resumed, "fonts"))
+    def make() -> FederatedModule:
+        return build(data=digits(), **given)
 
-
-def test_checkpoints_load_without_pickled_objects_and_outside_a_trainer(tmp_path: Path) -> None:
-    module = run_digits(FedAvg, 2, target_labels=30)
-    module.trainer.save_checkpoint(tmp_path / "run.ckpt")
-    loaded = FedAvg.load_from_checkpoint(tmp_path / "run.ckpt", extractor=MLP(64, [16]), weights_only=True)
-    assert same(weights(loaded, "fonts"), weights(module, "fonts"))
-    assert loaded.federation.round_idx == 2
-    assert loaded.federation.ledger == module.federation.ledger
-
-
-def test_another_roster_refuses_the_checkpoint(tmp_path: Path) -> None:
-    module = run_digits(FedAvg, 1)
-    module.trainer.save_checkpoint(tmp_path / "run.ckpt")
-    data = digits(target="clean")
-    with pytest.raises(RosterError, match="belongs to another federation"):
-        trainer(2).fit(build(FedAvg, data), data, ckpt_path=str(tmp_path / "run.ckpt"))
-
-
-def test_in_a_plain_trainer_a_method_trains_the_same() -> None:
-    data = digits(target_labels=30)
-    plain = build(FedAvg, data)
-    trainer(3, federated=False).fit(plain, data)
-    federated = run_digits(FedAvg, target_labels=30)
-    torch.testing.assert_close(
-        plain.federation.ledger.bytes_by_channel(), federated.federation.ledger.bytes_by_channel()
-    )
-    assert plain.federation.round_idx == 3
+    assert_resumes(make, digits, tmp_path, [5], rounds=2, strategy={"rounds_per_epoch": 2})  # a round is 7 steps
 
 
 class OwnData(pl.LightningDataModule):
@@ -560,28 +377,20 @@ def test_in_a_plain_trainer_any_data_module_is_cut_into_the_same_rounds() -> Non
     assert same(weights(plain, "c2"), weights(federated, "c2"))
 
 
-def test_in_a_plain_trainer_each_epoch_has_its_own_order() -> None:
-    data = shards(2, 24)
-    plain, federated = linear(2), linear(2)
-    trainer(3, federated=False).fit(plain, loader(data))
-    trainer(3).fit(federated, loader(data))
-    assert same(weights(plain, "c0"), weights(federated, "c0"))
-
-
 def test_loaders_in_the_wrong_place_are_refused() -> None:
     data = shards(2)
     with pytest.raises(ValueError, match="for evaluation needs training=False"):
         trainer(1).fit(linear(2), loader(data), loader(data))
     with pytest.raises(RosterError, match=r"data of \['c9'\]"):
         trainer(1).fit(linear(2), loader({**data, "c9": data["c0"]}))
-    with pytest.raises(TypeError, match=r"samples of client 'c0' must be \(inputs, labels, ...\), got dict"):
+    with pytest.raises(TypeError, match=r"samples of client 'c0' must be"):
         trainer(1).fit(linear(2), loader({name: [{"x": 1}] for name in data}))
 
 
 def test_the_target_given_as_a_source_is_refused() -> None:
-    with pytest.raises(RosterError, match="client 't' has role 'source', but the target is 't'"):
+    with pytest.raises(RosterError, match="client 't' has role 'source', but"):
         FedAvg(["a", Client("t", labelled=True)], "t", 2, MLP(4))
-    with pytest.raises(RosterError, match="model's target 'clean' and the data module's 'fonts'"):
+    with pytest.raises(RosterError, match="model's target 'clean' and the data module's"):
         trainer(1).fit(FedAvg(["clean", "blended", "fonts"], "clean", 10, MLP(64)), digits())
 
 
@@ -593,33 +402,6 @@ def test_optimisers_without_clients_and_vectorised_manual_steps_are_refused() ->
     data = digits()
     with pytest.raises(ValueError, match="needs automatic optimisation"):
         trainer(1).fit(build(TwoOptimizers, data, vectorize=True), data)
-
-
-def test_vectorised_dropout_is_reproducible_and_resumes(tmp_path: Path) -> None:
-    def run(rounds: int, noise: int, checkpoint: str | None = None) -> tuple[FederatedModule, pl.Trainer]:
-        data = digits()
-        module = build(SourceOnly, data, dropout=0.3, vectorize=True)
-        torch.rand(noise)
-        run = trainer(rounds)
-        run.fit(module, data, ckpt_path=checkpoint)
-        return module, run
-
-    straight, _ = run(4, 0)
-    _, half = run(2, 3)
-    half.save_checkpoint(tmp_path / "half.ckpt")
-    resumed, _ = run(4, 1, str(tmp_path / "half.ckpt"))
-    assert same(weights(straight, "fonts"), weights(resumed, "fonts"))
-
-
-def test_in_a_plain_trainer_sizes_are_known_too() -> None:
-    """Weighted by samples, with the data given as a bare loader: the same as under the strategy."""
-    data = shards(3, 24)
-    data["c1"] = TensorDataset(*(tensor[:8] for tensor in data["c1"].tensors))
-    plain, federated = linear(3), linear(3)
-    trainer(2, federated=False).fit(plain, loader(data))
-    trainer(2).fit(federated, loader(data))
-    assert plain.federation.weights == {"c0": 24, "c1": 8, "c2": 24}
-    assert plain.federation.ledger == federated.federation.ledger
 
 
 class Peeking(SourceOnly):
@@ -676,9 +458,7 @@ def test_callbacks_see_guarded_labels_too() -> None:
 def test_a_loss_that_is_not_a_number_names_client_and_round() -> None:
     data = shards(2)
     data["c0"].tensors[0][3, 0] = 3e38
-    with pytest.raises(
-        DivergedError, match=r"client 'c0' is nan in round 1: lower the learning rate.* if they are large"
-    ):
+    with pytest.raises(DivergedError, match=r"client 'c0' is nan in round 1"):
         trainer(2).fit(linear(2), loader(data))
 
 
@@ -746,18 +526,3 @@ def test_local_steps_count_optimiser_steps_and_wrap_around_small_clients() -> No
     run.fit(module, loader(data))
     assert run.global_step == 15
     assert module.federation.round_idx == 3
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"num_classes": 1}, "num_classes must be at least 2"),
-        ({"warmup_rounds": -1}, "warmup_rounds must be a number of rounds, at least 0"),
-        ({"weighting": "size"}, "weighting must be"),
-        ({"schedule_interval": "epoch"}, "schedule_interval must be"),
-    ],
-)
-def test_bad_arguments_are_refused_at_construction(arguments: dict, message: str) -> None:
-    given = {"clients": ["a", "b"], "target": "b", "num_classes": 2, "extractor": MLP(4)} | arguments
-    with pytest.raises(ValueError, match=message):
-        FedAvg(**given)

@@ -16,6 +16,10 @@ from method_table import ONE_PASS
 from site_runs import merged, start, trouble, under_torchrun
 
 pytestmark = pytest.mark.multiprocess
+SLOW = pytest.mark.slow
+
+APART = ["--devices", "3", "--placement", "[[], ['clean', 'blended'], ['fonts']]"]
+"""A process for the server alone, which hosts no client and so has nothing to take off a sum."""
 
 
 @pytest.fixture(scope="module")
@@ -37,51 +41,73 @@ def test_placement_changes_neither_weights_nor_ledger_nor_metrics(
         assert result["metrics"] == one["metrics"]
 
 
-@pytest.mark.parametrize("devices", ["3", pytest.param("2", marks=pytest.mark.slow)])
+LAYOUTS = {"two": ["--devices", "2"], "three": ["--devices", "3"], "server apart": [*APART]}
+BY_DEFAULT = [
+    *(("FedRFTCA", "three"), ("FedGP auto", "server apart"), ("FedMMD, pairwise", "two"), ("FedDANN", "three")),
+    *(
+        ("FedAvg, refined", "three"),
+        ("FedDaDiL", "server apart"),
+        ("KNNPer", "two"),
+        ("FedMMD, pairwise", "server apart"),
+    ),
+]
+"""Every kind of exchange, and every layout."""
+EVERY = [*one_site.ARGUMENTS, "APFL", "Ditto", "FedMME", "FedProx", "FedRep", "KNNPer"]
+
+
+def short(method: str) -> list[str]:
+    """One round of all samples, or short rounds of some clients."""
+    return ["--method", method, "--rounds", "3", *(["--everyone"] if method in ONE_PASS else ["--steps", "4"])]
+
+
 @pytest.mark.parametrize(
-    "method",
+    ("method", "layout"),
     [
-        *("FedRFTCA", "FedGP auto", "FedMMD, pairwise", "FedDANN", "FedAvg, refined"),
+        *BY_DEFAULT,
         *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in (
-                *("FedJDA", "FedRFTCAClosedForm", "FedDAN", "KD3A"),
-                *("Voting", "FedDA", "FedDA auto", "FedGP", "FedMMD", "FedDAN, pairwise", "FedCORAL", "CoMDA"),
-                *("FedCORAL, pairwise", "CoMDA, votes", "KD3A, votes", "KD3A, soft votes", "KD3A, shapley", "AdaBN"),
-                *(
-                    "FedAvg, moments",
-                    "FedMME",
-                    "FADA",
-                    "FADA, disentangling",
-                    "FADE",
-                    "FedWDGRL",
-                    "FedDaDiL",
-                    "AdaBN, mixing",
-                ),
-            )
+            pytest.param(method, layout, marks=pytest.mark.slow)
+            for method in EVERY
+            for layout in LAYOUTS
+            if (method, layout) not in BY_DEFAULT and method != "FedGP auto, one batch"
         ),
     ],
 )
-def test_placement_changes_nothing_where_more_than_weights_is_exchanged(method: str, devices: str) -> None:
-    # it has but one round, of all samples
-    how = ["--everyone"] if method in ONE_PASS else ["--steps", "4"]
-    arguments = ["--method", method, "--rounds", "3", *how]
-    (alone,) = start(*arguments)
-    results = start(*arguments, "--devices", devices)
+def test_placement_changes_nothing_whatever_is_exchanged(method: str, layout: str) -> None:
+    (alone,) = start(*short(method))
+    results = start(*short(method), *LAYOUTS[layout])
     assert merged(results) == alone["weights"]
+    assert layout != "server apart" or results[0]["weights"] == {}
     assert all(result["ledger"] == alone["ledger"] for result in results)
     assert all(result["metrics"] == alone["metrics"] for result in results)
 
 
-def test_aligned_clients_resume_on_other_processes(tmp_path: Path) -> None:
-    """The checkpoint is of a round that ends a period, where a run that ends has no more to say."""
-    path = str(tmp_path / "half.ckpt")
-    arguments = ["--method", "FedRFTCA"]
+@pytest.mark.parametrize("method", ["FedRFTCA", "KNNPer", *(pytest.param(m, marks=SLOW) for m in ("APFL", "Ditto"))])
+def test_a_run_of_three_processes_resumes_on_two(method: str, tmp_path: Path) -> None:
+    path, arguments = str(tmp_path / "half.ckpt"), ["--method", method, "--steps", "4"]
     (alone,) = start(*arguments, "--rounds", "4")
     start(*arguments, "--rounds", "2", "--save", path, "--devices", "3")
     results = start(*arguments, "--rounds", "4", "--resume", path, "--devices", "2")
     assert merged(results) == alone["weights"]
-    assert results[0]["ledger"] == alone["ledger"]
+    assert all(result["ledger"] == alone["ledger"] for result in results)
+
+
+@pytest.mark.parametrize("privacy", [pytest.param("None", marks=SLOW), "PairwiseMasking(colluders=0)"])
+def test_a_server_apart_resumes_and_others_do_from_it(privacy: str, tmp_path: Path) -> None:
+    path = str(tmp_path / "half.ckpt")
+    arguments = ["--everyone", "--steps", "4", "--privacy", privacy]
+    (alone,) = start(*arguments, "--rounds", "4")
+    start(*arguments, *APART, "--rounds", "2", "--save", path)
+    for where in (APART, ["--devices", "2"], []):
+        assert merged(start(*arguments, *where, "--rounds", "4", "--resume", path)) == alone["weights"]
+
+
+def test_inner_products_by_layer_are_computed_without_the_server() -> None:
+    backend = ["--privacy", "PairwiseMasking(colluders=0)", "--two-party", "PlainAffine()", "--everyone"]
+    arguments = ["--method", "FedGP by layer", "--rounds", "2", "--steps", "4", *backend]
+    (alone,) = start(*arguments)
+    results = start(*arguments, *APART)
+    assert merged(results) == alone["weights"]
+    assert all(result["ledger"] == alone["ledger"] for result in results)
 
 
 @pytest.mark.parametrize(
@@ -158,27 +184,21 @@ def test_masked_training_on_three_processes_equals_one_and_the_plain_grid(on_gri
 @pytest.mark.parametrize(
     ("method", "name"),
     [
-        ("FedRFTCA", "masking"),
-        pytest.param("FedRFTCA", "bfv", marks=pytest.mark.slow),
-        pytest.param("FedRFTCA", "paillier", marks=pytest.mark.slow),
-        pytest.param("FedJDA", "masking", marks=pytest.mark.slow),
-        pytest.param("FedRFTCAClosedForm", "masking", marks=pytest.mark.slow),
-        pytest.param("FedDAN", "masking", marks=pytest.mark.slow),
-        pytest.param("FedCORAL", "masking", marks=pytest.mark.slow),
+        *(("FedRFTCA", "masking"), ("FedDANN", "masking")),
+        *(pytest.param("FedRFTCA", name, marks=SLOW) for name in ("bfv", "paillier")),
         *(
-            pytest.param(name, "masking", marks=pytest.mark.slow)
-            for name in ("KD3A", "KD3A, votes", "KD3A, soft votes", "CoMDA, votes")
+            pytest.param(method, "masking", marks=SLOW)
+            for method in (
+                *("FedJDA", "FedRFTCAClosedForm", "FedDAN", "FedCORAL", "KD3A", "KD3A, votes", "KD3A, soft votes"),
+                *("CoMDA, votes", "AdaBN, mixing", "FedAvg, moments"),
+            )
         ),
-        pytest.param("AdaBN, mixing", "masking", marks=pytest.mark.slow),
-        pytest.param("FedAvg, moments", "masking", marks=pytest.mark.slow),
-        ("FedDANN", "masking"),
     ],
 )
 def test_hidden_messages_train_the_same_on_three_processes_and_on_the_plain_grid(method: str, name: str) -> None:
     backend, library = BACKENDS[name]
     pytest.importorskip(library)
-    arguments = ["--method", method, "--everyone", *([] if method in ONE_PASS else ["--steps", "4"])]
-    arguments += ["--rounds", "3"]
+    arguments = [*short(method), *([] if method in ONE_PASS else ["--everyone"])]
     (clear,) = start(*arguments, "--privacy", "Plain(FixedPoint())")
     results = start(*arguments, "--privacy", backend, "--devices", "3")
     assert merged(results) == clear["weights"]
@@ -210,7 +230,7 @@ def test_exact_backends_resume_on_other_processes_with_new_keys(on_grid: dict, n
         (["--method", "OutOfStep"], "channel 'gossip'"),
         (["--trouble", "init"], "the initial network"),
         (["--trouble", "raise"], "something went wrong at this site"),
-        (["--method", "FedGP auto, one batch", "--rounds", "1"], "at least 2 of different samples; 'fonts' had 1"),
+        (["--method", "FedGP auto, one batch", "--rounds", "1"], "at least 2 of different samples"),
         (["--trouble", "kill"], "lost the other processes"),
         (["--trouble", "stall", "--timeout", "2"], "was silent for 2 s (timeout)"),
     ],

@@ -9,7 +9,6 @@ import lightning.pytorch as pl
 import pytest
 from torch.optim import SGD
 from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.data import DataLoader
 
 from fedlit import FederatedModule
 from fedlit.functional import annealing
@@ -67,16 +66,10 @@ def test_progress_goes_from_0_in_the_first_round_after_the_warm_up_to_1(
     assert seen.end == (0.0 if given.get("warmup_rounds") == 3 else expected)
 
 
-def test_in_a_plain_trainer_progress_is_the_same() -> None:
-    data, seen = digits(), Seen()
-    trainer(4, [seen], federated=False).fit(build(FedAvg, data), data)
-    assert seen.progress == [0, 1 / 4, 2 / 4, 3 / 4]
-
-
 def test_a_run_without_a_planned_end_has_no_progress() -> None:
     data = digits()
     run = trainer(-1, [Seen()], max_steps=7)
-    with pytest.raises(ValueError, match=r"a run with max_epochs=-1 on a FederatedLoader has no planned end: give max"):
+    with pytest.raises(ValueError, match=r"a run with max_epochs=-1 on a"):
         run.fit(build(FedAvg, data), data)
     with pytest.raises(RuntimeError, match="not attached to a `Trainer`"):
         _ = build(FedAvg, data).run.clock.progress
@@ -88,24 +81,6 @@ def test_methods_go_on_as_they_began_in_a_run_without_a_planned_end() -> None:
         module = build(method, data)
         trainer(-1, max_steps=7 * (module.warmup_rounds + 2), limit_val_batches=0).fit(module, data)
         assert getattr(module, share)() == (1.0 if method is FedDANN else 0.0)  # lambda is constant
-
-
-class OtherData(pl.LightningDataModule):
-    """Batches of all clients by a loader that is not fedlit's."""
-
-    def train_dataloader(self) -> DataLoader:
-        data = digits()
-        sets = {name: data.dataset(name, "train") for name in ("clean", "blended", "fonts")}
-
-        def collate(samples: list[int]) -> dict[str, Any]:
-            return {name: next(iter(DataLoader(each, batch_size=len(samples)))) for name, each in sets.items()}
-
-        return DataLoader(range(16), batch_size=8, collate_fn=collate)
-
-
-def test_other_loaders_plan_no_rounds() -> None:
-    with pytest.raises(ValueError, match=r"max_epochs=2 on a DataLoader has no planned end: .* or a FederatedLoader"):
-        trainer(2, [Seen()], federated=False).fit(build(FedAvg, digits()), OtherData())
 
 
 def test_a_schedule_by_progress_has_the_rate_of_each_round(tmp_path: Path) -> None:

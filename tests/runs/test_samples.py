@@ -3,35 +3,38 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 import faulty_samples
 import fedlit
 import processes
-from faulty_samples import FAULTS, NUM_CLASSES, SIZE, TARGET, WIDTH, Items, build, fit, load, parts, put
+from faulty_samples import FAULTS, SIZE, TARGET, WIDTH, Items, build, fit, load, parts, put
 from fedlit import Client
 from fedlit.callbacks import OracleAccuracy
 from fedlit.data import DomainDataModule, FederatedLoader
-from fedlit.data.base import DatasetLayoutError, Domain, DomainDataset
+from fedlit.data.base import DatasetLayoutError, Domain
 from fedlit.federation import SampleError
-from fedlit.methods import AdaBN, FedAvg, FedDAN, SourceOnly
+from fedlit.methods import FedDAN, SourceOnly
 from fedlit.models import MLP
 from helpers import trainer
+from own_modules import Simple
 
 NAN = float("nan")
 
 
-@pytest.mark.parametrize("federated", [True, False], ids=["strategy", "plain"])
-@pytest.mark.parametrize("in_memory", [True, False], ids=["memory", "items"])
+either_way = pytest.mark.parametrize(
+    ("in_memory", "federated"), [(True, True), (False, False)], ids=["memory", "items, plain Trainer"]
+)
+
+
+@either_way
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_names_client_row_and_way_out(fault: str, in_memory: bool, federated: bool) -> None:
     with pytest.raises(ValueError, match=FAULTS[fault][1]):
@@ -50,18 +53,6 @@ def test_faults_in_memory_are_found_before_the_first_step() -> None:
     with pytest.raises(SampleError, match="row 3"):
         trainer(1, [Steps()]).fit(module, load(data))
     assert not taken
-
-
-def test_several_rows_are_counted_and_the_first_named() -> None:
-    data = parts()
-    data["b"][0][torch.tensor([2, 3, 5, 7, 11, 13, 17]), 1] = NAN
-    message = r"got nan in rows 2, 3, 5, 7, 11 and 2 more \(7 of 40 samples\)"
-    with pytest.raises(SampleError, match=message):
-        trainer(1).fit(build(), load(data))
-    data = parts()
-    data["a"][1][[4, 9]] = 5
-    with pytest.raises(SampleError, match=r"\(5 in rows 4 and 9\)"):
-        trainer(1).fit(build(), load(data))
 
 
 @pytest.mark.multiprocess
@@ -100,18 +91,8 @@ def test_samples_that_are_made_when_read_are_not_read_twice() -> None:
 def test_a_row_of_many_is_named_by_its_number_in_the_dataset(num_workers: int) -> None:
     data = parts()
     data["a"][0][31, 4] = NAN
-    with pytest.raises(SampleError, match=r"client 'a' must be finite, got nan in row 31 \(1 of 8 samples\)"):
+    with pytest.raises(SampleError, match=r"client 'a' .* nan in row 31 "):
         trainer(1).fit(build(), load(data, in_memory=False, num_workers=num_workers))
-
-
-@pytest.mark.parametrize("in_memory", [True, False])
-def test_adabn_does_not_predict_nan_for_all(in_memory: bool) -> None:
-    data, module = parts(), build(AdaBN, extractor=MLP(WIDTH, [8], batch_norm=True), labelled=False)
-    data["t"][0][7, 2] = NAN
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*train for more rounds.*")
-        with pytest.raises(SampleError, match="client 't' must be finite, got nan in row 7 "):
-            trainer(1).fit(module, load(data, in_memory))
 
 
 def test_samples_of_several_shapes_are_named() -> None:
@@ -121,56 +102,43 @@ def test_samples_of_several_shapes_are_named() -> None:
             return x[: WIDTH - (index == 12)], y
 
     datasets = {name: (Ragged if name == "b" else Items)(*own) for name, own in parts().items()}
-    with pytest.raises(
-        SampleError, match=r"client 'b' must have one shape, got \(5,\) in row \d+ and \(4,\) in row 12"
-    ):
+    with pytest.raises(SampleError, match=r"client 'b' must have one shape.* in row 12"):
         trainer(1).fit(build(), FederatedLoader(datasets, SIZE, training=True))
-
-
-def test_what_torch_puts_in_no_batch_is_named() -> None:
-    datasets: dict[str, Any] = {name: Items(*own) for name, own in parts().items()}
-    datasets["b"] = [(object(), 0)] * 9
-    with pytest.raises(SampleError, match=r"client 'b' cannot be put in one batch \(default_collate: .*from row 0 on"):
-        trainer(1).fit(build(), FederatedLoader(datasets, 8))
 
 
 # ---------------------------------------------------------------- evaluation
 
 
-@pytest.mark.parametrize("federated", [True, False])
-@pytest.mark.parametrize("in_memory", [True, False])
+@either_way
 @pytest.mark.parametrize("stage", ["fit", "validate", "test", "predict"])
 def test_a_row_of_the_target_that_is_nan_is_no_silent_metric(stage: str, in_memory: bool, federated: bool) -> None:
     data, module, run = parts(1), build(), trainer(1, federated=federated)
     data["t"][0][21, 0] = NAN
     bad = load(data, in_memory, training=False)
     if stage == "fit":
-        with pytest.raises(SampleError, match="client 't' must be finite, got nan in row 21 "):
+        with pytest.raises(SampleError, match=r"client 't' .* nan in row 21 "):
             run.fit(module, load(parts()), bad)
         assert run.global_step == (0 if in_memory else 5)
         return
     run.fit(module, load(parts()))
-    with pytest.raises(SampleError, match="client 't' must be finite, got nan in row 21 "):
+    with pytest.raises(SampleError, match=r"client 't' .* nan in row 21 "):
         getattr(run, stage)(module, bad)
 
 
-@pytest.mark.parametrize("in_memory", [True, False])
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        (put("a", 1, 9, -1), r"1 of \d+ samples of source 'a' have no label \(-1 in row 9\)"),
-        (put("a", 1, 9, 3), r"labels of client 'a' must lie in 0\.\.2 .*\(3 in row 9\)"),
+        (put("a", 1, 9, -1), r"source 'a' have no label \(-1 in row 9"),
+        (put("a", 1, 9, 3), r"labels of client 'a' must lie"),
         (faulty_samples.turned("b", 1, Tensor.float), r"labels of client 'b' must be classes"),
-        (put("t", 1, 9, 3), r"labels of client 't' must lie in 0\.\.2 .*\(3 in row 9\)"),
+        (put("t", 1, 9, 3), r"labels of client 't' must lie"),
     ],
 )
-def test_labels_that_are_scored_against_are_looked_at(
-    fault: Callable[[Any], None], message: str, in_memory: bool
-) -> None:
+def test_labels_that_are_scored_against_are_looked_at(fault: Callable[[Any], None], message: str) -> None:
     data = parts(1)
     fault(data)
     with pytest.raises(SampleError, match=message):
-        trainer(1, [OracleAccuracy()]).fit(build(), load(parts()), load(data, in_memory, training=False))
+        trainer(1, [OracleAccuracy()]).fit(build(), load(parts()), load(data, in_memory=False, training=False))
 
 
 def test_labels_of_the_target_that_nobody_reads_may_be_anything() -> None:
@@ -185,14 +153,6 @@ def test_labels_of_the_target_that_nobody_reads_may_be_anything() -> None:
     assert len(scored.predict(module, load({"t": data["t"]}, training=False))) == 5
 
 
-def test_samples_of_the_target_without_a_label_are_left_out_of_scores_not_refused() -> None:
-    data = parts(1)
-    data["t"][1][:30] = -1
-    run = trainer(1, [OracleAccuracy()])
-    run.fit(build(), load(parts()), load(data, training=False))
-    assert 0 <= run.callback_metrics["oracle/target/acc"] <= 1
-
-
 def test_predictions_that_are_not_finite_are_said_to_be_so() -> None:
     class Root(MLP):
         def forward(self, x: Tensor) -> Tensor:
@@ -200,9 +160,7 @@ def test_predictions_that_are_not_finite_are_said_to_be_so() -> None:
 
     data = {name: [x.abs(), y] for name, (x, y) in parts().items()}
     negative = data | {"t": [-data["t"][0], data["t"][1]]}
-    with pytest.warns(
-        UserWarning, match=r"40 of 40 predictions for target 't' are NaN: its network has diverged.*or scale inputs"
-    ):
+    with pytest.warns(UserWarning, match=r"40 of 40 predictions for target"):
         trainer(1).fit(build(extractor=Root(WIDTH, [8])), load(data), load(negative, training=False))
 
 
@@ -229,16 +187,6 @@ def test_a_network_may_fill_in_what_is_missing(in_memory: bool) -> None:
         assert torch.equal(one, other)
 
 
-def test_a_transform_may_fill_in_what_is_missing() -> None:
-    data = parts()
-    data["a"][0][5] = NAN
-    datasets = {name: DomainDataset(*own, transform=Tensor.nan_to_num) for name, own in data.items()}
-    trainer(1).fit(build(), FederatedLoader(datasets, 8))
-    datasets["b"].transform = lambda x: x / 0
-    with pytest.raises(SampleError, match=r"client 'b' must be finite, got (nan|-?inf) in rows"):
-        trainer(1).fit(build(), FederatedLoader(datasets, 8))
-
-
 class Halving(MLP):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.float() / 2)
@@ -258,11 +206,8 @@ class Tokens(nn.Module):
 @pytest.mark.parametrize(
     ("network", "change", "precision"),
     [
-        (lambda: Halving(WIDTH, [8]), Tensor.double, "32-true"),
         (lambda: Halving(WIDTH, [8]), Tensor.byte, "32-true"),
-        (Tokens, lambda x: x.long().clamp(0, 8), "32-true"),
         (lambda: MLP(WIDTH, [8]), Tensor.double, "64-true"),
-        (lambda: MLP(WIDTH, [8]), lambda x: x, "64-true"),
         (Tokens, lambda x: x.long().clamp(0, 8), "bf16-mixed"),
         (lambda: MLP(WIDTH, [8]), Tensor.half, "bf16-true"),
     ],
@@ -276,50 +221,9 @@ def test_inputs_of_every_type_that_the_network_takes_train(
     assert run.global_step == 5
 
 
-class Dense(nn.Module):
-    """Features of each of 5 places, (n, 4, 5), for `nn.Conv1d` as a classifier."""
-
-    out_features = 4
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Conv1d(1, 4, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x[:, None])[..., None]
-
-
-def test_masks_are_labels_too() -> None:
-    data = {name: [x, y[:, None, None].expand(-1, WIDTH, 1)] for name, (x, y) in parts().items()}
-    module = build(extractor=Dense(), classifier=nn.Conv2d(4, NUM_CLASSES, 1))
-    trainer(1).fit(module, load(data))
-
-
-class Soft(FedAvg):
-    """Learns probabilities of classes."""
-
-    def loss(self, client: Client, batch: Any) -> Tensor:
-        return F.cross_entropy(self.replicas[client](batch[0]), batch[1])
-
-
-def test_a_loss_of_ones_own_says_what_labels_are() -> None:
-    data = {name: [x, F.one_hot(y, NUM_CLASSES).float()] for name, (x, y) in parts().items()}
-    trainer(1).fit(build(Soft), load(data))
-
-
-class Boxes(pl.LightningModule):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(WIDTH, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x)
-
+class Boxes(Simple):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         return (self(batch[0].float()) - batch[1]["boxes"]).square().mean()
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 def test_labels_of_a_module_of_ones_own_may_be_of_any_form() -> None:
@@ -334,63 +238,41 @@ def test_labels_of_a_module_of_ones_own_may_be_of_any_form() -> None:
     clients = ["a", "b", Client("t", "target", labelled=True)]
     data = {name: Boxed() for name in ("a", "b", "t")}
     run = trainer(1)
-    run.fit(fedlit.Federated(Boxes(), clients, TARGET, 4, task="regression"), FederatedLoader(data, 9))
+    run.fit(
+        fedlit.Federated(Boxes(nn.Linear(WIDTH, 4)), clients, TARGET, 4, task="regression"), FederatedLoader(data, 9)
+    )
     assert run.callback_metrics["target/loss"] > 0
 
 
-@pytest.mark.parametrize("kind", ["FedAvg", "regression"])
-def test_a_subset_in_memory_is_looked_at_as_a_whole(kind: str) -> None:
+def test_a_subset_in_memory_is_looked_at_as_a_whole() -> None:
     data = parts()
     data["b"][0][10] = NAN
     datasets: dict[str, Any] = {name: TensorDataset(*own) for name, own in data.items()}
     datasets["b"] = Subset(datasets["b"], range(0, SIZE, 2))
-    module = build()
-    with pytest.raises(SampleError, match=r"client 'b' must be finite, got nan in row 5 \(1 of 20 samples\)"):
-        trainer(1).fit(module, FederatedLoader(datasets, 8))
+    with pytest.raises(SampleError, match=r"client 'b' .* nan in row 5 \(1 of 20"):
+        trainer(1).fit(build(), FederatedLoader(datasets, 8))
     datasets["b"] = Subset(datasets["b"].dataset, range(1, SIZE, 2))
     trainer(1).fit(build(), FederatedLoader(datasets, 8))
-
-
-def test_a_tensor_dataset_that_gives_its_samples_in_another_way_is_read_in_that_way() -> None:
-    class Doubled(TensorDataset):
-        def __getitem__(self, index: Any) -> Any:
-            x, y = super().__getitem__(index)
-            return 2 * x, y
-
-    own = parts()["a"]
-    loader = FederatedLoader({"a": Doubled(*own)}, SIZE, training=False)
-    assert torch.equal(next(iter(loader))["a"][0], 2 * own[0])
 
 
 # ---------------------------------------------------------------- regression
 
 
-@pytest.mark.parametrize("in_memory", [True, False])
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda y: y.float().where(y.arange != 7, NAN), r"source 'a' have no label \(NaN in row 7\)"),
-        (lambda y: y.float().where(y.arange != 7, float("inf")), "must be finite, got infinity in row 7: leave out"),
-        (
-            lambda y: y.float()[:, None].expand(-1, 2),
-            r"got torch.float32 of shape \(\d+, 2\): give the model num_classes=2",
-        ),
+        (lambda y: y.float().where(y.arange != 7, NAN), r"source 'a' have no label \(NaN"),
+        (lambda y: y.float().where(y.arange != 7, float("inf")), "must be finite, got infinity in"),
+        (lambda y: y.float()[:, None].expand(-1, 2), r"shape \(\d+, 2\)"),
     ],
 )
-def test_numbers_to_predict_are_looked_at(change: Callable[[Any], Tensor], message: str, in_memory: bool) -> None:
+def test_numbers_to_predict_are_looked_at(change: Callable[[Any], Tensor], message: str) -> None:
     data = {name: [x, y.float()] for name, (x, y) in parts().items()}
     labels = parts()["a"][1]
     labels.arange = torch.arange(SIZE)  # type: ignore[attr-defined]
     data["a"][1] = change(labels)
     with pytest.raises(SampleError, match=message):
-        trainer(1).fit(build(task="regression", num_classes=1), load(data, in_memory))
-
-
-def test_numbers_that_the_target_lacks_columns_of_one_and_whole_numbers_are_no_fault() -> None:
-    data = {name: [x, y.float()[:, None]] for name, (x, y) in parts().items()}
-    data["t"][1][5:] = NAN
-    data["a"][1] = data["a"][1].long()
-    trainer(1).fit(build(task="regression", num_classes=1), load(data))
+        trainer(1).fit(build(task="regression", num_classes=1), load(data))
 
 
 # ---------------------------------------------------------------- what is no dataset, and no sample
@@ -404,8 +286,8 @@ class Stream(IterableDataset[Any]):
 @pytest.mark.parametrize(
     ("dataset", "message"),
     [
-        (Stream(), r"of client 'a' must give samples by their number .*got Stream: read its samples into a TensorData"),
-        (DataLoader(TensorDataset(*parts()["a"])), "got DataLoader: give the dataset of the DataLoader; batch_size is"),
+        (Stream(), r"of client 'a' must give samples"),
+        (DataLoader(TensorDataset(*parts()["a"])), "got DataLoader: give the dataset of"),
         (iter([]), "got list_iterator"),
     ],
 )
@@ -417,11 +299,8 @@ def test_what_gives_no_samples_by_number_is_refused(dataset: Any, message: str) 
 @pytest.mark.parametrize(
     ("dataset", "message"),
     [
-        (
-            tuple(parts()["a"]),
-            r"of client 'a' must be \(inputs, labels, ...\), got Tensor: give a TensorDataset\(x, y\)",
-        ),
-        (TensorDataset(parts()["a"][0]), r"got tuple of 1: give .*-1 \(in regression NaN\) for a sample of the target"),
+        (tuple(parts()["a"]), r"must be \(inputs"),
+        (TensorDataset(parts()["a"][0]), r"got tuple of 1: give .*-1"),
         ([{"x": torch.zeros(5), "y": 0}] * 9, "got dict: give a TensorDataset"),
     ],
 )
@@ -435,7 +314,7 @@ def test_what_is_no_pair_of_inputs_and_labels_is_refused(dataset: Any, message: 
 def test_a_target_that_is_declared_as_labelled_has_labels() -> None:
     data = parts()
     data["t"][1].fill_(-1)
-    with pytest.raises(SampleError, match="target 't' is declared as labelled, and none of its 40 training samples"):
+    with pytest.raises(SampleError, match="target 't' is declared as labelled"):
         trainer(1).fit(build(), load(data))
 
 
@@ -461,10 +340,10 @@ class Three(DomainDataModule):
 @pytest.mark.parametrize(
     ("fault", "error", "message"),
     [
-        (put("b", 1, 9, 4), DatasetLayoutError, r"labels of domain 'b' must lie in 0\.\.2 .*\(4 in row 9\)"),
-        (put("a", 1, 9, -1), DatasetLayoutError, r"source 'a' have no label \(-1 in row 9\)"),
+        (put("b", 1, 9, 4), DatasetLayoutError, r"labels of domain 'b' must lie"),
+        (put("a", 1, 9, -1), DatasetLayoutError, r"source 'a' have no label \(-1"),
         (faulty_samples.turned("b", 1, Tensor.float), DatasetLayoutError, "labels of domain 'b' must be classes"),
-        (put("b", 0, 9, NAN), SampleError, "inputs of client 'b' must be finite, got nan in row"),
+        (put("b", 0, 9, NAN), SampleError, "inputs of client 'b' must be"),
     ],
 )
 def test_a_data_module_is_held_to_the_same_rules(fault: Callable[[Any], None], error: Any, message: str) -> None:
@@ -473,8 +352,3 @@ def test_a_data_module_is_held_to_the_same_rules(fault: Callable[[Any], None], e
     module = Three(data, val_fraction=0.0, test_fraction=0.0)
     with pytest.raises(error, match=message):
         trainer(1).fit(build(SourceOnly, labelled=False), module)
-
-
-def test_a_data_module_may_have_labels_of_any_integer_type() -> None:
-    data = {name: [x, y.int()] for name, (x, y) in parts().items()}
-    trainer(1).fit(build(SourceOnly, labelled=False), Three(data))

@@ -9,8 +9,6 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-import torch.nn.functional as F
-from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import LambdaLR
@@ -20,9 +18,10 @@ import fedlit
 import processes
 from fedlit import FederatedModule
 from fedlit.federation import NotTrainedError
-from fedlit.methods import FedAvg, FedRep, SourceOnly
+from fedlit.methods import FedAvg, SourceOnly
 from fedlit.models import MLP
 from helpers import loader, same, shards, trainer, weights
+from own_modules import Simple
 
 NAMES = ["c0", "c1", "c2"]
 OTHER = nn.Linear(5, 2)
@@ -89,12 +88,6 @@ def test_every_process_raises_the_error_of_one() -> None:
         assert "no weight of client 'c1' changed in its local steps of round 0" in message
 
 
-def test_a_run_with_nothing_to_train_is_an_error() -> None:
-    frozen = method(small().requires_grad_(False), nn.Linear(4, 2).requires_grad_(False))
-    with pytest.raises(NotTrainedError, match=r"losses of \['c0', 'c1'\] depend on no weight that is trained"):
-        fit(frozen)
-
-
 class WithoutGroups(FedAvg):
     """Has an optimiser of some clients alone."""
 
@@ -103,9 +96,7 @@ class WithoutGroups(FedAvg):
 
 
 def test_a_client_of_which_the_optimizer_has_nothing_is_an_error() -> None:
-    with pytest.raises(
-        NotTrainedError, match=r"client 'c1' changed in its local steps of round 0: the optimizer has none of them"
-    ):
+    with pytest.raises(NotTrainedError, match=r"client 'c1' .*the optimizer has none"):
         fit(method(small(), cls=WithoutGroups))
 
 
@@ -128,7 +119,7 @@ def test_a_schedule_that_starts_at_rate_zero_is_no_error(fused: bool) -> None:
 
 
 def test_a_run_that_changed_nothing_ends_with_a_warning() -> None:
-    with pytest.warns(UserWarning, match=r"no local step of this run changed a weight of \['c0', 'c1'\]"):
+    with pytest.warns(UserWarning, match=r"no local step of this run"):
         fit(method(small(), optimizer=lambda params: SGD(params, lr=0.0)))
 
 
@@ -153,101 +144,13 @@ def test_weights_that_cannot_move_are_no_error(make: Callable[[], FederatedModul
     fit(make())
 
 
-def test_half_a_round_of_a_head_is_no_error() -> None:
-    """FedRep's first steps train the classifier alone."""
-    module = fedlit.methods.FedRep(
-        [fedlit.Client("c0"), fedlit.Client("c1", role="target", labelled=True)], "c1", 2, small(), nn.Linear(4, 2)
-    )
-    assert isinstance(module, FedRep)
-    trainer(1, strategy={"local_steps": 1}).fit(module, loader({name: data()[name] for name in ("c0", "c1")}))
-
-
-def test_fast_dev_run_and_accumulation_are_no_error() -> None:
-    fit(method(small()), fast_dev_run=True)
-    fit(method(small()), accumulate_grad_batches=4)
-
-
-class ByData(FedAvg):
-    """Steps by itself, without the optimiser's knowledge, as much published code does."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.automatic_optimization = False
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss = super().training_step(batch, batch_idx)
-        params = list(self.replicas.parameters())
-        for param, gradient in zip(params, torch.autograd.grad(loss, params, allow_unused=True), strict=True):
-            if gradient is not None:
-                param.data -= 0.1 * gradient
-        return loss.detach()
-
-
-def test_steps_without_an_optimizer_are_seen() -> None:
-    module, before = method(small(), cls=ByData), {**small().state_dict()}
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", "no local step")
-        fit(module)
-    assert not same(before, {**module.replicas["c0"].extractor.state_dict()})
-
-
-@pytest.mark.filterwarnings("ignore:no local step")
-def test_a_target_that_aligns_features_of_a_frozen_extractor_is_no_error() -> None:
-    """Its classifier is trained by nobody, as it predicts with those of the sources."""
-    frozen = small().requires_grad_(False)
-    fit(method(frozen, cls=fedlit.methods.FedMMD, degree=1, warmup_rounds=1), 3)
-
-
-class Net(pl.LightningModule):
+class Net(Simple):
     def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Sequential(small(), nn.Linear(4, 2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net(x)
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return F.cross_entropy(self(batch[0]), batch[1])
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return SGD(self.parameters(), lr=0.1)
-
-
-class Accumulates(Net):
-    """Steps after more batches than a round has."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.automatic_optimization = False
-        self.seen = 0
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
-        optimizer = self.optimizers()
-        self.manual_backward(super().training_step(batch, batch_idx))
-        self.seen += 1
-        if self.seen % 3 == 0:
-            optimizer.step()
-            optimizer.zero_grad()
+        super().__init__(nn.Sequential(small(), nn.Linear(4, 2)))
 
 
 def wrapped(net: pl.LightningModule) -> FederatedModule:
     return fedlit.Federated(net, NAMES, "c2", 2)
-
-
-def test_gradients_that_a_module_accumulates_over_rounds_are_no_error() -> None:
-    """A round has two batches of each client."""
-    torch.manual_seed(0)
-    module, before = wrapped(Accumulates()), Accumulates().state_dict()
-    fit(module, 2)
-    assert not same({**before}, {**module.replicas["c0"].extractor.state_dict()})
-
-
-def test_steps_that_a_scaler_leaves_out_are_no_error() -> None:
-    """At first its scale is too large for half precision's range."""
-    scaler = torch.amp.GradScaler("cpu", init_scale=1e38, backoff_factor=0.25)
-    plugin = MixedPrecision("16-mixed", "cpu", scaler)
-    with pytest.warns(UserWarning, match="no local step of this run changed"):
-        fit(method(small(), optimizer=lambda params: SGD(params, lr=0.1, fused=False)), plugins=[plugin])
 
 
 # ---------------------------------------------------------------- networks whose copies are trained, or refused
@@ -344,10 +247,3 @@ def test_a_network_with_computed_weights_is_trained_by_each_client(make: Callabl
     torch.manual_seed(0)
     module = fit(method(make()), 2)
     assert same(weights(module, "c0"), weights(module, "c2"))
-
-
-@pytest.mark.parametrize("precision", ["bf16-true", "16-true", "bf16-mixed", "64-true"])
-def test_other_precisions_train(precision: str) -> None:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", "no local step")
-        fit(method(small(), optimizer=lambda params: SGD(params, lr=0.1)), precision=precision)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,7 @@ from torch.optim import SGD, Adam
 import fedlit
 import processes
 from fedlit import methods
-from fedlit.export import target_model
 from fedlit.models import MLP
-from fedlit.privacy import PairwiseMasking
 from helpers import QUIET, trainer, weights
 from own_modules import MODULES, Net, Turns, build, run
 from small_federation import CLIENTS, NUM_CLASSES, TARGET, Blobs
@@ -198,33 +197,38 @@ def test_what_a_module_logs_is_told_by_client_as_the_mean_over_a_round() -> None
     assert not any(name.startswith("target/") for name in logged)
 
 
+def net(**members: Any) -> Net:
+    """`Net`, some of whose methods are others."""
+    return type("Mine", (Net,), members)()
+
+
+def with_parent(name: str, function: Any) -> Any:
+    """A method that a function makes of what the parent's gives."""
+    return lambda self, *args: function(self, getattr(Net, name)(self, *args), *args)
+
+
 def test_names_that_fedlit_logs_under_are_not_written_over() -> None:
-    class Twice(Net):
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            loss = super().training_step(batch, batch_idx)
-            self.log("loss", 7.0)
-            return loss
+    def training_step(self: Net, batch: Any, batch_idx: int) -> Tensor:
+        self.log("loss", 7.0)
+        return Net.training_step(self, batch, batch_idx)
 
     fitted = trainer(1)
-    fitted.fit(build("FedAvg", Twice()), Blobs())
+    fitted.fit(build("FedAvg", net(training_step=training_step)), Blobs())
     assert fitted.callback_metrics["source/dslr/own_loss"] == 7
     assert fitted.callback_metrics["source/dslr/loss"] < 7
 
 
 @pytest.mark.parametrize("kind", ["FedDAN", "FedCORAL"])
 def test_a_target_without_labels_takes_no_training_step_and_moves_all_the_same(kind: str) -> None:
-    class Watched(Net):
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            assert isinstance(batch[1], Tensor)  # and not the guard of the target's labels
-            return super().training_step(batch, batch_idx)
+    def training_step(self: Net, batch: Any, batch_idx: int) -> Tensor:
+        assert isinstance(batch[1], Tensor)  # and not the guard of the target's labels
+        return Net.training_step(self, batch, batch_idx)
 
-    method = build(kind, Watched())
-    trainer(2).fit(method, Blobs())
-    moving = trainer(1, strategy={"local_steps": 1})
-    alone = build(kind, Watched(), average="classifier", **({"warmup_rounds": 0} if kind == "FedDAN" else {}))
-    before = copy.deepcopy(alone.originals[0].state_dict())
-    moving.fit(alone, Blobs())
-    assert not torch.equal(alone.replicas[TARGET].extractor.backbone[0].weight, before["backbone.0.weight"])
+    given = {"average": "classifier", **({"warmup_rounds": 0} if kind == "FedDAN" else {})}
+    method = build(kind, net(training_step=training_step), **given)
+    before = copy.deepcopy(method.originals[0].state_dict())
+    trainer(1, strategy={"local_steps": 1}).fit(method, Blobs())
+    assert not torch.equal(method.replicas[TARGET].extractor.backbone[0].weight, before["backbone.0.weight"])
 
 
 def test_hooks_of_a_round_are_each_copys_own() -> None:
@@ -251,139 +255,31 @@ def test_hooks_of_a_round_are_each_copys_own() -> None:
         assert method.replicas[client].extractor.called.tolist() == [1, 3, 2, 1]
 
 
-def test_masked_sums_train_what_plain_sums_do() -> None:
-    plain, masked = build("FedAvg"), build("FedAvg")
-    trainer(2).fit(plain, Blobs())
-    trainer(2, strategy={"privacy": PairwiseMasking()}).fit(masked, Blobs())
-    ours, theirs = weights(plain, TARGET), weights(masked, TARGET)
-    for name, tensor in ours.items():
-        torch.testing.assert_close(tensor, theirs[name], atol=1e-4, rtol=0)
-
-
-def test_the_targets_copy_is_exported_without_the_federation() -> None:
-    method, data = build("FedAvg"), Blobs()
-    trainer(1).fit(method, data)
-    x = data.parts["test"][TARGET].tensors[0]
-    with torch.no_grad():
-        expected = method.replicas[TARGET].extractor.eval()(x).softmax(dim=1)
-    exported = torch.export.export(target_model(method), (x,)).module()
-    torch.testing.assert_close(exported(x), expected)
-
-
 def test_one_logit_of_two_classes_will_do() -> None:
-    class Binary(Net):
-        def __init__(self) -> None:
-            super().__init__()
-            self.head = nn.Linear(8, 1)
+    def training_step(self: Net, batch: Any, batch_idx: int) -> Tensor:
+        return F.binary_cross_entropy_with_logits(self(batch[0]), (batch[1] % 2).float())
 
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x).squeeze(1)
-
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            return F.binary_cross_entropy_with_logits(self(batch[0]), (batch[1] % 2).float())
-
-    method = fedlit.Federated(Binary(), CLIENTS, TARGET, 2)
-    data = Blobs()
+    binary = net(forward=with_parent("forward", lambda self, logits, x: logits[:, 0]), training_step=training_step)
+    method, data = fedlit.Federated(binary, CLIENTS, TARGET, 2), Blobs()
     for part in data.parts.values():
         for dataset in part.values():
             dataset.tensors[1].remainder_(2)
-    fitted = trainer(2)
-    fitted.fit(method, data)
+    trainer(2).fit(method, data)
     x = data.parts["test"][TARGET].tensors[0]
     with torch.no_grad():
         logit = method.replicas[TARGET].extractor.eval()(x)
         torch.testing.assert_close(method(x).softmax(dim=1)[:, 1], logit.sigmoid())
-    assert fitted.callback_metrics["source/acc"] > 0.4
 
 
-def test_regression_has_r2() -> None:
-    class Numbers(Net):
-        def __init__(self) -> None:
-            super().__init__()
-            self.head = nn.Linear(8, 1)
-
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            return F.mse_loss(self(batch[0]).squeeze(1), batch[1].float())
-
-    fitted = trainer(1)
-    fitted.fit(fedlit.Federated(Numbers(), CLIENTS, TARGET, 1, task="regression"), Blobs())
-    assert "source/r2" in fitted.callback_metrics
-
-
-# ---------------------------------------------------------------- what cannot be wrapped
-
-
-def overriding(hook: str) -> Net:
-    return type("Mine", (Net,), {hook: lambda self, *args, **kwargs: None})()
-
-
-@pytest.mark.parametrize(
-    ("hook", "advice"),
-    [
-        ("optimizer_step", "do it in training_step"),
-        ("configure_gradient_clipping", "do it in training_step"),
-        ("on_train_batch_end", "do it in training_step"),
-        ("on_after_batch_transfer", "change samples in the dataset"),
-        ("setup", "build the network in __init__"),
-        ("on_save_checkpoint", "keep the state in buffers"),
-        ("configure_callbacks", "give the callbacks to the Trainer"),
-    ],
-)
-def test_a_hook_that_copies_would_not_have_is_named_with_a_way_out(hook: str, advice: str) -> None:
-    with pytest.raises(ValueError, match=rf"Mine overrides {hook}, .*: {advice}"):
-        build("FedAvg", overriding(hook))
-
-
-def with_optimizers(given: Any, automatic: bool = True) -> Net:
-    class Mine(Net):
-        def configure_optimizers(self) -> Any:
-            return given(self)
-
-    module = Mine()
-    module.automatic_optimization = automatic
-    return module
-
-
-def plateau(module: Net) -> Any:
+def plateau(module: Net, monitor: str = "train_loss") -> Any:
     optimizer = SGD(module.parameters(), lr=0.1)
-    return {
-        "optimizer": optimizer,
-        "lr_scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer),
-        "monitor": "val_loss",
-    }
-
-
-def every_second(module: Net) -> Any:
-    optimizer = SGD(module.parameters(), lr=0.1)
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "frequency": 2}}
-
-
-ELSEWHERE = nn.Linear(2, 2)
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (lambda module: None, "gives None"),
-        (lambda module: torch.optim.LBFGS(module.parameters()), "gives LBFGS"),
-        (lambda module: SGD(ELSEWHERE.parameters(), lr=0.1), "parameters that are not its own"),
-        (lambda module: [SGD(module.parameters(), lr=0.1), Adam(module.head.parameters())], "set automatic_opt"),
-        (plateau, "monitors 'val_loss'.*monitor='train_loss'"),
-        (every_second, "frequency=2"),
-    ],
-)
-def test_optimizers_that_clients_cannot_have_each_are_named(given: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        trainer(1).fit(build("FedAvg", with_optimizers(given)), Blobs())
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    return {"optimizer": optimizer, "lr_scheduler": schedule, "monitor": monitor}
 
 
 def test_a_plateau_is_each_clients_own() -> None:
-    def given(module: Net) -> Any:
-        return plateau(module) | {"monitor": "train_loss"}
-
     fitted = trainer(2)
-    fitted.fit(build("FedAvg", with_optimizers(given)), Blobs())
+    fitted.fit(build("FedAvg", net(configure_optimizers=plateau)), Blobs())
     schedules = fitted.lr_scheduler_configs[0].scheduler.schedules
     assert {schedule.last_epoch for name, schedule in schedules.items() if name != TARGET} == {2}
     assert len({schedule.best for name, schedule in schedules.items() if name != TARGET}) == 3
@@ -398,7 +294,8 @@ def test_a_schedule_of_schedules_survives_a_checkpoint(tmp_path: Path) -> None:
 
     def rates(rounds: int, path: Path | None) -> list[float]:
         fitted = trainer(rounds)
-        fitted.fit(build("FedAvg", with_optimizers(given)), Blobs(), ckpt_path=path, weights_only=False)
+        module = build("FedAvg", net(configure_optimizers=given))
+        fitted.fit(module, Blobs(), ckpt_path=path, weights_only=False)
         fitted.save_checkpoint(tmp_path / "last.ckpt")
         return [group["lr"] for group in fitted.optimizers[0].param_groups if group["client"] == "dslr"]
 
@@ -412,92 +309,90 @@ def test_a_schedule_of_schedules_survives_a_checkpoint(tmp_path: Path) -> None:
     assert rates(5, tmp_path / "last.ckpt") == straight
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"optimizer": lambda params: SGD(params, lr=0.1)}, "takes no optimizer"),
-        ({"lr_scheduler": lambda optimizer: None}, "takes no lr_scheduler"),
-        ({"param_groups": [{"part": "extractor", "lr": 0.1}]}, "takes no param_groups"),
-        ({"class_weights": "balanced"}, "takes no class_weights"),
-        ({"vectorize": True}, "takes no vectorize"),
-        ({"refine": True}, "takes no refine.*as extractor and classifier"),
-    ],
-)
-def test_what_the_module_has_its_own_of_is_not_taken(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        build("FedAvg", **arguments)
-
-
-def test_a_module_that_steps_by_itself_has_no_loss_to_add_to() -> None:
-    with pytest.raises(ValueError, match=r"FederatedProx cannot add to its loss: take fedlit\.Federated"):
-        build("FedProx", Turns())
-
-
-@pytest.mark.parametrize(
-    ("module", "message"),
-    [
-        (MLP(5, [8]), "module must be a LightningModule .* got MLP: a network without a training_step"),
-        (pl.LightningModule(), "has no training_step"),
-        ("Net", "got str"),
-    ],
-)
-def test_what_is_no_module_with_a_training_step_is_refused(module: Any, message: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=message):
-        fedlit.Federated(module, CLIENTS, TARGET, NUM_CLASSES)
-
-
-def test_a_federated_method_needs_no_wrapper() -> None:
-    with pytest.raises(TypeError, match="Federated is a federated method, and needs no wrapper"):
-        fedlit.Federated(build("FedAvg"), CLIENTS, TARGET, NUM_CLASSES)
-
-
-def test_the_strategy_points_to_the_wrapper() -> None:
-    with pytest.raises(TypeError, match=r"got Net: .*fedlit\.Federated\(module, clients, target, num_classes\)"):
-        trainer(1).fit(Net(), Blobs())
-
-
-@pytest.mark.parametrize("given", [lambda x: {"logits": x}, lambda x: x[:, :3], lambda x: x[:, :, None]])
-def test_outputs_of_another_form_are_named(given: Any) -> None:
-    class Other(Net):
-        def forward(self, x: Tensor) -> Any:
-            return given(super().forward(x))
-
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            return self.backbone(batch[0]).square().mean()
-
-    with pytest.raises(TypeError, match=r"Other\.forward gives .* logits of shape \(batch, 4\)"):
-        trainer(1).fit(build("FedAvg", Other()), Blobs())
-
-
-@pytest.mark.parametrize("given", [None, 3.0, torch.zeros(2)])
-def test_a_step_that_gives_no_loss_is_named(given: Any) -> None:
-    class Silent(Net):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            return given
-
-    with pytest.raises(TypeError, match=r"Silent\.training_step must give the loss"):
-        trainer(1).fit(build("FedAvg", Silent()), Blobs())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"features": "bone"}, r"features='bone' is no part of Net, which has \['backbone', 'head', 'accuracy'\]"),
-        ({"width": None}, "does not state how many features it gives: give width"),
-    ],
-)
-def test_a_part_that_gives_no_features_is_named_at_once(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        build("FedCORAL", **arguments)
-
-
-def test_another_number_of_features_than_said_is_named() -> None:
-    with pytest.raises(ValueError, match=r"features='backbone' gave \(8, 8\) .* shape \(8, 7\)"):
-        trainer(1).fit(build("FedCORAL", width=7), Blobs())
-
-
 def test_under_lightnings_own_strategy_it_trains_too() -> None:
     ours, theirs = build("FedAvg"), build("FedAvg")
     trainer(2).fit(ours, Blobs())
     pl.Trainer(**QUIET, max_epochs=2, devices=1).fit(theirs, Blobs())
     assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
+
+
+# ---------------------------------------------------------------- what cannot be wrapped
+
+
+def every_second(module: Net) -> Any:
+    optimizer = SGD(module.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "frequency": 2}}
+
+
+ELSEWHERE = nn.Linear(2, 2)
+
+HOOKS = {
+    **dict.fromkeys(("optimizer_step", "configure_gradient_clipping", "on_train_batch_end"), "do it in training_step"),
+    "on_after_batch_transfer": "change samples in the dataset",
+    "setup": "build the network in __init__",
+    "on_save_checkpoint": "keep the state in buffers",
+    "configure_callbacks": "give the callbacks to the Trainer",
+}
+OPTIMIZERS: list[tuple[Any, str]] = [
+    (lambda module: None, "gives None"),
+    (lambda module: torch.optim.LBFGS(module.parameters()), "gives LBFGS"),
+    (lambda module: SGD(ELSEWHERE.parameters(), lr=0.1), "parameters that are not its own"),
+    (lambda module: [SGD(module.parameters(), lr=0.1), Adam(module.head.parameters())], "set automatic_opt"),
+    (partial(plateau, monitor="val_loss"), "monitors 'val_loss'.*monitor='train_loss'"),
+    (every_second, "frequency=2"),
+]
+ARGUMENTS: dict[str, Any] = {
+    "optimizer": lambda params: SGD(params, lr=0.1),
+    "lr_scheduler": lambda optimizer: None,
+    "param_groups": [{"part": "extractor", "lr": 0.1}],
+    "class_weights": "balanced",
+    "vectorize": True,
+    "refine": True,
+}
+NO_LOSSES: list[Any] = [None, 3.0, torch.zeros(2)]
+FORMS: list[Any] = [lambda x: {"logits": x}, lambda x: x[:, :3], lambda x: x[:, :, None]]
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        *((lambda hook=hook: net(**{hook: lambda self, *_: None}), f"Mine overrides {hook}.*{way}")
+          for hook, way in HOOKS.items()),
+        *((lambda given=given: net(configure_optimizers=lambda self: given(self)), said)
+          for given, said in OPTIMIZERS),
+        *((lambda form=form: net(forward=with_parent("forward", lambda self, logits, x: form(logits)),
+                                 training_step=lambda self, batch, _: self.backbone(batch[0]).square().mean()),
+           r"Mine\.forward gives") for form in FORMS),
+        *((lambda loss=loss: net(training_step=lambda self, batch, _: loss), r"Mine\.training_step must give the loss")
+          for loss in NO_LOSSES),
+        (lambda: MLP(5, [8]), "must be a LightningModule"),
+        (lambda: pl.LightningModule(), "has no training_step"),
+        (lambda: "Net", "got str"),
+    ],
+)  # fmt: skip
+def test_modules_that_cannot_be_wrapped_are_named(make: Any, said: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=said):
+        trainer(1).fit(fedlit.Federated(make(), CLIENTS, TARGET, NUM_CLASSES), Blobs())
+
+
+@pytest.mark.parametrize(
+    ("kind", "module", "arguments", "said"),
+    [
+        *(("FedAvg", Net, {name: value}, f"takes no {name}") for name, value in ARGUMENTS.items()),
+        ("FedProx", Turns, {}, "cannot add to its loss"),
+        ("FedCORAL", Net, {"features": "bone"}, "features='bone' is no part of Net"),
+        ("FedCORAL", Net, {"width": None}, "how many features"),
+        ("FedCORAL", Net, {"width": 7}, r"features='backbone' gave \(8, 8\)"),
+    ],
+)
+def test_arguments_that_do_not_go_with_a_module_are_refused(
+    kind: str, module: Any, arguments: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        trainer(1).fit(build(kind, module(), **arguments), Blobs())
+
+
+def test_the_strategy_points_to_the_wrapper() -> None:
+    with pytest.raises(TypeError, match=r"got Net: .*fedlit\.Federated"):
+        trainer(1).fit(Net(), Blobs())

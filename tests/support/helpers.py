@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 from torch.optim import Adam
 from torch.optim.lr_scheduler import StepLR
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 from fedlit import FederatedModule, FederatedStrategy
-from fedlit.data import Digits, FederatedLoader
+from fedlit.data import Digits, DomainDataModule, FederatedLoader
+from fedlit.federation import RoundPlan
 from fedlit.models import MLP
+from fedlit.run.component import Component
+from fedlit.run.run import Run
 
 QUIET: dict[str, Any] = {
     "accelerator": os.environ.get("FEDLIT_TEST_ACCELERATOR", "cpu"),  # "gpu" where there is one
@@ -81,6 +88,62 @@ def fingerprint(tensors: dict[str, Tensor]) -> str:
     for name, tensor in tensors.items():
         digest.update(name.encode() + tensor.detach().contiguous().numpy().tobytes())
     return digest.hexdigest()
+
+
+def batches_of(data: Mapping[str, Dataset[Any]], client: str, round_idx: int = 0, batch_size: int = 8) -> list[Any]:
+    """A client's batches of a round, in the order of `loader`."""
+    made = loader(dict(data), batch_size)
+    made.plan(RoundPlan(made.sizes(), lambda _: set(data), lambda: (round_idx, 0)))
+    return [step[client] for step in made if client in step]
+
+
+def samples_of(data: DomainDataModule, client: str, part: str = "") -> tuple[Tensor, Tensor]:
+    """Inputs as networks are given them in evaluation, and true labels: of a part, or all of a domain's."""
+    y = data.labels(client)
+    positions = getattr(data.split(client), part) if part else torch.arange(len(y))
+    everything: Any = data.all_samples(client)
+    return everything.batch(positions)[0], y[positions]
+
+
+class Snapshots(pl.Callback, Component):
+    """Copies of all clients' networks at the start, and of their weights and of what is logged after each round."""
+
+    def __init__(self) -> None:
+        self.start: dict[str, Any] = {}
+        self.rounds: list[dict[str, dict[str, Tensor]]] = []
+        self.metrics: list[dict[str, float]] = []
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        assert isinstance(pl_module, FederatedModule)
+        self.start = {name: copy.deepcopy(replica) for name, replica in pl_module.replicas.named_children()}
+
+    def on_round_end(self, run: Run) -> None:
+        trainer = run.trainer
+        module: Any = run.module
+        self.rounds.append({name: weights(module, name) for name, _ in module.replicas.named_children()})
+        self.metrics.append({name: float(value) for name, value in trainer.callback_metrics.items()})
+
+
+def assert_resumes(
+    make: Callable[[], FederatedModule],
+    data: Callable[[], Any],
+    folder: Path,
+    steps: Sequence[int],
+    rounds: int = 4,
+    ledger: bool = True,
+    **kwargs: Any,
+) -> FederatedModule:
+    """A run that goes on from its checkpoint after so many steps ends as the run in a row, which is returned."""
+    saver = ModelCheckpoint(folder, "{step}", every_n_train_steps=1, save_top_k=-1)
+    straight = make()
+    trainer(rounds, [saver], enable_checkpointing=True, **kwargs).fit(straight, data())
+    for step in steps:
+        resumed = make()
+        trainer(rounds, **kwargs).fit(resumed, data(), ckpt_path=folder / f"step={step}.ckpt")
+        for client in straight.clients:
+            assert same(weights(straight, client.name), weights(resumed, client.name)), (step, client.name)
+        assert not ledger or straight.federation.ledger == resumed.federation.ledger, step
+    return straight
 
 
 def shards(num_clients: int, size: int = 40, seed: int = 0) -> dict[str, TensorDataset]:

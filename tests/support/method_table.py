@@ -2,91 +2,63 @@
 
 from __future__ import annotations
 
-from fedlit import FederatedModule
-from fedlit.methods import (
-    APFL,
-    FADA,
-    FADE,
-    KD3A,
-    AdaBN,
-    CoMDA,
-    Ditto,
-    FedAvg,
-    FedCORAL,
-    FedDA,
-    FedDaDiL,
-    FedDAN,
-    FedDANN,
-    FedGP,
-    FedJDA,
-    FedMMD,
-    FedMME,
-    FedProx,
-    FedRep,
-    FedRFTCA,
-    FedRFTCAClosedForm,
-    FedWDGRL,
-    FinetuneOffline,
-    KNNPer,
-    Oracle,
-    SourceOnly,
-    TargetOnly,
-)
+from typing import Any
+
+from fedlit import FederatedModule, methods
 from helpers import normalised_head
 
-METHODS: dict[str, tuple[type[FederatedModule], dict[str, object], dict[str, object]]] = {
-    "APFL": (APFL, {}, {"target_labels": 30}),
-    "CoMDA": (CoMDA, {"warmup_rounds": 1}, {"target_labels": 30}),
-    "CoMDA, votes": (CoMDA, {"warmup_rounds": 1, "exchange": "votes"}, {}),
-    "AdaBN": (AdaBN, {"classifier": normalised_head()}, {}),
-    "AdaBN, mixing": (AdaBN, {"classifier": normalised_head(), "mixing": "learned"}, {}),
-    "Ditto": (Ditto, {}, {"target_labels": 30}),
-    "FADA": (FADA, {"attention_samples": 50}, {}),
-    "FADA, disentangling": (FADA, {"attention_samples": 50, "disentangle": True}, {}),
-    "FADE": (FADE, {"schedule_rounds": 3}, {}),
-    "FedAvg": (FedAvg, {}, {"target_labels": 30}),
-    "FedCORAL": (FedCORAL, {}, {}),
-    "FedDA": (FedDA, {"target_lr_ratio": 0.5, "align_magnitudes": True}, {"target_labels": 30}),
-    "FedDA auto": (FedDA, {"beta": "auto"}, {"target_labels": 30, "target_batch_size": 8}),
-    "FedDAN": (FedDAN, {"num_frequencies": 20}, {}),
-    "FedDAN, pairwise": (FedDAN, {"num_frequencies": 20, "match": "pairwise", "every": "round"}, {}),
-    "FedGP": (FedGP, {"target_lr_ratio": 0.5}, {"target_labels": 30}),
-    "FedGP auto": (FedGP, {"beta": "auto"}, {"target_labels": 30, "target_batch_size": 8}),
-    "FedGP auto, exact": (
-        FedGP,
-        {"beta": "auto", "residual": "exact"},
-        {"target_labels": 30, "target_batch_size": 8},
-    ),
-    "FedDANN": (FedDANN, {"schedule_rounds": 3}, {}),
-    "FedDANN, conditional": (FedDANN, {"schedule_rounds": None, "conditional": True}, {"target_labels": 30}),
-    "FedDaDiL": (
-        FedDaDiL,
-        {"warmup_rounds": 1, "num_atoms": 2, "atom_size": 20, "atom_batch_size": 10, "penalty": 0.1},
-        {},
-    ),
-    "FedJDA": (FedJDA, {"num_frequencies": 16, "num_components": 8}, {}),
-    "FedMMD": (FedMMD, {"warmup_rounds": 1, "degree": 1}, {}),
-    "FedMME": (FedMME, {"warmup_rounds": 1}, {"target_labels": 30}),
-    "FedProx": (FedProx, {"mu": 0.1}, {}),
-    "FedRFTCA": (FedRFTCA, {"num_frequencies": 16, "num_components": 8, "classifier_period": 1}, {}),
-    "FedRFTCAClosedForm": (FedRFTCAClosedForm, {"num_frequencies": 16, "num_components": 8}, {}),
-    "FedRep": (FedRep, {}, {"target_labels": 30}),
-    "FedWDGRL": (FedWDGRL, {"critic_steps": 2}, {}),
-    "FinetuneOffline": (FinetuneOffline, {"federated_rounds": 2}, {"target_labels": 30}),
-    "KD3A": (KD3A, {"warmup_rounds": 1, "gate": 0.3}, {}),
-    "KD3A, shapley": (KD3A, {"warmup_rounds": 1, "gate": 0.3, "focus": "shapley"}, {}),
-    "KD3A, votes": (KD3A, {"warmup_rounds": 1, "gate": 0.3, "exchange": "votes"}, {}),
-    "KD3A, soft votes": (
-        KD3A,
-        {"warmup_rounds": 1, "gate": 0.3, "exchange": "votes", "vote": "soft"},
-        {"target_labels": 30},
-    ),
-    "KNNPer": (KNNPer, {}, {"target_labels": 30}),
-    "Oracle": (Oracle, {}, {"target_labels": 1.0}),
-    "SourceOnly": (SourceOnly, {}, {}),
-    "TargetOnly": (TargetOnly, {}, {"target_labels": 30}),
+Row = tuple[type[FederatedModule], dict[str, Any], dict[str, Any]]
+
+ARGUMENTS: dict[str, dict[str, Any]] = {name: {} for name in methods.__all__} | {
+    "CoMDA": {"warmup_rounds": 1},
+    "CoMDA, votes": {"warmup_rounds": 1, "exchange": "votes"},
+    "AdaBN": {"classifier": normalised_head()},
+    "AdaBN, mixing": {"classifier": normalised_head(), "mixing": "learned"},
+    "FADA": {"attention_samples": 50},
+    "FADA, disentangling": {"attention_samples": 50, "disentangle": True},
+    "FADE": {"schedule_rounds": 3},
+    "FedDA": {"target_lr_ratio": 0.5, "align_magnitudes": True},
+    "FedDA auto": {"beta": "auto"},
+    "FedDAN": {"num_frequencies": 20},
+    "FedDAN, pairwise": {"num_frequencies": 20, "match": "pairwise", "every": "round"},
+    "FedGP": {"target_lr_ratio": 0.5},
+    "FedGP auto": {"beta": "auto"},
+    "FedGP auto, exact": {"beta": "auto", "residual": "exact"},
+    "FedDANN": {"schedule_rounds": 3},
+    "FedDANN, conditional": {"schedule_rounds": None, "conditional": True},
+    "FedDaDiL": {"warmup_rounds": 1, "num_atoms": 2, "atom_size": 20, "atom_batch_size": 10, "penalty": 0.1},
+    "FedJDA": {"num_frequencies": 16, "num_components": 8},
+    "FedMMD": {"warmup_rounds": 1, "degree": 1},
+    "FedMME": {"warmup_rounds": 1},
+    "FedProx": {"mu": 0.1},
+    "FedRFTCA": {"num_frequencies": 16, "num_components": 8, "classifier_period": 1},
+    "FedRFTCAClosedForm": {"num_frequencies": 16, "num_components": 8},
+    "FedWDGRL": {"critic_steps": 2},
+    "FinetuneOffline": {"federated_rounds": 2},
+    "KD3A": {"warmup_rounds": 1, "gate": 0.3},
+    "KD3A, shapley": {"warmup_rounds": 1, "gate": 0.3, "focus": "shapley"},
+    "KD3A, votes": {"warmup_rounds": 1, "gate": 0.3, "exchange": "votes"},
+    "KD3A, soft votes": {"warmup_rounds": 1, "gate": 0.3, "exchange": "votes", "vote": "soft"},
 }
-"""Every method, with arguments for itself and for its data; a new one is tested by adding a row."""
+"""Arguments of each row; the method is what its name begins with."""
+
+LABELLED = ("FedAvg", "FedMME", "FedDANN, conditional", "CoMDA", "KD3A, soft votes")
+"""Rows whose target has some labels, which the method does not need."""
+
+
+def row(name: str) -> Row:
+    """A method, arguments for it, and arguments for its data."""
+    method: type[FederatedModule] = getattr(methods, name.replace(",", "").split()[0])
+    arguments, of_data = ARGUMENTS[name], {}
+    if method.requires.target_labels or name in LABELLED:
+        of_data["target_labels"] = 1.0 if method is methods.Oracle else 30
+    if arguments.get("beta") == "auto":  # a variance takes several batches
+        of_data["target_batch_size"] = 8
+    return method, arguments, of_data
+
+
+METHODS: dict[str, Row] = {name: row(name) for name in ARGUMENTS}
+"""Every method of fedlit, with arguments: a new one is tested without a row, where its defaults will do."""
 
 ONE_PASS = ("FedJDA", "FedRFTCAClosedForm")
 """Methods of a single round, which needs all samples of everyone and ends the run."""

@@ -47,6 +47,23 @@ class Net(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": self.interval}}
 
 
+class Simple(pl.LightningModule):
+    """The least of a module: a network, cross-entropy, and SGD."""
+
+    def __init__(self, net: nn.Module, lr: float = 0.1) -> None:
+        super().__init__()
+        self.net, self.lr = net, lr
+
+    def forward(self, x: Any) -> Any:
+        return self.net(x)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return F.cross_entropy(self(batch[0]), batch[1])
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=self.lr)
+
+
 class Turns(Net):
     """Steps two optimisers by itself, one after the other, and one schedule."""
 

@@ -1,0 +1,293 @@
+"""What every method does: it resumes, is absent, declares what it sends, and trains the same however it is run."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+import yaml
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch.utils._pytree import tree_leaves
+
+from fedlit import FederatedModule, methods
+from fedlit.federation import KEYS, SERVER, ChannelError, Everyone, Federation, Schedule
+from fedlit.methods import AdaBN, FedDA, FedGP, FedMMD, FedRFTCA, SourceOnly
+from fedlit.privacy import FixedPoint, PairwiseMasking, Plain, PlainAffine
+from helpers import STATEFUL, build, digits, normalised_head, same, trainer, weights
+from method_table import METHODS, ONE_PASS, Row
+from shown import one_of_each
+
+CLIENTS = ["clean", "blended", "fonts"]
+AWAY = Schedule([CLIENTS, CLIENTS, ["clean", "fonts"], CLIENTS])
+ROUNDS = 4
+SEVERAL_ROUNDS = [name for name in METHODS if name not in ONE_PASS]
+SINGLE_MESSAGES = "FedGP auto, exact"
+"""The row that needs single updates, and so no backend."""
+
+OTHERS: dict[str, Row] = {
+    "FedMMD, moments to sources": (FedMMD, {"degree": 1, "exchange": "pairwise", "warmup_rounds": 0}, {}),
+    "FedRFTCA, voting": (FedRFTCA, {"num_frequencies": 16, "num_components": 8, "classifier_period": None}, {}),
+    "FedRFTCA, seldom": (FedRFTCA, {"num_frequencies": 16, "num_components": 8, "classifier_period": 3}, {}),
+}
+"""Exchanges that no row of the table has."""
+
+
+def make(name: str, **more: Any) -> tuple[FederatedModule, Any]:
+    method, arguments, of_data = (METHODS | OTHERS)[name]
+    data = digits(**of_data)
+    return build(method, data, **STATEFUL, **arguments, **more), data
+
+
+def short(name: str) -> dict[str, Any]:
+    return {} if name in ONE_PASS else {"local_steps": 2}
+
+
+PROTECTION: dict[str, Callable[[], dict[str, Any]]] = {
+    "": lambda: {"participation": AWAY},
+    "grid": lambda: {"privacy": Plain(FixedPoint()), "participation": Everyone()},
+    "masked": lambda: {"privacy": PairwiseMasking(colluders=0), "participation": Everyone()},
+}
+
+
+@dataclass
+class Run:
+    module: FederatedModule
+    trainer: pl.Trainer
+    data: Any
+    carrying: set[str]
+    checkpoints: Path
+
+    def weights(self) -> dict[str, dict[str, torch.Tensor]]:
+        return {name: weights(self.module, name) for name in CLIENTS}
+
+
+def fit(folder: Path, name: str, protection: str = "", resume_after: int | None = None) -> Run:
+    """A run of a row; in the open, a source is away in the third of four rounds."""
+    module, data = make(name)
+    own = folder / f"{name}, {protection}"
+    saver = ModelCheckpoint(own, "{epoch}", save_top_k=-1)
+    saving = protection == "" and resume_after is None
+    rounds = 3 if protection else ROUNDS
+    run = trainer(
+        rounds,
+        [saver] if saving else [],
+        strategy=PROTECTION[protection]() | short(name),
+        gradient_clip_val=1.0,
+        enable_checkpointing=saving,
+    )
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        carrying = watched_for_samples(patch, data)
+        run.fit(module, data, ckpt_path=None if resume_after is None else own / f"epoch={resume_after - 1}.ckpt")
+    return Run(module, run, data, carrying, own)
+
+
+def watched_for_samples(patch: pytest.MonkeyPatch, data: Any) -> set[str]:
+    """Channels over which the bytes of a training sample were given to be sent, whatever is declared."""
+    carrying: set[str] = set()
+    samples = [data.dataset(client.name, "train").x[:5] for client in data.clients]
+    rows = [row.numpy().tobytes() for row in torch.cat(samples)]
+
+    def watch(send: Any) -> Any:
+        def sending(self: Federation, channel: str, payloads: Any, *args: Any, **kwargs: Any) -> Any:
+            whole = b"".join(tensor.detach().contiguous().numpy().tobytes() for tensor in tree_leaves(payloads))
+            carrying.update([channel] if any(row in whole for row in rows) else [])
+            return send(self, channel, payloads, *args, **kwargs)
+
+        return sending
+
+    for verb in ("exchange", "mean", "sum"):
+        patch.setattr(Federation, verb, watch(getattr(Federation, verb)))
+    return carrying
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
+    """`fit`, whose runs are kept for the other tests of this module."""
+    return cache(partial(fit, tmp_path_factory.mktemp("runs")))
+
+
+def assert_same(one: FederatedModule, other: FederatedModule) -> None:
+    for name in CLIENTS:
+        assert same(weights(one, name), weights(other, name)), name
+
+
+# -------------------------------------------------------------------- one run, looked at
+
+
+@pytest.mark.parametrize("name", [*one_of_each(METHODS), "FedRFTCA, voting", "FedRFTCA, seldom"])
+def test_a_run_resumes_bit_for_bit(name: str, runs: Callable[..., Run]) -> None:
+    """From a checkpoint that was written while a source was away, which then catches up."""
+    straight, resumed = runs(name), runs(name, resume_after=1 if name in ONE_PASS else 3)
+    assert_same(straight.module, resumed.module)
+    assert straight.module.federation.ledger == resumed.module.federation.ledger
+    assert straight.module.federation.round_idx == resumed.module.federation.round_idx
+    assert straight.module.federation.round_idx == (1 if name in ONE_PASS else ROUNDS)
+
+
+@pytest.mark.parametrize("name", one_of_each(SEVERAL_ROUNDS))
+def test_an_absent_client_neither_sends_nor_receives(name: str, runs: Callable[..., Run]) -> None:
+    ledger = runs(name).module.federation.ledger
+    met = {round_idx: set() for round_idx in range(ROUNDS)}
+    for entry in ledger:
+        if entry.channel != "metrics":  # numbers of evaluations are everyone's
+            met[entry.round_idx] |= {entry.sender, entry.receiver}
+    assert "blended" not in met[2]
+    assert ("blended" in met[3]) == ("blended" in met[1])
+
+
+@pytest.mark.parametrize("name", one_of_each(name for name in METHODS if "warmup_rounds" in METHODS[name][1]))
+def test_warm_up_rounds_send_weights_alone(name: str, runs: Callable[..., Run]) -> None:
+    module = runs(name).module
+    assert module.warmup_rounds == 1
+    assert {entry.channel for entry in module.federation.ledger if entry.round_idx == 0} == {"weights", "metrics"}
+
+
+@pytest.mark.parametrize("name", one_of_each(METHODS))
+def test_no_message_holds_a_sample_unless_the_channel_says_so(name: str, runs: Callable[..., Run]) -> None:
+    run = runs(name)
+    declared = {channel.name for channel in run.module.federation.channels.values() if channel.declared.samples}
+    assert run.carrying == declared == ({"samples"} if "votes" in name else set())
+
+
+@pytest.mark.parametrize("name", one_of_each(METHODS))
+def test_a_checkpoint_predicts_and_tests_as_the_run_does(name: str, runs: Callable[..., Run]) -> None:
+    run = runs(name)
+    path = run.checkpoints / ("epoch=0.ckpt" if name in ONE_PASS else f"epoch={ROUNDS - 1}.ckpt")
+
+    def seen(module: FederatedModule, trainer: pl.Trainer, **given: Any) -> tuple[dict[str, float], torch.Tensor]:
+        (numbers,) = trainer.test(module, digits(**METHODS[name][2]), verbose=False, **given)
+        batches = trainer.predict(module, digits(**METHODS[name][2]), **given)
+        return dict(numbers), torch.cat([batch["fonts"] for batch in batches])  # type: ignore[union-attr]
+
+    numbers, predictions = seen(run.module, run.trainer)
+    found, predicted = seen(make(name)[0], trainer(1), ckpt_path=path)
+    assert found == numbers
+    assert torch.equal(predicted, predictions)
+
+
+# -------------------------------------------------------------------- channels
+
+
+BOOKED: list[Any] = [
+    *[pytest.param(each.values[0], how, marks=each.marks) for how in ("", "masked") for each in one_of_each(METHODS)],
+    *[(name, "") for name in OTHERS],
+]
+
+
+@pytest.mark.parametrize(("name", "protection"), BOOKED)
+def test_what_is_booked_is_what_was_declared_and_the_other_way_round(
+    name: str, protection: str, runs: Callable[..., Run]
+) -> None:
+    if name == SINGLE_MESSAGES and protection:
+        with pytest.raises(ChannelError, match="single updates at the target"):
+            runs(name, protection)
+        return
+    module = runs(name, protection).module
+    check_ledger(module, silent={"inner_product"} if protection else {"target_update", "inner_product"})
+
+
+def check_ledger(module: FederatedModule, silent: set[str]) -> None:
+    """Channels in ``silent`` are declared for other choices of the strategy."""
+    channels, ledger = module.federation.channels, module.federation.ledger
+    assert {entry.channel.removesuffix(KEYS) for entry in ledger} | silent >= set(channels)
+    for entry in ledger:
+        channel = channels[entry.channel.removesuffix(KEYS)]
+        if entry.channel.endswith(KEYS):
+            assert channel.hides or channel.sent.startswith("pairwise") or "encrypted on its way" in channel.sent
+            continue
+        way, *_ = channel.sent.split(":")
+        senders, receivers = set(channel.senders), set(channel.receivers)
+        if way.startswith("pairwise"):  # a protocol has steps in both directions
+            senders = receivers = senders | receivers
+        summed = way.startswith("summed") or channel.name == "metrics"  # numbers go through the server
+        assert (SERVER in (entry.sender, entry.receiver)) == summed, entry
+        assert entry.sender in {SERVER, *senders}, entry
+        assert entry.receiver in {SERVER, *receivers}, entry
+    for channel in channels.values():
+        assert channel.declared.contents
+        protected = channel.sent.startswith("summed") or channel.protocol is not None
+        assert (channel.description is not None) == protected
+
+
+def test_a_two_party_protocol_is_booked_as_declared() -> None:
+    data = digits(target_labels=30, target_batch_size=8)
+    module = build(FedGP, data, beta="auto")
+    strategy = {"privacy": PairwiseMasking(colluders=0), "two_party": PlainAffine(), "local_steps": 2}
+    trainer(2, strategy=strategy).fit(module, data)
+    check_ledger(module, silent=set())
+
+
+def test_no_configuration_that_is_shipped_sends_samples() -> None:
+    found = 0
+    for path in [*Path("configs").rglob("*.yaml"), *Path("examples").rglob("*.yaml")]:
+        for text in _texts(yaml.safe_load(path.read_text())):
+            assert text != "votes", path
+            found += text.startswith("fedlit.methods.")
+    assert found > 100
+    for name in methods.__all__:
+        method = getattr(methods, name)
+        made = build(method, digits(target_labels=30), **({"classifier": normalised_head()} if name == "AdaBN" else {}))
+        assert not [channel.name for channel in made.channels if channel.samples], name
+
+
+def _texts(config: Any) -> Iterator[str]:
+    if isinstance(config, dict | list):
+        for each in config.values() if isinstance(config, dict) else config:
+            yield from _texts(each)
+    elif isinstance(config, str):
+        yield config
+
+
+@pytest.mark.parametrize("name", one_of_each(name for name, row in METHODS.items() if not issubclass(row[0], FedDA)))
+def test_masked_sums_train_what_plain_sums_on_their_grid_do(name: str, runs: Callable[..., Run]) -> None:
+    """FedDA and FedGP follow another rule where updates are hidden."""
+    assert_same(runs(name, "masked").module, runs(name, "grid").module)
+
+
+# -------------------------------------------------------------------- other ways to run it
+
+
+@pytest.mark.parametrize("name", one_of_each(SEVERAL_ROUNDS))
+def test_how_rounds_are_packed_into_epochs_changes_nothing(name: str) -> None:
+    steps = 2 if METHODS[name][1].get("beta") == "auto" else 1  # one step has no variance to weigh sources with
+    modules = []
+    for epochs, rounds_per_epoch in ((4, 1), (2, 2)):
+        module, data = make(name)
+        strategy = {"local_steps": steps, "rounds_per_epoch": rounds_per_epoch}
+        trainer(epochs, strategy=strategy, limit_val_batches=0).fit(module, data)
+        assert module.federation.round_idx == 4
+        modules.append(module)
+    assert_same(*modules)
+
+
+@pytest.mark.parametrize("name", one_of_each(METHODS))
+def test_in_a_plain_trainer_a_method_trains_the_same(name: str) -> None:
+    modules = []
+    for federated in (True, False):
+        module, data = make(name)
+        trainer(2, federated=federated, limit_val_batches=0).fit(module, data)
+        modules.append(module)
+    assert_same(*modules)
+    assert modules[0].federation.ledger == modules[1].federation.ledger
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments"),
+    [(SourceOnly, {}), (FedRFTCA, METHODS["FedRFTCA"][1]), (AdaBN, METHODS["AdaBN, mixing"][1])],
+)
+def test_labels_of_the_target_that_a_method_does_not_need_change_nothing(
+    method: type[FederatedModule], arguments: dict[str, Any]
+) -> None:
+    modules = []
+    for labels in (0, 30):
+        modules.append(build(method, data := digits(target_labels=labels), **arguments))
+        trainer(1, strategy={"local_steps": 2}).fit(modules[-1], data)
+    assert_same(*modules)

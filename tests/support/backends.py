@@ -1,0 +1,26 @@
+"""Privacy backends that tests of runs go through; keys are quick, as these are about arithmetic and not secrecy."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+
+from fedlit.privacy import BFV, CKKS, Paillier, PairwiseMasking
+
+QUICK: dict[str, Any] = {"key_bits": 512, "insecure_test_keys": True}
+BACKENDS: dict[str, Any] = {
+    "masking": partial(PairwiseMasking, colluders=0),
+    "paillier": partial(Paillier, **QUICK),
+    "bfv": BFV,
+    "ckks": CKKS,
+}
+NEEDS = {"paillier": "phe", "bfv": "tenseal", "ckks": "tenseal"}
+
+
+def backend(name: str) -> Any:
+    """A new backend; the test is skipped where its library is missing."""
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name])
+    return BACKENDS[name]()
