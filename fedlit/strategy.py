@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import atexit
-import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import lightning.pytorch as pl
-import numpy as np
 import torch
 import torch.distributed as dist
 from lightning.fabric.utilities.types import _PATH
-from lightning.pytorch import LightningDataModule
 from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.strategies import DDPStrategy, Strategy, StrategyRegistry
 from lightning.pytorch.strategies.strategy import TBroadcast
@@ -27,30 +23,25 @@ from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import nn
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
-from torch.nn.parameter import is_lazy
 
 from fedlit.federation import (
     ChannelError,
     FederatedLoader,
     Federation,
-    FederationError,
     Participation,
-    PayloadError,
     RosterError,
 )
 from fedlit.federation.choices import Reports, check_choices
 from fedlit.federation.client import names_of, place
-from fedlit.federation.descriptions import described
-from fedlit.federation.documents import fingerprint
 from fedlit.federation.leaks import seen_by_the_server, sent_beside, with_samples
-from fedlit.federation.streams import global_seed
 from fedlit.federation.transport import OneProcess, ProcessGroup, Transport
 from fedlit.module import FederatedModule
-from fedlit.privacy import DecodeError, GaussianMechanism, PrivacyWarning, SecureAggregation, TwoPartyAffine
+from fedlit.privacy import GaussianMechanism, PrivacyWarning, SecureAggregation, TwoPartyAffine
 from fedlit.remote import Seat
 from fedlit.remote.star import PROTOCOL, ServerStar, SiteStar
-from fedlit.run.checkpoint import Part, check_public, class_path, gather
-from fedlit.run.checkpoint_files import PROCESS, SET, part_of, read, stale
+from fedlit.run.agreement import arguments, facts_of, plain, trained_with
+from fedlit.run.checkpoint_files import part_of, read, stale
+from fedlit.run.gathering import unite, warn_of_gathered
 from fedlit.run.planning import plan_rounds
 from fedlit.run.sample_check import check_evaluation
 
@@ -59,19 +50,6 @@ _START_UP = timedelta(minutes=10)
 
 _REPORTED = ("train/", "source/", "target/", "validator/", "oracle/")
 """Beginnings of the names of numbers that clients report."""
-
-_TRAINED_WITH = (
-    "max_epochs",
-    "max_steps",
-    "accumulate_grad_batches",
-    "gradient_clip_val",
-    "check_val_every_n_epoch",
-    "val_check_interval",
-    "limit_train_batches",
-    "limit_val_batches",
-    "fast_dev_run",
-)
-"""Of a Trainer's attributes, those that all must have alike to be in step."""
 
 _joined: dict[timedelta, tuple[Transport, Transport]] = {}
 """Process groups made so far, for the federation and for Lightning: they outlive a Trainer, and scripts run several."""
@@ -200,7 +178,7 @@ class FederatedStrategy(DDPStrategy):
             torch.set_num_threads(self.num_threads)
         previous = self._federation
         together = self._star is None and (self.world_size > 1 or self.seat is not None)  # a star has compared them
-        facts = self._facts(module) if together else {}
+        facts = facts_of(module.run, (self.local_steps, self.rounds_per_epoch)) if together else {}
         transport, placement = self._joined(facts)
         federation = module.run.make_federation(
             transport=transport,
@@ -224,16 +202,6 @@ class FederatedStrategy(DDPStrategy):
         if previous is None:
             self._warn(federation)
         self._check_monitors(federation)
-
-    def _facts(self, module: FederatedModule) -> dict[str, Any]:
-        """What all processes must have alike."""
-        return {
-            "roster": [(client.name, client.role) for client in module.clients],
-            "method": class_path(module.run),
-            "rounds": (self.local_steps, self.rounds_per_epoch),
-            "seed (call seed_everything before building the module)": global_seed(),
-            "the initial network (call seed_everything before building it)": _digest(module),
-        }
 
     def _joined(self, facts: dict[str, Any]) -> tuple[Transport, Sequence[Sequence[str]] | None]:
         """What joins this process to the others, and the clients of each."""
@@ -268,12 +236,10 @@ class FederatedStrategy(DDPStrategy):
                 "the version of fedlit": version("fedlit"),
                 "the protocol": PROTOCOL,
                 **facts,
-                "the arguments of the method": _arguments(module),
-                "the Trainer's arguments": {
-                    name: getattr(trainer, name, None) for name in _TRAINED_WITH if getattr(trainer, name, None) != 0
-                },
-                "who takes part": _plain([self.participation, self.heard, self.nested_heard]),
-                "privacy": _plain(choices),
+                "the arguments of the method": arguments(module.run),
+                "the Trainer's arguments": trained_with(trainer),
+                "who takes part": plain([self.participation, self.heard, self.nested_heard]),
+                "privacy": plain(choices),
             }
         )
         return self._star, [[], *self._star.sites.values()]
@@ -460,60 +426,24 @@ class FederatedStrategy(DDPStrategy):
             FederationError: On every process, if processes differ in what is no client's.
             PayloadError: On every process, if a client's state is to be gathered and has what no message can hold.
         """
-        module, federation, path = self._federated_module(), self._federation, str(filepath)
-        assert federation is not None
-        own_files = False
+        run, path, writes_all = self._federated_module().run, str(filepath), True
         if self._star is None and self.world_size > 1:
-            if module.trainer.state.status == TrainerStatus.INTERRUPTED:
+            if run.trainer.state.status == TrainerStatus.INTERRUPTED:
                 # Another process may be gone: waiting for its part would hide the error that stopped this one.
                 rank_zero_warn(f"no checkpoint written to {filepath}: the run was interrupted by an error")
                 return
-            hidden = any(channel.hides for channel in federation.channels.values())
-            own_files = hidden if self.gather_checkpoints is None else not self.gather_checkpoints
-            if hidden and not own_files:
-                self._warn_of_gathered()
-            checkpoint = self._united(checkpoint, not own_files)
+            hides = any(channel.hides for channel in run.federation.channels.values())
+            writes_all = not hides if self.gather_checkpoints is None else self.gather_checkpoints
+            if hides and writes_all and not self._warned:
+                self._warned = True
+                warn_of_gathered(run.federation)
+            checkpoint = unite(run, checkpoint, writes_all, self.global_rank)
         rank = self.global_rank
-        if own_files or not rank:
+        if not writes_all or not rank:
             self.checkpoint_io.save_checkpoint(checkpoint, part_of(path, rank), storage_options)
         if not rank:
-            for left in stale(path, self.world_size if own_files else 1):  # of a run that wrote here before
+            for left in stale(path, 1 if writes_all else self.world_size):  # of a run that wrote here before
                 self.checkpoint_io.remove_checkpoint(left)
-
-    def _united(self, checkpoint: dict[str, Any], gathered: bool) -> dict[str, Any]:
-        """What this process writes, once all have the same of what is no client's."""
-        module, federation = self._federated_module(), self._federation
-        assert federation is not None
-        data = type(module.trainer.datamodule)  # type: ignore[attr-defined]
-        part = Part.of(checkpoint, (data.__qualname__, LightningDataModule.CHECKPOINT_HYPER_PARAMS_KEY), gathered)
-        message = torch.empty(0, dtype=torch.uint8)
-        error: FederationError | DecodeError | None = None
-        try:
-            message = part.message()
-        except PayloadError as found:
-            error = found
-        federation.check("checkpoint", error)
-        messages, error = federation.transport.gather(message, "a checkpoint"), None
-        try:
-            if messages:
-                parts = [Part.read(federation.roster.hosted_by(rank), each) for rank, each in enumerate(messages)]
-                check_public(parts)
-                checkpoint = gather(checkpoint, parts, names_of(federation.clients)) if gathered else checkpoint
-        except (FederationError, DecodeError) as found:
-            error = found
-        federation.check("checkpoint", error)
-        return checkpoint if gathered else checkpoint | {SET: fingerprint(part.public), PROCESS: self.global_rank}
-
-    def _warn_of_gathered(self) -> None:
-        federation = self._federation
-        if not self._warned and federation is not None:
-            self._warned = True
-            names = [client.name for client in federation.clients if not federation.is_local(client)]
-            rank_zero_warn(
-                f"gather_checkpoints is true: process 0 gets and writes the weights and optimiser states of {names}, "
-                "which the privacy backend hides from it otherwise, in the clear",
-                category=PrivacyWarning,
-            )
 
     def load_checkpoint(self, checkpoint_path: _PATH, weights_only: bool | None = None) -> dict[str, Any]:
         """Read a checkpoint, of as many files as lie here; of several, any may be named."""
@@ -532,53 +462,6 @@ class FederatedStrategy(DDPStrategy):
         path = part_of(str(filepath), self.global_rank)
         if not self.global_rank or Path(path).is_file():
             self.checkpoint_io.remove_checkpoint(path)
-
-
-def _digest(module: FederatedModule) -> str:
-    """Fingerprint of the networks that clients start from."""
-    digest = hashlib.sha256()
-    for network in module.originals:
-        for name, tensor in network.state_dict(keep_vars=True).items():
-            digest.update(name.encode())
-            if not isinstance(tensor, torch.Tensor):  # of get_extra_state
-                digest.update(fingerprint(tensor).encode())
-                continue
-            if is_lazy(tensor):  # drawn from the seed when the width of the data is known
-                continue
-            if tensor.is_meta:
-                raise ValueError(
-                    "the module's networks are empty, as those of a server are once its run has begun: build the "
-                    "module anew for another run"
-                )
-            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-        digest.update(
-            repr([param.requires_grad for param in network.parameters()]).encode()
-        )  # frozen ones are not sent
-    return digest.hexdigest()[:16]
-
-
-def _arguments(module: FederatedModule) -> dict[str, Any]:
-    """Those that are plain data, and what makes optimisers and schedules, as the server compares them."""
-    given = {name: getattr(module.run.local, name) for name in ("optimizer", "lr_scheduler")}
-    return {name: _plain(value) for name, value in {**cast(Any, module).hparams, **given}.items()}
-
-
-def _plain(value: Any) -> Any:
-    """As JSON has it, where that is possible; else a text, of functions and objects their type alone.
-
-    Programs of sites may define these in files of other names.
-    """
-    if isinstance(value, bool | int | float | str | type(None)):
-        return value
-    if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    if isinstance(value, partial):  # a class of a configuration, with its arguments
-        made = [_plain(each) for each in value.args if isinstance(each, type)] or _plain(value.func)
-        return {"made by": made, **{name: _plain(each) for name, each in value.keywords.items()}}
-    text = described(value) if isinstance(value, type | set | frozenset | np.ndarray | torch.Tensor) else repr(value)
-    return type(value).__name__ if " at 0x" in text else text
 
 
 def _leave() -> None:

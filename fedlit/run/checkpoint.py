@@ -8,18 +8,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
 from itertools import chain
 from typing import Any, cast
 
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
-from torch import Tensor
 from torch.optim import Optimizer
 
-from fedlit.federation import FederationError, RosterError
-from fedlit.federation.documents import document, fingerprint, read_document
-from fedlit.privacy import DecodeError
+from fedlit.federation import RosterError
 from fedlit.run.checkpoint_files import PROCESS
 from fedlit.run.clock import is_share
 from fedlit.run.run import Run
@@ -221,82 +217,6 @@ def join(checkpoint: dict[str, Any], clients: Collection[str]) -> None:
         if schedule is None:
             schedules = {name: state.get("lr_schedulers", {}) for name, state in own.items()}
             checkpoint["lr_schedulers"][place] = {name: of[place] for name, of in schedules.items() if place in of}
-
-
-@dataclass(frozen=True)
-class Part:
-    """What a process sends of its checkpoint, for `gather`.
-
-    Args:
-        clients: State of each of its clients; empty where each process writes its own.
-        public: Fingerprint of everything else, by key.
-        callbacks: Fingerprint of the state of each callback.
-    """
-
-    clients: dict[str, Any]
-    public: dict[str, str]
-    callbacks: dict[str, str]
-
-    @classmethod
-    def of(cls, checkpoint: Mapping[str, Any], own: Collection[str] = (), states: bool = True) -> Part:
-        """Of a checkpoint, in which processes may have values of their own under the keys ``own``: of a site's data.
-
-        Without ``states``, no client's state is sent.
-        """
-        public = {key: value for key, value in checkpoint.items() if key not in ("clients", "callbacks", SERVER, *own)}
-        callbacks = checkpoint.get("callbacks", {})
-        prints = [{key: fingerprint(value) for key, value in some.items()} for some in (public, callbacks)]
-        return cls({name: state if states else {} for name, state in checkpoint["clients"].items()}, *prints)
-
-    @classmethod
-    def read(cls, clients: Collection[str], message: Tensor) -> Part:
-        """Part that the host of these clients has sent; raises a `DecodeError` if it is something else."""
-        sent = read_document(message)
-        names = {each.name for each in fields(cls)}
-        if not isinstance(sent, dict) or {*sent} != names or not all(isinstance(part, dict) for part in sent.values()):
-            raise DecodeError(f"a process sent no checkpoint, but {str(sent)[:100]}")
-        states = sent["clients"]
-        if {*states} != {*clients} or not all(isinstance(state, dict) for state in states.values()):
-            raise DecodeError(f"a process that hosts {[*clients]} sent the states of {str([*states])[:100]}")
-        return cls(**sent)
-
-    def message(self) -> Tensor:
-        """For another process, shape (bytes,); a `PayloadError` names what no message can hold."""
-        return document({**vars(self)}, "checkpoint")
-
-
-def check_public(parts: Sequence[Part]) -> None:
-    """Raise a `FederationError` if something that is under no client's name differs between processes."""
-    first = parts[0]
-    for rank, part in enumerate(parts):
-        for key in dict.fromkeys([*first.public, *part.public]):
-            if first.public.get(key) != part.public.get(key):
-                raise FederationError(
-                    f"checkpoint[{key!r}] differs between ranks 0 and {rank}, and the file could keep one of them "
-                    f"only: put what is a client's under checkpoint['clients'][name], where {key!r} is saved"
-                )
-        for key in dict.fromkeys([*first.callbacks, *part.callbacks]):
-            if not key.startswith("Timer") and first.callbacks.get(key) != part.callbacks.get(key):  # clocks differ
-                rank_zero_warn(
-                    f"the state of callback {key} differs between ranks 0 and {rank}; the checkpoint keeps that of "
-                    "rank 0. Let its on_save_checkpoint put what is a client's under "
-                    "checkpoint.setdefault('clients', {})[name]"
-                )
-
-
-def gather(checkpoint: Mapping[str, Any], parts: Sequence[Part], clients: Sequence[str]) -> dict[str, Any]:
-    """The checkpoint of the whole federation.
-
-    Args:
-        checkpoint: Of rank 0.
-        parts: From all ranks.
-        clients: All names, in roster order.
-
-    Returns:
-        The checkpoint of rank 0, with the clients of all ranks.
-    """
-    states = {name: state for part in parts for name, state in part.clients.items()}
-    return {**checkpoint, "clients": {name: states[name] for name in clients if name in states}}
 
 
 def arrange(optimizer: Optimizer, state: Mapping[str, Any]) -> dict[str, Any]:

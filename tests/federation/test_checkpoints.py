@@ -16,7 +16,8 @@ from torch.optim.lr_scheduler import ExponentialLR
 
 from fedlit.federation import FederationError
 from fedlit.federation.documents import fingerprint
-from fedlit.run.checkpoint import Part, arrange, check_public, gather, join, split
+from fedlit.run.checkpoint import arrange, join, split
+from fedlit.run.gathering import Part, check_public, gather
 from fedlit.run.optimisation import ClientSchedules
 
 NAMES = ["b", "VA Long Beach", "keys", "a", "replicas"]

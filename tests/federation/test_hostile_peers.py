@@ -21,7 +21,7 @@ from fedlit.federation.messenger import KINDS
 from fedlit.federation.transport import MOST_BYTES, Transport
 from fedlit.federation.wire import part
 from fedlit.privacy import DecodeError
-from fedlit.run.checkpoint import Part
+from fedlit.run.gathering import Part
 from thread_transport import on_ranks
 
 NAMES = ["a", "b", "t"]

@@ -11,7 +11,7 @@ import torch
 
 from fedlit.methods import FedAvg
 from fedlit.privacy import CKKS
-from fedlit.strategy import _arguments, _plain
+from fedlit.run.agreement import arguments, plain
 from helpers import build, digits
 from site_runs import start
 from stars import around
@@ -122,9 +122,9 @@ def messages(result: dict[str, Any]) -> list[Any]:
 
 
 def test_what_makes_optimisers_is_compared_where_a_configuration_names_classes() -> None:
-    told = [_plain(partial(print, torch.optim.Adam, lr=rate)) for rate in (0.1, 0.1, 0.3)]
+    told = [plain(partial(print, torch.optim.Adam, lr=rate)) for rate in (0.1, 0.1, 0.3)]
     assert told[0] == told[1] == {"made by": ["torch.optim.adam.Adam"], "lr": 0.1}
     assert told[2] != told[0]
     data = digits()
     module = build(FedAvg, data, optimizer=partial(torch.optim.SGD, lr=0.1))
-    assert _arguments(module)["optimizer"] == {"made by": "torch.optim.sgd.SGD", "lr": 0.1}
+    assert arguments(module.run)["optimizer"] == {"made by": "torch.optim.sgd.SGD", "lr": 0.1}
