@@ -24,6 +24,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import nn
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
+from fedlit.checks import check, check_at_least
 from fedlit.federation import (
     ChannelError,
     FederatedLoader,
@@ -130,10 +131,8 @@ class FederatedStrategy(DDPStrategy):
             raise ValueError(
                 f"local_steps must be at least 1 optimiser step or None for a local epoch, got {local_steps}"
             )
-        if rounds_per_epoch < 1:
-            raise ValueError(f"rounds_per_epoch must be at least 1, got {rounds_per_epoch}")
-        if timeout <= 0:
-            raise ValueError(f"timeout must be positive seconds, got {timeout}")
+        check_at_least("rounds_per_epoch", rounds_per_epoch, 1)
+        check(timeout > 0, "timeout", "positive seconds", timeout)
         if num_threads is not None and num_threads < 1:
             raise ValueError(f"num_threads must be at least 1, got {num_threads}")
         check_choices(privacy, two_party, differential_privacy, reports)

@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, cast
 
-import torch
 from torch import Tensor, nn
 
+from fedlit.checks import check_at_least
 from fedlit.federation import Channel, Client, Open, RosterError, Summed
 from fedlit.methods.source_only import SourceOnly
 from fedlit.models import (
@@ -108,8 +108,7 @@ class AdaBN(SourceOnly):
                 f"mixing (alpha) must be a share of a client's own samples in [0.5, 1], 'learned', or null for AdaBN "
                 f"without it, got {mixing!r}"
             )
-        if not 0 <= entropy_weight < torch.inf:
-            raise ValueError(f"entropy_weight must be at least 0 and finite, got {entropy_weight}")
+        check_at_least("entropy_weight", entropy_weight, 0)
         if mixing is not None and kwargs.get("task", "classification") != "classification":
             raise ValueError(f"mixing={mixing!r} lowers the entropy of classes, which task={kwargs['task']!r} lacks")
         if kwargs.get("local_norm"):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fedlit.checks import check_between
 from fedlit.methods.personalised import Personalised, PersonalReplica
 
 
@@ -53,8 +54,7 @@ class APFL(Personalised):
 
     def __init__(self, *args: Any, alpha: float = 0.5, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if not 0 <= alpha <= 1:
-            raise ValueError(f"alpha must be in [0, 1], got {alpha}: it is the share of the local model")
+        check_between("alpha", alpha, 0, 1, "it is the share of the local model")
         self.alpha = alpha
 
     def build_replica(self) -> PersonalReplica:

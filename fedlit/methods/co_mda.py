@@ -26,6 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedlit.checks import check, check_at_least
 from fedlit.federation import Channel, Client, RosterError, Summed
 from fedlit.federation.nested import mapped, take
 from fedlit.federation.streams import enter_stream, torch_streams
@@ -94,11 +95,9 @@ class CoMDA(TaughtTarget):
     ) -> None:
         super().__init__(*args, warmup_rounds=warmup_rounds, exchange=exchange, **kwargs)
         for name, share in (("ensemble", ensemble), ("forget_rate", forget_rate)):
-            if not 0 <= share < 1:
-                raise ValueError(f"{name} must be in [0, 1), got {share}")
+            check(0 <= share < 1, name, "in [0, 1)", share)
         for name, number in (("sharpness", sharpness), ("mixup (beta)", mixup)):
-            if not 0 <= number < math.inf:
-                raise ValueError(f"{name} must be at least 0 and finite, got {number}")
+            check_at_least(name, number, 0)
         self.ensemble = ensemble
         self.sharpness = sharpness
         self.forget_rate = forget_rate

@@ -15,6 +15,7 @@ from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
 from torch.optim import Optimizer
 
+from fedlit.checks import check_positive
 from fedlit.federation import Client, FederatedLoader, RosterError
 from fedlit.models import RoundMemory
 from fedlit.module import Batch, FederatedModule
@@ -42,8 +43,7 @@ class CombinedUpdates(FederatedModule):
 
     def __init__(self, *args: Any, target_lr_ratio: float = 1.0, align_magnitudes: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if not 0 < target_lr_ratio < math.inf:
-            raise ValueError(f"target_lr_ratio must be positive and finite, got {target_lr_ratio}")
+        check_positive("target_lr_ratio", target_lr_ratio)
         check_ratio(self.run.local.param_groups, "target_lr_ratio", target_lr_ratio, client=self.target.name)
         self.target_lr_ratio = target_lr_ratio
         self.align_magnitudes = align_magnitudes

@@ -8,13 +8,13 @@ result.
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from fedlit.checks import check_at_least
 from fedlit.federation import Client
 from fedlit.methods.personalised import Personalised, PersonalReplica
 from fedlit.models import Anchor
@@ -51,10 +51,7 @@ class Ditto(Personalised):
 
     def __init__(self, *args: Any, lam: float = 1.0, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if not 0 <= lam < math.inf:
-            raise ValueError(
-                f"lam (lambda) must be at least 0 and finite, got {lam}: it weighs the pull towards the averaged model"
-            )
+        check_at_least("lam (lambda)", lam, 0, way_out="it weighs the pull towards the averaged model")
         self.lam = lam
 
     def build_replica(self) -> AnchoredPersonalReplica:

@@ -7,7 +7,6 @@ parts, each of one client's features, so its gradient is one secure sum: D learn
 from __future__ import annotations
 
 import copy
-import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import Any, ClassVar, Literal
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
+from fedlit.checks import check_at_least, check_one_of
 from fedlit.federation import Channel, Client, Summed
 from fedlit.methods.fedavg import FedAvg
 from fedlit.models import AdversarialReplica, feature_width, make_discriminator
@@ -58,12 +58,9 @@ class DomainAdversarial(FedAvg, ABC):
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        if hidden < 1:
-            raise ValueError(f"hidden must be at least 1 unit, got {hidden}")
-        if sync not in ("step", "round"):
-            raise ValueError(f"sync must be 'step' or 'round', got {sync!r}")
-        if average not in ("all", "sources"):
-            raise ValueError(f"average must be 'all' or 'sources', got {average!r}")
+        check_at_least("hidden", hidden, 1, "unit")
+        check_one_of("sync", sync, ("step", "round"))
+        check_one_of("average", average, ("all", "sources"))
         self.hidden = hidden
         self.sync = sync
         self.average = average
@@ -201,5 +198,4 @@ def domain_shares(opponents: Sequence[Client]) -> dict[str, float]:
 
 def check_weight(name: str, value: float) -> None:
     """Raise a `ValueError` unless a weight of a loss is at least 0 and finite."""
-    if not 0 <= value < math.inf:
-        raise ValueError(f"{name} must be at least 0 and finite, got {value}: it weighs a loss")
+    check_at_least(name, value, 0, way_out="it weighs a loss")

@@ -16,7 +16,6 @@ Differences from the paper:
 from __future__ import annotations
 
 import copy
-import math
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -26,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fedlit.checks import check, check_at_least, check_one_of, check_positive
 from fedlit.federation import Channel, Client, Open
 from fedlit.federation.nested import Inputs, num_samples
 from fedlit.functional import (
@@ -106,22 +106,19 @@ class FADA(CombinedUpdates):
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        if hidden < 1:
-            raise ValueError(f"hidden must be at least 1 unit, got {hidden}")
+        check_at_least("hidden", hidden, 1, "unit")
         check_weight("identifier_weight (lambda)", identifier_weight)
         check_weight("mi_weight", mi_weight)
         for name, value in (("identifier_lr", identifier_lr), ("temperature (tau)", temperature)):
-            if not 0 < value < math.inf:
-                raise ValueError(f"{name} must be positive and finite, got {value}")
-        if reverse not in ("target", "both"):
-            raise ValueError(f"reverse must be 'target' or 'both', got {reverse!r}")
-        if attention not in ("relative", "paper", "uniform"):
-            raise ValueError(f"attention must be 'relative', 'paper' or 'uniform', got {attention!r}")
-        if attention_samples < self.num_classes:
-            raise ValueError(
-                f"attention_samples must be at least the {self.num_classes} classes, a cluster for each, got "
-                f"{attention_samples}"
-            )
+            check_positive(name, value)
+        check_one_of("reverse", reverse, ("target", "both"))
+        check_one_of("attention", attention, ("relative", "paper", "uniform"))
+        check(
+            attention_samples >= self.num_classes,
+            "attention_samples",
+            f"at least the {self.num_classes} classes, a cluster for each",
+            attention_samples,
+        )
         self.hidden = hidden
         self.identifier_weight = identifier_weight
         self.identifier_lr = identifier_lr

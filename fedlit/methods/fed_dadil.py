@@ -19,13 +19,14 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedlit.checks import check, check_at_least, check_one_of, check_positive
 from fedlit.federation import Channel, Client, RosterError, Summed
 from fedlit.federation.leaks import warn_of_lone_classes
 from fedlit.federation.streams import stable_seed
@@ -40,6 +41,37 @@ from fedlit.run.replicas import Replicas
 from fedlit.run.run import Run
 from fedlit.run.warmup import WarmUp
 from fedlit.run.weights import Weighting
+
+
+class ClassMoments(Phase):
+    """A round in which the sources send the class moments of their features, from which the atoms start.
+
+    Args:
+        run: That it belongs to.
+        start_atoms: Sends them, and sets the atoms.
+    """
+
+    rounds = 1
+
+    def __init__(self, run: Run, start_atoms: Callable[[], None]) -> None:
+        self._run = run
+        self._start_atoms = start_atoms
+
+    def learners(self, round_idx: int) -> tuple[Client, ...]:
+        """The sources."""
+        return self._run.sources
+
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        """None, before there are atoms."""
+        return {}
+
+    def on_round_start(self, run: Run) -> None:
+        """Let clients that were absent at the end of the warm-up fetch its result."""
+        run.weights.finish_warmup()
+
+    def on_round_end(self, run: Run) -> None:
+        """Start the atoms."""
+        self._start_atoms()
 
 
 class FedDaDiL(FederatedModule):
@@ -117,23 +149,19 @@ class FedDaDiL(FederatedModule):
             ("atom_batch_size (n_b)", atom_size if atom_batch_size is None else atom_batch_size, 1),
             ("num_iterations", num_iterations, 1),
         ):
-            if value < least:
-                raise ValueError(f"{name} must be at least {least}, got {value}")
+            check(value >= least, name, f"at least {least}", value)
         for name, rate in (("atom_lr", atom_lr), ("simplex_lr", simplex_lr), ("penalty", penalty)):
-            if not 0 < rate < math.inf:
-                raise ValueError(f"{name} must be positive and finite, got {rate}")
+            check_positive(name, rate)
         check_label_cost(label_cost)
         check_entropy(entropy)
         for name, choice in (("sampling", sampling), ("sample_weights", sample_weights)):
-            if choice not in ("balanced", "uniform"):
-                raise ValueError(f"{name} must be 'balanced' or 'uniform', got {choice!r}")
+            check_one_of(name, choice, ("balanced", "uniform"))
         if sampling == "balanced" and atom_batch_size is not None and atom_batch_size < self.num_classes:
             raise ValueError(
                 f"atom_batch_size (n_b) must be at least {self.num_classes}, a point of each class, with "
                 f"sampling='balanced', got {atom_batch_size}: raise it, or take sampling='uniform'"
             )
-        if predict_with not in ("reconstruction", "ensemble"):
-            raise ValueError(f"predict_with must be 'reconstruction' or 'ensemble', got {predict_with!r}")
+        check_one_of("predict_with", predict_with, ("reconstruction", "ensemble"))
         self.width = feature_width(self.originals[0])
         self.num_atoms = num_atoms
         self.atom_size = atom_size
@@ -162,12 +190,8 @@ class FedDaDiL(FederatedModule):
     # ---------------------------------------------------------------- local steps (algorithm 2)
 
     def learners(self, round_idx: int) -> tuple[Client, ...]:
-        """Everyone, the target on its unlabelled samples; in the round of class moments, the sources alone."""
-        return self.sources if round_idx == self.warmup_rounds else self.clients
-
-    def losses(self, batch: Batch) -> dict[str, Tensor]:
-        """Each client's f_l; none in the round of class moments, before there are atoms."""
-        return super().losses(batch) if self.federation.round_idx > self.warmup_rounds else {}
+        """Everyone, the target on its unlabelled samples."""
+        return self.clients
 
     def loss(self, client: Client, batch: Sequence[Any]) -> Tensor:
         """f_l: cost of transport between a batch and the barycenter of a batch of the atoms (equation 11)."""
@@ -238,26 +262,21 @@ class FedDaDiL(FederatedModule):
 
     # ---------------------------------------------------------------- rounds (algorithm 1)
 
+    def phases(self) -> tuple[Phase, ...]:
+        """Encoder and classifier, as there is nothing in the atoms yet; a round of class moments; and the atoms."""
+        encoder = WarmUp(self.run, self.label_loss, parts=("extractor", "classifier"))
+        return encoder, ClassMoments(self.run, self.start_atoms_), self
+
     def on_round_start(self, run: Run) -> None:
-        """Clients that were away fetch what the others have."""
-        if run.clock.round_idx == self.warmup_rounds:
-            run.weights.finish_warmup()
-        else:
-            self.run.weights.catch_up("atoms")
+        """Clients that were absent fetch the others' atoms."""
+        run.weights.catch_up("atoms")
 
     def on_round_end(self, run: Run) -> None:
-        """The mean of all clients' atoms (equation 12); before the first one, where they start."""
-        if run.clock.round_idx == self.warmup_rounds:
-            self.start_atoms_()
-            return
+        """The mean of all clients' atoms (equation 12)."""
         for client in self.federation.local_clients:
             self.replicas[client].project_()
             self.replicas[client].fitted.fill_(False)
-        self.run.weights.average_("atoms", among=self.clients, part="dictionary")
-
-    def phases(self) -> tuple[Phase, ...]:
-        """A warm-up of encoder and classifier, as there is nothing in the atoms yet; then the method itself."""
-        return WarmUp(self.run, self.label_loss, parts=("extractor", "classifier")), self
+        run.weights.average_("atoms", among=self.clients, part="dictionary")
 
     def count(self, client: Client) -> Tensor:
         """A local source's sums by class over all its samples: features, their squares, and numbers, (C, 2d + 1)."""
@@ -344,8 +363,7 @@ class FedDaDiL(FederatedModule):
             ValueError: If ``samples_per_class`` is less than 1.
             RuntimeError: If there is no dictionary yet.
         """
-        if samples_per_class < 1:
-            raise ValueError(f"samples_per_class must be at least 1, got {samples_per_class}")
+        check_at_least("samples_per_class", samples_per_class, 1)
         return self.reconstruct(self.target, samples_per_class * self.num_classes)
 
     # ---------------------------------------------------------------- set-up and hooks

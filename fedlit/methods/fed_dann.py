@@ -17,7 +17,6 @@ loss passes 10; one client trains per round; the round is chosen by test accurac
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
@@ -27,6 +26,7 @@ from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 from torch.optim import Optimizer
 
+from fedlit.checks import check_positive
 from fedlit.federation import Client
 from fedlit.functional import domain_loss, entropy_weights, loss_from_gradient, multilinear_map
 from fedlit.functional import reversal_weight as scheduled
@@ -97,8 +97,7 @@ class FedDANN(DomainAdversarial):
             )
         if conditional and not isinstance(self.task, Classification):
             raise ValueError("conditional=True shows D class probabilities: leave it out, or task='classification'")
-        if not 0 < discriminator_lr_ratio < math.inf:
-            raise ValueError(f"discriminator_lr_ratio must be positive and finite, got {discriminator_lr_ratio}")
+        check_positive("discriminator_lr_ratio", discriminator_lr_ratio)
         self.reversal_weight = reversal_weight
         self.schedule_rounds = schedule_rounds
         self.conditional = conditional

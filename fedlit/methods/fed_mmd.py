@@ -29,6 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedlit.checks import check_at_least, check_one_of
 from fedlit.federation import Channel, Client, FederatedLoader, Open, Pairwise, RosterError, Summed
 from fedlit.functional import (
     exact_between_domains_mean,
@@ -131,12 +132,9 @@ class FedMMD(FederatedModule):
         taylor_coefficients(self.alpha, degree, center or 0.0)
         self._alpha = self.alpha if unit_norm else SCALED_ALPHA
         self._scale = math.sqrt(self.alpha / self._alpha)
-        if within not in ("truncated", "exact"):
-            raise ValueError(f"within must be 'truncated' or 'exact', got {within!r}")
-        if not 0 <= mmd_weight < math.inf:
-            raise ValueError(f"mmd_weight (lambda) must be at least 0 and finite, got {mmd_weight}")
-        if exchange not in ("summed", "pairwise", "open"):
-            raise ValueError(f"exchange must be 'summed', 'pairwise' or 'open', got {exchange!r}")
+        check_one_of("within", within, ("truncated", "exact"))
+        check_at_least("mmd_weight (lambda)", mmd_weight, 0)
+        check_one_of("exchange", exchange, ("summed", "pairwise", "open"))
         if classifier_period is not None and classifier_period < 1:
             raise ValueError(
                 f"classifier_period (T_C) must be at least 1 round, or null for the end alone, got {classifier_period}"

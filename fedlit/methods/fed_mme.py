@@ -12,7 +12,6 @@ chosen on labelled target samples.
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -21,6 +20,7 @@ import torch.nn.functional as F
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
+from fedlit.checks import check_at_least, check_positive
 from fedlit.federation import Channel, Client, Summed
 from fedlit.federation.labels import GuardedLabels, known_labels
 from fedlit.functional import minimax_entropy_loss
@@ -94,10 +94,8 @@ class FedMME(FedAvg):
         temperature: float = 0.05,
         **kwargs: Any,
     ) -> None:
-        if not 0 <= entropy_weight < math.inf:
-            raise ValueError(f"entropy_weight (lambda) must be at least 0 and finite, got {entropy_weight}")
-        if not 0 < temperature < math.inf:
-            raise ValueError(f"temperature (T) must be positive and finite, got {temperature}")
+        check_at_least("entropy_weight (lambda)", entropy_weight, 0)
+        check_positive("temperature (T)", temperature)
         if classifier is None:
             classifier = nn.Linear(feature_width(extractor), num_classes, bias=False)
         super().__init__(clients, target, num_classes, extractor, classifier, **kwargs)

@@ -14,7 +14,6 @@ Differences from published code: a well-known port penalises the slope over the 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -23,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 
+from fedlit.checks import check_at_least, check_positive
 from fedlit.federation import Client
 from fedlit.functional import gradient_penalty, loss_from_gradient
 from fedlit.methods.domain_adversarial import DomainAdversarial, check_weight, domain_shares
@@ -72,10 +72,8 @@ class FedWDGRL(DomainAdversarial):
         super().__init__(*args, hidden=hidden, **kwargs)
         check_weight("wasserstein_weight (lambda)", wasserstein_weight)
         check_weight("penalty_weight (gamma)", penalty_weight)
-        if critic_steps < 1:
-            raise ValueError(f"critic_steps must be at least 1 in each local step, got {critic_steps}")
-        if not 0 < critic_lr < math.inf:
-            raise ValueError(f"critic_lr must be positive and finite, got {critic_lr}")
+        check_at_least("critic_steps", critic_steps, 1, "in each local step")
+        check_positive("critic_lr", critic_lr)
         self.wasserstein_weight = wasserstein_weight
         self.penalty_weight = penalty_weight
         self.critic_steps = critic_steps

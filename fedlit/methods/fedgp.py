@@ -33,6 +33,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from fedlit.checks import check_one_of
 from fedlit.federation import Channel, Client, DivergedError, FederationError, Open, Pairwise, RosterError, Summed
 from fedlit.functional import (
     Granularity,
@@ -512,10 +513,8 @@ class FedGP(FedDA):
     ) -> None:
         super().__init__(*args, **kwargs)
         check_granularity(granularity)
-        if projection not in ("orthogonal", "cosine"):
-            raise ValueError(f"projection must be 'orthogonal' or 'cosine', got {projection!r}")
-        if residual not in ("isotropic", "exact"):
-            raise ValueError(f"residual must be 'isotropic' or 'exact', got {residual!r}")
+        check_one_of("projection", projection, ("orthogonal", "cosine"))
+        check_one_of("residual", residual, ("isotropic", "exact"))
         self.granularity = granularity
         self.projection = projection
         self.residual = residual

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from fedlit.checks import check_at_least
 from fedlit.federation import Client
 from fedlit.methods.fedavg import FedAvg
 from fedlit.models import Anchor, Replica
@@ -43,8 +44,7 @@ class FedProx(FedAvg):
 
     def __init__(self, *args: Any, mu: float = 0.01, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if mu < 0:
-            raise ValueError(f"mu must be at least 0, got {mu}: it weighs the pull towards the round's first model")
+        check_at_least("mu", mu, 0, way_out="it weighs the pull towards the round's first model")
         self.mu = mu
 
     def build_replica(self) -> AnchoredReplica:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar
 
+from fedlit.checks import check
 from fedlit.federation import Channel, Client, FederatedLoader, Summed
 from fedlit.methods.fedavg import FedAvg
 from fedlit.models import Replica
@@ -42,11 +43,13 @@ class FedRep(FedAvg):
 
     def __init__(self, *args: Any, head_share: float = 0.5, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if not 0 < head_share < 1:
-            raise ValueError(
-                f"head_share must be between 0 and 1, got {head_share}: it is the share of local steps that train the "
-                "head, and both head and body need some"
-            )
+        check(
+            0 < head_share < 1,
+            "head_share",
+            "between 0 and 1",
+            head_share,
+            "it is the share of local steps that train the head, and both head and body need some",
+        )
         if not self.originals[0].state_dict():
             raise ValueError(
                 f"FedRep shares the extractor, but {type(self.originals[0]).__name__} has no weights to share: give "

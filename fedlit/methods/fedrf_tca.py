@@ -27,6 +27,7 @@ from typing import Any, ClassVar, Literal, cast
 import torch
 from torch import Tensor, nn
 
+from fedlit.checks import check_at_least, check_one_of
 from fedlit.federation import Channel, Client, Open, Summed, UniformSubset
 from fedlit.functional import Kernel, alignment_loss, sample_frequencies
 from fedlit.methods.mean_messages import exchange_means
@@ -124,12 +125,9 @@ class FedRFTCA(FederatedModule):
         **kwargs: Any,
     ) -> None:
         check_widths(num_frequencies, num_components, bandwidth, kernel)
-        if not 0 <= mmd_weight < math.inf:
-            raise ValueError(f"mmd_weight (lambda) must be at least 0 and finite, got {mmd_weight}")
-        if constraint not in ("none", "relative", "orthogonal"):
-            raise ValueError(f"constraint must be 'none', 'relative' or 'orthogonal', got {constraint!r}")
-        if train_extractor not in ("all", "norm", "none"):
-            raise ValueError(f"train_extractor must be 'all', 'norm' or 'none', got {train_extractor!r}")
+        check_at_least("mmd_weight (lambda)", mmd_weight, 0)
+        check_one_of("constraint", constraint, ("none", "relative", "orthogonal"))
+        check_one_of("train_extractor", train_extractor, ("all", "norm", "none"))
         if train_extractor == "norm" and not any(isinstance(module, NORMS) for module in extractor.modules()):
             raise ValueError(
                 "train_extractor='norm' trains normalisation layers, and the extractor has none: give 'none', or 'all'"

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
+from fedlit.checks import check
 from fedlit.federation import Channel, Client, DivergedError, Open, RosterError, Summed
 from fedlit.functional import Kernel, RandomFeatureSums, linear_discriminant, rf_tca_from_sums, sample_frequencies
 from fedlit.models import AlignedReplica, feature_width
@@ -97,8 +98,7 @@ class FedRFTCAClosedForm(FederatedModule):
         **kwargs: Any,
     ) -> None:
         check_widths(num_frequencies, num_components, bandwidth, kernel)
-        if not 0 < shrinkage <= 1:
-            raise ValueError(f"shrinkage must be in (0, 1], got {shrinkage}: it is the weight of the identity")
+        check(0 < shrinkage <= 1, "shrinkage", "in (0, 1]", shrinkage, "it is the weight of the identity")
         if gamma is not None and not 0 < gamma < math.inf:
             raise ValueError(
                 f"gamma must be positive and finite, or null to take the useful scale from the data, got {gamma}"

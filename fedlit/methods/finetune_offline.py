@@ -8,10 +8,38 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from torch import Tensor
+
+from fedlit.checks import check_at_least
 from fedlit.federation import Channel, Client, Summed
 from fedlit.methods.fedavg import FedAvg
+from fedlit.module import Batch
+from fedlit.run.component import Phase
 from fedlit.run.options import Requires
 from fedlit.run.run import Run
+
+
+class FineTuning(Phase):
+    """Training at the target alone; nothing is sent.
+
+    Args:
+        method: Of which it is the last phase.
+    """
+
+    def __init__(self, method: FedAvg) -> None:
+        self._method = method
+
+    def learners(self, round_idx: int) -> tuple[Client, ...]:
+        """The target."""
+        return (self._method.target,)
+
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        """Its loss on its labels."""
+        return self._method.losses(batch)
+
+    def on_round_start(self, run: Run) -> None:
+        """A target that was absent in the last federated round fetches its result first."""
+        run.weights.catch_up("weights")
 
 
 class FinetuneOffline(FedAvg):
@@ -30,8 +58,7 @@ class FinetuneOffline(FedAvg):
 
     def __init__(self, *args: Any, federated_rounds: int = 10, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if federated_rounds < 1:
-            raise ValueError(f"federated_rounds must be at least 1, got {federated_rounds}")
+        check_at_least("federated_rounds", federated_rounds, 1)
         self.federated_rounds = federated_rounds
 
     @property
@@ -39,11 +66,15 @@ class FinetuneOffline(FedAvg):
         """The weights, while federated."""
         return (Summed("weights", "weights of the network", up="sources", how_often="every federated round"),)
 
-    def learners(self, round_idx: int) -> tuple[Client, ...]:
-        """The sources, then the target."""
-        return self.sources if round_idx < self.federated_rounds else (self.target,)
+    @property
+    def rounds(self) -> int:  # type: ignore[override]
+        """Federated rounds after a warm-up."""
+        return max(0, self.federated_rounds - self.warmup_rounds)
 
-    def on_round_end(self, run: Run) -> None:
-        """Average the sources while federated; fine-tuning is offline."""
-        if run.clock.round_idx < self.federated_rounds:
-            super().on_round_end(run)
+    def phases(self) -> tuple[Phase, ...]:
+        """A warm-up, the federated rounds, and fine-tuning at the target."""
+        return *super().phases(), FineTuning(self)
+
+    def learners(self, round_idx: int) -> tuple[Client, ...]:
+        """The sources."""
+        return self.sources

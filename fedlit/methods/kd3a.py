@@ -28,6 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedlit.checks import check, check_one_of
 from fedlit.federation import Channel, Client, Open, Summed
 from fedlit.federation.nested import mapped
 from fedlit.functional import confident_votes, consensus_focus, left_out_focus
@@ -110,8 +111,7 @@ class KD3A(TaughtTarget):
             ("weighting", weighting, sizes),
         )
         for name, chosen, choices in options:
-            if chosen not in choices:
-                raise ValueError(f"{name} must be one of {choices}, got {chosen!r}")
+            check_one_of(name, chosen, choices)
         if focus == "shapley" and exchange == "votes":
             raise ValueError(
                 "focus='shapley' needs the votes of single sources, which exchange='votes' only adds up: take "
@@ -119,8 +119,7 @@ class KD3A(TaughtTarget):
             )
         if not 0 <= mixup < math.inf:
             raise ValueError(f"mixup (beta) must be at least 0 and finite, got {mixup}; 0 mixes nothing")
-        if not 0 <= momentum < 1:
-            raise ValueError(f"momentum must be in [0, 1), got {momentum}: at 1 shares would never change")
+        check(0 <= momentum < 1, "momentum", "in [0, 1)", momentum, "at 1 shares would never change")
         self.vote = vote
         self.focus: FocusRule = focus
         self.mixup = mixup

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from fedlit.checks import check_at_least, check_between
 from fedlit.methods.fedavg import FedAvg
 from fedlit.models import Replica
 from fedlit.run.options import ReplicaSpec, Requires
@@ -116,10 +117,8 @@ class KNNPer(FedAvg):
 
     def __init__(self, *args: Any, lam: float = 0.5, num_neighbors: int = 10, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if not 0 <= lam <= 1:
-            raise ValueError(f"lam (lambda) must be in [0, 1], got {lam}: it is the share of the neighbours")
-        if num_neighbors < 1:
-            raise ValueError(f"num_neighbors (k) must be at least 1, got {num_neighbors}")
+        check_between("lam (lambda)", lam, 0, 1, "it is the share of the neighbours")
+        check_at_least("num_neighbors (k)", num_neighbors, 1)
         self.lam = lam
         self.num_neighbors = num_neighbors
         self.run.weights.watchers.append(self.forget_)

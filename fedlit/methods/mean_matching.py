@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from fedlit.checks import check_at_least, check_one_of
 from fedlit.federation import Channel, Client, DivergedError, Open, Summed
 from fedlit.functional import mean_pair_distance
 from fedlit.methods.mean_messages import exchange_means, sources_in_step, sum_difference
@@ -79,15 +80,13 @@ class MomentMatching(FederatedModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        if not 0 <= mmd_weight < math.inf:
-            raise ValueError(f"mmd_weight (lambda) must be at least 0 and finite, got {mmd_weight}")
+        check_at_least("mmd_weight (lambda)", mmd_weight, 0)
         for name, value, known in (
             ("match", match, ("pooled", "pairwise")),
             ("every", every, ("step", "round")),
             ("average", average, ("all", "classifier")),
         ):
-            if value not in known:
-                raise ValueError(f"{name} must be {known[0]!r} or {known[1]!r}, got {value!r}")
+            check_one_of(name, value, known)
         if average == "classifier":
             check_tied(*self.originals, "average='classifier' averages classifiers alone", self.replica_spec.local)
         if not any(param.requires_grad for param in self.originals[0].parameters()):

@@ -25,6 +25,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from fedlit.checks import check, check_at_least
 from fedlit.federation import Channel, Client
 from fedlit.functional import (
     bandwidth_ladder,
@@ -71,15 +72,13 @@ class FedDAN(MomentMatching):
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        if num_kernels < 1:
-            raise ValueError(f"num_kernels (U) must be at least 1, got {num_kernels}")
+        check_at_least("num_kernels (U)", num_kernels, 1)
         if num_frequencies < 1 or num_frequencies % num_kernels:
             raise ValueError(
                 f"num_frequencies (N) must be a positive multiple of num_kernels ({num_kernels}), so that all kernels "
                 f"have equally many, got {num_frequencies}"
             )
-        if not 1 < bandwidth_factor < math.inf:
-            raise ValueError(f"bandwidth_factor must be above 1 and finite, got {bandwidth_factor}")
+        check(1 < bandwidth_factor < math.inf, "bandwidth_factor", "above 1 and finite", bandwidth_factor)
         self.check_scale("b", bandwidth, "squared length")
         self.num_frequencies = num_frequencies
         self.num_kernels = num_kernels

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from fedlit.checks import check_one_of
 from fedlit.federation import Channel, Client, Open
 from fedlit.federation.nested import Inputs, concatenate, leaves, mapped, pieces, rebuilt
 from fedlit.models import Replica
@@ -68,8 +69,7 @@ class TaughtTarget(FederatedModule):
 
     def __init__(self, *args: Any, exchange: ExchangeName = "models", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if exchange not in get_args(ExchangeName):
-            raise ValueError(f"exchange must be 'models' or 'votes', got {exchange!r}")
+        check_one_of("exchange", exchange, get_args(ExchangeName))
         if exchange == "models" and self.run.weights.averaging.local_norm:
             raise ValueError(
                 "exchange='models' needs whole models at the target, and local_norm=True keeps their normalisation "

@@ -13,6 +13,7 @@ from torch import Tensor
 from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy
 
+from fedlit.checks import check, check_at_least
 from fedlit.federation import UNLABELLED, Client
 from fedlit.federation.labels import TaskName, known_labels
 from fedlit.functional import information_score
@@ -65,8 +66,7 @@ class Classification:
     metrics = ("acc", "eval_loss", "score")
 
     def __init__(self, num_classes: int, class_weights: ClassWeights = None) -> None:
-        if num_classes < 2:
-            raise ValueError(f"num_classes must be at least 2, got {num_classes}")
+        check_at_least("num_classes", num_classes, 2)
         self.num_classes = self.num_outputs = num_classes
         self.balanced = class_weights == "balanced"
         self._weights = None if self.balanced or class_weights is None else _checked(class_weights, num_classes)
@@ -133,11 +133,12 @@ class Regression:
     metrics = ("r2", "eval_loss")
 
     def __init__(self, num_outputs: int) -> None:
-        if num_outputs < 1:
-            raise ValueError(
-                f"num_classes must be at least 1 with task='regression', where it is the number of outputs, got "
-                f"{num_outputs}"
-            )
+        check(
+            num_outputs >= 1,
+            "num_classes",
+            "at least 1 with task='regression', where it is the number of outputs",
+            num_outputs,
+        )
         self.num_outputs = num_outputs
         self.scales: dict[str, LabelScale] = {}
 
