@@ -335,7 +335,7 @@ class FedlitCLI(LightningCLI):
     def _check_optimizer(self) -> None:
         """Make one now, and throw it away: the methods make theirs when training has begun."""
         try:
-            self.model.optimizer([torch.nn.Parameter(torch.zeros(1, 1))])
+            self.model.run.local.optimizer([torch.nn.Parameter(torch.zeros(1, 1))])
         except (ValueError, TypeError) as error:
             sys.exit(f"fedlit: model.init_args.optimizer cannot be made: {error}")
 
