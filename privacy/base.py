@@ -35,7 +35,7 @@ class RoundId:
 
     Args:
         round_idx: Communication round, from 0.
-        channel: Kind of message.
+        channel: Name of the channel.
         call: Counts the aggregations of this federation, from 0; never repeats.
     """
 
@@ -46,7 +46,7 @@ class RoundId:
 
 @dataclass(frozen=True)
 class Description:
-    """What a backend hides from whom, in words that a privacy report can print.
+    """Claims of a backend: what it hides from whom, as texts for privacy reports.
 
     Args:
         backend: Class name.
@@ -56,7 +56,7 @@ class Description:
         collusion: Who must not join forces.
         dropouts: What happens when a client vanishes within a round.
         bytes_per_number: Bytes on the wire for one number of a long vector, from a client to the server.
-        error: Greatest error of one entry of the sum, in words.
+        error: Greatest error of one entry of the sum.
     """
 
     backend: str
@@ -122,7 +122,7 @@ class AggregationClient(Party, ABC):
         raise NotImplementedError(f"{type(self).__name__} holds no key")
 
     def reissue(self, total: Tensor, num_clients: int) -> Tensor:
-        """A total that this client has revealed, sealed anew for other key holders; they `reveal` it as usual."""
+        """A total that this client has revealed, encrypted anew for other key holders; they `reveal` it as usual."""
         raise NotImplementedError(f"{type(self).__name__} holds no key")
 
 
@@ -162,7 +162,7 @@ class AggregationServer(Party, ABC):
         return self.aggregate(vars(self).pop("_kept", {}))
 
     def ask(self, step: str, answers: Mapping[str, bytes]) -> dict[str, bytes]:
-        """What to ask each survivor in a step of closing, given the answers to the step before (none to the first).
+        """Return the question to each survivor in a step of closing, given the answers to the step before.
 
         Raises:
             PrivacyError: If answers are missing or wrong.
@@ -187,7 +187,7 @@ class SecureAggregation(ABC):
 
     Attributes:
         key_holder: Who runs `reveal`: the server, or the clients that receive the total.
-        min_clients: Fewest clients whose sum hides anything; a sum over fewer is refused.
+        min_clients: Minimum number of clients whose sum hides anything; a sum over fewer is refused.
         enrolment: Names of its steps, run once before the first round, with the whole roster.
         opening: Names of the steps that open each round, with the clients of that round.
         closing: Names of the steps in which survivors are asked something after `AggregationServer.aggregate`.
@@ -244,10 +244,10 @@ class SecureAggregation(ABC):
         """Sum of ``{client: {name: tensor}}``, with every party in this process.
 
         Returns:
-            ``{name: tensor}`` in the shapes and types given.
+            ``{name: tensor}`` in the shapes and types of the payloads.
 
         Raises:
-            PrivacyError: If a payload cannot be protected, or too few clients give one.
+            PrivacyError: If a payload cannot be protected, or too few clients send one.
         """
         return self._run(payloads, None)
 

@@ -44,7 +44,7 @@ def _plain(value: object) -> object:
 
 
 def round_digest(round_id: RoundId, clients: Sequence[str], *more: object) -> bytes:
-    """What everything made in one round is bound to: the round, its roster, and ``more`` (the keys announced)."""
+    """Binding of everything made in one round: the round, its roster, and ``more`` (the keys announced)."""
     return digest("fedlit round", round_id.round_idx, round_id.channel, round_id.call, list(clients), [list(more)])
 
 
@@ -143,7 +143,7 @@ class Identity:
 
     @property
     def public(self) -> bytes:
-        """Public half of the own key."""
+        """Public half of the owner's key."""
         return self._keys.public
 
     def pin(self, publics: Mapping[str, bytes]) -> None:

@@ -98,12 +98,12 @@ class PairwiseMasking(SecureAggregation):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of one number in the ring."""
+        """Type of one number in the ring."""
         return np.dtype("<u4" if self.modulus_bits == 32 else "<u8")
 
     @property
     def signed_dtype(self) -> np.dtype[Any]:
-        """Of one number once the ring is read as from -2^(bits-1) to 2^(bits-1)."""
+        """Type of one number once the ring is read as from -2^(bits-1) to 2^(bits-1)."""
         return np.dtype(f"<i{self.dtype.itemsize}")
 
     def check_clients(self, num_clients: int) -> None:
@@ -133,7 +133,7 @@ class PairwiseMasking(SecureAggregation):
         self._check_headroom(num_clients)
 
     def _fewest_clients(self) -> int:
-        """Of a round that bears the colluders asked for."""
+        """Size of the smallest round that bears the colluders asked for."""
         suited = False
         for number in range(2, _LARGEST_TRIED):
             try:
@@ -230,7 +230,7 @@ class PairwiseMasking(SecureAggregation):
         return self.codec.error_bound(num_clients)
 
     def describe(self) -> Description:
-        """Who learns what."""
+        """Adversary, what is hidden and revealed, tolerated dropouts, cost."""
         threshold = "more than two thirds" if self.threshold is None else f"the threshold {self.threshold}"
         refused = f": refused where not even {self.colluders} may collude" if self.colluders else ""
         return Description(
