@@ -29,7 +29,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from fedlit.checks import check, check_at_least
+from fedlit.checks import check, check_at_least, refuse
 from fedlit.privacy.base import Description, RoundId
 from fedlit.privacy.errors import (
     AuthenticationError,
@@ -51,21 +51,20 @@ RANKED = 2**20
 
 
 class AffineSource(ABC):
-    """S: holds the moments and the key pair. A backend fills in `_public_key`, `_encrypt` and `_decrypt`."""
+    """S: holds the moments and the key pair. A backend fills in `public_key`, `_encrypt` and `_decrypt`."""
 
     def __init__(self) -> None:
         self._round: bytes | None = None
         self._max_outputs = 0
 
-    @final
+    @abstractmethod
     def public_key(self) -> bytes:
-        """Message to T before the first exchange: the public half of the key."""
-        return self._public_key()
+        """Message to T before the first exchange: the public half of the key; the same at every call."""
 
     @final
     def open_round(self, round_id: RoundId) -> None:
         """Begin an exchange; forgets what an earlier one left."""
-        self._round = _bind(round_id, self._public_key())
+        self._round = _bind(round_id, self.public_key())
         self._max_outputs = 0
 
     @final
@@ -92,10 +91,8 @@ class AffineSource(ABC):
     def unlock(self, reply: bytes) -> bytes:
         """Message to T: its reply decrypted, still under T's mask. S learns nothing from it.
 
-        Raises:
-            PrivacyError: If the reply was made for another exchange, for another key, is longer than agreed, or comes
-                second, even after one that was refused: whoever may have chosen ciphertexts decrypted reads the
-                moments.
+        Raises a `PrivacyError` if the reply was made for another exchange, for another key, is longer than agreed, or
+        comes second, even after one that was refused: whoever may have chosen ciphertexts decrypted reads the moments.
         """
         if self._round is None or not self._max_outputs:
             raise ReplayError("no moments are out: a reply is unlocked once, after protect")
@@ -105,10 +102,6 @@ class AffineSource(ABC):
         if not 1 <= length <= self._max_outputs:
             raise DecodeError(f"the reply holds {length} numbers, 1 to max_outputs ({self._max_outputs}) were agreed")
         return _frame("unlock", bound_to, length, self._decrypt(body, length))
-
-    @abstractmethod
-    def _public_key(self) -> bytes:
-        """Public half; the same at every call."""
 
     @abstractmethod
     def _encrypt(self, moments: Tensor) -> bytes:
@@ -170,10 +163,8 @@ class AffineTarget(ABC):
         num_moments, body = _unframe("protect", self._round, message)
         matrix, offset = _check_floats("matrix", matrix, 2), _check_floats("offset", offset, 1)
         if matrix.shape != (len(offset), num_moments):
-            raise InputError(
-                f"matrix must have shape (len(offset), number of moments) = {(len(offset), num_moments)}, "
-                f"got {tuple(matrix.shape)}"
-            )
+            shape = (len(offset), num_moments)
+            refuse("matrix", f"of shape {shape}", tuple(matrix.shape), error=InputError)
         self._warn_of_solution(matrix)
         reply = _frame("evaluate", self._round, len(offset), self._evaluate(body, matrix, offset))
         self._num_outputs = len(offset)
@@ -183,8 +174,7 @@ class AffineTarget(ABC):
     def reveal(self, message: bytes) -> Tensor:
         """Vector y = A m + b, shape (k,), float64, from what `AffineSource.unlock` returned.
 
-        Raises:
-            PrivacyError: If the message is not the answer to the reply of this exchange, or comes twice.
+        Raises a `PrivacyError` if the message is not the answer to the reply of this exchange, or comes twice.
         """
         if self._round is None or not self._num_outputs:
             raise ReplayError("nothing is expected: a reply is revealed once, after evaluate")
@@ -299,17 +289,10 @@ class AffineGrid:
         return self.offset.encode(offset) << self._shift
 
     def largest_output(self, num_moments: int) -> int:
-        """Greatest absolute value of an entry of y, in its steps.
-
-        Raises:
-            RangeError: If it does not fit 63 bits.
-        """
+        """Greatest absolute value of an entry of y, in its steps; raises a `RangeError` if it does not fit 63 bits."""
         largest = num_moments * self.moments.limit * self.matrix.limit + (self.offset.limit << self._shift)
         if largest >= 2**63:
-            raise RangeError(
-                f"with {num_moments} moments an entry of y can reach {largest} steps, but at most 2^63 - 1 "
-                f"are allowed: lower fraction_bits or bound of {self}"
-            )
+            raise RangeError(f"an entry of y can reach {largest} steps, above 2^63 - 1: lower fraction_bits or bound")
         return largest
 
     def enough_outputs(self, num_moments: int) -> int:
@@ -348,10 +331,8 @@ class AffineGrid:
 def _check_floats(name: str, tensor: Tensor, dim: int) -> Tensor:
     """``tensor`` as contiguous float64 on the CPU, without its graph, if it has numbers and all are finite."""
     if not tensor.is_floating_point() or tensor.dim() != dim or not tensor.numel():
-        raise InputError(
-            f"{name} must be floating-point numbers in {dim} dimension(s), at least one, "
-            f"got {tensor.dtype} of shape {tuple(tensor.shape)}"
-        )
+        shown = f"{tensor.dtype} of shape {tuple(tensor.shape)}"
+        refuse(name, f"one or more floats in {dim} dimension(s)", shown, error=InputError, shown=shown)
     if not bool(torch.isfinite(tensor).all()):
         raise InputError(f"{name} has NaN or infinity: the model has diverged")
     return tensor.detach().to("cpu", torch.float64).contiguous()

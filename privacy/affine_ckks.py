@@ -126,7 +126,7 @@ class _CKKSSource(AffineSource):
         self._public = self._context.save(private=False)
         self._num_moments = 0
 
-    def _public_key(self) -> bytes:
+    def public_key(self) -> bytes:
         return self._public
 
     def _encrypt(self, moments: Tensor) -> bytes:

@@ -126,7 +126,7 @@ class _PaillierSource(AffineSource):
         )
         self._num_moments = 0
 
-    def _public_key(self) -> bytes:
+    def public_key(self) -> bytes:
         return self._message
 
     def _encrypt(self, moments: Tensor) -> bytes:

@@ -1,4 +1,4 @@
-"""The two-party affine exchange in plaintext: no secrecy, the reference that every other backend is compared with."""
+"""The two-party affine exchange in plaintext, without secrecy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedlit.privacy.errors import DecodeError, KeyCheckError
 
 @final
 class PlainAffine(TwoPartyAffine):
-    """Sends the moments as they are: T reads them.
+    """Sends the moments as they are: T reads them. The reference that other backends are compared with.
 
     Args:
         grid: ``None`` computes in float64. With grids, y is bit for bit that of every exact backend on the same grids.
@@ -55,7 +55,7 @@ class _PlainSource(AffineSource):
         super().__init__()
         self._grid = grid
 
-    def _public_key(self) -> bytes:
+    def public_key(self) -> bytes:
         return b""
 
     def _encrypt(self, moments: Tensor) -> bytes:

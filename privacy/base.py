@@ -96,8 +96,7 @@ class AggregationClient(Party, ABC):
     def receive(self, step: str, message: bytes) -> None:
         """Take in what the server relays in that step; may be empty.
 
-        Raises:
-            PrivacyError: If it is not what an honest server would have relayed.
+        Raises a `PrivacyError` if it is not what an honest server would have relayed.
         """
         raise NotImplementedError(f"{type(self).__name__} has no step {step!r}")
 
@@ -105,15 +104,13 @@ class AggregationClient(Party, ABC):
     def protect(self, vector: Tensor) -> Tensor:
         """Message to the server for a vector of shape (n,); leaves ``vector`` as it is.
 
-        Raises:
-            InputError: If the vector cannot be protected: see `FixedPoint`.
+        Raises an `InputError` if the vector cannot be protected: see `FixedPoint`.
         """
 
     def answer(self, step: str, question: bytes) -> bytes:
         """This survivor's answer to what the server asks in a step of closing.
 
-        Raises:
-            PrivacyError: If it is not what an honest server would ask.
+        Raises a `PrivacyError` if it is not what an honest server would ask.
         """
         raise NotImplementedError(f"{type(self).__name__} has no step {step!r}")
 
@@ -143,8 +140,7 @@ class AggregationServer(Party, ABC):
     def aggregate(self, messages: Mapping[str, Tensor]) -> Tensor:
         """Protected total of the messages ``{client: message}``, added in their order.
 
-        Raises:
-            PrivacyError: If a message is not one of this round, or there are too few.
+        Raises a `PrivacyError` if a message is not one of this round, or there are too few.
         """
 
     def add(self, name: str, message: Tensor) -> None:
@@ -152,8 +148,7 @@ class AggregationServer(Party, ABC):
 
         A backend that adds them at once keeps none; by default they are kept.
 
-        Raises:
-            PrivacyError: If the message is not one of this round.
+        Raises a `PrivacyError` if the message is not one of this round.
         """
         vars(self).setdefault("_kept", {})[name] = message
 
@@ -164,16 +159,14 @@ class AggregationServer(Party, ABC):
     def ask(self, step: str, answers: Mapping[str, bytes]) -> dict[str, bytes]:
         """Return the question to each survivor in a step of closing, given the answers to the step before.
 
-        Raises:
-            PrivacyError: If answers are missing or wrong.
+        Raises a `PrivacyError` if answers are missing or wrong.
         """
         raise NotImplementedError(f"{type(self).__name__} has no step {step!r}")
 
     def conclude(self, answers: Mapping[str, bytes]) -> Tensor:
         """Total without masks, from the answers to the last step of closing.
 
-        Raises:
-            PrivacyError: If answers are missing or wrong.
+        Raises a `PrivacyError` if answers are missing or wrong.
         """
         raise NotImplementedError(f"{type(self).__name__} asks nothing")
 
@@ -224,8 +217,7 @@ class SecureAggregation(ABC):
     def check_clients(self, num_clients: int) -> None:
         """Raise unless a sum over so many clients hides each of them.
 
-        Raises:
-            QuorumError: If there are fewer than `min_clients`.
+        Raises a `QuorumError` if there are fewer than `min_clients`.
         """
         if num_clients < self.min_clients:
             raise QuorumError(
@@ -246,8 +238,7 @@ class SecureAggregation(ABC):
         Returns:
             ``{name: tensor}`` in the shapes and types of the payloads.
 
-        Raises:
-            PrivacyError: If a payload cannot be protected, or too few clients send one.
+        Raises a `PrivacyError` if a payload cannot be protected, or too few clients send one.
         """
         return self._run(payloads, None)
 

@@ -56,9 +56,8 @@ class GaussianMechanism:
             around: Public values of the same shapes, such as the weights that all clients started the round with;
                 the difference to them is what is clipped. ``None`` is zero.
 
-        Raises:
-            InputError: If ``around`` lacks an entry of the payload, or the payload is not finite, or has flags or
-                complex numbers.
+        Raises an `InputError` if ``around`` lacks an entry of the payload, or the payload is not finite, or has flags
+        or complex numbers.
         """
         for name, tensor in payload.items():
             if tensor.is_complex() or tensor.dtype == torch.bool:
@@ -134,8 +133,7 @@ class Accountant:
     def epsilon(self, client: str, delta: float) -> float:
         """Privacy loss of all releases of ``client`` together, at failure probability ``delta``.
 
-        Raises:
-            ImportError: If dp-accounting is not installed.
+        Raises an `ImportError` if dp-accounting is not installed.
         """
         try:
             from dp_accounting import GaussianDpEvent

@@ -111,8 +111,7 @@ class FixedPoint:
             capacity: Greatest absolute value that the backend's integers hold.
             what: Holds them, for the message: "uint32 masks".
 
-        Raises:
-            RangeError: If they might not.
+        Raises a `RangeError` if they might not.
         """
         if self.largest_sum(num_clients) > capacity:
             raise RangeError(

@@ -37,9 +37,8 @@ def check_equal(schemas: Mapping[str, Schema]) -> Schema:
     first = next(iter(schemas))
     for name, schema in schemas.items():
         if schema != schemas[first]:
-            raise InputError(
-                f"payloads must agree to be added: {schema_difference(first, schemas[first], name, schema)}"
-            )
+            difference = schema_difference(first, schemas[first], name, schema)
+            raise InputError(f"payloads must agree to be added: {difference}")
     return schemas[first]
 
 

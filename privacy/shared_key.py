@@ -27,7 +27,7 @@ from fedlit.privacy.base import AggregationClient, AggregationServer, RoundId, S
 from fedlit.privacy.errors import AuthenticationError, DecodeError, KeyCheckError, QuorumError, RangeError, ReplayError
 from fedlit.privacy.fixed_point import FixedPoint
 from fedlit.privacy.frames import field, pack_fields, unpack_fields
-from fedlit.privacy.links import KEY_BYTES, TAG_BYTES, KeyPair, Link, derive, digest, round_digest
+from fedlit.privacy.links import KEY_BYTES, TAG_BYTES, KeyPair, Link, check_members, derive, digest, round_digest
 from fedlit.privacy.packing import check_equally_long, check_row
 
 _HEAD = struct.Struct("<QQqqI32s")
@@ -118,9 +118,7 @@ class SharedKeyAggregation(SecureAggregation):
         """Raise a `QuorumError` at too few clients, a `RangeError` at too many, a `KeyCheckError` at strangers."""
         self.check_clients(len(clients))
         self.check_headroom(len(clients))
-        strangers = [name for name in clients if name not in roster]
-        if strangers:
-            raise KeyCheckError(f"clients {strangers} are not in the roster {list(roster)}: enrol them first")
+        check_members(clients, roster, "open a round, before they enrol", KeyCheckError)
 
     def check_step(self, step: str) -> None:
         """Raise a `ValueError` unless there is such a step."""
@@ -159,8 +157,7 @@ class SharedKeyClient(AggregationClient):
 
     def enrol(self, roster: Sequence[str]) -> None:
         """Begin enrolment; an earlier key is forgotten."""
-        if self.name not in roster:
-            raise KeyCheckError(f"client {self.name!r} is not in the roster {list(roster)}")
+        check_members([self.name], roster, "enrol", KeyCheckError)
         self._roster = tuple(roster)
         self._key = self._link = self._among_clients = self._round = None
         self._newest, self._opened = {}, {}
@@ -170,8 +167,7 @@ class SharedKeyClient(AggregationClient):
         self._round = None
         self._enrolled()
         self._backend.check_round(clients, self._roster)
-        if self.name not in clients:
-            raise KeyCheckError(f"client {self.name!r} is not in the round among {list(clients)}")
+        check_members([self.name], clients, "open a round", KeyCheckError)
         self._round = _Binding(round_id, round_digest(round_id, clients))
         self._opened[round_id.channel] = max(round_id.call, self._opened.get(round_id.channel, round_id.call))
 
@@ -234,9 +230,7 @@ class SharedKeyClient(AggregationClient):
         """
         key, link, _ = self._enrolled()
         if self._round is None:
-            raise ReplayError(
-                f"client {self.name!r} has no open round: call open_round first, once for each vector protected"
-            )
+            raise ReplayError(f"client {self.name!r} has no open round: call open_round once for each vector")
         check_row("vector to protect", vector)
         body = key.encrypt(vector) if len(vector) else b""
         message = _frame(link, f"vector of {self.name}", self._round, len(vector), 1, body)
@@ -329,6 +323,7 @@ class SharedKeyServer(AggregationServer):
         """Begin a sum over ``clients``; raises as `SharedKeyClient.open_round`."""
         self._round = None
         self._backend.check_round(clients, self._roster)
+        vars(self).pop("_kept", None)  # vectors of a round that failed before its total
         self._clients = tuple(clients)
         self._round = _Binding(round_id, round_digest(round_id, clients))
 
@@ -376,9 +371,7 @@ class SharedKeyServer(AggregationServer):
         if self._round is None:
             raise ReplayError("no round is open: these vectors come too late, or twice")
         self._backend.check_clients(len(messages))
-        strangers = [name for name in messages if name not in self._clients]
-        if strangers:
-            raise AuthenticationError(f"vectors of {strangers}, who are not among the clients {list(self._clients)}")
+        check_members(messages, self._clients, "send vectors")
         bodies: list[bytes] = []
         lengths: dict[str, int] = {}
         for name, message in messages.items():
@@ -433,9 +426,7 @@ def _unframe(link: Link, what: str, message: Tensor) -> tuple[_Binding, int, int
     if not isinstance(message, Tensor):
         raise DecodeError(f"a {what} must be a tensor of bytes, got {type(message).__name__}")
     if message.dtype != torch.uint8 or message.dim() != 1 or len(message) < smallest:
-        raise DecodeError(
-            f"a {what} must be at least {smallest} bytes, got {tuple(message.shape)} numbers of {message.dtype}"
-        )
+        raise DecodeError(f"a {what} must be at least {smallest} bytes, got {tuple(message.shape)} of {message.dtype}")
     data = message.cpu().contiguous().numpy().tobytes()
     tag, covered = data[:TAG_BYTES], data[TAG_BYTES:]
     link.verify(covered, what.encode(), tag)

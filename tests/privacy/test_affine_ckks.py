@@ -18,7 +18,6 @@ from fedlit.privacy import (
     FixedPoint,
     InputError,
     KeyCheckError,
-    PrivacyError,
     RangeError,
     RoundId,
 )
@@ -229,26 +228,6 @@ def test_messages_under_another_key_are_refused(parties):
     source.protect(moments, 4)
     with pytest.raises(DecodeError, match="another key"):
         source._decrypt(join([foreign]), 4)
-
-
-def test_flipped_bits_are_refused_at_every_step(parties):
-    source, target = opened(parties)
-    moments, matrix, offset = problem(3, 4)
-
-    def refused(message, step):
-        for position in (0, 7, 40, 100, 150, len(message) // 2, len(message) - 40, len(message) - 1):
-            damaged = bytearray(message)
-            damaged[position] ^= 1 << position % 8
-            with pytest.raises(PrivacyError):
-                step(bytes(damaged))
-
-    message = source.protect(moments, 4)
-    refused(message, lambda damaged: target.evaluate(damaged, matrix, offset))
-    reply = target.evaluate(message, matrix, offset)
-    refused(reply, source.unlock)
-    answer = source.unlock(reply)
-    refused(answer, target.reveal)
-    assert_close(target.reveal(answer), moments, matrix, offset)
 
 
 def test_bodies_of_another_size_or_form_are_refused(parties):

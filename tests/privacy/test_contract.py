@@ -370,18 +370,6 @@ def test_a_total_that_was_changed_does_not_open(parties: Parties) -> None:
     assert parties.clients[names[1]].reveal(total, 3).tolist() == pytest.approx([3.0] * 4, abs=1e-6)
 
 
-@pytest.mark.parametrize("name", ["paillier", "bfv", "ckks"], indirect=True)
-def test_a_client_seals_a_total_for_the_others_and_not_for_the_server(parties: Parties) -> None:
-    total = torch.tensor([1.25, -3.5], dtype=torch.float64)
-    sealed = parties.clients[NAMES[0]].reissue(total, 7)
-    assert torch.equal(parties.clients[NAMES[5]].reveal(sealed, 7), total)
-    assert total.numpy().tobytes() not in sealed.numpy().tobytes()
-    stranger = Parties(BACKENDS["paillier"](), NAMES[:2]) if _installed("phe") else None
-    if stranger is not None:
-        with pytest.raises(PrivacyError):
-            stranger.clients[NAMES[0]].reveal(sealed, 7)
-
-
 def test_the_description_is_complete_and_states_the_cost_of_a_number(parties: Parties) -> None:
     description = parties.backend.describe()
     assert description.backend == type(parties.backend).__name__

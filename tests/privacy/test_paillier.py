@@ -10,7 +10,6 @@ import os
 import signal
 import struct
 import sys
-import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -477,7 +476,7 @@ def test_malformed_keys_are_refused(keys: Keys) -> None:
         backend(key_bits=1024).scheme.private_key(keys.private_bytes, keys.public_bytes)
 
 
-def test_what_is_printed_shows_no_key(keys: Keys) -> None:
+def test_nothing_printed_shows_a_key(keys: Keys) -> None:
     modulus = arithmetic.load_private(keys.private_bytes, keys.public_bytes, BITS)
     for shown in (repr(modulus), repr(keys.private), repr(keys.public)):
         assert str(keys.p)[:8] not in shown
@@ -628,36 +627,10 @@ def test_the_server_holds_no_private_key_and_receives_none() -> None:
     assert any(type(value).__name__ in ("int", "mpz") and value == p for value in reachable(client))
 
 
-# -------------------------------------------------------------------------------- size and speed
-
-
-@pytest.mark.filterwarnings("ignore::fedlit.privacy.errors.PrivacyWarning")
-@pytest.mark.parametrize(("bits", "most"), [(2048, 8.2), (3072, 8.1)])
-def test_a_number_takes_little_more_than_eight_bytes(bits: int, most: float) -> None:
-    paillier = Paillier(key_bits=bits)
-    assert paillier.describe().bytes_per_number <= most
+@pytest.mark.slow
+def test_a_number_takes_little_more_than_eight_bytes() -> None:
+    paillier = Paillier()
+    assert paillier.describe().bytes_per_number <= 8.1
     key = Keys(paillier)
     length = 4 * paillier.slots.count
     assert len(key.private.encrypt(torch.ones(length))) == length * paillier.describe().bytes_per_number
-
-
-@pytest.mark.slow
-@pytest.mark.benchmark
-@pytest.mark.filterwarnings("ignore::fedlit.privacy.errors.PrivacyWarning")
-@pytest.mark.parametrize(("bits", "times"), [(2048, 500), (3072, 1000)])
-def test_a_secure_mean_is_far_faster_than_one_ciphertext_per_float(bits: int, times: int) -> None:
-    pytest.importorskip("gmpy2")
-    paillier, num_clients = Paillier(key_bits=bits), 10
-    key, length = Keys(paillier), 20 * paillier.slots.count
-    vectors = torch.randn(num_clients, length)
-    key.private.encrypt(vectors[0])  # builds the table
-    started = time.process_time()
-    bodies = [key.private.encrypt(vector) for vector in vectors]
-    key.private.decrypt(key.public.add(bodies, length), length, num_clients)
-    ours = (time.process_time() - started) / length
-    started = time.process_time()
-    for number in range(3):
-        encrypted = [key.phe_public.encrypt(float(vector[number])) for vector in vectors]
-        key.phe_private.decrypt(sum(encrypted[1:], start=encrypted[0]))
-    naive = (time.process_time() - started) / 3
-    assert naive / ours > times

@@ -96,28 +96,6 @@ def test_sums_and_means_of_sixty_are_within_the_bound_and_wide_entries_exact(set
     assert (means["weights"] - exact_means["weights"]).abs().max() <= on_grid.error_bound(60)
 
 
-@settings(deadline=None, max_examples=25)
-@given(values=st.lists(st.floats(-32, 32), min_size=1, max_size=20), num_clients=st.integers(2, 64))
-def test_sums_of_fresh_ciphertexts_are_within_the_declared_error(
-    setup: Setup, values: list[float], num_clients: int
-) -> None:
-    vector = torch.tensor(values, dtype=torch.float64)
-    total = setup.total([setup.client_key.encrypt(vector) for _ in range(num_clients)], len(vector))
-    assert (total - num_clients * vector).abs().max() <= setup.backend.error_bound(num_clients)
-    if isinstance(setup.backend, BFV):
-        assert torch.equal(total, num_clients * FixedPoint().decode(FixedPoint().encode(vector)))
-
-
-@pytest.mark.parametrize(("packs", "more"), [(0, 1), (1, -1), (1, 0), (1, 1), (3, 0)])
-def test_vectors_of_any_length_keep_their_entries_and_size(setup: Setup, packs: int, more: int) -> None:
-    length = packs * setup.slots + more
-    vectors = [torch.linspace(-5, 7, length), torch.linspace(3, -1, length).double()]
-    bodies = [setup.client_key.encrypt(vector) for vector in vectors]
-    assert (setup.total(bodies, length) - sum(vectors)).abs().max() <= setup.backend.error_bound(2)
-    if length % setup.slots == 0:
-        assert max(map(len, bodies)) / length <= setup.backend.describe().bytes_per_number <= 33
-
-
 def test_a_decrypted_total_has_nothing_of_the_noise_that_the_key_could_be_computed_from(ckks: Setup) -> None:
     """Of equal numbers it is equal to the last bit, the exact sum of what is on the grid, whatever was drawn."""
     generator, length = torch.Generator().manual_seed(0), 10 * ckks.slots
