@@ -7,7 +7,7 @@ Whoever runs an exchange carries byte strings between them::
     S.open_round, T.open_round                    each exchange, with the same `RoundId`
     S.protect(m, k)       -> T.evaluate(., A, b)  encrypted moments
     T.evaluate(., A, b)   -> S.unlock             encrypted A m + b under a mask that only T knows
-    S.unlock(.)           -> T.reveal             the same in the clear, still under the mask
+    S.unlock(.)           -> T.reveal             the same decrypted, still under the mask
     T.reveal(.)           =  y
 
 `TwoPartyAffine.__call__` runs both parties in one process and is the pattern for carrying the bytes oneself. It is how
@@ -29,6 +29,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from fedlit.checks import check, check_at_least, refuse
 from fedlit.privacy.base import Description, RoundId
 from fedlit.privacy.errors import (
     AuthenticationError,
@@ -50,21 +51,20 @@ RANKED = 2**20
 
 
 class AffineSource(ABC):
-    """S: holds the moments and the key pair. A backend fills in `_public_key`, `_encrypt` and `_decrypt`."""
+    """S: holds the moments and the key pair. A backend fills in `public_key`, `_encrypt` and `_decrypt`."""
 
     def __init__(self) -> None:
         self._round: bytes | None = None
         self._max_outputs = 0
 
-    @final
+    @abstractmethod
     def public_key(self) -> bytes:
-        """Message to T before the first exchange: the public half of the key."""
-        return self._public_key()
+        """Message to T before the first exchange: the public half of the key; the same at every call."""
 
     @final
     def open_round(self, round_id: RoundId) -> None:
         """Begin an exchange; forgets what an earlier one left."""
-        self._round = _bind(round_id, self._public_key())
+        self._round = _bind(round_id, self.public_key())
         self._max_outputs = 0
 
     @final
@@ -73,7 +73,7 @@ class AffineSource(ABC):
 
         Args:
             moments: Shape (M,), floating point; stays as it is.
-            max_outputs: Most numbers of y that S lets T learn; a longer reply is refused.
+            max_outputs: Maximum number of entries of y that S lets T learn; a longer reply is refused.
 
         Raises:
             InputError: If the moments cannot be encrypted: NaN, infinity, another shape.
@@ -82,8 +82,7 @@ class AffineSource(ABC):
         """
         if self._round is None or self._max_outputs:
             raise ReplayError("no round is open: call open_round first, once for each exchange")
-        if max_outputs < 1:
-            raise ValueError(f"max_outputs must be at least 1, got {max_outputs}")
+        check_at_least("max_outputs", max_outputs, 1)
         body = self._encrypt(_check_floats("moments", moments, 1))
         self._max_outputs = int(max_outputs)
         return _frame("protect", self._round, len(moments), body)
@@ -92,10 +91,8 @@ class AffineSource(ABC):
     def unlock(self, reply: bytes) -> bytes:
         """Message to T: its reply decrypted, still under T's mask. S learns nothing from it.
 
-        Raises:
-            PrivacyError: If the reply was made for another exchange, for another key, is longer than agreed, or comes
-                second, even after one that was refused: whoever may have chosen ciphertexts decrypted reads the
-                moments.
+        Raises a `PrivacyError` if the reply was made for another exchange, for another key, is longer than agreed, or
+        comes second, even after one that was refused: whoever may have chosen ciphertexts decrypted reads the moments.
         """
         if self._round is None or not self._max_outputs:
             raise ReplayError("no moments are out: a reply is unlocked once, after protect")
@@ -103,14 +100,8 @@ class AffineSource(ABC):
         length, body = _unframe("evaluate", bound_to, reply)
         self._round = None  # before anything is decrypted: a refusal reveals something, too
         if not 1 <= length <= self._max_outputs:
-            raise DecodeError(
-                f"the reply holds {length} numbers, from 1 to max_outputs ({self._max_outputs}) were agreed"
-            )
+            raise DecodeError(f"the reply holds {length} numbers, 1 to max_outputs ({self._max_outputs}) were agreed")
         return _frame("unlock", bound_to, length, self._decrypt(body, length))
-
-    @abstractmethod
-    def _public_key(self) -> bytes:
-        """Public half; the same at every call."""
 
     @abstractmethod
     def _encrypt(self, moments: Tensor) -> bytes:
@@ -172,10 +163,8 @@ class AffineTarget(ABC):
         num_moments, body = _unframe("protect", self._round, message)
         matrix, offset = _check_floats("matrix", matrix, 2), _check_floats("offset", offset, 1)
         if matrix.shape != (len(offset), num_moments):
-            raise InputError(
-                f"matrix must have shape (len(offset), number of moments) = {(len(offset), num_moments)}, "
-                f"got {tuple(matrix.shape)}"
-            )
+            shape = (len(offset), num_moments)
+            refuse("matrix", f"of shape {shape}", tuple(matrix.shape), error=InputError)
         self._warn_of_solution(matrix)
         reply = _frame("evaluate", self._round, len(offset), self._evaluate(body, matrix, offset))
         self._num_outputs = len(offset)
@@ -185,8 +174,7 @@ class AffineTarget(ABC):
     def reveal(self, message: bytes) -> Tensor:
         """Vector y = A m + b, shape (k,), float64, from what `AffineSource.unlock` returned.
 
-        Raises:
-            PrivacyError: If the message is not the answer to the reply of this exchange, or comes twice.
+        Raises a `PrivacyError` if the message is not the answer to the reply of this exchange, or comes twice.
         """
         if self._round is None or not self._num_outputs:
             raise ReplayError("nothing is expected: a reply is revealed once, after evaluate")
@@ -213,7 +201,7 @@ class AffineTarget(ABC):
             )
 
     def _enough_outputs(self, num_moments: int) -> int:
-        """Fewest linearly independent numbers of y from which T can compute all moments."""
+        """Minimum number of linearly independent numbers of y from which T can compute all moments."""
         return num_moments
 
     @abstractmethod
@@ -293,32 +281,22 @@ class AffineGrid:
         self.offset = FixedPoint() if offset is None else offset
         self.fraction_bits = self.moments.fraction_bits + self.matrix.fraction_bits
         self._shift = self.fraction_bits - self.offset.fraction_bits
-        if self._shift < 0:
-            raise ValueError(
-                f"offset must have at most the {self.fraction_bits} fraction_bits of a product of moments and matrix, "
-                f"got {self.offset.fraction_bits}"
-            )
+        rule = f"of at most the {self.fraction_bits} fraction_bits of a product of moments and matrix"
+        check(self._shift >= 0, "offset", rule, self.offset)
 
     def encode_offset(self, offset: Tensor) -> Tensor:
         """Steps of y in b, int64; errors as `FixedPoint.check`. `largest_output` checks whether they fit."""
         return self.offset.encode(offset) << self._shift
 
     def largest_output(self, num_moments: int) -> int:
-        """Greatest absolute value of an entry of y, in its steps.
-
-        Raises:
-            RangeError: If it does not fit 63 bits.
-        """
+        """Greatest absolute value of an entry of y, in its steps; raises a `RangeError` if it does not fit 63 bits."""
         largest = num_moments * self.moments.limit * self.matrix.limit + (self.offset.limit << self._shift)
         if largest >= 2**63:
-            raise RangeError(
-                f"with {num_moments} moments an entry of y can reach {largest} steps, but at most 2^63 - 1 "
-                f"are allowed: lower fraction_bits or bound of {self}"
-            )
+            raise RangeError(f"an entry of y can reach {largest} steps, above 2^63 - 1: lower fraction_bits or bound")
         return largest
 
     def enough_outputs(self, num_moments: int) -> int:
-        """Fewest entries of an exact y that have as many binary digits as all moments together.
+        """Minimum number of entries of an exact y that have as many binary digits as all moments together.
 
         Fewer equations than unknowns are enough here: the unknowns are bounded integers, and lattice reduction finds
         them from little more than this many entries.
@@ -350,109 +328,24 @@ class AffineGrid:
         return f"AffineGrid(moments={self.moments}, matrix={self.matrix}, offset={self.offset})"
 
 
-@final
-class PlainAffine(TwoPartyAffine):
-    """Sends the moments as they are: T reads them. The reference that other backends are compared with.
-
-    Args:
-        grid: ``None`` computes in float64. With grids, y is bit for bit that of every exact backend on the same grids.
-    """
-
-    def __init__(self, grid: AffineGrid | None = None) -> None:
-        self.grid = grid
-
-    def source(self) -> AffineSource:
-        """Sends its moments."""
-        return _PlainSource(self.grid)
-
-    def target(self) -> AffineTarget:
-        """Computes y on its own."""
-        return _PlainTarget(self.grid)
-
-    def error_bound(self, num_moments: int) -> float:
-        """0 for floats, beyond their rounding; else that of the grids."""
-        return 0.0 if self.grid is None else self.grid.error_bound(num_moments)
-
-    def describe(self) -> Description:
-        """The moments are revealed."""
-        return Description(
-            backend="PlainAffine",
-            adversary="none: the target is trusted",
-            hidden="A, b and y, from the source",
-            revealed="the moments, to the target",
-            collusion="not applicable",
-            dropouts="none: both parties are needed",
-            bytes_per_number=float(torch.float64.itemsize),
-            error="float64 rounding only" if self.grid is None else self.grid.error_text(),
-        )
-
-
-@final
-class _PlainSource(AffineSource):
-    def __init__(self, grid: AffineGrid | None) -> None:
-        super().__init__()
-        self._grid = grid
-
-    def _public_key(self) -> bytes:
-        return b""
-
-    def _encrypt(self, moments: Tensor) -> bytes:
-        if self._grid is not None:
-            self._grid.moments.check(moments)
-        return moments.numpy().tobytes()
-
-    def _decrypt(self, body: bytes, num_outputs: int) -> bytes:
-        return body
-
-
-@final
-class _PlainTarget(AffineTarget):
-    def __init__(self, grid: AffineGrid | None) -> None:
-        super().__init__()
-        self._grid = grid
-        self._outputs = torch.zeros(0)
-
-    def _load_key(self, public: bytes) -> None:
-        if public:
-            raise KeyCheckError(f"PlainAffine has no keys, got a public key of {len(public)} bytes")
-
-    def _evaluate(self, body: bytes, matrix: Tensor, offset: Tensor) -> bytes:
-        if len(body) != matrix.shape[1] * torch.float64.itemsize:
-            raise DecodeError(f"{matrix.shape[1]} moments must be 8 bytes each, got {len(body)} bytes")
-        moments = torch.frombuffer(bytearray(body), dtype=torch.float64)
-        if self._grid is None:
-            self._outputs = matrix @ moments + offset
-        else:
-            grid = self._grid
-            grid.largest_output(len(moments))
-            products = grid.matrix.encode(matrix) @ grid.moments.encode(moments)
-            self._outputs = grid.decode(products + grid.encode_offset(offset))
-        return b""
-
-    def _unmask(self, body: bytes) -> Tensor:
-        return self._outputs
-
-
 def _check_floats(name: str, tensor: Tensor, dim: int) -> Tensor:
     """``tensor`` as contiguous float64 on the CPU, without its graph, if it has numbers and all are finite."""
     if not tensor.is_floating_point() or tensor.dim() != dim or not tensor.numel():
-        raise InputError(
-            f"{name} must be floating-point numbers in {dim} dimension(s), at least one, "
-            f"got {tensor.dtype} of shape {tuple(tensor.shape)}"
-        )
+        shown = f"{tensor.dtype} of shape {tuple(tensor.shape)}"
+        refuse(name, f"one or more floats in {dim} dimension(s)", shown, error=InputError, shown=shown)
     if not bool(torch.isfinite(tensor).all()):
         raise InputError(f"{name} has NaN or infinity: the model has diverged")
     return tensor.detach().to("cpu", torch.float64).contiguous()
 
 
 def _bind(round_id: RoundId, public: bytes) -> bytes:
-    """What the messages of one exchange are bound to: the round, and the fingerprint of the key."""
-    # keys may have megabytes: hashed before they are put into words
+    """Binding of the messages of one exchange: the round, and the fingerprint of the key."""
+    # keys may have megabytes: `digest` would first write them out as text
     return round_digest(round_id, ["source", "target"]) + digest("fedlit affine key", sha256(public).digest())
 
 
 def _frame(step: str, bound_to: bytes, length: int, body: bytes) -> bytes:
-    """A message: what it is bound to, how many numbers it holds, the numbers, and a hash over all of it."""
+    """A message: its binding, how many numbers it holds, the numbers, and a hash over all of it."""
     sizes = _LENGTH.pack(length)
     return pack_fields(
         {"bound": bound_to, "length": sizes, "body": body, "hash": digest("fedlit affine", step, bound_to, sizes, body)}
@@ -462,11 +355,8 @@ def _frame(step: str, bound_to: bytes, length: int, body: bytes) -> bytes:
 def _unframe(step: str, bound_to: bytes, message: bytes) -> tuple[int, bytes]:
     """Count of numbers and body of a message; raises a `PrivacyError` unless it is the one expected now."""
     fields = unpack_fields(message)
-    bound, sizes, body = (
-        field(fields, "bound", len(bound_to)),
-        field(fields, "length", _LENGTH.size),
-        field(fields, "body"),
-    )
+    bound, sizes = field(fields, "bound", len(bound_to)), field(fields, "length", _LENGTH.size)
+    body = field(fields, "body")
     if bound[32:] != bound_to[32:]:
         raise AuthenticationError(f"the message of step {step!r} was made for another public key")
     if bound != bound_to:
@@ -474,6 +364,3 @@ def _unframe(step: str, bound_to: bytes, message: bytes) -> tuple[int, bytes]:
     if field(fields, "hash") != digest("fedlit affine", step, bound, sizes, body):
         raise AuthenticationError(f"the message of step {step!r} was changed on its way, or is of another step")
     return _LENGTH.unpack(sizes)[0], body
-
-
-__all__ = ["AffineGrid", "AffineSource", "AffineTarget", "PlainAffine", "TwoPartyAffine"]

@@ -41,7 +41,7 @@ from torch import Tensor
 
 from fedlit.privacy.affine import AffineGrid, AffineSource, AffineTarget, TwoPartyAffine
 from fedlit.privacy.base import Description
-from fedlit.privacy.errors import DecodeError, KeyCheckError, RangeError
+from fedlit.privacy.errors import DecodeError, RangeError
 from fedlit.privacy.tenseal_keys import Context, Parameters, join, load_tenseal, refusing, split
 
 PARAMETERS: Final = Parameters("CKKS", 8192, (60, 40, 60), scale=2.0**40, evaluation_keys=True)
@@ -100,7 +100,7 @@ class CKKSAffine(TwoPartyAffine):
         return ciphertexts + encodings + dropped + masks + _DEVIATIONS * _ANSWER_NOISE
 
     def describe(self) -> Description:
-        """Who learns what."""
+        """Adversary, what is hidden and revealed, tolerated dropouts, cost."""
         return Description(
             backend="CKKSAffine",
             adversary="the target, honest but curious; the source, honest, for it does not study noise",
@@ -126,7 +126,7 @@ class _CKKSSource(AffineSource):
         self._public = self._context.save(private=False)
         self._num_moments = 0
 
-    def _public_key(self) -> bytes:
+    def public_key(self) -> bytes:
         return self._public
 
     def _encrypt(self, moments: Tensor) -> bytes:
@@ -153,19 +153,18 @@ class _CKKSSource(AffineSource):
 
 @final
 class _CKKSTarget(AffineTarget):
+    _context: Context  # from `_load_key` on
+    _mask: Tensor  # these from `_evaluate` on
+    _largest: Tensor
+
     def __init__(self, backend: CKKSAffine) -> None:
         super().__init__()
         self._backend = backend
-        self._context: Context | None = None
-        self._mask = torch.zeros(0)
-        self._largest = torch.zeros(0)
 
     def _load_key(self, public: bytes) -> None:
         self._context = Context.load(PARAMETERS, public, private=False)
 
     def _evaluate(self, body: bytes, matrix: Tensor, offset: Tensor) -> bytes:
-        if self._context is None:
-            raise KeyCheckError("the target has no public key yet: call receive_key first")
         context, blocks = self._context, _blocks(matrix.shape[1])
         self._largest = self._check_range(matrix, offset)
         ciphertexts = split(body, len(blocks))
@@ -221,14 +220,11 @@ def _blocks(num_moments: int) -> list[int]:
 
 def _output_sizes(num_moments: int, num_outputs: int) -> list[int]:
     """Numbers of y in each reply: as many as `Context.multiply` allows."""
-    most = PARAMETERS.slots + 1 - min(_BLOCK, num_moments)
-    return [min(most, num_outputs - first) for first in range(0, num_outputs, most)]
+    size = PARAMETERS.slots + 1 - min(_BLOCK, num_moments)
+    return [min(size, num_outputs - first) for first in range(0, num_outputs, size)]
 
 
 def _fresh_mask(count: int) -> Tensor:
     """Uniform multiples of 2^-34 in [-2^18, 2^18), shape (``count``,), float64."""
     integers = torch.tensor([secrets.randbits(_MASK_BITS) for _ in range(count)], dtype=torch.float64)
     return (integers * 2.0 ** (1 - _MASK_BITS) - 1) * _LARGEST_MASK
-
-
-__all__ = ["CKKSAffine"]

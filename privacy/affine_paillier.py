@@ -20,6 +20,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from fedlit.privacy import cores
 from fedlit.privacy.affine import AffineGrid, AffineSource, AffineTarget, TwoPartyAffine
 from fedlit.privacy.base import Description
 from fedlit.privacy.errors import DecodeError, KeyCheckError
@@ -30,13 +31,10 @@ from fedlit.privacy.paillier_arithmetic import (
     PrivateModulus,
     PublicModulus,
     Slots,
-    check_key_bits,
-    check_workers,
+    check_settings,
     from_bytes,
     generate,
     product_of_powers,
-    require_phe,
-    spread,
     to_bytes,
 )
 
@@ -68,9 +66,7 @@ class PaillierAffine(TwoPartyAffine):
         insecure_test_keys: bool = False,
         workers: int | None = None,
     ) -> None:
-        check_key_bits(key_bits, insecure_test_keys)
-        check_workers(workers)
-        require_phe()
+        check_settings(key_bits, insecure_test_keys, workers)
         self.grid = AffineGrid() if grid is None else grid
         self.key_bits = key_bits
         self.workers = workers
@@ -87,7 +83,7 @@ class PaillierAffine(TwoPartyAffine):
         return _PaillierTarget(self)
 
     def slots(self, num_moments: int) -> Slots:
-        """Places of entries of y in a plaintext.
+        """Layout of entries of y in a plaintext.
 
         Raises a `RangeError` if so many moments need more than 63 bits, or not even one entry fits the key.
 
@@ -101,7 +97,7 @@ class PaillierAffine(TwoPartyAffine):
         return self.grid.error_bound(num_moments)
 
     def describe(self) -> Description:
-        """Who learns what."""
+        """Adversary, what is hidden and revealed, tolerated dropouts, cost."""
         return Description(
             backend="PaillierAffine",
             adversary="the target, honest but curious, as long as moduli of "
@@ -130,7 +126,7 @@ class _PaillierSource(AffineSource):
         )
         self._num_moments = 0
 
-    def _public_key(self) -> bytes:
+    def public_key(self) -> bytes:
         return self._message
 
     def _encrypt(self, moments: Tensor) -> bytes:
@@ -147,13 +143,14 @@ class _PaillierSource(AffineSource):
 
 @final
 class _PaillierTarget(AffineTarget):
+    _modulus: PublicModulus  # from `_load_key` on
+    _slots: Slots  # these from `_evaluate` on
+    _masks: list[int]
+    _length: int
+
     def __init__(self, backend: PaillierAffine) -> None:
         super().__init__()
         self._backend = backend
-        self._modulus: PublicModulus | None = None
-        self._slots: Slots | None = None
-        self._masks: list[int] = []
-        self._length = 0
 
     def _load_key(self, public: bytes) -> None:
         try:
@@ -166,7 +163,7 @@ class _PaillierTarget(AffineTarget):
         self._modulus = modulus
 
     def _evaluate(self, body: bytes, matrix: Tensor, offset: Tensor) -> bytes:
-        modulus, grid, num_moments = self._key(), self._backend.grid, matrix.shape[1]
+        modulus, grid, num_moments = self._modulus, self._backend.grid, matrix.shape[1]
         slots = self._backend.slots(num_moments)
         rows: list[list[int]] = grid.matrix.encode(matrix).tolist()
         offsets = slots.pack(grid.encode_offset(offset).tolist())
@@ -182,7 +179,7 @@ class _PaillierTarget(AffineTarget):
                     factors += table.factors(entry, shift=slot * slot_bits)
             return product_of_powers(factors, modulus.square)
 
-        products = spread(product, range(0, len(rows), slots.count), self._backend.workers)
+        products = cores.spread(product, range(0, len(rows), slots.count), self._backend.workers)
         self._slots, self._length = slots, len(rows)
         self._masks = [secrets.randbelow(int(modulus.n)) for _ in offsets]
         return modulus.write(
@@ -193,24 +190,17 @@ class _PaillierTarget(AffineTarget):
         )
 
     def _unmask(self, body: bytes) -> Tensor:
-        modulus, slots = self._key(), self._slots
-        if slots is None:
-            raise DecodeError("there is no reply to unmask")
+        modulus = self._modulus
         masked = from_bytes(body, len(self._masks), modulus.plaintext_bytes, modulus.n, "masked plaintexts")
         plaintexts = [
             modulus.centre((number - mask) % modulus.n) for number, mask in zip(masked, self._masks, strict=True)
         ]
         self._masks = []
-        outputs = slots.unpack(plaintexts, self._length)
+        outputs = self._slots.unpack(plaintexts, self._length)
         return self._backend.grid.decode(torch.tensor(outputs, dtype=torch.int64))
 
     def _enough_outputs(self, num_moments: int) -> int:
         return self._backend.grid.enough_outputs(num_moments)
-
-    def _key(self) -> PublicModulus:
-        if self._modulus is None:
-            raise KeyCheckError("the target has no public key yet: call receive_key first")
-        return self._modulus
 
 
 def _challenges(modulus: PublicModulus) -> list[int]:
@@ -253,6 +243,3 @@ def _small_primes() -> int:
         if sieve[number]:
             sieve[number * number :: number] = bytes(len(range(number * number, _SMALL_PRIMES_UP_TO, number)))
     return math.prod(number for number in range(2, _SMALL_PRIMES_UP_TO) if sieve[number])
-
-
-__all__ = ["PaillierAffine"]

@@ -35,7 +35,7 @@ class RoundId:
 
     Args:
         round_idx: Communication round, from 0.
-        channel: Kind of message.
+        channel: Name of the channel.
         call: Counts the aggregations of this federation, from 0; never repeats.
     """
 
@@ -46,7 +46,7 @@ class RoundId:
 
 @dataclass(frozen=True)
 class Description:
-    """What a backend hides from whom, in words that a privacy report can print.
+    """Claims of a backend: what it hides from whom, as texts for privacy reports.
 
     Args:
         backend: Class name.
@@ -56,7 +56,7 @@ class Description:
         collusion: Who must not join forces.
         dropouts: What happens when a client vanishes within a round.
         bytes_per_number: Bytes on the wire for one number of a long vector, from a client to the server.
-        error: Greatest error of one entry of the sum, in words.
+        error: Greatest error of one entry of the sum.
     """
 
     backend: str
@@ -96,8 +96,7 @@ class AggregationClient(Party, ABC):
     def receive(self, step: str, message: bytes) -> None:
         """Take in what the server relays in that step; may be empty.
 
-        Raises:
-            PrivacyError: If it is not what an honest server would have relayed.
+        Raises a `PrivacyError` if it is not what an honest server would have relayed.
         """
         raise NotImplementedError(f"{type(self).__name__} has no step {step!r}")
 
@@ -105,15 +104,13 @@ class AggregationClient(Party, ABC):
     def protect(self, vector: Tensor) -> Tensor:
         """Message to the server for a vector of shape (n,); leaves ``vector`` as it is.
 
-        Raises:
-            InputError: If the vector cannot be protected: see `FixedPoint`.
+        Raises an `InputError` if the vector cannot be protected: see `FixedPoint`.
         """
 
     def answer(self, step: str, question: bytes) -> bytes:
         """This survivor's answer to what the server asks in a step of closing.
 
-        Raises:
-            PrivacyError: If it is not what an honest server would ask.
+        Raises a `PrivacyError` if it is not what an honest server would ask.
         """
         raise NotImplementedError(f"{type(self).__name__} has no step {step!r}")
 
@@ -122,7 +119,7 @@ class AggregationClient(Party, ABC):
         raise NotImplementedError(f"{type(self).__name__} holds no key")
 
     def reissue(self, total: Tensor, num_clients: int) -> Tensor:
-        """A total that this client has revealed, sealed anew for other key holders; they `reveal` it as usual."""
+        """A total that this client has revealed, encrypted anew for other key holders; they `reveal` it as usual."""
         raise NotImplementedError(f"{type(self).__name__} holds no key")
 
 
@@ -143,8 +140,7 @@ class AggregationServer(Party, ABC):
     def aggregate(self, messages: Mapping[str, Tensor]) -> Tensor:
         """Protected total of the messages ``{client: message}``, added in their order.
 
-        Raises:
-            PrivacyError: If a message is not one of this round, or there are too few.
+        Raises a `PrivacyError` if a message is not one of this round, or there are too few.
         """
 
     def add(self, name: str, message: Tensor) -> None:
@@ -152,8 +148,7 @@ class AggregationServer(Party, ABC):
 
         A backend that adds them at once keeps none; by default they are kept.
 
-        Raises:
-            PrivacyError: If the message is not one of this round.
+        Raises a `PrivacyError` if the message is not one of this round.
         """
         vars(self).setdefault("_kept", {})[name] = message
 
@@ -162,18 +157,16 @@ class AggregationServer(Party, ABC):
         return self.aggregate(vars(self).pop("_kept", {}))
 
     def ask(self, step: str, answers: Mapping[str, bytes]) -> dict[str, bytes]:
-        """What to ask each survivor in a step of closing, given the answers to the step before (none to the first).
+        """Return the question to each survivor in a step of closing, given the answers to the step before.
 
-        Raises:
-            PrivacyError: If answers are missing or wrong.
+        Raises a `PrivacyError` if answers are missing or wrong.
         """
         raise NotImplementedError(f"{type(self).__name__} has no step {step!r}")
 
     def conclude(self, answers: Mapping[str, bytes]) -> Tensor:
         """Total without masks, from the answers to the last step of closing.
 
-        Raises:
-            PrivacyError: If answers are missing or wrong.
+        Raises a `PrivacyError` if answers are missing or wrong.
         """
         raise NotImplementedError(f"{type(self).__name__} asks nothing")
 
@@ -187,7 +180,7 @@ class SecureAggregation(ABC):
 
     Attributes:
         key_holder: Who runs `reveal`: the server, or the clients that receive the total.
-        min_clients: Fewest clients whose sum hides anything; a sum over fewer is refused.
+        min_clients: Minimum number of clients whose sum hides anything; a sum over fewer is refused.
         enrolment: Names of its steps, run once before the first round, with the whole roster.
         opening: Names of the steps that open each round, with the clients of that round.
         closing: Names of the steps in which survivors are asked something after `AggregationServer.aggregate`.
@@ -224,8 +217,7 @@ class SecureAggregation(ABC):
     def check_clients(self, num_clients: int) -> None:
         """Raise unless a sum over so many clients hides each of them.
 
-        Raises:
-            QuorumError: If there are fewer than `min_clients`.
+        Raises a `QuorumError` if there are fewer than `min_clients`.
         """
         if num_clients < self.min_clients:
             raise QuorumError(
@@ -244,10 +236,9 @@ class SecureAggregation(ABC):
         """Sum of ``{client: {name: tensor}}``, with every party in this process.
 
         Returns:
-            ``{name: tensor}`` in the shapes and types given.
+            ``{name: tensor}`` in the shapes and types of the payloads.
 
-        Raises:
-            PrivacyError: If a payload cannot be protected, or too few clients give one.
+        Raises a `PrivacyError` if a payload cannot be protected, or too few clients send one.
         """
         return sum_in_process(self, RoundId(0, "sum", 0), payloads, None)
 

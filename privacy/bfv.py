@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Final, final
 
+from fedlit.checks import check_between
 from fedlit.privacy.base import Description
 from fedlit.privacy.fixed_point import FixedPoint
 from fedlit.privacy.shared_key import SharedKeyAggregation
@@ -19,7 +20,7 @@ from fedlit.privacy.tenseal_keys import Parameters, VectorScheme
 PARAMETERS: Final = Parameters("BFV", 4096, (60, 49), plain_modulus=17179754497)
 """The plain modulus is the largest prime below 2^34 that is 1 modulo 8192, as batching needs."""
 
-_MOST_CLIENTS = 2**20
+_MAX_CLIENTS = 2**20
 """Noise of 21 and rounding per vector stay below q / 2t, about 2^25, which decryption needs."""
 
 
@@ -31,7 +32,7 @@ class BFV(SharedKeyAggregation):
 
     Args:
         codec: Grid of the numbers; ``None`` is ``FixedPoint()``.
-        max_clients: Most vectors in one sum, from 2 to 2**20.
+        max_clients: Maximum number of vectors in one sum, from 2 to 2**20.
 
     Raises:
         RangeError: If the sum of so many vectors does not fit the plaintexts.
@@ -39,8 +40,7 @@ class BFV(SharedKeyAggregation):
     """
 
     def __init__(self, codec: FixedPoint | None = None, max_clients: int = 64) -> None:
-        if not 2 <= max_clients <= _MOST_CLIENTS:
-            raise ValueError(f"max_clients must be from 2 to {_MOST_CLIENTS}, got {max_clients}")
+        check_between("max_clients", max_clients, 2, _MAX_CLIENTS)
         self.codec = FixedPoint() if codec is None else codec
         self.max_clients = int(max_clients)
         self.codec.check_headroom(self.max_clients, PARAMETERS.plain_modulus // 2, "the plaintexts of BFV")

@@ -30,6 +30,7 @@ from typing import Final, final
 
 from torch import Tensor
 
+from fedlit.checks import check_at_least
 from fedlit.privacy.base import Description
 from fedlit.privacy.errors import RangeError
 from fedlit.privacy.fixed_point import FixedPoint
@@ -52,7 +53,7 @@ class CKKS(SharedKeyAggregation):
 
     Args:
         codec: Bound of the numbers; ``None`` is ``FixedPoint()``.
-        max_clients: Most vectors in one sum, at least 2.
+        max_clients: Maximum number of vectors in one sum, at least 2.
 
     Raises:
         RangeError: If the sum of so many vectors does not fit the plaintexts, or its error could reach half a step.
@@ -60,8 +61,7 @@ class CKKS(SharedKeyAggregation):
     """
 
     def __init__(self, codec: FixedPoint | None = None, max_clients: int = 64) -> None:
-        if max_clients < 2:
-            raise ValueError(f"max_clients must be at least 2, got {max_clients}")
+        check_at_least("max_clients", max_clients, 2)
         self.codec = FixedPoint() if codec is None else codec
         self.max_clients = int(max_clients)
         self.codec.check_headroom(self.max_clients, int(_CAPACITY * self.codec.scale), "the plaintexts of CKKS")

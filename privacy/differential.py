@@ -16,6 +16,7 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
 
+from fedlit.checks import check, check_positive
 from fedlit.privacy.errors import InputError
 from fedlit.privacy.packing import Payload
 
@@ -39,18 +40,15 @@ class GaussianMechanism:
     """
 
     def __init__(self, clip_norm: float, noise_multiplier: float, delta: float = 1e-5) -> None:
-        if not 0 < clip_norm < math.inf:
-            raise ValueError(f"clip_norm (C) must be positive and finite, got {clip_norm}")
-        if not 0 < noise_multiplier < math.inf:
-            raise ValueError(f"noise_multiplier (z) must be positive and finite, got {noise_multiplier}")
-        if not 0 < delta < 1:
-            raise ValueError(f"delta must be between 0 and 1, got {delta}")
+        check_positive("clip_norm (C)", clip_norm)
+        check_positive("noise_multiplier (z)", noise_multiplier)
+        check(0 < delta < 1, "delta", "above 0 and below 1", delta)
         self.clip_norm = float(clip_norm)
         self.noise_multiplier = float(noise_multiplier)
         self.delta = float(delta)
 
     def release(self, payload: Payload, around: Payload | None = None) -> dict[str, Tensor]:
-        """What the client sends in place of ``payload``: clipped, noisy, in the same names, shapes and types.
+        """Clipped and noisy ``payload``, to send in its place, in the same names, shapes and types.
 
         Args:
             payload: Of one client, real numbers. Integer entries are rounded again after the noise, and stay within
@@ -58,9 +56,8 @@ class GaussianMechanism:
             around: Public values of the same shapes, such as the weights that all clients started the round with;
                 the difference to them is what is clipped. ``None`` is zero.
 
-        Raises:
-            InputError: If ``around`` lacks an entry of the payload, or the payload is not finite, or has flags or
-                complex numbers.
+        Raises an `InputError` if ``around`` lacks an entry of the payload, or the payload is not finite, or has flags
+        or complex numbers.
         """
         for name, tensor in payload.items():
             if tensor.is_complex() or tensor.dtype == torch.bool:
@@ -122,7 +119,7 @@ class Accountant:
         self._spent: dict[str, float] = {}  # sum of 1 / z^2
 
     def record(self, clients: Iterable[str], noise_multiplier: float) -> None:
-        """One release of each of ``clients``."""
+        """Count one release of each of ``clients``."""
         for name in clients:
             # below 1e-150, where the square would overflow, nothing is private
             spent = noise_multiplier**-2 if noise_multiplier > 1e-150 else math.inf
@@ -130,14 +127,13 @@ class Accountant:
 
     @property
     def clients(self) -> list[str]:
-        """Who has released anything."""
+        """Clients that have released anything."""
         return list(self._spent)
 
     def epsilon(self, client: str, delta: float) -> float:
         """Privacy loss of all releases of ``client`` together, at failure probability ``delta``.
 
-        Raises:
-            ImportError: If dp-accounting is not installed.
+        Raises an `ImportError` if dp-accounting is not installed.
         """
         try:
             from dp_accounting import GaussianDpEvent
@@ -153,9 +149,9 @@ class Accountant:
         return float(accountant.get_epsilon(delta))
 
     def state_dict(self) -> dict[str, Any]:
-        """What each client has spent, as plain values."""
+        """Spent privacy of each client, as plain values."""
         return dict(self._spent)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Replace what was spent by that of `state_dict`."""
+        """Restore a `state_dict`."""
         self._spent = dict(state)

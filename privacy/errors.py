@@ -1,4 +1,4 @@
-"""What can go wrong in a private exchange, sorted by what a caller could do about it."""
+"""Errors of a private exchange, sorted by what a caller could do about them."""
 
 
 class PrivacyError(RuntimeError):

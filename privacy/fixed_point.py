@@ -10,12 +10,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedlit.checks import check, check_positive
 from fedlit.privacy.errors import InputError, RangeError
 
-_MOST_BITS = 52
+_MAX_BITS = 52
 """Integers up to 2**53 are exact in float64, and one bit is for rounding at the bound."""
 
-_MOST_FRACTION_BITS = 60
+_MAX_FRACTION_BITS = 60
 """So that no product with the scale leaves float32."""
 
 
@@ -35,19 +36,22 @@ class FixedPoint:
     """
 
     def __init__(self, fraction_bits: int = 20, bound: float = 32.0) -> None:
-        if fraction_bits != int(fraction_bits) or not 0 <= fraction_bits <= _MOST_FRACTION_BITS:
-            raise ValueError(f"fraction_bits must be an integer from 0 to {_MOST_FRACTION_BITS}, got {fraction_bits}")
-        if not 0 < bound < math.inf:
-            raise ValueError(f"bound must be positive and finite, got {bound}")
+        rule = f"an integer from 0 to {_MAX_FRACTION_BITS}"
+        check(fraction_bits in range(_MAX_FRACTION_BITS + 1), "fraction_bits", rule, fraction_bits)
+        check_positive("bound", bound)
         self.fraction_bits = int(fraction_bits)
         self.bound = float(bound)
         self.scale = 2.0**self.fraction_bits
         self.limit = round(self.bound * self.scale)
-        if not 1 <= self.limit <= 2**_MOST_BITS:
-            raise ValueError(
-                f"bound * 2**fraction_bits must be from 1 to 2**{_MOST_BITS}, got {bound:g} * 2**{fraction_bits}: "
-                "change one of them"
-            )
+        steps = f"{bound:g} * 2**{fraction_bits}"
+        check(
+            1 <= self.limit <= 2**_MAX_BITS,
+            "bound",
+            f"from 1 to 2**{_MAX_BITS} steps of 2**-fraction_bits",
+            bound,
+            "change one of them",
+            shown=steps,
+        )
 
     def check(self, vector: Tensor) -> None:
         """Raise unless every entry of a floating-point ``vector`` can be encoded.
@@ -76,7 +80,7 @@ class FixedPoint:
         return self.round(vector)
 
     def round(self, vector: Tensor) -> Tensor:
-        """As `encode`, without `check`: for chunks of a vector that has been checked."""
+        """As `encode`, without `check`: for chunks of a checked vector."""
         if vector.dtype == torch.float16:
             vector = vector.float()  # which has room for the product
         # float32 * 2**k and its rounding are exact, as long as the product has no more than 24 bits to round
@@ -107,8 +111,7 @@ class FixedPoint:
             capacity: Greatest absolute value that the backend's integers hold.
             what: Holds them, for the message: "uint32 masks".
 
-        Raises:
-            RangeError: If they might not.
+        Raises a `RangeError` if they might not.
         """
         if self.largest_sum(num_clients) > capacity:
             raise RangeError(

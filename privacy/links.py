@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias, final
 
 from cryptography.exceptions import InvalidTag
@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from fedlit.privacy.errors import AuthenticationError, KeyCheckError
+from fedlit.privacy.errors import AuthenticationError, KeyCheckError, PrivacyError
 
 if TYPE_CHECKING:
     from fedlit.privacy.base import RoundId
@@ -44,13 +44,22 @@ def _plain(value: object) -> object:
 
 
 def round_digest(round_id: RoundId, clients: Sequence[str], *more: object) -> bytes:
-    """What everything made in one round is bound to: the round, its roster, and ``more`` (the keys announced)."""
+    """Binding of everything made in one round: the round, its roster, and ``more`` (the keys announced)."""
     return digest("fedlit round", round_id.round_idx, round_id.channel, round_id.call, list(clients), [list(more)])
 
 
 def derive(secret: bytes, *about: object, length: int = KEY_BYTES) -> bytes:
     """Key of ``length`` bytes from a shared secret (HKDF-SHA256, RFC 5869), for one use named by ``about``."""
     return HKDF(SHA256(), length, salt=None, info=digest("fedlit key", *about)).derive(secret)
+
+
+def check_members(
+    names: Iterable[str], clients: Collection[str], what: str, error: type[PrivacyError] = AuthenticationError
+) -> None:
+    """Raise ``error`` unless all who do ``what`` are ``clients``."""
+    strangers = [name for name in names if name not in clients]
+    if strangers:
+        raise error(f"{strangers} {what}, but are not in {list(clients)}")
 
 
 @final
@@ -143,7 +152,7 @@ class Identity:
 
     @property
     def public(self) -> bytes:
-        """Public half of the own key."""
+        """Public half of the owner's key."""
         return self._keys.public
 
     def pin(self, publics: Mapping[str, bytes]) -> None:

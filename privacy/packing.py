@@ -1,7 +1,7 @@
 """Dicts of tensors as one flat vector, and back with shapes and types kept.
 
 On a fixed-point grid, floats of up to 32 bits are one number each. Wider entries (float64 and integers) are two: the
-two digits of their place on the grid, in a base that fits the bound. At the default grid, integers up to 2^27 travel
+two digits of their steps on the grid, in a base that fits the bound. At the default grid, integers up to 2^27 travel
 exactly beside weights that need 20 binary places, through any backend whose sums are nearer to the truth than half a
 step.
 """
@@ -37,14 +37,13 @@ def check_equal(schemas: Mapping[str, Schema]) -> Schema:
     first = next(iter(schemas))
     for name, schema in schemas.items():
         if schema != schemas[first]:
-            raise InputError(
-                f"payloads must agree to be added: {schema_difference(first, schemas[first], name, schema)}"
-            )
+            difference = schema_difference(first, schemas[first], name, schema)
+            raise InputError(f"payloads must agree to be added: {difference}")
     return schemas[first]
 
 
 def schema_difference(first: str, schema: Schema, name: str, other: Schema) -> str:
-    """How the payload of client ``name`` differs from that of ``first``, in words."""
+    """Text: how the payload of client ``name`` differs from that of ``first``."""
     ours = {entry[0]: entry[1:] for entry in schema}
     theirs = {entry[0]: entry[1:] for entry in other}
     keys = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
@@ -176,10 +175,10 @@ def _divided(part: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
     """Numbers over a weight; long ones piece by piece, in the type that they are to have, as they fill memory."""
     if dtype not in (torch.float32, torch.float64) or len(part) < _LONG:
         return part / weight
-    found = torch.empty(len(part), dtype=dtype, device=part.device)
+    quotients = torch.empty(len(part), dtype=dtype, device=part.device)
     for start in range(0, len(part), _LONG):
-        found[start : start + _LONG] = part[start : start + _LONG] / weight
-    return found
+        quotients[start : start + _LONG] = part[start : start + _LONG] / weight
+    return quotients
 
 
 def check_weight(vector: Tensor, codec: FixedPoint | None, shares: Mapping[str, float]) -> None:
@@ -213,11 +212,11 @@ def _check_fits(name: str, part: Tensor, dtype: torch.dtype) -> None:
     if not bool(part.isfinite().all()):
         raise DecodeError(f"the sum of entry {name!r}, of {dtype}, has numbers that are not finite")
     low, high = (int(end) for end in torch.aminmax(part))
-    least, most = max(torch.iinfo(dtype).min, -(2**53)), min(torch.iinfo(dtype).max, 2**53)
-    if low < least or high > most:
+    minimum, maximum = max(torch.iinfo(dtype).min, -(2**53)), min(torch.iinfo(dtype).max, 2**53)
+    if low < minimum or high > maximum:
         raise RangeError(
-            f"the sum of entry {name!r} goes from {low} to {high}, but {dtype} holds {least} to {most} only: send it "
-            "in a wider type, or scaled down"
+            f"the sum of entry {name!r} goes from {low} to {high}, but {dtype} holds {minimum} to {maximum} only: "
+            "send it in a wider type, or scaled down"
         )
 
 
@@ -228,8 +227,8 @@ def _base(codec: FixedPoint) -> int:
 
 def _digits(name: str, flat: Tensor, codec: FixedPoint) -> list[Tensor]:
     base = _base(codec)
-    places = (flat * codec.scale).round()
-    high = (places / base).round()
+    steps = (flat * codec.scale).round()
+    high = (steps / base).round()
     if flat.numel():
         largest = float(high.abs().max())
         if base // 2 < largest < math.inf:  # what is not finite stays so, and is refused like any other number
@@ -237,7 +236,7 @@ def _digits(name: str, flat: Tensor, codec: FixedPoint) -> list[Tensor]:
                 f"entry {name!r} has a number of {float(flat.abs().max()):g}, but two digits on the grid {codec} hold "
                 f"only |x| <= {base * base / 2 / codec.scale:g}: lower fraction_bits, or send it scaled down"
             )
-    low = places - high * base
+    low = steps - high * base
     return [(high / codec.scale).to(torch.float32), (low / codec.scale).to(torch.float32)]
 
 

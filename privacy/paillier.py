@@ -14,6 +14,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from fedlit.checks import check_at_least
 from fedlit.privacy.base import Description
 from fedlit.privacy.errors import DecodeError
 from fedlit.privacy.fixed_point import FixedPoint
@@ -22,11 +23,9 @@ from fedlit.privacy.paillier_arithmetic import (
     PrivateModulus,
     PublicModulus,
     Slots,
-    check_key_bits,
-    check_workers,
+    check_settings,
     generate,
     load_private,
-    require_phe,
 )
 from fedlit.privacy.shared_key import HomomorphicScheme, PrivateKey, PublicKey, SharedKeyAggregation
 
@@ -46,7 +45,7 @@ class Paillier(SharedKeyAggregation):
     Args:
         codec: Grid on which numbers travel; ``None`` is ``FixedPoint()``.
         key_bits: Bits of the modulus, a multiple of 16. Less than 3072 gives a warning, less than 2048 is refused.
-        max_clients: Most vectors in one sum, at least 2; more take more room in every ciphertext.
+        max_clients: Maximum number of vectors in one sum, at least 2; more take more room in every ciphertext.
         insecure_test_keys: Allow keys of any size, where nothing is secret.
         workers: At most this many cores share the encryption or decryption of a long vector; ``None`` is the number
             of cores that the process may use.
@@ -65,11 +64,8 @@ class Paillier(SharedKeyAggregation):
         insecure_test_keys: bool = False,
         workers: int | None = None,
     ) -> None:
-        check_key_bits(key_bits, insecure_test_keys)
-        if max_clients < 2:
-            raise ValueError(f"max_clients must be at least 2, got {max_clients}")
-        check_workers(workers)
-        require_phe()
+        check_settings(key_bits, insecure_test_keys, workers)
+        check_at_least("max_clients", max_clients, 2)
         self.codec = FixedPoint() if codec is None else codec
         self.key_bits = key_bits
         self.max_clients = max_clients
@@ -87,7 +83,7 @@ class Paillier(SharedKeyAggregation):
         self.codec.check_headroom(num_clients, self.slots.largest, f"slots for max_clients ({self.max_clients})")
 
     def describe(self) -> Description:
-        """Who learns what."""
+        """Adversary, what is hidden and revealed, tolerated dropouts, cost."""
         return Description(
             backend="Paillier",
             adversary="the server, honest but curious, and anybody on the wire; "
@@ -151,6 +147,3 @@ class _PaillierPublicKey(PublicKey):
             ciphertexts = self._modulus.read(body, count)
             totals = [x * y % self._modulus.square for x, y in zip(totals, ciphertexts, strict=True)]
         return self._modulus.write(totals)
-
-
-__all__ = ["Paillier"]

@@ -1,65 +1,58 @@
 """Paillier's cryptosystem on raw integers: keys, noise, slots and wire format, for `Paillier` and `PaillierAffine`.
 
 A ciphertext of m is c = (1 + m n) r^n mod n^2 (Paillier, 1999, with g = n + 1), as in ``phe``, which decrypts it.
-Everything works on Python's integers too; ``gmpy2`` makes it 8 to 17 times faster and lets threads share the work of
-decryption. Encryption is shared by forked processes.
+Everything works on Python's integers too; ``gmpy2`` makes it 8 to 17 times faster.
 """
 
 from __future__ import annotations
 
 import functools
-import gc
 import math
-import os
 import secrets
-import signal
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterable, Sequence
 from importlib import import_module
-from typing import Any, BinaryIO, NoReturn, final
+from typing import Any, final
 from weakref import WeakValueDictionary
 
+from fedlit.checks import check, check_at_least
+from fedlit.privacy import cores
 from fedlit.privacy.errors import DecodeError, KeyCheckError, PrivacyWarning, RangeError
 
 RECOMMENDED_KEY_BITS = 3072
 """As strong as a 128-bit block cipher (NIST SP 800-57 part 1, table 2)."""
 
-_LEAST_KEY_BITS = 2048
-_MOST_KEY_BITS = 16384
+_MIN_KEY_BITS = 2048
+_MAX_KEY_BITS = 16384
 
-_LEAST_PART = 64
+_SMALLEST_PART = 64
 """Ciphertexts of `RECOMMENDED_KEY_BITS` that a core should have to encrypt: 0.1 s, where forking takes 0.01 s."""
 
 
-def check_key_bits(key_bits: int, insecure_test_keys: bool) -> None:
-    """Refuse, with a `ValueError`, keys that can be factored or that ``phe`` does not make; warn of weak ones."""
-    if key_bits % 16 or not 64 <= key_bits <= _MOST_KEY_BITS:
-        raise ValueError(f"key_bits must be a multiple of 16 from 64 to {_MOST_KEY_BITS}, got {key_bits}")
-    if insecure_test_keys:
-        return
-    if key_bits < _LEAST_KEY_BITS:
-        raise ValueError(
-            f"key_bits must be at least {_LEAST_KEY_BITS}, got {key_bits}, which can be factored: raise it, or pass "
-            "insecure_test_keys=True where nothing is secret"
-        )
-    if key_bits < RECOMMENDED_KEY_BITS:
-        warnings.warn(
-            f"Paillier keys of {key_bits} bits are weaker than a 128-bit cipher: {RECOMMENDED_KEY_BITS} bits are not",
-            PrivacyWarning,
-            stacklevel=3,
-        )
+def check_settings(key_bits: int, insecure_test_keys: bool, workers: int | None) -> None:
+    """Refuse, with a `ValueError`, keys that can be factored or that ``phe`` does not make, and fewer than one worker.
+
+    Warns of weak keys; raises an `ImportError` if ``phe`` is missing.
+    """
+    rule = f"a multiple of 16 from 64 to {_MAX_KEY_BITS}"
+    check(key_bits % 16 == 0 and 64 <= key_bits <= _MAX_KEY_BITS, "key_bits", rule, key_bits)
+    if not insecure_test_keys:
+        way_out = "shorter ones can be factored; pass insecure_test_keys=True where nothing is secret"
+        check_at_least("key_bits", key_bits, _MIN_KEY_BITS, way_out=way_out)
+        if key_bits < RECOMMENDED_KEY_BITS:
+            warnings.warn(
+                f"Paillier keys of {key_bits} bits are weaker than a 128-bit cipher: {RECOMMENDED_KEY_BITS} bits are "
+                "not",
+                PrivacyWarning,
+                stacklevel=3,
+            )
+    if workers is not None:
+        check_at_least("workers", workers, 1)
+    _phe()
 
 
-def check_workers(workers: int | None) -> None:
-    """Raise a `ValueError` unless at least one core, or ``None`` for all, may share the work."""
-    if workers is not None and workers < 1:
-        raise ValueError(f"workers must be at least 1, got {workers}")
-
-
-def require_phe() -> Any:
+def _phe() -> Any:
     """The ``phe.paillier`` module, which makes keys; its primes come from the operating system's random source."""
     try:
         return import_module("phe.paillier")
@@ -67,103 +60,10 @@ def require_phe() -> Any:
         raise ImportError("Paillier keys need the phe library: pip install 'fedlit[paillier]'") from error
 
 
-@functools.cache
-def _gmpy2() -> Any:
-    """The ``gmpy2`` module, or ``None``: everything below works without it, slower."""
-    try:
-        return import_module("gmpy2")
-    except ImportError:
-        return None
-
-
 def _fast(number: int) -> int:
-    """``number`` as the fastest kind of integer there is."""
-    gmpy2 = _gmpy2()
-    return number if gmpy2 is None else gmpy2.mpz(number)
-
-
-def spread(work: Callable[[int], int], numbers: Sequence[int], workers: int | None) -> list[int]:
-    """``work`` of each number, in order, on several cores while ``gmpy2`` lets go of the interpreter lock.
-
-    It has to take much longer than passing the lock on. Threads, at most ``workers`` of them or one for each core, live
-    for one call, so nothing is left to shut down, or to break in a process that forks.
-    """
-    workers = _cores() if workers is None else workers
-    if workers < 2 or len(numbers) < 2 or _gmpy2() is None:
-        return [work(number) for number in numbers]
-
-    def work_on(part: Sequence[int]) -> list[int]:
-        with _gmpy2().context(allow_release_gil=True):
-            return [work(number) for number in part]
-
-    parts = _split(numbers, workers)
-    with ThreadPoolExecutor(len(parts)) as pool:
-        return [result for results in pool.map(work_on, parts) for result in results]
-
-
-def spread_forked(
-    work: Callable[[Sequence[int]], bytes], numbers: Sequence[int], size: int, workers: int | None, least: int
-) -> bytes:
-    """``work`` of ``numbers``, on several cores by forking: children do a part each while this process does the first.
-
-    Children share the memory of this process, such as tables, from before the call. This process does itself the part
-    of a child that fails, so that the result is complete, or the error that of ``work``. That may read the operating
-    system's random source, but must take no lock: one that another thread holds at the fork is never released in a
-    child. It returns ``size`` bytes for each number; below ``least`` numbers to a process, forking does not pay.
-    """
-    workers = (_cores() if workers is None else workers) if hasattr(os, "fork") else 1
-    first, *others = _split(numbers, max(1, min(workers, len(numbers) // least)))
-    with ExitStack() as children:
-        pipes = [children.enter_context(_forked(work, part)) for part in others]
-        bodies = [work(first)]
-        for part, pipe in zip(others, pipes, strict=True):
-            body = pipe.read(len(part) * size)
-            bodies.append(body if len(body) == len(part) * size else work(part))
-    return b"".join(bodies)
-
-
-@contextmanager
-def _forked(work: Callable[[Sequence[int]], bytes], part: Sequence[int]) -> Iterator[BinaryIO]:
-    """What a forked child makes of ``part``; it ends early if the child fails, or none can be made."""
-    reader, writer = os.pipe()
-    with os.fdopen(reader, "rb") as pipe:
-        child = None
-        with suppress(OSError), warnings.catch_warnings():
-            # since Python 3.12, of locks that other threads may hold: the child takes none
-            warnings.simplefilter("ignore", DeprecationWarning)
-            child = os.fork()
-        if child == 0:
-            _answer_and_exit(work, part, reader, writer)
-        os.close(writer)
-        try:
-            yield pipe
-        finally:
-            if child is not None:
-                with suppress(ProcessLookupError, ChildProcessError):  # where the program reaps its children elsewhere
-                    os.kill(child, signal.SIGKILL)  # it has sent all, or an error here has made it useless
-                    os.waitpid(child, 0)
-
-
-def _answer_and_exit(work: Callable[[Sequence[int]], bytes], part: Sequence[int], reader: int, writer: int) -> NoReturn:
-    """The child's life; exit handlers and finalizers of what the parent holds are left to the parent."""
-    try:
-        gc.disable()
-        os.close(reader)  # so that it cannot outlive a parent that has died
-        with os.fdopen(writer, "wb") as pipe:
-            pipe.write(work(part))
-    finally:
-        os._exit(0)
-
-
-def _cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _split(numbers: Sequence[int], count: int) -> list[Sequence[int]]:
-    """``numbers`` in at most ``count`` parts, as even as possible."""
-    share = max(1, -(-len(numbers) // count))
-    return [numbers[first : first + share] for first in range(0, len(numbers) or 1, share)]
+    """``number`` as the fastest available type of integer."""
+    library = cores.gmpy2()
+    return number if library is None else library.mpz(number)
 
 
 @final
@@ -188,7 +88,7 @@ class Slots:
         self._shift = largest * (base**self.count - 1) // (base - 1)
 
     def integers(self, length: int) -> int:
-        """How many integers hold ``length`` numbers."""
+        """Number of integers that hold ``length`` numbers."""
         return -(-length // self.count)
 
     def pack(self, numbers: Sequence[int]) -> list[int]:
@@ -253,7 +153,7 @@ class PublicModulus:
         return (1 + plaintext % self.n * self.n) % self.square
 
     def centre(self, plaintext: int) -> int:
-        """The signed integer below n / 2 that a plaintext in [0, n) stands for."""
+        """Signed integer below n / 2 of a plaintext in [0, n)."""
         return plaintext - self.n if 2 * plaintext > self.n else plaintext
 
     def random_unit(self) -> int:
@@ -308,8 +208,8 @@ class PrivateModulus(PublicModulus):
         lock than on them. Noise comes from the operating system, so that no two processes draw the same.
         """
         _ = self._p.powers, self._q.powers  # made before the fork, for all processes
-        least = math.ceil(_LEAST_PART * (RECOMMENDED_KEY_BITS / (8 * self.plaintext_bytes)) ** 3)
-        body = spread_forked(self._encrypt, plaintexts, self.ciphertext_bytes, workers, least)
+        smallest = math.ceil(_SMALLEST_PART * (RECOMMENDED_KEY_BITS / (8 * self.plaintext_bytes)) ** 3)
+        body = cores.spread_forked(self._encrypt, plaintexts, self.ciphertext_bytes, workers, smallest)
         return from_bytes(body, len(plaintexts), self.ciphertext_bytes, self.square, "ciphertexts")
 
     def _encrypt(self, plaintexts: Sequence[int]) -> bytes:
@@ -322,7 +222,7 @@ class PrivateModulus(PublicModulus):
 
     def decrypt(self, ciphertexts: Sequence[int], workers: int | None) -> list[int]:
         """Plaintexts in [0, n) of ciphertexts that are coprime to n (Paillier, 1999, section 7)."""
-        return spread(self._decrypt, ciphertexts, workers)
+        return cores.spread(self._decrypt, ciphertexts, workers)
 
     def _decrypt(self, ciphertext: int) -> int:
         return self._modulo_n(self._p.decrypt(ciphertext), self._q.decrypt(ciphertext))
@@ -353,7 +253,7 @@ class _PrimeSquare:
 
     @functools.cached_property
     def powers(self) -> FixedBase:
-        """Of a random n-th residue: powers with exponent ``prime`` are all of them modulo its square."""
+        """Powers of a random n-th residue; modulo the square, these are the powers with exponent ``prime``."""
         residue = pow(_fast(1 + secrets.randbelow(int(self.prime) - 1)), self.prime, self.square)
         return FixedBase(residue, self.square, -(-int(self.prime).bit_length() // 8))
 
@@ -391,7 +291,7 @@ class FixedBase:
 
 def generate(key_bits: int) -> tuple[bytes, bytes]:
     """A fresh key pair from ``phe``: p and q, and n, big-endian."""
-    public, private = require_phe().generate_paillier_keypair(n_length=key_bits)
+    public, private = _phe().generate_paillier_keypair(n_length=key_bits)
     return to_bytes([private.p, private.q], key_bits // 16), to_bytes([public.n], key_bits // 8)
 
 
@@ -399,7 +299,7 @@ _loaded: WeakValueDictionary[tuple[bytes, bytes, int], PrivateModulus] = WeakVal
 
 
 def load_private(private: bytes, public: bytes, key_bits: int) -> PrivateModulus:
-    """A key pair; parties of one process that hold the same one share its tables, for as long as one of them lives."""
+    """A key pair; parties of one process that hold the same one share its tables while one of them lives."""
     modulus = _loaded.get((private, public, key_bits))
     if modulus is None:
         modulus = _loaded[private, public, key_bits] = PrivateModulus(private, public, key_bits)

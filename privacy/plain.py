@@ -87,22 +87,14 @@ class _PlainServer(AggregationServer):
     def add(self, name: str, message: Tensor) -> None:
         """Add a vector, of which nothing is kept."""
         dtypes = (torch.float32, torch.float64) if self._codec is None else (torch.int64,)
-        kind = (message.dtype, tuple(message.shape))
-        try:
-            if message.dim() != 1 or (
-                self._total is not None and kind != (self._total.dtype, tuple(self._total.shape))
-            ):
-                others = "" if self._total is None else f", and of {self._total.dtype} and {tuple(self._total.shape)}"
-                raise DecodeError(f"vectors to be added must be rows of equal type and length, got {kind}{others}")
-            if message.dtype not in dtypes:
-                raise DecodeError(f"vectors to be added must be of {' or '.join(map(str, dtypes))}, got {kind}")
-        except DecodeError:
-            self._total = None
-            raise
-        if self._total is None:
-            self._total = message.clone()
-        else:
-            self._total += message
+        total, self._total = self._total, None
+        form = (message.dtype, tuple(message.shape))
+        expected = form if total is None else (total.dtype, tuple(total.shape))
+        if message.dim() != 1 or form != expected:
+            raise DecodeError(f"vectors to be added must be rows of equal type and length, got {form} and {expected}")
+        if message.dtype not in dtypes:
+            raise DecodeError(f"vectors to be added must be of {' or '.join(map(str, dtypes))}, got {form}")
+        self._total = message.clone() if total is None else total.add_(message)
 
     def total(self) -> Tensor:
         """Sum of the vectors that were added."""

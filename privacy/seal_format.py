@@ -3,7 +3,7 @@
 Every object begins with a header that states how the rest is compressed and how long it is, and contains objects with
 headers of their own, which SEAL believes: one that announces 2^38 bytes, or another compression than was used, makes it
 abort. So whatever comes from others is decompressed here, up to the length that it may have, and each header in it has
-to be the one that this version of SEAL writes for an object of its kind and size.
+to be the one that this version of SEAL writes for an object of its type and size.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class _Reader:
     def take(self, layout: struct.Struct) -> tuple[object, ...]:
         if self.at + layout.size > len(self.data):
             raise ValueError(f"{len(self.data)} bytes end within an object")
-        found = layout.unpack_from(self.data, self.at)
+        values = layout.unpack_from(self.data, self.at)
         self.at += layout.size
-        return found
+        return values
 
     def header(self, size: int) -> None:
-        """Of an object within another, which is not compressed by itself."""
+        """Check the header of an object within another, which is not compressed by itself."""
         _check_header(self.take(_HEADER), _PLAIN, size)
 
     def words(self, count: int) -> None:
@@ -81,10 +81,10 @@ def check_secret_key(blob: bytes, degree: int, primes: int) -> None:
     reader.end()
 
 
-def check_rotation_keys(blob: bytes, degree: int, primes: int, most: int) -> None:
-    """Raise a `ValueError` unless SEAL can load keys to rotate slots, at most ``most`` of them, from ``blob``."""
+def check_rotation_keys(blob: bytes, degree: int, primes: int, max_keys: int) -> None:
+    """Raise a `ValueError` unless SEAL can load keys to rotate slots, at most ``max_keys`` of them, from ``blob``."""
     size = _HEADER.size + _ciphertext_bytes(degree, primes)
-    bound = _KEYS.size + degree * _WORD.size + most * (primes - 1) * size
+    bound = _KEYS.size + degree * _WORD.size + max_keys * (primes - 1) * size
     reader = _Reader(_decompress(blob, bound))
     _, slots = reader.take(_KEYS)
     if not isinstance(slots, int) or slots > degree:
@@ -104,28 +104,28 @@ def fields(message: bytes) -> Iterator[tuple[int, bytes | int]]:
     at = 0
     while at < len(message):
         tag, at = _varint(message, at)
-        number, kind = divmod(tag, 8)
-        if kind == 0:
+        number, wire_type = divmod(tag, 8)
+        if wire_type == 0:
             value, at = _varint(message, at)
             yield number, value
             continue
-        size = {1: 8, 5: 4}.get(kind)
-        if kind == 2:
+        size = {1: 8, 5: 4}.get(wire_type)
+        if wire_type == 2:
             size, at = _varint(message, at)
         if size is None or at + size > len(message):
-            raise ValueError(f"field {number} of kind {kind} does not fit {len(message)} bytes")
+            raise ValueError(f"field {number} of type {wire_type} does not fit {len(message)} bytes")
         yield number, message[at : at + size]
         at += size
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
     value = 0
-    for place in range(10):
-        if at + place >= len(message):
+    for index in range(10):
+        if at + index >= len(message):
             break
-        value |= (message[at + place] & 127) << 7 * place
-        if message[at + place] < 128:
-            return value, at + place + 1
+        value |= (message[at + index] & 127) << 7 * index
+        if message[at + index] < 128:
+            return value, at + index + 1
     raise ValueError("a number that does not end")
 
 
@@ -137,14 +137,14 @@ def _ciphertext_bytes(degree: int, primes: int) -> int:
     return _CIPHERTEXT.size + _row_bytes(2 * degree * primes)
 
 
-def _check_header(found: tuple[object, ...], compression: int, size: int) -> None:
-    minor = found[3]  # which changes no layout
-    if found != (_MAGIC, _HEADER.size, _VERSION, minor, compression, 0, size):
-        raise ValueError(f"a header of SEAL that is not that of an object of {size} bytes: {found}")
+def _check_header(header: tuple[object, ...], compression: int, size: int) -> None:
+    minor = header[3]  # which changes no layout
+    if header != (_MAGIC, _HEADER.size, _VERSION, minor, compression, 0, size):
+        raise ValueError(f"a header of SEAL that is not that of an object of {size} bytes: {header}")
 
 
-def _decompress(blob: bytes, most: int) -> bytes:
-    """What an object contains, at most ``most`` bytes."""
+def _decompress(blob: bytes, max_bytes: int) -> bytes:
+    """Content of an object, at most ``max_bytes``."""
     if len(blob) < _HEADER.size:
         raise ValueError(f"{len(blob)} bytes are no object of SEAL")
     _check_header(_HEADER.unpack_from(blob), _ZSTANDARD, len(blob))
@@ -152,9 +152,9 @@ def _decompress(blob: bytes, most: int) -> bytes:
 
     try:
         with zstandard.ZstdDecompressor().stream_reader(blob[_HEADER.size :]) as stream:
-            content = stream.read(most + 1)
+            content = stream.read(max_bytes + 1)
     except zstandard.ZstdError as error:
         raise ValueError(f"not compressed as SEAL does it: {error}") from error
-    if len(content) > most:
-        raise ValueError(f"more than {most} bytes, once decompressed")
+    if len(content) > max_bytes:
+        raise ValueError(f"more than {max_bytes} bytes, once decompressed")
     return bytes(content)

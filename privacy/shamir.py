@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 
+from fedlit.checks import check, check_between
 from fedlit.privacy.errors import DecodeError, QuorumError
 
 PRIME = 2**256 + 297
@@ -16,15 +17,13 @@ SHARE_BYTES = 33
 def split(secret: bytes, threshold: int, points: Sequence[int]) -> dict[int, bytes]:
     """Shares by point: 33 bytes, values of a random polynomial of degree ``threshold - 1`` that is the secret at 0.
 
-    The secret has 32 bytes, the threshold is at least 1, and points differ and are at least 1, or a `ValueError` states
-    which is out of range.
+    Raises a `ValueError` unless the secret has 32 bytes, the threshold is at least 1 and at most the number of points,
+    and these differ and are at least 1.
     """
-    if len(secret) != SECRET_BYTES:
-        raise ValueError(f"secret must have {SECRET_BYTES} bytes, got {len(secret)}")
-    if not 1 <= threshold <= len(points):
-        raise ValueError(f"threshold must be from 1 to the number of shares {len(points)}, got {threshold}")
-    if len(set(points)) != len(points) or not all(1 <= point < PRIME for point in points):
-        raise ValueError(f"points must differ and be at least 1, got {list(points)}")
+    check(len(secret) == SECRET_BYTES, "secret", f"of {SECRET_BYTES} bytes", len(secret))
+    check_between("threshold", threshold, 1, len(points))
+    apart = len(set(points)) == len(points) and all(1 <= point < PRIME for point in points)
+    check(apart, "points", "different and at least 1", points)
     coefficients = [int.from_bytes(secret, "big"), *(secrets.randbelow(PRIME) for _ in range(threshold - 1))]
     return {point: _evaluate(coefficients, point).to_bytes(SHARE_BYTES, "big") for point in points}
 

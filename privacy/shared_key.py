@@ -22,28 +22,29 @@ from typing import ClassVar, Literal, final
 import torch
 from torch import Tensor
 
+from fedlit.checks import check_one_of
 from fedlit.privacy.base import AggregationClient, AggregationServer, RoundId, SecureAggregation
 from fedlit.privacy.errors import AuthenticationError, DecodeError, KeyCheckError, QuorumError, RangeError, ReplayError
 from fedlit.privacy.fixed_point import FixedPoint
 from fedlit.privacy.frames import field, pack_fields, unpack_fields
-from fedlit.privacy.links import KEY_BYTES, TAG_BYTES, KeyPair, Link, derive, digest, round_digest
+from fedlit.privacy.links import KEY_BYTES, TAG_BYTES, KeyPair, Link, check_members, derive, digest, round_digest
 from fedlit.privacy.packing import check_equally_long, check_row
 
 _HEAD = struct.Struct("<QQqqI32s")
 """Numbers in the vector, vectors in the sum; the round, the call, bytes of the channel's name; the digest."""
 
 _NO_ROUND = -1
-"""In place of a round, in sealed totals of which nobody remembers for which one they were made."""
+"""In place of a round, in totals that were encrypted anew after a resume."""
 
 
 @dataclass(frozen=True)
 class _Binding:
-    """What a message was made for."""
+    """The round of a message."""
 
     round_id: RoundId
-    """In clear, for clients that read a total and have not opened its round."""
+    """In plaintext, for clients that read a total and have not opened its round."""
     digest: bytes
-    """Of the round and its clients; of a sealed total, `_about_sealed`."""
+    """Of the round and its clients, or `_about_sealed`."""
 
 
 class PrivateKey(ABC):
@@ -70,7 +71,7 @@ class PublicKey(ABC):
 
 
 class HomomorphicScheme(ABC):
-    """How one scheme makes and loads its keys."""
+    """Makes and loads the keys of one scheme."""
 
     @abstractmethod
     def generate(self) -> tuple[bytes, bytes]:
@@ -90,7 +91,7 @@ class SharedKeyAggregation(SecureAggregation):
 
     Attributes:
         scheme: What the parties encrypt with.
-        max_clients: Most vectors in one sum that the scheme has headroom for.
+        max_clients: Maximum number of vectors in one sum that the scheme has headroom for.
     """
 
     key_holder: ClassVar[Literal["server", "clients"]] = "clients"
@@ -117,14 +118,11 @@ class SharedKeyAggregation(SecureAggregation):
         """Raise a `QuorumError` at too few clients, a `RangeError` at too many, a `KeyCheckError` at strangers."""
         self.check_clients(len(clients))
         self.check_headroom(len(clients))
-        strangers = [name for name in clients if name not in roster]
-        if strangers:
-            raise KeyCheckError(f"clients {strangers} are not in the roster {list(roster)}: enrol them first")
+        check_members(clients, roster, "open a round, before they enrol", KeyCheckError)
 
     def check_step(self, step: str) -> None:
         """Raise a `ValueError` unless there is such a step."""
-        if step not in self.enrolment:
-            raise ValueError(f"{type(self).__name__} has the steps {list(self.enrolment)}, got {step!r}")
+        check_one_of("step", step, self.enrolment)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(codec={self.codec}, max_clients={self.max_clients})"
@@ -152,17 +150,16 @@ class SharedKeyClient(AggregationClient):
         self._deal = b""
         self._key: PrivateKey | None = None
         self._link: Link | None = None
-        self._own: Link | None = None  # of the clients alone, for totals that one of them seals for the others
+        self._among_clients: Link | None = None  # for totals that one of them encrypts for the others
         self._round: _Binding | None = None
         self._newest: dict[str, tuple[RoundId, bytes]] = {}  # by channel: the newest total revealed, its fingerprint
         self._opened: dict[str, int] = {}  # by channel: the call of the newest round opened
 
     def enrol(self, roster: Sequence[str]) -> None:
         """Begin enrolment; an earlier key is forgotten."""
-        if self.name not in roster:
-            raise KeyCheckError(f"client {self.name!r} is not in the roster {list(roster)}")
+        check_members([self.name], roster, "enrol", KeyCheckError)
         self._roster = tuple(roster)
-        self._key = self._link = self._own = self._round = None
+        self._key = self._link = self._among_clients = self._round = None
         self._newest, self._opened = {}, {}
 
     def open_round(self, round_id: RoundId, clients: Sequence[str]) -> None:
@@ -170,8 +167,7 @@ class SharedKeyClient(AggregationClient):
         self._round = None
         self._enrolled()
         self._backend.check_round(clients, self._roster)
-        if self.name not in clients:
-            raise KeyCheckError(f"client {self.name!r} is not in the round among {list(clients)}")
+        check_members([self.name], clients, "open a round", KeyCheckError)
         self._round = _Binding(round_id, round_digest(round_id, clients))
         self._opened[round_id.channel] = max(round_id.call, self._opened.get(round_id.channel, round_id.call))
 
@@ -225,7 +221,7 @@ class SharedKeyClient(AggregationClient):
     def _install(self, private: bytes, public: bytes, mac: bytes) -> None:
         self._key = self._backend.scheme.private_key(private, public)
         self._link = Link(mac, "the federation")
-        self._own = Link(derive(private, "sealed totals"), "the clients")
+        self._among_clients = Link(derive(private, "sealed totals"), "the clients")
 
     def protect(self, vector: Tensor) -> Tensor:
         """Encrypt; the round is used up, so that nothing can be sent twice in it.
@@ -234,9 +230,7 @@ class SharedKeyClient(AggregationClient):
         """
         key, link, _ = self._enrolled()
         if self._round is None:
-            raise ReplayError(
-                f"client {self.name!r} has no open round: call open_round first, once for each vector protected"
-            )
+            raise ReplayError(f"client {self.name!r} has no open round: call open_round once for each vector")
         check_row("vector to protect", vector)
         body = key.encrypt(vector) if len(vector) else b""
         message = _frame(link, f"vector of {self.name}", self._round, len(vector), 1, body)
@@ -249,14 +243,14 @@ class SharedKeyClient(AggregationClient):
         Raises an `AuthenticationError` if it was not made by this federation's server, or was changed, a `ReplayError`
         if this client has revealed a newer total of the same channel, or opened a newer round.
         """
-        key, link, own = self._enrolled()
+        key, link, among_clients = self._enrolled()
         bound_to, length, added, body = _unframe(link, "total", total)
         if added != num_clients:
             raise AuthenticationError(f"the total is of {added} vectors, {num_clients} were announced")
         round_id = bound_to.round_id
         self._check_newest(round_id)
         if bound_to.digest == _about_sealed(round_id, length, added):
-            numbers = _numbers(own.open(body, bound_to.digest), length)
+            numbers = _numbers(among_clients.open(body, bound_to.digest), length)
         else:
             self._backend.check_headroom(added)
             numbers = key.decrypt(body, length, added) if length else torch.zeros(0, dtype=torch.float64)
@@ -283,26 +277,26 @@ class SharedKeyClient(AggregationClient):
             )
 
     def reissue(self, total: Tensor, num_clients: int) -> Tensor:
-        """Seal a total under a key that all clients derive from the private one, and the server cannot.
+        """Encrypt a total under a key that all clients derive from the private one, and the server cannot.
 
         It names the round it was made for, if this object has revealed it under its key. One from before a resume is as
         old as the last that this object has revealed: clients that have revealed something newer refuse it.
         """
-        _, link, own = self._enrolled()
+        _, link, among_clients = self._enrolled()
         check_row("total to seal", total)
         numbers = total.detach().to("cpu", torch.float64).contiguous()
         fingerprint = _fingerprint(numbers)
-        known = [round_id for round_id, seen in self._newest.values() if seen == fingerprint]
+        revealed = [round_id for round_id, seen in self._newest.values() if seen == fingerprint]
         last = max((round_id.call for round_id, _ in self._newest.values()), default=-1)
-        round_id = known[0] if known else RoundId(_NO_ROUND, "", last)
+        round_id = revealed[0] if revealed else RoundId(_NO_ROUND, "", last)
         about = _about_sealed(round_id, len(numbers), num_clients)
-        body = own.seal(numbers.numpy().tobytes(), about)
+        body = among_clients.seal(numbers.numpy().tobytes(), about)
         return _frame(link, "total", _Binding(round_id, about), len(numbers), num_clients, body)
 
     def _enrolled(self) -> tuple[PrivateKey, Link, Link]:
-        if self._key is None or self._link is None or self._own is None:
+        if self._key is None or self._link is None or self._among_clients is None:
             raise KeyCheckError(f"client {self.name!r} has no key yet: run the enrolment steps first")
-        return self._key, self._link, self._own
+        return self._key, self._link, self._among_clients
 
 
 @final
@@ -329,6 +323,7 @@ class SharedKeyServer(AggregationServer):
         """Begin a sum over ``clients``; raises as `SharedKeyClient.open_round`."""
         self._round = None
         self._backend.check_round(clients, self._roster)
+        vars(self).pop("_kept", None)  # vectors of a round that failed before its total
         self._clients = tuple(clients)
         self._round = _Binding(round_id, round_digest(round_id, clients))
 
@@ -376,9 +371,7 @@ class SharedKeyServer(AggregationServer):
         if self._round is None:
             raise ReplayError("no round is open: these vectors come too late, or twice")
         self._backend.check_clients(len(messages))
-        strangers = [name for name in messages if name not in self._clients]
-        if strangers:
-            raise AuthenticationError(f"vectors of {strangers}, who are not among the clients {list(self._clients)}")
+        check_members(messages, self._clients, "send vectors")
         bodies: list[bytes] = []
         lengths: dict[str, int] = {}
         for name, message in messages.items():
@@ -397,24 +390,24 @@ class SharedKeyServer(AggregationServer):
 
 
 def _about_deal(roster: Sequence[str], public: bytes) -> bytes:
-    """What sealed keys are bound to: a swapped public key or roster makes them fail to open."""
+    """Binding of encrypted keys: a swapped public key or roster makes them fail to open."""
     return digest("fedlit deal", list(roster), public)
 
 
 def _about_sealed(round_id: RoundId, length: int, added: int) -> bytes:
-    """What a total that a client seals for the others is bound to, in place of the digest of its round."""
+    """Binding of a total that a client encrypts for the others, in place of the digest of its round."""
     return digest("fedlit sealed total", round_id.round_idx, round_id.channel, round_id.call, length, added)
 
 
 def _numbers(data: bytes, length: int) -> Tensor:
-    """A total in the clear from its bytes."""
+    """A decrypted total from its bytes."""
     if len(data) != length * torch.float64.itemsize:
         raise DecodeError(f"a sealed total of {length} numbers must have 8 bytes each, got {len(data)} bytes")
     return torch.frombuffer(bytearray(data), dtype=torch.float64) if length else torch.zeros(0, dtype=torch.float64)
 
 
 def _fingerprint(numbers: Tensor) -> bytes:
-    """Hash of a total in the clear, to know it again."""
+    """Hash of a decrypted total, to recognise it."""
     return hashlib.sha256(numbers.numpy().tobytes()).digest()
 
 
@@ -429,13 +422,11 @@ def _frame(link: Link, what: str, bound_to: _Binding, length: int, added: int, b
 
 def _unframe(link: Link, what: str, message: Tensor) -> tuple[_Binding, int, int, bytes]:
     """Round, number of entries, number of vectors and ciphertexts of a message, once its tag has been checked."""
-    least = TAG_BYTES + _HEAD.size
+    smallest = TAG_BYTES + _HEAD.size
     if not isinstance(message, Tensor):
         raise DecodeError(f"a {what} must be a tensor of bytes, got {type(message).__name__}")
-    if message.dtype != torch.uint8 or message.dim() != 1 or len(message) < least:
-        raise DecodeError(
-            f"a {what} must be at least {least} bytes, got {tuple(message.shape)} numbers of {message.dtype}"
-        )
+    if message.dtype != torch.uint8 or message.dim() != 1 or len(message) < smallest:
+        raise DecodeError(f"a {what} must be at least {smallest} bytes, got {tuple(message.shape)} of {message.dtype}")
     data = message.cpu().contiguous().numpy().tobytes()
     tag, covered = data[:TAG_BYTES], data[TAG_BYTES:]
     link.verify(covered, what.encode(), tag)

@@ -80,15 +80,15 @@ class Parameters:
 
     @property
     def bytes_per_number(self) -> float:
-        """Most bytes on the wire for one number of a long vector."""
+        """Maximum of bytes on the wire for one number of a long vector."""
         return self.ciphertext_bytes(self.levels) / self.slots
 
     def ciphertext_bytes(self, levels: int) -> int:
-        """Most bytes of a ciphertext: two polynomials, one word per coefficient and prime, and headers."""
+        """Maximum size of a ciphertext: two polynomials, one word per coefficient and prime, and headers."""
         return 2 * self.degree * levels * 8 + _HEADER_BYTES
 
     def context_bytes(self, private: bool) -> int:
-        """Most bytes of a context: one polynomial of the private key, or two for each key and prime of the others."""
+        """Maximum size of a context: one polynomial of the private key, or two for each key and prime of the others."""
         polynomial = self.degree * len(self.prime_bits) * 8
         if private:
             return polynomial + _HEADER_BYTES
@@ -110,13 +110,15 @@ class Context:
     def generate(cls, parameters: Parameters) -> Context:
         """A private context with fresh keys."""
         tenseal = load_tenseal()
-        kind = tenseal.ENCRYPTION_TYPE.ASYMMETRIC if parameters.evaluation_keys else tenseal.ENCRYPTION_TYPE.SYMMETRIC
+        encryption = (
+            tenseal.ENCRYPTION_TYPE.ASYMMETRIC if parameters.evaluation_keys else tenseal.ENCRYPTION_TYPE.SYMMETRIC
+        )
         context = tenseal.context(
             getattr(tenseal.SCHEME_TYPE, parameters.name),
             parameters.degree,
             parameters.plain_modulus,
             list(parameters.prime_bits),
-            encryption_type=kind,
+            encryption_type=encryption,
             n_threads=1,
         )
         if parameters.name == "CKKS":
@@ -328,10 +330,10 @@ def split(body: bytes, count: int) -> list[memoryview]:
 
 def _check_vector(parameters: Parameters, data: bytes, levels: int) -> None:
     """Raise a `ValueError` unless SEAL can load TenSEAL's vector from ``data``, which aborts at some bytes."""
-    found = list(seal_format.fields(data))
-    if [number for number, _ in found] != ([1, 2, 3] if parameters.name == "CKKS" else [1, 2]):
+    parts = list(seal_format.fields(data))
+    if [number for number, _ in parts] != ([1, 2, 3] if parameters.name == "CKKS" else [1, 2]):
         raise ValueError("it is not made of sizes, one ciphertext and, for CKKS, a scale")
-    sizes, ciphertext = found[0][1], found[1][1]
+    sizes, ciphertext = parts[0][1], parts[1][1]
     if not (isinstance(sizes, bytes) and isinstance(ciphertext, bytes)) or len(sizes) > _LENGTH.size + 1:
         raise ValueError("its sizes are not those of one vector")
     seal_format.check_ciphertext(ciphertext, parameters.degree, levels)
@@ -348,17 +350,17 @@ def _check_context(parameters: Parameters, data: bytes) -> None:
             continue
         if not isinstance(held, bytes):
             raise ValueError("its keys are a number")
-        for kind, key in seal_format.fields(held):
-            if not isinstance(key, bytes) or (number, kind) == (_PUBLIC, _SCALE):
+        for key_type, key in seal_format.fields(held):
+            if not isinstance(key, bytes) or (number, key_type) == (_PUBLIC, _SCALE):
                 continue
-            if number == _PRIVATE and kind == 1:
+            if number == _PRIVATE and key_type == 1:
                 seal_format.check_secret_key(key, degree, primes)
-            elif number == _PUBLIC and kind == _PUBLIC_KEY:
+            elif number == _PUBLIC and key_type == _PUBLIC_KEY:
                 seal_format.check_ciphertext(key, degree, primes)
-            elif number == _PUBLIC and kind == _ROTATION_KEYS:
+            elif number == _PUBLIC and key_type == _ROTATION_KEYS:
                 seal_format.check_rotation_keys(key, degree, primes, 2 * degree.bit_length())
             else:
-                raise ValueError(f"it holds a key of kind {kind}, which is not used")
+                raise ValueError(f"it holds a key of type {key_type}, which is not used")
 
 
 def _save(context: Any, private: bool = False, evaluation_keys: bool = False) -> bytes:

@@ -98,42 +98,32 @@ class PairwiseMasking(SecureAggregation):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of one number in the ring."""
+        """Type of one number in the ring."""
         return np.dtype("<u4" if self.modulus_bits == 32 else "<u8")
 
     @property
     def signed_dtype(self) -> np.dtype[Any]:
-        """Of one number once the ring is read as from -2^(bits-1) to 2^(bits-1)."""
+        """Type of one number once the ring is read as from -2^(bits-1) to 2^(bits-1)."""
         return np.dtype(f"<i{self.dtype.itemsize}")
 
     def check_clients(self, num_clients: int) -> None:
-        """Raise unless a sum over so many clients hides each of them, from `colluders` of them too.
-
-        Raises:
-            QuorumError: If they are too few, or the threshold does not suit them.
-        """
+        """Raise a `QuorumError` if they are too few, also against `colluders`, or the threshold does not suit them."""
         if num_clients < 2:
             super().check_clients(num_clients)
         borne = self.colluders_borne(num_clients)
         if borne < self.colluders:
             raise QuorumError(
-                f"a sum over {num_clients} clients was asked for, but of so many {borne} may collude with a server "
-                f"that lies, and PairwiseMasking(colluders={self.colluders}) is to hide vectors from more: let more "
-                "clients take part, raise threshold, or ask for fewer colluders by name"
+                f"of {num_clients} clients, {borne} may collude with a server that lies, fewer than colluders="
+                f"{self.colluders}: let more clients take part, raise threshold, or ask for fewer colluders by name"
             )
 
     def check_round(self, num_clients: int) -> None:
-        """Raise unless so many clients can open a round.
-
-        Raises:
-            QuorumError: As `check_clients`.
-            RangeError: If their sum may not fit the ring.
-        """
+        """Raise as `check_clients`, or a `RangeError` if the sum of so many clients may not fit the ring."""
         self.check_clients(num_clients)
         self._check_headroom(num_clients)
 
     def _fewest_clients(self) -> int:
-        """Of a round that bears the colluders asked for."""
+        """Size of the smallest round that bears the colluders asked for."""
         suited = False
         for number in range(2, _LARGEST_TRIED):
             try:
@@ -161,11 +151,7 @@ class PairwiseMasking(SecureAggregation):
         return min(degree, num_clients - 1)
 
     def shares_needed(self, num_clients: int) -> int:
-        """Shares that restore a secret in a round of so many clients.
-
-        Raises:
-            QuorumError: If ``threshold`` is a number that is no majority of the shares, or more than there are.
-        """
+        """Shares that restore a secret; a `QuorumError` if ``threshold`` is no majority of them, or above all."""
         shares = self.degree(num_clients) + 1
         if not isinstance(self.threshold, int):
             return self._fraction_of(shares)
@@ -186,11 +172,7 @@ class PairwiseMasking(SecureAggregation):
         return number // 2 + 1 if self.threshold is not None else 2 * number // 3 + 1
 
     def confirmations_needed(self, num_clients: int) -> int:
-        """Clients of a round of so many that must confirm the same view of who survived, q.
-
-        Raises:
-            QuorumError: As `shares_needed`.
-        """
+        """Clients of a round of so many that must confirm the same view of who survived, q."""
         return max(self._fraction_of(num_clients), self.shares_needed(num_clients))
 
     def colluders_needed(self, num_clients: int) -> int:
@@ -202,9 +184,6 @@ class PairwiseMasking(SecureAggregation):
 
         They confirm two views if they are 2q - n; and they leave out their own vectors of the sum over the fewest
         that may survive, which is then to be one of two others at least.
-
-        Raises:
-            QuorumError: As `shares_needed`.
         """
         confirming, shares = self.confirmations_needed(num_clients), self.shares_needed(num_clients)
         complete = self.degree(num_clients) == num_clients - 1
@@ -230,7 +209,7 @@ class PairwiseMasking(SecureAggregation):
         return self.codec.error_bound(num_clients)
 
     def describe(self) -> Description:
-        """Who learns what."""
+        """Adversary, what is hidden and revealed, tolerated dropouts, cost."""
         threshold = "more than two thirds" if self.threshold is None else f"the threshold {self.threshold}"
         refused = f": refused where not even {self.colluders} may collude" if self.colluders else ""
         return Description(

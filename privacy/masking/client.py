@@ -14,7 +14,7 @@ from fedlit.privacy import shamir
 from fedlit.privacy.base import AggregationClient, RoundId
 from fedlit.privacy.errors import AuthenticationError, DecodeError, KeyCheckError, ReplayError
 from fedlit.privacy.frames import pack_fields, unpack_fields
-from fedlit.privacy.links import Identity, KeyPair, round_digest
+from fedlit.privacy.links import Identity, KeyPair, check_members, round_digest
 from fedlit.privacy.masking.messages import HEADER_BYTES, SERVER, binding, party, read, write, write_header
 from fedlit.privacy.masking.round import DROPPED, SURVIVED, MaskedRound, Masks
 from fedlit.privacy.packing import check_row
@@ -62,22 +62,15 @@ class MaskingClient(AggregationClient):
 
     def enrol(self, roster: Sequence[str]) -> None:
         """Begin enrolment; keys pinned earlier stay pinned."""
-        if self.name not in roster:
-            raise KeyCheckError(f"client {self.name!r} is not in the roster {list(roster)}")
+        check_members([self.name], roster, "enrol", KeyCheckError)
         self._roster = tuple(roster)
         self._round = None
 
     def open_round(self, round_id: RoundId, clients: Sequence[str]) -> None:
-        """Begin a sum over ``clients``, with fresh secrets.
-
-        Raises:
-            QuorumError: If they are too few, or the threshold does not suit them.
-            RangeError: If they are too many for the ring.
-        """
+        """Begin a sum over ``clients``, with fresh secrets; raises as `PairwiseMasking.check_round`."""
         self._round = None
         self._backend.check_round(len(clients))
-        if self.name not in clients:
-            raise KeyCheckError(f"client {self.name!r} is not in the round among {list(clients)}")
+        check_members([self.name], clients, "open a round", KeyCheckError)
         for peer in (SERVER, *map(party, clients)):
             self._identity.public_of(peer)
         self._round = _ClientRound(
@@ -106,17 +99,10 @@ class MaskingClient(AggregationClient):
             self._receive_shares(message)
 
     def protect(self, vector: Tensor) -> Tensor:
-        """Masked vector, shape (bytes,), uint8; once per round.
-
-        Raises:
-            InputError: If the vector cannot be encoded.
-            ReplayError: If this round's masks are used up, or not agreed on.
-        """
+        """Masked vector, shape (bytes,), uint8; a `ReplayError` if this round's masks are used up, or not agreed on."""
         opened, agreed = self._agreed()
         if opened.protected:
-            raise ReplayError(
-                f"client {self.name!r} has protected a vector in this round: the same masks would show how two differ"
-            )
+            raise ReplayError(f"client {self.name!r} has sent a vector: the same masks would show how two differ")
         check_row("vector to protect", vector)
         vector = vector.detach().cpu()
         self._backend.codec.check(vector)
@@ -142,22 +128,13 @@ class MaskingClient(AggregationClient):
         return message
 
     def answer(self, step: str, question: bytes) -> bytes:
-        """Tags for the other survivors; shares, whereupon the round is forgotten.
-
-        Raises:
-            AuthenticationError: If the question was not asked by the server, in this round.
-            ReplayError: If a view was confirmed before, or is not confirmed yet.
-            DecodeError: If the clients named are not those who shared secrets.
-            QuorumError: If too few survived, or too few confirm what this client received.
-        """
+        """Tags for the other survivors; then shares, whereupon the round is forgotten."""
         return self._confirm(question) if step == "confirm" else self._unmask(question)
 
     def _receive_identities(self, message: bytes) -> None:
         directory = unpack_fields(message)
         if set(directory) != {SERVER, *map(party, self._roster)}:
-            raise KeyCheckError(
-                f"the server names identity keys of {sorted(directory)}, but the roster is {list(self._roster)}"
-            )
+            raise KeyCheckError(f"identity keys are of {sorted(directory)}, but the roster is {list(self._roster)}")
         self._identity.pin(directory)
 
     def _receive_keys(self, message: bytes) -> None:
@@ -197,9 +174,7 @@ class MaskingClient(AggregationClient):
         encrypted = unpack_fields(read(self._identity, SERVER, "shares", agreed.digest, message))
         shared = tuple(name for name in agreed.clients if name in encrypted)
         if len(shared) != len(encrypted) or self.name not in encrypted:
-            raise AuthenticationError(
-                f"the server relays shares of {list(encrypted)}, but keys were announced by {list(agreed.clients)}"
-            )
+            raise AuthenticationError(f"shares are of {list(encrypted)}, but keys of {list(agreed.clients)}")
         agreed.check_left(shared, "shared secrets")
         shares: dict[str, tuple[bytes, bytes]] = {}
         for peer in agreed.neighbours(self.name):
@@ -220,9 +195,7 @@ class MaskingClient(AggregationClient):
         if not opened.protected:
             raise ReplayError(f"client {self.name!r} is asked about a sum to which it has given no vector")
         if opened.survivors:
-            raise ReplayError(
-                f"client {self.name!r} has confirmed who survived this round: a second list could be another"
-            )
+            raise ReplayError(f"client {self.name!r} has confirmed who survived: a second list could be another")
         fates = unpack_fields(read(self._identity, SERVER, "survivors", agreed.digest, question))
         if set(fates) != set(opened.shared) or not set(fates.values()) <= {SURVIVED, DROPPED}:
             raise DecodeError(f"the server must state who of {list(opened.shared)} survived, got {list(fates)}")

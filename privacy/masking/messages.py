@@ -24,7 +24,7 @@ def party(client: str) -> str:
 
 
 def binding(step: str, sender: str, bound_to: bytes, recipient: str = "") -> bytes:
-    """What a message is tagged or encrypted for; the recipient is named if a client sends to a client."""
+    """Binding of one message; the recipient is named if a client sends to a client."""
     return digest("masking", step, sender, recipient, bound_to)
 
 

@@ -11,8 +11,8 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
-from fedlit.privacy.errors import AuthenticationError, KeyCheckError, QuorumError
-from fedlit.privacy.links import KEY_BYTES, KeyPair, derive, digest
+from fedlit.privacy.errors import KeyCheckError, QuorumError
+from fedlit.privacy.links import KEY_BYTES, KeyPair, check_members, derive, digest
 from fedlit.privacy.masking.messages import SERVER, binding, party
 
 LARGEST_COMPLETE_GRAPH = 20
@@ -59,9 +59,7 @@ class MaskedRound:
         degree: int,
         terms: Sequence[object],
     ) -> None:
-        strangers = [name for name in keys if name not in roster]
-        if strangers:
-            raise AuthenticationError(f"clients {strangers} announce keys, but the round is among {list(roster)}")
+        check_members(keys, roster, "announce keys")
         if len(set(keys.values())) < len(keys) or any(len(key) != KEY_BYTES for key in keys.values()):
             raise KeyCheckError(f"round keys must differ and have {KEY_BYTES} bytes: a client copied another's")
         self.clients = tuple(name for name in roster if name in keys)
@@ -117,18 +115,13 @@ class MaskedRound:
     def check_left(self, left: Collection[str], what: str) -> None:
         """Raise a `QuorumError` unless the clients ``left`` are enough for a sum, and to restore every secret."""
         if len(left) < self._quorum:
-            raise QuorumError(
-                f"only {len(left)} clients {what}, {sorted(left)}, but at least {self._quorum} must: the round is lost"
-            )
-        if all(len(neighbours) == len(self.clients) - 1 for neighbours in self._neighbours.values()):
-            return
+            raise QuorumError(f"only {len(left)} clients {what}, {sorted(left)}, but at least {self._quorum} must")
         left = set(left)
         for client in self.clients:
             holders = len(left.intersection(self.holders(client)))
             if holders < self.threshold:
                 raise QuorumError(
-                    f"only {holders} of the clients that hold shares of {client!r} {what}, but at least "
-                    f"{self.threshold} must: the round is lost"
+                    f"only {holders} of the clients that hold shares of {client!r} {what}, {self.threshold} must"
                 )
 
 

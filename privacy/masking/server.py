@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final
 
@@ -14,7 +14,7 @@ from fedlit.privacy import frames, shamir
 from fedlit.privacy.base import AggregationServer, RoundId
 from fedlit.privacy.errors import AuthenticationError, DecodeError, QuorumError, ReplayError
 from fedlit.privacy.frames import pack_fields, unpack_fields
-from fedlit.privacy.links import TAG_BYTES, Identity, KeyPair, round_digest
+from fedlit.privacy.links import TAG_BYTES, Identity, KeyPair, check_members, round_digest
 from fedlit.privacy.masking.messages import SERVER, binding, check_tag, party, read, read_header, write
 from fedlit.privacy.masking.round import DROPPED, SURVIVED, MaskedRound, Masks
 from fedlit.privacy.packing import check_equally_long
@@ -73,10 +73,9 @@ class MaskingServer(AggregationServer):
         self._round = _ServerRound(round_digest(round_id, clients), tuple(clients))
 
     def relay(self, step: str, sent: Mapping[str, bytes]) -> dict[str, bytes]:
-        """Identity keys, round keys, or encrypted shares of those who sent something, to each of them.
+        """Identity keys, round keys, or encrypted shares of the clients that sent something, to each of them.
 
-        Raises:
-            QuorumError: If too few sent something; in enrolment, if anybody did not.
+        Raises a `QuorumError` if too few did; in enrolment, if anybody did not.
         """
         messages = {name: message for name, message in sent.items() if message}
         if step == "identities":
@@ -84,16 +83,13 @@ class MaskingServer(AggregationServer):
         return self._relay_keys(messages) if step == "keys" else self._relay_shares(messages)
 
     def aggregate(self, messages: Mapping[str, Tensor]) -> Tensor:
-        """Masked total, which `conclude` changes in place; who is not among the messages has vanished.
+        """Masked total, which `conclude` changes in place; clients without a message have dropped out.
 
-        Raises:
-            QuorumError: If too few survived; nothing is added.
-            ReplayError: If a vector was made for another round, or the vectors come a second time.
-            AuthenticationError: If a vector was not made by its sender, or was changed.
-            DecodeError: If it is none, or longer or shorter than the others.
+        Raises a `QuorumError` if too few survived, a `ReplayError` if a vector is of another round or comes twice, an
+        `AuthenticationError` if it was not made by its sender, a `DecodeError` if it is none, or not of equal length.
         """
         opened, agreed = self._adding()
-        self._check_shared(messages, opened)
+        check_members(messages, opened.commitments, "send vectors")
         agreed.check_left(messages, "survived")
         opened.lengths, opened.sum = {}, None
         for name, message in messages.items():
@@ -105,7 +101,7 @@ class MaskingServer(AggregationServer):
         opened, agreed = self._adding()
         if name in opened.lengths:
             raise ReplayError(f"client {name!r} has sent its vector of this round already")
-        self._check_shared([name], opened)
+        check_members([name], opened.commitments, "send vectors")
         numbers = self._numbers(name, message, agreed)
         check_equally_long({**opened.lengths, name: len(numbers)})
         opened.lengths[name] = len(numbers)
@@ -125,21 +121,13 @@ class MaskingServer(AggregationServer):
         return torch.from_numpy(opened.total.view(self._backend.signed_dtype))
 
     def ask(self, step: str, answers: Mapping[str, bytes]) -> dict[str, bytes]:
-        """Each survivor, to confirm who survived; each one who did, for shares, with the others' tags for it.
-
-        Raises:
-            QuorumError: If too few confirmed.
-            AuthenticationError: If an answer was not made by its sender, or who answers was not asked.
-            DecodeError: If somebody has not confirmed to all others.
-        """
+        """Ask each survivor to confirm who survived; then each one who did for shares, with the others' tags for it."""
         return self._ask_to_confirm() if step == "confirm" else self._ask_for_shares(answers)
 
     def conclude(self, answers: Mapping[str, bytes]) -> Tensor:
         """Total without masks, shape (n,), signed integers of the ring's size; then the round is forgotten.
 
-        Raises:
-            QuorumError: If a secret lacks shares: too few survivors answered.
-            AuthenticationError: If an answer was not made by its sender, or holds a wrong share.
+        Raises a `QuorumError` if too few survivors answered, an `AuthenticationError` if a share is wrong.
         """
         opened, agreed, total = self._added()
         shares = self._open_answers(answers, opened, agreed)
@@ -170,9 +158,7 @@ class MaskingServer(AggregationServer):
         missing = [name for name in self._roster if name not in messages]
         strangers = [name for name in messages if name not in self._roster]
         if missing or strangers:
-            raise QuorumError(
-                f"clients {missing} did not enrol and {strangers} did, but the roster is {list(self._roster)}"
-            )
+            raise QuorumError(f"clients {missing} did not enrol, {strangers} did: the roster is {list(self._roster)}")
         publics = {party(name): messages[name] for name in self._roster}
         self._identity.pin(publics)
         return dict.fromkeys(self._roster, pack_fields({SERVER: self._identity.public, **publics}))
@@ -215,22 +201,12 @@ class MaskingServer(AggregationServer):
         self, step: str, messages: Mapping[str, bytes], clients: Sequence[str], bound_to: bytes
     ) -> dict[str, bytes]:
         """Bodies of what ``clients`` sent in a step, in their order, once the tags have been checked."""
-        strangers = [name for name in messages if name not in clients]
-        if strangers:
-            raise AuthenticationError(f"{strangers} sent {step}, but the round is among {list(clients)}")
+        check_members(messages, clients, f"send {step}")
         return {
             name: read(self._identity, party(name), step, bound_to, messages[name])
             for name in clients
             if name in messages
         }
-
-    @staticmethod
-    def _check_shared(names: Iterable[str], opened: _ServerRound) -> None:
-        strangers = [name for name in names if name not in opened.commitments]
-        if strangers:
-            raise AuthenticationError(
-                f"vectors of {strangers}, who are not among those who shared secrets, {list(opened.commitments)}"
-            )
 
     def _numbers(self, name: str, message: Tensor, agreed: MaskedRound) -> NDArray[Any]:
         """Masked numbers of one vector, in the message's memory."""
@@ -269,8 +245,7 @@ class MaskingServer(AggregationServer):
         """Shares of each client's secret by the points of their holders."""
         shares: dict[str, dict[int, bytes]] = {name: {} for name in opened.commitments}
         for name, answer in answers.items():
-            if name not in opened.confirming:
-                raise AuthenticationError(f"client {name!r} answers, but was not asked")
+            check_members([name], opened.confirming, "answer without a question")
             if not answer:
                 continue
             about = binding("unmask", party(name), agreed.digest)
@@ -285,15 +260,13 @@ class MaskingServer(AggregationServer):
     def _restore_seed(self, name: str, shares: Mapping[int, bytes], opened: _ServerRound, agreed: MaskedRound) -> bytes:
         seed = shamir.combine(shares, agreed.threshold)
         if agreed.commitment(name, seed) != opened.commitments[name]:
-            raise AuthenticationError(
-                f"the shares of the seed of client {name!r} do not fit: a client sent a wrong one"
-            )
+            raise AuthenticationError(f"the shares of the seed of client {name!r} do not fit: one is wrong")
         return seed
 
     def _restore_keys(self, name: str, shares: Mapping[int, bytes], agreed: MaskedRound) -> KeyPair:
         keys = KeyPair(shamir.combine(shares, agreed.threshold))
         if keys.public != agreed.keys[name]:
-            raise AuthenticationError(f"the shares of the key of client {name!r} do not fit: a client sent a wrong one")
+            raise AuthenticationError(f"the shares of the key of client {name!r} do not fit: one is wrong")
         return keys
 
     def _open(self) -> _ServerRound:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
-import warnings
 
 import numpy as np
 import pytest
@@ -20,15 +18,13 @@ from fedlit.privacy import (
     FixedPoint,
     InputError,
     KeyCheckError,
-    PrivacyError,
     RangeError,
-    ReplayError,
     RoundId,
 )
 from fedlit.privacy import affine_ckks as exchange
-from fedlit.privacy.affine import AffineGrid, PlainAffine
+from fedlit.privacy.affine import AffineGrid
 from fedlit.privacy.affine_ckks import LARGEST_OUTPUT, PARAMETERS, RESCALING_PRIME, CKKSAffine
-from fedlit.privacy.errors import PrivacyWarning
+from fedlit.privacy.affine_plain import PlainAffine
 from fedlit.privacy.tenseal_keys import Context, join
 
 BACKEND = CKKSAffine()
@@ -83,7 +79,7 @@ def assert_close(outputs, moments, matrix, offset):
 
 @pytest.mark.parametrize(
     ("num_moments", "num_outputs"),
-    [(1, 1), (1, 7), (7, 1), (5, SLOTS - 4), (5, SLOTS - 3), (3, 2 * SLOTS), (100, 3), (64, 64), (33, 17)],
+    [(1, 1), (1, 7), (5, SLOTS - 3), (3, 2 * SLOTS), (100, 3), (33, 17)],
 )
 def test_outputs_are_those_of_numpy_for_any_shape(parties, num_moments, num_outputs):
     arguments = problem(num_moments, num_outputs)
@@ -136,7 +132,7 @@ def test_zero_matrices_and_offsets_give_the_rest(parties):
     assert_close(computed(parties, moments, matrix, 0 * offset), moments, matrix, 0 * offset)
 
 
-@pytest.mark.parametrize("tiny", [1e-13, 2.0**-41, 1e-12, 3e-9, 4e-9, 2.0**-24])
+@pytest.mark.parametrize("tiny", [1e-13, 3e-9, 4e-9, 2.0**-24])
 @pytest.mark.parametrize(("num_moments", "num_outputs"), [(2, 2), (1, SLOTS)])
 def test_tiny_entries_are_computed_with_or_count_as_zeros(parties, tiny, num_moments, num_outputs):
     moments, offset = torch.ones(num_moments), torch.zeros(num_outputs)
@@ -148,23 +144,12 @@ def test_tiny_entries_are_computed_with_or_count_as_zeros(parties, tiny, num_mom
         assert (outputs - PlainAffine()(moments, matrix, offset)).abs().max() <= BACKEND.error_bound(num_moments)
 
 
-def test_what_tenseal_cannot_multiply_is_refused(parties, monkeypatch):
+def test_a_product_that_tenseal_cannot_make_is_refused(parties, monkeypatch):
     monkeypatch.setattr(exchange, "_SMALLEST_ENTRY", 0.0)  # SEAL then makes a product that hides nothing
     source, target = opened(parties)
     message = source.protect(torch.ones(2), 2)
     with pytest.raises(DecodeError, match="multiplied by A"):
         target.evaluate(message, torch.tensor([[1.0, 1e-13], [1e-13, 1.0]]), torch.zeros(2))
-
-
-def test_a_backend_shows_its_settings():
-    assert repr(BACKEND) == f"CKKSAffine(grid={AffineGrid()})"
-
-
-def test_one_key_serves_many_exchanges_and_float32(parties):
-    for seed in range(3):
-        moments, matrix, offset = problem(6, 4, seed)
-        outputs = exchanged(parties, moments.float(), matrix.float(), offset.float())
-        assert (outputs - (matrix @ moments + offset)).abs().max() < 1e-4
 
 
 def test_matrices_that_tenseal_gets_wrong_are_refused():
@@ -174,37 +159,26 @@ def test_matrices_that_tenseal_gets_wrong_are_refused():
         context.multiply(vector, torch.ones(5, SLOTS - 3, dtype=torch.float64))
 
 
-def test_what_the_source_unlocks_is_masked_afresh(parties):
+def test_replies_are_masked_afresh_and_encryption_is_random_whatever_is_seeded(parties):
     source, target = parties
     moments, matrix, offset = problem(3, 200)
-    seen = []
+    seen, messages = [], set()
     for _ in range(2):
+        random.seed(0)
+        torch.manual_seed(0)
+        np.random.seed(0)  # noqa: NPY002 - the global generator is what a user would seed
         opened(parties)
-        target.evaluate(source.protect(moments, 200), matrix, offset)
+        message = source.protect(moments, 200)
+        messages.add(message[-1000:-900])
+        target.evaluate(message, matrix, offset)
         seen.append(target._mask)
+    assert len(messages) == 2
     both = torch.cat(seen)
     assert not torch.equal(*seen)
     assert both.abs().max() <= 2**18
     assert torch.equal(both * 2**34, (both * 2**34).round())
     assert both.std() == pytest.approx(2**18 / 3**0.5, rel=0.15)  # uniform; 15 % are 6.7 deviations (2e-11)
     assert both.abs().median() > 2**15
-
-
-def test_seeding_generators_repeats_neither_mask_nor_ciphertext(parties):
-    moments, matrix, offset = problem(3, 4)
-
-    def seeded():
-        random.seed(0)
-        torch.manual_seed(0)
-        np.random.seed(0)  # noqa: NPY002 - the global generator is what a user would seed
-        source, target = opened(parties)
-        message = source.protect(moments, 4)
-        target.evaluate(message, matrix, offset)
-        return message[-1000:-900], target._mask
-
-    (message, mask), (other_message, other_mask) = seeded(), seeded()
-    assert message != other_message
-    assert not torch.equal(mask, other_mask)
 
 
 def test_target_cannot_decrypt(parties):
@@ -256,26 +230,6 @@ def test_messages_under_another_key_are_refused(parties):
         source._decrypt(join([foreign]), 4)
 
 
-def test_flipped_bits_are_refused_at_every_step(parties):
-    source, target = opened(parties)
-    moments, matrix, offset = problem(3, 4)
-
-    def refused(message, step):
-        for position in (0, 7, 40, 100, 150, len(message) // 2, len(message) - 40, len(message) - 1):
-            damaged = bytearray(message)
-            damaged[position] ^= 1 << position % 8
-            with pytest.raises(PrivacyError):
-                step(bytes(damaged))
-
-    message = source.protect(moments, 4)
-    refused(message, lambda damaged: target.evaluate(damaged, matrix, offset))
-    reply = target.evaluate(message, matrix, offset)
-    refused(reply, source.unlock)
-    answer = source.unlock(reply)
-    refused(answer, target.reveal)
-    assert_close(target.reveal(answer), moments, matrix, offset)
-
-
 def test_bodies_of_another_size_or_form_are_refused(parties):
     source, target = opened(parties)
     moments, matrix, offset = problem(3, 4)
@@ -296,16 +250,6 @@ def test_bodies_of_another_size_or_form_are_refused(parties):
         with pytest.raises(DecodeError):
             target._unmask(answer)
         target._evaluate(fresh, matrix, offset)
-
-
-def test_replies_longer_than_agreed_and_used_rounds_are_refused(parties):
-    source, target = opened(parties)
-    moments, matrix, offset = problem(3, 4)
-    reply = target.evaluate(source.protect(moments, 3), matrix, offset)
-    with pytest.raises(DecodeError, match="max_outputs"):
-        source.unlock(reply)
-    with pytest.raises(ReplayError):
-        source.protect(moments, 4)
 
 
 def test_numbers_beyond_the_bounds_are_refused(parties):
@@ -333,31 +277,7 @@ def test_outputs_that_could_wrap_around_are_refused_and_the_largest_are_right(pa
     assert outputs.item() == pytest.approx(-LARGEST_OUTPUT, abs=BACKEND.error_bound(16))
 
 
-def test_full_rank_matrices_warn_once():
-    target = BACKEND.target()
-    source = BACKEND.source()
-    target.receive_key(source.public_key())
-    with pytest.warns(PrivacyWarning, match="rank 3"):
-        exchanged((source, target), *problem(3, 5))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        exchanged((source, target), *problem(3, 5))
-
-
 def test_bounds_of_the_grid_size_the_error():
     narrow = CKKSAffine(AffineGrid(matrix=FixedPoint(20, 1.0)))
     assert narrow.error_bound(64) < BACKEND.error_bound(64) < 1e-3
     assert narrow.error_bound(1) >= 10 * 2**-17  # the source's own noise
-
-
-def test_description_claims_no_more_than_holds():
-    description = BACKEND.describe()
-    assert "does not study noise" in description.adversary
-    assert "once the rank of A" in description.revealed
-    assert "2^19 in total variation" in description.revealed
-
-
-def test_missing_tenseal_names_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "tenseal", None)
-    with pytest.raises(ImportError, match=r"pip install 'fedlit\[he\]'"):
-        CKKSAffine()

@@ -8,8 +8,9 @@ TenSEAL decrypts real parts only, so what a total gives is :math:`p + \bar p`, w
 ciphertexts of a total are two equations in :math:`s` and :math:`\bar s`: enough.
 
 What holds instead: noise never reaches half a step of the grid that numbers and totals are rounded to, so the total is
-the exact sum of what was encrypted, independent of key and noise, and tells nothing else. Encoded again it is p without
-its noise, and what is left to solve is learning with errors, on which the scheme rests whatever plaintexts are known.
+the exact sum of what was encrypted, independent of key and noise, and reveals nothing else. Encoded again it is p
+without its noise, and what is left to solve is learning with errors, on which the scheme rests whatever plaintexts
+are known.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from scipy import stats
 from fedlit.federation import Federation
 from fedlit.privacy import Accountant, FixedPoint, GaussianMechanism, InputError, Plain
 from fedlit.privacy.differential import _normals
+from refused import refused
 
 NAMES = ["a", "b", "c", "t"]
 
@@ -58,7 +59,7 @@ def test_clipping_is_around_public_values() -> None:
     mechanism = GaussianMechanism(clip_norm=1.0, noise_multiplier=1e-9)
     released = mechanism.release({"w": torch.tensor([103.0, 104.0])}, around={"w": torch.tensor([100.0, 100.0])})
     torch.testing.assert_close(released["w"], torch.tensor([100.6, 100.8]))
-    with pytest.raises(InputError, match=r"around must have the entries .* missing \['w'\]"):
+    with pytest.raises(InputError, match="around"):
         mechanism.release({"w": torch.zeros(2)}, around={"w": torch.zeros(3)})
 
 
@@ -79,16 +80,11 @@ def test_noise_does_not_wrap_integers_and_flags_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        ((0.0, 1.0), r"clip_norm \(C\) must be positive and finite, got 0"),
-        ((1.0, 0.0), r"noise_multiplier \(z\) must be positive"),
-        ((1.0, 1.0, 1.0), "delta must be between 0 and 1, got 1"),
-    ],
+    ("argument", "values"), [("clip_norm", (0.0, 1.0)), ("noise_multiplier", (1.0, 0.0)), ("delta", (1.0, 1.0, 1.0))]
 )
-def test_impossible_mechanisms_are_refused(arguments: tuple[float, ...], text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        GaussianMechanism(*arguments)
+def test_impossible_mechanisms_are_refused(argument: str, values: tuple[float, ...]) -> None:
+    with refused(argument):
+        GaussianMechanism(*values)
 
 
 def test_a_diverged_payload_is_refused() -> None:

@@ -1,9 +1,10 @@
-"""FixedPoint: what it rounds to, and that nothing ever wraps."""
+"""FixedPoint: rounding to the grid, and that nothing ever wraps."""
 
 from __future__ import annotations
 
 import math
 from fractions import Fraction
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedlit.privacy import FixedPoint, InputError, RangeError
+from refused import refused
 
 
 def test_numbers_go_to_the_nearest_step_half_to_even_by_hand() -> None:
@@ -27,19 +29,11 @@ def test_encoding_agrees_with_exact_rational_arithmetic(numbers: list[float], fr
     assert codec.encode(vector).tolist() == [round(Fraction(number) * 2**fraction_bits) for number in numbers]
 
 
-@given(st.lists(st.lists(st.floats(-32, 32), min_size=3, max_size=3), min_size=1, max_size=60))
-def test_a_sum_is_within_the_declared_error(vectors: list[list[float]]) -> None:
-    codec = FixedPoint()
-    total = sum(codec.encode(torch.tensor(vector, dtype=torch.float64)) for vector in vectors)
-    assert isinstance(total, torch.Tensor)
-    for place, got in enumerate(codec.decode(total).tolist()):
-        assert abs(got - math.fsum(vector[place] for vector in vectors)) <= codec.error_bound(len(vectors)) + 1e-12
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_nan_and_infinity_are_refused(bad: float) -> None:
-    with pytest.raises(InputError, match="NaN or infinity: the model has diverged"):
-        FixedPoint().encode(torch.tensor([0.0, bad, 1.0]))
+@pytest.mark.parametrize("bad", [[0.0, math.nan, 1.0], [math.inf], [-math.inf, 0.0], [1]])
+def test_nan_infinity_and_integers_are_refused(bad: list[float]) -> None:
+    with pytest.raises(InputError):
+        FixedPoint().encode(torch.tensor(bad))
+    assert FixedPoint().encode(torch.zeros(0)).shape == (0,)
 
 
 @pytest.mark.parametrize("number", [32.01, -32.01, 1e30])
@@ -58,15 +52,6 @@ def test_half_a_step_past_the_bound_does_not_round_past_the_limit() -> None:
     assert FixedPoint(20, 0.3).encode(torch.tensor([0.3])).tolist() == [314573]  # a bound between two steps
 
 
-def test_integers_are_no_vector_to_protect() -> None:
-    with pytest.raises(InputError, match=r"floating-point numbers, got torch\.int64"):
-        FixedPoint().encode(torch.tensor([1]))
-
-
-def test_a_vector_without_numbers_is_encoded() -> None:
-    assert FixedPoint().encode(torch.zeros(0)).shape == (0,)
-
-
 def test_headroom_is_checked_with_the_numbers_named() -> None:
     codec = FixedPoint()
     codec.check_headroom(63, 2**31 - 1, "uint32 masks")
@@ -75,23 +60,17 @@ def test_headroom_is_checked_with_the_numbers_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "text"),
+    ("argument", "fraction_bits", "bound"),
     [
-        ({"fraction_bits": -1}, "fraction_bits must be an integer from 0 to 60, got -1"),
-        ({"fraction_bits": 1.5}, r"fraction_bits must be an integer from 0 to 60, got 1\.5"),
-        ({"fraction_bits": 150, "bound": 2.0**-100}, "fraction_bits must be an integer from 0 to 60"),
-        ({"bound": 0.0}, "bound must be positive and finite, got 0"),
-        ({"bound": math.inf}, "bound must be positive and finite"),
-        ({"fraction_bits": 50, "bound": 8.0}, r"must be from 1 to 2\*\*52"),
-        ({"fraction_bits": 0, "bound": 0.5}, r"must be from 1 to 2\*\*52"),
+        ("fraction_bits", -1, 32.0),
+        ("fraction_bits", 1.5, 32.0),
+        ("fraction_bits", 150, 2.0**-100),
+        ("bound", 20, 0.0),
+        ("bound", 20, math.inf),
+        ("bound", 50, 8.0),
+        ("bound", 0, 0.5),
     ],
 )
-def test_impossible_grids_are_refused(arguments: dict[str, float], text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        FixedPoint(**arguments)  # type: ignore[arg-type]
-
-
-def test_equal_grids_are_equal() -> None:
-    assert FixedPoint(8, 4.0) == FixedPoint(8, 4)
-    assert FixedPoint(8, 4.0) != FixedPoint(9, 4.0)
-    assert repr(FixedPoint()) == "FixedPoint(fraction_bits=20, bound=32)"
+def test_impossible_grids_are_refused(argument: str, fraction_bits: Any, bound: float) -> None:
+    with refused(argument):
+        FixedPoint(fraction_bits, bound)

@@ -62,7 +62,7 @@ def test_a_round_has_four_verbs_in_order_and_the_server_sees_pads_only(generator
     fed.round_idx = 7
     sent = payloads(generator)
     fed.mean("w", sent, among=["b", "a"], to=["t", "c"])
-    round_id = RoundId(7, "w", 3)  # three announcements for the enrolment: said, relayed, checked
+    round_id = RoundId(7, "w", 3)  # three announcements for the enrolment: sent, relayed, checked
     assert backend.log == [
         *(("enrol", name) for name in [SERVER, *NAMES]),
         ("relay", "greet", ("a", "b", "c", "t")),
@@ -90,10 +90,10 @@ def test_key_material_is_booked_under_a_channel_of_its_own(generator: torch.Gene
     assert len(booked) == 8
 
 
-def test_what_a_backend_refuses_is_raised_with_the_client_and_the_channel(generator: torch.Generator) -> None:
+def test_errors_of_a_backend_name_the_client_and_the_channel(generator: torch.Generator) -> None:
     sent = payloads(generator)
     sent["b"]["w"] = torch.full((3, 2), 7.0)
-    with pytest.raises(RangeError, match=r"client 'b', channel 'w': .*bound is 1: raise bound"):
+    with pytest.raises(RangeError, match="client 'b', channel 'w': "):
         federation(Plain(FixedPoint(fraction_bits=10, bound=1.0))).sum("w", {"b": sent["b"]})
 
 
@@ -148,7 +148,7 @@ def test_a_channel_without_a_backend_is_refused_where_others_have_one(generator:
 
 
 @pytest.mark.parametrize("wrong", [AdditivePads, "Paillier", {"w": AdditivePads}, {"w": None}])
-def test_what_is_no_backend_does_not_pass_for_one(wrong: Any) -> None:
+def test_objects_that_are_no_backend_are_refused(wrong: Any) -> None:
     with pytest.raises(TypeError, match=r"privacy must be a SecureAggregation, .* and not its class"):
         federation(wrong)
     with pytest.raises(TypeError, match="differential_privacy must be a GaussianMechanism"):
@@ -225,7 +225,7 @@ def test_after_a_resume_a_client_that_read_the_total_seals_it_anew(generator: to
     assert happened(backend, "reissue") == [("reissue", "a")]
 
 
-def test_a_total_that_nobody_could_read_before_the_checkpoint_is_said_to_be_lost(generator: torch.Generator) -> None:
+def test_a_total_that_nobody_could_read_before_the_checkpoint_is_lost(generator: torch.Generator) -> None:
     schedule = Schedule([["a", "b"], NAMES])
     fed = federation(AdditivePads(), participation=schedule)
     fed.mean("w", payloads(generator), to=["t"])
@@ -256,8 +256,3 @@ def test_plain_adds_from_left_to_right_and_leaves_messages_alone() -> None:
     assert server.aggregate({"a": big, "c": minus, "b": one}).item() == 1.0
     assert big.item() == 1e8
     assert Plain().error_bound(100) == 0.0
-
-
-def test_plain_claims_to_hide_nothing() -> None:
-    description = Plain().describe()
-    assert (description.backend, description.hidden, description.bytes_per_number) == ("Plain", "nothing", 4.0)

@@ -81,9 +81,7 @@ def test_packing_and_unpacking_floats_gives_the_payload_back(
 
 @settings(deadline=None)
 @given(layouts, st.integers(0, 1000))
-def test_what_lies_on_the_grid_comes_back_bit_by_bit(
-    layout: dict[str, tuple[torch.dtype, list[int]]], seed: int
-) -> None:
+def test_numbers_on_the_grid_come_back_bit_by_bit(layout: dict[str, tuple[torch.dtype, list[int]]], seed: int) -> None:
     codec = FixedPoint(fraction_bits=6, bound=64.0)
     generator = torch.Generator().manual_seed(seed)
     payload = {
@@ -104,16 +102,11 @@ def test_integer_entries_are_rounded_half_to_even() -> None:
     assert unpack(vector, schema, None, weighted=False)["n"].tolist() == [0, 2, -2, 2]
 
 
-def test_integers_up_to_two_to_the_53_are_exact_among_floats() -> None:
-    payload = {"n": torch.tensor([2**53, -(2**53) + 1])}
-    assert unpack(pack(payload, None), schema_of(payload), None, False)["n"].tolist() == [2**53, -(2**53) + 1]
-
-
 def test_integers_up_to_half_a_billion_are_exact_on_the_default_grid_and_more_is_refused() -> None:
     most = 2**24 * 2**23 // 2**20  # two digits of 24 bits, the higher one up to half the base, 20 bits of fraction
     payload = {"n": torch.tensor([most, -most, 12345, -1, 0])}
     assert Plain(FixedPoint()).sum({"a": payload, "b": payload})["n"].tolist() == [2 * most, -2 * most, 24690, -2, 0]
-    with pytest.raises(RangeError, match=r"entry 'n' has a number of 2.68435e\+08, but two digits .* lower fraction"):
+    with pytest.raises(RangeError, match="two digits"):
         Plain(FixedPoint()).sum({"a": {"n": torch.tensor([2 * most])}})
 
 
@@ -121,14 +114,15 @@ def test_a_sum_that_leaves_its_integer_type_is_refused_and_does_not_wrap() -> No
     payload = {"n": torch.tensor([100], dtype=torch.int8)}
     for backend in (Plain(), Plain(FixedPoint())):
         assert backend.sum({"a": payload})["n"].tolist() == [100]
-        with pytest.raises(RangeError, match=r"entry 'n' goes from 200 to 200, but torch\.int8 holds -128 to 127 only"):
+        with pytest.raises(RangeError, match="entry 'n' goes from 200 to 200"):
             backend.sum({"a": payload, "b": payload})
 
 
-def test_what_is_wider_than_it_can_be_exact_is_refused() -> None:
+def test_integers_and_sums_that_would_not_be_exact_are_refused() -> None:
     with pytest.raises(RangeError, match=r"entry 'n' has an integer of 9\.0072e\+15"):
         Plain().sum({"a": {"n": torch.tensor([2**53 + 2])}})
     big = {"n": torch.tensor([2**53 - 1])}
+    assert Plain().sum({"a": big})["n"].tolist() == [2**53 - 1]
     with pytest.raises(RangeError, match="entry 'n' goes from"):
         Plain().sum({"a": big, "b": big})
     half = {"h": torch.tensor([60000.0]).half()}
@@ -145,19 +139,15 @@ def test_plain_vectors_of_unequal_length_are_refused_and_not_broadcast() -> None
         unpack(torch.zeros(4), schema_of({"w": torch.zeros(3)}), None, weighted=False)
 
 
-@pytest.mark.parametrize("dtype", [torch.uint16, torch.bool, torch.int64])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64])
 def test_plain_vectors_of_types_that_nobody_packs_are_refused(dtype: torch.dtype) -> None:
     vector = torch.ones(3).to(dtype)
     with pytest.raises(DecodeError, match=r"must be of torch\.float32 or torch\.float64"):
         Plain().server().aggregate({"a": vector, "b": vector})
     with pytest.raises(DecodeError, match="a total is a row of floats"):
         unpack(vector, schema_of({"w": torch.zeros(3)}), None, weighted=False)
-
-
-@pytest.mark.parametrize("shape", [(), (3, 1)])
-def test_a_total_that_is_no_row_is_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(DecodeError, match="a total is a row of floats"):
-        unpack(torch.zeros(shape), schema_of({"w": torch.zeros(3)}), None, weighted=False)
+        unpack(torch.zeros(3, 1), schema_of({"w": torch.zeros(3)}), None, weighted=False)
 
 
 def test_a_coarse_grid_still_weighs_finely() -> None:
@@ -177,16 +167,11 @@ def test_weights_are_on_the_grid_so_that_a_mean_of_equals_is_itself() -> None:
 
 
 @pytest.mark.parametrize(
-    ("weights", "text"),
-    [
-        ({"a": 1.0}, r"every client that sends, missing \['b'\]"),
-        ({"a": 1.0, "b": 0.0}, r"positive and finite, got \{'b': 0.0\}: leave a client out"),
-        ({"a": 1.0, "b": float("nan")}, "positive and finite"),
-    ],
+    "weights", [{"a": 1.0}, {"a": 1.0, "b": 0.0}, {"a": 1.0, "b": float("nan")}, {"a": float("inf"), "b": 1.0}]
 )
-def test_bad_weights_are_refused(weights: dict[str, float], text: str) -> None:
+def test_bad_weights_are_refused(weights: dict[str, float]) -> None:
     payload = {"w": torch.zeros(2)}
-    with pytest.raises(InputError, match=text):
+    with pytest.raises(InputError, match="weights"):
         Plain().mean({"a": payload, "b": payload}, weights)
 
 

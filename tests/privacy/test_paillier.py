@@ -10,7 +10,6 @@ import os
 import signal
 import struct
 import sys
-import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -25,21 +24,19 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedlit.privacy import (
-    AuthenticationError,
     DecodeError,
     FixedPoint,
-    InputError,
     KeyCheckError,
     Plain,
-    QuorumError,
     RangeError,
-    ReplayError,
     RoundId,
+    cores,
 )
 from fedlit.privacy import paillier_arithmetic as arithmetic
 from fedlit.privacy.driver import run_steps
 from fedlit.privacy.errors import PrivacyWarning
 from fedlit.privacy.paillier import Paillier
+from refused import refused
 
 phe = pytest.importorskip("phe.paillier")
 
@@ -93,31 +90,21 @@ def digits(plaintext: int, n: int, base: int, count: int) -> list[int]:
 # -------------------------------------------------------------------------------- the cryptosystem
 
 
-def test_phe_decrypts_what_a_client_encrypts(keys: Keys, generator: torch.Generator) -> None:
+@pytest.mark.parametrize("num_vectors", [1, 5])
+def test_phe_decrypts_vectors_of_clients_and_the_servers_total(
+    num_vectors: int, keys: Keys, generator: torch.Generator
+) -> None:
     paillier = backend()
-    vector = torch.randn(40, generator=generator)
-    body = keys.private.encrypt(vector)
+    vectors = [torch.randn(40, generator=generator) for _ in range(num_vectors)]
+    bodies = [keys.private.encrypt(vector) for vector in vectors]
     base = 2 * 64 * paillier.codec.limit + 1
     numbers = [
         digit
-        for c in ciphertexts_of(body)
+        for c in ciphertexts_of(keys.public.add(bodies, 40) if num_vectors > 1 else bodies[0])
         for digit in digits(keys.phe_private.raw_decrypt(c), keys.n, base, paillier.slots.count)
     ]
-    assert numbers[:40] == paillier.codec.encode(vector).tolist()
+    assert numbers[:40] == sum(paillier.codec.encode(vector) for vector in vectors).tolist()
     assert not any(numbers[40:])
-
-
-def test_phe_decrypts_the_servers_total(keys: Keys, generator: torch.Generator) -> None:
-    paillier = backend()
-    vectors = [torch.randn(17, generator=generator) for _ in range(5)]
-    body = keys.public.add([keys.private.encrypt(vector) for vector in vectors], 17)
-    base = 2 * 64 * paillier.codec.limit + 1
-    numbers = [
-        digit
-        for c in ciphertexts_of(body)
-        for digit in digits(keys.phe_private.raw_decrypt(c), keys.n, base, paillier.slots.count)
-    ]
-    assert numbers[:17] == sum(paillier.codec.encode(vector) for vector in vectors).tolist()
 
 
 def test_a_client_decrypts_what_phe_encrypts(keys: Keys) -> None:
@@ -145,19 +132,8 @@ def test_sums_are_those_of_plain_integers(keys: Keys, data: st.DataObject, num_c
     assert (total * paillier.codec.scale).tolist() == [sum(column) for column in zip(*rows, strict=True)]
 
 
-@pytest.mark.parametrize("sign", [1, -1])
-def test_the_largest_sum_of_all_clients_fits(sign: int, keys: Keys) -> None:
-    paillier = backend()
-    vector = torch.full((paillier.slots.count,), sign * paillier.codec.bound)
-    body = keys.public.add([keys.private.encrypt(vector)] * 64, len(vector))
-    assert torch.equal(keys.private.decrypt(body, len(vector), 64), 64 * vector.double())
-
-
-@pytest.mark.parametrize("weights", [None, {"a": 5.0, "b": 1.0, "c": 2.5}])
-@pytest.mark.parametrize("codec", [FixedPoint(), FixedPoint(10, 3.0), FixedPoint(30, 8.0)])
-def test_results_are_bit_for_bit_those_of_plain_on_the_same_grid(
-    codec: FixedPoint, weights: dict[str, float] | None, generator: torch.Generator
-) -> None:
+@pytest.mark.parametrize("codec", [FixedPoint(10, 3.0), FixedPoint(30, 8.0)])
+def test_results_are_bit_for_bit_those_of_plain_on_the_same_grid(codec: FixedPoint, generator: torch.Generator) -> None:
     payloads = {
         name: {
             "w": torch.randn(3, 5, generator=generator).clamp(-2, 2),
@@ -167,7 +143,7 @@ def test_results_are_bit_for_bit_those_of_plain_on_the_same_grid(
         }
         for i, name in enumerate("abc")
     }
-    paillier, plain = backend(codec=codec), Plain(codec)
+    paillier, plain, weights = backend(codec=codec), Plain(codec), {"a": 5.0, "b": 1.0, "c": 2.5}
     for ours, theirs in (
         (paillier.sum(payloads), plain.sum(payloads)),
         (paillier.mean(payloads, weights), plain.mean(payloads, weights)),
@@ -210,27 +186,18 @@ def test_noise_is_not_shared_with_a_forked_process(keys: Keys) -> None:
     assert os.read(reader, 10_000) != keys.private.encrypt(vector)
 
 
-def test_seeds_do_not_make_ciphertexts_predictable(keys: Keys) -> None:
-    bodies = set()
-    for _ in range(2):
-        torch.manual_seed(0)
-        bodies.add(keys.private.encrypt(torch.ones(3)))
-    assert len(bodies) == 2
-
-
 def test_sums_are_the_same_without_gmpy2(monkeypatch: pytest.MonkeyPatch, generator: torch.Generator) -> None:
     payloads = {name: {"w": torch.randn(30, generator=generator)} for name in "abc"}
-    monkeypatch.setattr(arithmetic, "_gmpy2", lambda: None)
+    monkeypatch.setattr(cores, "gmpy2", lambda: None)
     paillier = backend()
     assert torch.equal(paillier.sum(payloads)["w"], Plain(paillier.codec).sum(payloads)["w"])
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3, None])
-@pytest.mark.parametrize("length", [1, 7, 500])
+@pytest.mark.parametrize(("workers", "length"), [(1, 500), (2, 1), (2, 500), (3, 7), (None, 500)])
 def test_workers_change_nothing_but_the_time(
     workers: int | None, length: int, keys: Keys, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arithmetic, "_LEAST_PART", 1e-9)
+    monkeypatch.setattr(arithmetic, "_SMALLEST_PART", 1e-9)
     paillier = backend(workers=workers)
     key = paillier.scheme.private_key(keys.private_bytes, keys.public_bytes)
     vector = torch.randn(length, generator=generator)
@@ -241,7 +208,7 @@ def test_workers_change_nothing_but_the_time(
 
 def test_an_error_in_a_thread_arrives(keys: Keys) -> None:
     with pytest.raises(ZeroDivisionError):
-        arithmetic.spread(lambda number: 1 // number, [1, 2, 0, 4], 2)
+        cores.spread(lambda number: 1 // number, [1, 2, 0, 4], 2)
 
 
 # -------------------------------------------------------------------------------- forked children
@@ -259,7 +226,7 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         return children[-1]
 
     monkeypatch.setattr(os, "fork", recorded)
-    monkeypatch.setattr(arithmetic, "_LEAST_PART", 1e-9)
+    monkeypatch.setattr(arithmetic, "_SMALLEST_PART", 1e-9)
     yield children
     for child in children:
         with pytest.raises(ChildProcessError):
@@ -271,9 +238,9 @@ def number_and_process(numbers: Sequence[int]) -> bytes:
     return b"".join(struct.pack("!II", number, os.getpid()) for number in numbers)
 
 
-def processes_of(work: Callable[[Sequence[int]], bytes], workers: int = 3, least: int = 1) -> list[int]:
-    """Who worked on each of 8 numbers, which are all there and in order."""
-    pairs = list(struct.iter_unpack("!II", arithmetic.spread_forked(work, range(8), 8, workers, least)))
+def processes_of(work: Callable[[Sequence[int]], bytes], workers: int = 3, smallest: int = 1) -> list[int]:
+    """Processes that worked on each of 8 numbers, which are all there and in order."""
+    pairs = list(struct.iter_unpack("!II", cores.spread_forked(work, range(8), 8, workers, smallest)))
     assert [number for number, _ in pairs] == list(range(8))
     return [process for _, process in pairs]
 
@@ -285,14 +252,14 @@ def test_each_process_works_on_one_part(forked: list[int]) -> None:
 
 
 @needs_fork
-@pytest.mark.parametrize(("least", "children"), [(2, 2), (3, 1), (4, 1), (5, 0), (9, 0)])
-def test_nothing_is_forked_for_little_work(least: int, children: int, forked: list[int]) -> None:
-    processes_of(number_and_process, least=least)
+@pytest.mark.parametrize(("smallest", "children"), [(2, 2), (3, 1), (4, 1), (5, 0), (9, 0)])
+def test_nothing_is_forked_for_little_work(smallest: int, children: int, forked: list[int]) -> None:
+    processes_of(number_and_process, smallest=smallest)
     assert len(forked) == children
 
 
 @needs_fork
-@pytest.mark.parametrize("end", ["raises", "exits", "is killed", "says too little"])
+@pytest.mark.parametrize("end", ["raises", "exits", "is killed", "sends too little"])
 def test_the_part_of_a_child_that_fails_is_done_by_its_parent(
     end: str, forked: list[int], capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -336,7 +303,7 @@ def test_an_error_of_the_work_itself_arrives_and_ends_the_children(forked: list[
     def work(numbers: Sequence[int]) -> bytes:
         if os.getpid() == parent:
             raise ZeroDivisionError
-        return bytes(2**20)  # more than a pipe holds: it cannot be said before somebody reads
+        return bytes(2**20)  # more than a pipe holds: it cannot be written before somebody reads
 
     with pytest.raises(ZeroDivisionError):
         processes_of(work)
@@ -348,7 +315,7 @@ def test_more_than_a_pipe_holds_arrives_while_signals_interrupt(forked: list[int
     before = signal.signal(signal.SIGALRM, lambda *_: None)
     signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
     try:
-        body = arithmetic.spread_forked(lambda numbers: bytes(numbers) * 2**20, range(8), 2**20, 2, 1)
+        body = cores.spread_forked(lambda numbers: bytes(numbers) * 2**20, range(8), 2**20, 2, 1)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
@@ -379,7 +346,7 @@ def test_children_leave_without_running_exit_handlers(forked: list[int], tmp_pat
 @needs_fork
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_a_daemonic_process_shares_its_work(keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arithmetic, "_LEAST_PART", 1e-9)
+    monkeypatch.setattr(arithmetic, "_SMALLEST_PART", 1e-9)
     key = backend(workers=2).scheme.private_key(keys.private_bytes, keys.public_bytes)
     context = multiprocessing.get_context("fork")
     bodies = context.SimpleQueue()
@@ -414,7 +381,7 @@ def test_no_noise_of_one_process_comes_in_another(keys: Keys, forked: list[int])
 
 @needs_fork
 def test_tables_are_made_before_forking(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arithmetic, "_LEAST_PART", 1e-9)
+    monkeypatch.setattr(arithmetic, "_SMALLEST_PART", 1e-9)
     fresh = Keys(backend(workers=2))
     modulus = arithmetic.load_private(fresh.private_bytes, fresh.public_bytes, BITS)
     made = []
@@ -440,35 +407,23 @@ def test_powers_of_a_fixed_base_are_powers(base: int, modulus: int, exponent: in
 # -------------------------------------------------------------------------------- keys
 
 
-def test_the_default_key_is_long_and_gives_no_warning() -> None:
+def test_short_keys_are_refused_or_give_a_warning_and_the_default_is_long() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert Paillier().key_bits == 3072
-
-
-def test_keys_of_2048_bits_give_a_warning() -> None:
     with pytest.warns(PrivacyWarning, match="2048 bits are weaker"):
         Paillier(key_bits=2048)
-
-
-@pytest.mark.parametrize("bits", [512, 1024, 2032])
-def test_keys_that_can_be_factored_are_refused(bits: int) -> None:
-    with pytest.raises(ValueError, match=f"at least 2048, got {bits}"):
-        Paillier(key_bits=bits)
+    for bits in (512, 2032):
+        with refused("key_bits"):
+            Paillier(key_bits=bits)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"key_bits": 513}, "multiple of 16"),
-        ({"key_bits": 10**6}, "multiple of 16"),
-        ({"max_clients": 1}, "max_clients must be at least 2"),
-        ({"workers": 0}, "workers must be at least 1"),
-    ],
+    ("argument", "value"), [("key_bits", 513), ("key_bits", 10**6), ("max_clients", 1), ("workers", 0)]
 )
-def test_arguments_out_of_range_are_refused(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        backend(**arguments)
+def test_arguments_out_of_range_are_refused(argument: str, value: int) -> None:
+    with refused(argument):
+        backend(**{argument: value})
 
 
 @pytest.mark.parametrize(
@@ -481,11 +436,6 @@ def test_arguments_out_of_range_are_refused(arguments: dict[str, Any], message: 
 def test_sums_beyond_the_headroom_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(RangeError, match=message):
         backend(codec=FixedPoint(50, 4.0), **arguments)
-
-
-def test_a_backend_shows_its_settings() -> None:
-    shown = repr(backend(max_clients=5, codec=FixedPoint(10, 2.0)))
-    assert shown == "Paillier(codec=FixedPoint(fraction_bits=10, bound=2), key_bits=512, max_clients=5)"
 
 
 def test_a_missing_phe_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -526,7 +476,7 @@ def test_malformed_keys_are_refused(keys: Keys) -> None:
         backend(key_bits=1024).scheme.private_key(keys.private_bytes, keys.public_bytes)
 
 
-def test_what_is_printed_shows_no_key(keys: Keys) -> None:
+def test_nothing_printed_shows_a_key(keys: Keys) -> None:
     modulus = arithmetic.load_private(keys.private_bytes, keys.public_bytes, BITS)
     for shown in (repr(modulus), repr(keys.private), repr(keys.public)):
         assert str(keys.p)[:8] not in shown
@@ -536,21 +486,21 @@ def test_what_is_printed_shows_no_key(keys: Keys) -> None:
 # -------------------------------------------------------------------------------- attacks on ciphertexts
 
 
-def hostile_ciphertexts(keys: Keys) -> dict[str, int]:
-    return {
-        "zero": 0,
-        "n": keys.n,
-        "a multiple of n": 5 * keys.n,
-        "a multiple of p": 7 * keys.p,
-        "n squared": keys.n**2,
-        "all ones": 2 ** (8 * SIZE) - 1,
-    }
-
-
-@pytest.mark.parametrize("kind", ["zero", "n", "a multiple of n", "a multiple of p", "n squared", "all ones"])
-def test_what_is_no_ciphertext_is_neither_added_nor_decrypted(kind: str, keys: Keys) -> None:
-    bad = to_body(hostile_ciphertexts(keys)[kind])
-    good = keys.private.encrypt(torch.ones(3))
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        lambda keys: 0,
+        lambda keys: keys.n,
+        lambda keys: 5 * keys.n,
+        lambda keys: 7 * keys.p,
+        lambda keys: keys.n**2,
+        lambda keys: 2 ** (8 * SIZE) - 1,
+    ],
+)
+def test_a_number_that_is_no_ciphertext_is_neither_added_nor_decrypted(
+    hostile: Callable[[Keys], int], keys: Keys
+) -> None:
+    bad, good = to_body(hostile(keys)), keys.private.encrypt(torch.ones(3))
     for bodies in ([bad, good], [good, bad]):
         with pytest.raises(DecodeError):
             keys.public.add(bodies, 3)
@@ -564,11 +514,8 @@ def test_bodies_of_another_size_are_refused(size: int, keys: Keys) -> None:
         keys.public.add([bytes(size)], 3)
     with pytest.raises(DecodeError, match="expected, got"):
         keys.private.decrypt(bytes(size), 3, 1)
-
-
-def test_an_announced_length_of_any_size_costs_nothing(keys: Keys) -> None:
     with pytest.raises(DecodeError):
-        keys.private.decrypt(bytes(SIZE), 2**63, 1)
+        keys.private.decrypt(bytes(size), 2**63, 1)
 
 
 def test_ciphertexts_under_a_foreign_key_are_refused(keys: Keys) -> None:
@@ -605,25 +552,15 @@ def test_numbers_hidden_behind_the_announced_length_are_refused(keys: Keys) -> N
         keys.private.decrypt(body, 3, 1)
 
 
-@pytest.mark.parametrize(
-    ("value", "error"),
-    [(float("nan"), InputError), (float("inf"), InputError), (32.1, RangeError), (-33.0, RangeError)],
-)
-def test_numbers_off_the_grid_are_refused(value: float, error: type[Exception]) -> None:
-    with pytest.raises(error):
-        backend().sum({"a": {"w": torch.tensor([0.0, value])}, "b": {"w": torch.zeros(2)}})
-
-
 # -------------------------------------------------------------------------------- the whole exchange
 
 
 class Exchange:
-    """Parties with keys, and every byte that one of them said."""
+    """Parties with keys, and every byte that a client sent."""
 
-    def __init__(self, names: str = "abc", **arguments: Any) -> None:
-        of = backend(**arguments)
-        self.names = list(names)
-        self.clients = {name: of.client(name) for name in names}
+    def __init__(self) -> None:
+        of, self.names = backend(), list("abc")
+        self.clients = {name: of.client(name) for name in self.names}
         self.server = of.server()
         self.sent: list[bytes] = []
         for party in self.parties():
@@ -644,9 +581,9 @@ class Exchange:
     def parties(self) -> Iterator[Any]:
         yield from (*self.clients.values(), self.server)
 
-    def open(self, call: int = 0) -> None:
+    def open(self) -> None:
         for party in self.parties():
-            party.open_round(RoundId(0, "w", call), self.names)
+            party.open_round(RoundId(0, "w", 0), self.names)
 
     def protect(self, vector: Tensor) -> dict[str, Tensor]:
         messages = {name: client.protect(vector) for name, client in self.clients.items()}
@@ -671,7 +608,7 @@ def reachable(root: object) -> Iterator[object]:
             waiting += list(getattr(value, "__dict__", {}).values())
 
 
-def test_the_server_holds_no_private_key_and_hears_none() -> None:
+def test_the_server_holds_no_private_key_and_receives_none() -> None:
     exchange = Exchange()
     exchange.open()
     exchange.server.aggregate(exchange.protect(torch.ones(5)))
@@ -690,89 +627,10 @@ def test_the_server_holds_no_private_key_and_hears_none() -> None:
     assert any(type(value).__name__ in ("int", "mpz") and value == p for value in reachable(client))
 
 
-def test_flipped_bits_on_the_way_are_refused() -> None:
-    exchange = Exchange()
-    exchange.open()
-    messages = exchange.protect(torch.ones(5))
-    messages["b"][-1] ^= 1
-    with pytest.raises(AuthenticationError):
-        exchange.server.aggregate(messages)
-
-
-def test_ciphertexts_of_another_federation_are_refused() -> None:
-    ours, theirs = Exchange(), Exchange()
-    for exchange in (ours, theirs):
-        exchange.open()
-    messages = ours.protect(torch.ones(5)) | {"b": theirs.protect(torch.ones(5))["b"]}
-    with pytest.raises(AuthenticationError):
-        ours.server.aggregate(messages)
-
-
-def test_replayed_vectors_are_refused() -> None:
-    exchange = Exchange()
-    exchange.open(0)
-    old = exchange.protect(torch.ones(5))
-    exchange.open(1)
-    with pytest.raises(ReplayError):
-        exchange.server.aggregate(exchange.protect(torch.ones(5)) | {"a": old["a"]})
-
-
-def test_a_changed_total_is_refused() -> None:
-    exchange = Exchange()
-    exchange.open()
-    total = exchange.server.aggregate(exchange.protect(torch.ones(5)))
-    assert torch.equal(exchange.clients["b"].reveal(total, 3), torch.full((5,), 3.0, dtype=torch.float64))
-    total[-1] ^= 1
-    with pytest.raises(AuthenticationError):
-        exchange.clients["b"].reveal(total, 3)
-
-
-def test_a_sum_over_those_who_sent_needs_no_recovery() -> None:
-    exchange = Exchange()
-    exchange.open()
-    messages = exchange.protect(torch.ones(5))
-    del messages["c"]
-    total = exchange.server.aggregate(messages)
-    assert torch.equal(exchange.clients["a"].reveal(total, 2), torch.full((5,), 2.0, dtype=torch.float64))
-
-
-def test_too_many_and_too_few_clients_are_refused() -> None:
-    with pytest.raises(RangeError, match=r"max_clients \(2\)"):
-        Exchange(max_clients=2).open()
-    with pytest.raises(QuorumError):
-        backend().sum({"a": {"w": torch.ones(2)}})
-
-
-# -------------------------------------------------------------------------------- size and speed
-
-
-@pytest.mark.filterwarnings("ignore::fedlit.privacy.errors.PrivacyWarning")
-@pytest.mark.parametrize(("bits", "most"), [(2048, 8.2), (3072, 8.1)])
-def test_a_number_takes_little_more_than_eight_bytes(bits: int, most: float) -> None:
-    paillier = Paillier(key_bits=bits)
-    assert paillier.describe().bytes_per_number <= most
+@pytest.mark.slow
+def test_a_number_takes_little_more_than_eight_bytes() -> None:
+    paillier = Paillier()
+    assert paillier.describe().bytes_per_number <= 8.1
     key = Keys(paillier)
     length = 4 * paillier.slots.count
     assert len(key.private.encrypt(torch.ones(length))) == length * paillier.describe().bytes_per_number
-
-
-@pytest.mark.slow
-@pytest.mark.benchmark
-@pytest.mark.filterwarnings("ignore::fedlit.privacy.errors.PrivacyWarning")
-@pytest.mark.parametrize(("bits", "times"), [(2048, 500), (3072, 1000)])
-def test_a_secure_mean_is_far_faster_than_one_ciphertext_per_float(bits: int, times: int) -> None:
-    pytest.importorskip("gmpy2")
-    paillier, num_clients = Paillier(key_bits=bits), 10
-    key, length = Keys(paillier), 20 * paillier.slots.count
-    vectors = torch.randn(num_clients, length)
-    key.private.encrypt(vectors[0])  # builds the table
-    started = time.process_time()
-    bodies = [key.private.encrypt(vector) for vector in vectors]
-    key.private.decrypt(key.public.add(bodies, length), length, num_clients)
-    ours = (time.process_time() - started) / length
-    started = time.process_time()
-    for number in range(3):
-        encrypted = [key.phe_public.encrypt(float(vector[number])) for vector in vectors]
-        key.phe_private.decrypt(sum(encrypted[1:], start=encrypted[0]))
-    naive = (time.process_time() - started) / 3
-    assert naive / ours > times

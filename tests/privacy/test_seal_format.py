@@ -1,4 +1,4 @@
-"""What SEAL aborts at is refused before SEAL sees it, and what it writes is not."""
+"""Bytes at which SEAL aborts are refused before SEAL reads them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def aborting(data: bytes) -> bytes:
 
 
 def add(backend: BFV | CKKS, parameters: Parameters, evil: bool) -> str:
-    """What a server makes of two vectors, one of which may be hostile."""
+    """A server adds two vectors, one of which may be hostile."""
     numbers = torch.zeros(parameters.slots, dtype=torch.int64 if backend is BFV else torch.float64)
     good = Context.generate(parameters).encrypt(numbers)
     key = backend().scheme.public_key(good)
@@ -42,7 +42,7 @@ def add(backend: BFV | CKKS, parameters: Parameters, evil: bool) -> str:
 
 
 def load_public(backend: BFV | CKKS, parameters: Parameters) -> str:
-    """What a server makes of a hostile public key."""
+    """A server loads a hostile public key."""
     numbers = torch.zeros(parameters.slots, dtype=torch.int64 if backend is BFV else torch.float64)
     try:
         backend().scheme.public_key(aborting(Context.generate(parameters).encrypt(numbers)))
@@ -70,14 +70,14 @@ def change_bytes(parameters: Parameters) -> str:
     context = Context.generate(parameters)
     numbers = torch.zeros(parameters.slots, dtype=torch.int64 if parameters.name == "BFV" else torch.float64)
     good, private = context.encrypt(numbers), context.save(private=True)
-    for place in range(140):
+    for position in range(140):
         for value in (0, 1, 2, 64, 255):
             changed = bytearray(good)
-            changed[place] = value
+            changed[position] = value
             with suppress(DecodeError):
                 context.read(bytes(changed), parameters.slots, parameters.levels)
             changed = bytearray(private)
-            changed[place] = value
+            changed[position] = value
             with suppress(KeyCheckError):
                 Context.load(parameters, bytes(changed), private=True)
     return "all were refused or read"

@@ -1,4 +1,4 @@
-"""Shamir shares: numbers derived by hand, any threshold of them restores the secret, fewer say nothing."""
+"""Shamir shares: numbers derived by hand, any threshold of them restores the secret, fewer reveal nothing."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedlit.privacy import DecodeError, QuorumError, shamir
+from refused import refused
 
 SECRET = bytes(range(32))
 
@@ -40,17 +41,12 @@ def test_values_wrap_around_the_prime_by_hand() -> None:
 
 @given(st.data())
 def test_any_threshold_of_shares_restores_any_secret(data: st.DataObject) -> None:
-    secret = data.draw(st.binary(min_size=32, max_size=32))
+    secret = data.draw(st.binary(min_size=32, max_size=32) | st.sampled_from([bytes(32), b"\xff" * 32]))
     points = data.draw(st.lists(st.integers(1, 2**20), min_size=1, max_size=12, unique=True))
     threshold = data.draw(st.integers(1, len(points)))
     shares = shamir.split(secret, threshold, points)
     chosen = data.draw(st.permutations(points))[: data.draw(st.integers(threshold, len(points)))]
     assert shamir.combine({point: shares[point] for point in chosen}, threshold) == secret
-
-
-@pytest.mark.parametrize("secret", [bytes(32), b"\xff" * 32])
-def test_the_smallest_and_the_largest_secret_survive(secret: bytes) -> None:
-    assert shamir.combine(shamir.split(secret, 2, [1, 2, 3]), 2) == secret
 
 
 def test_one_share_less_than_the_threshold_is_consistent_with_every_secret() -> None:
@@ -69,10 +65,6 @@ def test_single_shares_do_not_depend_on_the_secret() -> None:
     for secret in (bytes(32), b"\xff" * 32):
         first = [shamir.split(secret, 2, [1, 2])[1][1] for _ in range(4000)]
         assert abs(sum(first) / len(first) - 127.5) < 7 * 73.9 / math.sqrt(len(first))  # 7 deviations (3e-12)
-
-
-def test_two_splits_of_a_secret_differ() -> None:
-    assert shamir.split(SECRET, 2, [1, 2])[1] != shamir.split(SECRET, 2, [1, 2])[1]
 
 
 def test_too_few_shares_are_refused() -> None:
@@ -96,22 +88,22 @@ def test_too_few_shares_are_refused() -> None:
         {1: as_share(2**256), 2: as_share(2**256)},  # restore 2^256, which is no secret
     ],
 )
-def test_what_is_no_share_is_refused(shares: dict[int, bytes]) -> None:
+def test_bytes_and_points_that_are_no_shares_are_refused(shares: dict[int, bytes]) -> None:
     with pytest.raises(DecodeError):
         shamir.combine(shares, 2)
 
 
 @pytest.mark.parametrize(
-    ("secret", "threshold", "points", "message"),
+    ("argument", "secret", "threshold", "points"),
     [
-        (b"short", 2, [1, 2], "secret must have 32 bytes, got 5"),
-        (SECRET, 0, [1, 2], "threshold"),
-        (SECRET, 3, [1, 2], "threshold must be from 1 to the number of shares 2, got 3"),
-        (SECRET, 2, [1, 1], "points must differ"),
-        (SECRET, 2, [0, 1], "points must differ and be at least 1"),
-        (SECRET, 2, [1, shamir.PRIME + 1], "points"),
+        ("secret", b"short", 2, [1, 2]),
+        ("threshold", SECRET, 0, [1, 2]),
+        ("threshold", SECRET, 3, [1, 2]),
+        ("points", SECRET, 2, [1, 1]),
+        ("points", SECRET, 2, [0, 1]),
+        ("points", SECRET, 2, [1, shamir.PRIME + 1]),
     ],
 )
-def test_arguments_out_of_range_are_refused(secret: bytes, threshold: int, points: list[int], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_arguments_out_of_range_are_refused(argument: str, secret: bytes, threshold: int, points: list[int]) -> None:
+    with refused(argument):
         shamir.split(secret, threshold, points)

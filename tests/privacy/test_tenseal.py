@@ -1,0 +1,300 @@
+"""BFV and CKKS: exact sums, noise within its bound, and bytes of keys and ciphertexts that must not get through."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+pytest.importorskip("tenseal")
+
+import tenseal
+
+from fedlit.privacy import BFV, CKKS, DecodeError, FixedPoint, KeyCheckError, Plain, PrivacyError, RangeError, RoundId
+from fedlit.privacy import bfv as bfv_module
+from fedlit.privacy import ckks as ckks_module
+from fedlit.privacy.base import run_steps
+from fedlit.privacy.frames import pack_fields, unpack_fields
+from fedlit.privacy.tenseal_keys import Context, Parameters, split
+from refused import refused
+
+
+class Setup(SimpleNamespace):
+    """A backend, a key pair as bytes and as both parties load it, and parties that share another one."""
+
+    def __init__(self, backend: Any, parameters: Parameters) -> None:
+        super().__init__(backend=backend, parameters=parameters, slots=parameters.slots)
+        self.private, self.public = backend.scheme.generate()
+        self.client_key = backend.scheme.private_key(self.private, self.public)
+        self.server_key = backend.scheme.public_key(self.public)
+        names = ["a", "b", "c"]
+        self.clients, self.server = {name: backend.client(name) for name in names}, backend.server()
+        for party in (*self.clients.values(), self.server):
+            party.enrol(names)
+        self.enrolment: list[bytes] = []
+        for step in backend.enrolment:
+            sent = {name: client.send(step) for name, client in self.clients.items()}
+            relayed = self.server.relay(step, sent)
+            self.enrolment += [*sent.values(), *relayed.values()]
+            for name, client in self.clients.items():
+                client.receive(step, relayed.get(name, b""))
+
+    def total(self, bodies: list[bytes], length: int) -> Tensor:
+        return self.client_key.decrypt(self.server_key.add(bodies, length), length, len(bodies))
+
+
+@pytest.fixture(scope="module")
+def bfv() -> Setup:
+    return Setup(BFV(), bfv_module.PARAMETERS)
+
+
+@pytest.fixture(scope="module")
+def ckks() -> Setup:
+    return Setup(CKKS(), ckks_module.PARAMETERS)
+
+
+@pytest.fixture(scope="module", params=["bfv", "ckks"])
+def setup(request: pytest.FixtureRequest) -> Setup:
+    return request.getfixturevalue(request.param)
+
+
+# --- sums
+
+
+def payload(seed: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "weights": torch.randn(13, 5, generator=generator),
+        "moments": 100 * torch.randn(7, generator=generator, dtype=torch.float64),
+        "steps": torch.randint(-(10**8), 10**8, (3,), generator=generator),
+        "empty": torch.zeros(0, 4),
+    }
+
+
+def test_sums_and_means_of_sixty_are_within_the_bound_and_wide_entries_exact(setup: Setup) -> None:
+    payloads = {f"client {i}": payload(i) for i in range(60)}
+    weights = {name: 1.0 + i % 7 for i, name in enumerate(payloads)}
+    on_grid = Plain(FixedPoint())
+    sums, exact = setup.backend.sum(payloads), on_grid.sum(payloads)
+    means, exact_means = setup.backend.mean(payloads, weights), on_grid.mean(payloads, weights)
+    for name in ("moments", "steps", "empty"):
+        assert torch.equal(sums[name], exact[name]), name
+    assert torch.equal(means["steps"], exact_means["steps"])
+    if isinstance(setup.backend, BFV):
+        assert torch.equal(sums["weights"], exact["weights"])
+        assert torch.equal(means["weights"], exact_means["weights"])
+    truth = sum(payload["weights"].double() for payload in payloads.values())
+    float32 = 2.0**-24 * truth.abs().max()  # of the result's type
+    assert (sums["weights"] - truth).abs().max() <= setup.backend.error_bound(60) + float32
+    assert (means["weights"] - exact_means["weights"]).abs().max() <= on_grid.error_bound(60)
+
+
+def test_a_decrypted_total_has_nothing_of_the_noise_that_the_key_could_be_computed_from(ckks: Setup) -> None:
+    """Of equal numbers it is equal to the last bit, the exact sum of what is on the grid, whatever was drawn."""
+    generator, length = torch.Generator().manual_seed(0), 10 * ckks.slots
+    vectors = [64 * torch.rand(length, generator=generator, dtype=torch.float64) - 32 for _ in range(10)]
+    totals = [ckks.total([ckks.client_key.encrypt(vector) for vector in vectors], length) for _ in range(2)]
+    steps = sum(torch.round(vector * 2**21) for vector in vectors)  # below 2^53, so exact
+    assert torch.equal(totals[0], totals[1])
+    assert torch.equal(totals[0], steps / 2**21)
+
+
+def test_the_fewer_clients_the_finer_the_grid() -> None:
+    # half a step, 2^-22 = 2.4e-7, is above the noise of 64 clients, 64 * 2.7e-9 = 1.7e-7; a quarter of one is not
+    assert [CKKS(max_clients=number).grid_bits for number in (64, 32, 4, 2)] == [21, 22, 25, 26]
+    assert CKKS(max_clients=4).error_bound(3) == 3 * 2.0**-26
+
+
+def test_noise_of_fresh_ciphertexts_is_that_of_42_coins_per_coefficient(ckks: Setup) -> None:
+    # The slots of zeros are the real parts of the noise polynomial at primitive roots of unity of order 2N. By
+    # Parseval the mean squared modulus there is N times the variance, and the real parts are half of it.
+    (zeros,) = split(ckks.client_key.encrypt(torch.zeros(ckks.slots)), 1)
+    slots = ckks.client_key._context.decrypt(bytes(zeros), ckks.slots, ckks.parameters.levels) * ckks.parameters.scale
+    # The mean of 2048 squares of normal numbers deviates by sqrt(2 / 2048) = 3.1 %: 25 % are 8 deviations (1e-12).
+    assert (slots**2).mean().item() == pytest.approx(ckks.parameters.degree / 2 * 42 / 4, rel=0.25)
+
+
+def test_the_noise_bound_by_hand(ckks: Setup) -> None:
+    # 4096 coefficients off by 21 + 1/2 at scale 2^45, and 2^-39 of numbers up to 32
+    assert ckks.backend._noise_bound(3) == pytest.approx(3 * (4096 * 21.5 / 2**45 + 32 / 2**39), rel=1e-12)
+
+
+def test_the_plain_modulus_is_the_largest_prime_below_2_to_34_for_4096_slots(bfv: Setup) -> None:
+    modulus, step = bfv.parameters.plain_modulus, 2 * bfv.slots
+    assert modulus < 2**34
+    assert modulus % step == 1
+    assert (modulus % np.arange(2, 2**17 + 1) != 0).all()
+    assert all(any(other % d == 0 for d in range(2, 2**17)) for other in range(modulus + step, 2**34, step))
+
+
+def test_the_greatest_sums_do_not_wrap_around() -> None:
+    setup = Setup(CKKS(FixedPoint(10, 128.0)), ckks_module.PARAMETERS)
+    # the values of the constant polynomial: all of the sum is in one coefficient
+    body = setup.client_key.encrypt(torch.full((setup.slots,), -128.0))
+    total = setup.total([body] * 64, setup.slots)
+    assert (total + 64 * 128).abs().max() <= setup.backend.error_bound(64)
+
+
+# --- settings
+
+
+@pytest.mark.parametrize(
+    ("argument", "call"),
+    [
+        ("max_clients", lambda: BFV(max_clients=1)),
+        ("max_clients", lambda: BFV(max_clients=2**20 + 1)),
+        ("max_clients", lambda: CKKS(max_clients=1)),
+    ],
+)
+def test_arguments_out_of_range_are_refused(argument: str, call: Any) -> None:
+    with refused(argument):
+        call()
+
+
+def test_grids_beyond_the_headroom_or_finer_than_the_error_are_refused() -> None:
+    for call, message in (
+        (lambda: BFV(FixedPoint(24, 32.0)), "plaintexts of BFV"),
+        (lambda: CKKS(FixedPoint(10, 129.0)), "plaintexts of CKKS"),
+        (lambda: CKKS(FixedPoint(24, 8.0)), "wide entries"),
+    ):
+        with pytest.raises(RangeError, match=message):
+            call()
+    BFV(FixedPoint(24, 32.0), max_clients=15)
+    CKKS(FixedPoint(10, 128.0))
+    CKKS(FixedPoint(24, 8.0), max_clients=10)
+
+
+@pytest.mark.parametrize("backend", [BFV, CKKS])
+def test_a_missing_tenseal_names_the_extra(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tenseal", None)
+    with pytest.raises(ImportError, match=r"pip install 'fedlit\[he\]'"):
+        backend()
+
+
+# --- what is seen
+
+
+def test_the_server_has_no_private_key_and_cannot_decrypt(setup: Setup) -> None:
+    context = setup.server._key._context
+    assert not context.is_private
+    assert setup.clients["b"]._key._context.is_private
+    assert context._context.has_secret_key() is False
+    for half in (context._context.decryptor, context._context.encryptor, context._context.secret_key):
+        with pytest.raises(ValueError, match="context"):
+            half()
+    body = setup.clients["a"]._key.encrypt(torch.ones(setup.slots))
+    with pytest.raises(DecodeError, match="cannot be decrypted"):
+        context.decrypt(body[4:], setup.slots, setup.parameters.levels)
+
+
+def test_messages_hold_neither_plaintext_nor_private_key(setup: Setup) -> None:
+    secret = setup.clients["a"]._key._context.save(private=True)[-2000:]  # the compressed private polynomial
+    vector = torch.full((setup.slots,), 1.2345)
+    for party in (*setup.clients.values(), setup.server):
+        party.open_round(RoundId(0, "update", 2), list(setup.clients))
+    messages = {name: client.protect(vector) for name, client in setup.clients.items()}
+    total = setup.server.aggregate(messages)
+    seen = [*setup.enrolment, *(m.numpy().tobytes() for m in messages.values()), total.numpy().tobytes()]
+    plaintexts = [vector.numpy().tobytes()[:8], FixedPoint().encode(vector).numpy().tobytes()[:16], secret]
+    assert not any(plaintext in message for plaintext in plaintexts for message in seen)
+
+
+def test_nothing_printed_shows_a_key(setup: Setup) -> None:
+    for shown in (setup.client_key, setup.client_key._context, setup.backend.scheme, setup.parameters):
+        assert repr(setup.private[-20:])[2:-1] not in repr(shown)
+
+
+# --- hostile bytes
+
+
+@settings(deadline=None, max_examples=60)
+@given(cut=st.integers(0, 65_000), junk=st.binary(max_size=40))
+def test_bytes_that_are_no_ciphertexts_are_refused(bfv: Setup, cut: int, junk: bytes) -> None:
+    body = bfv.client_key.encrypt(torch.ones(5))
+    for damaged in (body[:cut][:-1] + junk, body[: cut % 300] + junk + body[cut % 300 + len(junk) + 1 :]):
+        with pytest.raises(PrivacyError):
+            bfv.server_key.add([body, damaged], 5)
+        with pytest.raises(PrivacyError):
+            bfv.client_key.decrypt(damaged, 5, 2)
+
+
+def test_bodies_with_too_many_too_few_or_oversized_ciphertexts_are_refused(setup: Setup) -> None:
+    body = setup.client_key.encrypt(torch.ones(5))
+    hostile = (2**24).to_bytes(4, "little") + bytes(2**24)
+    for damaged in (b"", body + body, hostile, bytes(400), body + b"\0\0\0"):
+        with pytest.raises(DecodeError):
+            setup.server_key.add([damaged, damaged], 5)
+    for length in (setup.slots + 1, 2**62):
+        with pytest.raises(DecodeError):
+            setup.client_key.decrypt(body, length, 2)
+
+
+def test_a_total_under_another_key_is_refused(setup: Setup) -> None:
+    scheme = setup.backend.scheme
+    stranger = scheme.private_key(*scheme.generate()).encrypt(torch.ones(5))
+    for body in (stranger, setup.server_key.add([setup.client_key.encrypt(torch.ones(5)), stranger], 5)):
+        with pytest.raises(DecodeError, match="another key"):
+            setup.client_key.decrypt(body, 5, 2)
+
+
+def test_ciphertexts_of_another_scheme_size_or_scale_are_refused(bfv: Setup, ckks: Setup) -> None:
+    def body(ciphertext: bytes) -> bytes:
+        return len(ciphertext).to_bytes(4, "little") + ciphertext
+
+    short = tenseal.bfv_vector(tenseal.context_from(bfv.private), [1, 2, 3]).serialize()
+    rescaled = tenseal.ckks_vector(tenseal.context_from(ckks.private), [1.0] * ckks.slots, 2.0**40).serialize()
+    for setup, wrong, message in (
+        (bfv, ckks.client_key.encrypt(torch.ones(5)), "not a ciphertext"),
+        (bfv, body(short), "3 numbers"),
+        (ckks, body(rescaled), "scale"),
+    ):
+        with pytest.raises(DecodeError, match=message):
+            setup.server_key.add([wrong, wrong], 5)
+        with pytest.raises(DecodeError, match=message):
+            setup.client_key.decrypt(wrong, 5, 2)
+
+
+def test_halves_of_different_keys_are_refused(setup: Setup) -> None:
+    private, public = setup.backend.scheme.generate()
+    for pair in ((setup.private, public), (private, setup.public)):
+        with pytest.raises(KeyCheckError, match="does not belong"):
+            setup.backend.scheme.private_key(*pair)
+
+
+@pytest.mark.parametrize(
+    "weak",
+    [Parameters("BFV", 2048, (30, 24), plain_modulus=12289), Parameters("CKKS", 4096, (60, 49), scale=2.0**40)],
+    ids=lambda parameters: parameters.name,
+)
+def test_malformed_keys_and_those_of_other_parameters_are_refused(weak: Parameters, bfv: Setup, ckks: Setup) -> None:
+    setup = bfv if weak.name == "BFV" else ckks
+    private, public, scheme = setup.private, setup.public, setup.backend.scheme
+    server_side = Context.without_keys(setup.parameters).save(private=False)
+    other = Context.generate(weak).save(private=True)
+    for bad in (b"", private[:-9], bytes(300), private + private, other, server_side):
+        with pytest.raises(KeyCheckError):
+            scheme.private_key(bad, public)
+    for bad in (b"", public[:-9], bytes(300), public + public, private):
+        with pytest.raises(KeyCheckError):
+            scheme.public_key(bad)
+        with pytest.raises(KeyCheckError):
+            scheme.private_key(private, bad)
+
+
+def test_a_swapped_public_half_fails_the_enrolment() -> None:
+    backend, names = BFV(), ["a", "b"]
+    clients, server = {name: backend.client(name) for name in names}, backend.server()
+    for party in (*clients.values(), server):
+        party.enrol(names)
+    run_steps(backend.enrolment[:1], clients, server)
+    relayed = server.relay("keys", {name: client.send("keys") for name, client in clients.items()})
+    deal = {**unpack_fields(relayed["b"]), "public": backend.scheme.generate()[1]}
+    with pytest.raises(PrivacyError):
+        clients["b"].receive("keys", pack_fields(deal))
