@@ -17,7 +17,7 @@ KEYS = "/keys"
 
 @dataclass(frozen=True, order=True)
 class LedgerEntry:
-    """What one party sent another in one round over one channel.
+    """Messages from one party to another in one round over one channel.
 
     Args:
         round_idx: Communication round, from 0.

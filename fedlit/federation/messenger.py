@@ -87,11 +87,11 @@ class Messenger:
         return self._failure is not None
 
     def is_local(self, name: str) -> bool:
-        """Whether this process hosts the client."""
+        """Return whether this process hosts the client."""
         return self.rank_of[name] == self.transport.rank
 
     def is_lost(self, name: str) -> bool:
-        """Whether the client's process is lost, as all others know."""
+        """Return whether the client's process is lost, as all others know."""
         return self.rank_of[name] in self.transport.lost
 
     @property

@@ -123,7 +123,7 @@ def vectors(inputs: Inputs) -> Tensor | None:
 
 
 def _parts(value: Any) -> list[tuple[str, Any]] | None:
-    """What a structure has, with the last part of each path; ``None`` of a leaf, such as a list of texts."""
+    """Members of a structure, with the last part of their paths; ``None`` of a leaf, such as a list of texts."""
     if isinstance(value, Mapping):
         return [(f"[{key!r}]", item) for key, item in value.items()]
     if is_dataclass(value) and not isinstance(value, type):

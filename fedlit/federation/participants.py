@@ -86,7 +86,7 @@ class Participants:
         return tuple(client for client in self.clients if self.is_local(client))
 
     def is_local(self, client: Client | str) -> bool:
-        """Whether this process hosts ``client``."""
+        """Return whether this process hosts ``client``."""
         return self.roster.is_local(client)
 
     @property

@@ -1,4 +1,4 @@
-"""Who is present in a round: seeded rules, and the same answer on every process."""
+"""Participation in a round: seeded rules, with equal draws on every process."""
 
 from __future__ import annotations
 

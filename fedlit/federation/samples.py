@@ -1,4 +1,4 @@
-"""Rules for a client's samples: what inputs and labels must be, in errors that name client, row, value and way out."""
+"""Checks of a client's samples: their errors name client, row, value and way out."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Stored:
 
 
 def reads_tensors(dataset: object) -> bool:
-    """Whether a dataset's items are rows of its tensors, as of a plain `TensorDataset`."""
+    """Return whether a dataset's items are rows of its tensors, as of a plain `TensorDataset`."""
     return isinstance(dataset, TensorDataset) and type(dataset).__getitem__ is TensorDataset.__getitem__
 
 
@@ -176,7 +176,7 @@ def check_labels(
 
 
 def _as_classes(labels: Tensor) -> str:
-    """What makes classes of labels of another form, in code."""
+    """Code that makes classes of labels of another form."""
     if labels.dim() == 2 and labels.shape[1] > 1:
         return "y.argmax(dim=1), if they are one-hot"
     return "y" + (".squeeze(1)" if labels.dim() == 2 else "") + ("" if labels.dtype == torch.int64 else ".long()")

@@ -40,7 +40,7 @@ Way = tuple[int, int, int]
 
 
 class Transport(ABC):
-    """What a federation needs from the processes it runs on.
+    """Messages between the processes of a federation.
 
     Attributes:
         rank: Of this process, from 0. The server lives on rank 0.
@@ -111,7 +111,7 @@ class Transport(ABC):
 
     @property
     def step(self) -> int:
-        """How often the processes have met or swapped."""
+        """Number of meetings and swaps so far."""
         return 0
 
     def all_gather(self, value: Any, doing: str) -> list[Any]:
