@@ -45,7 +45,7 @@ class Federation(Participants):
         placement: Client names per rank; ``None`` deals out contiguous shares.
         participation: Who is present in a round.
         heard: Per channel, which present clients participate. Subsets are nested in the order of the mapping: the
-            second channel's clients are drawn among the first's, and so on (FedRF-TCA, Table II).
+            second channel's clients are drawn from the first's, and so on (FedRF-TCA, Table II).
         nested_heard: ``False`` draws each channel's subset among all who are present (FedRF-TCA, Table XV).
         privacy: Backend for sums, one for all channels or one per channel; ``None`` is `Plain`. If channels are named,
             each one that is summed over has to be.
@@ -236,7 +236,7 @@ class Federation(Participants):
             FederationError: Or `RosterError`, as `exchange`.
         """
         mine = self.roster.local(moments)
-        holders, learners = (self.roster.names("pairs", [pair[place] for pair in pairs]) for place in (0, 1))
+        holders, learners = (self.roster.names("pairs", [pair[side] for pair in pairs]) for side in (0, 1))
         resolved = self.channels.over(channel, Pairwise, holders, learners)
         participants = {*self._participants(channel, False)}
         active = [(first.name, second.name) for first, second in pairs if {first.name, second.name} <= participants]

@@ -58,7 +58,7 @@ def sample_shape(inputs: Inputs) -> Shape:
 def in_words(shape: Shape) -> str:
     """A shape as errors have it: ``(3, 8, 8)``, or ``['age'] (1,), ['image'] (3, 8, 8)``."""
     if any(isinstance(part, tuple) for part in shape):
-        return ", ".join(f"{path} {own}" for path, own in shape)  # type: ignore[misc]
+        return ", ".join(f"{path} {sizes}" for path, sizes in shape)  # type: ignore[misc]
     return str(shape)
 
 

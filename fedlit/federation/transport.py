@@ -75,9 +75,9 @@ class Transport(ABC):
         self, ways: Sequence[Way], outgoing: Sequence[Outgoing], doing: str, take: Callable[[int, Tensor], None]
     ) -> None:
         """As `swap` to rank 0 alone, which calls ``take(position, message)`` for each way, if it can as they come."""
-        for place, message in enumerate(self.swap(ways, outgoing, doing)):
+        for index, message in enumerate(self.swap(ways, outgoing, doing)):
             if message is not None:
-                take(place, message)
+                take(index, message)
 
     @property
     def returning(self) -> bool:
