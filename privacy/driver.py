@@ -53,7 +53,7 @@ class Parties:
     Attributes:
         clients: By name.
         server: Without work where it lives elsewhere.
-        enrolled: Whether enrolment is done, as whoever drives them has found.
+        enrolled: Whether enrolment is done; set by the caller.
     """
 
     def __init__(self, backend: SecureAggregation, clients: Iterable[str], with_server: bool = True) -> None:

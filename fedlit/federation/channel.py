@@ -9,7 +9,7 @@ from fedlit.checks import check, check_one_of
 from fedlit.federation.ledger import KEYS
 
 Parties = Literal["everyone", "sources", "target", "learners"]
-"""Who sends or receives; ``"learners"`` are those who take local steps."""
+"""Senders or receivers; ``"learners"`` are those that take local steps."""
 
 NAME_BYTES = 32
 """Most bytes of a channel's name in UTF-8: it travels in the header of every exchange."""
@@ -19,13 +19,13 @@ _WORDS = {"sources": "the sources", "target": "the target", "learners": "those w
 
 @dataclass(frozen=True)
 class Channel:
-    """What every kind of channel declares.
+    """Declaration of messages, of one of the types below.
 
     Args:
         name: 1 to 32 bytes of UTF-8; the same in the ledger and in configurations.
         contents: What a message holds, in a line.
-        up: Who sends: ``"everyone"``, ``"sources"``, ``"target"`` or ``"learners"`` (who take local steps).
-        to: Who receives, in the same words.
+        up: Senders: ``"everyone"``, ``"sources"``, ``"target"`` or ``"learners"``.
+        to: Receivers, likewise.
         how_often: In words, such as ``"every round"`` or ``"once"``.
         unblurred: Why no mechanism of differential privacy can blur it; empty if one can.
         otherwise: Argument of the method that makes it a channel of another type, as an order ("give ..."); shown where
@@ -52,7 +52,7 @@ class Channel:
     samples: bool = field(default=False, kw_only=True)
 
     kind: ClassVar[str]
-    """How its messages go, in words."""
+    """Type in words."""
 
     def __post_init__(self) -> None:
         valid = 0 < len(self.name.encode()) <= NAME_BYTES and not self.name.endswith(KEYS)
@@ -61,7 +61,7 @@ class Channel:
             check_one_of(f"{argument} of channel {self.name!r}", value, get_args(Parties))
 
     def __str__(self) -> str:
-        """What goes from whom to whom, and how often."""
+        """Contents, senders, receivers and frequency, in a line."""
         up, to = _WORDS.get(self.up, self.up), _WORDS.get(self.to, self.to)
         return f"{self.contents or self.name}, from {up} to {to}, {self.how_often}"
 

@@ -21,10 +21,10 @@ from fedlit.privacy import (
 )
 
 Reports = GaussianMechanism | Literal["exact", "off"]
-"""How clients report numbers for logging: with noise that is accounted for, as they are, or not at all."""
+"""Reports of numbers for logging: with noise that is accounted for, as they are, or not at all."""
 
 _PROTECTS: dict[str, type[Channel]] = {"privacy": Summed, "two_party": Pairwise}
-"""By the choice that protects its messages, the kind of channel."""
+"""Type of channel that each choice protects."""
 
 
 @dataclass(frozen=True)
@@ -61,12 +61,12 @@ class Resolved:
 
     @property
     def singly(self) -> bool:
-        """Whether its messages go one by one, as nothing hides them."""
+        """Whether its messages go one by one, as no backend masks them."""
         return isinstance(self.declared, Summed) and self.declared.singly and not self.hides
 
     @property
     def sent(self) -> str:
-        """How messages go with what was chosen, what they hold, from whom to whom, and how often, in a line."""
+        """Protection, contents, senders, receivers and frequency, in a line."""
         kind = Open.kind if self.singly else self.declared.kind
         kind = f"single samples, {kind}" if self.declared.samples else kind
         if self.encrypted and kind.endswith(Open.kind) and not self.declared.watched:
@@ -75,7 +75,7 @@ class Resolved:
 
     @property
     def description(self) -> Description | None:
-        """What protects it; ``None`` where messages go from client to client in the clear."""
+        """Description of its backend or protocol; ``None`` where messages go from client to client in plaintext."""
         if isinstance(self.declared, Summed) and not self.singly:
             return self.backend.describe_round(len(self.senders))
         return None if self.protocol is None else self.protocol.describe()
@@ -89,7 +89,7 @@ class Resolved:
 
     @property
     def way_out(self) -> str:
-        """The end of a sentence that refuses a choice: what else the method can be asked for."""
+        """End of an error that refuses a choice: the argument that changes the channel's type."""
         return f"; or {self.declared.otherwise}" if self.declared.otherwise else ""
 
     def __str__(self) -> str:
@@ -353,5 +353,5 @@ def check_choices(
 
 
 def _values(choice: Any) -> list[Any]:
-    """What is chosen for any channel."""
+    """Choices for all channels, or for one by one."""
     return [*choice.values()] if isinstance(choice, Mapping) else [] if choice is None else [choice]

@@ -1,4 +1,4 @@
-"""What can go wrong between clients, sorted by what a caller could do about it."""
+"""Errors of a federation."""
 
 
 class FederationError(RuntimeError):

@@ -26,7 +26,7 @@ Received = dict[str, dict[str, dict[str, Tensor]]]
 
 
 def by_receiver(sender: str, payload: Mapping[str, Any]) -> bool:
-    """Whether each receiver is sent a separate message; a `PayloadError` if only some entries are payloads."""
+    """Return whether each receiver is sent a separate message; a `PayloadError` if only some entries are payloads."""
     kinds = {isinstance(entry, Mapping) for entry in payload.values()}
     if len(kinds) > 1:
         raise PayloadError(

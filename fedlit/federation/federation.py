@@ -45,7 +45,7 @@ class Federation(Participants):
         placement: Client names per rank; ``None`` deals out contiguous shares.
         participation: Who is present in a round.
         heard: Per channel, which present clients participate. Subsets are nested in the order of the mapping: the
-            second channel's clients are drawn among the first's, and so on (FedRF-TCA, Table II).
+            second channel's clients are drawn from the first's, and so on (FedRF-TCA, Table II).
         nested_heard: ``False`` draws each channel's subset among all who are present (FedRF-TCA, Table XV).
         privacy: Backend for sums, one for all channels or one per channel; ``None`` is `Plain`. If channels are named,
             each one that is summed over has to be.
@@ -127,7 +127,7 @@ class Federation(Participants):
         return back
 
     def _lacks(self, lost: Collection[int], adapts: bool) -> str:
-        """What a round lacks in which the clients of these ranks are absent; empty if nothing."""
+        """Say why a round without the clients of these ranks makes no sense; empty if it does."""
         here = [name for name, rank in self.roster.rank_of.items() if rank not in lost]
         target = self.target.name
         if adapts and target not in here:
@@ -236,7 +236,7 @@ class Federation(Participants):
             FederationError: Or `RosterError`, as `exchange`.
         """
         mine = self.roster.local(moments)
-        holders, learners = (self.roster.names("pairs", [pair[place] for pair in pairs]) for place in (0, 1))
+        holders, learners = (self.roster.names("pairs", [pair[side] for pair in pairs]) for side in (0, 1))
         resolved = self.channels.over(channel, Pairwise, holders, learners)
         participants = {*self._participants(channel, False)}
         active = [(first.name, second.name) for first, second in pairs if {first.name, second.name} <= participants]
@@ -290,8 +290,8 @@ class Federation(Participants):
     def senders(self, channel: str, among: _Clients | None = None, absent_too: bool = False) -> list[str]:
         """Clients over whom a mean or sum would be taken in this round, as in `mean`; none if too few to hide."""
         resolved = self.channels[channel]
-        counted = resolved.everyone("among") if among is None else self.roster.names("among", among)
-        senders = [name for name in self._participants(channel, absent_too) if name in counted]
+        named = resolved.everyone("among") if among is None else self.roster.names("among", among)
+        senders = [name for name in self._participants(channel, absent_too) if name in named]
         return senders if len(senders) >= resolved.backend.min_clients else []
 
     def catch_up(self, channel: str, absent_too: bool = False) -> dict[str, dict[str, Tensor]]:
@@ -351,14 +351,14 @@ class Federation(Participants):
         names = self.roster.names
         with self._timed("exchange", less="protection"):
             mine = self.roster.local(payloads)
-            counted, addressed = ({*names(*some)} for some in (("among", among or ()), ("to", to or ())))
-            resolved = self.channels.over(channel, Summed, counted, addressed)
-            counted = resolved.everyone("among") if among is None else counted
-            addressed = resolved.everyone("to") if to is None else addressed
+            senders, receivers = names("among", among or ()), names("to", to or ())
+            resolved = self.channels.over(channel, Summed, senders, receivers)
+            senders = resolved.everyone("among") if among is None else senders
+            receivers = resolved.everyone("to") if to is None else receivers
             participants = self._participants(channel, absent_too)
-            senders, receivers = ([name for name in participants if name in some] for some in (counted, addressed))
-            recipe = Recipe(channel, senders, receivers, frozenset(addressed.difference(participants)), weights)
-            return self._sums.run(recipe, mine, around)
+            absent = frozenset(receivers.difference(participants))
+            present = ([name for name in participants if name in some] for some in (senders, receivers))
+            return self._sums.run(Recipe(channel, *present, absent, weights), mine, around)
 
     # ---------------------------------------------------------------- checkpoints
 

@@ -85,30 +85,15 @@ class GuardedLabels:
                 stack.extend(item)
         return NotImplemented
 
-    def __len__(self) -> int:
-        self._refuse()
-
     # No __iter__: loops end up here, and Lightning, which looks into all iterables of a batch for its size, passes by.
-    def __getitem__(self, index: Any) -> Any:
-        self._refuse()
-
-    def __array__(self, *args: Any, **kwargs: Any) -> Any:
-        self._refuse()
-
-    def __eq__(self, other: object) -> bool:
+    def _refuse_use(self, *operands: object, **options: object) -> Any:
         self._refuse()
 
     __hash__ = None  # type: ignore[assignment]
-
-    def __bool__(self) -> bool:
-        self._refuse()
-
-    def _refuse_operator(self, *operands: object) -> Any:
-        self._refuse()
-
-    __lt__ = __le__ = __gt__ = __ge__ = _refuse_operator
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse_operator
-    __neg__ = __int__ = __float__ = __index__ = __contains__ = __setitem__ = _refuse_operator
+    __len__ = __getitem__ = __setitem__ = __contains__ = __array__ = __bool__ = __eq__ = _refuse_use
+    __lt__ = __le__ = __gt__ = __ge__ = _refuse_use
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse_use
+    __neg__ = __int__ = __float__ = __index__ = _refuse_use
 
 
 def guard(batch: Mapping[str, Any], client: str, keep: bool) -> Mapping[str, Any]:

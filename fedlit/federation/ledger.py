@@ -17,7 +17,7 @@ KEYS = "/keys"
 
 @dataclass(frozen=True, order=True)
 class LedgerEntry:
-    """What one party sent another in one round over one channel.
+    """Messages from one party to another in one round over one channel.
 
     Args:
         round_idx: Communication round, from 0.
@@ -109,16 +109,16 @@ class Ledger:
     def state_dict(self) -> dict[str, Any]:
         """The entries as plain values and one tensor, so that a checkpoint loads with ``weights_only=True``."""
         keys = list(self._book)
-        words = sorted({word for key in keys for word in key[1:]})
-        place = {word: index for index, word in enumerate(words)}
-        rows = [[key[0], *(place[word] for word in key[1:]), *self._book[key]] for key in keys]
-        return {"words": words, "rows": torch.tensor(rows, dtype=torch.int64).reshape(-1, 6)}
+        names = sorted({name for key in keys for name in key[1:]})
+        index = {name: position for position, name in enumerate(names)}
+        rows = [[key[0], *(index[name] for name in key[1:]), *self._book[key]] for key in keys]
+        return {"words": names, "rows": torch.tensor(rows, dtype=torch.int64).reshape(-1, 6)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Replace the entries by those of `state_dict`."""
-        words = state["words"]
+        names = state["words"]
         self._book = {
-            (row[0], words[row[1]], words[row[2]], words[row[3]]): [row[4], row[5]] for row in state["rows"].tolist()
+            (row[0], names[row[1]], names[row[2]], names[row[3]]): [row[4], row[5]] for row in state["rows"].tolist()
         }
         self._by_round, self._total = {}, 0
         for (round_idx, channel, _, _), (_, num_bytes) in self._book.items():

@@ -28,10 +28,10 @@ _FIRST = torch.tensor([0])
 
 
 class SampleCheck(Protocol):
-    """Looks at samples when they are read for the first time."""
+    """Checks samples when they are read for the first time."""
 
     def due(self, client: str) -> bool:
-        """Whether some of a client's samples have not been looked at."""
+        """Return whether some of a client's samples have not been checked."""
 
     def __call__(self, client: str, samples: Any, positions: Tensor) -> None:
         """Raise an error if a batch has samples that the run cannot take; positions are theirs in the dataset."""
@@ -42,7 +42,7 @@ class SampleCheck(Protocol):
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """How a `FederatedLoader` cuts a client's samples into rounds.
+    """Division of each client's samples into rounds.
 
     Args:
         sizes: Training samples of every client of the federation, also of those hosted elsewhere.
@@ -83,7 +83,7 @@ class FederatedLoader:
         seed: Of the permutations; ``None`` takes the one given to ``seed_everything``.
 
     Attributes:
-        check: Looks at samples when they are first read; a run sets it.
+        check: Of samples when they are first read; a run sets it.
 
     Raises:
         RosterError: If a client has no samples, or too few for one batch with ``drop_last``.

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 
 class Verdict(NamedTuple):
-    """What a meeting found."""
+    """Result of a meeting."""
 
     lost: frozenset[int]
     """All ranks that are not there."""
@@ -22,7 +22,7 @@ class Verdict(NamedTuple):
 
 
 class Membership:
-    """What the server knows of the other processes.
+    """Connected and waiting processes, as the server knows them.
 
     Args:
         ranks: All there are.
@@ -80,7 +80,7 @@ class Membership:
         return max(0.0, min(since) + self.patience - self._clock()) if since else None
 
     def meeting(self, roll_call: bool = False) -> Verdict:
-        """Who is lost from now on; with a ``roll_call``, those who wait come in."""
+        """Return who is lost from now on; with a ``roll_call``, waiting processes join."""
         joined = frozenset(self.waiting) if roll_call else frozenset()
         self.here |= joined
         self.waiting -= joined

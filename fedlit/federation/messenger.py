@@ -29,7 +29,7 @@ _ERRORS: dict[str, type[Exception]] = {
     for name, kind in (vars(privacy_errors) | vars(errors)).items()
     if isinstance(kind, type)
     and issubclass(kind, FederationError | RosterError | PrivacyError)
-    and "__init__" not in vars(kind)  # made of words alone
+    and "__init__" not in vars(kind)  # made from a text alone
 }
 """Errors that processes raise for each other, by name."""
 
@@ -87,11 +87,11 @@ class Messenger:
         return self._failure is not None
 
     def is_local(self, name: str) -> bool:
-        """Whether this process hosts the client."""
+        """Return whether this process hosts the client."""
         return self.rank_of[name] == self.transport.rank
 
     def is_lost(self, name: str) -> bool:
-        """Whether the client's process is lost, as all others know."""
+        """Return whether the client's process is lost, as all others know."""
         return self.rank_of[name] in self.transport.lost
 
     @property
@@ -126,9 +126,9 @@ class Messenger:
             )
 
     def _raise_everywhere(self, failure: FederationError | RosterError | PrivacyError | None) -> None:
-        public = str(getattr(failure, "public", failure))  # words about data stay here
-        own = None if failure is None else [type(failure).__name__, public[:_ERROR_LENGTH]]
-        failures = self.transport.all_gather(own, "failures")
+        public = str(getattr(failure, "public", failure))  # a text about data stays here
+        ours = None if failure is None else [type(failure).__name__, public[:_ERROR_LENGTH]]
+        failures = self.transport.all_gather(ours, "failures")
         if failure is not None:
             raise failure
         for rank, item in enumerate(failures):
@@ -157,13 +157,12 @@ class Messenger:
         if self.transport.world_size == 1:
             if failure is not None:
                 raise failure
-            own = self._by_pair(sizes) if routed else sizes
-            return {party: size for party, size in own.items() if size}
+            return {party: size for party, size in (self._by_pair(sizes) if routed else sizes).items() if size}
         parties: list[Party] = [*self.rank_of, SERVER]
         head = [kind, call, round_idx, failure is not None, _fingerprint(weights)]
-        words = torch.frombuffer(bytearray(name.ljust(NAME_BYTES)), dtype=torch.int64)
+        channel_name = torch.frombuffer(bytearray(name.ljust(NAME_BYTES)), dtype=torch.int64)
         body = torch.tensor([routed, *(sizes.get(party, 0) for party in parties)], dtype=torch.int64)
-        frame = torch.cat([torch.tensor(head, dtype=torch.int64), words, body])
+        frame = torch.cat([torch.tensor(head, dtype=torch.int64), channel_name, body])
         frames = self.transport.meet(frame, self._doing(channel))
         if any(bool(other[3]) for other in frames):
             self._raise_everywhere(failure)
@@ -209,9 +208,9 @@ class Messenger:
         hosts = torch.tensor([self.rank_of.get(sender, 0) for sender in senders])
         strangers = (reported != 0) & (hosts != torch.arange(len(reported))[:, None])
         strangers[0] &= torch.tensor([not isinstance(party, str) for party in parties])
-        for rank, place in strangers.nonzero().tolist()[:1]:
+        for rank, index in strangers.nonzero().tolist()[:1]:
             raise DecodeError(
-                f"rank {rank} announces a message of {senders[place]!r}, whom it does not host, in "
+                f"rank {rank} announces a message of {senders[index]!r}, whom it does not host, in "
                 f"{self._doing(channel)}"
             )
 
@@ -252,10 +251,10 @@ class Messenger:
         copies: dict[tuple[Party, int], Tensor] = {}
         for party in dict.fromkeys(party for party, here, there in crossings if here == rank != there):
             ranks = [there for each, _, there in crossings if each == party and there != rank]
-            sealed = [encode(messages[party])] * len(ranks)
+            encoded = [encode(messages[party])] * len(ranks)
             if seals is not None:
-                sealed = seals.close(sealed[0], _sender(party), [readers[party, there] for there in ranks], about)
-            copies |= {(party, there): copy for there, copy in zip(ranks, sealed, strict=True)}
+                encoded = seals.close(encoded[0], _sender(party), [readers[party, there] for there in ranks], about)
+            copies |= {(party, there): copy for there, copy in zip(ranks, encoded, strict=True)}
         extra = 0 if seals is None else WRAP_BYTES
         between = {
             (party, there): (here, there, sizes[party] + extra * len(readers[party, there]))
@@ -297,24 +296,24 @@ class Messenger:
                 take(name, messages[name])
             return
         names = [*sizes]
-        far = [place for place, name in enumerate(names) if self.rank_of[name]]
-        ways = [(self.rank_of[names[place]], 0, sizes[names[place]]) for place in far]
-        outgoing = [encode_in_place(messages[names[place]]) for place in far if self.is_local(names[place])]
-        mine = [place for place, name in enumerate(names) if not self.rank_of[name]] if self.hosts_server else []
+        far = [index for index, name in enumerate(names) if self.rank_of[name]]
+        ways = [(self.rank_of[names[index]], 0, sizes[names[index]]) for index in far]
+        outgoing = [encode_in_place(messages[names[index]]) for index in far if self.is_local(names[index])]
+        mine = [index for index, name in enumerate(names) if not self.rank_of[name]] if self.hosts_server else []
 
         def take_local(until: int) -> None:
             while mine and mine[0] < until:
                 name = names[mine.pop(0)]
                 take(name, _local_message(messages, name))
 
-        def arrived(place: int, message: Tensor) -> None:
-            take_local(far[place])
+        def arrived(index: int, message: Tensor) -> None:
+            take_local(far[index])
             try:
                 decoded = decode(message)
             except ValueError as error:
                 self.fail(DecodeError(f"channel {channel!r}: {error}"))
                 return
-            take(names[far[place]], decoded)
+            take(names[far[index]], decoded)
 
         self.transport.gather_each(ways, outgoing, self._doing(channel), arrived)
         take_local(len(names))

@@ -48,11 +48,11 @@ def share_numbers(
         for column, name in enumerate(names):
             if name in values.get(client, {}):
                 table[0, row, column], table[1, row, column] = values[client][name], 1.0
-    given = table[1].any(dim=1).tolist()
+    reporting = table[1].any(dim=1).tolist()
     # The kind has the number of names too: tables of unequal size cannot be gathered. 8 stands for any size above 0:
     # the numbers travel in the table, and are booked below.
     kind = KINDS.index("report") + len(names)
-    messenger.announce(channel, {name: 8 for name, some in zip(clients, given, strict=True) if some}, kind)
+    messenger.announce(channel, {name: 8 for name, some in zip(clients, reporting, strict=True) if some}, kind)
     tables = messenger.all_gather(table, channel)
     for rank, theirs in enumerate(tables):
         others = [row for row, client in enumerate(clients) if messenger.rank_of[client] != rank]

@@ -58,7 +58,7 @@ def sample_shape(inputs: Inputs) -> Shape:
 def in_words(shape: Shape) -> str:
     """A shape as errors have it: ``(3, 8, 8)``, or ``['age'] (1,), ['image'] (3, 8, 8)``."""
     if any(isinstance(part, tuple) for part in shape):
-        return ", ".join(f"{path} {own}" for path, own in shape)  # type: ignore[misc]
+        return ", ".join(f"{path} {sizes}" for path, sizes in shape)  # type: ignore[misc]
     return str(shape)
 
 
@@ -123,7 +123,7 @@ def vectors(inputs: Inputs) -> Tensor | None:
 
 
 def _parts(value: Any) -> list[tuple[str, Any]] | None:
-    """What a structure has, with the last part of each path; ``None`` of a leaf, such as a list of texts."""
+    """Members of a structure, with the last part of their paths; ``None`` of a leaf, such as a list of texts."""
     if isinstance(value, Mapping):
         return [(f"[{key!r}]", item) for key, item in value.items()]
     if is_dataclass(value) and not isinstance(value, type):

@@ -86,7 +86,7 @@ class Participants:
         return tuple(client for client in self.clients if self.is_local(client))
 
     def is_local(self, client: Client | str) -> bool:
-        """Whether this process hosts ``client``."""
+        """Return whether this process hosts ``client``."""
         return self.roster.is_local(client)
 
     @property
@@ -138,8 +138,8 @@ class Participants:
         values = self.transport.all_gather(value, f"agreement on {label}")
         for rank, other in enumerate(values):
             if other != values[0] and rank not in self.transport.lost:
-                words = f"rank 0 has {str(values[0])[:1000]}, rank {rank} {str(other)[:1000]}"
-                raise OutOfStepError(f"{label} differs between processes: {words}")
+                difference = f"rank 0 has {str(values[0])[:1000]}, rank {rank} {str(other)[:1000]}"
+                raise OutOfStepError(f"{label} differs between processes: {difference}")
 
     # ---------------------------------------------------------------- in step
 

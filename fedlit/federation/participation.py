@@ -1,4 +1,4 @@
-"""Who is present in a round: seeded rules, and the same answer on every process."""
+"""Participation in a round: seeded rules, with equal draws on every process."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ class Schedule(Participation):
 
     def check(self, clients: Sequence[Client]) -> None:
         """Refuse names that are not in the roster."""
-        known = {client.name for client in clients}
+        roster = sorted(client.name for client in clients)
         for round_idx, names in enumerate(self.rounds):
-            unknown = sorted(set(names) - known)
-            check(not unknown, f"rounds[{round_idx}]", f"names of clients {sorted(known)}", unknown, "", RosterError)
+            unknown = sorted(set(names).difference(roster))
+            check(not unknown, f"rounds[{round_idx}]", f"names of clients {roster}", unknown, "", RosterError)

@@ -70,7 +70,7 @@ class Releases:
         return {name: account.epsilon(name, delta) for name in account.clients}
 
     def state_dict(self) -> dict[str, Any]:
-        """What was spent, as plain values."""
+        """Return what was spent, as plain values."""
         return {against: account.state_dict() for against, account in self.accounts.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -64,7 +64,7 @@ class Roster:
         self.away: frozenset[str] = frozenset()
 
     def is_local(self, client: Client | str) -> bool:
-        """Whether this process hosts ``client``."""
+        """Return whether this process hosts ``client``."""
         return self.rank_of[client.name if isinstance(client, Client) else client] == self._rank
 
     def names(self, argument: str, clients: Iterable[Client | str]) -> set[str]:

@@ -1,4 +1,4 @@
-"""Rules for a client's samples: what inputs and labels must be, in errors that name client, row, value and way out."""
+"""Checks of a client's samples: their errors name client, row, value and way out."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Stored:
 
 
 def reads_tensors(dataset: object) -> bool:
-    """Whether a dataset's items are rows of its tensors, as of a plain `TensorDataset`."""
+    """Return whether a dataset's items are rows of its tensors, as of a plain `TensorDataset`."""
     return isinstance(dataset, TensorDataset) and type(dataset).__getitem__ is TensorDataset.__getitem__
 
 
@@ -101,9 +101,9 @@ def check_entries(client: str, samples: Any) -> None:
     entries = isinstance(samples, list | tuple)
     if entries and len(samples) >= 2:
         return
-    given = type(samples).__name__ + (f" of {len(samples)}" if entries else "")
+    shown = type(samples).__name__ + (f" of {len(samples)}" if entries else "")
     raise TypeError(
-        f"samples of client {client!r} must be (inputs, labels, ...), got {given}: give a TensorDataset(x, y), or let "
+        f"samples of client {client!r} must be (inputs, labels, ...), got {shown}: give a TensorDataset(x, y), or let "
         "the dataset's __getitem__ give such tuples. Inputs may be a dictionary of tensors; the second entry is the "
         "one that the label guard keeps, -1 (in regression NaN) for a sample of the target without a label"
     )
@@ -137,7 +137,7 @@ def check_labels(
     whose = f"labels of {word} {client!r}"
     if not isinstance(labels, Tensor):
         raise error(f"{whose} must be a tensor, got {type(labels).__name__}: give one of shape (n,)")
-    given = f"{labels.dtype} of shape {tuple(labels.shape)}"
+    shown = f"{labels.dtype} of shape {tuple(labels.shape)}"
     counts = task == "regression" and not labels.is_floating_point()  # of which -1 is a number like others
     known = torch.ones(len(labels), dtype=torch.bool) if counts else known_labels(labels)
     if task == "regression":
@@ -146,7 +146,7 @@ def check_labels(
             way_out = "give y.float()"
             if number != num_outputs:
                 way_out = f"give the model num_classes={number}, or mend the labels"
-            raise error(f"{whose} must be {num_outputs} floating-point numbers per sample, got {given}: {way_out}")
+            raise error(f"{whose} must be {num_outputs} floating-point numbers per sample, got {shown}: {way_out}")
         wrong = labels.reshape(len(labels), -1).isinf().any(dim=1)
         if bool(wrong.any()):
             raise error(
@@ -154,7 +154,7 @@ def check_labels(
             )
     else:
         if labels.dim() == 2 or (labels.dtype != torch.int64 if exact else labels.is_floating_point()):
-            raise error(f"{whose} must be classes, torch.int64 of shape (n,), got {given}: give {_as_classes(labels)}")
+            raise error(f"{whose} must be classes, torch.int64 of shape (n,), got {shown}: give {_as_classes(labels)}")
         if labels.dim() > 2:
             return
         wrong = known & ((labels < 0) | (labels >= num_outputs))
@@ -176,7 +176,7 @@ def check_labels(
 
 
 def _as_classes(labels: Tensor) -> str:
-    """What makes classes of labels of another form, in code."""
+    """Code that makes classes of labels of another form."""
     if labels.dim() == 2 and labels.shape[1] > 1:
         return "y.argmax(dim=1), if they are one-hot"
     return "y" + (".squeeze(1)" if labels.dim() == 2 else "") + ("" if labels.dtype == torch.int64 else ".long()")
@@ -184,13 +184,13 @@ def _as_classes(labels: Tensor) -> str:
 
 def not_finite(inputs: Inputs) -> Tensor | None:
     """Which samples of a batch have NaN or infinity in their inputs, bool, shape (n,); ``None`` if none has."""
-    found: Tensor | None = None
+    wrong: Tensor | None = None
     for leaf in tensors_of(inputs).values():
         if not leaf.is_floating_point() or leaf.layout != torch.strided or bool(leaf.sum().isfinite()):
             continue  # a sum of finite numbers may overflow, but one with NaN or infinity is never finite
         rows = ~leaf.isfinite().flatten(1).all(dim=1) if leaf.dim() > 1 else ~leaf.isfinite()
-        found = rows if found is None else found | rows
-    return found if found is not None and bool(found.any()) else None
+        wrong = rows if wrong is None else wrong | rows
+    return wrong if wrong is not None and bool(wrong.any()) else None
 
 
 def refuse_inputs(client: str, inputs: Inputs, positions: Tensor, number: int) -> SampleError:
@@ -209,8 +209,8 @@ def refuse_inputs(client: str, inputs: Inputs, positions: Tensor, number: int) -
 
 
 def _rows(wrong: Tensor, positions: Tensor | None) -> str:
-    places = wrong.nonzero().squeeze(1).cpu()
-    return _named(places if positions is None else positions[places])
+    rows = wrong.nonzero().squeeze(1).cpu()
+    return _named(rows if positions is None else positions[rows])
 
 
 def _named(rows: Tensor) -> str:

@@ -29,7 +29,7 @@ def global_seed() -> int:
 
 
 def was_seeded() -> bool:
-    """Whether ``lightning.seed_everything`` was called."""
+    """Return whether ``lightning.seed_everything`` was called."""
     return "PL_GLOBAL_SEED" in os.environ
 
 

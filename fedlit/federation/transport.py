@@ -40,7 +40,7 @@ Way = tuple[int, int, int]
 
 
 class Transport(ABC):
-    """What a federation needs from the processes it runs on.
+    """Messages between the processes of a federation.
 
     Attributes:
         rank: Of this process, from 0. The server lives on rank 0.
@@ -75,9 +75,9 @@ class Transport(ABC):
         self, ways: Sequence[Way], outgoing: Sequence[Outgoing], doing: str, take: Callable[[int, Tensor], None]
     ) -> None:
         """As `swap` to rank 0 alone, which calls ``take(position, message)`` for each way, if it can as they come."""
-        for place, message in enumerate(self.swap(ways, outgoing, doing)):
+        for index, message in enumerate(self.swap(ways, outgoing, doing)):
             if message is not None:
-                take(place, message)
+                take(index, message)
 
     @property
     def returning(self) -> bool:
@@ -111,7 +111,7 @@ class Transport(ABC):
 
     @property
     def step(self) -> int:
-        """How often the processes have met or swapped."""
+        """Number of meetings and swaps so far."""
         return 0
 
     def all_gather(self, value: Any, doing: str) -> list[Any]:

@@ -46,7 +46,7 @@ class TwoPartyExchange:
         pairs: Sequence[Pair],
         num_outputs: int,
     ) -> dict[str, dict[str, Tensor]]:
-        """What `Federation.affine` returns; ``pairs`` are of who holds moments and who learns y."""
+        """See `Federation.affine`; ``pairs`` are of the holder of moments and the receiver of y."""
         channel, protocol = resolved.name, resolved.protocol or PlainAffine()
         holders = dict.fromkeys(first for first, _ in pairs)
         own: dict[str, Tensor] = {}
@@ -111,7 +111,7 @@ class TwoPartyExchange:
         return [pair for pair in pairs if not any(self._messenger.is_lost(name) for name in pair)]
 
     def _vanished(self, messages: Mapping[Pair, bytes], pair: Pair) -> bool:
-        """Whether a message that is due did not come, and its sender may be lost: the next announcement shows it."""
+        """Return whether a due message did not arrive, as its sender may be lost: the next announcement shows it."""
         return pair not in messages and self._messenger.transport.losable
 
     def _relay(

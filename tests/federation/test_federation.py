@@ -109,7 +109,11 @@ def test_a_broadcast_reaches_everybody_else() -> None:
 
 def test_receivers_can_be_chosen_for_all_senders_or_one_by_one() -> None:
     fed = federation()
-    assert routes(fed.exchange("x", same(1.0, ["a", "b"]), to=["t", "b"])) == {("a", "b"), ("a", "t"), ("b", "t")}
+    assert routes(fed.exchange("x", same(1.0, ["a", "b"]), to=(name for name in ["t", "b"]))) == {
+        ("a", "b"),
+        ("a", "t"),
+        ("b", "t"),
+    }
     received = fed.exchange("x", same(1.0), to={"a": ["b"], "t": fed.sources})
     assert routes(received) == {("a", "b"), ("t", "a"), ("t", "b"), ("t", "c")}
 
@@ -120,11 +124,6 @@ def test_no_receivers_means_nobody_and_not_everybody(to: Any) -> None:
     assert fed.exchange("x", same(1.0, ["a"]), to=to) == {}
     assert len(fed.ledger) == 0
     assert fed.mean("x", same(1.0), to=[]) == {}
-
-
-def test_receivers_may_come_from_a_generator() -> None:
-    received = federation().exchange("x", same(1.0, ["a", "b"]), to=(name for name in ["t", "c"]))
-    assert routes(received) == {("a", "c"), ("a", "t"), ("b", "c"), ("b", "t")}
 
 
 @pytest.mark.parametrize(
@@ -156,9 +155,6 @@ def test_absent_clients_neither_send_nor_receive() -> None:
     assert routes(fed.exchange("x", same(1.0))) == {("a", "t"), ("t", "a")}
     assert {(entry.sender, entry.receiver) for entry in fed.ledger} == {("a", "t"), ("t", "a")}
     assert list(fed.mean("w", same(1.0))) == ["a", "t"]
-
-
-def test_a_drop_concerns_its_channel_alone() -> None:
     fed = federation(heard={"x": Schedule([["a", "t"]])})
     assert routes(fed.exchange("x", same(1.0), to=["t"])) == {("a", "t")}
     assert routes(fed.exchange("y", same(1.0), to=["t"])) == {("a", "t"), ("b", "t"), ("c", "t")}

@@ -112,7 +112,7 @@ def test_a_changed_message_opens_for_nobody(monkeypatch: pytest.MonkeyPatch, pla
 
     record(monkeypatch, spoil)
     with pytest.raises(AuthenticationError, match="does not open"):
-        on_ranks(lambda transport: talk(transport, PLACEMENT, encrypted=True), 4, timeout=0.3)
+        on_ranks(lambda transport: talk(transport, PLACEMENT, encrypted=True), 4, timeout=0.5)
 
 
 # ---------------------------------------------------------------- the seals alone

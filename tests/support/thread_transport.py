@@ -1,4 +1,4 @@
-"""Ranks that are threads of this process: for what is about who tells whom what, and not about torch.distributed."""
+"""Ranks that are threads of this process, where torch.distributed is not what a test is about."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ class Threads(Transport):
         self._mailboxes = mailboxes
 
     def meet(self, frame: Tensor, doing: str) -> list[Tensor]:
-        frames: list[Tensor] = self._everybodys(frame, doing)
+        for rank in range(self.world_size):
+            self._send(rank, frame)
+        frames = [self._receive(rank, doing) for rank in range(self.world_size)]
         assert len({(tuple(other.shape), other.dtype) for other in frames}) == 1, f"shapes differ in {doing}"
         return frames
 
@@ -45,14 +47,6 @@ class Threads(Transport):
         arrived = [self._receive(rank, doing) for rank, _ in due]
         assert [message.numel() for message in arrived] == [size for _, size in due], f"sizes differ in {doing}"
         return arrived
-
-    def _everybodys(self, value: _T, doing: str) -> list[_T]:
-        for rank in range(self.world_size):
-            self._send(rank, value)
-        return self._from_all(doing)
-
-    def _from_all(self, doing: str) -> list[Any]:
-        return [self._receive(rank, doing) for rank in range(self.world_size)]
 
     def _send(self, rank: int, value: Any) -> None:
         self._mailboxes[self.rank][rank].put(copy.deepcopy(value))
@@ -68,7 +62,7 @@ class Threads(Transport):
 
 
 def on_ranks(action: Callable[[Transport], _T], ranks: int, timeout: float = 20.0) -> list[_T]:
-    """What ``action`` returns on each of so many ranks; the first error of one is raised here."""
+    """Results of ``action`` on each of so many ranks; raises an error of one."""
     mailboxes: list[list[Queue[Any]]] = [[Queue() for _ in range(ranks)] for _ in range(ranks)]
     results: dict[int, _T] = {}
     errors: list[BaseException] = []
@@ -84,6 +78,6 @@ def on_ranks(action: Callable[[Transport], _T], ranks: int, timeout: float = 20.
         thread.start()
     for thread in threads:
         thread.join()
-    if errors:
-        raise errors[0]
+    if errors:  # a rank that waits in vain for one that has failed says less than that one
+        raise min(errors, key=lambda error: isinstance(error, FederationTimeoutError))
     return [results[rank] for rank in range(ranks)]

@@ -1,4 +1,4 @@
-"""What the parties of a privacy backend exchange beside vectors and totals: keys, and what removes masks."""
+"""Messages between the parties of a privacy backend beside vectors and totals: keys, and shares that remove masks."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from fedlit.federation.choices import Resolved
+from fedlit.federation.errors import PayloadError
 from fedlit.federation.ledger import KEYS, SERVER
 from fedlit.federation.messenger import KINDS, Messenger
 from fedlit.federation.wire import part, wire_size
@@ -39,7 +40,7 @@ class Conversation(Carrier):
             except InputError as error:
                 where = "" if client is None else f"client {client!r}, channel {self._channel!r}: "
                 self._messenger.fail(type(error)(f"{where}{error}"))
-            except PrivacyError as error:
+            except (PrivacyError, PayloadError) as error:
                 self._messenger.fail(error)
 
     def gather(self, messages: Mapping[str, bytes], phase: Phase) -> dict[str, bytes]:

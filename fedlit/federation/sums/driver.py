@@ -1,4 +1,4 @@
-"""Runs a secure mean or sum over the processes of a federation, from clients' payloads to what receivers get."""
+"""Secure means and sums over the processes of a federation."""
 
 from __future__ import annotations
 
@@ -46,17 +46,7 @@ class Recipe:
 
 
 class Sums:
-    """Secure means and sums: each party of a backend works in the process where it lives.
-
-    Args:
-        messenger: Between the processes.
-        channels: Of the run, which have the backends.
-        releases: Of what leaves a client.
-        timed: Context in which time counts as protection.
-
-    Attributes:
-        totals: The last total of each channel.
-    """
+    """Runs a secure sum from clients' payloads to receivers; each party of a backend works where it lives."""
 
     def __init__(
         self, messenger: Messenger, channels: Mapping[str, Resolved], releases: Releases, timed: Callable[[str], Any]
@@ -73,9 +63,9 @@ class Sums:
     def run(
         self, recipe: Recipe, payloads: Mapping[str, Payload], around: Mapping[str, Payload] | None
     ) -> dict[str, dict[str, Tensor]]:
-        """Mean or sum of the senders' ``payloads`` (those of local clients), for local receivers.
+        """Return payloads of local receivers from those of local senders.
 
-        One that fails because a client is lost before a vector has left anybody is taken over the others.
+        A sum that fails because a client drops out before a vector has left anybody is taken over the others.
         """
         transport = self._messenger.transport
         recalled = transport.recall()
@@ -203,21 +193,19 @@ class Sums:
         self, recipe: Recipe, payloads: Mapping[str, Payload], shares: Mapping[str, float] | None
     ) -> tuple[dict[str, Tensor], Tensor]:
         """Flat vectors of local clients, and their schema; none if a failure waits."""
-        nothing = torch.empty(0, dtype=torch.uint8)
+        nothing, working = torch.empty(0, dtype=torch.uint8), self._backends.conversation(recipe.channel).working
         if not payloads or self._messenger.failed:
             return {}, nothing
         schemas = {name: schema_of(payload) for name, payload in payloads.items()}
-        if not self._check_schemas(recipe.channel, schemas):
-            return {}, nothing
-        codec = self._channels[recipe.channel].backend.codec
-        try:
+        codec, vectors = self._channels[recipe.channel].backend.codec, {}
+        schema = nothing
+        with working():
+            self._check_schemas(recipe.channel, schemas)
             schema = schema_bytes(next(iter(schemas.values())))
-        except PayloadError as error:
-            self._messenger.fail(error)
+        if self._messenger.failed:
             return {}, nothing
-        vectors = {}
         for name, payload in payloads.items():
-            with self._backends.conversation(recipe.channel).working(name):
+            with working(name):
                 vector = pack(payload, codec, None if shares is None else shares[name])
                 if codec is not None or self._messenger.transport.world_size > 1:
                     vector = vector.cpu()  # where those of other processes arrive, and where codecs work
@@ -225,16 +213,12 @@ class Sums:
                 vectors[name] = vector
         return vectors, schema
 
-    def _check_schemas(self, channel: str, schemas: Mapping[str, Schema]) -> bool:
+    def _check_schemas(self, channel: str, schemas: Mapping[str, Schema]) -> None:
         first = next(iter(schemas))
         for name, schema in schemas.items():
             if schema != schemas[first]:
                 difference = schema_difference(first, schemas[first], name, schema)
-                self._messenger.fail(
-                    PayloadError(f"payloads of channel {channel!r} must agree to be added: {difference}")
-                )
-                return False
-        return True
+                raise PayloadError(f"payloads of channel {channel!r} must agree to be added: {difference}")
 
     def _total(
         self, recipe: Recipe, parties: Parties, messages: Mapping[str, Message], sizes: Mapping[str, int]
@@ -246,7 +230,8 @@ class Sums:
         def take(name: str, message: Message) -> None:
             with working():
                 schemas[name] = schema_in(part(message, "schema", torch.uint8))
-                if not messenger.failed and self._check_schemas(recipe.channel, schemas):
+                if not messenger.failed:
+                    self._check_schemas(recipe.channel, schemas)
                     parties.server.add(name, part(message, "sum"))
 
         messenger.gather_each(recipe.channel, messages, sizes, take)

@@ -78,16 +78,12 @@ class Totals:
         receivers: Sequence[str],
         shares: Mapping[str, float] | None = None,
     ) -> tuple[dict[str, dict[str, Tensor]], Total | None]:
-        """Send a total, which the server's process gives, to its receivers.
+        """Send a ``total`` of the server (elsewhere ``None``) to its receivers.
+
+        ``shares`` are relative weights of those who announced a vector, to compare with the weight in the total.
 
         Returns:
             Payloads of local receivers; and the total as they read it, if only clients can.
-
-        Args:
-            channel: Of the sum.
-            total: ``None`` on processes without the server.
-            receivers: In roster order.
-            shares: Relative weights of those who announced a vector, to compare with the weight in the total.
         """
         messenger, backend = self._messenger, self._backend(channel)
         message: Message = {}
@@ -274,9 +270,8 @@ class Totals:
     def state_dict(self) -> dict[str, Any]:
         """Return who has which total, and the totals kept for absent clients; no key is ever saved.
 
-        Returns:
-            What is equal on all processes; under ``"server"`` what the server keeps, where it lives; under
-            ``"clients"``, by local client, totals that only clients can read, as it has read them.
+        Entries are equal on all processes, but for ``"server"``, from where it lives, and ``"clients"``: totals that
+        only clients can read, as local ones have read them.
         """
         names = [name for name in self._messenger.rank_of if self._messenger.is_local(name)]
         return {
