@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from typing import Any
 
 import numpy as np
@@ -35,23 +34,12 @@ def probabilities(n: int, classes: int = 3, seed: int = 0) -> Tensor:
     return samples(n, classes, seed + 100).softmax(dim=1)
 
 
-# -------------------------------------------------------------------- costs and plans
-
-
 def test_costs_are_those_of_pot() -> None:
     x, x2, y, y2 = samples(7), samples(5, seed=1), probabilities(7), probabilities(5, seed=1)
     features, labels = ot.dist(x.numpy(), x2.numpy()), ot.dist(y.numpy(), y2.numpy())
     np.testing.assert_allclose(joint_cost(x, x2), features, atol=1e-12)
     np.testing.assert_allclose(joint_cost(x, x2, y, y2, 2.5), features + 2.5 * labels, atol=1e-12)
     np.testing.assert_allclose(joint_cost(x, x2, y, y2), features + features.max() * labels, atol=1e-12)
-
-
-def test_costs_of_near_samples_far_away_keep_their_digits() -> None:
-    x = samples(6).float()
-    near = joint_cost(x + 1000, x + 1000).fill_diagonal_(0)
-    far = (x.double()[:, None] - x.double()[None]).square().sum(dim=2)
-    torch.testing.assert_close(near, far, atol=1e-3, rtol=1e-3)
-    assert bool((joint_cost(x, x) >= 0).all())
 
 
 def test_plans_of_equal_numbers_are_assignments() -> None:
@@ -162,9 +150,6 @@ def test_barycentric_mappings_keep_the_mean_and_are_least_squares() -> None:
     np.testing.assert_allclose(mapped[2], best.x, atol=1e-4)
 
 
-# -------------------------------------------------------------------- barycenters
-
-
 def atoms(sizes: tuple[int, ...] = (12, 12, 12), d: int = 4) -> tuple[list[Tensor], list[Tensor]]:
     return (
         [samples(n, d, seed, 2.0 * seed) for seed, n in enumerate(sizes)],
@@ -175,9 +160,10 @@ def atoms(sizes: tuple[int, ...] = (12, 12, 12), d: int = 4) -> tuple[list[Tenso
 ALPHA = torch.tensor([0.5, 0.2, 0.3], dtype=torch.float64)
 
 
-@pytest.mark.parametrize("label_cost", [0.0, 1.5, "adaptive"])
-@pytest.mark.parametrize("num_points", [None, 7, 20])
-@pytest.mark.parametrize("sizes", [(12, 12, 12), (9, 12, 15)])
+@pytest.mark.parametrize(
+    ("label_cost", "num_points", "sizes"),
+    [(0.0, None, (12, 12, 12)), (1.5, 7, (9, 12, 15)), ("adaptive", 20, (9, 12, 15)), ("adaptive", None, (9, 12, 15))],
+)
 def test_means_are_weighted_means_and_labels_stay_probabilities(
     label_cost: Any, num_points: int | None, sizes: tuple[int, ...]
 ) -> None:
@@ -329,12 +315,6 @@ def test_coordinates_in_half_precision_sum_to_one_as_well_as_they_can() -> None:
     assert found.support.isfinite().all()
 
 
-def test_coordinates_are_not_told_by_an_error() -> None:
-    with pytest.raises(ValueError, match=r"got a least one of 0\.123 and sum 0\.7") as caught:
-        wasserstein_barycenter([torch.zeros(2, 1)] * 2, None, torch.tensor([0.12345, 0.57655]))
-    assert "0.5765" not in str(caught.value)
-
-
 def test_too_little_entropy_for_sinkhorn_is_told() -> None:
     generator = torch.Generator().manual_seed(0)
     cost = torch.rand(30, 30, generator=generator)
@@ -343,13 +323,10 @@ def test_too_little_entropy_for_sinkhorn_is_told() -> None:
 
 
 def test_with_entropy_it_comes_near() -> None:
-    supports, labels = atoms()
-    exact = wasserstein_barycenter(supports, labels, ALPHA, label_cost=1.0)
-    near = wasserstein_barycenter(supports, labels, ALPHA, label_cost=1.0, entropy=1e-3)
+    supports, labels = atoms((6, 6, 6))
+    exact = wasserstein_barycenter(supports, labels, ALPHA, label_cost=1.0, num_iterations=2)
+    near = wasserstein_barycenter(supports, labels, ALPHA, label_cost=1.0, entropy=2e-3, num_iterations=2)
     assert float((exact.support - near.support).abs().mean()) < 0.1
-
-
-# -------------------------------------------------------------------- the simplex
 
 
 def test_projections_are_the_nearest_points_of_the_simplex() -> None:
@@ -387,52 +364,4 @@ def test_projections_of_long_vectors_stay_sharp_in_float32() -> None:
     assert float(projected.double().sum()) == pytest.approx(1, abs=1e-5)
 
 
-# -------------------------------------------------------------------- errors
-
-
 X, Y = samples(4), probabilities(4)
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: joint_cost(X, samples(4, 3)), r"x and x2 must have equally many features \(d\)"),
-        (lambda: joint_cost(X, X, Y), "y and y2 must both be given, or neither"),
-        (lambda: joint_cost(X, X, Y[:3], Y), "must have a row of class probabilities for each sample"),
-        (
-            lambda: joint_cost(X, X, Y, Y, -1.0),
-            r"label_cost \(beta\) must be at least 0 and finite, or 'adaptive', got -1",
-        ),
-        (lambda: joint_cost(X, X, Y, Y, "fixed"), "got 'fixed'"),  # type: ignore[arg-type]
-        (lambda: transport_plan(torch.tensor([[math.nan]])), "cost must be a matrix of finite numbers"),
-        (lambda: transport_plan(joint_cost(X, X), 0.0), "entropy must be positive and finite, or None"),
-        (lambda: transport_plan(joint_cost(X, X), weights=torch.ones(3) / 3), "weights must be 4 positive numbers"),
-        (lambda: transport_plan(joint_cost(X, X), weights=torch.ones(4)), "with sum 1, got .* with sum 4"),
-        (lambda: joint_ot_loss(X, X, weights=torch.tensor([0.5, 0.5, 0.0, 0.0])), "weights must be 4 positive numbers"),
-        (lambda: balanced_weights(-Y), r"y must be class probabilities of shape \(n, C\)"),
-        (lambda: balanced_weights(Y[:0]), r"with n at least 1, got shape \(0, 3\)"),
-        (lambda: nearest_class_mean(X, X, Y[:2]), "a row of class probabilities for each sample"),
-        (lambda: wasserstein_barycenter([], None, torch.ones(0)), "at least one distribution, got none"),
-        (
-            lambda: wasserstein_barycenter([X], [5 * torch.ones(len(X), 2)], torch.ones(1)),
-            r"labels must be probabilities, .* got a least one of 5 and sums from 10 to 10",
-        ),
-        (lambda: wasserstein_barycenter([X], [Y, Y], torch.ones(1)), "labels must be given for each of 1 supports"),
-        (lambda: wasserstein_barycenter([X], [Y[:2]], torch.ones(1)), "a row of class probabilities for each sample"),
-        (lambda: wasserstein_barycenter([X, X], None, torch.ones(1)), "one number for each of 2 supports"),
-        (lambda: wasserstein_barycenter([X, X], None, torch.ones(2)), "with sum 1, got .* project_simplex"),
-        (lambda: wasserstein_barycenter([X, X], None, torch.tensor([1.5, -0.5])), "at least 0 with sum 1"),
-        (lambda: wasserstein_barycenter([X], None, torch.ones(1), 0), "num_points must be at least 1, got 0"),
-        (
-            lambda: wasserstein_barycenter([X], None, torch.ones(1), num_iterations=0),
-            "num_iterations must be at least 1",
-        ),
-        (lambda: wasserstein_barycenter([X], None, torch.ones(1), 3, init=(X, None)), "init must have num_points=3"),
-        (lambda: wasserstein_barycenter([X], [Y], torch.ones(1), init=(X, None)), "must both be given, or neither"),
-        (lambda: project_simplex(torch.tensor([math.inf])), "finite entries"),
-        (lambda: project_simplex(torch.ones(3, 0)), "a last dimension of at least 1"),
-    ],
-)
-def test_bad_input_is_named(call: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        call()
