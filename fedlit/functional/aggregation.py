@@ -56,7 +56,7 @@ def _weighted_sum(tensors: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
 
 
 def fedavg(updates: Sequence[dict[str, Tensor]], weights: Sequence[float] | Tensor | None = None) -> dict[str, Tensor]:
-    r"""Weighted mean of model updates, name by name.
+    r"""Weighted mean of model updates, name by name, as new tensors with the dtypes and devices of the first update.
 
     .. math:: \bar{u} = \sum_i \frac{w_i}{\sum_j w_j} u_i
 
@@ -67,9 +67,6 @@ def fedavg(updates: Sequence[dict[str, Tensor]], weights: Sequence[float] | Tens
         updates: One dictionary per client, with the same names and shapes. At least one.
         weights: One finite number per update, none negative, in any unit (such as numbers of samples): they are
             divided by their sum. ``None`` weighs all updates alike.
-
-    Returns:
-        A dictionary of new tensors, with the names, shapes, dtypes and devices of the first update.
 
     Example:
         >>> updates = [{"w": torch.tensor([1.0, 0.0])}, {"w": torch.tensor([4.0, 3.0])}]
@@ -144,7 +141,7 @@ def fedda(
     beta: float | Sequence[float] | Tensor,
     weights: Sequence[float] | Tensor | None = None,
 ) -> dict[str, Tensor]:
-    r"""FedDA: weighted mean of convex combinations of the target's update with each source's.
+    r"""FedDA: weighted mean of convex combinations of the target's update with each source's, as new tensors.
 
     .. math:: \sum_i w_i \left[ (1 - \beta_i) g_T + \beta_i g_{S_i} \right]
 
@@ -156,9 +153,6 @@ def fedda(
         beta: Weight of the source, from 0 (target alone) to 1 (sources alone): one number, or one per source.
         weights: One finite number per source, none negative, in any unit; they are divided by their sum. ``None``
             weighs all sources alike, as in the paper; its experiments use numbers of samples.
-
-    Returns:
-        A dictionary of new tensors, with the names, shapes, dtypes and devices of the target's update.
 
     Example:
         >>> target, source = {"w": torch.tensor([1.0, 0.0])}, {"w": torch.tensor([0.0, 4.0])}
@@ -199,9 +193,6 @@ def fedgp(
         granularity: ``"layer"`` projects every entry by itself, as the paper's experiments do; ``"model"`` projects
             the update as one vector, as in the paper's definition.
         products: From `products_with_sources` of the same updates and granularity, if available.
-
-    Returns:
-        As `fedda`.
 
     Example:
         >>> target, source = {"w": torch.tensor([1.0, 1.0])}, {"w": torch.tensor([5.0, 0.0])}
@@ -244,9 +235,6 @@ def fedgp_cosine(
         weights: As for `fedda`.
         granularity: ``"layer"`` takes a cosine per entry, as the paper's experiments do; ``"model"`` one for all.
         products: As for `fedgp`.
-
-    Returns:
-        As `fedda`.
 
     References:
         Jiang et al., ICLR 2024, appendix C.9. There (1 - beta) stands before the projection; its code and definition

@@ -12,7 +12,7 @@ _FLOOR = 0.01
 
 
 def alignment_loss(aligned: Tensor, other: Tensor, *, unbiased: bool = False, relative: bool = False) -> Tensor:
-    r"""Squared distance of a mini-batch's mean to a received mean, with two remedies for its faults.
+    r"""Squared distance of a mini-batch's mean to a received mean, a scalar, with two remedies for its faults.
 
     .. math:: L = \left\|\bar f - W^\top\mu\right\|^2, \qquad f_j = W^\top s_j
 
@@ -30,9 +30,6 @@ def alignment_loss(aligned: Tensor, other: Tensor, *, unbiased: bool = False, re
         other: :math:`W^\top\mu`, the received mean in the same space, shape (m,).
         unbiased: Subtract the expected contribution of the batch's noise; one sample alone does not show it.
         relative: Divide by the batch's spread; for one sample alone, which has none, by Q.
-
-    Returns:
-        A scalar that gradients pass through; at least 0 unless ``unbiased``.
 
     References:
         FedRF-TCA (arXiv 2311.04686), equation 11, which has neither remedy.

@@ -132,7 +132,7 @@ def auto_beta(
     rule: Rule = "fedda",
     granularity: Granularity = "layer",
 ) -> AutoBeta:
-    r"""Estimate from batch gradients of the target how much each source should weigh in FedDA or FedGP.
+    r"""Estimate from batch gradients of the target the weights of sources in FedDA or FedGP, and what they follow from.
 
     .. math:: \hat\sigma^2 = \frac{V}{B}, \qquad
               \hat{d}^2 = \lVert g_S - \bar{g} \rVert^2 - \frac{V}{B}, \qquad
@@ -149,9 +149,6 @@ def auto_beta(
         rule: ``"fedda"`` weighs with the distance, ``"fedgp"`` with the residual.
         granularity: Whether the residual is of projections layer by layer or of the whole model: that with which
             `fedgp` will project. The distance is the same in both.
-
-    Returns:
-        Weights per source, and the three estimates before clipping.
 
     References:
         Jiang et al., ICLR 2024, appendix A.5. There all batches are kept; this is the same number in the memory of one

@@ -62,9 +62,6 @@ def wasserstein_barycenter(
         tol: Stop when the objective falls by less than this share of itself.
         entropy: Of the plans, see `transport_plan`.
 
-    Returns:
-        The barycenter after the last update, in the dtype of the supports.
-
     Example:
         >>> supports = [torch.tensor([[0.0], [1.0]]), torch.tensor([[10.0], [11.0]])]
         >>> labels = [torch.eye(2), torch.eye(2)]

@@ -119,7 +119,7 @@ def brier_score(probabilities: Tensor, labels: Tensor) -> Tensor:
 
 
 def decide(probabilities: Tensor, costs: Tensor) -> Tensor:
-    r"""Decisions of minimal expected cost: with costs of 1 for each error, the most probable class.
+    r"""Decisions of minimal expected cost, int64, shape (n,): with costs of 1 for each error, the most probable class.
 
     .. math:: d_i = \operatorname{argmin}_d \sum_c p_{ic} \, K_{cd}
 
@@ -128,9 +128,6 @@ def decide(probabilities: Tensor, costs: Tensor) -> Tensor:
     Args:
         probabilities: p, shape (n, C).
         costs: K, shape (C, C): ``costs[c, d]`` is what deciding for d costs where c is true, in any unit.
-
-    Returns:
-        Classes, int64, shape (n,); of equal costs the first.
 
     Example:
         >>> missed = torch.tensor([[0.0, 1.0], [9.0, 0.0]])  # to overlook an ill patient costs 9 false alarms

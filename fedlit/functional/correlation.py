@@ -39,7 +39,7 @@ def coral_loss(x: Tensor, y: Tensor) -> Tensor:
 
 
 def second_moments(x: Tensor, center: Tensor) -> Tensor:
-    r"""Mean of :math:`(x_i - c)(x_i - c)^\top`, as a vector as long as the matrix.
+    r"""Mean of :math:`(x_i - c)(x_i - c)^\top`, as a vector of p (p + 1) / 2 numbers that gradients pass through.
 
     It has the upper triangle by rows, with what is off the diagonal times :math:`\sqrt 2`, so that the squared length
     of a difference of two is the squared Frobenius norm of that of the matrices.
@@ -47,9 +47,6 @@ def second_moments(x: Tensor, center: Tensor) -> Tensor:
     Args:
         x: Samples, shape (n, p), at least one.
         center: c, shape (p,): their mean, or another point.
-
-    Returns:
-        Vector of p (p + 1) / 2 numbers that gradients pass through, in the dtype of ``x``.
     """
     check_shape("x", x, "n > 0", "p")
     check_shape("center (c)", center, x.shape[1])
@@ -60,7 +57,7 @@ def second_moments(x: Tensor, center: Tensor) -> Tensor:
 
 
 def central_moments(moments: Tensor) -> Tensor:
-    r"""Second moments about the mean, from those about 0 of samples with a 1 beside them.
+    r"""Second moments about the mean, as of `second_moments`, from those about 0 of samples with a 1 beside them.
 
     Of the matrix :math:`\begin{pmatrix} A & b \\ b^\top & w \end{pmatrix}`, with the sum w of the samples' weights,
     that is the Schur complement :math:`A - b b^\top / w`. A enters with the factor 1, so a summand of it, such as
@@ -68,9 +65,6 @@ def central_moments(moments: Tensor) -> Tensor:
 
     Args:
         moments: As `second_moments` returns them of p numbers and a 1, shape ((p + 1) (p + 2) / 2,); w is not 0.
-
-    Returns:
-        Vector of p (p + 1) / 2 numbers, as of `second_moments`, that gradients pass through.
     """
     p = (math.isqrt(8 * len(moments) + 1) - 3) // 2 if moments.dim() == 1 else 0
     fits = p >= 1 and len(moments) == (p + 1) * (p + 2) // 2

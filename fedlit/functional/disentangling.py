@@ -10,15 +10,12 @@ from fedlit.functional.checks import check_shape
 
 
 def uniform_cross_entropy(logits: Tensor) -> Tensor:
-    r"""Cross-entropy of predictions to the uniform distribution: minimal where they distinguish no class from another.
+    r"""Cross-entropy of predictions to the uniform distribution: minimal, log C, where all are uniform.
 
     .. math:: L = -\frac{1}{B C} \sum_i \sum_c \log p_{ic}, \qquad p_i = \text{softmax}(\text{logits}_i)
 
     Args:
         logits: Shape (B, C), of at least one sample and class; another is a ValueError.
-
-    Returns:
-        A scalar, at least log C, which it is where all predictions are uniform.
 
     References:
         Peng et al., ICLR 2020 (FADA), equation 7.

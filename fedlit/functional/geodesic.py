@@ -80,7 +80,7 @@ def _factor(source_basis: Tensor, target_basis: Tensor) -> Tensor:
 
 @torch.no_grad()
 def geodesic_flow_kernel(source_basis: Tensor, target_basis: Tensor) -> Tensor:
-    r"""Geodesic flow kernel: inner products of samples, averaged over all subspaces on the way from source to target.
+    r"""Geodesic flow kernel G, shape (D, D): inner products averaged over all subspaces from source to target.
 
     .. math:: G = \int_0^1 \Phi(t) \Phi(t)^\top dt
 
@@ -92,9 +92,6 @@ def geodesic_flow_kernel(source_basis: Tensor, target_basis: Tensor) -> Tensor:
     Args:
         source_basis: As for `geodesic_flow_factor`.
         target_basis: As for `geodesic_flow_factor`.
-
-    Returns:
-        G, shape (D, D), in the dtype of the bases.
 
     Example:
         >>> axes = torch.eye(4)
@@ -132,7 +129,7 @@ def principal_axes(x: Tensor, num_axes: int | None = None) -> Tensor:
 
 
 def subspace_dimension(source_axes: Tensor, target_axes: Tensor, pooled_axes: Tensor, tolerance: float = 0.01) -> int:
-    r"""Number of principal axes by subspace disagreement: the smallest at which both domains have left the pooled ones.
+    r"""Smallest number of principal axes, from 1 to k, at which both domains disagree with the pooled subspace; else k.
 
     .. math:: \min\left\{d : \tfrac12 (\sin\alpha_d + \sin\beta_d) \geq 1 - \text{tolerance}\right\}
 
@@ -144,9 +141,6 @@ def subspace_dimension(source_axes: Tensor, target_axes: Tensor, pooled_axes: Te
         target_axes: Those of the target, shape (D, k).
         pooled_axes: Those of both together, shape (D, k).
         tolerance: How far below 1 is taken for 1; the paper has 0, which only rounding can reach.
-
-    Returns:
-        d, from 1 to k; k if no smaller one will do.
 
     References:
         Gong et al., CVPR 2012, section 3.4.

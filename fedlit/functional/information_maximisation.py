@@ -10,7 +10,7 @@ from fedlit.functional.checks import check_shape
 
 
 def information_maximisation_loss(logits: Tensor) -> Tensor:
-    r"""Negative mutual information of samples and predicted classes in a batch.
+    r"""Negative mutual information of samples and predicted classes in a batch, from -log C to 0, in nats.
 
     .. math:: L = \frac{1}{B} \sum_i H(p_i) - H(\bar p), \qquad p_i = \text{softmax}(\text{logits}_i)
 
@@ -19,9 +19,6 @@ def information_maximisation_loss(logits: Tensor) -> Tensor:
 
     Args:
         logits: Shape (B, C), of at least one sample and class; another is a ValueError.
-
-    Returns:
-        A scalar between -log C and 0, in nats.
 
     References:
         Liang, Hu and Feng, Do we really need to access the source data?, ICML 2020, equations 3 and 4.

@@ -268,9 +268,6 @@ def jda_from_sums(
         num_iterations: As for `jda`.
         scaling: As for `jda`.
 
-    Returns:
-        Aligner and pseudo-labels of the last iteration.
-
     References:
         Long et al., ICCV 2013, with the nearest class mean in place of the nearest sample, from sums over samples,
         which the paper does not use.

@@ -150,7 +150,7 @@ def soft_knowledge(classes: Tensor, kept: Tensor, sums: Tensor, numbers: Tensor,
 
 
 def consensus_focus(probabilities: Tensor, gate: float, rule: FocusRule = "leave_one_out") -> Tensor:
-    r"""Contribution of each source to the quality of the hard vote, :math:`Q(S) = \sum_x \max_c \sum_{k \in S} a_k`.
+    r"""Contribution of each source, (K,), to the quality :math:`Q(S) = \sum_x \max_c \sum_{k \in S} a_k` of votes.
 
     Votes :math:`a_k` are those of `confident_votes`. Leave-one-out is :math:`Q(\text{all}) - Q(\text{all but } k)`; the
     Shapley value is the mean of what k adds over all orders in which sources could join. The two are equal where no
@@ -160,9 +160,6 @@ def consensus_focus(probabilities: Tensor, gate: float, rule: FocusRule = "leave
         probabilities: Of K sources, shape (K, B, C).
         gate: In [0, 1).
         rule: ``"leave_one_out"``, or ``"shapley"``, which takes 2^K votes of at most 16 sources.
-
-    Returns:
-        Shape (K,), float64, at least 0.
 
     References:
         Feng et al. (KD3A), ICML 2021, definition 2 (leave-one-out); the authors' code has Shapley values.
@@ -188,7 +185,7 @@ def left_out_focus(total: Tensor, own: Tensor) -> Tensor:
 
 
 def between_class_variance(probabilities: Tensor) -> Tensor:
-    r"""Variance of a classifier's probabilities between samples of a predicted class and the rest, float64.
+    r"""Variance of class probabilities between a predicted class and the rest, float64, from 0 to 1 - 1/C.
 
     .. math:: \sum_c r_c (m_c^+ - m_c)^2 + (1 - r_c) (m_c^- - m_c)^2 = \sum_c r_c (1 - r_c) (m_c^+ - m_c^-)^2
 
@@ -197,9 +194,6 @@ def between_class_variance(probabilities: Tensor) -> Tensor:
 
     Args:
         probabilities: Of N samples, shape (N, C).
-
-    Returns:
-        A scalar in [0, 1 - 1/C]; 0 for a classifier that predicts the same for all.
 
     References:
         Liu et al. (Co-MDA), IEEE TCSVT 2023, by the authors' code.
@@ -216,7 +210,7 @@ def between_class_variance(probabilities: Tensor) -> Tensor:
 
 
 def mixup(inputs: Tensor, labels: Tensor, concentration: float, at_least_half: bool = False) -> tuple[Tensor, Tensor]:
-    r"""Convex combinations of a batch with itself in another order, drawn from torch's generator.
+    r"""Convex combinations of a batch with itself in another order, with one lambda drawn from torch's generator.
 
     .. math:: \lambda x_i + (1 - \lambda) x_{\pi(i)}, \qquad \lambda \sim \text{Beta}(\beta, \beta)
 
@@ -226,9 +220,6 @@ def mixup(inputs: Tensor, labels: Tensor, concentration: float, at_least_half: b
             weight lends nothing to its partner.
         concentration: beta, at least 0, else a ValueError; 0 mixes nothing and draws nothing.
         at_least_half: Whether lambda is at least 1/2: a sample stays the larger part of its mixture.
-
-    Returns:
-        Mixed inputs and labels, of the same shapes; one lambda for the batch.
 
     References:
         Zhang et al., mixup, ICLR 2018.

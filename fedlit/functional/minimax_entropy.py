@@ -11,7 +11,7 @@ _TINY = 1e-5
 
 
 def minimax_entropy_loss(logits: Tensor) -> Tensor:
-    r"""Negative mean entropy of predictions.
+    r"""Negative mean entropy of predictions, from -log C (all uniform) to 0 (all certain), up to C times 1e-5.
 
     .. math:: L = \frac{1}{B} \sum_i \sum_c p_{ic} \log(p_{ic} + 10^{-5}), \qquad p_i = \text{softmax}(\text{logits}_i)
 
@@ -20,9 +20,6 @@ def minimax_entropy_loss(logits: Tensor) -> Tensor:
 
     Args:
         logits: Shape (B, C), of at least one sample and class; another is a ValueError.
-
-    Returns:
-        A scalar between -log C (all predictions uniform) and 0 (all certain), up to C times 1e-5.
 
     References:
         Saito et al., ICCV 2019, equation 5, with its sign.

@@ -8,7 +8,7 @@ from fedlit.functional.checks import check_entries, check_same_shape, check_shap
 
 
 def mixture_variance(means: Tensor, variances: Tensor, weights: Tensor) -> Tensor:
-    r"""Variance of a mixture, feature by feature: the mean of its parts' variances, and the spread of their means.
+    r"""Variance of a mixture, shape (F,): the mean of its parts' variances, and the spread of their means.
 
     .. math:: v = \sum_k w_k \left[ v_k + (\mu_k - \mu)^2 \right] = \sum_k w_k (v_k + \mu_k^2) - \mu^2,
               \qquad \mu = \sum_k w_k \mu_k
@@ -18,9 +18,6 @@ def mixture_variance(means: Tensor, variances: Tensor, weights: Tensor) -> Tenso
         variances: Of the parts about their means, v_k, not negative, shape (K, F).
         weights: Of the parts, shape (K,), finite and not negative, in any unit (such as numbers of samples): they are
             divided by their sum.
-
-    Returns:
-        Shape (F,), not negative. Gradients pass to all three.
 
     >>> mixture_variance(torch.tensor([[0.0], [2.0]]), torch.tensor([[1.0], [1.0]]), torch.tensor([0.5, 0.5]))
     tensor([2.])

@@ -46,7 +46,7 @@ def mmd_squared(x: Tensor, y: Tensor, bandwidth: float, unbiased: bool = True) -
 
 
 def rff_mmd_squared(mean_source: Tensor, mean_target: Tensor, aligner: Tensor | None = None) -> Tensor:
-    r"""Squared distance between the domains' mean random Fourier features, after alignment.
+    r"""Squared distance between the domains' mean random Fourier features after alignment, a scalar.
 
     .. math:: \left\|W^\top (\mu_S - \mu_T)\right\|^2
 
@@ -57,9 +57,6 @@ def rff_mmd_squared(mean_source: Tensor, mean_target: Tensor, aligner: Tensor | 
         mean_source: Mean feature of the source, shape (2N,).
         mean_target: Mean feature of the target, shape (2N,).
         aligner: Matrix W, shape (2N, m), or ``None`` for the identity.
-
-    Returns:
-        A scalar, not negative, that gradients pass through.
 
     Example:
         >>> rff_mmd_squared(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 2.0]))

@@ -14,7 +14,7 @@ from fedlit.functional.kernels import Kernel
 
 
 def sample_frequencies(num: int, dim: int, bandwidth: float, kernel: Kernel = "gaussian", seed: int = 0) -> Tensor:
-    r"""Random frequencies of a kernel, the same numbers for everyone who knows the seed.
+    r"""Random frequencies of a kernel, shape (N, p), float32, the same numbers for everyone who knows the seed.
 
     Entries are independent: normal with standard deviation 1/sigma for the Gaussian kernel, Cauchy with scale 1/sigma
     for the Laplace kernel, Laplace with scale 1/sigma for the Cauchy kernel.
@@ -25,9 +25,6 @@ def sample_frequencies(num: int, dim: int, bandwidth: float, kernel: Kernel = "g
         bandwidth: Kernel width sigma, a positive length in the units of the samples.
         kernel: Which kernel the features estimate.
         seed: Seed that all clients share.
-
-    Returns:
-        Matrix Omega of shape (N, p), float32, on the CPU.
 
     References:
         Feng et al. (FedRF-TCA, 2023), Algorithm 1, line 2; Rahimi and Recht, NeurIPS 2007, figure 1. The published
@@ -53,7 +50,7 @@ def sample_frequencies(num: int, dim: int, bandwidth: float, kernel: Kernel = "g
 
 
 def random_fourier_features(x: Tensor, frequencies: Tensor) -> Tensor:
-    r"""Random Fourier features of samples, each of length 1.
+    r"""Random Fourier features of samples, each of length 1, shape (n, 2N), all cosines before all sines.
 
     .. math:: \phi(x) = \frac{1}{\sqrt N} \left[\cos(\Omega x), \sin(\Omega x)\right]
 
@@ -63,9 +60,6 @@ def random_fourier_features(x: Tensor, frequencies: Tensor) -> Tensor:
     Args:
         x: Samples, shape (n, p).
         frequencies: Matrix Omega, shape (N, p), from `sample_frequencies`.
-
-    Returns:
-        Features of shape (n, 2N), all cosines before all sines, in the dtype and on the device of ``x``.
 
     Example:
         >>> frequencies = sample_frequencies(2000, dim=3, bandwidth=1.0, seed=0)

@@ -69,7 +69,7 @@ def neighbour_graph(x: Tensor, num_neighbors: int = 5) -> scipy.sparse.csr_array
 
 
 def propagate_labels(graph: scipy.sparse.csr_array, p: Tensor, alpha: float = 0.7) -> Tensor:
-    r"""Class probabilities, each mixed with those along the paths of a graph.
+    r"""Class probabilities, each mixed with those along the paths of a graph; shape (n, C), float64, rows sum to 1.
 
     .. math:: (I - \alpha S)^{-1} P, \qquad S = D^{-1/2} A D^{-1/2}
 
@@ -79,9 +79,6 @@ def propagate_labels(graph: scipy.sparse.csr_array, p: Tensor, alpha: float = 0.
         graph: A, symmetric and not negative, shape (n, n), as of `neighbour_graph`.
         p: P, shape (n, C), not negative, no row all 0.
         alpha: Weight of a step along an edge, in [0, 1); 0 leaves P as it is.
-
-    Returns:
-        Shape (n, C), float64, rows sum to 1.
 
     References:
         Zhou, Bousquet, Lal, Weston and Schoelkopf, Learning with local and global consistency, NeurIPS 2003.
@@ -98,7 +95,7 @@ def propagate_labels(graph: scipy.sparse.csr_array, p: Tensor, alpha: float = 0.
 
 
 def to_class_shares(p: Tensor, shares: Tensor, num_iterations: int = 1000, tolerance: float = 1e-9) -> Tensor:
-    r"""Class probabilities nearest to ``p`` with fixed means, by Sinkhorn's scaling of rows and columns.
+    r"""Class probabilities nearest to ``p`` with fixed means, float64, by Sinkhorn's scaling of rows and columns.
 
     .. math:: \min_Q \sum_{ic} q_{ic} \log\frac{q_{ic}}{p_{ic}} \quad \text{with}\quad
               \sum_c q_{ic} = 1, \ \frac1n \sum_i q_{ic} = \pi_c
@@ -108,9 +105,6 @@ def to_class_shares(p: Tensor, shares: Tensor, num_iterations: int = 1000, toler
         shares: Mean pi of each class, shape (C,), sums to 1.
         num_iterations: Maximal number of scalings of the columns.
         tolerance: Largest distance of a mean from its share at which it ends before.
-
-    Returns:
-        Shape (n, C), float64; rows sum to 1.
 
     References:
         Cuturi, Sinkhorn distances, NeurIPS 2013; of labels: Asano, Rupprecht and Vedaldi, Self-labelling via
@@ -132,7 +126,7 @@ def to_class_shares(p: Tensor, shares: Tensor, num_iterations: int = 1000, toler
 
 
 def to_confidence(p: Tensor, confidence: float) -> Tensor:
-    r"""Powers of class probabilities, scaled to sum 1, whose mean confidence is the one asked for.
+    r"""Powers of class probabilities, scaled to sum 1, float64, whose mean confidence is the one asked for.
 
     .. math:: \frac1n\sum_i \max_c \frac{p_{ic}^k}{\sum_b p_{ib}^k} = \frac1C + \kappa \Bigl(1 - \frac1C\Bigr)
 
@@ -142,9 +136,6 @@ def to_confidence(p: Tensor, confidence: float) -> Tensor:
     Args:
         p: Class probabilities, shape (n, C); no row all 0.
         confidence: kappa, in (0, 1): 0 would be equal probabilities, 1 one class alone.
-
-    Returns:
-        Shape (n, C), float64; rows sum to 1.
     """
     _check_probabilities(p)
     check(0 < confidence < 1, "confidence (kappa)", "in (0, 1)", confidence)
@@ -185,7 +176,7 @@ def refine_labels(
     doubt: float = 1.0,
     confidence: float = 0.5,
 ) -> Tensor:
-    """Class probabilities of a domain's samples, by those of their neighbours and by shares of the classes.
+    """Class probabilities of a domain's samples, float64, by those of their neighbours and by shares of the classes.
 
     Predictions get the same confidence, whether they come from a network that trained for long or not
     (`to_confidence`), and spread over neighbourhoods (`neighbour_graph`, `propagate_labels`). The result gives the
@@ -200,9 +191,6 @@ def refine_labels(
         alpha: See `propagate_labels`.
         doubt: See `adaptive_shares`.
         confidence: See `to_confidence`.
-
-    Returns:
-        Shape (n, C), float64; rows sum to 1.
     """
     _check_probabilities(p)
     check(features.shape[0] == len(p), "features", f"of the {len(p)} samples of p", features.shape[0])

@@ -98,7 +98,7 @@ def soft_neighbourhood_density(probabilities: Tensor, temperature: float = 0.05)
 
 
 def calibrated_information(logits: Tensor, temperature: float) -> Tensor:
-    r"""`information_score` of predictions at a temperature that equalises the confidence of different methods.
+    r"""`information_score`, float64, at a temperature that equalises the confidence of different methods.
 
     .. math:: I(\operatorname{softmax}(z / T))
 
@@ -107,9 +107,6 @@ def calibrated_information(logits: Tensor, temperature: float) -> Tensor:
         temperature: T, positive: the one at which labels of held-out source samples are likeliest, see `losses_at` and
             `best_temperature`. It grows with the logits, so that their scale does not matter; and a model that errs
             on the sources gets a high one.
-
-    Returns:
-        A scalar in [0, 1], float64.
 
     References:
         Guo et al., On calibration of modern neural networks, ICML 2017, for the temperature.
@@ -188,7 +185,7 @@ _ROWS = 1024
 
 
 def neighbourhood_information(classes: Tensor, neighbours: Tensor, num_classes: int) -> Tensor:
-    r"""Mutual information of a sample's predicted class and that of its neighbours, as a share of its maximum, float64.
+    r"""Mutual information of a sample's predicted class and that of its neighbours as a share of its maximum, float64.
 
     .. math:: \frac{1}{\log C} \sum_{ab} M_{ab} \log \frac{M_{ab}}{M_{a \cdot} M_{\cdot b}}, \quad
         M_{ab} = \frac{1}{n k} \left|\{(i, j) : j \in N(i), \hat y_i = a, \hat y_j = b\}\right|
@@ -200,9 +197,6 @@ def neighbourhood_information(classes: Tensor, neighbours: Tensor, num_classes: 
         neighbours: N, indices of each sample's neighbours, int64, shape (n, k); to compare models, those in features
             that no model has made, see `standardised_directions` and `nearest_neighbours`.
         num_classes: Number of classes C, at least 2.
-
-    Returns:
-        A scalar in [0, 1]; 0 if all predictions are of one class.
 
     Example:
         >>> two = torch.tensor([[1], [0], [3], [2]])  # two pairs of neighbours

@@ -26,13 +26,10 @@ CONSTANT = 2.0**-16
 
 
 def needed_exponents(magnitudes: Tensor) -> Tensor:
-    """Mark for each column the power of two that bounds it; none for a column of zeros.
+    """Mark for each column the power of two that bounds it, shape (d, 128), float64; none for a column of zeros.
 
     Args:
         magnitudes: Largest or typical absolute values, shape (d,), at least 0; NaN where there are none.
-
-    Returns:
-        Shape (d, 128), float64, of zeros and ones.
     """
     exponents = torch.frexp(magnitudes.double().nan_to_num(0.0)).exponent.long().clamp(-64, 63)
     marks = torch.nn.functional.one_hot(exponents + 64, EXPONENTS).double()

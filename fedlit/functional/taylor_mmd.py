@@ -42,7 +42,7 @@ def num_taylor_moments(num_features: int, degree: int) -> int:
 
 
 def taylor_moments(x: Tensor, degree: int) -> Tensor:
-    r"""Means over samples of :math:`\lVert x \rVert^{2i} x^{\otimes t}` for all i + t <= D, as one vector.
+    r"""Means of :math:`\lVert x \rVert^{2i} x^{\otimes t}` for all i + t <= D, shape (M,), float64; gradients pass.
 
     Tensors are symmetric: each of their different entries occurs once, times the square root of its multiplicity, so
     that inner products of moments are those of the tensors. The order is that of t, then of i, then of the entries'
@@ -51,9 +51,6 @@ def taylor_moments(x: Tensor, degree: int) -> Tensor:
     Args:
         x: Samples, shape (n, L), at least one.
         degree: Degree D of the polynomial, from 1 to 3. Memory is that of n L^(D - 1) + M numbers.
-
-    Returns:
-        Shape (M,), see `num_taylor_moments`; float64, as powers of features cancel. Gradients pass through.
 
     References:
         Kang, Li and Zhang, Communicational and computational efficient federated domain adaptation, IEEE TPDS 2022,

@@ -80,7 +80,7 @@ def tca(
     kernel: Callable[[Tensor, Tensor], Tensor],
     scaling: Scaling = "constraint",
 ) -> TransferComponents:
-    r"""Transfer component analysis: keep variance, bring the domains' means together.
+    r"""Transfer component analysis: keep variance, bring the domains' means together; W has shape (nS + nT, m).
 
     .. math:: \min_W \operatorname{tr}(W^\top K \ell \ell^\top K W) + \gamma \operatorname{tr}(W^\top W)
               \quad \text{subject to} \quad W^\top K H K W = I_m
@@ -97,9 +97,6 @@ def tca(
             ``partial(gaussian_kernel, bandwidth=5.0)``. It is called with float64 samples.
         scaling: ``"constraint"`` fulfils the constraint above, so that centred components are orthonormal over
             samples; ``"unit"`` gives every column of W length 1. Both span the same space.
-
-    Returns:
-        The components; its aligner W has shape (nS + nT, m).
 
     References:
         Pan et al., Domain adaptation via transfer component analysis, IEEE TNN 2011; Feng et al. (FedRF-TCA, 2023),
@@ -125,7 +122,7 @@ def r_tca(
     kernel: Callable[[Tensor, Tensor], Tensor],
     scaling: Scaling = "constraint",
 ) -> TransferComponents:
-    r"""Transfer component analysis regularised in the kernel's space; the limit of `rf_tca`.
+    r"""Transfer component analysis regularised in the kernel's space, the limit of `rf_tca`; W has shape (nS + nT, m).
 
     .. math:: \min_W \operatorname{tr}(W^\top K \ell \ell^\top K W) + \gamma \operatorname{tr}(W^\top K W)
               \quad \text{subject to} \quad W^\top K H K W = I_m
@@ -141,9 +138,6 @@ def r_tca(
             discrepancy between the domains.
         kernel: As for `tca`.
         scaling: As for `tca`.
-
-    Returns:
-        The components; its aligner W has shape (nS + nT, m).
 
     References:
         Feng et al. (FedRF-TCA, 2023), R-TCA and Lemma 2. The published code has no R-TCA: its function of that name
@@ -165,7 +159,7 @@ def rf_tca_from_sums(
     gamma: float,
     scaling: Scaling = "constraint",
 ) -> tuple[Tensor, Tensor]:
-    """Aligner of `rf_tca` from sums over each domain's random Fourier features.
+    """Aligner W of `rf_tca`, shape (2N, m), and eigenvalues, descending, from sums over random Fourier features.
 
     Args:
         source: Sums over the source's features.
@@ -173,9 +167,6 @@ def rf_tca_from_sums(
         num_components: Number of components m, at most 2N, the number of samples less 1, and the features' rank.
         gamma: As for `rf_tca`.
         scaling: As for `rf_tca`.
-
-    Returns:
-        Aligner W of shape (2N, m) and eigenvalues of shape (m,), descending, both float64.
 
     References:
         Feng et al. (FedRF-TCA, 2023), Algorithm 1, solved as a symmetric problem.
@@ -192,7 +183,7 @@ def rf_tca_from_sums(
 def rf_tca(
     xs: Tensor, xt: Tensor, num_components: int, gamma: float, frequencies: Tensor, scaling: Scaling = "constraint"
 ) -> TransferComponents:
-    r"""Transfer component analysis with random Fourier features: linear in the number of samples.
+    r"""Transfer component analysis with random Fourier features, linear in the number of samples; W has shape (2N, m).
 
     .. math:: \min_W \operatorname{tr}(W^\top S \ell \ell^\top S^\top W) + \gamma \operatorname{tr}(W^\top W)
               \quad \text{subject to} \quad W^\top S H S^\top W = I_m
@@ -208,9 +199,6 @@ def rf_tca(
         gamma: Weight of the regularisation, positive. Its useful scale is the squared length of S l.
         frequencies: Matrix Omega, shape (N, p), from `sample_frequencies`.
         scaling: As for `tca`; the published code has ``"unit"``, which weighs the directions of the space otherwise.
-
-    Returns:
-        The components; its aligner W has shape (2N, m).
 
     References:
         Feng et al. (FedRF-TCA, 2023), Algorithm 1 and equation 9, as the symmetric problem of the same eigenvalues and

@@ -176,16 +176,13 @@ def inner_products(a: dict[str, Tensor], b: dict[str, Tensor], granularity: Gran
 
 
 def projection_coefficients(inner: Tensor, norms_squared: Tensor) -> Tensor:
-    r"""Factors of directions s that make them the projections of vectors t that are not opposed to them.
+    r"""Factors of directions s, float64, that make them the projections of vectors t that are not opposed to them.
 
     .. math:: \max(\langle t, s \rangle, 0) / \lVert s \rVert^2, \quad 0 \text{ where } s = 0
 
     Args:
         inner: Inner products of the projected vectors with the directions, any shape.
         norms_squared: Squared norms of the directions, same shape.
-
-    Returns:
-        Not negative and within float32's range, float64, same shape.
     """
     check_entries(not bool((norms_squared < 0).any()), "norms_squared", "not negative", norms_squared)
     check_same_shape("inner", inner, "norms_squared", norms_squared, "use the same granularity for both")
@@ -196,14 +193,11 @@ def projection_coefficients(inner: Tensor, norms_squared: Tensor) -> Tensor:
 
 
 def scale_layers(update: dict[str, Tensor], coefficients: Tensor) -> dict[str, Tensor]:
-    """Multiply each layer of an update with a number.
+    """Multiply each layer of an update with a number; integer entries and BatchNorm's statistics are left out.
 
     Args:
         update: An update of L layers.
         coefficients: One number per layer in the order of ``update``, shape (L,), or one for all, shape (1,).
-
-    Returns:
-        The scaled layers, new tensors in the update's dtypes, without integer entries and BatchNorm's statistics.
     """
     names = layer_names(update)
     fits = coefficients.dim() == 1 and len(coefficients) in (1, len(names))

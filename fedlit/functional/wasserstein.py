@@ -141,7 +141,7 @@ def joint_ot_loss(
     entropy: float | None = None,
     weights: Tensor | None = None,
 ) -> Tensor:
-    """Minimal cost of transport between two samples, T_c with labels and T_2 without.
+    """Minimal cost of transport between two samples, T_c with labels and T_2 without: a scalar, with a constant plan.
 
     Args:
         x: As for `joint_cost`.
@@ -151,9 +151,6 @@ def joint_ot_loss(
         label_cost: As for `joint_cost`.
         entropy: Of the plan, see `transport_plan`; the loss is its cost, without the entropy.
         weights: Of the samples in ``x``, shape (n,), see `transport_plan`.
-
-    Returns:
-        A scalar in the dtype of ``x``, with the gradient of a constant plan.
 
     Example:
         >>> x, y = torch.tensor([[0.0], [1.0]]), torch.eye(2)
@@ -181,13 +178,10 @@ def barycentric_mapping(plan: Tensor, x2: Tensor) -> Tensor:
 
 
 def project_simplex(v: Tensor) -> Tensor:
-    """Nearest point of the probability simplex, for each row.
+    """Nearest point of the probability simplex, for each row, computed in float64.
 
     Args:
         v: Shape (..., k), finite, else a ValueError.
-
-    Returns:
-        The same shape and dtype, entries at least 0 that sum to 1 over the last dimension; computed in float64.
 
     Example:
         >>> project_simplex(torch.tensor([0.75, 0.75, -1.0]))

@@ -216,8 +216,7 @@ def test_cosines_scaled_by_the_ratio_of_lengths_are_the_projection(
     )
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("beta", [0.0, 0.1, 0.3, 0.7, 1.0])
+@pytest.mark.parametrize(("dtype", "beta"), [(torch.float32, 0.1), (torch.float64, 0.3), (torch.float32, 1.0)])
 @GRANULARITIES
 def test_opposed_orthogonal_and_zero_sources_leave_exactly_the_targets_share(
     granularity: str, beta: float, dtype: torch.dtype, generator: torch.Generator
@@ -233,14 +232,6 @@ def test_opposed_orthogonal_and_zero_sources_leave_exactly_the_targets_share(
 
 
 @GRANULARITIES
-def test_a_target_without_an_update_stays_without(granularity: str, generator: torch.Generator) -> None:
-    (s,) = random_updates(1, generator)
-    zero = scaled(s, 0.0)
-    assert flatten(fedgp(zero, [s], 0.5, granularity=granularity)).abs().max() == 0
-    assert flatten(fedgp_cosine(zero, [s], 0.5, [1.0], granularity=granularity)).abs().max() == 0
-
-
-@GRANULARITIES
 def test_fedgp_does_not_depend_on_the_length_of_a_source(granularity: str, generator: torch.Generator) -> None:
     t, *sources = random_updates(3, generator)
     plain = fedgp(t, sources, [0.3, 0.8], granularity=granularity)
@@ -251,13 +242,6 @@ def test_fedgp_does_not_depend_on_the_length_of_a_source(granularity: str, gener
     t, *sources = random_updates(3, generator, torch.float32)
     tiny = [scaled(source, 2.0**-90) for source in sources]
     close(fedgp(t, tiny, 0.5, granularity=granularity), fedgp(t, sources, 0.5, granularity=granularity), rtol=1e-6)
-
-
-def test_a_source_of_subnormal_numbers_does_no_harm() -> None:
-    t, s = {"a": torch.full((3,), 100.0)}, {"a": torch.full((3,), 1e-44)}
-    result = fedgp(t, [s], 0.5)["a"]
-    assert result.isfinite().all()
-    assert (result <= 100).all()
 
 
 @settings(deadline=None, max_examples=20)
@@ -276,30 +260,6 @@ def test_fedgp_is_no_longer_than_the_target_and_never_against_it(
     result, target = flatten(fedgp(t, sources, betas, granularity=granularity)), flatten(t)
     assert result.norm() <= target.norm() * (1 + 1e-12)
     assert result @ target >= (1 - sum(betas) / len(betas) - 1e-12) * (target @ target)
-
-
-@GRANULARITIES
-def test_layers_differ_from_the_whole_unless_their_coefficients_agree(
-    granularity: str, generator: torch.Generator
-) -> None:
-    t, s = random_updates(2, generator)
-    parallel = scaled(t, 0.2)
-    close(fedgp(t, [parallel], 0.6, granularity=granularity), t)  # gS = c gT gives gT at any beta
-    s = {"weight": s["weight"] + t["weight"], "scale": s["scale"]}
-    by_layer, whole = (fedgp(t, [s], 1.0, granularity=g) for g in ("layer", "model"))
-    assert not torch.allclose(flatten(by_layer), flatten(whole))
-    # one layer is the whole
-    t, s = {"a": t["weight"]}, {"a": s["weight"]}
-    close(fedgp(t, [s], 0.4, granularity="layer"), fedgp(t, [s], 0.4, granularity="model"))
-
-
-def test_fedda_is_linear_and_scale_equivariant(generator: torch.Generator) -> None:
-    t, s, t2, s2 = random_updates(4, generator)
-    both = fedda(
-        {name: 2 * t[name] - 3 * t2[name] for name in t}, [{name: 2 * s[name] - 3 * s2[name] for name in s}], 0.3
-    )
-    first, second = fedda(t, [s], 0.3), fedda(t2, [s2], 0.3)
-    close(both, {name: 2 * first[name] - 3 * second[name] for name in t})
 
 
 def test_fedda_at_its_ends_and_for_equal_updates(generator: torch.Generator) -> None:
@@ -335,19 +295,6 @@ def test_statistics_are_averaged_and_counters_kept(rule: str) -> None:
         assert result["bn.num_batches_tracked"].item() == 7
     result["bn.num_batches_tracked"] += 1
     assert t["bn.num_batches_tracked"].item() == 7  # the result shares no memory
-
-
-def test_inner_products_are_summed_in_float64() -> None:
-    r"""1e4 * 1e4 + sum of 2^18 ones of which float32 keeps none near 1e8 - and then - 1e8 leaves exactly 2^18."""
-    ones = torch.ones(2**18)
-    a = {"a": torch.cat([torch.tensor([1e4]), ones, torch.tensor([1e4])])}
-    b = {"a": torch.cat([torch.tensor([1e4]), ones, torch.tensor([-1e4])])}
-    assert inner_products(a, b).item() == 2**18
-    in_order = np.cumsum(a["a"].numpy() * b["a"].numpy(), dtype=np.float32)[-1]
-    assert in_order != 2**18
-    # nor are the products rounded: (1 + 2^-12)^2 has 25 digits
-    c = {"a": torch.tensor([1 + 2**-12, 1.0])}
-    assert inner_products(c, {"a": torch.tensor([1 + 2**-12, -1.0])}).item() == 2**-11 + 2**-24
 
 
 def test_float32_rounding_does_not_turn_an_opposed_source_into_an_aligned_one() -> None:

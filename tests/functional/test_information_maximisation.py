@@ -25,7 +25,7 @@ def test_it_is_the_mean_entropy_less_that_of_the_mean() -> None:
 @pytest.mark.parametrize(
     ("logits", "expected"),
     [
-        (torch.zeros(4, 3), 0.0),  # nothing is told
+        (torch.zeros(4, 3), 0.0),  # no information
         (100 * torch.eye(3), -math.log(3)),  # all is
         (100 * torch.eye(3)[[0, 0]], 0.0),  # sure, and of one class
         (torch.tensor([[1e4, -1e4], [-1e4, 1e4]]), -math.log(2)),  # no NaN where a probability is 0

@@ -138,16 +138,6 @@ def test_shapley_values_are_means_over_all_orders(generator: torch.Generator) ->
     assert float((focus - left_out).abs().max()) > 0.1  # sources disagree here
 
 
-def test_both_rules_are_ones_own_votes_where_confident_sources_agree(generator: torch.Generator) -> None:
-    probabilities = random_probabilities(generator, samples=200)
-    agree = (confident_votes(probabilities, 0.6).sum(dim=0) > 0).sum(dim=1) <= 1
-    probabilities = probabilities[:, agree]
-    own = confident_votes(probabilities, 0.6).double().sum(dim=(1, 2))
-    assert agree.sum() > 10
-    torch.testing.assert_close(consensus_focus(probabilities, 0.6), own)
-    torch.testing.assert_close(consensus_focus(probabilities, 0.6, "shapley"), own)
-
-
 def test_focus_follows_the_sources_and_needs_the_total_alone(generator: torch.Generator) -> None:
     probabilities = random_probabilities(generator)
     order = [2, 0, 3, 1]
@@ -199,9 +189,3 @@ def test_mixup_mixes_inputs_and_labels_alike(generator: torch.Generator) -> None
     same = mixup(inputs, labels, 0.0)
     assert same[0] is inputs
     assert same[1] is labels
-
-
-def test_a_sample_without_weight_lends_nothing_to_its_partner() -> None:
-    torch.manual_seed(1)
-    _, mixed = mixup(torch.randn(8, 2), torch.zeros(8, 3), 2.0)
-    assert not mixed.any()

@@ -97,16 +97,6 @@ def test_scores_of_moments_are_those_of_the_samples() -> None:
     assert abs(float(dev) - float(iwv)) > 1e-4
 
 
-def test_moments_of_two_sources_are_those_of_the_pool() -> None:
-    generator = torch.Generator().manual_seed(2)
-    phi, losses = torch.randn(20, 4, generator=generator), torch.rand(20, generator=generator)
-    whole = SourceMoments.of(phi, losses)
-    halves = [SourceMoments.of(phi[:10], losses[:10]), SourceMoments.of(phi[10:], losses[10:])]
-    for name in ("phi", "square", "loss", "square_loss"):
-        mean = (getattr(halves[0], name) + getattr(halves[1], name)) / 2
-        torch.testing.assert_close(mean, getattr(whole, name))
-
-
 def test_a_shifted_target_is_foreseen() -> None:
     """Errors are on one side of 0, where the target lies more; both should tell what its own labels would."""
     generator = torch.Generator().manual_seed(3)

@@ -130,17 +130,6 @@ def test_adaptation_lets_a_source_classifier_work_on_the_target(estimator):
 
 
 @every_estimator
-def test_smaller_gamma_brings_the_means_closer(estimator):
-    samples, _, domain = two_domains()
-    gaps = []
-    for gamma in (1e-8, None, 1e4):
-        fitted = estimator(3, gamma=gamma, scaling="constraint").fit(samples, sample_domain=domain)
-        gaps.append(np.linalg.norm(contrast(domain) @ fitted.transform(samples)))
-    assert gaps[0] < gaps[1] < gaps[2]
-    assert gaps[0] < gaps[2] / 10
-
-
-@every_estimator
 def test_the_default_median_is_over_manhattan_distances_for_the_laplace_kernel(estimator):
     samples, _, domain = two_domains()
     fitted = estimator(2, kernel="laplace").fit(samples, sample_domain=domain)
@@ -155,16 +144,6 @@ def test_the_median_of_many_samples_is_found_from_a_part_of_them():
     assert fitted.bandwidth_ == again.bandwidth_
     assert fitted.bandwidth_ == pytest.approx(np.median(pdist(samples)), rel=0.05)
     assert fitted.bandwidth_ != np.median(pdist(samples))
-
-
-@every_estimator
-def test_domains_of_equal_means_are_no_error(estimator):
-    samples = np.random.default_rng(0).normal(size=(10, 3))
-    domain = np.repeat([1, -1], 10)
-    twice = np.vstack([samples, samples])
-    components = estimator(2).fit_transform(twice, sample_domain=domain)
-    np.testing.assert_allclose(components[:10], components[10:], atol=1e-6)
-    assert np.isfinite(components).all()
 
 
 def test_more_frequencies_bring_rftca_to_rtca():
@@ -255,13 +234,12 @@ def test_it_works_in_a_pipeline_with_metadata_routing(built):
 
 
 GRIDS = {
-    **{name: {"gamma": [0.1, 10.0], "n_components": [1, 2]} for name in ("TCA", "RTCA", "RFTCA", "JDA")},
+    **{name: {"gamma": [0.1, 10.0], "n_components": [1, 2]} for name in ("RTCA", "JDA")},
     "CORAL": {"reg": [0.1, "auto"], "center": [False, True]},
-    "GFK": {"n_components": [1, 2]},
 }
 
 
-@every_built
+@pytest.mark.parametrize("built", [RTCA(3), CORAL(), JDA(3, labelling="class_mean")])
 def test_a_grid_search_cuts_the_domains_with_the_samples(built):
     samples, labels, domain = two_domains()
     pipeline = make_pipeline(clone(built), KNeighborsClassifier())
