@@ -33,7 +33,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.optim import Adam
 
-from fedlit.functional import joint_cost, transport_plan, wasserstein
+from fedlit.functional import barycenter, joint_cost, transport_plan, wasserstein
 from fedlit.methods import FedDaDiL
 from fedlit.models import Features
 from measures import medians, peak
@@ -89,11 +89,11 @@ class Step:
             asked.append((cost.detach().clone(), *more))
             return transport_plan(cost, *more)
 
-        wasserstein.transport_plan = recorded
+        wasserstein.transport_plan = barycenter.transport_plan = recorded
         try:
             self()
         finally:
-            wasserstein.transport_plan = transport_plan
+            wasserstein.transport_plan = barycenter.transport_plan = transport_plan
         return asked
 
 

@@ -1,4 +1,8 @@
-"""Pure maths on tensors: what the methods compute, without Lightning and without clients."""
+"""Pure maths on tensors: what the methods compute, without Lightning and without clients.
+
+Arguments that are not as described (shape, range, finite) raise a `ValueError` that names them; samples that are not of
+a floating type raise a `TypeError`.
+"""
 
 from fedlit.functional.adversarial import (
     annealing,
@@ -12,6 +16,7 @@ from fedlit.functional.adversarial import (
 from fedlit.functional.aggregation import fedavg, fedda, fedgp, fedgp_cosine
 from fedlit.functional.alignment import alignment_loss
 from fedlit.functional.auto_weights import AutoBeta, BatchStatistics, auto_beta, auto_weights
+from fedlit.functional.barycenter import Barycenter, wasserstein_barycenter
 from fedlit.functional.calibration import (
     best_temperature,
     brier_score,
@@ -24,6 +29,8 @@ from fedlit.functional.clustering import clustering_gains, intra_cluster_distanc
 from fedlit.functional.correlation import central_moments, coral_loss, second_moments
 from fedlit.functional.discriminant import linear_discriminant, softmax_regression
 from fedlit.functional.disentangling import mutual_information_bound, uniform_cross_entropy
+from fedlit.functional.eigenproblems import Scaling
+from fedlit.functional.feature_sums import RandomFeatureSums, random_feature_sums
 from fedlit.functional.geodesic import (
     geodesic_flow_factor,
     geodesic_flow_kernel,
@@ -101,16 +108,7 @@ from fedlit.functional.taylor_mmd import (
     taylor_moments,
     within_domain_mean,
 )
-from fedlit.functional.transfer_components import (
-    RandomFeatureSums,
-    Scaling,
-    TransferComponents,
-    r_tca,
-    random_feature_sums,
-    rf_tca,
-    rf_tca_from_sums,
-    tca,
-)
+from fedlit.functional.transfer_components import TransferComponents, r_tca, rf_tca, rf_tca_from_sums, tca
 from fedlit.functional.updates import (
     Granularity,
     UpdateProducts,
@@ -121,7 +119,6 @@ from fedlit.functional.updates import (
 )
 from fedlit.functional.voting import hard_vote
 from fedlit.functional.wasserstein import (
-    Barycenter,
     balanced_weights,
     barycentric_mapping,
     joint_cost,
@@ -129,7 +126,6 @@ from fedlit.functional.wasserstein import (
     nearest_class_mean,
     project_simplex,
     transport_plan,
-    wasserstein_barycenter,
 )
 
 __all__ = [

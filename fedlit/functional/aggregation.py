@@ -9,6 +9,7 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
+from fedlit.checks import check, refuse
 from fedlit.functional.updates import (
     Granularity,
     UpdateProducts,
@@ -21,20 +22,26 @@ from fedlit.functional.updates import (
 
 
 def _normalise(weights: Sequence[float] | Tensor | None, number: int) -> list[float]:
+    """Weights over their sum."""
     if weights is None:
         return [1.0 / number] * number
-    if isinstance(weights, Tensor) and weights.dim() != 1:
-        raise ValueError(f"weights must have one dimension, got shape {tuple(weights.shape)}: give one per update")
-    values = [float(weight) for weight in weights]
-    if len(values) != number:
-        raise ValueError(f"weights must hold one number per update, got {len(values)} for {number} updates")
-    for idx, value in enumerate(values):
-        if not math.isfinite(value) or value < 0:
-            raise ValueError(f"weights must be finite and not negative, got {value} for update {idx} of {number}")
+    values = _per_update("weights", weights, number)
     total = math.fsum(values)
-    if total == 0:
-        raise ValueError(f"weights must have a positive sum, got {values}: give at least one update a weight")
+    check(total > 0, "weights", "of a positive sum", values, "give at least one update a weight")
     return [value / total for value in values]
+
+
+def _per_update(argument: str, values: Iterable[float] | Tensor, number: int, highest: float = math.inf) -> list[float]:
+    """One finite number from 0 to ``highest`` per update."""
+    if isinstance(values, Tensor):
+        check(values.dim() == 1, argument, "of one dimension", tuple(values.shape), "give one number per update")
+    listed = [float(value) for value in values]
+    check(len(listed) == number, argument, f"one number for each of {number} updates", listed)
+    for idx, value in enumerate(listed):
+        if not (math.isfinite(value) and 0 <= value <= highest):
+            upper = "finite and not negative" if highest == math.inf else f"between 0 and {highest:g}"
+            refuse(argument, upper, value, f"it is that of update {idx} of {number}")
+    return listed
 
 
 def _weighted_sum(tensors: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
@@ -49,25 +56,17 @@ def _weighted_sum(tensors: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
 
 
 def fedavg(updates: Sequence[dict[str, Tensor]], weights: Sequence[float] | Tensor | None = None) -> dict[str, Tensor]:
-    r"""Weighted mean of model updates, name by name.
+    r"""Weighted mean of model updates, name by name, as new tensors with the dtypes and devices of the first update.
 
     .. math:: \bar{u} = \sum_i \frac{w_i}{\sum_j w_j} u_i
 
-    Updates are added one after the other in the order given, so that the same updates in the same order give the same
-    bits. Integer tensors (such as BatchNorm's ``num_batches_tracked``) are averaged in float64 and rounded half to
-    even.
+    Updates are added one after the other, so that the same updates in the same order give the same bits. Integer
+    tensors (such as BatchNorm's ``num_batches_tracked``) are averaged in float64 and rounded half to even.
 
     Args:
         updates: One dictionary per client, with the same names and shapes. At least one.
         weights: One finite number per update, none negative, in any unit (such as numbers of samples): they are
             divided by their sum. ``None`` weighs all updates alike.
-
-    Returns:
-        A dictionary of new tensors, with the names, shapes, dtypes and devices of the first update.
-
-    Raises:
-        ValueError: If there are no updates, their names or shapes differ, or the weights are not one per update,
-            finite, not negative and of positive sum.
 
     Example:
         >>> updates = [{"w": torch.tensor([1.0, 0.0])}, {"w": torch.tensor([4.0, 3.0])}]
@@ -75,9 +74,9 @@ def fedavg(updates: Sequence[dict[str, Tensor]], weights: Sequence[float] | Tens
         {'w': tensor([2., 1.])}
 
     References:
-        McMahan et al., Communication-efficient learning of deep networks from decentralized data, AISTATS 2017,
-        Algorithm 1.
+        McMahan et al., AISTATS 2017, Algorithm 1.
     """
+    check(len(updates) > 0, "updates", "at least 1 update", updates, "skip the average when no client is present")
     if not updates:
         raise ValueError("updates must hold at least 1 update, got none: skip the average when no client is present")
     shares = _normalise(weights, len(updates))
@@ -89,20 +88,11 @@ def fedavg(updates: Sequence[dict[str, Tensor]], weights: Sequence[float] | Tens
     return mean
 
 
-def _per_source(name: str, values: float | Sequence[float] | Tensor, number: int, highest: float) -> list[float]:
+def _per_source(argument: str, values: float | Sequence[float] | Tensor, number: int, highest: float) -> list[float]:
     """One number from 0 to ``highest`` per source, where one alone stands for all."""
-    if isinstance(values, Tensor):
-        if values.dim() > 1:
-            raise ValueError(f"{name} must have at most one dimension, got shape {tuple(values.shape)}")
-        values = values.tolist()
-    listed = [float(value) for value in values] if isinstance(values, Iterable) else [float(values)] * number
-    if len(listed) != number:
-        raise ValueError(f"{name} must be one number or one per source, got {len(listed)} for {number} sources")
-    for idx, value in enumerate(listed):
-        if not (math.isfinite(value) and 0 <= value <= highest):
-            upper = "finite and not negative" if highest == math.inf else f"between 0 and {highest:g}"
-            raise ValueError(f"{name} must be {upper}, got {value} for source {idx} of {number}")
-    return listed
+    if isinstance(values, Tensor) and values.dim() == 0:
+        values = float(values)
+    return _per_update(argument, values if isinstance(values, Iterable) else [values] * number, number, highest)
 
 
 def _shares(
@@ -112,10 +102,7 @@ def _shares(
     weights: Sequence[float] | Tensor | None,
 ) -> tuple[float, list[float]]:
     """Check the arguments; the target's share, sum_i w_i (1 - beta_i), and each source's, w_i beta_i."""
-    if not sources:
-        raise ValueError(
-            "sources must hold at least 1 update, got none: keep the target's update when no source is present"
-        )
+    check(len(sources) > 0, "sources", "at least 1 update", sources, "without a source keep the target's update")
     betas = _per_source("beta", beta, len(sources), highest=1)
     parts = [Fraction(share) for share in _normalise(weights, len(sources))]
     whole = sum(parts)
@@ -154,12 +141,11 @@ def fedda(
     beta: float | Sequence[float] | Tensor,
     weights: Sequence[float] | Tensor | None = None,
 ) -> dict[str, Tensor]:
-    r"""FedDA: weighted mean of convex combinations of the target's update with each source's.
+    r"""FedDA: weighted mean of convex combinations of the target's update with each source's, as new tensors.
 
     .. math:: \sum_i w_i \left[ (1 - \beta_i) g_T + \beta_i g_{S_i} \right]
 
-    Integer entries (such as BatchNorm's ``num_batches_tracked``) keep the target's value: they are counters, which no
-    step of optimisation moves.
+    Integer entries (such as BatchNorm's ``num_batches_tracked``) keep the target's value: they are counters.
 
     Args:
         target: The target's update (g_T).
@@ -168,21 +154,14 @@ def fedda(
         weights: One finite number per source, none negative, in any unit; they are divided by their sum. ``None``
             weighs all sources alike, as in the paper; its experiments use numbers of samples.
 
-    Returns:
-        A dictionary of new tensors, with the names, shapes, dtypes and devices of the target's update.
-
-    Raises:
-        ValueError: If there are no sources, names or shapes differ, or a beta or a weight is out of range.
-
     Example:
         >>> target, source = {"w": torch.tensor([1.0, 0.0])}, {"w": torch.tensor([0.0, 4.0])}
         >>> fedda(target, [source], beta=0.25)
         {'w': tensor([0.7500, 1.0000])}
 
     References:
-        Jiang et al., Principled federated domain adaptation: gradient projection and auto-weighting, ICLR 2024,
-        definition 4.1. There the result is a gradient, which is subtracted from the parameters; an update is
-        parameters after training minus before, and is added.
+        Jiang et al., Principled federated domain adaptation, ICLR 2024, definition 4.1. There the result is a
+        gradient, which is subtracted from the parameters; an update is added.
     """
     target_share, shares = _shares(target, sources, beta, weights)
     return _combine(target, sources, target_share, shares)
@@ -203,27 +182,17 @@ def fedgp(
               {\lVert g_{S_i} \rVert^2} g_{S_i} \right]
 
     The result does not depend on the length of a source's update, is no longer than the target's, and never points
-    against it. A source whose update is opposed, orthogonal or zero adds nothing.
-
-    BatchNorm's ``running_mean`` and ``running_var`` are statistics, not directions: they are averaged as in
-    :func:`fedda`. Integer entries keep the target's value.
+    against it. A source whose update is opposed, orthogonal or zero adds nothing. BatchNorm's ``running_mean`` and
+    ``running_var`` are statistics, not directions: they are averaged as in `fedda`. Gradients do not pass through.
 
     Args:
-        target: The target's update (g_T).
-        sources: One update per source (g_S), with the target's names and shapes. At least one.
+        target: As for `fedda`.
+        sources: As for `fedda`.
         beta: Weight of the projection, from 0 (target alone) to 1 (projections alone): one number, or one per source.
-        weights: One finite number per source, none negative, in any unit: see :func:`fedda`.
-        granularity: ``"layer"`` projects every entry on its own, as the paper's experiments do; ``"model"`` projects
+        weights: As for `fedda`.
+        granularity: ``"layer"`` projects every entry by itself, as the paper's experiments do; ``"model"`` projects
             the update as one vector, as in the paper's definition.
-        products: From :func:`products_with_sources` of the same updates and granularity, if they are known.
-
-    Returns:
-        A dictionary of new tensors, with the names, shapes, dtypes and devices of the target's update. Gradients do
-        not pass through.
-
-    Raises:
-        ValueError: If there are no sources, names or shapes differ, or a beta, a weight or the granularity is not
-            valid.
+        products: From `products_with_sources` of the same updates and granularity, if available.
 
     Example:
         >>> target, source = {"w": torch.tensor([1.0, 1.0])}, {"w": torch.tensor([5.0, 0.0])}
@@ -231,13 +200,12 @@ def fedgp(
         {'w': tensor([1.0000, 0.5000])}
 
     References:
-        Jiang et al., Principled federated domain adaptation: gradient projection and auto-weighting, ICLR 2024,
-        definition 4.3. The published code scales with the cosine instead: :func:`fedgp_cosine`.
+        Jiang et al., ICLR 2024, definition 4.3. The published code scales with the cosine: `fedgp_cosine`.
     """
     check_granularity(granularity)
     target_share, shares = _shares(target, sources, beta, weights)
-    found = products or products_of_layers(target, sources, granularity)
-    coefficients = projection_coefficients(found.inner, found.sources)
+    dots = products or products_of_layers(target, sources, granularity)
+    coefficients = projection_coefficients(dots.inner, dots.sources)
     return _combine(target, sources, target_share, shares, coefficients)
 
 
@@ -255,36 +223,26 @@ def fedgp_cosine(
 
     .. math:: \sum_i w_i \left[ (1 - \beta_i) g_T + \beta_i \, s_i \max(\cos(g_T, g_{S_i}), 0) \, g_{S_i} \right]
 
-    With :math:`s_i = \lVert g_T \rVert / \lVert g_{S_i} \rVert` this is :func:`fedgp`; the paper puts a ratio of
-    learning rates and numbers of local steps there. So the result grows with the length of a source's update, and can
-    be longer than the target's.
+    With :math:`s_i = \lVert g_T \rVert / \lVert g_{S_i} \rVert` this is `fedgp`; the paper puts a ratio of learning
+    rates and numbers of local steps there. So the result grows with the length of a source's update, and can be longer
+    than the target's. BatchNorm statistics are averaged as in `fedda`, without ``scales``.
 
     Args:
-        target: The target's update (g_T).
-        sources: One update per source (g_S), with the target's names and shapes. At least one.
-        beta: Weight of the sources, from 0 (target alone) to 1 (sources alone): one number, or one per source.
+        target: As for `fedda`.
+        sources: As for `fedda`.
+        beta: As for `fedda`.
         scales: One finite number per source, none negative: what makes its update as long as the target's.
-        weights: One finite number per source, none negative, in any unit: see :func:`fedda`.
-        granularity: ``"layer"`` takes a cosine per entry, as the paper's experiments do; ``"model"`` one for the whole
-            update.
-        products: From :func:`products_with_sources` of the same updates and granularity, if they are known.
-
-    Returns:
-        A dictionary of new tensors, with the names, shapes, dtypes and devices of the target's update. BatchNorm
-        statistics are averaged as in :func:`fedda`, without ``scales``; integer entries keep the target's value.
-
-    Raises:
-        ValueError: If there are no sources, names or shapes differ, or a beta, a scale, a weight or the granularity is
-            not valid.
+        weights: As for `fedda`.
+        granularity: ``"layer"`` takes a cosine per entry, as the paper's experiments do; ``"model"`` one for all.
+        products: As for `fedgp`.
 
     References:
-        Jiang et al., Principled federated domain adaptation: gradient projection and auto-weighting, ICLR 2024,
-        appendix C.9. There (1 - beta) stands before the projection; its code and definition 4.3 have beta there, and
-        so have we. The cosine has no epsilon: it is 0 where an update is 0.
+        Jiang et al., ICLR 2024, appendix C.9. There (1 - beta) stands before the projection; its code and definition
+        4.3 have beta there, and so have we. The cosine has no epsilon: it is 0 where an update is 0.
     """
     check_granularity(granularity)
     target_share, shares = _shares(target, sources, beta, weights)
     ratios = _per_source("scales", scales, len(sources), highest=math.inf)
-    found = products or products_of_layers(target, sources, granularity)
-    cosines = projection_coefficients(found.inner, (found.sources * found.target).sqrt())
+    dots = products or products_of_layers(target, sources, granularity)
+    cosines = projection_coefficients(dots.inner, (dots.sources * dots.target).sqrt())
     return _combine(target, sources, target_share, shares, cosines * cosines.new_tensor(ratios)[:, None])

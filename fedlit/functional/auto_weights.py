@@ -9,6 +9,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from fedlit.checks import check, check_at_least, check_one_of
+from fedlit.functional.checks import check_finite
 from fedlit.functional.updates import (
     CHUNK,
     Granularity,
@@ -28,17 +30,17 @@ class BatchStatistics:
 
     .. math:: \bar{g} = \frac{1}{B} \sum_j g_j, \qquad V = \frac{1}{B - 1} \sum_j \lVert g_j - \bar{g} \rVert^2
 
-    Integer entries and BatchNorm's ``running_mean`` and ``running_var`` take no part. The state is plain, so that it
-    can be stored and given to the constructor again.
+    Integer entries and BatchNorm's ``running_mean`` and ``running_var`` take no part. The state is plain: stored, it
+    can be passed to the constructor again.
 
     Attributes:
-        mean: Mean of the gradients so far, in their dtypes but in float32 at least; empty before the first. It
-            is changed in place by :meth:`add`.
+        mean: Mean of the gradients so far, in their dtypes but in float32 at least; empty before the first. `add`
+            changes it in place.
         squares: Sum of the squared distances from the mean, in float64.
         count: Number of gradients so far (B).
 
     References:
-        Welford, Note on a method for calculating corrected sums of squares and products, Technometrics 1962.
+        Welford, Technometrics 1962.
     """
 
     mean: dict[str, Tensor] = field(default_factory=dict)
@@ -46,16 +48,12 @@ class BatchStatistics:
     count: int = 0
 
     def __post_init__(self) -> None:
-        # the mean is changed in place, which must not reach the one who gave it
+        # the mean is changed in place, which must not reach the caller's tensors
         self.mean = {name: t.detach().clone(memory_format=torch.contiguous_format) for name, t in self.mean.items()}
 
     @torch.no_grad()
     def add(self, update: dict[str, Tensor]) -> None:
-        """Take in one more batch gradient, or update of one local step, name by name; it is not kept.
-
-        Raises:
-            ValueError: If names or shapes of the layers differ from those of the gradients before.
-        """
+        """Take in one more batch gradient, or update of one local step, whose layers must match those before."""
         layers = {name: update[name].detach() for name in layer_names(update)}
         if self.count == 0:
             for name, layer in layers.items():
@@ -78,10 +76,7 @@ class BatchStatistics:
     @property
     def variance(self) -> float:
         """Unbiased sample variance of a batch gradient, summed over coordinates (V)."""
-        if self.count < 2:
-            raise ValueError(
-                f"the variance needs gradients of at least 2 batches (B), got {self.count}: use smaller batches"
-            )
+        check_at_least("count (B)", self.count, 2, "batches for a variance", "use smaller batches")
         return self.squares / (self.count - 1)
 
 
@@ -96,7 +91,7 @@ class AutoBeta:
         distance: Squared distance of each source's gradient from the target's expected one (:math:`d^2`), shape (N,).
             Unbiased, hence it can be negative.
         residual: Squared distance of the target's expected gradient from the span of each source's
-            (:math:`\tau^2 d^2`), shape (N,). Unbiased, hence it can be negative and can exceed ``distance``.
+            (:math:`\tau^2 d^2`), shape (N,). Unbiased: it can be negative, or exceed ``distance``.
     """
 
     beta: Tensor
@@ -106,7 +101,7 @@ class AutoBeta:
 
 
 def auto_weights(target_variance: float | Tensor, distance: float | Tensor) -> Tensor:
-    r"""Weight of a source that minimises the expected squared error of FedDA or FedGP.
+    r"""Weight of a source, from 0 to 1, that minimises the expected squared error of FedDA or FedGP.
 
     .. math:: \beta = \frac{\sigma^2}{\sigma^2 + \max(d^2, 0)}, \quad 0 \text{ where } \sigma^2 = 0
 
@@ -117,25 +112,15 @@ def auto_weights(target_variance: float | Tensor, distance: float | Tensor) -> T
         distance: Estimate of a squared distance, of a shape that goes with the variance's: from the source's gradient
             for FedDA (d^2), from its span for FedGP (tau^2 d^2).
 
-    Returns:
-        Weights of the sources from 0 to 1, float64.
-
-    Raises:
-        ValueError: If a value is not finite, or the variance is negative.
-
     References:
-        Jiang et al., Principled federated domain adaptation: gradient projection and auto-weighting, ICLR 2024,
-        section 4.2. The denominator's 1/m, for m parameters, is dropped there as well.
+        Jiang et al., ICLR 2024, section 4.2. The denominator's 1/m, for m parameters, is dropped there as well.
     """
     variance = torch.as_tensor(target_variance, dtype=torch.float64)
     squared = torch.as_tensor(distance, dtype=torch.float64, device=variance.device)
-    if not (variance.isfinite().all() and (variance >= 0).all()):
-        raise ValueError(
-            f"target_variance (sigma^2) must be finite and not negative, got {variance.tolist()}: estimate it "
-            "from at least two batches"
-        )
-    if not squared.isfinite().all():
-        raise ValueError(f"distance (d^2) must be finite, got {squared.tolist()}: has a client's model diverged?")
+    fits = bool(variance.isfinite().all() and (variance >= 0).all())
+    rule, way_out = "finite and not negative", "estimate it from at least two batches"
+    check(fits, "target_variance (sigma^2)", rule, target_variance, way_out)
+    check_finite("distance (d^2)", squared, "has a client's model diverged?")
     total = variance + squared.clamp(min=0)
     return torch.where(variance == 0, 0.0, variance / torch.where(variance == 0, 1.0, total))
 
@@ -147,7 +132,7 @@ def auto_beta(
     rule: Rule = "fedda",
     granularity: Granularity = "layer",
 ) -> AutoBeta:
-    r"""Estimate from batch gradients of the target how much each source should weigh in FedDA or FedGP.
+    r"""Estimate from batch gradients of the target the weights of sources in FedDA or FedGP, and what they follow from.
 
     .. math:: \hat\sigma^2 = \frac{V}{B}, \qquad
               \hat{d}^2 = \lVert g_S - \bar{g} \rVert^2 - \frac{V}{B}, \qquad
@@ -155,32 +140,23 @@ def auto_beta(
 
     :math:`P` projects on the span of the source's update, and :math:`V_r` is the sample variance of
     :math:`g_j - P g_j`. All three are unbiased for batches drawn independently and a source's update independent of
-    them. The batches are read once and not kept: of each, one number per layer of each source remains.
+    them. The batches are read once and not kept.
 
     Args:
-        target_batches: Gradients of the target at one point, one per batch of equal size; at least two. A generator
+        target_batches: Gradients of the target at one point, one per batch of equal size, at least two; a generator
             will do.
         sources: One update per source (g_S), in the scale of the target's. At least one.
         rule: ``"fedda"`` weighs with the distance, ``"fedgp"`` with the residual.
-        granularity: Whether the residual is of projections layer by layer or of the whole model; the distance is the
-            same in both. Give that with which :func:`fedgp` will project, whose default this is.
-
-    Returns:
-        Weights per source, and the three estimates before clipping.
-
-    Raises:
-        ValueError: If there are fewer than two batches or no sources, names or shapes of layers differ, the rule or the
-            granularity is unknown, or an update is not finite.
+        granularity: Whether the residual is of projections layer by layer or of the whole model: that with which
+            `fedgp` will project. The distance is the same in both.
 
     References:
-        Jiang et al., Principled federated domain adaptation: gradient projection and auto-weighting, ICLR 2024,
-        appendix A.5. There all batches are kept; this is the same number in the memory of one model.
+        Jiang et al., ICLR 2024, appendix A.5. There all batches are kept; this is the same number in the memory of one
+        model.
     """
-    if rule not in get_args(Rule):
-        raise ValueError(f"rule must be one of {list(get_args(Rule))}, got {rule!r}")
+    check_one_of("rule", rule, get_args(Rule))
     check_granularity(granularity)
-    if not sources:
-        raise ValueError("sources must hold at least 1 update, got none")
+    check(len(sources) > 0, "sources", "at least 1 update", sources)
     statistics = BatchStatistics()
     along_mean = along_squares = torch.zeros((), dtype=torch.float64)
     callers = ["the target", *(f"source {idx}" for idx in range(len(sources)))]

@@ -1,4 +1,4 @@
-"""How far probabilities can be trusted: temperatures that mend them, a score of them, and what to do by them."""
+"""Calibration of probabilities: temperatures, a score, and decisions by costs."""
 
 from __future__ import annotations
 
@@ -8,31 +8,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedlit.functional.kernels import check_samples
+from fedlit.checks import check, check_at_least
+from fedlit.functional.checks import check_samples, check_shape
 
 LOWEST, HIGHEST = 0.1, 10.0
-"""Between what a temperature is looked for."""
+"""Range of temperatures."""
 
-MOST_NATS = 30.0
-"""Of the loss of one sample: at probability 1e-13. It bounds messages, which the fixed point of a backend must hold."""
+MAX_NATS = 30.0
+"""Bound of one sample's loss, at probability 1e-13: messages must fit the fixed point of a privacy backend."""
 
 
 def temperature_grid(number: int = 41) -> Tensor:
     """Temperatures in equal ratios from 0.1 to 10, float64, shape (number,).
 
     Args:
-        number: How many, at least 3.
-
-    Raises:
-        ValueError: If there are fewer.
+        number: How many, at least 3, as a minimum has two neighbours; fewer are a ValueError.
     """
-    if number < 3:
-        raise ValueError(f"number of temperatures must be at least 3, as a minimum has two neighbours, got {number}")
+    check_at_least("number", number, 3, "temperatures")
     return torch.logspace(math.log10(LOWEST), math.log10(HIGHEST), number, dtype=torch.float64)
 
 
 def losses_at(logits: Tensor, labels: Tensor, temperatures: Tensor) -> Tensor:
-    r"""Cross-entropy of each sample at each temperature.
+    r"""Cross-entropy of each sample at each temperature, in nats, float64, shape (n, G), in [0, 30].
 
     .. math:: l_{ig} = \min\left(-\log \operatorname{softmax}(z_i / T_g)_{y_i}, \, 30\right)
 
@@ -40,21 +37,15 @@ def losses_at(logits: Tensor, labels: Tensor, temperatures: Tensor) -> Tensor:
         logits: z, shape (n, C).
         labels: y, int64, shape (n,).
         temperatures: T, positive, shape (G,).
-
-    Returns:
-        In nats, float64, shape (n, G), in [0, 30].
-
-    Raises:
-        ValueError: If there is no sample, or a label for each is missing.
     """
     _check("logits", logits, labels)
     heated = logits.double()[:, None, :] / temperatures.double().to(logits.device)[None, :, None]
-    own = heated.log_softmax(dim=2).gather(2, labels[:, None, None].expand(-1, len(temperatures), 1)).squeeze(2)
-    return (-own).clamp(0.0, MOST_NATS)
+    log_p = heated.log_softmax(dim=2).gather(2, labels[:, None, None].expand(-1, len(temperatures), 1)).squeeze(2)
+    return (-log_p).clamp(0.0, MAX_NATS)
 
 
 def best_temperature(temperatures: Tensor, losses: Tensor) -> float:
-    """Where a curve of mean losses is lowest: at the vertex of a parabola in log T through its lowest point.
+    """Minimum of a curve of mean losses: the vertex of a parabola in log T through its lowest point.
 
     Args:
         temperatures: Ascending in equal ratios, shape (G,), as of `temperature_grid`.
@@ -64,43 +55,29 @@ def best_temperature(temperatures: Tensor, losses: Tensor) -> float:
         A temperature: of 41, within half a percent of where the losses between them are lowest. It is the first or the
         last if the curve is lowest there.
 
-    Raises:
-        ValueError: If the shapes differ.
-
     Example:
         >>> grid = temperature_grid()
         >>> round(best_temperature(grid, (grid / 2).log().square()), 6)
         2.0
     """
-    if temperatures.shape != losses.shape or losses.dim() != 1:
-        raise ValueError(
-            f"losses must be one for each temperature, got {tuple(losses.shape)} and {tuple(temperatures.shape)}"
-        )
-    place, logs, curve = int(losses.argmin()), temperatures.double().log(), losses.double()
-    if place in (0, len(losses) - 1):
-        return float(temperatures[place])
-    before, here, after = curve[place - 1 : place + 2]
+    check_shape("temperatures", temperatures, "G")
+    check_shape("losses", losses, len(temperatures), way_out="give one for each temperature")
+    lowest, logs, curve = int(losses.argmin()), temperatures.double().log(), losses.double()
+    if lowest in (0, len(losses) - 1):
+        return float(temperatures[lowest])
+    before, here, after = curve[lowest - 1 : lowest + 2]
     step = 0.5 * (before - after) / (before - 2 * here + after) if before != after else torch.zeros(())
-    return float((logs[place] + step * (logs[place + 1] - logs[place])).exp())
+    return float((logs[lowest] + step * (logs[lowest + 1] - logs[lowest])).exp())
 
 
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:
-    r"""The temperature at which labels are most likely.
+    r"""Temperature T in [0.1, 10] at which labels are most likely: above 1 a network was too confident.
 
     .. math:: \operatorname{argmin}_T \; -\sum_i \log \operatorname{softmax}(z_i / T)_{y_i}
-
-    The sum is convex in 1 / T, and its derivative is followed to 0 by bisection. Above 1 a network was surer than it
-    should have been, below 1 less so.
 
     Args:
         logits: z, shape (n, C).
         labels: y, int64, shape (n,).
-
-    Returns:
-        T in [0.1, 10].
-
-    Raises:
-        ValueError: If there is no sample, or a label for each is missing.
 
     References:
         Guo, Pleiss, Sun and Weinberger, On calibration of modern neural networks, ICML 2017.
@@ -108,6 +85,7 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
     _check("logits", logits, labels)
     z = logits.double()
     own = z.gather(1, labels[:, None]).squeeze(1)
+    # the sum is convex in 1 / T: bisection follows its derivative to 0
 
     def slope(inverse: float) -> float:
         return float(((inverse * z).softmax(dim=1) * z).sum(dim=1).sub(own).sum())
@@ -124,22 +102,16 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
 
 
 def brier_score(probabilities: Tensor, labels: Tensor) -> Tensor:
-    r"""Mean squared distance between predicted probabilities and what came to be.
+    r"""Mean squared distance between predicted probabilities and outcomes: a scalar in [0, 2], float64.
 
     .. math:: \frac{1}{n} \sum_i \sum_c (p_{ic} - [c = y_i])^2
 
     Args:
-        probabilities: p, shape (n, C).
+        probabilities: p, shape (n, C); of two classes the score is twice that of the second one alone.
         labels: y, int64, shape (n,).
 
-    Returns:
-        A scalar in [0, 2], float64; of two classes it is twice the score of the second one alone.
-
-    Raises:
-        ValueError: If there is no sample, or a label for each is missing.
-
     References:
-        Brier, Verification of forecasts expressed in terms of probability, Monthly Weather Review 1950.
+        Brier, Monthly Weather Review 1950.
     """
     _check("probabilities", probabilities, labels)
     p = probabilities.double()
@@ -147,22 +119,15 @@ def brier_score(probabilities: Tensor, labels: Tensor) -> Tensor:
 
 
 def decide(probabilities: Tensor, costs: Tensor) -> Tensor:
-    r"""What costs least on average: with costs of 1 for each error, the most probable class.
+    r"""Decisions of minimal expected cost, int64, shape (n,): with costs of 1 for each error, the most probable class.
 
     .. math:: d_i = \operatorname{argmin}_d \sum_c p_{ic} \, K_{cd}
 
-    Of two classes with right decisions free, the second is decided for where its probability is above
-    K_{01} / (K_{01} + K_{10}).
+    Of two classes with right decisions free, the second is decided for above probability K_{01} / (K_{01} + K_{10}).
 
     Args:
         probabilities: p, shape (n, C).
         costs: K, shape (C, C): ``costs[c, d]`` is what deciding for d costs where c is true, in any unit.
-
-    Returns:
-        Classes, int64, shape (n,); of equal costs the first.
-
-    Raises:
-        ValueError: If ``costs`` is no finite (C, C) matrix.
 
     Example:
         >>> missed = torch.tensor([[0.0, 1.0], [9.0, 0.0]])  # to overlook an ill patient costs 9 false alarms
@@ -174,17 +139,13 @@ def decide(probabilities: Tensor, costs: Tensor) -> Tensor:
     """
     size = probabilities.shape[-1]
     matrix = costs.double().to(probabilities.device)
-    if matrix.shape != (size, size) or not bool(matrix.isfinite().all()):
-        raise ValueError(
-            f"costs must be {size} rows of {size} finite numbers, costs[true class][decided class], got "
-            f"{costs.tolist()}"
-        )
+    fits = matrix.shape == (size, size) and bool(matrix.isfinite().all())
+    rule = f"{size} rows of {size} finite numbers, costs[true class][decided class]"
+    check(fits, "costs", rule, costs.tolist())
     return (probabilities.double() @ matrix).argmin(dim=-1)
 
 
 def _check(name: str, outputs: Tensor, labels: Tensor) -> None:
     check_samples(name, outputs)
-    if not len(outputs):
-        raise ValueError(f"{name} must hold at least one sample, got none")
-    if labels.shape != outputs.shape[:1]:
-        raise ValueError(f"labels must be one for each of {len(outputs)} samples, got shape {tuple(labels.shape)}")
+    check_at_least(name, len(outputs), 1, "sample")
+    check_shape("labels", labels, len(outputs), way_out="give one per sample")

@@ -7,32 +7,30 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
+from fedlit.checks import check, check_between
+from fedlit.functional.checks import check_shape
+
 
 @torch.no_grad()
 def k_means(
     x: Tensor, num_clusters: int, start: Tensor | None = None, seed: int = 0, max_iterations: int = 100
 ) -> Tensor:
-    """Clusters by Lloyd's algorithm: a local minimum of the squared distances to cluster means.
+    """Clusters of samples by Lloyd's algorithm, a local minimum of the squared distances to cluster means.
 
     Args:
         x: Samples, shape (n, d), at least as many as clusters.
         num_clusters: k, at least 1.
-        start: Clusters of the samples to go on from, shape (n,), such as those of the same samples in other features;
-            ``None`` draws centres among the samples, each the likelier the farther it is from those drawn before
-            (k-means++).
+        start: Clusters of the samples to start from, shape (n,), such as those of the same samples in other features;
+            ``None`` draws centres among the samples by k-means++.
         seed: Of that draw.
-        max_iterations: At most so many passes; it ends before if no sample moves.
+        max_iterations: Maximal number of passes; it ends before if no sample moves.
 
     Returns:
         Cluster of each sample, shape (n,), int64. A cluster that loses all its samples keeps its centre, and may end
         without any.
-
-    Raises:
-        ValueError: If shapes do not fit, or there are fewer samples than clusters.
     """
     _check(x, start)
-    if not 1 <= num_clusters <= len(x):
-        raise ValueError(f"num_clusters must be from 1 to the {len(x)} samples, got {num_clusters}: give more samples")
+    check_between("num_clusters (k)", num_clusters, 1, len(x), "give more samples")
     x = x.detach().double()
     centres = _drawn(x, num_clusters, seed) if start is None else x.new_zeros(num_clusters, x.shape[1])
     clusters = torch.cdist(x, centres).argmin(dim=1) if start is None else start
@@ -49,20 +47,15 @@ def k_means(
 
 @torch.no_grad()
 def relative_scatter(x: Tensor, clusters: Tensor) -> Tensor:
-    r"""Squared distances to cluster means over those to the mean of all samples.
+    r"""Squared distances to cluster means over those to the mean of all samples: a scalar in [0, 1], float64.
 
     .. math:: J = \frac{\sum_r \sum_{i \in C_r} |x_i - \bar x_r|^2}{\sum_i |x_i - \bar x|^2}
+
+    Neither moving, scaling nor turning the samples changes it; it is 0 if all of them are alike.
 
     Args:
         x: Samples, shape (n, d).
         clusters: Of each sample, shape (n,), from 0.
-
-    Returns:
-        A scalar from 0 to 1, float64, which neither moving, scaling nor turning the samples changes; 0 if all of them
-        are alike.
-
-    Raises:
-        ValueError: If shapes do not fit.
     """
     _check(x, clusters)
     x = x.detach().double()
@@ -75,19 +68,13 @@ def relative_scatter(x: Tensor, clusters: Tensor) -> Tensor:
 
 @torch.no_grad()
 def intra_cluster_distance(x: Tensor, clusters: Tensor) -> Tensor:
-    r"""Distances between samples of a cluster, which scaling the samples scales.
+    r"""Distances between samples of a cluster, a scalar, float64, which scaling the samples scales.
 
     .. math:: I = \sum_r \frac{1}{2 n_r} \sum_{i, j \in C_r} |x_i - x_j|
 
     Args:
         x: Samples, shape (n, d).
         clusters: Of each sample, shape (n,), from 0.
-
-    Returns:
-        A scalar, float64.
-
-    Raises:
-        ValueError: If shapes do not fit.
 
     References:
         Peng et al., ICLR 2020 (FADA), equation 3.
@@ -106,11 +93,11 @@ def clustering_gains(
     scatter: Callable[[Tensor, Tensor], Tensor] = relative_scatter,
     seed: int = 0,
 ) -> Tensor:
-    r"""By how much each of several changes of features brings the same samples closer within clusters.
+    r"""Gains in compactness of clusters by several changes of the same samples' features, shape (K,), float64.
 
     .. math:: \text{gain}_k = S(x, C) - S(x_k, C_k)
 
-    Each clustering :math:`C_k` goes on from that of the samples as they were: another draw of centres could be a gain
+    Each clustering :math:`C_k` starts from that of the samples as they were: another draw of centres could be a gain
     by itself.
 
     Args:
@@ -119,12 +106,6 @@ def clustering_gains(
         num_clusters: Of k-means, from 1 to n.
         scatter: S, of samples and clusters, such as `intra_cluster_distance`.
         seed: Of the first centres.
-
-    Returns:
-        Shape (K,), float64; 0 for no change.
-
-    Raises:
-        ValueError: If shapes do not fit, or there are fewer samples than clusters.
 
     References:
         Peng et al., ICLR 2020 (FADA), equation 3.
@@ -136,6 +117,7 @@ def clustering_gains(
 
 
 def _drawn(x: Tensor, num_clusters: int, seed: int) -> Tensor:
+    """Centres by k-means++: each the likelier the farther it is from those drawn before."""
     generator = torch.Generator().manual_seed(seed)
     centres = x[int(torch.randint(len(x), (1,), generator=generator))][None]
     for _ in range(1, num_clusters):
@@ -146,7 +128,7 @@ def _drawn(x: Tensor, num_clusters: int, seed: int) -> Tensor:
 
 
 def _check(x: Tensor, clusters: Tensor | None) -> None:
-    if x.dim() != 2 or not len(x):
-        raise ValueError(f"x must have shape (n, d) with n at least 1, got {tuple(x.shape)}")
-    if clusters is not None and (clusters.shape != x.shape[:1] or clusters.is_floating_point()):
-        raise ValueError(f"clusters must be {len(x)} whole numbers, one per sample, got shape {tuple(clusters.shape)}")
+    check_shape("x", x, "n > 0", "d")
+    if clusters is not None:
+        check_shape("clusters", clusters, len(x), way_out="give one per sample")
+        check(not clusters.is_floating_point(), "clusters", "whole numbers", clusters.dtype)

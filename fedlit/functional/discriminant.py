@@ -5,7 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_LEAST_PRIOR = 1e-12
+from fedlit.checks import check, check_positive
+from fedlit.functional.checks import check_finite, check_shape
+
+_MIN_PRIOR = 1e-12
 _NEVER = -1e9
 """Logit of a class that no sample has: finite, and far below all others."""
 
@@ -33,30 +36,26 @@ def linear_discriminant(
         ValueError: If shapes do not fit, the shrinkage is out of range, or all samples of each class are alike.
 
     References:
-        Hastie, Tibshirani and Friedman, The Elements of Statistical Learning, equation 4.10; the shrinkage is that of
-        Ledoit and Wolf, Journal of Multivariate Analysis 2004, with a given weight.
+        Hastie, Tibshirani and Friedman, The Elements of Statistical Learning, equation 4.10; shrinkage as of Ledoit and
+        Wolf, Journal of Multivariate Analysis 2004, with a fixed weight.
     """
-    width, num_classes = class_moments.shape if class_moments.dim() == 2 else (-1, -1)
-    if second_moment.shape != (width, width) or priors.shape != (num_classes,):
-        raise ValueError(
-            "second_moment, class_moments and priors must have shapes (m, m), (m, C) and (C,), got "
-            f"{tuple(second_moment.shape)}, {tuple(class_moments.shape)} and {tuple(priors.shape)}"
-        )
-    if not 0 < shrinkage <= 1:
-        raise ValueError(f"shrinkage must be in (0, 1], got {shrinkage}: it is the weight of the identity")
+    check_shape("class_moments", class_moments, "m", "C")
+    width, num_classes = class_moments.shape
+    check_shape("second_moment", second_moment, width, width)
+    check_shape("priors", priors, num_classes)
+    check(0 < shrinkage <= 1, "shrinkage (s)", "in (0, 1]", shrinkage, "it is the weight of the identity")
     for name, tensor in (("second_moment", second_moment), ("class_moments", class_moments), ("priors", priors)):
-        if not tensor.isfinite().all():
-            raise ValueError(f"{name} must be finite, got NaN or infinity: the features have diverged")
+        check_finite(name, tensor, "have the features diverged?")
     moments, shares = class_moments.double(), priors.double()
-    means = moments / shares.clamp(min=_LEAST_PRIOR)
+    means = moments / shares.clamp(min=_MIN_PRIOR)
     within = second_moment.double() - means @ moments.T
     within = (within + within.T) / 2
     level = float(within.trace()) / width
-    if not level > 0:
-        raise ValueError("the samples of each class are all alike: there is no covariance to separate classes with")
+    rule, way_out = "of samples that vary within classes", "without a covariance classes cannot be separated"
+    check(level > 0, "second_moment", rule, level, way_out)
     covariance = (1 - shrinkage) * within + shrinkage * level * torch.eye(width).to(within)
     weights = torch.linalg.solve(covariance, means).T
-    biases = shares.clamp(min=_LEAST_PRIOR).log() - 0.5 * (weights * means.T).sum(dim=1)
+    biases = shares.clamp(min=_MIN_PRIOR).log() - 0.5 * (weights * means.T).sum(dim=1)
     unseen = shares <= 0
     return weights.masked_fill(unseen[:, None], 0.0), biases.masked_fill(unseen, _NEVER)
 
@@ -71,22 +70,19 @@ def softmax_regression(x: Tensor, y: Tensor, penalty: float = 1e-3, num_iteratio
         x: Samples, shape (n, d).
         y: Class probabilities, shape (n, C).
         penalty: lambda, positive; scikit-learn's inverse strength times n is 1 / lambda.
-        num_iterations: Most iterations.
+        num_iterations: Maximal number of iterations.
 
     Returns:
         Weights of shape (C, d) and biases of shape (C,), float64.
-
-    Raises:
-        ValueError: If shapes do not fit, an entry is not finite, or the penalty is not positive.
     """
-    if x.dim() != 2 or y.dim() != 2 or len(x) != len(y) or not len(x):
-        raise ValueError(f"x and y must have shapes (n, d) and (n, C), got {tuple(x.shape)} and {tuple(y.shape)}")
-    if not (bool(x.isfinite().all()) and bool(y.isfinite().all())):
-        raise ValueError("x and y must be finite, got NaN or infinity")
-    if not 0 < penalty < float("inf"):
-        raise ValueError(f"penalty (lambda) must be positive and finite, got {penalty}")
+    check_shape("x", x, "n > 0", "d")
+    check_shape("y", y, len(x), "C")
+    check_finite("x", x)
+    check_finite("y", y)
+    check_positive("penalty (lambda)", penalty)
     with torch.inference_mode(False), torch.enable_grad():
-        samples, shares = (each.detach().double().clone() for each in (x, y))  # not those of an inference mode around
+        # clones, since tensors of a surrounding inference mode take no part in gradients
+        samples, shares = (each.detach().double().clone() for each in (x, y))
         weight = torch.zeros(y.shape[1], x.shape[1], dtype=torch.float64, device=x.device, requires_grad=True)
         bias = torch.zeros(y.shape[1], dtype=torch.float64, device=x.device, requires_grad=True)
         optimizer = torch.optim.LBFGS(

@@ -7,7 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from fedlit.functional.kernels import check_samples
+from fedlit.checks import check, check_between
+from fedlit.functional.checks import check_same_shape, check_samples
 
 _ORTHONORMAL = 1e-4
 """Largest error of inner products of a basis that is taken for orthonormal, also in float32."""
@@ -15,29 +16,16 @@ _ORTHONORMAL = 1e-4
 
 def _checked_bases(source_basis: Tensor, target_basis: Tensor) -> tuple[Tensor, Tensor]:
     for name, basis in (("source_basis", source_basis), ("target_basis", target_basis)):
-        if basis.dim() != 2 or not basis.is_floating_point():
-            raise ValueError(
-                f"{name} must be a matrix of shape (D, d) of a floating type, a column for each axis of the subspace, "
-                f"got shape {tuple(basis.shape)} of {basis.dtype}"
-            )
+        matrix = basis.dim() == 2 and basis.is_floating_point()
+        check(matrix, name, "a matrix of shape (D, d) of a floating type", f"{tuple(basis.shape)} of {basis.dtype}")
         width = basis.shape[1]
         error = (basis.double().T @ basis.double() - torch.eye(width).to(basis.device)).abs().max() if width else 0.0
-        if not error <= _ORTHONORMAL:
-            raise ValueError(
-                f"{name} must have orthonormal columns, got inner products that are off by {float(error):.2g}: give "
-                "principal_axes(x, d), or the Q of torch.linalg.qr"
-            )
-    if source_basis.shape != target_basis.shape:
-        raise ValueError(
-            "source_basis and target_basis must have the same shape (D, d), got "
-            f"{tuple(source_basis.shape)} and {tuple(target_basis.shape)}"
-        )
+        way_out = "give principal_axes(x, d), or the Q of torch.linalg.qr"
+        check(bool(error <= _ORTHONORMAL), name, "of orthonormal columns", f"an error of {float(error):.2g}", way_out)
+    check_same_shape("source_basis", source_basis, "target_basis", target_basis)
     num_features, num_axes = source_basis.shape
-    if not 1 <= num_axes <= num_features // 2:
-        raise ValueError(
-            f"the subspaces' dimension (d) must be between 1 and {num_features // 2}, half the number of features "
-            f"({num_features}), got {num_axes}: larger ones always meet; give fewer columns"
-        )
+    way_out = f"subspaces of more than half of the {num_features} features always meet; give fewer columns"
+    check_between("source_basis (number of columns d)", num_axes, 1, num_features // 2, way_out)
     return source_basis.double(), target_basis.double()
 
 
@@ -62,13 +50,9 @@ def geodesic_flow_factor(source_basis: Tensor, target_basis: Tensor) -> Tensor:
         F, shape (D, 2d), in the dtype of the bases; ``x @ F`` are features of samples of shape (n, D). The sign of each
         column makes its entry of largest magnitude positive.
 
-    Raises:
-        ValueError: If shapes do not fit, a basis is not orthonormal, or d is out of range.
-
     References:
-        Gong et al., Geodesic flow kernel for unsupervised domain adaptation, CVPR 2012, equations 5 and 6. The
-        published code takes the principal angles from a generalised SVD of a D x D orthogonal matrix, and features
-        from a fractional power of G; neither is needed.
+        Gong et al., CVPR 2012, equations 5 and 6. The published code takes the principal angles from a generalised SVD
+        of a D x D orthogonal matrix, and features from a fractional power of G; neither is needed.
     """
     return _factor(source_basis, target_basis).to(torch.promote_types(source_basis.dtype, target_basis.dtype))
 
@@ -96,7 +80,7 @@ def _factor(source_basis: Tensor, target_basis: Tensor) -> Tensor:
 
 @torch.no_grad()
 def geodesic_flow_kernel(source_basis: Tensor, target_basis: Tensor) -> Tensor:
-    r"""Geodesic flow kernel: inner products of samples, averaged over all subspaces on the way from source to target.
+    r"""Geodesic flow kernel G, shape (D, D): inner products averaged over all subspaces from source to target.
 
     .. math:: G = \int_0^1 \Phi(t) \Phi(t)^\top dt
 
@@ -106,14 +90,8 @@ def geodesic_flow_kernel(source_basis: Tensor, target_basis: Tensor) -> Tensor:
     which is the source's.
 
     Args:
-        source_basis: Orthonormal basis of the source's subspace, shape (D, d), d at most D / 2.
-        target_basis: The target's, of the same shape.
-
-    Returns:
-        G, shape (D, D), in the dtype of the bases.
-
-    Raises:
-        ValueError: If shapes do not fit, a basis is not orthonormal, or d is out of range.
+        source_basis: As for `geodesic_flow_factor`.
+        target_basis: As for `geodesic_flow_factor`.
 
     Example:
         >>> axes = torch.eye(4)
@@ -124,7 +102,7 @@ def geodesic_flow_kernel(source_basis: Tensor, target_basis: Tensor) -> Tensor:
                 [0.3183, 0.5000]])
 
     References:
-        Gong et al., Geodesic flow kernel for unsupervised domain adaptation, CVPR 2012, equation 5.
+        Gong et al., CVPR 2012, equation 5.
     """
     factor = _factor(source_basis, target_basis)
     kernel = factor @ factor.T
@@ -133,37 +111,25 @@ def geodesic_flow_kernel(source_basis: Tensor, target_basis: Tensor) -> Tensor:
 
 @torch.no_grad()
 def principal_axes(x: Tensor, num_axes: int | None = None) -> Tensor:
-    """Orthonormal directions of largest variance of samples about their mean.
+    """Orthonormal directions of largest variance of samples about their mean, shape (p, d), the largest first.
 
     Args:
         x: Samples, shape (n, p), finite.
         num_axes: Number of directions d, at most the numerical rank of the centred samples, which ``None`` takes.
-
-    Returns:
-        Shape (p, d), the direction of largest variance first, in the dtype of ``x``.
-
-    Raises:
-        ValueError: If the samples vary in fewer directions.
-        TypeError: If samples are not of a floating type.
     """
     check_samples("x", x)
     rows = x.double()
     _, lengths, axes = torch.linalg.svd(rows - rows.mean(dim=0), full_matrices=False)
     floor = max(rows.shape) * torch.finfo(torch.float64).eps * float(rows.norm())
     rank = int((lengths > floor).sum())
-    if num_axes is None:
-        num_axes = rank
-    elif not 1 <= num_axes <= rank:
-        raise ValueError(
-            f"num_axes (d) must be between 1 and {rank}, the number of directions in which these {len(x)} samples "
-            f"vary, got {num_axes}"
-        )
-    found: Tensor = axes[:num_axes].T.to(x.dtype)
-    return found
+    if num_axes is not None:
+        check_between("num_axes (d)", num_axes, 1, rank, f"the {len(x)} samples vary in no more directions")
+    first: Tensor = axes[: rank if num_axes is None else num_axes].T.to(x.dtype)
+    return first
 
 
 def subspace_dimension(source_axes: Tensor, target_axes: Tensor, pooled_axes: Tensor, tolerance: float = 0.01) -> int:
-    r"""Number of principal axes by subspace disagreement: the smallest at which both domains have left the pooled ones.
+    r"""Smallest number of principal axes, from 1 to k, at which both domains disagree with the pooled subspace; else k.
 
     .. math:: \min\left\{d : \tfrac12 (\sin\alpha_d + \sin\beta_d) \geq 1 - \text{tolerance}\right\}
 
@@ -176,16 +142,13 @@ def subspace_dimension(source_axes: Tensor, target_axes: Tensor, pooled_axes: Te
         pooled_axes: Those of both together, shape (D, k).
         tolerance: How far below 1 is taken for 1; the paper has 0, which only rounding can reach.
 
-    Returns:
-        d, from 1 to k; k if no smaller one will do.
-
     References:
-        Gong et al., Geodesic flow kernel for unsupervised domain adaptation, CVPR 2012, section 3.4.
+        Gong et al., CVPR 2012, section 3.4.
     """
-    most = pooled_axes.shape[1]
+    highest = pooled_axes.shape[1]
     products = [axes.double().T @ pooled_axes.double() for axes in (source_axes, target_axes)]
-    for size in range(1, most):
+    for size in range(1, highest):
         smallest = [float(torch.linalg.svdvals(product[:size, :size])[-1]) for product in products]
         if sum(math.sqrt(max(0.0, 1 - cosine**2)) for cosine in smallest) / 2 >= 1 - tolerance:
             return size
-    return most
+    return highest

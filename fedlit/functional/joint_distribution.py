@@ -1,7 +1,7 @@
 """Joint distribution adaptation (Long et al., ICCV 2013): TCA that brings the means of classes together as well.
 
-The target's classes are not known: they are guessed in the components found so far, and the components found again.
-What this needs of the source are sums over samples, so that sources can add theirs up.
+The target's classes are guessed in the components of the iteration before, and the components computed again. All this
+needs of the sources are sums over samples.
 """
 
 from __future__ import annotations
@@ -16,37 +16,29 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedlit.functional.transfer_components import (
-    Scaling,
-    TransferComponents,
-    centre,
-    check_domains,
-    check_problem,
-    kernel_matrix,
-    map_by_kernel,
-    scaled,
-    solve_primal,
-)
+from fedlit.checks import check_at_least, check_one_of, check_positive, refuse
+from fedlit.functional.checks import check_finite, check_shape
+from fedlit.functional.eigenproblems import Scaling, centre, check_problem, scaled, solve_primal
+from fedlit.functional.transfer_components import TransferComponents, check_domains, kernel_matrix, map_by_kernel
 from fedlit.functional.wasserstein import nearest_class_mean
 
 Labelling = Literal["neighbour", "class_mean"]
-"""How a target sample is given a class: that of the nearest source sample by angle, or of the nearest class mean."""
+"""Class of a target sample: that of the nearest source sample by angle, or of the nearest class mean."""
 
 _CHUNK = 4096
 """Target samples that are compared with all source samples at once."""
 
-_LEAST_SHARE = 1e-6
-"""Share of the source's samples below which a class has none: what is left of nothing by an inexact secure sum."""
+_MIN_SHARE = 1e-6
+"""Share of the source's samples below which a class has none: the error of an inexact secure sum of nothing."""
 
 
 @dataclass(frozen=True)
 class JointComponents(TransferComponents):
-    """Components of `jda`, with the classes that they were found with.
+    """Components of `jda`, with the classes of their last iteration.
 
     Attributes:
         pseudo_labels: Class of each target sample in these components, shape (nT,), as in ``ys``.
-        num_iterations: Iterations made; fewer than allowed where pseudo-labels came twice in a row, after which nothing
-            changes any more.
+        num_iterations: Iterations made; fewer than allowed where pseudo-labels came twice in a row.
     """
 
     pseudo_labels: Tensor
@@ -55,7 +47,7 @@ class JointComponents(TransferComponents):
 
 @dataclass(frozen=True)
 class JointAligner:
-    """What `jda_from_sums` finds.
+    """Result of `jda_from_sums`.
 
     Attributes:
         aligner: W, shape (w, m), float64.
@@ -71,8 +63,8 @@ class JointAligner:
 
 
 def _seen(class_counts: Tensor) -> Tensor:
-    """Which classes the source has."""
-    return class_counts > _LEAST_SHARE * class_counts.sum()
+    """Mark the classes that the source has."""
+    return class_counts > _MIN_SHARE * class_counts.sum()
 
 
 def joint_gaps(class_sums: Tensor, class_counts: Tensor, target: Tensor, labels: Tensor | None = None) -> Tensor:
@@ -120,9 +112,9 @@ def _nearest_mean(class_sums: Tensor, class_counts: Tensor, target: Tensor, alig
 
 def _nearest_neighbour(source: Tensor, classes: Tensor, target: Tensor, aligner: Tensor) -> Tensor:
     """Class of the source sample at the smallest angle, shape (nT,)."""
-    known = F.normalize(source @ aligner, dim=1)
-    asked = torch.split(F.normalize(target @ aligner, dim=1), _CHUNK)
-    return classes[torch.cat([(rows @ known.T).argmax(dim=1) for rows in asked])]
+    references = F.normalize(source @ aligner, dim=1)
+    chunks = torch.split(F.normalize(target @ aligner, dim=1), _CHUNK)
+    return classes[torch.cat([(rows @ references.T).argmax(dim=1) for rows in chunks])]
 
 
 def _iterated(
@@ -135,9 +127,8 @@ def _iterated(
     num_iterations: int,
     scaling: Scaling,
 ) -> JointAligner:
-    """Components without class terms, then with those of the classes guessed in the components before."""
-    if num_iterations < 1:
-        raise ValueError(f"num_iterations must be at least 1, got {num_iterations}: one alone is TCA")
+    """Solve without class terms, then with those of the classes guessed in the components before."""
+    check_at_least("num_iterations", num_iterations, 1, "iteration", "one alone is TCA")
     labels: Tensor | None = None
     iteration = 0
     while iteration < num_iterations:
@@ -153,9 +144,8 @@ def _iterated(
 
 def _check_labels(ys: Tensor, num_source: int) -> None:
     if ys.is_floating_point() or ys.is_complex() or ys.dtype == torch.bool:
-        raise TypeError(f"ys must be class labels of an integer type, got {ys.dtype}: convert them with ys.long()")
-    if ys.shape != (num_source,):
-        raise ValueError(f"ys must have shape ({num_source},), one class for each source sample, got {tuple(ys.shape)}")
+        refuse("ys", "class labels of an integer type", ys.dtype, "convert them with ys.long()", TypeError)
+    check_shape("ys", ys, num_source, way_out="give one class for each source sample")
 
 
 @torch.no_grad()
@@ -183,41 +173,33 @@ def jda(
     Args:
         xs: Source samples, shape (nS, p).
         ys: Their classes, shape (nS,), any integers.
-        xt: Target samples, shape (nT, p). Their classes are not needed.
+        xt: Target samples, shape (nT, p).
         num_components: Number of components m, at most nS + nT - 1 and the numerical rank of the centred features.
         gamma: Weight of the regularisation (the paper's lambda), positive. As M has length 1, its useful scale is the
             variance of the features, below 1 for samples of length 1.
-        kernel: Positive semi-definite kernel of shapes (n, p), (k, p) -> (n, k), such as
-            ``partial(gaussian_kernel, bandwidth=5.0)``; ``None`` takes the samples as they are.
-        num_iterations: Most iterations, at least 1.
+        kernel: As for `tca`; ``None`` takes the samples as they are.
+        num_iterations: Maximal number of iterations, at least 1.
         labelling: ``"neighbour"`` gives a target sample the class of the source sample at the smallest angle in the
-            components, as published; ``"class_mean"`` that of the nearest mean of a class, which sums over samples
-            give (see `jda_from_sums`).
+            components, as published; ``"class_mean"`` that of the nearest class mean, as in `jda_from_sums`.
         scaling: ``"constraint"`` fulfils the constraint above; ``"unit"`` gives every column of W length 1, as the
             published code does. Distances, and with them pseudo-labels, differ.
 
     Returns:
         The components; its aligner W has shape (p, m), or (nS + nT, m) with a kernel.
 
-    Raises:
-        ValueError: If a number is out of range, shapes do not fit, or samples are not finite.
-        TypeError: If samples are not of a floating type, or labels not of an integer type.
-
     References:
-        Long et al., Transfer feature learning with joint distribution adaptation, ICCV 2013, equations 4, 6 and 8, and
-        Algorithm 1. The factor C before the first term of M is that of the published Python code, in which this term
-        is wrong from the third iteration on, as a variable is used twice, and a class that the target is not given
-        divides by zero.
+        Long et al., ICCV 2013, equations 4, 6 and 8, and Algorithm 1. The factor C before the first term of M is that
+        of the published Python code, in which this term is wrong from the third iteration on, as a variable is used
+        twice, and a class without pseudo-labels divides by zero.
     """
     check_domains(xs, xt)
     _check_labels(ys, len(xs))
-    if labelling not in get_args(Labelling):
-        raise ValueError(f"labelling must be one of {list(get_args(Labelling))}, got {labelling!r}")
+    check_one_of("labelling", labelling, get_args(Labelling))
     num_samples = len(xs) + len(xt)
-    most, why = num_samples - 1, "the number of samples less 1"
-    if kernel is None and xs.shape[1] < most:
-        most, why = xs.shape[1], "the number of features (p)"
-    check_problem(num_components, gamma, scaling, most, why)
+    highest, why = num_samples - 1, "the number of samples less 1"
+    if kernel is None and xs.shape[1] < highest:
+        highest, why = xs.shape[1], "the number of features (p)"
+    check_problem(num_components, gamma, scaling, highest, why)
     samples = torch.cat([xs.double(), xt.double()])
     features = samples if kernel is None else kernel_matrix(samples, kernel)
     source, target = features[: len(xs)], features[len(xs) :]
@@ -229,7 +211,7 @@ def jda(
     else:
         label = partial(_nearest_mean, class_sums, class_counts, target)
     centred = centre(features)
-    found = _iterated(
+    solution = _iterated(
         centred.T @ centred,
         torch.linalg.matrix_norm(features).item() ** 2,
         partial(joint_gaps, class_sums, class_counts, target),
@@ -240,17 +222,18 @@ def jda(
         scaling,
     )
     dtype = torch.promote_types(xs.dtype, xt.dtype)
-    projected = (features @ found.aligner).to(dtype)
+    projected = (features @ solution.aligner).to(dtype)
+    mapping = (
+        partial(_map, solution.aligner) if kernel is None else partial(map_by_kernel, samples, solution.aligner, kernel)
+    )
     return JointComponents(
         source=projected[: len(xs)],
         target=projected[len(xs) :],
-        eigenvalues=found.eigenvalues.to(dtype),
-        aligner=found.aligner.to(dtype),
-        mapping=partial(_map, found.aligner)
-        if kernel is None
-        else partial(map_by_kernel, samples, found.aligner, kernel),
-        pseudo_labels=names[found.pseudo_labels],
-        num_iterations=found.num_iterations,
+        eigenvalues=solution.eigenvalues.to(dtype),
+        aligner=solution.aligner.to(dtype),
+        mapping=mapping,
+        pseudo_labels=names[solution.pseudo_labels],
+        num_iterations=solution.num_iterations,
     )
 
 
@@ -270,48 +253,38 @@ def jda_from_sums(
     num_iterations: int = 10,
     scaling: Scaling = "constraint",
 ) -> JointAligner:
-    """Joint distribution adaptation where of the source's samples only sums are known, and the target's are at hand.
+    """Joint distribution adaptation from sums over the source's samples, and the target's samples themselves.
 
-    Every iteration is that of `jda` with ``labelling="class_mean"`` on the samples themselves: sums over several
-    sources, added up once, are enough for all of them.
+    Every iteration is that of `jda` with ``labelling="class_mean"``: sums over several sources, added up once, are
+    enough for all of them.
 
     Args:
         second_moment: Sum over the source's samples of f f^T, shape (w, w).
         class_sums: Sum of f by class, shape (w, C).
-        class_counts: Samples by class, shape (C,), at least 0; they need not be whole numbers, as where sources are
-            weighted.
+        class_counts: Samples by class, shape (C,), at least 0; not whole numbers where sources are weighted.
         target: The target's samples, shape (nT, w).
         num_components: Number of components m, at most w and the number of samples less 1.
-        gamma: Weight of the regularisation, as in `jda`.
-        num_iterations: Most iterations, at least 1.
-        scaling: ``"constraint"`` or ``"unit"``, as in `jda`.
-
-    Returns:
-        Aligner and pseudo-labels of the last iteration.
-
-    Raises:
-        ValueError: If a number is out of range, shapes do not fit, or the source has no samples.
+        gamma: As for `jda`.
+        num_iterations: As for `jda`.
+        scaling: As for `jda`.
 
     References:
-        Long et al., Transfer feature learning with joint distribution adaptation, ICCV 2013, with the nearest class
-        mean in place of the nearest sample, from sums over samples, which the paper does not use.
+        Long et al., ICCV 2013, with the nearest class mean in place of the nearest sample, from sums over samples,
+        which the paper does not use.
     """
-    width, num_classes = class_sums.shape if class_sums.dim() == 2 else (-1, -1)
-    if second_moment.shape != (width, width) or class_counts.shape != (num_classes,):
-        raise ValueError(
-            "second_moment, class_sums and class_counts must have shapes (w, w), (w, C) and (C,), got "
-            f"{tuple(second_moment.shape)}, {tuple(class_sums.shape)} and {tuple(class_counts.shape)}"
-        )
-    if target.dim() != 2 or target.shape[1] != width or not len(target):
-        raise ValueError(f"target must have shape (nT, {width}) with at least 1 sample, got {tuple(target.shape)}")
+    check_shape("class_sums", class_sums, "w", "C")
+    width, num_classes = class_sums.shape
+    check_shape("second_moment", second_moment, width, width)
+    check_shape("class_counts", class_counts, num_classes)
+    check_shape("target", target, "nT > 0", width)
     second, sums, counts, rows = (each.double() for each in (second_moment, class_sums, class_counts, target))
-    if not all(bool(each.isfinite().all()) for each in (second, sums, counts, rows)):
-        raise ValueError("sums and target must be finite, got NaN or infinity: the features have diverged")
+    names = ("second_moment", "class_sums", "class_counts", "target")
+    for name, each in zip(names, (second, sums, counts, rows), strict=True):
+        check_finite(name, each, "have the features diverged?")
     num_source = float(counts.sum())
-    if not num_source > 0:
-        raise ValueError(f"class_counts must have samples of the source, got a sum of {num_source}")
-    most = min(width, round(num_source) + len(rows) - 1)
-    check_problem(num_components, gamma, scaling, most, "the lesser of w and the number of samples less 1")
+    check_positive("class_counts (their sum)", num_source, "the source needs samples")
+    highest = min(width, round(num_source) + len(rows) - 1)
+    check_problem(num_components, gamma, scaling, highest, "the lesser of w and the number of samples less 1")
     pooled = second + rows.T @ rows
     total = sums.sum(dim=1) + rows.sum(dim=0)
     return _iterated(

@@ -12,27 +12,30 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributions import Beta
 
+from fedlit.checks import check, check_at_least, check_one_of, refuse
+from fedlit.functional.checks import check_shape
+
 FocusRule = Literal["leave_one_out", "shapley"]
 
 UNSURE = 1e-3
-"""What a soft vote weighs that nobody is confident of, in units of one confident source."""
+"""Weight of a soft vote that no source is confident of, in units of one confident source."""
 
-_MOST_SOURCES = 16
-"""So that the subsets of Shapley values can be counted."""
+_MAX_SOURCES = 16
+"""Shapley values take the votes of all subsets of sources."""
 
 
 @dataclass(frozen=True)
 class Knowledge:
-    """What sources agree on of each of B samples; a student learns ``targets`` with ``weights``.
+    """Agreement of sources on each of B samples; a student learns ``targets`` with ``weights``.
 
     Args:
         classes: The class that they agree on, int64, shape (B,).
         confidence: Sum of the confidences behind it, at most the number of sources, shape (B,).
         kept: Whether a source is confident of it, bool, shape (B,).
-        targets: What a student is to predict, shape (B, C): the class as one-hot, or in a soft vote the mean
+        targets: Prediction for a student to learn, shape (B, C): the class as one-hot, or in a soft vote the mean
             probabilities of those who agree.
-        weights: How much, shape (B,): 1 where kept and else 0; in a soft vote the number of those who agree, and 0.001
-            where nobody is confident.
+        weights: Shape (B,): 1 where kept and else 0; in a soft vote the number of those who agree, and 0.001 where
+            nobody is confident.
     """
 
     classes: Tensor
@@ -43,45 +46,37 @@ class Knowledge:
 
 
 def confident_votes(probabilities: Tensor, gate: float) -> Tensor:
-    r"""Each source's vote: its largest probability, in the place of its class, if that is above a gate; else nothing.
+    r"""Each source's vote: its largest probability, in the column of its class, if that is above a gate; else 0.
 
     Args:
         probabilities: Of classes, shape (..., B, C).
         gate: In [0, 1); a source at the gate is not above it.
 
     Returns:
-        Votes, of the same shape; among equal probabilities the smallest class has it.
-
-    Raises:
-        ValueError: If the gate is out of range, or there are no classes.
+        Votes, of the same shape; of equal probabilities the smallest class has it.
     """
     check_gate(gate)
-    if probabilities.dim() < 2 or not probabilities.shape[-1]:
-        raise ValueError(
-            f"probabilities must have shape (..., B, C) with at least 1 class, got {_shape(probabilities)}"
-        )
+    shape = probabilities.shape
+    check(len(shape) >= 2 and shape[-1] > 0, "probabilities", "of shape (..., B, C) with a class", tuple(shape))
     best, classes = probabilities.amax(dim=-1, keepdim=True), probabilities.argmax(dim=-1, keepdim=True)
     return torch.zeros_like(probabilities).scatter(-1, classes, torch.where(best > gate, best, 0.0))
 
 
 def agreeing(probabilities: Tensor, votes: Tensor, classes: Tensor, kept: Tensor) -> Tensor:
-    """Which sources' probabilities a soft vote is the mean of; where nobody is confident, those of all.
+    """Mark the sources that a soft vote averages, bool, shape (..., B); where nobody is confident, all.
 
     Args:
         probabilities: Of one source or several, shape (..., B, C).
         votes: Theirs, from `confident_votes`, of the same shape.
         classes: The class that they agree on, int64, shape (B,).
         kept: Whether a source is confident of it, shape (B,).
-
-    Returns:
-        bool, shape (..., B).
     """
     confident = votes.amax(dim=-1) > 0
     return torch.where(kept, confident & (probabilities.argmax(dim=-1) == classes), torch.ones_like(confident))
 
 
 def knowledge_vote(probabilities: Tensor, gate: float, soft: bool = False) -> Knowledge:
-    r"""What sources that are confident of a sample agree on.
+    r"""Agreement of the sources that are confident of a sample.
 
     With probabilities :math:`q_k` of source k, and those confident whose largest is above the gate g,
 
@@ -97,13 +92,10 @@ def knowledge_vote(probabilities: Tensor, gate: float, soft: bool = False) -> Kn
         gate: g, in [0, 1).
         soft: Whether a student learns probabilities in place of classes.
 
-    Raises:
-        ValueError: If the shape is not (K, B, C) with a source and a class, or the gate is out of range.
-
     References:
         Feng et al. (KD3A), ICML 2021, section 3.2, which is the soft vote; the authors' code has the hard one.
     """
-    _check_sources(probabilities)
+    check_shape("probabilities", probabilities, "K > 0", "B", "C > 0")
     votes = confident_votes(probabilities, gate)
     total = _summed(votes)
     if not soft:
@@ -120,7 +112,7 @@ def knowledge_vote(probabilities: Tensor, gate: float, soft: bool = False) -> Kn
 
 
 def standing_votes(votes: Tensor, gate: float) -> Tensor:
-    """A sum of votes without what is too little for a single one: sums by CKKS are near 0 where there is no vote.
+    """Drop from a sum of votes what is too little for a single one: sums by CKKS are near 0 where there is no vote.
 
     Args:
         votes: Sum of `confident_votes` over sources, with an error below half of any vote, shape (B, C).
@@ -130,28 +122,25 @@ def standing_votes(votes: Tensor, gate: float) -> Tensor:
 
 
 def agreement(votes: Tensor, probabilities: Tensor) -> tuple[Tensor, Tensor]:
-    """The class that confident sources agree on in a soft vote, and whether it is the own class of one of them.
+    """Class of each sample that confident sources agree on in a soft vote, and whether it is that of one of them.
 
     Args:
         votes: Sum of `confident_votes` over sources, shape (B, C).
         probabilities: Sum of the probabilities of those who are confident, shape (B, C).
-
-    Returns:
-        int64 and bool, of shape (B,) each.
     """
     classes = probabilities.argmax(dim=1)
     return classes, votes.gather(1, classes[:, None]).squeeze(1) > 0
 
 
 def soft_knowledge(classes: Tensor, kept: Tensor, sums: Tensor, numbers: Tensor, like: Tensor) -> Knowledge:
-    """A soft vote from sums over the sources that agree.
+    """Knowledge by a soft vote, from sums over the sources that agree.
 
     Args:
         classes: The class that they agree on, int64, shape (B,); where nobody is confident, that of the mean is taken.
         kept: Whether a source is confident of it, shape (B,).
         sums: Sums of their probabilities, shape (B, C).
         numbers: How many they are, at least 1, shape (B,).
-        like: A tensor of the type that is wanted.
+        like: A tensor of the wanted type.
     """
     targets = sums.double() / numbers.double()[:, None]
     weights = torch.where(kept, numbers.double(), UNSURE)
@@ -161,29 +150,22 @@ def soft_knowledge(classes: Tensor, kept: Tensor, sums: Tensor, numbers: Tensor,
 
 
 def consensus_focus(probabilities: Tensor, gate: float, rule: FocusRule = "leave_one_out") -> Tensor:
-    r"""What each source adds to the quality of the hard vote of all, :math:`Q(S) = \sum_x \max_c \sum_{k \in S} a_k`.
+    r"""Contribution of each source, (K,), to the quality :math:`Q(S) = \sum_x \max_c \sum_{k \in S} a_k` of votes.
 
     Votes :math:`a_k` are those of `confident_votes`. Leave-one-out is :math:`Q(\text{all}) - Q(\text{all but } k)`; the
     Shapley value is the mean of what k adds over all orders in which sources could join. The two are equal where no
-    sample's confident sources disagree. Shapley values sum to Q(all); all of both are at least 0.
+    sample's confident sources disagree. Shapley values sum to Q(all).
 
     Args:
         probabilities: Of K sources, shape (K, B, C).
         gate: In [0, 1).
         rule: ``"leave_one_out"``, or ``"shapley"``, which takes 2^K votes of at most 16 sources.
 
-    Returns:
-        Shape (K,), float64, at least 0.
-
-    Raises:
-        ValueError: If an argument is out of range, or there are too many sources.
-
     References:
         Feng et al. (KD3A), ICML 2021, definition 2 (leave-one-out); the authors' code has Shapley values.
     """
-    _check_sources(probabilities)
-    if rule not in get_args(FocusRule):
-        raise ValueError(f"rule must be one of {get_args(FocusRule)}, got {rule!r}")
+    check_shape("probabilities", probabilities, "K > 0", "B", "C > 0")
+    check_one_of("rule", rule, get_args(FocusRule))
     votes = confident_votes(probabilities, gate).double()
     if rule == "leave_one_out":
         total = _summed(votes)
@@ -192,7 +174,7 @@ def consensus_focus(probabilities: Tensor, gate: float, rule: FocusRule = "leave
 
 
 def left_out_focus(total: Tensor, own: Tensor) -> Tensor:
-    """What one source adds to the vote of all, a scalar, float64: leave-one-out from the total alone.
+    """Leave-one-out contribution of one source, from the total alone: a scalar, float64.
 
     Args:
         total: Sum of all sources' `confident_votes`, shape (B, C).
@@ -203,29 +185,20 @@ def left_out_focus(total: Tensor, own: Tensor) -> Tensor:
 
 
 def between_class_variance(probabilities: Tensor) -> Tensor:
-    r"""How far apart a classifier's probabilities are for what it takes for a class and for the rest.
+    r"""Variance of class probabilities between a predicted class and the rest, float64, from 0 to 1 - 1/C.
 
     .. math:: \sum_c r_c (m_c^+ - m_c)^2 + (1 - r_c) (m_c^- - m_c)^2 = \sum_c r_c (1 - r_c) (m_c^+ - m_c^-)^2
 
     where :math:`r_c` is the share of samples that are predicted to be of class c, :math:`m_c` the mean of column c, and
-    :math:`m_c^\pm` its means over those samples and over the others: the between part of each column's variance.
+    :math:`m_c^\pm` its means over those samples and over the others.
 
     Args:
         probabilities: Of N samples, shape (N, C).
 
-    Returns:
-        A scalar, float64, in [0, 1 - 1/C]; 0 for a classifier that predicts the same for all.
-
-    Raises:
-        ValueError: If there is no sample or no class.
-
     References:
         Liu et al. (Co-MDA), IEEE TCSVT 2023, by the authors' code.
     """
-    if probabilities.dim() != 2 or 0 in probabilities.shape:
-        raise ValueError(
-            f"probabilities must have shape (N, C) with at least 1 sample and 1 class, got {_shape(probabilities)}"
-        )
+    check_shape("probabilities", probabilities, "N > 0", "C > 0")
     columns = probabilities.double()
     predicted = F.one_hot(probabilities.argmax(dim=1), columns.shape[1]).double()
     share = predicted.mean(dim=0)
@@ -237,22 +210,16 @@ def between_class_variance(probabilities: Tensor) -> Tensor:
 
 
 def mixup(inputs: Tensor, labels: Tensor, concentration: float, at_least_half: bool = False) -> tuple[Tensor, Tensor]:
-    r"""Convex combinations of a batch with itself in another order, drawn from torch's generator.
+    r"""Convex combinations of a batch with itself in another order, with one lambda drawn from torch's generator.
 
     .. math:: \lambda x_i + (1 - \lambda) x_{\pi(i)}, \qquad \lambda \sim \text{Beta}(\beta, \beta)
 
     Args:
         inputs: Shape (B, ...), floating.
-        labels: As probabilities, shape (B, C), times weights of the samples if they have any: so that a sample without
+        labels: As probabilities, shape (B, C), times the samples' weights if they have any, so that a sample without
             weight lends nothing to its partner.
-        concentration: beta, at least 0; 0 mixes nothing and draws nothing.
+        concentration: beta, at least 0, else a ValueError; 0 mixes nothing and draws nothing.
         at_least_half: Whether lambda is at least 1/2: a sample stays the larger part of its mixture.
-
-    Returns:
-        Mixed inputs and labels, of the shapes given; one lambda for the batch.
-
-    Raises:
-        ValueError: If the concentration is below 0 or not finite.
 
     References:
         Zhang et al., mixup, ICLR 2018.
@@ -262,21 +229,14 @@ def mixup(inputs: Tensor, labels: Tensor, concentration: float, at_least_half: b
 
 
 def draw_mixup(number: int, concentration: float, at_least_half: bool = False) -> Callable[[Tensor], Tensor]:
-    """A `mixup` of a batch that is drawn once, for every tensor of the batch.
+    """Draw a `mixup` of a batch once, to apply to each of its tensors, of shape (number, ...).
 
     Args:
         number: Of samples in the batch.
-        concentration: beta, at least 0; 0 mixes nothing and draws nothing.
-        at_least_half: Whether lambda is at least 1/2.
-
-    Returns:
-        Mixes a tensor of shape (number, ...).
-
-    Raises:
-        ValueError: If the concentration is below 0 or not finite.
+        concentration: As for `mixup`.
+        at_least_half: As for `mixup`.
     """
-    if not 0 <= concentration < math.inf:
-        raise ValueError(f"mixup (beta) must be at least 0 and finite, got {concentration}; 0 mixes nothing")
+    check_at_least("mixup (beta)", concentration, 0)
     if concentration == 0:
         return lambda tensor: tensor
     share = float(Beta(concentration, concentration).sample())
@@ -290,49 +250,30 @@ def draw_mixup(number: int, concentration: float, at_least_half: bool = False) -
 
 
 def first_and_last_gate(gate: float | tuple[float, float]) -> tuple[float, float]:
-    """The gates of a run's first and last round, from two or from one for both.
-
-    Raises:
-        ValueError: If they are neither, or out of range.
-    """
+    """Gates of a run's first and last round, from two or from one for both; a ValueError if they are out of range."""
     gates = tuple(gate) if isinstance(gate, tuple | list) else (gate, gate)
     if len(gates) != 2:
-        raise ValueError(f"gate must be a number, or the first and the last of a run, got {gate}")
+        refuse("gate", "a number, or the first and the last of a run", gate)
     for each in gates:
         check_gate(each)
     return gates
 
 
 def check_gate(gate: float) -> None:
-    """Raise a `ValueError` unless a confidence can be above this gate, which is from 0 on."""
-    if not 0 <= gate < 1:
-        raise ValueError(f"gate must be in [0, 1), got {gate}: votes of a source that is surer than that are counted")
-
-
-def _check_sources(probabilities: Tensor) -> None:
-    if probabilities.dim() != 3 or not probabilities.shape[0] or not probabilities.shape[2]:
-        raise ValueError(
-            f"probabilities must have shape (K, B, C) with at least 1 source and 1 class, got {_shape(probabilities)}"
-        )
-
-
-def _shape(tensor: Tensor) -> tuple[int, ...]:
-    return tuple(tensor.shape)
+    """Refuse a gate that no confidence can be above."""
+    check(0 <= gate < 1, "gate", "in [0, 1)", gate, "votes of a source with more confidence count")
 
 
 def _summed(votes: Tensor) -> Tensor:
-    """Over sources, in float64, where sums of float32 probabilities are exact: equal votes stay equal in any order."""
+    """Sum over sources in float64, where sums of float32 numbers are exact: equal votes stay equal in any order."""
     return votes.double().sum(dim=0)
 
 
 def _shapley(votes: list[Tensor], quality: Callable[[Tensor], Tensor]) -> Tensor:
     """Shapley values of votes, whose sets are worth the ``quality`` of their sum; shape (number of votes,)."""
     number = len(votes)
-    if number > _MOST_SOURCES:
-        raise ValueError(
-            f"Shapley values of {number} sources take 2^{number} votes, and at most {_MOST_SOURCES} sources are taken: "
-            "take rule='leave_one_out'"
-        )
+    way_out = f"take rule='leave_one_out', since Shapley values of {number} sources take 2^{number} votes"
+    check(number <= _MAX_SOURCES, "probabilities", f"of at most {_MAX_SOURCES} sources", number, way_out)
     worth = votes[0].new_zeros(1 << number)
     for members in range(1, 1 << number):
         worth[members] = quality(torch.stack([votes[k] for k in range(number) if members >> k & 1]).sum(dim=0))

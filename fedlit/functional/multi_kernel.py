@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedlit.functional.kernels import check_pair
+from fedlit.checks import check, check_at_least, check_positive
+from fedlit.functional.checks import check_pair, check_shape
 from fedlit.functional.mmd import mmd_squared
 
 
@@ -45,7 +46,7 @@ def kernel_ladder(x: Tensor, y: Tensor, num_kernels: int = 5, factor: float = 2.
 
 
 def mean_pair_distance(mean: Tensor, mean_square: Tensor, count: int) -> float:
-    r"""Mean squared distance between different samples, from two means: no pair is looked at.
+    r"""Mean squared distance between different samples, from two means alone.
 
     .. math:: \frac{1}{n(n-1)} \sum_{i \ne j} \|z_i - z_j\|^2
               = \frac{2n}{n-1} \left(p \, \overline{z^2} - \|\bar z\|^2\right)
@@ -53,38 +54,23 @@ def mean_pair_distance(mean: Tensor, mean_square: Tensor, count: int) -> float:
     Args:
         mean: Of the samples, shape (p,).
         mean_square: Mean of all their squared entries, a scalar.
-        count: Number n of samples, at least 2; of fewer it is 0.
-
-    Returns:
-        A squared length, at least 0.
+        count: Number n of samples; of fewer than 2 the distance is 0.
     """
     spread = float(len(mean) * mean_square.double() - mean.double().square().sum())
     return 2 * count / (count - 1) * max(spread, 0.0) if count > 1 else 0.0
 
 
 def bandwidth_ladder(middle: float, num_kernels: int, factor: float) -> Tensor:
-    """Bandwidths around a middle one b: see `kernel_ladder`.
+    """Bandwidths b_u around a middle one b, shape (U,), float64: see `kernel_ladder`.
 
     Args:
         middle: b, a positive squared length.
         num_kernels: Number U of kernels, at least 1.
         factor: Ratio r of one to the one before, above 1.
-
-    Returns:
-        The b_u, shape (U,), float64.
-
-    Raises:
-        ValueError: If a number is out of range.
     """
-    if num_kernels < 1:
-        raise ValueError(f"num_kernels (U) must be at least 1, got {num_kernels}")
-    if not 1 < factor < math.inf:
-        raise ValueError(f"factor between bandwidths must be above 1 and finite, got {factor}")
-    if not 0 < middle < math.inf:
-        raise ValueError(
-            f"the bandwidth in the middle (b) must be positive and finite, got {middle}: as a mean squared distance it "
-            "is 0 where all samples are alike, or there is only one"
-        )
+    check_at_least("num_kernels (U)", num_kernels, 1)
+    check(1 < factor < math.inf, "factor", "above 1 and finite", factor)
+    check_positive("middle (b)", middle, "a mean squared distance is 0 where all samples are alike, or there is one")
     steps = torch.arange(num_kernels, dtype=torch.float64) - num_kernels // 2
     return middle * torch.tensor(factor, dtype=torch.float64) ** steps
 
@@ -94,7 +80,7 @@ def multi_kernel_mmd(x: Tensor, y: Tensor, bandwidths: Tensor | Sequence[float],
 
     .. math:: k(x, y) = \frac{1}{U} \sum_{u=1}^{U} \exp\left(-\frac{\|x - y\|^2}{b_u}\right)
 
-    It is 1/U of the form that published codes have, in which kernels are added.
+    It is 1/U of the form of published codes, in which kernels are added.
 
     Args:
         x: Samples of the first domain, shape (n, p).
@@ -105,18 +91,14 @@ def multi_kernel_mmd(x: Tensor, y: Tensor, bandwidths: Tensor | Sequence[float],
     Returns:
         A scalar that gradients pass through; biased, it is not negative.
 
-    Raises:
-        ValueError: If there is no bandwidth or one is not positive, shapes do not fit, or samples are too few.
-        TypeError: If the samples are not of a floating type.
-
     Example:
         >>> x = torch.tensor([[0.0], [1.0]])
         >>> multi_kernel_mmd(x, x + 3, kernel_ladder(x, x + 3)) > multi_kernel_mmd(x, x, [1.0, 2.0])
         tensor(True)
 
     References:
-        Long et al., Learning transferable features with deep adaptation networks, ICML 2015, where kernels have
-        weights that a quadratic programme finds; all published codes weigh them alike.
+        Long et al., ICML 2015, where kernels have weights that a quadratic programme finds; all published codes weigh
+        them alike.
     """
     check_pair(x, y)
     widths = [math.sqrt(b / 2) for b in _checked(bandwidths)]
@@ -125,36 +107,25 @@ def multi_kernel_mmd(x: Tensor, y: Tensor, bandwidths: Tensor | Sequence[float],
 
 
 def mixture_frequencies(frequencies: Tensor, bandwidths: Tensor | Sequence[float]) -> Tensor:
-    r"""Frequencies of the mean of several Gaussian kernels, of those of one whose width is 1.
+    r"""Frequencies of the mean of several Gaussian kernels, from those of one whose width is 1; shape (N, p).
 
-    Rows are dealt out in U blocks of equal size, the first for the first bandwidth: rows of block u are multiplied by
-    :math:`\sqrt{2 / b_u}`. Inner products of `random_fourier_features` then estimate the kernel of `multi_kernel_mmd`.
+    In U blocks of equal size, rows of block u are multiplied by :math:`\sqrt{2 / b_u}`. Inner products of
+    `random_fourier_features` then estimate the kernel of `multi_kernel_mmd`.
 
     Args:
         frequencies: From `sample_frequencies` with ``bandwidth=1``, shape (N, p).
         bandwidths: The b_u, U positive squared lengths.
-
-    Returns:
-        Matrix of shape (N, p), in the dtype of ``frequencies``.
-
-    Raises:
-        ValueError: If a bandwidth is not positive, or N is no multiple of their number.
     """
     scales = torch.tensor([math.sqrt(2 / b) for b in _checked(bandwidths)], dtype=torch.float64)
-    if frequencies.dim() != 2 or len(frequencies) % len(scales):
-        raise ValueError(
-            f"frequencies must have shape (N, p) with N a multiple of the {len(scales)} bandwidths, got "
-            f"{tuple(frequencies.shape)}"
-        )
+    check_shape("frequencies", frequencies, "N", "p")
+    fits = len(frequencies) % len(scales) == 0
+    check(fits, "frequencies", f"a multiple of the {len(scales)} bandwidths in number", len(frequencies))
     rows = scales.repeat_interleave(len(frequencies) // len(scales)).to(frequencies.device)
     return (frequencies.double() * rows[:, None]).to(frequencies.dtype)
 
 
 def _checked(bandwidths: Tensor | Sequence[float]) -> list[float]:
     values = [float(b) for b in bandwidths]
-    if not values or not all(0 < b < math.inf for b in values):
-        raise ValueError(
-            f"bandwidths (b_u) must be positive and finite squared lengths, at least one, got {values}: kernel_ladder "
-            "finds them"
-        )
+    fits = len(values) > 0 and all(0 < b < math.inf for b in values)
+    check(fits, "bandwidths (b_u)", "positive and finite squared lengths, at least one", values, "see kernel_ladder")
     return values

@@ -8,14 +8,16 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fedlit.checks import check
+from fedlit.functional.checks import check_finite, check_same_shape, check_shape
+
 Ridge = float | Literal["auto"]
 """Multiple r of the identity that is added to a covariance, or a tenth of that covariance's mean eigenvalue."""
 
 
 def _spectrum(name: str, covariance: Tensor, reg: Ridge) -> tuple[Tensor, Tensor]:
     """Eigenvalues, with r added, and eigenvectors."""
-    if not covariance.isfinite().all():
-        raise ValueError(f"{name} must be finite, got NaN or infinity: look at the samples")
+    check_finite(name, covariance)
     matrix = covariance.double()
     values, vectors = torch.linalg.eigh((matrix + matrix.T) / 2)
     ridge = float(values.mean()) / 10 if reg == "auto" else float(reg)
@@ -47,24 +49,19 @@ def coral_map(source_covariance: Tensor, target_covariance: Tensor, reg: Ridge =
                 [0.0000, 1.0000]])
 
     References:
-        Sun, Feng and Saenko, Return of frustratingly easy domain adaptation, AAAI 2016, Algorithm 1. Symmetric square
-        roots by eigenvalues, in place of powers of matrices that need not be real after rounding.
+        Sun, Feng and Saenko, AAAI 2016, Algorithm 1. Symmetric square roots by eigenvalues, in place of powers of
+        matrices that need not be real after rounding.
     """
-    shapes = source_covariance.shape, target_covariance.shape
-    if len(shapes[0]) != 2 or shapes[0] != shapes[1] or shapes[0][0] != shapes[0][1]:
-        raise ValueError(
-            f"source_covariance and target_covariance must both have shape (p, p), got {tuple(shapes[0])} and "
-            f"{tuple(shapes[1])}"
-        )
-    if reg != "auto" and (isinstance(reg, str) or not 0 <= reg < math.inf):
-        raise ValueError(f"reg (r) must be at least 0 and finite, or 'auto', got {reg!r}")
+    width = math.isqrt(source_covariance.numel())
+    check_shape("source_covariance", source_covariance, width, width)
+    check_same_shape("target_covariance", target_covariance, "source_covariance", source_covariance)
+    fits = reg == "auto" or (not isinstance(reg, str) and 0 <= reg < math.inf)
+    check(fits, "reg (r)", "at least 0 and finite, or 'auto'", reg)
     source, axes = _spectrum("source_covariance", source_covariance, reg)
     target, target_axes = _spectrum("target_covariance", target_covariance, reg)
-    if not float(source[0]) > len(source) * torch.finfo(torch.float64).eps * float(source[-1]):
-        raise ValueError(
-            f"source_covariance has no inverse with reg (r) = {reg!r}, as samples do not vary in all directions: "
-            "give a positive reg, or fewer features"
-        )
+    invertible = float(source[0]) > len(source) * torch.finfo(torch.float64).eps * float(source[-1])
+    rule, way_out = "invertible with reg (r) added", "give a positive reg, or fewer features"
+    check(invertible, "source_covariance", rule, f"reg = {reg!r}", way_out)
     whiten = (axes / source.sqrt()) @ axes.T
     colour = (target_axes * target.sqrt()) @ target_axes.T
     return (whiten @ colour).to(torch.promote_types(source_covariance.dtype, target_covariance.dtype))

@@ -1,4 +1,4 @@
-"""Refine uncertain predictions of samples: neighbours are alike, and classes have their shares."""
+"""Refine uncertain class probabilities: neighbours are alike, and each class has its share."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedlit.functional.kernels import check_samples
+from fedlit.checks import check, check_at_least, check_between
+from fedlit.functional.checks import check_entries, check_finite, check_samples, check_shape
 
-_SURE = 1e-12
+_FLOOR = 1e-12
 """Least probability: a class that a prediction rules out could get no share, however the others are scaled."""
 
 _CHUNK = 1024
@@ -24,29 +25,21 @@ _CHUNK = 1024
 
 
 def normal_scores(x: Tensor) -> Tensor:
-    r"""Each feature by rank: what a standard normal sample would have in its place.
+    r"""Scores of each feature by rank: the quantiles of a standard normal distribution, shape (n, d).
 
     .. math:: z_{ij} = \Phi^{-1}\!\left(\frac{r_{ij}}{n + 1}\right)
 
-    with the rank r of a value among the n of its feature, from 1; equal values share their mean rank, so a constant
-    feature becomes 0. Nothing that keeps the order of a feature's values changes them.
+    with the rank r of a value within its feature, from 1; equal values share their mean rank, so a constant feature
+    becomes 0. Nothing that keeps the order of a feature's values changes them.
 
     Args:
         x: Samples, shape (n, d), at least one.
-
-    Returns:
-        Scores, shape (n, d), in the type of ``x``.
-
-    Raises:
-        ValueError: If there is no sample, or an entry is NaN.
-        TypeError: If ``x`` is not of a floating type.
 
     References:
         van der Waerden, Order tests for the two-sample problem and their power, 1952.
     """
     check_samples("x", x)
-    if not len(x) or bool(x.isnan().any()):
-        raise ValueError(f"x must have at least 1 sample and no NaN to be ranked, got shape {tuple(x.shape)}")
+    check(len(x) > 0 and not bool(x.isnan().any()), "x", "of at least 1 sample and no NaN", tuple(x.shape))
     ranks = scipy.stats.rankdata(x.detach().cpu().numpy(), axis=0)
     scores: Tensor = torch.special.ndtri(torch.from_numpy(ranks / (len(x) + 1))).to(x)
     return scores
@@ -57,25 +50,17 @@ def neighbour_graph(x: Tensor, num_neighbors: int = 5) -> scipy.sparse.csr_array
 
     Args:
         x: Samples, shape (n, d).
-        num_neighbors: Nearest others that a sample is tied to, from 1 to n - 1; it may be among those of more.
+        num_neighbors: Nearest others that a sample is tied to, from 1 to n - 1; it may be one of the nearest of more.
 
     Returns:
         Weights, symmetric, shape (n, n), sparse, float64: 0 where no two are neighbours or the cosine is not positive.
-
-    Raises:
-        ValueError: If ``num_neighbors`` is out of range, or an entry is not finite.
-        TypeError: If ``x`` is not of a floating type.
     """
     check_samples("x", x)
-    if not 1 <= num_neighbors < len(x):
-        raise ValueError(
-            f"num_neighbors must be from 1 to n - 1 = {len(x) - 1}, got {num_neighbors}: give more samples"
-        )
-    if not bool(x.isfinite().all()):
-        raise ValueError("x must be finite, got NaN or infinity")
+    check_between("num_neighbors", num_neighbors, 1, len(x) - 1, "give more samples")
+    check_finite("x", x)
     points = F.normalize(x.detach().double(), dim=1)
-    found = [_nearest(points, first, num_neighbors) for first in range(0, len(x), _CHUNK)]
-    cosines, others = (torch.cat(parts).cpu().numpy() for parts in zip(*found, strict=True))
+    nearest = [_nearest(points, first, num_neighbors) for first in range(0, len(x), _CHUNK)]
+    cosines, others = (torch.cat(parts).cpu().numpy() for parts in zip(*nearest, strict=True))
     ends = np.arange(0, others.size + 1, num_neighbors)
     one_way = scipy.sparse.csr_array(
         (np.maximum(cosines, 0.0).reshape(-1) ** 3, others.reshape(-1), ends), (len(x),) * 2
@@ -84,31 +69,23 @@ def neighbour_graph(x: Tensor, num_neighbors: int = 5) -> scipy.sparse.csr_array
 
 
 def propagate_labels(graph: scipy.sparse.csr_array, p: Tensor, alpha: float = 0.7) -> Tensor:
-    r"""Class probabilities, each mixed with those along the paths of a graph.
+    r"""Class probabilities, each mixed with those along the paths of a graph; shape (n, C), float64, rows sum to 1.
 
     .. math:: (I - \alpha S)^{-1} P, \qquad S = D^{-1/2} A D^{-1/2}
 
-    with rows scaled to sum 1; D has the sums of the rows of A. A sample without neighbours keeps its own.
+    with rows scaled to sum 1; D has the sums of the rows of A. A sample without neighbours keeps its prediction.
 
     Args:
         graph: A, symmetric and not negative, shape (n, n), as of `neighbour_graph`.
         p: P, shape (n, C), not negative, no row all 0.
-        alpha: What a step along an edge is worth, in [0, 1); 0 leaves P as it is.
-
-    Returns:
-        Of shape (n, C), float64, rows sum to 1.
-
-    Raises:
-        ValueError: If shapes do not fit, or ``alpha`` or an entry of ``p`` is out of range.
+        alpha: Weight of a step along an edge, in [0, 1); 0 leaves P as it is.
 
     References:
         Zhou, Bousquet, Lal, Weston and Schoelkopf, Learning with local and global consistency, NeurIPS 2003.
     """
     _check_probabilities(p)
-    if graph.shape != (len(p), len(p)):
-        raise ValueError(f"graph must have shape (n, n) for the n = {len(p)} rows of p, got {graph.shape}")
-    if not 0 <= alpha < 1:
-        raise ValueError(f"alpha must be in [0, 1), got {alpha}: it is what a step to a neighbour is worth")
+    check(graph.shape == (len(p), len(p)), "graph", f"of shape (n, n) for the n = {len(p)} rows of p", graph.shape)
+    check(0 <= alpha < 1, "alpha", "in [0, 1)", alpha)
     degrees = np.asarray(graph.sum(axis=1)).reshape(-1)
     root = scipy.sparse.diags_array(np.where(degrees > 0, degrees, 1.0) ** -0.5)
     system = scipy.sparse.eye_array(len(p)) - alpha * (root @ graph @ root)
@@ -118,45 +95,38 @@ def propagate_labels(graph: scipy.sparse.csr_array, p: Tensor, alpha: float = 0.
 
 
 def to_class_shares(p: Tensor, shares: Tensor, num_iterations: int = 1000, tolerance: float = 1e-9) -> Tensor:
-    r"""The class probabilities nearest to given ones whose mean is given: Sinkhorn's scaling of rows and columns.
+    r"""Class probabilities nearest to ``p`` with fixed means, float64, by Sinkhorn's scaling of rows and columns.
 
     .. math:: \min_Q \sum_{ic} q_{ic} \log\frac{q_{ic}}{p_{ic}} \quad \text{with}\quad
               \sum_c q_{ic} = 1, \ \frac1n \sum_i q_{ic} = \pi_c
 
     Args:
         p: Probabilities, shape (n, C), not negative, no row all 0; those below 1e-12 count as that.
-        shares: Mean pi of each class, shape (C,), sums to 1; a class of share 0 is left to nobody.
-        num_iterations: Most scalings of the columns.
-        tolerance: Greatest distance of a mean from its share at which it ends before.
-
-    Returns:
-        Of shape (n, C), float64; rows sum to 1.
-
-    Raises:
-        ValueError: If shapes do not fit, an entry is negative or not finite, or shares do not sum to 1.
+        shares: Mean pi of each class, shape (C,), sums to 1.
+        num_iterations: Maximal number of scalings of the columns.
+        tolerance: Largest distance of a mean from its share at which it ends before.
 
     References:
         Cuturi, Sinkhorn distances, NeurIPS 2013; of labels: Asano, Rupprecht and Vedaldi, Self-labelling via
         simultaneous clustering and representation learning, ICLR 2020.
     """
     _check_probabilities(p)
+    check_shape("shares (pi)", shares, p.shape[1], way_out="give one per class")
     wanted = shares.double().to(p.device)
-    if shares.shape != p.shape[1:] or not bool((wanted >= 0).all()) or abs(float(wanted.sum()) - 1) > 1e-6:
-        raise ValueError(
-            f"shares must be {p.shape[1]} numbers, one per class, not negative and of sum 1, got {shares.tolist()}"
-        )
-    q = _rows(p.detach().double().clamp(min=_SURE))
+    fits = bool((wanted >= 0).all()) and abs(float(wanted.sum()) - 1) <= 1e-6
+    check_entries(fits, "shares (pi)", "not negative and of sum 1", shares)
+    q = _rows(p.detach().double().clamp(min=_FLOOR))
     for _ in range(num_iterations):
         means = q.mean(dim=0)
         if bool(((means - wanted).abs() <= tolerance).all()):
             break
-        # where nobody has anything left of a class, there is nothing to scale
+        # where no sample has anything left of a class, there is nothing to scale
         q = _rows(q * torch.where(means > 0, wanted / means, 0.0))
     return q
 
 
 def to_confidence(p: Tensor, confidence: float) -> Tensor:
-    r"""Class probabilities to the one power, and scaled, with which they are as sure as asked.
+    r"""Powers of class probabilities, scaled to sum 1, float64, whose mean confidence is the one asked for.
 
     .. math:: \frac1n\sum_i \max_c \frac{p_{ic}^k}{\sum_b p_{ib}^k} = \frac1C + \kappa \Bigl(1 - \frac1C\Bigr)
 
@@ -166,20 +136,13 @@ def to_confidence(p: Tensor, confidence: float) -> Tensor:
     Args:
         p: Class probabilities, shape (n, C); no row all 0.
         confidence: kappa, in (0, 1): 0 would be equal probabilities, 1 one class alone.
-
-    Returns:
-        Of shape (n, C), float64; rows sum to 1.
-
-    Raises:
-        ValueError: If ``p`` is no such matrix, or ``confidence`` is out of range.
     """
     _check_probabilities(p)
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must be above 0 and below 1, got {confidence}")
+    check(0 < confidence < 1, "confidence (kappa)", "in (0, 1)", confidence)
     logits = p.detach().double().clamp(min=torch.finfo(torch.float64).tiny).log()
     logits = logits - logits.amax(dim=1, keepdim=True)
     wanted = (1 + confidence * (p.shape[1] - 1)) / p.shape[1]
-    low, high = -12.0, 12.0  # of log k: the surer, the higher
+    low, high = -12.0, 12.0  # of log k: confidence grows with it
     for _ in range(60):
         middle = (low + high) / 2
         surer = float((math.exp(middle) * logits).softmax(dim=1).amax(dim=1).mean()) > wanted
@@ -188,24 +151,17 @@ def to_confidence(p: Tensor, confidence: float) -> Tensor:
 
 
 def adaptive_shares(p: Tensor, doubt: float = 1.0) -> Tensor:
-    r"""Shares of classes, the nearer to equal ones the less sure predictions are.
+    r"""Shares of classes, the nearer to equal ones the less confident predictions are; shape (C,), float64, sum 1.
 
     .. math:: (1 - \rho)\, \bar p + \rho / C, \qquad
               \rho = \min\Bigl(1, c\,\bigl(1 - \tfrac1n\sum_i \max_c p_{ic}\bigr)\Bigr)
 
     Args:
         p: Class probabilities, shape (n, C); rows sum to 1.
-        doubt: c, at least 0; 0 takes the mean prediction at its word.
-
-    Returns:
-        Of shape (C,), float64, sums to 1.
-
-    Raises:
-        ValueError: If ``p`` is no such matrix, or ``doubt`` is negative.
+        doubt: c, at least 0; 0 trusts the mean prediction.
     """
     _check_probabilities(p)
-    if not 0 <= doubt < float("inf"):
-        raise ValueError(f"doubt must be at least 0 and finite, got {doubt}")
+    check_at_least("doubt (c)", doubt, 0)
     p = p.detach().double()
     rho = min(1.0, doubt * (1 - float(p.amax(dim=1).mean())))
     return (1 - rho) * p.mean(dim=0) + rho / p.shape[1]
@@ -220,44 +176,35 @@ def refine_labels(
     doubt: float = 1.0,
     confidence: float = 0.5,
 ) -> Tensor:
-    """Class probabilities of a domain's samples, by those of their neighbours and by shares of the classes.
+    """Class probabilities of a domain's samples, float64, by those of their neighbours and by shares of the classes.
 
-    Predictions are made as sure as ``confidence`` sets, whether they come from a network that trained for long or not
+    Predictions get the same confidence, whether they come from a network that trained for long or not
     (`to_confidence`), and spread over neighbourhoods (`neighbour_graph`, `propagate_labels`). The result gives the
     shares of the classes (`adaptive_shares`). The predictions are scaled to these (`to_class_shares`), spread and
     scaled again.
 
     Args:
         p: Predictions, shape (n, C); rows sum to 1.
-        features: Of the same samples, shape (n, d), centred: angles between them are compared. Or their
-            `neighbour_graph`, shape (n, n), where it is there already.
-        num_neighbors: See `neighbour_graph`; of a graph that is there of no effect.
+        features: Of the same samples, shape (n, d), centred, as angles between them are compared; or their
+            `neighbour_graph`, shape (n, n).
+        num_neighbors: See `neighbour_graph`; without effect where that is passed.
         alpha: See `propagate_labels`.
         doubt: See `adaptive_shares`.
         confidence: See `to_confidence`.
-
-    Returns:
-        Of shape (n, C), float64; rows sum to 1.
-
-    Raises:
-        ValueError: If there are not as many predictions as features, or as the steps do.
-        TypeError: If features are not of a floating type.
     """
     _check_probabilities(p)
-    if features.shape[0] != len(p):
-        raise ValueError(f"p and features must be of the same samples, got {len(p)} and {features.shape[0]} rows")
+    check(features.shape[0] == len(p), "features", f"of the {len(p)} samples of p", features.shape[0])
     graph = neighbour_graph(features, num_neighbors) if isinstance(features, Tensor) else features
-    as_sure = to_confidence(p, confidence).cpu()
-    shares = adaptive_shares(propagate_labels(graph, as_sure, alpha), doubt)
-    spread = propagate_labels(graph, to_class_shares(as_sure, shares), alpha)
+    confident = to_confidence(p, confidence).cpu()
+    shares = adaptive_shares(propagate_labels(graph, confident, alpha), doubt)
+    spread = propagate_labels(graph, to_class_shares(confident, shares), alpha)
     return to_class_shares(spread, shares).to(p.device)
 
 
 def _check_probabilities(p: Tensor) -> None:
-    if p.dim() != 2 or not p.numel():
-        raise ValueError(f"p must have shape (n, C) with at least 1 sample and class, got {tuple(p.shape)}")
-    if not bool(p.isfinite().all()) or not bool((p >= 0).all()) or not bool((p.sum(dim=1) > 0).all()):
-        raise ValueError("p must have class probabilities: not negative, finite, and no row all 0")
+    check_shape("p", p, "n > 0", "C > 0")
+    fits = bool(p.isfinite().all()) and bool((p >= 0).all()) and bool((p.sum(dim=1) > 0).all())
+    check_entries(fits, "p", "class probabilities, with no row all 0", p)
 
 
 def _rows(p: Tensor) -> Tensor:
@@ -266,7 +213,7 @@ def _rows(p: Tensor) -> Tensor:
 
 
 def _nearest(points: Tensor, first: int, number: int) -> tuple[Tensor, Tensor]:
-    """Cosines and places of those nearest to each of a chunk of points of length 1, which are not their own nearest."""
+    """Cosines and indices of the points nearest to each of a chunk, itself left out; points have length 1."""
     chunk = points[first : first + _CHUNK]
     cosines = chunk @ points.T
     rows = torch.arange(len(chunk), device=points.device)
@@ -276,5 +223,5 @@ def _nearest(points: Tensor, first: int, number: int) -> tuple[Tensor, Tensor]:
 
 
 def _solve(system: Any, right: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    found: npt.NDArray[np.float64] = scipy.sparse.linalg.cg(system, right, rtol=1e-12, atol=0.0)[0]
-    return found
+    solution: npt.NDArray[np.float64] = scipy.sparse.linalg.cg(system, right, rtol=1e-12, atol=0.0)[0]
+    return solution

@@ -1,8 +1,8 @@
 """The union of sets from a sum of tables, which does not reveal who has what.
 
-An invertible Bloom lookup table: each element is added to a few cells that its hash chooses, and a cell with one
-element alone gives it away, which empties others (Goodrich and Mitzenmacher, Invertible Bloom lookup tables, Allerton
-2011). Tables are added entry by entry, so that a secure sum of them is the table of all sets together.
+An invertible Bloom lookup table (Goodrich and Mitzenmacher, Allerton 2011): each element is added to a few cells that
+its hash chooses; a cell with one element alone reveals it, and removing it empties others. A secure sum of tables is
+the table of all sets together.
 """
 
 from __future__ import annotations
@@ -13,20 +13,23 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-MOST_BYTES = 62
+from fedlit.checks import check
+from fedlit.functional.checks import check_shape
+
+MAX_BYTES = 62
 """Of an element."""
 
 _HASHES = 5
 _CHECK = 8
-_DIGITS = 2 * (1 + MOST_BYTES + _CHECK)
+_DIGITS = 2 * (1 + MAX_BYTES + _CHECK)
 """Half bytes of an element's length, its bytes and its check."""
 
 _UNIT = 1 / 64
-"""What one is in a table: small, so that several elements in a cell stay within the range of fixed-point numbers."""
+"""Value of one in a table: small, so that several elements in a cell stay within the range of fixed-point numbers."""
 
 
 def union_cells(num_elements: int) -> int:
-    """Cells for each hash, so that a union of at most so many elements is read back but for less than 1 in 10^5 times.
+    """Cells for each hash, with which a union of so many elements fails to be read less than once in 10^5 times.
 
     Five hashes read 70% of as many elements as there are cells; few elements need more, not to meet in all five.
     """
@@ -42,72 +45,64 @@ def union_table(elements: Iterable[bytes], cells: int) -> Tensor:
 
     Returns:
         Shape (5 * cells, 143), float64: the number of elements and the sums of their half bytes, in units of 1/64.
-
-    Raises:
-        ValueError: If an element is longer.
     """
     table = torch.zeros(_HASHES * cells, 1 + _DIGITS, dtype=torch.float64)
     for element in elements:
-        table[_places(element, cells)] += _UNIT * _row(element)
+        table[_cells_of(element, cells)] += _UNIT * _row(element)
     return table
 
 
 def read_union(total: Tensor, cells: int) -> dict[bytes, int]:
-    """The elements of summed tables, sorted, and in how many of the tables each is.
+    """Elements of summed tables, sorted, and the number of tables with each.
 
     Args:
-        total: Sum of what `union_table` gave, shape (5 * cells, 143); entries may be off by less than 1/128.
+        total: Sum of tables of `union_table`, shape (5 * cells, 143); entries may be off by less than 1/128.
         cells: As of the tables.
 
     Raises:
         ValueError: If there are more elements than can be decoded from the table, or it is no sum of tables.
     """
+    check_shape("total", total, _HASHES * cells, 1 + _DIGITS)
     left = (total.double() / _UNIT).round().long()
-    if left.shape != (_HASHES * cells, 1 + _DIGITS):
-        raise ValueError(f"total must have shape {(_HASHES * cells, 1 + _DIGITS)}, got {tuple(left.shape)}")
-    found: dict[bytes, int] = {}
+    elements: dict[bytes, int] = {}
     waiting = list(range(len(left)))
     while waiting:
-        place = waiting.pop()
-        element, count = _alone(left[place]), int(left[place, 0])
+        cell = waiting.pop()
+        element, count = _alone(left[cell]), int(left[cell, 0])
         # each element is taken once: in what is no sum of tables one may come again, and the loop would not end
-        if element is None or element in found or place not in (places := _places(element, cells)):
+        if element is None or element in elements or cell not in (others := _cells_of(element, cells)):
             continue
-        found[element] = count
-        left[places] -= count * _row(element).long()
-        waiting += places
-    if bool(left.any()):
-        raise ValueError(
-            f"total must be a sum of tables of at most {cells * _HASHES // 2} different elements, and after "
-            f"{len(found)} of them something is left that cannot be decoded"
-        )
-    return dict(sorted(found.items()))
+        elements[element] = count
+        left[others] -= count * _row(element).long()
+        waiting += others
+    rule = f"a sum of tables of at most {cells * _HASHES // 2} different elements"
+    check(not bool(left.any()), "total", rule, total, shown=f"a remainder after {len(elements)} of them")
+    return dict(sorted(elements.items()))
 
 
 def _row(element: bytes) -> Tensor:
     """One, and the half bytes of an element with its length and check, shape (143,)."""
-    if len(element) > MOST_BYTES:
-        raise ValueError(f"elements must have at most {MOST_BYTES} bytes, got {len(element)}: {element[:80]!r}")
+    check(len(element) <= MAX_BYTES, "elements", f"of at most {MAX_BYTES} bytes", element, shown=repr(element[:80]))
     digest = hashlib.blake2b(element, digest_size=_CHECK, person=b"union check").digest()
-    whole = bytes([len(element)]) + element.ljust(MOST_BYTES, b"\0") + digest
+    whole = bytes([len(element)]) + element.ljust(MAX_BYTES, b"\0") + digest
     return torch.tensor([1, *(half for byte in whole for half in divmod(byte, 16))], dtype=torch.float64)
 
 
 def _alone(cell: Tensor) -> bytes | None:
-    """The element of a cell that has a single one, however often; ``None`` for others."""
+    """Element of a cell that has a single one, however often; ``None`` for others."""
     count = int(cell[0])
     halves = cell[1:]
     if count < 1 or bool((halves % count != 0).any()) or int(halves.min()) < 0 or int(halves.max()) > 15 * count:
         return None
     digits = (halves // count).tolist()
     whole = bytes(16 * high + low for high, low in zip(digits[::2], digits[1::2], strict=True))
-    if whole[0] > MOST_BYTES:
+    if whole[0] > MAX_BYTES:
         return None
     element = whole[1 : 1 + whole[0]]
     return element if torch.equal(_row(element)[1:].long() * count, halves) else None
 
 
-def _places(element: bytes, cells: int) -> list[int]:
+def _cells_of(element: bytes, cells: int) -> list[int]:
     digest = hashlib.blake2b(element, digest_size=8 * _HASHES, person=b"union places").digest()
     return [
         number * cells + int.from_bytes(digest[8 * number : 8 * number + 8], "big") % cells for number in range(_HASHES)

@@ -1,8 +1,8 @@
 """Mean and deviation of columns over all clients, from sums of numbers between -1 and 1.
 
-Measurements have any magnitude, and a secure sum adds fixed-point numbers of a small range. So clients agree on a power
-of two for each column first: how many of them need which, of which the largest is taken. Passes keep the
-precision: about zero first, and then about the mean of the pass before.
+A secure sum adds fixed-point numbers of a small range, and measurements have any magnitude. So clients first agree on a
+power of two for each column: the largest that any of them needs. Passes keep the precision: about zero first, and then
+about the mean of the pass before.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Total = Callable[[str, Callable[[str], Tensor]], "Tensor | None"]
 """Sum over all clients of what each sends over a channel; ``None`` in a process that hosts no client."""
 
 _PASSES = 3
-"""Over the numbers, each about the mean that the one before has found."""
+"""Over the numbers, each about the mean of the one before."""
 
 EXPONENTS = 128
 """Powers of two that are distinguished: from 2^-64, for anything smaller, to 2^63, for anything larger."""
@@ -26,13 +26,10 @@ CONSTANT = 2.0**-16
 
 
 def needed_exponents(magnitudes: Tensor) -> Tensor:
-    """For each column the power of two that bounds it, as a mark in its place; none for a column of zeros.
+    """Mark for each column the power of two that bounds it, shape (d, 128), float64; none for a column of zeros.
 
     Args:
         magnitudes: Largest or typical absolute values, shape (d,), at least 0; NaN where there are none.
-
-    Returns:
-        Shape (d, 128), float64, of zeros and ones.
     """
     exponents = torch.frexp(magnitudes.double().nan_to_num(0.0)).exponent.long().clamp(-64, 63)
     marks = torch.nn.functional.one_hot(exponents + 64, EXPONENTS).double()
@@ -40,19 +37,19 @@ def needed_exponents(magnitudes: Tensor) -> Tensor:
 
 
 def largest_scale(total: Tensor) -> Tensor:
-    """The largest power of two that any client marked, shape (d,), 1 where none did; ``total`` has (d, 128)."""
+    """Largest power of two that any client marked, shape (d,), 1 where none did; ``total`` has (d, 128)."""
     marked = total > 0.5
     highest = EXPONENTS - 1 - marked.flip(1).double().argmax(dim=1)
     return torch.where(marked.any(dim=1), 2.0 ** (highest - 64).double(), 1.0)
 
 
 def spread_about(x: Tensor, centre: Tensor) -> Tensor:
-    """Root mean square of the known values of each column about ``centre``, shape (d,); NaN where none is known."""
+    """Root mean square of the available values of each column about ``centre``, shape (d,); NaN where none is."""
     return (x - centre).square().nanmean(dim=0).sqrt()
 
 
 def known_moments(x: Tensor, centre: Tensor, scale: Tensor) -> Tensor:
-    """Share of known values, and first and second moment of (x - centre) / scale over all values, unknown ones as 0.
+    """Share of available values, and their first and second moment of (x - centre) / scale, missing ones as 0.
 
     Args:
         x: Shape (n, d), float64, NaN where a value is missing.
@@ -62,13 +59,13 @@ def known_moments(x: Tensor, centre: Tensor, scale: Tensor) -> Tensor:
     Returns:
         Shape (3, d). A mean of these over clients, weighted by their n, is that of all samples together.
     """
-    known = ~x.isnan()
-    z = torch.where(known, (x - centre) / scale, 0.0)
-    return torch.stack([known.double(), z, z.square()]).mean(dim=1)
+    available = ~x.isnan()
+    z = torch.where(available, (x - centre) / scale, 0.0)
+    return torch.stack([available.double(), z, z.square()]).mean(dim=1)
 
 
 def mean_and_deviation(moments: Tensor, centre: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation (of the population) of the known values, from `known_moments` of all samples.
+    """Mean and standard deviation (of the population) of the available values, from `known_moments` of all samples.
 
     Args:
         moments: Shape (3, d).
@@ -76,14 +73,14 @@ def mean_and_deviation(moments: Tensor, centre: Tensor, scale: Tensor) -> tuple[
         scale: As of the moments.
 
     Returns:
-        Two of shape (d,); the deviation is 0 where the column is constant, and both where nothing is known.
+        Two of shape (d,); the deviation is 0 where the column is constant, and both where all values are missing.
     """
     share = moments[0].clamp(min=torch.finfo(torch.float64).tiny)
     first, second = moments[1] / share, moments[2] / share
     variance = second - first.square()
-    known = moments[0] > 0
-    mean = torch.where(known, centre + scale * first, 0.0)
-    return mean, torch.where(known & (variance > CONSTANT), scale * variance.clamp(min=0).sqrt(), 0.0)
+    available = moments[0] > 0
+    mean = torch.where(available, centre + scale * first, 0.0)
+    return mean, torch.where(available & (variance > CONSTANT), scale * variance.clamp(min=0).sqrt(), 0.0)
 
 
 def agree_on_moments(
@@ -120,7 +117,7 @@ def agree_on_moments(
 
 
 def own_moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of each column of known values, shape (n, d), NaN where one is missing."""
+    """Mean and deviation of each column of available values, shape (n, d), NaN where one is missing."""
     zero = torch.zeros(x.shape[1], dtype=torch.float64)
     mean, _ = mean_and_deviation(known_moments(x, zero, zero + 1), zero, zero + 1)
     spread = spread_about(x, mean).nan_to_num(0.0)

@@ -8,8 +8,7 @@ With :math:`u = \lVert x - y \rVert^2` the polynomial of degree D around a squar
                 \lVert x \rVert^{2i} \lVert y \rVert^{2j} \langle x^{\otimes t}, y^{\otimes t} \rangle .
 
 So means over pairs of samples are products of each domain's means of :math:`\lVert x \rVert^{2i} x^{\otimes t}`, its
-moments. They are grouped as this form groups them: 21 numbers for 4 features at degree 2, where the expansion in single
-monomials has 87 products of 41 different ones.
+moments: 21 numbers for 4 features at degree 2, where single monomials have 87 products of 41 different ones.
 """
 
 from __future__ import annotations
@@ -23,7 +22,9 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from fedlit.functional.kernels import check_samples, gaussian_kernel
+from fedlit.checks import check_at_least, check_one_of, check_positive
+from fedlit.functional.checks import check_pair, check_samples, check_shape
+from fedlit.functional.kernels import gaussian_kernel
 
 Within = Literal["truncated", "exact"]
 
@@ -32,44 +33,32 @@ def num_taylor_moments(num_features: int, degree: int) -> int:
     """Number M of moments of a domain: sum over t <= D of (D - t + 1) times the entries of a symmetric t-tensor.
 
     Args:
-        num_features: Number L of features, at least 1.
-        degree: Degree D of the polynomial, from 1 to 3.
-
-    Raises:
-        ValueError: If an argument is out of range.
+        num_features: Number L of features, at least 1; fewer are a ValueError.
+        degree: Degree D of the polynomial, from 1 to 3; another is a ValueError.
     """
-    _check_degree(degree)
-    if num_features < 1:
-        raise ValueError(f"num_features (L) must be at least 1, got {num_features}")
+    check_one_of("degree (D)", degree, (1, 2, 3))
+    check_at_least("num_features (L)", num_features, 1)
     return sum((degree - t + 1) * math.comb(num_features + t - 1, t) for t in range(degree + 1))
 
 
 def taylor_moments(x: Tensor, degree: int) -> Tensor:
-    r"""Means over samples of :math:`\lVert x \rVert^{2i} x^{\otimes t}` for all i + t <= D, as one vector.
+    r"""Means of :math:`\lVert x \rVert^{2i} x^{\otimes t}` for all i + t <= D, shape (M,), float64; gradients pass.
 
-    Tensors are symmetric: each of their different entries is there once, times the square root of how often it occurs,
-    so that inner products of moments are those of the tensors. The order is that of t, then of i, then of the entries'
+    Tensors are symmetric: each of their different entries occurs once, times the square root of its multiplicity, so
+    that inner products of moments are those of the tensors. The order is that of t, then of i, then of the entries'
     sorted indices; the first moment is the constant 1.
 
     Args:
         x: Samples, shape (n, L), at least one.
         degree: Degree D of the polynomial, from 1 to 3. Memory is that of n L^(D - 1) + M numbers.
 
-    Returns:
-        Shape (M,), see :func:`num_taylor_moments`; float64, as powers of features cancel. Gradients pass through.
-
-    Raises:
-        ValueError: If the shape or the degree is not as stated.
-        TypeError: If the samples are not of a floating type.
-
     References:
         Kang, Li and Zhang, Communicational and computational efficient federated domain adaptation, IEEE TPDS 2022,
         section 4.3.1, where a domain sends the sum over its batch of every monomial.
     """
-    _check_degree(degree)
+    check_one_of("degree (D)", degree, (1, 2, 3))
     check_samples("x", x)
-    if not len(x):
-        raise ValueError("x must hold at least 1 sample, got none")
+    check_at_least("x", len(x), 1, "sample")
     a = x.double()
     squares = (a * a).sum(dim=1)
     powers = torch.stack([squares**i for i in range(degree + 1)], dim=1)  # (n, D + 1)
@@ -98,20 +87,20 @@ def _symmetric_means(powers: Tensor, x: Tensor, t: int) -> Tensor:
 
 @lru_cache(maxsize=8)
 def _entries(length: int, t: int) -> tuple[Tensor, Tensor]:
-    """Flat places of a symmetric tensor's different entries, and the square roots of how often they occur."""
+    """Flat indices of a symmetric tensor's different entries, and the square roots of their multiplicities."""
     indices = torch.combinations(torch.arange(length), t, with_replacement=True)
-    places = (indices * length ** torch.arange(t - 1, -1, -1)).sum(dim=1)
+    positions = (indices * length ** torch.arange(t - 1, -1, -1)).sum(dim=1)
     # t! over the factorials of how often each index occurs in the sorted row
     runs = torch.ones(len(indices))
     current = torch.ones(len(indices))
     for before, after in zip(indices.T[:-1], indices.T[1:], strict=True):
         current = torch.where(before == after, current + 1, 1.0)
         runs = runs * current
-    return places, (math.factorial(t) / runs.double()).sqrt()
+    return positions, (math.factorial(t) / runs.double()).sqrt()
 
 
 def moments_to_send(num_features: int, degree: int, unit_norm: bool) -> Tensor:
-    r"""Find the moments that have new information, so that the others need not be sent.
+    r"""Index of each moment in ``[1, what is sent]``, shape (M,): ``received[index]`` are all moments.
 
     The first moment is 1. If all samples have length 1, :math:`\lVert x \rVert^{2i} x^{\otimes t}` does not depend on
     i.
@@ -120,21 +109,17 @@ def moments_to_send(num_features: int, degree: int, unit_norm: bool) -> Tensor:
         num_features: Number L of features.
         degree: Degree D of the polynomial, from 1 to 3.
         unit_norm: Whether all samples have length 1.
-
-    Returns:
-        For each moment its place among ``[1, what is sent]``, shape (M,), integers: with ``known`` so put together,
-        ``known[places]`` are all moments.
     """
     number = num_taylor_moments(num_features, degree)
     if not unit_norm:
         return torch.arange(number)
-    places = [torch.zeros(degree + 1, dtype=torch.long)]
+    indices = [torch.zeros(degree + 1, dtype=torch.long)]
     sent = 0
     for t in range(1, degree + 1):
         size = math.comb(num_features + t - 1, t)
-        places.append(torch.arange(1 + sent, 1 + sent + size).repeat(degree - t + 1))
+        indices.append(torch.arange(1 + sent, 1 + sent + size).repeat(degree - t + 1))
         sent += size
-    return torch.cat(places)
+    return torch.cat(indices)
 
 
 def taylor_coefficients(alpha: float, degree: int, center: float = 0.0) -> tuple[float, ...]:
@@ -144,15 +129,8 @@ def taylor_coefficients(alpha: float, degree: int, center: float = 0.0) -> tuple
         alpha: Kernel parameter, positive, in units of 1 / features squared: :math:`1 / (2 \sigma^2)`.
         degree: Degree D, from 1 to 3.
         center: Squared distance c around which exp is expanded, not negative; 0 in the paper.
-
-    Returns:
-        D + 1 numbers.
-
-    Raises:
-        ValueError: If an argument is out of range.
     """
-    _check_degree(degree)
-    _check_scale(alpha, center)
+    _check_polynomial(alpha, degree, center)
     shifted = [math.exp(-alpha * center) * (-alpha) ** q / math.factorial(q) for q in range(degree + 1)]
     return tuple(
         math.fsum(shifted[q] * math.comb(q, p) * (-center) ** (q - p) for q in range(p, degree + 1))
@@ -165,123 +143,104 @@ def repelling_distance(alpha: float, degree: int, center: float = 0.0) -> float:
 
     .. math:: k_D'(u) = -\alpha \, k_{D-1}(u), \quad \text{of which } k_1 \text{ is negative beyond } c + 1 / \alpha
 
-    Args:
-        alpha: As in :func:`taylor_coefficients`.
-        degree: Degree D, from 1 to 3.
-        center: As in :func:`taylor_coefficients`.
+    At degrees 1 and 3, whose slope keeps its sign, it is infinite: there distant pairs pull with a force that grows
+    with distance, like that of a parabola at degree 1 and like its fifth power at 3.
 
-    Returns:
-        :math:`c + 1 / \alpha` at degree 2, infinity at degrees 1 and 3, whose slope keeps its sign; there distant pairs
-        pull with a force that grows with distance, like that of a parabola at degree 1 and like its fifth power at 3.
+    Args:
+        alpha: As for `taylor_coefficients`.
+        degree: As for `taylor_coefficients`.
+        center: As for `taylor_coefficients`.
     """
-    _check_degree(degree)
-    _check_scale(alpha, center)
+    _check_polynomial(alpha, degree, center)
     return center + 1 / alpha if degree == 2 else math.inf
 
 
 def mean_squared_distance(moments: Tensor, other: Tensor, num_features: int, degree: int) -> Tensor:
-    """Mean squared distance between the samples of two domains, from their moments.
+    """Mean squared distance between the samples of two domains, from their moments; not negative up to rounding.
 
     Args:
         moments: Of one domain, shape (M,).
         other: Of the other one, shape (M,).
         num_features: Number L of features.
-        degree: Degree D that the moments are of.
-
-    Returns:
-        A scalar, not negative up to rounding.
+        degree: Degree D of the moments.
     """
-    _check_moments(num_features, degree, moments=moments, other=other)
+    number = num_taylor_moments(num_features, degree)
+    check_shape("moments", moments, number)
+    check_shape("other", other, number)
     mine, theirs = (_blocks(each, num_features, degree) for each in (moments, other))
     return mine[0][1, 0] + theirs[0][1, 0] - 2 * mine[1][0] @ theirs[1][0]
 
 
 def pair_with_kernel(moments: Tensor, num_features: int, coefficients: Sequence[float]) -> Tensor:
-    r"""What a domain's moments come to for the other domain: :math:`h` with mean kernel :math:`\langle f, h \rangle`.
+    r"""Moments h of the polynomial for a domain's moments g: the mean kernel is :math:`\langle f, h \rangle`.
+
+    It is linear and symmetric: ``f @ pair_with_kernel(g) == g @ pair_with_kernel(f)``.
 
     Args:
         moments: Moments g of one domain, shape (M,).
         num_features: Number L of features.
-        coefficients: Of the polynomial, see :func:`taylor_coefficients`: one more than the degree.
+        coefficients: Of the polynomial, see `taylor_coefficients`: one more than the degree.
 
     Returns:
         Shape (M,): for moments f of the other domain, ``f @ h`` is the mean of the kernel over all pairs of samples.
-        Linear and symmetric: ``f @ pair_with_kernel(g) == g @ pair_with_kernel(f)``.
 
     References:
         Kang et al. 2022, equation 11.
     """
     degree = len(coefficients) - 1
-    _check_moments(num_features, degree, moments=moments)
+    check_shape("moments", moments, num_taylor_moments(num_features, degree))
     blocks = []
     for t, block in enumerate(_blocks(moments, num_features, degree)):
         weights = block.new_zeros(degree - t + 1, degree - t + 1)
         for i in range(degree - t + 1):
             for j in range(degree - t - i + 1):
                 q = i + j + t
-                ways = math.factorial(q) / (math.factorial(i) * math.factorial(j) * math.factorial(t))
-                weights[i, j] = coefficients[q] * ways * (-2.0) ** t
+                multinomial = math.factorial(q) / (math.factorial(i) * math.factorial(j) * math.factorial(t))
+                weights[i, j] = coefficients[q] * multinomial * (-2.0) ** t
         blocks.append((weights @ block).flatten())
     return torch.cat(blocks)
 
 
 def within_domain_mean(moments: Tensor, num_samples: int, num_features: int, coefficients: Sequence[float]) -> Tensor:
-    """Unbiased mean of the truncated kernel over pairs of different samples of one domain.
+    """Unbiased mean of the truncated kernel over pairs of different samples of one domain, a scalar.
 
     Args:
         moments: Of the domain, shape (M,).
-        num_samples: Number n of samples they are means of, at least 2.
+        num_samples: Number n of samples, at least 2; fewer are a ValueError.
         num_features: Number L of features.
         coefficients: Of the polynomial.
-
-    Returns:
-        A scalar.
-
-    Raises:
-        ValueError: If there is only one sample.
 
     References:
         Kang et al. 2022, equations 4 and 5, of the truncated kernel.
     """
-    if num_samples < 2:
-        raise ValueError(f"the mean over pairs of different samples needs at least 2 of them, got {num_samples}")
+    check_at_least("num_samples (n)", num_samples, 2, "samples, to have pairs")
     everything = moments @ pair_with_kernel(moments, num_features, coefficients)
     return (num_samples * everything - coefficients[0]) / (num_samples - 1)
 
 
 def exact_within_domain_mean(x: Tensor, alpha: float) -> Tensor:
-    """Mean of the Gaussian kernel itself over pairs of different samples of one domain.
+    """Mean of the Gaussian kernel itself over pairs of different samples of one domain, a scalar, float64.
 
     Args:
-        x: Samples, shape (n, L), at least 2.
+        x: Samples, shape (n, L), at least 2; fewer are a ValueError.
         alpha: Kernel parameter, positive.
-
-    Returns:
-        A scalar, float64.
-
-    Raises:
-        ValueError: If there is only one sample.
 
     References:
         Kang et al. 2022, equations 4 and 5.
     """
-    if len(x) < 2:
-        raise ValueError(f"the mean over pairs of different samples needs at least 2 of them, got {len(x)}")
+    check_at_least("x", len(x), 2, "samples, to have pairs")
     samples = x.double()
     kernel = torch.exp(-alpha * (samples[:, None] - samples[None]).square().sum(dim=2))
     return (kernel.sum() - kernel.diagonal().sum()) / (len(samples) * (len(samples) - 1))
 
 
 def exact_between_domains_mean(x: Tensor, y: Tensor, alpha: float) -> Tensor:
-    """Mean of the Gaussian kernel itself over pairs of samples of two domains.
+    """Mean of the Gaussian kernel itself over pairs of samples of two domains, a scalar, float64.
 
     Args:
         x: Samples of one domain, shape (n, L).
         y: Samples of the other, shape (m, L).
         alpha: Kernel parameter, positive.
-
-    Returns:
-        A scalar, float64.
 
     References:
         Kang et al. 2022, equation 6, less its factor.
@@ -294,7 +253,7 @@ def gradient_map(x: Tensor, coefficients: Sequence[float]) -> Tensor:
 
     .. math:: \frac{\partial}{\partial x} \frac{1}{n k} \sum_{i,j} k_D(x_i, y_j) = A g
 
-    It is what a domain that must not see g gives to a two-party affine exchange.
+    A domain that must not see g puts it into a two-party affine exchange.
 
     Args:
         x: Samples, shape (n, L).
@@ -334,9 +293,8 @@ def taylor_mmd_squared(
         alpha: Kernel parameter, positive. For features of unit variance ``1 / (4 * L)`` keeps alpha times typical
             squared distances at 1/2, where few terms suffice.
         degree: Degree D of the polynomial, from 1 to 3.
-        center: Squared distance around which exp is expanded, held constant in gradients. ``None`` is the mean squared
-            distance between the domains; 0 is the paper's, whose polynomials are far from the kernel at the distances
-            that occur.
+        center: Squared distance around which exp is expanded, constant in gradients. ``None`` is the mean squared
+            distance between the domains; with 0, the paper's, polynomials are far from the kernel.
         within: Kernel of the first two terms: ``"truncated"`` is the same polynomial, so that equal distributions have
             mean 0; ``"exact"`` is the Gaussian kernel itself. The paper approximates the third term only; its mixture
             is no discrepancy, as it does not vanish for equal distributions.
@@ -344,27 +302,17 @@ def taylor_mmd_squared(
     Returns:
         A scalar in the dtype of ``x`` that gradients pass through; slightly negative values are possible.
 
-    Raises:
-        ValueError: If a domain has fewer than 2 samples, shapes do not fit or an argument is out of range.
-        TypeError: If samples are not of a floating type.
-
     Warns:
         UserWarning: If pairs of the two domains lie where the polynomial of even degree repels.
 
     References:
         Kang et al. 2022, equations 3 to 7 and 11.
     """
-    check_samples("x", x)
-    check_samples("y", y)
-    if x.shape[1] != y.shape[1]:
-        raise ValueError(f"x and y must have equally many features (L), got {tuple(x.shape)} and {tuple(y.shape)}")
+    check_pair(x, y, symbol="L")
     for name, samples in (("x", x), ("y", y)):
-        if len(samples) < 2:
-            raise ValueError(f"{name} must hold at least 2 samples, got {len(samples)}")
-    if within not in get_args(Within):
-        raise ValueError(f"within must be one of {list(get_args(Within))}, got {within!r}")
-    _check_degree(degree)
-    _check_scale(alpha, center or 0.0)
+        check_at_least(name, len(samples), 2, "samples")
+    check_one_of("within", within, get_args(Within))
+    _check_polynomial(alpha, degree, center or 0.0)
     length = x.shape[1]
     a, b = x.double(), y.double()
     origin = torch.cat([a, b]).detach().mean(dim=0)  # distances do not see it, and powers lose fewer digits
@@ -375,10 +323,10 @@ def taylor_mmd_squared(
     _warn_of_repulsion(a.detach(), b.detach(), alpha, degree, center)
     coefficients = taylor_coefficients(alpha, degree, center)
     if within == "truncated":
-        own = [within_domain_mean(each, n, length, coefficients) for each, n in ((f, len(a)), (g, len(b)))]
+        means = [within_domain_mean(each, n, length, coefficients) for each, n in ((f, len(a)), (g, len(b)))]
     else:
-        own = [exact_within_domain_mean(each, alpha) for each in (a, b)]
-    return (own[0] + own[1] - 2 * f @ pair_with_kernel(g, length, coefficients)).to(x.dtype)
+        means = [exact_within_domain_mean(each, alpha) for each in (a, b)]
+    return (means[0] + means[1] - 2 * f @ pair_with_kernel(g, length, coefficients)).to(x.dtype)
 
 
 def _warn_of_repulsion(x: Tensor, y: Tensor, alpha: float, degree: int, center: float) -> None:
@@ -403,25 +351,7 @@ def _blocks(moments: Tensor, num_features: int, degree: int) -> list[Tensor]:
     return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
-def _check_moments(num_features: int, degree: int, **given: Tensor) -> None:
-    number = num_taylor_moments(num_features, degree)
-    for name, moments in given.items():
-        if moments.shape != (number,):
-            raise ValueError(
-                f"{name} must have shape ({number},), the moments of {num_features} features at degree {degree}, got "
-                f"{tuple(moments.shape)}"
-            )
-
-
-def _check_degree(degree: int) -> None:
-    if degree not in (1, 2, 3):
-        raise ValueError(f"degree must be 1, 2 or 3, got {degree}")
-
-
-def _check_scale(alpha: float, center: float) -> None:
-    if not (math.isfinite(alpha) and alpha > 0):
-        raise ValueError(
-            f"alpha must be positive and finite, got {alpha}: for L features of unit variance take 1 / (4 L)"
-        )
-    if not (math.isfinite(center) and center >= 0):
-        raise ValueError(f"center must be a squared distance, finite and not negative, got {center}")
+def _check_polynomial(alpha: float, degree: int, center: float) -> None:
+    check_one_of("degree (D)", degree, (1, 2, 3))
+    check_positive("alpha", alpha, "for L features of unit variance take 1 / (4 L)")
+    check_at_least("center (c)", center, 0)

@@ -6,6 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from fedlit.checks import refuse
+from fedlit.functional.checks import check_finite, check_shape
+
 # in votes: below half a vote, so that it never outvotes anybody, and well above the rounding of float32 logarithms
 _WINNER_BONUS = 1e-3
 _FLOOR = 1e-6
@@ -18,9 +21,9 @@ def hard_vote(logits: Tensor) -> Tensor:
 
     .. math:: \log \frac{v_c + 10^{-3} [c = c^*] + 10^{-6}}{V + 10^{-3} + 10^{-6} C}
 
-    The winner has most votes; among equals, the largest mean softmax probability (differences below 1e-12 are a tie);
-    among those, the smallest class index. The small terms mark the winner and keep all entries finite. Neither the
-    order of the voters nor their repetition changes the winner. No gradient passes.
+    The winner has most votes; of equals, the largest mean softmax probability (differences below 1e-12 are a tie);
+    of those, the smallest class index. Neither the order of the voters nor their repetition changes the winner. No
+    gradient passes.
 
     Args:
         logits: Outputs of the voters before or after log-softmax, shape (voters, batch, classes).
@@ -29,27 +32,18 @@ def hard_vote(logits: Tensor) -> Tensor:
         Log-probabilities of shape (batch, classes), whose largest entry is the winner; float32, or float64 for
         float64 logits.
 
-    Raises:
-        ValueError: If the shape is not (voters, batch, classes) with a voter and a class, or an entry is NaN or
-            positive infinity.
-        TypeError: If the logits are not of a floating type.
-
     References:
         Feng et al. (FedRF-TCA, 2023), appendix, one-shot hard voting. The published code breaks ties by the smallest
         class alone.
     """
-    if logits.dim() != 3 or logits.shape[0] < 1 or logits.shape[2] < 1:
-        raise ValueError(
-            "logits must have shape (voters, batch, classes) with at least 1 voter and 1 class, "
-            f"got {tuple(logits.shape)}"
-        )
+    check_shape("logits", logits, "voters > 0", "batch", "classes > 0")
     if not logits.is_floating_point():
-        raise TypeError(f"logits must be of a floating type, got {logits.dtype}")
+        refuse("logits", "of a floating type", logits.dtype, error=TypeError)
     logits = logits.detach()
     probabilities = logits.double().softmax(dim=2).mean(dim=0)
     # a graph that is traced for export has no way to stop
-    if not torch.compiler.is_compiling() and not probabilities.isfinite().all():
-        raise ValueError("logits must be numbers, got NaN or infinity: a voter's model has diverged")
+    if not torch.compiler.is_compiling():
+        check_finite("logits", probabilities, "has a voter's model diverged?")
     num_voters, _, num_classes = logits.shape
     votes = one_hot(logits.argmax(dim=2), num_classes).sum(dim=0).double()
     tied = votes == votes.amax(dim=1, keepdim=True)

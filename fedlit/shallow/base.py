@@ -1,9 +1,9 @@
-"""What the estimators share: checks of samples and their domains, and transforming by a common map."""
+"""Shared parts of the estimators: checks of samples and their domains, and transforming by a common map."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,12 +13,14 @@ from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
 from torch import Tensor
 
+from fedlit.checks import check, refuse
 from fedlit.functional import Kernel, cauchy_kernel, gaussian_kernel, laplace_kernel
 
 KERNELS = {"gaussian": gaussian_kernel, "laplace": laplace_kernel, "cauchy": cauchy_kernel}
 
 # pairs of 1000 samples are half a million distances, whose median is known to about a percent
 _MEDIAN_SAMPLES = 1000
+_SIGNS = "positive for source and negative for target"
 
 
 def median_distance(samples: NDArray[Any], kernel: Kernel) -> float:
@@ -26,49 +28,25 @@ def median_distance(samples: NDArray[Any], kernel: Kernel) -> float:
     if len(samples) > _MEDIAN_SAMPLES:
         samples = samples[np.random.default_rng(0).permutation(len(samples))[:_MEDIAN_SAMPLES]]
     median = float(np.median(pdist(samples, "cityblock" if kernel == "laplace" else "euclidean")))
-    if median == 0:
-        raise ValueError(
-            "bandwidth (sigma) cannot be the median distance between samples, which is 0 as most samples coincide: "
-            "give a positive length"
-        )
+    rule = "set, since most samples coincide"
+    check(median > 0, "bandwidth (sigma)", rule, None, "the median distance is 0; give a positive length")
     return median
 
 
 def source_mask(sample_domain: ArrayLike | None, samples: NDArray[Any], *, both: bool = True) -> NDArray[np.bool_]:
-    """Which rows are source samples, after checking that every row is of either domain, and that ``both`` are there."""
+    """Mark the source's rows; ``both`` domains must have some."""
     if sample_domain is None:
-        raise ValueError(
-            "sample_domain is required: one integer per sample, positive for source and negative for target; "
-            "in a Pipeline pass it as STEP__sample_domain"
-        )
+        way_out = "in a Pipeline pass it as STEP__sample_domain"
+        refuse("sample_domain", f"one integer per sample, {_SIGNS}", sample_domain, way_out)
     domain = np.asarray(sample_domain)
     if domain.ndim != 1 or domain.dtype.kind not in "iu":
-        raise TypeError(
-            "sample_domain must be a vector of integers, positive for source and negative for target, "
-            f"got shape {domain.shape} of {domain.dtype}"
-        )
+        shown = f"shape {domain.shape} of {domain.dtype}"
+        refuse("sample_domain", f"a vector of integers, {_SIGNS}", domain, error=TypeError, shown=shown)
     check_consistent_length(samples, domain)
-    if (domain == 0).any():
-        raise ValueError(
-            f"sample_domain must be positive for source and negative for target, got {int((domain == 0).sum())} zeros"
-        )
+    check(not (domain == 0).any(), "sample_domain", _SIGNS, 0)
     source: NDArray[np.bool_] = domain > 0
-    if both and (source.all() or not source.any()):
-        present = "source (positive)" if source.all() else "target (negative)"
-        raise ValueError(f"sample_domain must have samples of both domains, got only {present} ones")
+    check(not both or 0 < source.sum() < len(source), "sample_domain", f"of both domains, {_SIGNS}", int(domain[0]))
     return source
-
-
-def check_components(n_components: int, most: int, why: str) -> None:
-    """Refuse a number of components out of range, under its name in scikit-learn."""
-    if not 1 <= n_components <= most:
-        raise ValueError(f"n_components (m) must be between 1 and {most}, {why}, got {n_components}")
-
-
-def check_kernel(kernel: str) -> None:
-    """Refuse a kernel that is not known."""
-    if kernel not in get_args(Kernel):
-        raise ValueError(f"kernel must be one of {list(get_args(Kernel))}, got {kernel!r}")
 
 
 class DomainTransformer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
@@ -77,7 +55,7 @@ class DomainTransformer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     _mapping: Callable[[Tensor], Tensor]
 
     def _prepared(self, X: ArrayLike, sample_domain: ArrayLike | None) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-        """Samples, checked, and which of them are the source's."""
+        """Check samples; return them and the mask of the source's."""
         samples = validate_data(self, X, dtype=[np.float64, np.float32], ensure_min_samples=2)
         return samples, source_mask(sample_domain, samples)
 
@@ -102,7 +80,7 @@ class DomainTransformer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
 
 def tensor_of(samples: NDArray[Any]) -> Tensor:
-    """A float64 copy, for arrays of pandas or of a memory map are read-only, which tensors cannot be."""
+    """Copy to a float64 tensor: arrays of pandas or of a memory map are read-only, which tensors cannot be."""
     return torch.tensor(samples, dtype=torch.float64)
 
 

@@ -11,6 +11,7 @@ from sklearn.base import OneToOneFeatureMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
+from fedlit.checks import check_at_least
 from fedlit.functional import Ridge, coral_map
 from fedlit.shallow.base import DomainTransformer, source_mask, tensor_of
 
@@ -18,9 +19,8 @@ from fedlit.shallow.base import DomainTransformer, source_mask, tensor_of
 class CORAL(OneToOneFeatureMixin, DomainTransformer):  # type: ignore[misc]
     """Correlation alignment: source samples are whitened and given the target's covariance; target samples stay.
 
-    So what to do with a sample depends on its domain. ``fit_transform(X, y, sample_domain)`` moves the source's rows,
-    to which a classifier is then fitted; ``transform(X)`` takes samples for the target's, as a pipeline does that
-    predicts, and leaves them as they are.
+    ``fit_transform(X, y, sample_domain)`` moves the source's rows, to which a classifier is then fitted;
+    ``transform(X)`` takes samples for the target's, as a predicting pipeline does, and leaves them as they are.
 
     Args:
         reg: Multiple r of the identity added to both covariances, at least 0. ``"auto"`` takes a tenth of the mean
@@ -34,8 +34,7 @@ class CORAL(OneToOneFeatureMixin, DomainTransformer):  # type: ignore[misc]
         offset_: Shape (p,); zero without ``center``.
 
     References:
-        Sun, Feng and Saenko, Return of frustratingly easy domain adaptation, AAAI 2016, Algorithm 1;
-        :func:`fedlit.functional.coral_map`.
+        Sun, Feng and Saenko, AAAI 2016, Algorithm 1; :func:`fedlit.functional.coral_map`.
 
     Example:
         >>> import numpy as np
@@ -52,7 +51,7 @@ class CORAL(OneToOneFeatureMixin, DomainTransformer):  # type: ignore[misc]
         self.center = center
 
     def fit(self, X: ArrayLike, y: Any = None, sample_domain: ArrayLike | None = None) -> Self:
-        """Find the map of the source's samples.
+        """Fit the map of the source's samples.
 
         Args:
             X: Samples of both domains in any order, shape (n, p), at least 2 of each.
@@ -60,22 +59,17 @@ class CORAL(OneToOneFeatureMixin, DomainTransformer):  # type: ignore[misc]
             sample_domain: Domain of each sample, shape (n,), integers: positive for source, negative for target.
                 Required.
 
-        Returns:
-            The fitted estimator.
-
         Raises:
-            ValueError: If ``reg`` is out of range, ``sample_domain`` is missing or holds a zero, a domain has fewer
-                than 2 samples, or the source's covariance has no inverse.
+            ValueError: If a parameter or ``sample_domain`` is out of range, or the source's covariance has no inverse.
             TypeError: If ``sample_domain`` is not a vector of integers.
         """
         samples, source = self._prepared(X, sample_domain)
         covariances, means = [], []
-        for name, rows in (("source (positive)", samples[source]), ("target (negative)", samples[~source])):
-            if len(rows) < 2:
-                raise ValueError(f"sample_domain must have at least 2 {name} samples for a covariance, got {len(rows)}")
-            known = tensor_of(rows)
-            means.append(known.mean(dim=0))
-            centred = known - means[-1]
+        for name, rows in (("source", samples[source]), ("target", samples[~source])):
+            check_at_least(f"sample_domain ({name})", len(rows), 2, "samples for a covariance")
+            exact = tensor_of(rows)
+            means.append(exact.mean(dim=0))
+            centred = exact - means[-1]
             covariances.append(centred.T @ centred / (len(rows) - 1))
         self._map = coral_map(covariances[0], covariances[1], self.reg)
         shift = means[1] - means[0] @ self._map
@@ -87,16 +81,13 @@ class CORAL(OneToOneFeatureMixin, DomainTransformer):  # type: ignore[misc]
     def fit_transform(
         self, X: ArrayLike, y: Any = None, sample_domain: ArrayLike | None = None, **fit_params: Any
     ) -> NDArray[Any]:
-        """Find the map, and move the source's rows by it.
+        """Fit the map, and move the source's rows by it.
 
         Args:
             X: As in `fit`.
             y: Ignored; here for pipelines.
             sample_domain: As in `fit`; it states which rows are moved, too.
             fit_params: There are no others.
-
-        Returns:
-            Samples in the order of ``X``, shape (n, p).
         """
         return self.fit(X, y, sample_domain=sample_domain, **fit_params).transform(X, sample_domain=sample_domain)
 
@@ -105,11 +96,7 @@ class CORAL(OneToOneFeatureMixin, DomainTransformer):  # type: ignore[misc]
 
         Args:
             X: Samples, shape (k, p).
-            sample_domain: Domain of each sample as in `fit`, of one domain or both; ``None`` takes all for the
-                target's.
-
-        Returns:
-            Shape (k, p), float32 for float32 samples and else float64.
+            sample_domain: As in `fit`, of one domain or both; ``None`` takes all for the target's.
         """
         check_is_fitted(self)
         samples = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)

@@ -12,16 +12,17 @@ from sklearn.base import ClassNamePrefixFeaturesOutMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_consistent_length, column_or_1d
 
+from fedlit.checks import check_at_least, check_between, check_one_of, refuse
 from fedlit.functional import Kernel, Labelling, Scaling, jda
-from fedlit.shallow.base import KERNELS, DomainTransformer, check_components, check_kernel, median_distance, tensor_of
+from fedlit.shallow.base import KERNELS, DomainTransformer, median_distance, tensor_of
 
 
 class JDA(ClassNamePrefixFeaturesOutMixin, DomainTransformer):  # type: ignore[misc]
     """Joint distribution adaptation: components that bring the domains' means together, and those of each class.
 
-    The target's classes are guessed in the components found so far, and the components found again, until the guesses
-    stay as they are. A classifier fitted to ``transform(X[source])`` is meant to hold for ``transform(X[target])``.
-    Time grows with the cube of the number of features, or with a kernel of samples, in each iteration.
+    The target's classes are guessed in the components of the iteration before, until the guesses stay as they are. A
+    classifier fitted to ``transform(X[source])`` is meant to hold for ``transform(X[target])``. Time grows with the
+    cube of the number of features, or with a kernel of samples, in each iteration.
 
     Args:
         n_components: Number of components m, below the number of samples, and without a kernel at most p.
@@ -35,7 +36,7 @@ class JDA(ClassNamePrefixFeaturesOutMixin, DomainTransformer):  # type: ignore[m
         labelling: How the target's classes are guessed: ``"neighbour"`` by the source sample at the smallest angle, as
             published, which is for samples centred beforehand or of length 1; or ``"class_mean"`` by the nearest mean
             of a class.
-        max_iter: Most iterations, the first of which is without classes.
+        max_iter: Maximal number of iterations, the first of which is without classes.
 
     Attributes:
         aligner_: Matrix W, shape (p, m), or with a kernel (n, m) with rows in the order source, target.
@@ -46,8 +47,7 @@ class JDA(ClassNamePrefixFeaturesOutMixin, DomainTransformer):  # type: ignore[m
         pseudo_labels_: Classes guessed last, shape (number of target samples,), in their order in ``X``.
 
     References:
-        Long et al., Transfer feature learning with joint distribution adaptation, ICCV 2013, Algorithm 1;
-        :func:`fedlit.functional.jda`, which names what is wrong in published code.
+        Long et al., ICCV 2013, Algorithm 1; :func:`fedlit.functional.jda`, which names errors of published code.
 
     Example:
         >>> import numpy as np
@@ -79,7 +79,7 @@ class JDA(ClassNamePrefixFeaturesOutMixin, DomainTransformer):  # type: ignore[m
         self.max_iter = max_iter
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_domain: ArrayLike | None = None) -> Self:
-        """Find the components common to source and target, and the target's classes in them.
+        """Fit the components common to source and target, and guess the target's classes in them.
 
         Args:
             X: Samples of both domains in any order, shape (n, p). Computed in float64, also for float32 samples.
@@ -87,37 +87,32 @@ class JDA(ClassNamePrefixFeaturesOutMixin, DomainTransformer):  # type: ignore[m
             sample_domain: Domain of each sample, shape (n,), integers: positive for source, negative for target.
                 Required.
 
-        Returns:
-            The fitted estimator.
-
         Raises:
-            ValueError: If a parameter is out of range, ``y`` is missing or no classes, ``sample_domain`` is missing,
-                holds a zero or only one domain, or there are fewer independent components than ``n_components``.
+            ValueError: If a parameter or ``sample_domain`` is out of range, ``y`` is missing or no classes, or there
+                are fewer independent components than ``n_components``.
             TypeError: If ``sample_domain`` is not a vector of integers.
         """
         if y is None:
-            raise ValueError(
-                "JDA requires y to be passed, but the target y is None: give classes of the source's samples, and "
-                "anything for the target's"
-            )
+            # scikit-learn's checks look for these words
+            refuse("y", "the source's classes", y, "JDA requires y to be passed, but the target y is None")
         samples, source = self._prepared(X, sample_domain)
         labels = column_or_1d(y, warn=True)
         check_consistent_length(samples, labels)
         check_classification_targets(labels[source])
         names, classes = np.unique(labels[source], return_inverse=True)
         num_samples, num_features = samples.shape
-        kernel = None
+        kernel, highest = None, num_samples - 1
         if self.kernel is None:
-            why = "the lesser of the number of features (p) and of samples less 1"
-            check_components(self.n_components, min(num_features, num_samples - 1), why)
+            highest = min(num_features, highest)
         else:
-            check_kernel(self.kernel)
-            check_components(self.n_components, num_samples - 1, "the number of samples less 1")
+            check_one_of("kernel", self.kernel, KERNELS)
+        way_out = f"there are {num_samples} samples of {num_features} features"
+        check_between("n_components (m)", self.n_components, 1, highest, way_out)
+        if self.kernel is not None:
             self.bandwidth_ = median_distance(samples, self.kernel) if self.bandwidth is None else float(self.bandwidth)
             kernel = partial(KERNELS[self.kernel], bandwidth=self.bandwidth_)
-        if self.max_iter < 1:
-            raise ValueError(f"max_iter must be at least 1, got {self.max_iter}: one iteration alone is TCA")
-        found = jda(
+        check_at_least("max_iter", self.max_iter, 1, "iteration", "one alone is TCA")
+        solution = jda(
             tensor_of(samples[source]),
             torch.from_numpy(classes),
             tensor_of(samples[~source]),
@@ -128,11 +123,11 @@ class JDA(ClassNamePrefixFeaturesOutMixin, DomainTransformer):  # type: ignore[m
             labelling=self.labelling,
             scaling=self.scaling,
         )
-        self.eigenvalues_ = found.eigenvalues.numpy()
-        self.aligner_ = found.aligner.numpy()
-        self.pseudo_labels_ = names[found.pseudo_labels.numpy()]
-        self.n_iter_ = found.num_iterations
-        self._mapping = found.mapping  # and not the projected training samples
+        self.eigenvalues_ = solution.eigenvalues.numpy()
+        self.aligner_ = solution.aligner.numpy()
+        self.pseudo_labels_ = names[solution.pseudo_labels.numpy()]
+        self.n_iter_ = solution.num_iterations
+        self._mapping = solution.mapping  # and not the projected training samples
         self._n_features_out = self.n_components
         return self
 

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 from sklearn.base import ClassNamePrefixFeaturesOutMixin
 from torch import Tensor
 
+from fedlit.checks import check, check_at_least, check_between, check_one_of
 from fedlit.functional import (
     Kernel,
     Scaling,
@@ -22,7 +23,7 @@ from fedlit.functional import (
     sample_frequencies,
     tca,
 )
-from fedlit.shallow.base import KERNELS, DomainTransformer, check_components, check_kernel, median_distance, tensor_of
+from fedlit.shallow.base import KERNELS, DomainTransformer, median_distance, tensor_of
 
 
 def _gap_by_chance(scatter: float, num_source: int, num_target: int) -> float:
@@ -36,7 +37,7 @@ def _gap_by_chance(scatter: float, num_source: int, num_target: int) -> float:
 
 
 class _TransferTransformer(ClassNamePrefixFeaturesOutMixin, DomainTransformer):  # type: ignore[misc]
-    """What the estimators share: checks, the split into domains, default scales, and the projection."""
+    """Shared parts of the estimators: checks, the split into domains, default scales, and the projection."""
 
     def __init__(
         self,
@@ -54,7 +55,7 @@ class _TransferTransformer(ClassNamePrefixFeaturesOutMixin, DomainTransformer): 
         self.scaling = scaling
 
     def fit(self, X: ArrayLike, y: Any = None, sample_domain: ArrayLike | None = None) -> Self:
-        """Find the components common to source and target.
+        """Fit the components common to source and target.
 
         Args:
             X: Samples of both domains in any order, shape (n, p). Computed in float64, also for float32 samples.
@@ -62,12 +63,9 @@ class _TransferTransformer(ClassNamePrefixFeaturesOutMixin, DomainTransformer): 
             sample_domain: Domain of each sample, shape (n,), integers: positive for source, negative for target.
                 Required.
 
-        Returns:
-            The fitted estimator.
-
         Raises:
-            ValueError: If a parameter is out of range, ``sample_domain`` is missing, holds a zero or only one domain,
-                or there are fewer independent components than ``n_components``.
+            ValueError: If a parameter or ``sample_domain`` is out of range, or there are fewer independent components
+                than ``n_components``.
             TypeError: If ``sample_domain`` is not a vector of integers.
         """
         samples, source = self._prepared(X, sample_domain)
@@ -80,21 +78,21 @@ class _TransferTransformer(ClassNamePrefixFeaturesOutMixin, DomainTransformer): 
         return self
 
     def _check_parameters(self, num_samples: int) -> None:
-        check_kernel(self.kernel)
-        check_components(self.n_components, num_samples - 1, "the number of samples less 1")
+        check_one_of("kernel", self.kernel, KERNELS)
+        check_between("n_components (m)", self.n_components, 1, num_samples - 1, "it is below the number of samples")
 
     def _solve(self, source: Tensor, target: Tensor) -> None:
         raise NotImplementedError
 
-    def _keep(self, gamma: float, found: TransferComponents) -> None:
+    def _keep(self, gamma: float, components: TransferComponents) -> None:
         self.gamma_ = gamma
-        self.eigenvalues_ = found.eigenvalues.numpy()
-        self.aligner_ = found.aligner.numpy()
-        self._mapping = found.mapping  # and not the projected training samples
+        self.eigenvalues_ = components.eigenvalues.numpy()
+        self.aligner_ = components.aligner.numpy()
+        self._mapping = components.mapping  # and not the projected training samples
 
 
 class _KernelTransformer(_TransferTransformer):
-    """What the estimators with an n x n kernel matrix share."""
+    """Shared parts of the estimators with an n x n kernel matrix."""
 
     _components: Callable[..., TransferComponents]
 
@@ -109,8 +107,8 @@ class _KernelTransformer(_TransferTransformer):
             gamma = _gap_by_chance(self._scatter(kernel(samples, samples)), len(source), len(target))
         else:
             gamma = float(self.gamma)
-        found = type(self)._components(source, target, self.n_components, gamma, kernel, self.scaling)
-        self._keep(gamma, found)
+        components = type(self)._components(source, target, self.n_components, gamma, kernel, self.scaling)
+        self._keep(gamma, components)
 
 
 def _feature_total(samples: Tensor, frequencies: Tensor) -> Tensor:
@@ -124,8 +122,8 @@ def _feature_total(samples: Tensor, frequencies: Tensor) -> Tensor:
 class TCA(_KernelTransformer):
     """Transfer component analysis: features that keep variance and bring the domains' means together.
 
-    A classifier fitted to ``transform(X[source])`` is meant to hold for ``transform(X[target])``; fit it on source
-    rows only. Time grows with the cube of the number of samples, memory with its square.
+    Fit a classifier to ``transform(X[source])`` only; it is meant to hold for ``transform(X[target])``. Time grows with
+    the cube of the number of samples, memory with its square.
 
     Args:
         n_components: Number of components m, below the number of samples.
@@ -243,21 +241,15 @@ class RFTCA(_TransferTransformer):
 
     def _check_parameters(self, num_samples: int) -> None:
         super()._check_parameters(num_samples)
-        if self.n_frequencies < 1:
-            raise ValueError(f"n_frequencies (N) must be at least 1, got {self.n_frequencies}")
-        if self.n_components > 2 * self.n_frequencies:
-            raise ValueError(
-                f"n_components (m) must be at most twice n_frequencies (2N = {2 * self.n_frequencies}), "
-                f"got {self.n_components}: ask for fewer components or more frequencies"
-            )
-        if not isinstance(self.random_state, int | np.integer):
-            raise TypeError(f"random_state must be an integer, so that fits can be repeated, got {self.random_state!r}")
+        check_at_least("n_frequencies (N)", self.n_frequencies, 1)
+        way_out = "it is at most twice n_frequencies; ask for fewer components or more frequencies"
+        check_between("n_components (m)", self.n_components, 1, 2 * self.n_frequencies, way_out)
+        seed = self.random_state
+        check(isinstance(seed, int | np.integer), "random_state", "an integer, to repeat fits", seed, error=TypeError)
 
     def _solve(self, source: Tensor, target: Tensor) -> None:
-        num_features = source.shape[1]
-        frequencies = sample_frequencies(
-            self.n_frequencies, num_features, self.bandwidth_, self.kernel, int(self.random_state)
-        )
+        dimensions = self.n_frequencies, source.shape[1]
+        frequencies = sample_frequencies(*dimensions, self.bandwidth_, self.kernel, int(self.random_state))
         if self.gamma is None:
             num_samples = len(source) + len(target)
             total = _feature_total(source, frequencies) + _feature_total(target, frequencies)
@@ -266,6 +258,6 @@ class RFTCA(_TransferTransformer):
             gamma = _gap_by_chance(scatter, len(source), len(target))
         else:
             gamma = float(self.gamma)
-        found = rf_tca(source, target, self.n_components, gamma, frequencies, self.scaling)
+        components = rf_tca(source, target, self.n_components, gamma, frequencies, self.scaling)
         self.frequencies_ = frequencies.numpy()
-        self._keep(gamma, found)
+        self._keep(gamma, components)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedlit.functional import (
     fedavg,
@@ -77,16 +76,6 @@ def test_integers_are_averaged_exactly_and_rounded_half_to_even() -> None:
     assert mean["n"].tolist() == [2, 2, 10]  # 1.5 -> 2, 2.5 -> 2, 10.5 -> 10
 
 
-def test_batch_norm_state_dicts_can_be_averaged_and_loaded() -> None:
-    networks = [nn.BatchNorm1d(2) for _ in range(2)]
-    for steps, network in zip([3, 5], networks, strict=True):
-        for _ in range(steps):
-            network(torch.randn(8, 2))
-    mean = fedavg([network.state_dict() for network in networks], weights=[3, 1])
-    assert mean["num_batches_tracked"].item() == 4  # 3.5, to even
-    nn.BatchNorm1d(2).load_state_dict(mean)
-
-
 def test_adds_from_left_to_right() -> None:
     """In float32, (1e8 + 1) - 1e8 is 0 and (1e8 - 1e8) + 1 is 1: the order of the sum is part of the contract."""
     big, one, minus = ({"a": torch.tensor([value])} for value in (1e8, 1.0, -1e8))
@@ -105,7 +94,7 @@ def test_same_input_gives_the_same_bits_and_new_tensors(generator: torch.Generat
     assert updates[0]["weight"].abs().sum() > 0
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=15)
 @given(
     st.lists(st.tuples(st.integers(-1000, 1000), st.integers(0, 50)), min_size=1, max_size=8).filter(
         lambda pairs: any(weight for _, weight in pairs)
@@ -124,27 +113,6 @@ def test_gradients_pass_through() -> None:
     mean = fedavg([{"a": parameter}, {"a": torch.zeros(2)}], [1, 3])["a"]
     (gradient,) = torch.autograd.grad(mean.sum(), parameter)
     assert gradient.tolist() == [0.25, 0.25]
-
-
-@pytest.mark.parametrize(
-    ("updates", "weights", "message"),
-    [
-        ([], None, "at least 1 update"),
-        ([{"a": torch.ones(1)}, {"b": torch.ones(1)}], None, r"update 1 lacks \['a'\] and adds \['b'\]"),
-        ([{"a": torch.ones(1)}, {"a": torch.ones(2)}], None, r"'a' is \(1,\) in update 0 and \(2,\) in update 1"),
-        ([{"a": torch.ones(1)}] * 2, [1.0, -0.5], "got -0.5 for update 1"),
-        ([{"a": torch.ones(1)}] * 2, [float("nan"), 1.0], "got nan for update 0"),
-        ([{"a": torch.ones(1)}] * 2, [float("inf"), 1.0], "got inf for update 0"),
-        ([{"a": torch.ones(1)}] * 2, [0.0, 0.0], "positive sum"),
-        ([{"a": torch.ones(1)}] * 2, [1.0], "got 1 for 2 updates"),
-        ([{"a": torch.ones(1)}] * 2, torch.ones(2, 1), r"got shape \(2, 1\)"),
-    ],
-)
-def test_refuses_what_cannot_be_averaged(
-    updates: list[dict[str, Tensor]], weights: Sequence[float] | Tensor | None, message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        fedavg(updates, weights)
 
 
 GRANULARITIES = pytest.mark.parametrize("granularity", ["layer", "model"])
@@ -248,18 +216,7 @@ def test_cosines_scaled_by_the_ratio_of_lengths_are_the_projection(
     )
 
 
-@GRANULARITIES
-def test_cosines_are_linear_in_the_length_of_a_source(granularity: str, generator: torch.Generator) -> None:
-    """Not so the projection: the reason for an option of its own."""
-    t, s = random_updates(2, generator)
-    s = {name: tensor + t[name] for name, tensor in s.items()}
-    one, tripled = (fedgp_cosine(t, [scaled(s, c)], 1.0, [2.0], granularity=granularity) for c in (1.0, 3.0))
-    close(tripled, scaled(one, 3.0))
-    assert flatten(one).norm() > 0
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("beta", [0.0, 0.1, 0.3, 0.7, 1.0])
+@pytest.mark.parametrize(("dtype", "beta"), [(torch.float32, 0.1), (torch.float64, 0.3), (torch.float32, 1.0)])
 @GRANULARITIES
 def test_opposed_orthogonal_and_zero_sources_leave_exactly_the_targets_share(
     granularity: str, beta: float, dtype: torch.dtype, generator: torch.Generator
@@ -275,14 +232,6 @@ def test_opposed_orthogonal_and_zero_sources_leave_exactly_the_targets_share(
 
 
 @GRANULARITIES
-def test_a_target_without_an_update_stays_without(granularity: str, generator: torch.Generator) -> None:
-    (s,) = random_updates(1, generator)
-    zero = scaled(s, 0.0)
-    assert flatten(fedgp(zero, [s], 0.5, granularity=granularity)).abs().max() == 0
-    assert flatten(fedgp_cosine(zero, [s], 0.5, [1.0], granularity=granularity)).abs().max() == 0
-
-
-@GRANULARITIES
 def test_fedgp_does_not_depend_on_the_length_of_a_source(granularity: str, generator: torch.Generator) -> None:
     t, *sources = random_updates(3, generator)
     plain = fedgp(t, sources, [0.3, 0.8], granularity=granularity)
@@ -295,14 +244,7 @@ def test_fedgp_does_not_depend_on_the_length_of_a_source(granularity: str, gener
     close(fedgp(t, tiny, 0.5, granularity=granularity), fedgp(t, sources, 0.5, granularity=granularity), rtol=1e-6)
 
 
-def test_a_source_of_subnormal_numbers_does_no_harm() -> None:
-    t, s = {"a": torch.full((3,), 100.0)}, {"a": torch.full((3,), 1e-44)}
-    result = fedgp(t, [s], 0.5)["a"]
-    assert result.isfinite().all()
-    assert (result <= 100).all()
-
-
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=20)
 @given(
     st.integers(0, 2**31),
     st.lists(st.floats(0, 1), min_size=1, max_size=4),
@@ -318,30 +260,6 @@ def test_fedgp_is_no_longer_than_the_target_and_never_against_it(
     result, target = flatten(fedgp(t, sources, betas, granularity=granularity)), flatten(t)
     assert result.norm() <= target.norm() * (1 + 1e-12)
     assert result @ target >= (1 - sum(betas) / len(betas) - 1e-12) * (target @ target)
-
-
-@GRANULARITIES
-def test_layers_differ_from_the_whole_unless_their_coefficients_agree(
-    granularity: str, generator: torch.Generator
-) -> None:
-    t, s = random_updates(2, generator)
-    parallel = scaled(t, 0.2)
-    close(fedgp(t, [parallel], 0.6, granularity=granularity), t)  # gS = c gT gives gT at any beta
-    s = {"weight": s["weight"] + t["weight"], "scale": s["scale"]}
-    by_layer, whole = (fedgp(t, [s], 1.0, granularity=g) for g in ("layer", "model"))
-    assert not torch.allclose(flatten(by_layer), flatten(whole))
-    # one layer is the whole
-    t, s = {"a": t["weight"]}, {"a": s["weight"]}
-    close(fedgp(t, [s], 0.4, granularity="layer"), fedgp(t, [s], 0.4, granularity="model"))
-
-
-def test_fedda_is_linear_and_scale_equivariant(generator: torch.Generator) -> None:
-    t, s, t2, s2 = random_updates(4, generator)
-    both = fedda(
-        {name: 2 * t[name] - 3 * t2[name] for name in t}, [{name: 2 * s[name] - 3 * s2[name] for name in s}], 0.3
-    )
-    first, second = fedda(t, [s], 0.3), fedda(t2, [s2], 0.3)
-    close(both, {name: 2 * first[name] - 3 * second[name] for name in t})
 
 
 def test_fedda_at_its_ends_and_for_equal_updates(generator: torch.Generator) -> None:
@@ -377,29 +295,6 @@ def test_statistics_are_averaged_and_counters_kept(rule: str) -> None:
         assert result["bn.num_batches_tracked"].item() == 7
     result["bn.num_batches_tracked"] += 1
     assert t["bn.num_batches_tracked"].item() == 7  # the result shares no memory
-
-
-def test_a_whole_network_with_batch_norm_is_aggregated_and_loaded(generator: torch.Generator) -> None:
-    networks = [nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Linear(4, 2)) for _ in range(3)]
-    states = [network.state_dict() for network in networks]
-    for result in (fedda(states[0], states[1:], 0.5), fedgp(states[0], states[1:], 0.5)):
-        assert {name: (t.shape, t.dtype) for name, t in result.items()} == {
-            name: (t.shape, t.dtype) for name, t in states[0].items()
-        }
-        networks[0].load_state_dict(result)
-
-
-def test_inner_products_are_summed_in_float64() -> None:
-    r"""1e4 * 1e4 + sum of 2^18 ones of which float32 keeps none near 1e8 - and then - 1e8 leaves exactly 2^18."""
-    ones = torch.ones(2**18)
-    a = {"a": torch.cat([torch.tensor([1e4]), ones, torch.tensor([1e4])])}
-    b = {"a": torch.cat([torch.tensor([1e4]), ones, torch.tensor([-1e4])])}
-    assert inner_products(a, b).item() == 2**18
-    in_order = np.cumsum(a["a"].numpy() * b["a"].numpy(), dtype=np.float32)[-1]
-    assert in_order != 2**18
-    # nor are the products rounded: (1 + 2^-12)^2 has 25 digits
-    c = {"a": torch.tensor([1 + 2**-12, 1.0])}
-    assert inner_products(c, {"a": torch.tensor([1 + 2**-12, -1.0])}).item() == 2**-11 + 2**-24
 
 
 def test_float32_rounding_does_not_turn_an_opposed_source_into_an_aligned_one() -> None:
@@ -486,45 +381,7 @@ def test_scaled_layers_leave_statistics_and_counters_out() -> None:
     }
 
 
-@pytest.mark.parametrize("rule", ["fedda", "fedgp", "fedgp_cosine"])
-def test_inputs_are_left_as_they_were(rule: str, generator: torch.Generator) -> None:
-    t, *sources = random_updates(3, generator)
-    before = [{name: tensor.clone() for name, tensor in update.items()} for update in (t, *sources)]
-    extra = {"scales": [1.0, 2.0]} if rule == "fedgp_cosine" else {}
-    {"fedda": fedda, "fedgp": fedgp, "fedgp_cosine": fedgp_cosine}[rule](t, sources, 0.5, **extra)
-    for update, copy in zip((t, *sources), before, strict=True):
-        assert all(torch.equal(update[name], copy[name]) for name in copy)
-
-
 UPDATE = {"a": torch.ones(2)}
-
-
-@pytest.mark.parametrize("rule", [fedda, fedgp])
-@pytest.mark.parametrize(
-    ("sources", "beta", "weights", "message"),
-    [
-        ([], 0.5, None, "at least 1 update"),
-        (
-            [UPDATE, {"b": torch.ones(2)}],
-            0.5,
-            None,
-            r"source 1 lacks \['a'\] .* with the target",
-        ),
-        ([{"a": torch.ones(3)}], 0.5, None, r"'a' is \(2,\) in the target and \(3,\) in source 0"),
-        ([UPDATE], 1.5, None, "beta must be between 0 and 1, got 1.5 for source 0"),
-        ([UPDATE] * 2, [0.5, -0.1], None, "got -0.1 for source 1 of 2"),
-        ([UPDATE], float("nan"), None, "beta must be between 0 and 1, got nan"),
-        ([UPDATE] * 2, [0.5], None, "one number or one per source, got 1 for 2 sources"),
-        ([UPDATE] * 2, torch.ones(2, 1), None, r"got shape \(2, 1\)"),
-        ([UPDATE] * 2, 0.5, [1.0], "got 1 for 2"),
-        ([UPDATE] * 2, 0.5, [0.0, 0.0], "positive sum"),
-    ],
-)
-def test_refuses_what_cannot_be_mixed(
-    rule: Callable[..., dict[str, Tensor]], sources: list[dict[str, Tensor]], beta: Any, weights: Any, message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        rule(UPDATE, sources, beta, weights)
 
 
 def test_betas_may_be_a_number_a_list_an_array_or_a_tensor(generator: torch.Generator) -> None:
@@ -532,24 +389,3 @@ def test_betas_may_be_a_number_a_list_an_array_or_a_tensor(generator: torch.Gene
     plain = fedda(t, sources, 0.25)
     for beta in ([0.25, 0.25], torch.tensor(0.25), torch.tensor([0.25, 0.25]), np.array([0.25, 0.25])):
         close(fedda(t, sources, beta), plain)
-
-
-def test_refuses_a_wrong_granularity_scale_or_shape() -> None:
-    with pytest.raises(ValueError, match=r"granularity must be one of \['layer', 'model'\], got 'block'"):
-        fedgp(UPDATE, [UPDATE], 0.5, granularity="block")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="granularity"):
-        inner_products(UPDATE, UPDATE, "block")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"scales must be finite and not negative, got -1\.0"):
-        fedgp_cosine(UPDATE, [UPDATE], 0.5, scales=[-1.0])
-    with pytest.raises(ValueError, match="got 2 for 1 sources"):
-        fedgp_cosine(UPDATE, [UPDATE], 0.5, scales=[1.0, 1.0])
-    with pytest.raises(ValueError, match=r"b lacks \['a'\]"):
-        inner_products(UPDATE, {"b": torch.ones(2)})
-    with pytest.raises(ValueError, match="norms_squared must not be negative, got -1: they are squares"):
-        projection_coefficients(torch.ones(1), -torch.ones(1))
-    with pytest.raises(ValueError, match=r"'a' is torch.int64 in the target and torch.float32 in source 0"):
-        fedda({"a": torch.ones(2, dtype=torch.int64)}, [{"a": torch.ones(2)}], 0.5)
-    with pytest.raises(ValueError, match="same granularity"):
-        projection_coefficients(torch.ones(2), torch.ones(1))
-    with pytest.raises(ValueError, match=r"shape \(1,\), one per layer, or \(1,\), got \(2,\)"):
-        scale_layers(UPDATE, torch.ones(2))

@@ -32,8 +32,10 @@ def test_unbiased_has_the_population_value_as_its_mean_and_biased_exceeds_it(gen
     batches = torch.randn(20000, 5, 2, generator=generator) * torch.tensor([1.0, 2.0]) + torch.tensor([1.0, -1.0])
     other = torch.tensor([0.0, 1.0])
     population = 1.0 + 4.0
-    unbiased = torch.stack([alignment_loss(batch, other, unbiased=True) for batch in batches])
-    biased = torch.stack([alignment_loss(batch, other) for batch in batches])
+    unbiased, biased = (
+        torch.func.vmap(lambda batch, each=each: alignment_loss(batch, other, unbiased=each))(batches)
+        for each in (True, False)
+    )
     tolerance = 4 * float(unbiased.std()) / 20000**0.5
     assert tolerance < 0.15
     assert float(unbiased.mean()) == pytest.approx(population, abs=tolerance)
@@ -68,12 +70,6 @@ def test_relative_unbiased_is_relative_less_nearly_one_over_the_batch(generator:
     assert float(difference) == pytest.approx(1 / 8, rel=0.05)
 
 
-def test_it_is_zero_where_means_are_equal_and_positive_elsewhere(generator: torch.Generator) -> None:
-    aligned = torch.randn(8, 3, generator=generator)
-    assert float(alignment_loss(aligned, aligned.mean(dim=0))) == pytest.approx(0.0, abs=1e-12)
-    assert float(alignment_loss(aligned, aligned.mean(dim=0) + 0.1, relative=True)) > 1e-3
-
-
 @pytest.mark.parametrize("options", [{}, {"unbiased": True}, {"relative": True}, {"unbiased": True, "relative": True}])
 def test_gradients_are_those_of_differences(options: dict[str, bool], generator: torch.Generator) -> None:
     aligned = torch.randn(5, 3, generator=generator, dtype=torch.float64, requires_grad=True)
@@ -91,53 +87,23 @@ def test_a_single_sample_has_no_spread_and_is_taken_by_its_length(unbiased: bool
     assert float(opposite) == pytest.approx(2.0)  # |2 f|^2 / 2 |f|^2, the largest there is
 
 
-@pytest.mark.parametrize("unbiased", [False, True])
-@pytest.mark.parametrize("batch", ["random", "alike", "nearly alike", "zero", "one of many"])
 @pytest.mark.parametrize("size", [1, 2, 7])
-@pytest.mark.parametrize("other", ["random", "far", "opposite", "equal", "zero"])
+@pytest.mark.parametrize("unbiased", [False, True])
 def test_the_relative_loss_is_bounded_and_no_scaling_of_w_changes_it(
-    unbiased: bool, batch: str, size: int, other: str, generator: torch.Generator
+    unbiased: bool, size: int, generator: torch.Generator
 ) -> None:
     """|mean - other|^2 <= 2 (|mean|^2 + |other|^2) <= 2 Q over at least 0.01 Q; less at most S / b over S."""
     point, noise = torch.randn(1, 3, generator=generator), torch.randn(size, 3, generator=generator)
-    aligned = {
-        "random": noise,
-        "alike": point.expand(size, 3),
-        "nearly alike": point + 1e-4 * noise,
-        "zero": torch.zeros(size, 3),
-        "one of many": torch.cat([1e3 * noise[:1], 1e-3 * noise[1:]]),
-    }[batch].clone()
-    mean = aligned.mean(dim=0)
-    received = {
-        "random": torch.randn(3, generator=generator),
-        "far": torch.full((3,), 1e4),
-        "opposite": -mean,
-        "equal": mean,
-        "zero": torch.zeros(3),
-    }[other]
-    losses = []
-    for scale in (1.0, 1e-4, 1e4):
-        own = (scale * aligned).requires_grad_(True)
-        loss = alignment_loss(own, scale * received, unbiased=unbiased, relative=True)
-        loss.backward()
-        assert own.grad is not None
-        assert own.grad.isfinite().all()
-        losses.append(float(loss.detach()))
+    alike, skewed = point.expand(size, 3).clone(), torch.cat([1e3 * noise[:1], 1e-3 * noise[1:]])
     lower = -1 / size if unbiased and size > 1 else 0.0
-    assert lower - 1e-5 <= losses[0] <= 200 * (1 + 1e-5)
-    assert losses == pytest.approx([losses[0]] * 3, rel=1e-3, abs=1e-5)
-
-
-def test_equal_samples_do_not_divide_by_zero() -> None:
-    aligned = torch.ones(4, 2, requires_grad=True)
-    loss = alignment_loss(aligned, torch.ones(2), relative=True, unbiased=True)
-    loss.backward()
-    assert float(loss.detach()) == 0.0
-    assert aligned.grad is not None
-    assert aligned.grad.isfinite().all()
-
-
-@pytest.mark.parametrize(("aligned", "other"), [((4, 3), (4,)), ((3,), (3,)), ((0, 3), (3,)), ((4, 3), (1, 3))])
-def test_shapes_that_do_not_fit_are_refused(aligned: tuple[int, ...], other: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"aligned must have shape \(b, m\) .* other \(m,\), got"):
-        alignment_loss(torch.zeros(aligned), torch.zeros(other))
+    for aligned in (noise, alike, point + 1e-4 * noise, torch.zeros(size, 3), skewed):
+        mean, zero = aligned.mean(dim=0), torch.zeros(3)
+        for received in (torch.randn(3, generator=generator), torch.full((3,), 1e4), -mean, mean, zero):
+            losses = []
+            for scale in (1.0, 1e-4, 1e4):
+                batch = (scale * aligned).requires_grad_(True)
+                loss = alignment_loss(batch, scale * received, unbiased=unbiased, relative=True)
+                assert torch.autograd.grad(loss, batch)[0].isfinite().all()
+                losses.append(float(loss.detach()))
+            assert lower - 1e-5 <= losses[0] <= 200 * (1 + 1e-5)
+            assert losses == pytest.approx([losses[0]] * 3, rel=1e-3, abs=1e-5)

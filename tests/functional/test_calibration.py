@@ -121,22 +121,3 @@ def test_of_two_classes_costs_are_a_threshold(false_alarm: float, missed: float)
     found = decide(torch.stack([1 - second, second], dim=1), torch.tensor([[0.0, false_alarm], [missed, 0.0]]))
     clear = (second - false_alarm / (false_alarm + missed)).abs() > 1e-9  # at the threshold itself rounding decides
     assert torch.equal((found == 1)[clear], (second > false_alarm / (false_alarm + missed))[clear])
-
-
-def test_what_does_not_fit_is_refused() -> None:
-    logits, labels = drawn(1.0, n=4)
-    with pytest.raises(ValueError, match=r"labels must be one for each of 4 samples, got shape \(3,\)"):
-        fit_temperature(logits, labels[:3])
-    with pytest.raises(ValueError, match="logits must hold at least one sample, got none"):
-        losses_at(logits[:0], labels[:0], temperature_grid())
-    with pytest.raises(ValueError, match="probabilities must hold at least one sample"):
-        brier_score(logits[:0], labels[:0])
-    with pytest.raises(ValueError, match=r"number of temperatures must be at least 3, .* got 2"):
-        temperature_grid(2)
-    with pytest.raises(ValueError, match="losses must be one for each temperature"):
-        best_temperature(temperature_grid(), torch.zeros(40))
-    for costs in (torch.zeros(2, 2), torch.full((3, 3), math.nan)):
-        with pytest.raises(ValueError, match="costs must be 3 rows of 3 finite numbers"):
-            decide(logits, costs)
-    with pytest.raises(ValueError, match=r"target must have shape \(3,\)"):
-        importance_weights(torch.eye(3), torch.zeros(2))

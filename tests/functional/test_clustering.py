@@ -81,19 +81,3 @@ def test_a_gain_is_what_scatter_loses_and_clusters_go_on_from_those_before() -> 
     (shrunk,) = clustering_gains(x, [x / 2], 4, intra_cluster_distance, seed=7)
     assert float(shrunk) == pytest.approx(float(intra_cluster_distance(x, before)) / 2)
     assert clustering_gains(x, [], 4).shape == (0,)
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: k_means(torch.zeros(3, 2), 4), "from 1 to the 3 samples, got 4"),
-        (lambda: k_means(torch.zeros(3, 2), 0), "from 1 to the 3 samples, got 0"),
-        (lambda: k_means(torch.zeros(3), 1), r"shape \(n, d\) with n at least 1, got \(3,\)"),
-        (lambda: k_means(torch.zeros(3, 2), 2, torch.zeros(2).long()), r"3 whole numbers.*got shape \(2,\)"),
-        (lambda: relative_scatter(torch.zeros(3, 2), torch.zeros(3)), "3 whole numbers"),
-        (lambda: intra_cluster_distance(torch.zeros(0, 2), torch.zeros(0).long()), r"got \(0, 2\)"),
-    ],
-)
-def test_what_makes_no_clusters_is_refused(call: object, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        call()  # type: ignore[operator]

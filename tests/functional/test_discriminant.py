@@ -77,32 +77,3 @@ def test_a_class_without_samples_is_never_predicted_and_changes_nothing_else(gen
         logits = far * x @ weights.T + biases
         assert not (logits.argmax(dim=1) == 3).any()
     assert float(logits[:, :3].max(dim=1).values.min()) < -100
-
-
-@pytest.mark.parametrize("which", [0, 1, 2])
-def test_moments_that_are_not_finite_are_refused(which: int, generator: torch.Generator) -> None:
-    given = list(moments(*samples(generator), 3))
-    given[which].view(-1)[0] = float("nan")
-    name = ("second_moment", "class_moments", "priors")[which]
-    with pytest.raises(ValueError, match=f"{name} must be finite, got NaN or infinity: the features have diverged"):
-        linear_discriminant(*given)
-
-
-@pytest.mark.parametrize("shrinkage", [0.0, -0.1, 1.1, float("nan")])
-def test_a_shrinkage_out_of_range_is_refused(shrinkage: float, generator: torch.Generator) -> None:
-    with pytest.raises(ValueError, match=r"shrinkage must be in \(0, 1\], got"):
-        linear_discriminant(*moments(*samples(generator), 3), shrinkage)
-
-
-@pytest.mark.parametrize(
-    "shapes", [((4, 3), (4, 2), (2,)), ((4, 4), (4, 2), (3,)), ((4, 4), (4,), (2,)), ((3, 3), (4, 2), (2,))]
-)
-def test_shapes_that_do_not_fit_are_refused(shapes: tuple[tuple[int, ...], ...]) -> None:
-    with pytest.raises(ValueError, match=r"must have shapes \(m, m\), \(m, C\) and \(C,\), got"):
-        linear_discriminant(*(torch.zeros(shape) for shape in shapes))
-
-
-def test_classes_without_any_spread_are_refused() -> None:
-    x = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
-    with pytest.raises(ValueError, match="the samples of each class are all alike"):
-        linear_discriminant(*moments(x, torch.tensor([0, 0, 1]), 2))

@@ -95,17 +95,3 @@ def test_gradient_between_coincident_samples_is_zero(kernel: Callable[..., Tenso
 def test_no_samples_give_an_empty_matrix(kernel: Callable[..., Tensor]) -> None:
     assert kernel(torch.ones(0, 2), torch.ones(3, 2), 1.0).shape == (0, 3)
     assert kernel(torch.ones(3, 2), torch.ones(0, 2), 1.0).shape == (3, 0)
-
-
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_refuse_what_is_not_two_matrices_and_a_length(kernel: Callable[..., Tensor]) -> None:
-    x = torch.ones(3, 2)
-    for bandwidth in (0.0, -1.0, math.nan, math.inf):
-        with pytest.raises(ValueError, match=r"bandwidth \(sigma\) must be positive"):
-            kernel(x, x, bandwidth)
-    with pytest.raises(ValueError, match=r"x must have shape \(n, p\).*got shape \(3,\)"):
-        kernel(torch.ones(3), x, 1.0)
-    with pytest.raises(ValueError, match=r"equally many features .*\(3, 2\) and \(3, 4\)"):
-        kernel(x, torch.ones(3, 4), 1.0)
-    with pytest.raises(TypeError, match=r"y must be of a floating type, got torch.int64"):
-        kernel(x, torch.ones(3, 2, dtype=torch.int64), 1.0)

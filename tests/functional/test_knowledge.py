@@ -104,14 +104,6 @@ def test_equal_votes_go_to_the_smaller_class() -> None:
     assert confident_votes(torch.tensor([[0.5, 0.5]]), 0.3).tolist() == [[0.5, 0.0]]
 
 
-def test_one_source_votes_for_its_own_class(generator: torch.Generator) -> None:
-    probabilities = random_probabilities(generator, sources=1)
-    for soft in (False, True):
-        vote = knowledge_vote(probabilities, 0.6, soft)
-        assert torch.equal(vote.classes, probabilities[0].argmax(dim=1))
-        assert torch.equal(vote.kept, probabilities[0].amax(dim=1) > 0.6)
-
-
 def quality(probabilities: Tensor, gate: float, members: list[int]) -> float:
     """Q of a coalition, as `knowledge_vote` tells it: the confidence of what is kept."""
     if not members:
@@ -144,16 +136,6 @@ def test_shapley_values_are_means_over_all_orders(generator: torch.Generator) ->
     left_out = consensus_focus(probabilities, 0.6)
     assert (left_out >= 0).all()
     assert float((focus - left_out).abs().max()) > 0.1  # sources disagree here
-
-
-def test_both_rules_are_ones_own_votes_where_confident_sources_agree(generator: torch.Generator) -> None:
-    probabilities = random_probabilities(generator, samples=200)
-    agree = (confident_votes(probabilities, 0.6).sum(dim=0) > 0).sum(dim=1) <= 1
-    probabilities = probabilities[:, agree]
-    own = confident_votes(probabilities, 0.6).double().sum(dim=(1, 2))
-    assert agree.sum() > 10
-    torch.testing.assert_close(consensus_focus(probabilities, 0.6), own)
-    torch.testing.assert_close(consensus_focus(probabilities, 0.6, "shapley"), own)
 
 
 def test_focus_follows_the_sources_and_needs_the_total_alone(generator: torch.Generator) -> None:
@@ -207,32 +189,3 @@ def test_mixup_mixes_inputs_and_labels_alike(generator: torch.Generator) -> None
     same = mixup(inputs, labels, 0.0)
     assert same[0] is inputs
     assert same[1] is labels
-
-
-def test_a_sample_without_weight_lends_nothing_to_its_partner() -> None:
-    torch.manual_seed(1)
-    _, mixed = mixup(torch.randn(8, 2), torch.zeros(8, 3), 2.0)
-    assert not mixed.any()
-
-
-@pytest.mark.parametrize("gate", [-0.1, 1.0, float("nan")])
-def test_gates_out_of_range_are_refused(gate: float) -> None:
-    for function in (knowledge_vote, consensus_focus, confident_votes):
-        with pytest.raises(ValueError, match=r"gate must be in \[0, 1\), got"):
-            function(BY_HAND, gate)
-
-
-def test_what_does_not_fit_is_refused() -> None:
-    for function in (knowledge_vote, consensus_focus):
-        with pytest.raises(ValueError, match=r"must have shape \(K, B, C\) .* got \(3, 3\)"):
-            function(BY_HAND[0], 0.9)
-    with pytest.raises(ValueError, match=r"must have shape \(\.\.\., B, C\)"):
-        confident_votes(torch.zeros(3, 0), 0.5)
-    with pytest.raises(ValueError, match=r"rule must be one of .* got 'mean'"):
-        consensus_focus(BY_HAND, 0.9, "mean")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"2\^17 votes, .* take rule='leave_one_out'"):
-        consensus_focus(torch.ones(17, 1, 1), 0.5, "shapley")
-    with pytest.raises(ValueError, match=r"must have shape \(N, C\) .* got \(0, 3\)"):
-        between_class_variance(torch.zeros(0, 3))
-    with pytest.raises(ValueError, match=r"mixup \(beta\) must be at least 0 and finite, got -1"):
-        mixup(BY_HAND, BY_HAND, -1.0)

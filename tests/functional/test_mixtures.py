@@ -34,22 +34,3 @@ def test_large_means_lose_no_digits() -> None:
 def test_gradients_pass_to_means_variances_and_weights(generator: torch.Generator) -> None:
     given = [torch.rand(shape, generator=generator, dtype=torch.float64) + 0.1 for shape in ((3, 2), (3, 2), (3,))]
     assert torch.autograd.gradcheck(mixture_variance, [each.requires_grad_() for each in given])
-
-
-@pytest.mark.parametrize(
-    ("means", "variances", "weights", "message"),
-    [
-        (torch.zeros(3), torch.zeros(3), torch.ones(3), r"means must have shape \(K, F\) .* got \(3,\)"),
-        (torch.zeros(0, 3), torch.zeros(0, 3), torch.ones(0), r"K of at least 1, got \(0, 3\)"),
-        (torch.zeros(2, 3), torch.zeros(2, 1), torch.ones(2), r"variances must have the shape of means, \(2, 3\)"),
-        (torch.zeros(2, 3), torch.zeros(2, 3), torch.ones(3), r"weights must have shape \(2,\), .* got \(3,\)"),
-        (torch.zeros(2, 1), torch.tensor([[1.0], [-2.0]]), torch.ones(2), "variances must not be negative, got -2"),
-        (torch.zeros(2, 1), torch.ones(2, 1), torch.tensor([1.0, -1.0]), "weights must be finite, not negative"),
-        (torch.zeros(2, 1), torch.ones(2, 1), torch.zeros(2), "of positive sum"),
-    ],
-)
-def test_what_is_no_mixture_is_refused(
-    means: torch.Tensor, variances: torch.Tensor, weights: torch.Tensor, message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        mixture_variance(means, variances, weights)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,11 +12,9 @@ from sklearn.metrics.pairwise import euclidean_distances, rbf_kernel
 from torch import Tensor
 
 from fedlit.functional import (
-    bandwidth_ladder,
     kernel_ladder,
     mean_pair_distance,
     mixture_frequencies,
-    mmd_squared,
     multi_kernel_mmd,
     random_fourier_features,
     rff_mmd_squared,
@@ -69,11 +66,6 @@ def test_the_discrepancy_is_the_mean_over_kernels_by_scikit_learn(unbiased: bool
     assert float(got) == pytest.approx(expected, rel=1e-12)
 
 
-def test_one_kernel_is_that_of_its_width() -> None:
-    x, y = samples()
-    assert float(multi_kernel_mmd(x, y, [2 * 1.3**2])) == pytest.approx(float(mmd_squared(x, y, 1.3, False)), rel=1e-13)
-
-
 def test_equal_batches_give_zero_and_neither_order_nor_place_matters() -> None:
     x, y = samples()
     b = kernel_ladder(x, y)
@@ -115,25 +107,3 @@ def test_random_features_of_the_mixture_estimate_the_discrepancy_ever_better() -
     for few, many in pairwise(errors):
         assert 2 < few / many < 8  # 16 times the features
     assert errors[-1] < 0.02
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda x: kernel_ladder(x, x, num_kernels=0), r"num_kernels \(U\) must be at least 1, got 0"),
-        (lambda x: kernel_ladder(x, x, factor=1.0), r"factor between bandwidths must be above 1 and finite, got 1.0"),
-        (
-            lambda x: kernel_ladder(x[:1], x[:1]),
-            r"\(b\) must be positive and finite, got 0.0: .* all samples are alike",
-        ),
-        (lambda x: kernel_ladder(x, x[:, :2]), "equally many features"),
-        (lambda x: bandwidth_ladder(math.inf, 5, 2.0), r"\(b\) must be positive and finite, got inf"),
-        (lambda x: multi_kernel_mmd(x, x, []), r"bandwidths \(b_u\) must be positive and finite .* got \[\]"),
-        (lambda x: multi_kernel_mmd(x, x, [1.0, -1.0]), r"got \[1.0, -1.0\]: kernel_ladder finds them"),
-        (lambda x: multi_kernel_mmd(x[:1], x, [1.0], unbiased=True), "x must hold at least 2 samples, got 1"),
-        (lambda x: mixture_frequencies(x, [1.0, 2.0]), r"N a multiple of the 2 bandwidths, got \(3, 4\)"),
-    ],
-)
-def test_bad_input_is_named(call: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        call(torch.arange(12.0).view(3, 4))

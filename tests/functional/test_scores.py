@@ -52,15 +52,6 @@ def test_entropies_are_scipys() -> None:
     )
 
 
-def test_a_collapsed_model_is_certain_and_not_diverse() -> None:
-    one = torch.tensor([1.0, 0.0])
-    assert [float(certainty_score(0.0, 2)), float(diversity_score(one)), float(information_score(one, 0.0))] == [
-        1,
-        0,
-        0,
-    ]
-
-
 def test_neighbourhood_density_is_that_of_every_row_by_itself() -> None:
     p = predictions().numpy()
     unit = p / np.linalg.norm(p, axis=1, keepdims=True)
@@ -106,16 +97,6 @@ def test_scores_of_moments_are_those_of_the_samples() -> None:
     assert abs(float(dev) - float(iwv)) > 1e-4
 
 
-def test_moments_of_two_sources_are_those_of_the_pool() -> None:
-    generator = torch.Generator().manual_seed(2)
-    phi, losses = torch.randn(20, 4, generator=generator), torch.rand(20, generator=generator)
-    whole = SourceMoments.of(phi, losses)
-    halves = [SourceMoments.of(phi[:10], losses[:10]), SourceMoments.of(phi[10:], losses[10:])]
-    for name in ("phi", "square", "loss", "square_loss"):
-        mean = (getattr(halves[0], name) + getattr(halves[1], name)) / 2
-        torch.testing.assert_close(mean, getattr(whole, name))
-
-
 def test_a_shifted_target_is_foreseen() -> None:
     """Errors are on one side of 0, where the target lies more; both should tell what its own labels would."""
     generator = torch.Generator().manual_seed(3)
@@ -129,12 +110,6 @@ def test_a_shifted_target_is_foreseen() -> None:
     assert abs(plain - truth) > 0.2
     assert float(iwv) == pytest.approx(truth, abs=0.05)
     assert float(dev) == pytest.approx(truth, abs=0.05)
-
-
-def test_equal_weights_need_no_control() -> None:
-    source = SourceMoments.of(torch.ones(4, 1), torch.tensor([1.0, 0, 0, 0]))
-    iwv, dev = importance_weighted_scores(source, torch.ones(1), ridge=1.0)
-    assert float(dev) == float(iwv) == pytest.approx(1 - 0.25 / 2)
 
 
 def samples(n: int = 60, width: int = 5, seed: int = 4) -> Tensor:
@@ -208,13 +183,6 @@ def test_a_calibrated_score_is_the_same_however_logits_are_scaled() -> None:
     assert score(1.0) == pytest.approx(plain(2.0), abs=0.05), "twice such logits are the logarithms of probabilities"
 
 
-def test_a_calibrated_score_at_a_temperature_is_that_of_the_heated_predictions() -> None:
-    target = logits_of(torch.arange(30) % 3, 2.0, 2)
-    p = (target / 1.7).softmax(dim=1).numpy()
-    expected = (entropy(p.mean(axis=0)) - entropy(p, axis=1).mean()) / math.log(3)
-    assert float(calibrated_information(target, 1.7)) == pytest.approx(expected)
-
-
 def by_class(x: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
     one_hot = torch.nn.functional.one_hot(classes, 3).double()
     return one_hot.T @ x, one_hot.sum(dim=0)
@@ -260,34 +228,3 @@ def test_hashed_features_keep_inner_products_on_average() -> None:
     assert torch.equal(feature_hash(x, 64), hashed[0])
     assert torch.equal(feature_hash(x, 300), x)
     assert torch.equal(feature_hash(x, 302), torch.nn.functional.pad(x, (0, 2)))
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: certainty_score(0.0, 1), "at least 2 classes, got 1"),
-        (lambda: soft_neighbourhood_density(torch.ones(2, 2)), "at least 3 samples to have neighbours, got 2"),
-        (lambda: soft_neighbourhood_density(torch.ones(3, 2), 0.0), "temperature must be positive, got 0.0"),
-        (
-            lambda: importance_weighted_scores(SourceMoments.of(torch.ones(2, 3), torch.ones(2)), torch.ones(2)),
-            r"target must have shape \(3,\), as the sources' mean, got \(2,\)",
-        ),
-        (
-            lambda: importance_weighted_scores(SourceMoments.of(torch.ones(2, 3), torch.ones(2)), torch.ones(3), 0.0),
-            "ridge must be positive, got 0.0",
-        ),
-        (lambda: calibrated_information(torch.ones(0, 3), 1.0), "at least one sample, got none"),
-        (lambda: calibrated_information(torch.ones(2, 3), 0.0), "temperature must be positive, got 0.0"),
-        (lambda: calibrated_information(torch.ones(2, 1), 1.0), "at least 2 classes, got 1"),
-        (lambda: standardised_directions(torch.ones(0, 3)), "at least one sample, got none"),
-        (lambda: nearest_neighbours(torch.ones(3, 2)), "at least 4 samples to have 3 neighbours each, got 3"),
-        (lambda: nearest_neighbours(torch.ones(5, 2), 5), "from 1 to 4 of 5 samples, got 5"),
-        (lambda: neighbourhood_information(torch.ones(3).long(), torch.ones(2, 1).long(), 2), r"\(2, 1\) and \(3,\)"),
-        (lambda: feature_hash(torch.ones(2, 3), 0), "size must be at least 1, got 0"),
-        (lambda: class_mean_match(*2 * (torch.ones(2, 3), torch.ones(3))), r"sums must have shape \(C, d\)"),
-        (lambda: class_mean_match(*2 * (torch.ones(2, 3), torch.zeros(2))), "at least one sample each, got none"),
-    ],
-)
-def test_what_does_not_fit_is_refused(call, message) -> None:
-    with pytest.raises(ValueError, match=message):
-        call()

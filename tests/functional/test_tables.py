@@ -28,25 +28,12 @@ def test_the_union_of_sets_is_read_from_the_sum_of_their_tables(sets):
 
 
 def test_a_large_union_is_read_in_spite_of_noise_below_half_a_unit():
-    sets = [{f"level {number}".encode() for number in range(start, start + 400)} for start in (0, 100, 300)]
-    cells = union_cells(1200)
+    sets = [{f"level {number}".encode() for number in range(start, start + 120)} for start in (0, 30, 90)]
+    cells = union_cells(360)
     noise = 0.007 * (2 * torch.rand(5 * cells, 143, dtype=torch.float64) - 1)
-    assert len(read_union(sum(union_table(each, cells) for each in sets) + noise, cells)) == 700
+    assert len(read_union(sum(union_table(each, cells) for each in sets) + noise, cells)) == 210
     most = max(float(union_table(each, cells).max()) for each in sets)
     assert most < 4  # within the range of fixed-point numbers
-
-
-def test_too_many_elements_and_other_tables_are_refused():
-    crowded = union_table([str(number).encode() for number in range(400)], 32)
-    with pytest.raises(ValueError, match="at most 80 different elements"):
-        read_union(crowded, 32)
-    with pytest.raises(ValueError, match="total must have shape"):
-        read_union(torch.zeros(3, 3), 32)
-    with pytest.raises(ValueError, match="at most 62 bytes, got 63"):
-        union_table([b"x" * 63], 32)
-    with pytest.raises(ValueError, match="sum of tables"):
-        read_union(torch.ones(160, 143), 32)
-    assert read_union(torch.zeros(160, 143), 32) == {}
 
 
 def agreed(parts: list[torch.Tensor], digits: int) -> tuple[torch.Tensor, torch.Tensor]:

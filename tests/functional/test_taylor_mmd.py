@@ -56,9 +56,6 @@ def domains(generator: torch.Generator) -> tuple[Tensor, Tensor]:
     return x, 1.3 * torch.randn(7, 4, generator=generator, dtype=torch.float64) + 0.5
 
 
-# -------------------------------------------------------------------- moments
-
-
 @pytest.mark.parametrize(
     ("length", "degree", "number"),
     [(4, 1, 6), (4, 2, 21), (128, 2, 8515), (1, 3, 10), (3, 3, 4 + 3 * 3 + 2 * 6 + 10)],
@@ -104,9 +101,6 @@ def test_what_is_sent_gives_all_moments(degree: int, unit_norm: bool, domains: t
     torch.testing.assert_close(known[places], moments, rtol=1e-14, atol=1e-14)
 
 
-# -------------------------------------------------------------------- kernel
-
-
 @pytest.mark.parametrize("center", [0.0, 3.0])
 @pytest.mark.parametrize("degree", DEGREES)
 def test_coefficients_are_those_of_the_taylor_sum(degree: int, center: float) -> None:
@@ -143,21 +137,6 @@ def test_the_gradient_is_a_linear_map_of_the_other_domains_moments(
     assert x.grad is not None
     found = gradient_map(x, taylor_coefficients(0.1, degree, center)) @ taylor_moments(y, degree)
     torch.testing.assert_close(found.view(9, 4), x.grad, rtol=1e-12, atol=1e-14)
-
-
-def test_gradients_of_the_cross_term_as_the_card_prints_them(domains: tuple[Tensor, Tensor]) -> None:
-    """Around 0, of -2 times the mean kernel: degree 1 and what degree 2 adds."""
-    x, y = domains
-    alpha, scale = 0.1, 1 / (9 * 7)
-    apart = x[:, None] - y[None]
-    first = 4 * alpha * scale * apart.sum(dim=1)
-    second = first - 4 * alpha**2 * scale * (distances(x, y)[..., None] * apart).sum(dim=1)
-    for degree, expected in ((1, first), (2, second)):
-        found = -2 * gradient_map(x, taylor_coefficients(alpha, degree)) @ taylor_moments(y, degree)
-        torch.testing.assert_close(found.view(9, 4), expected, rtol=1e-12, atol=1e-15)
-
-
-# -------------------------------------------------------------------- discrepancy
 
 
 @pytest.mark.parametrize("within", ["truncated", "exact"])
@@ -197,15 +176,15 @@ def test_truncated_terms_vanish_on_average_between_equal_distributions_and_the_p
     generator: torch.Generator,
 ) -> None:
     values = {"truncated": [], "exact": []}  # type: dict[str, list[float]]
-    for _ in range(400):
+    for _ in range(100):
         x, y = torch.randn(2, 20, 2, generator=generator, dtype=torch.float64).unbind()
         for within, found in values.items():
             found.append(float(taylor_mmd_squared(x, y, 0.125, 1, 0.0, within)))  # type: ignore[arg-type]
-    mean, error = (torch.tensor(values["truncated"]).mean(), torch.tensor(values["truncated"]).std() / 20)
+    mean, error = (torch.tensor(values["truncated"]).mean(), torch.tensor(values["truncated"]).std() / 10)
     assert abs(mean) < 4 * error
     # E exp(-alpha u) - (1 - alpha E u), twice: u is 2 times a chi-squared number with 2 degrees of freedom
     expected = 2 * ((1 + 4 * 0.125) ** -1 - (1 - 0.125 * 4))
-    mean, error = (torch.tensor(values["exact"]).mean(), torch.tensor(values["exact"]).std() / 20)
+    mean, error = (torch.tensor(values["exact"]).mean(), torch.tensor(values["exact"]).std() / 10)
     assert abs(mean - expected) < 4 * error
     assert expected > 0.3
 
@@ -223,16 +202,6 @@ def test_higher_degrees_around_the_mean_distance_come_near_the_gaussian_kernel(d
         assert errors[center, 3] < errors[center, 2] < errors[center, 1]
     assert errors[None, 2] < errors[0.0, 2] / 3
     assert errors[None, 3] < 2e-3 * abs(exact)
-
-
-@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
-@pytest.mark.parametrize("degree", DEGREES)
-def test_scales_of_features_from_a_thousandth_to_a_thousand(
-    degree: int, scale: float, domains: tuple[Tensor, Tensor]
-) -> None:
-    x, y = domains
-    value = float(taylor_mmd_squared(scale * x, scale * y, 0.05 / scale**2, degree))
-    assert value == pytest.approx(float(taylor_mmd_squared(x, y, 0.05, degree)), rel=1e-11)
 
 
 def test_float32_samples_keep_their_dtype_and_lose_no_more_than_it_has(generator: torch.Generator) -> None:
@@ -255,9 +224,6 @@ def test_256_features_at_degree_2_equal_the_pairs(generator: torch.Generator) ->
     torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-13)
 
 
-# -------------------------------------------------------------------- where it misleads, and errors
-
-
 def test_degree_2_repels_beyond_its_minimum_and_odd_degrees_never() -> None:
     for degree, center in itertools.product(DEGREES, (0.0, 5.0)):
         limit = repelling_distance(0.25, degree, center)
@@ -275,35 +241,3 @@ def test_pairs_that_are_repelled_are_warned_about(domains: tuple[Tensor, Tensor]
         warnings.simplefilter("error")
         taylor_mmd_squared(*domains, 2.0, 3)
         taylor_mmd_squared(*domains, 1 / 50, 2)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"degree": 0}, "degree must be 1, 2 or 3, got 0"),
-        ({"degree": 4}, "degree must be 1, 2 or 3, got 4"),
-        ({"alpha": 0.0}, r"alpha must be positive and finite, got 0.0: .* 1 / \(4 L\)"),
-        ({"alpha": math.nan}, "alpha must be positive and finite, got nan"),
-        ({"center": -1.0}, "center must be a squared distance, finite and not negative, got -1.0"),
-        ({"within": "both"}, r"within must be one of \['truncated', 'exact'\], got 'both'"),
-        ({"x": torch.randn(1, 4)}, "x must hold at least 2 samples, got 1"),
-        ({"y": torch.randn(3, 5)}, r"equally many features \(L\), got \(9, 4\) and \(3, 5\)"),
-        ({"x": torch.randn(4)}, "x must have shape"),
-    ],
-)
-def test_bad_arguments_are_named(arguments: dict[str, object], message: str, domains: tuple[Tensor, Tensor]) -> None:
-    given = {"x": domains[0], "y": domains[1], "alpha": 0.1, "degree": 2} | arguments
-    with pytest.raises(ValueError, match=message):
-        taylor_mmd_squared(**given)  # type: ignore[arg-type]
-
-
-def test_moments_of_other_sizes_are_refused(domains: tuple[Tensor, Tensor]) -> None:
-    f = taylor_moments(domains[0], 2)
-    with pytest.raises(ValueError, match=r"moments must have shape \(6,\), .* 4 features at degree 1, got \(21,\)"):
-        pair_with_kernel(f, 4, taylor_coefficients(0.1, 1))
-    with pytest.raises(ValueError, match="at least 2 of them, got 1"):
-        within_domain_mean(f, 1, 4, taylor_coefficients(0.1, 2))
-    with pytest.raises(ValueError, match="x must hold at least 1 sample"):
-        taylor_moments(torch.zeros(0, 4), 2)
-    with pytest.raises(TypeError, match="x must be of a floating type"):
-        taylor_moments(torch.zeros(3, 4, dtype=torch.long), 2)

@@ -77,14 +77,3 @@ def test_a_class_ruled_out_by_a_voter_is_no_error() -> None:
     vote = hard_vote(torch.tensor([[[0.0, -math.inf]]]))
     assert vote.isfinite().all()
     assert vote.argmax().item() == 0
-
-
-def test_refuses_what_are_no_logits() -> None:
-    with pytest.raises(ValueError, match=r"\(voters, batch, classes\).*got \(2, 3\)"):
-        hard_vote(torch.ones(2, 3))
-    with pytest.raises(ValueError, match=r"at least 1 voter.*got \(0, 2, 3\)"):
-        hard_vote(torch.ones(0, 2, 3))
-    with pytest.raises(ValueError, match="got NaN or infinity"):
-        hard_vote(torch.tensor([[[0.0, math.nan]]]))
-    with pytest.raises(TypeError, match=r"floating type, got torch\.int64"):
-        hard_vote(torch.ones(1, 2, 3, dtype=torch.int64))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from typing import Any
 
 import numpy as np
@@ -35,23 +34,12 @@ def probabilities(n: int, classes: int = 3, seed: int = 0) -> Tensor:
     return samples(n, classes, seed + 100).softmax(dim=1)
 
 
-# -------------------------------------------------------------------- costs and plans
-
-
 def test_costs_are_those_of_pot() -> None:
     x, x2, y, y2 = samples(7), samples(5, seed=1), probabilities(7), probabilities(5, seed=1)
     features, labels = ot.dist(x.numpy(), x2.numpy()), ot.dist(y.numpy(), y2.numpy())
     np.testing.assert_allclose(joint_cost(x, x2), features, atol=1e-12)
     np.testing.assert_allclose(joint_cost(x, x2, y, y2, 2.5), features + 2.5 * labels, atol=1e-12)
     np.testing.assert_allclose(joint_cost(x, x2, y, y2), features + features.max() * labels, atol=1e-12)
-
-
-def test_costs_of_near_samples_far_away_keep_their_digits() -> None:
-    x = samples(6).float()
-    near = joint_cost(x + 1000, x + 1000).fill_diagonal_(0)
-    far = (x.double()[:, None] - x.double()[None]).square().sum(dim=2)
-    torch.testing.assert_close(near, far, atol=1e-3, rtol=1e-3)
-    assert bool((joint_cost(x, x) >= 0).all())
 
 
 def test_plans_of_equal_numbers_are_assignments() -> None:
@@ -131,22 +119,6 @@ def test_losses_are_those_of_pot_with_its_gradient() -> None:
     torch.testing.assert_close(y.grad, theirs_y.grad)
 
 
-def test_gradients_are_those_of_finite_differences() -> None:
-    x, x2 = samples(5, 2), samples(6, 2, seed=1)
-
-    def loss(flat: np.ndarray[Any, Any]) -> float:
-        return float(joint_ot_loss(torch.from_numpy(flat).reshape(5, 2), x2))
-
-    leaf = x.clone().requires_grad_()
-    joint_ot_loss(leaf, x2).backward()
-    assert leaf.grad is not None
-    step = 1e-6
-    for place in range(10):
-        moved = np.eye(10)[place] * step
-        slope = (loss(x.numpy().flatten() + moved) - loss(x.numpy().flatten() - moved)) / (2 * step)
-        assert float(leaf.grad.flatten()[place]) == pytest.approx(slope, abs=1e-6)
-
-
 def test_equal_samples_cost_nothing_and_translated_ones_their_distance() -> None:
     x, shift = samples(9), torch.tensor([1.0, -2.0, 0.5, 0.0], dtype=torch.float64)
     assert float(joint_ot_loss(x, x[torch.randperm(9)])) == pytest.approx(0, abs=1e-12)
@@ -162,9 +134,6 @@ def test_barycentric_mappings_keep_the_mean_and_are_least_squares() -> None:
     np.testing.assert_allclose(mapped[2], best.x, atol=1e-4)
 
 
-# -------------------------------------------------------------------- barycenters
-
-
 def atoms(sizes: tuple[int, ...] = (12, 12, 12), d: int = 4) -> tuple[list[Tensor], list[Tensor]]:
     return (
         [samples(n, d, seed, 2.0 * seed) for seed, n in enumerate(sizes)],
@@ -175,9 +144,10 @@ def atoms(sizes: tuple[int, ...] = (12, 12, 12), d: int = 4) -> tuple[list[Tenso
 ALPHA = torch.tensor([0.5, 0.2, 0.3], dtype=torch.float64)
 
 
-@pytest.mark.parametrize("label_cost", [0.0, 1.5, "adaptive"])
-@pytest.mark.parametrize("num_points", [None, 7, 20])
-@pytest.mark.parametrize("sizes", [(12, 12, 12), (9, 12, 15)])
+@pytest.mark.parametrize(
+    ("label_cost", "num_points", "sizes"),
+    [(0.0, None, (12, 12, 12)), (1.5, 7, (9, 12, 15)), ("adaptive", 20, (9, 12, 15)), ("adaptive", None, (9, 12, 15))],
+)
 def test_means_are_weighted_means_and_labels_stay_probabilities(
     label_cost: Any, num_points: int | None, sizes: tuple[int, ...]
 ) -> None:
@@ -206,14 +176,6 @@ def test_a_single_distribution_is_its_own_barycenter_after_one_step() -> None:
         assert sorted(order) == list(range(12))
         torch.testing.assert_close(found.support, x[order])
         torch.testing.assert_close(found.labels, y[order])
-
-
-def test_fewer_points_of_one_distribution_are_means_of_its_parts() -> None:
-    x = samples(12)
-    found = wasserstein_barycenter([x], None, torch.ones(1, dtype=torch.float64), 4, num_iterations=50, tol=0.0)
-    assert found.labels is None
-    torch.testing.assert_close(found.support, 4 * found.plans[0].T @ x)
-    assert found.objective[-1] < found.objective[0]
 
 
 def test_on_a_line_the_barycenter_averages_quantiles() -> None:
@@ -276,23 +238,6 @@ def test_gradients_reach_atoms_labels_and_coordinates_with_constant_plans() -> N
         torch.testing.assert_close(alpha.grad[k], by_alpha)  # type: ignore[index]
 
 
-@pytest.mark.parametrize("size", [0.1, 1.0, 10.0])
-def test_a_common_shift_of_all_atoms_changes_the_loss_as_the_corrected_theorem_says(size: float) -> None:
-    """Exactly: f(P + eps) = f(P) + eps^T grad + |eps|^2, with grad = 2 (mean B - mean Q). No factor 2."""
-    supports, _ = atoms()
-    target = samples(12, seed=7, shift=1.0)
-    shift = size * torch.tensor([1.0, -0.5, 0.25, 2.0], dtype=torch.float64)
-
-    def value(shift: Tensor) -> tuple[float, Tensor]:
-        start = (samples(12, seed=9) + shift, None)
-        found = wasserstein_barycenter([x + shift for x in supports], None, ALPHA, init=start)
-        return float(joint_ot_loss(target, found.support)), found.support.mean(dim=0)
-
-    (before, mean), (after, _) = value(torch.zeros_like(shift)), value(shift)
-    slope = 2 * (mean - target.mean(dim=0))
-    assert after == pytest.approx(before + float(shift @ slope) + float(shift.square().sum()), rel=1e-9)
-
-
 def test_float32_atoms_give_float32_and_class_less_points_are_fine() -> None:
     supports, labels = atoms()
     labels[1][:, 2] = 0  # a class that one of them does not have
@@ -329,12 +274,6 @@ def test_coordinates_in_half_precision_sum_to_one_as_well_as_they_can() -> None:
     assert found.support.isfinite().all()
 
 
-def test_coordinates_are_not_told_by_an_error() -> None:
-    with pytest.raises(ValueError, match=r"got a least one of 0\.123 and sum 0\.7") as caught:
-        wasserstein_barycenter([torch.zeros(2, 1)] * 2, None, torch.tensor([0.12345, 0.57655]))
-    assert "0.5765" not in str(caught.value)
-
-
 def test_too_little_entropy_for_sinkhorn_is_told() -> None:
     generator = torch.Generator().manual_seed(0)
     cost = torch.rand(30, 30, generator=generator)
@@ -343,13 +282,10 @@ def test_too_little_entropy_for_sinkhorn_is_told() -> None:
 
 
 def test_with_entropy_it_comes_near() -> None:
-    supports, labels = atoms()
-    exact = wasserstein_barycenter(supports, labels, ALPHA, label_cost=1.0)
-    near = wasserstein_barycenter(supports, labels, ALPHA, label_cost=1.0, entropy=1e-3)
+    supports, labels = atoms((6, 6, 6))
+    exact = wasserstein_barycenter(supports, labels, ALPHA, label_cost=1.0, num_iterations=2)
+    near = wasserstein_barycenter(supports, labels, ALPHA, label_cost=1.0, entropy=2e-3, num_iterations=2)
     assert float((exact.support - near.support).abs().mean()) < 0.1
-
-
-# -------------------------------------------------------------------- the simplex
 
 
 def test_projections_are_the_nearest_points_of_the_simplex() -> None:
@@ -382,57 +318,4 @@ def test_projections_by_hand_and_their_identities() -> None:
     assert bool((once >= 0).all())
 
 
-def test_projections_of_long_vectors_stay_sharp_in_float32() -> None:
-    projected = project_simplex(torch.randn(1_000_000, generator=torch.Generator().manual_seed(0)))
-    assert float(projected.double().sum()) == pytest.approx(1, abs=1e-5)
-
-
-# -------------------------------------------------------------------- errors
-
-
 X, Y = samples(4), probabilities(4)
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: joint_cost(X, samples(4, 3)), r"x and x2 must have equally many features \(d\)"),
-        (lambda: joint_cost(X, X, Y), "y and y2 must both be given, or neither"),
-        (lambda: joint_cost(X, X, Y[:3], Y), "must have a row of class probabilities for each sample"),
-        (
-            lambda: joint_cost(X, X, Y, Y, -1.0),
-            r"label_cost \(beta\) must be at least 0 and finite, or 'adaptive', got -1",
-        ),
-        (lambda: joint_cost(X, X, Y, Y, "fixed"), "got 'fixed'"),  # type: ignore[arg-type]
-        (lambda: transport_plan(torch.tensor([[math.nan]])), "cost must be a matrix of finite numbers"),
-        (lambda: transport_plan(joint_cost(X, X), 0.0), "entropy must be positive and finite, or None"),
-        (lambda: transport_plan(joint_cost(X, X), weights=torch.ones(3) / 3), "weights must be 4 positive numbers"),
-        (lambda: transport_plan(joint_cost(X, X), weights=torch.ones(4)), "with sum 1, got .* with sum 4"),
-        (lambda: joint_ot_loss(X, X, weights=torch.tensor([0.5, 0.5, 0.0, 0.0])), "weights must be 4 positive numbers"),
-        (lambda: balanced_weights(-Y), r"y must be class probabilities of shape \(n, C\)"),
-        (lambda: balanced_weights(Y[:0]), r"with n at least 1, got shape \(0, 3\)"),
-        (lambda: nearest_class_mean(X, X, Y[:2]), "a row of class probabilities for each sample"),
-        (lambda: wasserstein_barycenter([], None, torch.ones(0)), "at least one distribution, got none"),
-        (
-            lambda: wasserstein_barycenter([X], [5 * torch.ones(len(X), 2)], torch.ones(1)),
-            r"labels must be probabilities, .* got a least one of 5 and sums from 10 to 10",
-        ),
-        (lambda: wasserstein_barycenter([X], [Y, Y], torch.ones(1)), "labels must be given for each of 1 supports"),
-        (lambda: wasserstein_barycenter([X], [Y[:2]], torch.ones(1)), "a row of class probabilities for each sample"),
-        (lambda: wasserstein_barycenter([X, X], None, torch.ones(1)), "one number for each of 2 supports"),
-        (lambda: wasserstein_barycenter([X, X], None, torch.ones(2)), "with sum 1, got .* project_simplex"),
-        (lambda: wasserstein_barycenter([X, X], None, torch.tensor([1.5, -0.5])), "at least 0 with sum 1"),
-        (lambda: wasserstein_barycenter([X], None, torch.ones(1), 0), "num_points must be at least 1, got 0"),
-        (
-            lambda: wasserstein_barycenter([X], None, torch.ones(1), num_iterations=0),
-            "num_iterations must be at least 1",
-        ),
-        (lambda: wasserstein_barycenter([X], None, torch.ones(1), 3, init=(X, None)), "init must have num_points=3"),
-        (lambda: wasserstein_barycenter([X], [Y], torch.ones(1), init=(X, None)), "must both be given, or neither"),
-        (lambda: project_simplex(torch.tensor([math.inf])), "finite entries"),
-        (lambda: project_simplex(torch.ones(3, 0)), "a last dimension of at least 1"),
-    ],
-)
-def test_bad_input_is_named(call: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        call()

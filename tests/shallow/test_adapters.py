@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import partial
 
 import numpy as np
@@ -12,6 +11,7 @@ from sklearn.decomposition import PCA
 
 from fedlit.functional import geodesic_flow_kernel, jda, laplace_kernel
 from fedlit.shallow import CORAL, GFK, JDA
+from refused import refused
 
 
 def two_domains(size: int = 60) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -46,7 +46,7 @@ def test_coral_takes_samples_without_a_domain_for_the_targets():
     np.testing.assert_allclose(again, fitted.fit_transform(samples, sample_domain=domain))
     alone = fitted.transform(samples[domain > 0], sample_domain=domain[domain > 0])
     np.testing.assert_allclose(alone, again[domain > 0])
-    with pytest.raises(ValueError, match="got 1 zeros"):
+    with refused("sample_domain"):
         fitted.transform(samples[:1], sample_domain=[0])
 
 
@@ -55,35 +55,6 @@ def test_coral_of_equal_domains_changes_nothing():
     domain = np.repeat([1, -1], 20)
     twice = np.vstack([samples, samples])
     np.testing.assert_allclose(CORAL().fit_transform(twice, sample_domain=domain), twice)
-
-
-@pytest.mark.parametrize(
-    ("estimator", "domain", "message"),
-    [
-        (CORAL(reg=-1.0), None, "reg (r) must be at least 0 and finite, or 'auto', got -1.0"),
-        (CORAL(reg="scott"), None, "reg (r) must be at least 0 and finite, or 'auto', got 'scott'"),
-        (CORAL(), [1] + 59 * [-1], "at least 2 source (positive) samples for a covariance, got 1"),
-        (CORAL(), [-1] + 59 * [1], "at least 2 target (negative) samples for a covariance, got 1"),
-        (CORAL(reg=0.0), [1, 1, 1] + 57 * [-1], "source_covariance has no inverse with reg (r) = 0.0"),
-        (GFK(0), None, "n_components (d) must be between 1 and 3, or 'auto', got 0"),
-        (GFK(4), None, "n_components (d) must be between 1 and 3, or 'auto', got 4: at most half the 6 features"),
-        (GFK("best"), None, "n_components (d) must be between 1 and 3, or 'auto', got 'best'"),
-        (GFK(2), [1, 1] + 58 * [-1], "n_components (d) must be between 1 and 1, or 'auto', got 2"),
-        (GFK(1), [1] + 59 * [-1], "source and target samples that vary in 0 and 6 directions"),
-        (JDA(7), None, "n_components (m) must be between 1 and 6, the lesser of the number of features (p) and"),
-        (JDA(60, kernel="gaussian"), None, "n_components (m) must be between 1 and 59, the number of samples less 1"),
-        (JDA(2, gamma=0.0), None, "gamma must be positive and finite, got 0.0"),
-        (JDA(2, kernel="linear"), None, "kernel must be one of ['gaussian', 'laplace', 'cauchy'], got 'linear'"),
-        (JDA(2, kernel="gaussian", bandwidth=-1.0), None, "bandwidth (sigma) must be positive and finite, got -1.0"),
-        (JDA(2, scaling="none"), None, "scaling must be one of ['constraint', 'unit'], got 'none'"),
-        (JDA(2, labelling="vote"), None, "labelling must be one of ['neighbour', 'class_mean'], got 'vote'"),
-        (JDA(2, max_iter=0), None, "max_iter must be at least 1, got 0: one iteration alone is TCA"),
-    ],
-)  # fmt: skip
-def test_bad_parameters_are_refused_in_fit(estimator, domain, message):
-    samples, labels, given = two_domains()
-    with pytest.raises(ValueError, match=re.escape(message)):
-        estimator.fit(samples, labels, sample_domain=given if domain is None else np.array(domain))
 
 
 def test_gfk_is_the_kernel_of_the_domains_principal_subspaces():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import re
 from functools import partial
 
 import numpy as np
@@ -22,6 +21,7 @@ from sklearn.utils.validation import _num_samples
 
 from fedlit.functional import laplace_kernel, r_tca, rf_tca, sample_frequencies, tca
 from fedlit.shallow import CORAL, GFK, JDA, RFTCA, RTCA, TCA
+from refused import refused
 
 ESTIMATORS = [TCA, RTCA, RFTCA]
 every_estimator = pytest.mark.parametrize("estimator", ESTIMATORS)
@@ -65,7 +65,7 @@ def test_constrained_components_solve_the_papers_problem_with_the_default_scales
         gram = features @ features.T
     penalised = gram @ gram if estimator is TCA else gram
     draws = np.random.default_rng(0)
-    by_chance = [(shuffled := draws.permutation(ell)) @ penalised @ shuffled for _ in range(20000)]
+    by_chance = [(shuffled := draws.permutation(ell)) @ penalised @ shuffled for _ in range(5000)]
     gamma = fitted.gamma_
     reached = gram @ ell
     if estimator is TCA:
@@ -82,7 +82,7 @@ def test_constrained_components_solve_the_papers_problem_with_the_default_scales
     # scipy normalises w^T right w to 1, the constraint is w^T K H K w = 1, and their ratio is the eigenvalue
     expected = expected / np.sqrt(values[::-1][:3])
     assert fitted.bandwidth_ == pytest.approx(sigma)
-    assert gamma == pytest.approx(np.mean(by_chance), abs=4 * np.std(by_chance) / np.sqrt(20000))
+    assert gamma == pytest.approx(np.mean(by_chance), abs=4 * np.std(by_chance) / np.sqrt(5000))
     np.testing.assert_allclose(fitted.eigenvalues_, values[::-1][:3], rtol=1e-6)
     found = fitted.transform(samples)
     np.testing.assert_allclose(up_to_signs(found), up_to_signs(expected), atol=1e-6)
@@ -112,13 +112,6 @@ def test_given_parameters_reach_the_function_that_computes(function):
     np.testing.assert_allclose(estimator.eigenvalues_, expected.eigenvalues)
 
 
-@every_estimator
-def test_columns_of_the_aligner_have_unit_length_by_default(estimator):
-    samples, _, domain = two_domains()
-    aligner = estimator(5).fit(samples, sample_domain=domain).aligner_
-    np.testing.assert_allclose(np.linalg.norm(aligner, axis=0), 1)
-
-
 @pytest.mark.parametrize("estimator", [RTCA, RFTCA])
 def test_adaptation_lets_a_source_classifier_work_on_the_target(estimator):
     """Classes lie along (1, 1) and the domains' shift along (6, -1): the nearest source class misleads."""
@@ -137,17 +130,6 @@ def test_adaptation_lets_a_source_classifier_work_on_the_target(estimator):
 
 
 @every_estimator
-def test_smaller_gamma_brings_the_means_closer(estimator):
-    samples, _, domain = two_domains()
-    gaps = []
-    for gamma in (1e-8, None, 1e4):
-        fitted = estimator(3, gamma=gamma, scaling="constraint").fit(samples, sample_domain=domain)
-        gaps.append(np.linalg.norm(contrast(domain) @ fitted.transform(samples)))
-    assert gaps[0] < gaps[1] < gaps[2]
-    assert gaps[0] < gaps[2] / 10
-
-
-@every_estimator
 def test_the_default_median_is_over_manhattan_distances_for_the_laplace_kernel(estimator):
     samples, _, domain = two_domains()
     fitted = estimator(2, kernel="laplace").fit(samples, sample_domain=domain)
@@ -162,25 +144,6 @@ def test_the_median_of_many_samples_is_found_from_a_part_of_them():
     assert fitted.bandwidth_ == again.bandwidth_
     assert fitted.bandwidth_ == pytest.approx(np.median(pdist(samples)), rel=0.05)
     assert fitted.bandwidth_ != np.median(pdist(samples))
-
-
-@every_estimator
-def test_domains_of_equal_means_are_no_error(estimator):
-    samples = np.random.default_rng(0).normal(size=(10, 3))
-    domain = np.repeat([1, -1], 10)
-    twice = np.vstack([samples, samples])
-    components = estimator(2).fit_transform(twice, sample_domain=domain)
-    np.testing.assert_allclose(components[:10], components[10:], atol=1e-6)
-    assert np.isfinite(components).all()
-
-
-def test_seeds_decide_the_frequencies():
-    samples, _, domain = two_domains()
-    first, same, other = (
-        RFTCA(3, random_state=seed).fit(samples, sample_domain=domain).frequencies_ for seed in (1, np.int64(1), 2)
-    )
-    np.testing.assert_array_equal(first, same)
-    assert not np.allclose(first, other)
 
 
 def test_more_frequencies_bring_rftca_to_rtca():
@@ -244,13 +207,6 @@ def test_pandas_frames_in_and_out(built):
 
 
 @every_built
-def test_components_have_names(built):
-    samples, labels, domain = two_domains()
-    names = clone(built).fit(samples, labels, sample_domain=domain).get_feature_names_out()
-    assert list(names) == (["x0", "x1", "x2", "x3"] if isinstance(built, CORAL) else names_of(built))
-
-
-@every_built
 def test_a_fitted_estimator_survives_pickling_and_its_clone_is_not_fitted(built):
     samples, labels, domain = two_domains()
     fitted = clone(built).fit(samples, labels, sample_domain=domain)
@@ -260,17 +216,6 @@ def test_a_fitted_estimator_survives_pickling_and_its_clone_is_not_fitted(built)
     assert copy.get_params() == built.get_params()
     with pytest.raises(sklearn.exceptions.NotFittedError):
         copy.transform(samples)
-
-
-@every_built
-def test_it_works_in_a_pipeline_with_prefixed_fit_parameters(built):
-    samples, labels, domain = two_domains()
-    pipeline = make_pipeline(StandardScaler(), clone(built))
-    step = f"{type(built).__name__.lower()}__sample_domain"
-    components = pipeline.fit_transform(samples, labels, **{step: domain})
-    scaled = StandardScaler().fit_transform(samples)
-    expected = clone(built).fit_transform(scaled, labels, sample_domain=domain)
-    np.testing.assert_allclose(components, expected, atol=1e-9)
 
 
 @every_built
@@ -289,13 +234,12 @@ def test_it_works_in_a_pipeline_with_metadata_routing(built):
 
 
 GRIDS = {
-    **{name: {"gamma": [0.1, 10.0], "n_components": [1, 2]} for name in ("TCA", "RTCA", "RFTCA", "JDA")},
+    **{name: {"gamma": [0.1, 10.0], "n_components": [1, 2]} for name in ("RTCA", "JDA")},
     "CORAL": {"reg": [0.1, "auto"], "center": [False, True]},
-    "GFK": {"n_components": [1, 2]},
 }
 
 
-@every_built
+@pytest.mark.parametrize("built", [RTCA(3), CORAL(), JDA(3, labelling="class_mean")])
 def test_a_grid_search_cuts_the_domains_with_the_samples(built):
     samples, labels, domain = two_domains()
     pipeline = make_pipeline(clone(built), KNeighborsClassifier())
@@ -319,44 +263,26 @@ class Alternating:
         return super().fit(X, y, sample_domain=given)
 
 
-class AlternatingTCA(Alternating, TCA):
-    pass
+class AlternatingCORAL(Alternating, CORAL):
+    """CORAL depends on a sample's domain: the checks' samples are then the target's in all calls."""
+
+    def fit_transform(self, X, y=None, sample_domain=None):
+        return self.fit(X, y, sample_domain).transform(X)
 
 
-class AlternatingRTCA(Alternating, RTCA):
-    pass
+# one component, as the smallest data of the checks have few samples; pickling looks for the classes in the module
+CLASSES = {f"Alternating{each.__name__}": each for each in (TCA, RTCA, JDA, GFK)}
+globals().update({name: type(name, (Alternating, each), {}) for name, each in CLASSES.items()})
+ALTERNATING = [globals()[name](1) for name in CLASSES]
 
 
 class AlternatingRFTCA(Alternating, RFTCA):
     pass
 
 
-class AlternatingJDA(Alternating, JDA):
-    pass
-
-
-class AlternatingGFK(Alternating, GFK):
-    pass
-
-
-class AlternatingCORAL(Alternating, CORAL):
-    """What it does depends on a sample's domain: the checks' samples are then the target's in all calls."""
-
-    def fit_transform(self, X, y=None, sample_domain=None):
-        return self.fit(X, y, sample_domain).transform(X)
-
-
 @pytest.mark.parametrize(
     "estimator",
-    # one component, as the smallest data of the checks have few samples
-    [
-        AlternatingTCA(1),
-        AlternatingRTCA(1),
-        AlternatingRFTCA(1, n_frequencies=20),
-        AlternatingCORAL(),
-        AlternatingJDA(1),
-        AlternatingGFK(1),
-    ],
+    [*ALTERNATING, AlternatingRFTCA(1, n_frequencies=20), AlternatingCORAL()],
     ids=lambda estimator: type(estimator).__name__,
 )
 def test_scikit_learns_own_checks_pass(estimator):
@@ -366,62 +292,75 @@ def test_scikit_learns_own_checks_pass(estimator):
     assert sum(result["status"] == "passed" for result in results) > 30
 
 
-@every_estimator
-@pytest.mark.parametrize(
-    ("parameters", "message"),
-    [
-        ({"n_components": 0}, "n_components (m) must be between 1 and 49, the number of samples less 1, got 0"),
-        ({"n_components": 50}, "n_components (m) must be between 1 and 49, the number of samples less 1, got 50"),
-        ({"gamma": 0.0}, "gamma must be positive and finite, got 0.0"),
-        ({"gamma": float("nan")}, "gamma must be positive and finite, got nan"),
-        ({"bandwidth": -1.0}, "bandwidth (sigma) must be positive and finite, got -1.0"),
-        ({"kernel": "linear"}, "kernel must be one of ['gaussian', 'laplace', 'cauchy'], got 'linear'"),
-        ({"scaling": "none"}, "scaling must be one of ['constraint', 'unit'], got 'none'"),
-    ],
-)
-def test_bad_parameters_are_refused_in_fit_and_not_before(estimator, parameters, message):
-    samples, _, domain = two_domains()
-    built = estimator(**{"n_components": 2, **parameters})
-    with pytest.raises(ValueError, match=re.escape(message)):
-        built.fit(samples, sample_domain=domain)
+NAN = float("nan")
+BAD_PARAMETERS = [
+    *(
+        (argument, estimator(**{"n_components": 2, argument: value}))
+        for estimator in ESTIMATORS
+        for argument, value in (
+            ("n_components", 0),
+            ("n_components", 50),
+            ("gamma", 0.0),
+            ("gamma", NAN),
+            ("bandwidth", -1.0),
+            ("kernel", "linear"),
+            ("scaling", "none"),
+        )
+    ),
+    ("n_frequencies", RFTCA(2, n_frequencies=0)),
+    ("n_components", RFTCA(5, n_frequencies=2)),
+    ("random_state", RFTCA(2, random_state=None)),
+    ("reg", CORAL(reg=-1.0)),
+    ("reg", CORAL(reg="scott")),
+    ("n_components", GFK(0)),
+    ("n_components", GFK(3)),
+    ("n_components", GFK("best")),
+    ("n_components", JDA(5)),
+    ("n_components", JDA(50, kernel="gaussian")),
+    ("gamma", JDA(2, gamma=0.0)),
+    ("kernel", JDA(2, kernel="linear")),
+    ("bandwidth", JDA(2, kernel="gaussian", bandwidth=-1.0)),
+    ("scaling", JDA(2, scaling="none")),
+    ("labelling", JDA(2, labelling="vote")),
+    ("max_iter", JDA(2, max_iter=0)),
+]
 
 
-@pytest.mark.parametrize(
-    ("parameters", "error", "message"),
-    [
-        ({"n_frequencies": 0}, ValueError, "n_frequencies (N) must be at least 1, got 0"),
-        (
-            {"n_frequencies": 2, "n_components": 5},
-            ValueError,
-            "n_components (m) must be at most twice n_frequencies (2N = 4), got 5",
-        ),
-        ({"random_state": None}, TypeError, "random_state must be an integer, so that fits can be repeated, got None"),
-    ],
-)
-def test_bad_parameters_of_random_features_are_refused(parameters, error, message):
-    samples, _, domain = two_domains()
-    with pytest.raises(error, match=re.escape(message)):
-        RFTCA(**{"n_components": 2, **parameters}).fit(samples, sample_domain=domain)
+@pytest.mark.parametrize(("argument", "built"), BAD_PARAMETERS)
+def test_bad_parameters_are_refused_in_fit_and_not_before(argument, built):
+    samples, labels, domain = two_domains()
+    with refused(argument, TypeError if argument == "random_state" else ValueError):
+        built.fit(samples, labels, sample_domain=domain)
 
 
 @every_built
+def test_bad_domains_are_refused(built):
+    samples, labels, _ = two_domains()
+    ones, flags = np.ones(50, dtype=int), np.repeat([True, False], 25)
+    for domain in (None, np.repeat([1, 0, -1], [30, 5, 15]), ones, -ones):
+        with refused("sample_domain"):
+            clone(built).fit(samples, labels, sample_domain=domain)
+    for domain in (np.where(flags, 0.5, -0.5), flags, ones[:, None]):
+        with refused("sample_domain", TypeError):
+            clone(built).fit(samples, labels, sample_domain=domain)
+    with pytest.raises(ValueError, match="inconsistent numbers of samples"):
+        clone(built).fit(samples, labels, sample_domain=np.repeat([1, -1], 10))
+
+
 @pytest.mark.parametrize(
-    ("domain", "error", "message"),
+    ("argument", "built", "num_source"),
     [
-        (None, ValueError, "sample_domain is required"),
-        (np.repeat([1, 0, -1], [30, 5, 15]), ValueError, "negative for target, got 5 zeros"),
-        (np.ones(50, dtype=int), ValueError, "must have samples of both domains, got only source (positive) ones"),
-        (-np.ones(50, dtype=int), ValueError, "must have samples of both domains, got only target (negative) ones"),
-        (np.repeat([1, -1], 10), ValueError, "inconsistent numbers of samples"),
-        (np.repeat([0.5, -0.5], 25), TypeError, "must be a vector of integers"),
-        (np.repeat([True, False], 25), TypeError, "must be a vector of integers"),
-        (np.ones((50, 1), dtype=int), TypeError, "got shape (50, 1)"),
+        ("sample_domain", CORAL(), 1),
+        ("sample_domain", CORAL(), 49),
+        ("source_covariance", CORAL(reg=0.0), 3),
+        ("n_components", GFK(2), 2),
+        ("n_features", GFK(1), 1),
     ],
 )
-def test_bad_domains_are_refused(built, domain, error, message):
+def test_domains_of_too_few_samples_are_refused(argument, built, num_source):
     samples, labels, _ = two_domains()
-    with pytest.raises(error, match=re.escape(message)):
-        clone(built).fit(samples, labels, sample_domain=domain)
+    with refused(argument):
+        built.fit(samples, labels, sample_domain=np.repeat([1, -1], [num_source, 50 - num_source]))
 
 
 @every_estimator
@@ -430,7 +369,7 @@ def test_components_beyond_the_rank_are_refused(estimator):
     samples = np.tile(np.random.default_rng(0).normal(size=(5, 3)), (10, 1))
     domain = np.repeat([1, -1], 25)
     assert estimator(4).fit(samples, sample_domain=domain).aligner_.shape[1] == 4
-    with pytest.raises(ValueError, match=r"num_components \(m\) is 5, but .* rank 4"):
+    with refused("num_components"):
         estimator(5).fit(samples, sample_domain=domain)
 
 
@@ -438,6 +377,6 @@ def test_components_beyond_the_rank_are_refused(estimator):
 def test_samples_that_mostly_coincide_need_a_bandwidth(estimator):
     samples, domain = np.zeros((50, 2)), np.repeat([1, -1], 25)
     samples[:3] = np.eye(3, 2) + 1
-    with pytest.raises(ValueError, match=r"bandwidth \(sigma\) cannot be the median distance"):
+    with refused("bandwidth"):
         estimator(1).fit(samples, sample_domain=domain)
     assert estimator(1, bandwidth=1.0).fit(samples, sample_domain=domain).bandwidth_ == 1.0
